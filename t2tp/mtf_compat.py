@@ -4,8 +4,8 @@
     import mesh_tensorflow as mtf
     from mesh_tensorflow import transformer
 
-From then on `mesh_tensorflow` and its `layers`, `ops`, `optimize` and `beam_search` are those of
-`t2tp.mtf`. Its other packages, such as `transformer`, `auto_mtf` and `bert`, are the installed
+From then on `mesh_tensorflow` and its `layers`, `ops`, `optimize` and `beam_search` are `t2tp.mtf`
+and its modules. Its other packages, such as `transformer`, `auto_mtf` and `bert`, are the installed
 ones, loaded unchanged on t2tp's operations; names that they need and TensorFlow has removed are
 provided while they are imported. `t2tp.Program` runs a graph: see docs/porting.md.
 """
@@ -128,7 +128,7 @@ def _install() -> None:
         vars(package)[implementation] = module
         replacements[module.__name__] = module
     for name in [name for name in sys.modules if name.partition(".")[0] == _PACKAGE]:
-        del sys.modules[name]  # what was loaded on mesh-tensorflow's own operations
+        del sys.modules[name]  # modules loaded on mesh-tensorflow's own operations
     sys.modules.update(replacements)
     sys.meta_path.insert(0, _Finder())
 

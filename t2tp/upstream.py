@@ -40,7 +40,7 @@ class _LostModule(types.ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"TensorFlow no longer has {self.__name__}, of which {name} is asked for. In t2tp, a"
+            f"TensorFlow no longer has {self.__name__} with its {name}. In t2tp, a"
             " model_fn becomes the step of a t2tp.Program: see docs/porting.md."
         )
 

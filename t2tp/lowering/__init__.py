@@ -8,6 +8,6 @@ program, traced once, serves all processors, and does not grow with their number
 Each tensor of the graph becomes the processor's slice. Where an operation sums over a split
 dimension, the processor only has a *partial sum*: the all-reduce is deferred (`deferred_sums`)
 until an operation needs the value, because by then several sums may have become one, or a slice of
-the sum may be enough. `operation` explains how an operation is lowered and what it declares;
+the sum may be enough. `operation` explains how an operation is lowered and its hooks;
 `lowering` has the rules for mesh-tensorflow's operations that are lowered differently than there.
 """

@@ -1,4 +1,4 @@
-"""What the lowering of an operation may ask of the lowering of its graph.
+"""The interface between an operation's lowering and its graph's.
 
 `Operation.lower(lowering)` gets a `Lowering`. It reads the slices of its inputs and sets the slice
 of each output:
@@ -39,8 +39,8 @@ class Relayout(NamedTuple):
     Attributes:
       x: the slice.
       name: the operation that asks for the conversion.
-      old_shape: the global shape of which `x` is a slice.
-      new_shape: the global shape of which a slice is wanted.
+      old_shape: global shape of the tensor that `x` is a slice of.
+      new_shape: global shape of the tensor whose slice is computed.
     """
 
     x: tf.Tensor
@@ -141,13 +141,13 @@ class Lowering(Protocol):
         """Returns a function of slices that XLA compiles where that pays."""
 
     def isolated(self) -> AbstractContextManager[None]:
-        """Forgets, at its end, what was lowered inside: a branch of a condition."""
+        """Forgets at its end the tensors that were lowered inside, in a branch of a condition."""
 
     def inside_loop(self, iteration: tf.Tensor) -> AbstractContextManager[None]:
-        """Marks what is lowered inside as a loop's body."""
+        """Lowers a loop's body inside the context."""
 
     def inside_microbatch(self, microbatch: Microbatch) -> AbstractContextManager[None]:
-        """Marks what is lowered inside as a microbatch's computation."""
+        """Lowers a microbatch's computation inside the context."""
 
     def lower_operations(
         self,

@@ -1,9 +1,16 @@
 """Deferred all-reduces: partial sums are reduced on first use, small ones in one collective.
 
-A matmul whose summed dimension is split leaves each processor with a partial sum of the result. Two
-such results that are added first are reduced once. And when one sum is needed, small ones over the
-same axes that will be needed too (the gradients of all norms, say) are reduced in the same
-collective, because the cost of a small collective is its latency, not its bytes.
+A matmul whose summed dimension is split leaves each processor with a partial sum of the result. On
+`model:2` with `d_ff:model`,
+
+    y [batch=8, d_model=6] = einsum(h [batch=8, d_ff=12/model], w_out [d_ff=12/model, d_model=6])
+    processor 0 has the sum over d_ff 0-5, processor 1 the sum over d_ff 6-11
+
+The all-reduce waits until an operation needs the value of `y`. Three things may happen first. If
+`y` is added to another partial sum over `model`, one all-reduce serves both. If a reshape splits it
+over `model`, the all-reduce becomes a reduce-scatter. And when some sum is needed, small sums over
+the same axes that will be needed too (the gradients of all norms, say) join its collective, because
+the cost of a small collective is its latency, not its bytes.
 """
 
 from __future__ import annotations
@@ -17,10 +24,10 @@ from t2tp.lowering.linear_operations import Users, can_defer_past
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
 from t2tp.lowering.operation import hooks
 
-# Bytes. Coalescing a larger tensor gains nothing: copying it costs as much as a second collective.
+# Bytes. Coalescing a larger tensor gains nothing: the copy costs the time of a second collective.
 SMALL = 1 << 20
 _LARGEST_TOGETHER = 1 << 24
-# So many small sums that will be needed are reduced at once, while what comes later is computed.
+# Bytes of small sums that fill a collective, which then runs while later tensors are computed.
 BUCKET = 1 << 22
 
 
@@ -83,7 +90,7 @@ class Reductions:
 
         Args:
           lazy: the partial sum, and the axes to sum over.
-          name: of the tensor that is the sum.
+          name: name of the summed tensor.
           is_needed: whether some operation needs the value; only then it may be reduced early,
             together with others.
         """
@@ -94,13 +101,13 @@ class Reductions:
             if sum(each.num_bytes for each in self._coalesced(deferred)) >= BUCKET:
                 self.reduce(deferred)
         elif is_needed:
-            # Nothing is added to it any more, and nothing else fits into its collective, which
-            # begins while what comes later is computed: other gradients, say.
+            # Nothing more is added to it, and nothing else fits into its collective. Started now,
+            # the collective overlaps with the computation of later tensors.
             self.reduce(deferred)
         return deferred
 
     def reduce(self, required: DeferredSum) -> None:
-        """Reduces a sum, together with those that fit into the same collective."""
+        """Reduces a sum, and the sums that fit into the same collective."""
         together = self._coalesced(required)
         self._deferred = [s for s in self._deferred if s not in together]
         names = [s.name for s in together]

@@ -1,14 +1,17 @@
-"""When weights are gathered, and which of them together.
+"""Schedules the all-gathers of ZeRO-sharded weights.
 
-In stage 3 the weights of a layer are gathered a bounded number of layers ahead of the computation.
-A gather stands in the program where its weight is used. Here it is moved to where the layer
-`prefetch` before begins, and then waits for what is computed last before it. TensorFlow runs a
-processor's collectives in the order of the program, so that the gather also comes before the
-reduce-scatters of the layers in between. In stages 1 and 2 all weights are gathered once, at the
-beginning of the step.
+At stage 3 the weights of a layer are all-gathered for that layer alone. Issued where the weights
+are used, the all-gather would stall the layer, so it is issued `prefetch` layers earlier:
 
-Weights that are gathered at the same place are lowered at the same time, so that small ones share a
-collective.
+    prefetch=0    gather0  layer0  gather1  layer1  gather2  layer2
+    prefetch=1    gather0  gather1  layer0  gather2  layer1  layer2
+
+TensorFlow runs the collectives of a device in trace order. So an early all-gather also runs before
+the reduce-scatters of the layers in between.
+
+At stages 1 and 2 all weights are gathered once, at the start of the step.
+
+Gathers issued at the same point are lowered together, so that small weights share one collective.
 """
 
 from __future__ import annotations
@@ -26,62 +29,63 @@ from t2tp.lowering.reshape import relayout_all
 from t2tp.lowering.scatters import DeferredScatter
 from t2tp.mesh.zero import Storage
 
-# A layer is a variable scope whose name ends with a number, or else the outermost scope.
+# A layer is a variable scope that ends in a number ("decoder/layer_3"), or else the outermost one.
 _LAYER = re.compile(r"^(?:[^/]*/)*?[^/]*\d+(?=/)|^[^/]*")
 
 
-def in_groups(
+def lowering_order(
     operations: Sequence[upstream.Operation], storage: Storage
 ) -> list[list[upstream.Operation]]:
-    """Returns the operations in the order to lower them, those to be lowered at once in one group.
-
-    A group of several consists of gathers of weights.
+    """Orders operations for lowering and groups weight gathers that can share a collective.
 
     Args:
-      operations: in the order of the program.
-      storage: how variables are sharded at rest.
+      operations: the program's operations, in program order.
+      storage: the ZeRO configuration.
+
+    Returns:
+      Groups in lowering order. A group with several operations holds only weight gathers.
     """
     if storage.stage == 3:
-        return _gathered_ahead(operations, storage.prefetch)
+        return _prefetch_gathers(operations, storage.prefetch)
     gathers = [op for op in operations if hooks(op).gathered_variable is not None]
     if not gathers:
         return [[op] for op in operations]
-    inside = set(gathers)
-    return [
-        gathers if op is gathers[0] else [op]
-        for op in operations
-        if op is gathers[0] or op not in inside
-    ]
+    later = set(gathers[1:])
+    return [gathers if op is gathers[0] else [op] for op in operations if op not in later]
 
 
-def _gathered_ahead(
+def _prefetch_gathers(
     operations: Sequence[upstream.Operation], prefetch: int
 ) -> list[list[upstream.Operation]]:
-    """Moves gathers of weights ahead of the layers that use them."""
-    begins: list[int] = []  # Where the first gather of each layer stands.
-    # By where they are moved: the variables, and the gathers of each layer.
-    variables: dict[int, list[upstream.Operation]] = defaultdict(list)
-    gathers: dict[int, dict[int, list[upstream.Operation]]] = defaultdict(lambda: defaultdict(list))
-    name, seen = "", set[str]()
-    for number, op in enumerate(operations):
+    """Moves each weight gather to the start of the layer `prefetch` layers before its use."""
+    layer_starts: list[int] = []  # Index of the first gather of each layer.
+    # Keyed by the index of the operation that they move in front of.
+    moved_variables: dict[int, list[upstream.Operation]] = defaultdict(list)
+    moved_gathers: dict[int, dict[int, list[upstream.Operation]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    current_layer, layer_variables = "", set[str]()
+    for index, op in enumerate(operations):
         variable = hooks(op).gathered_variable
         if variable is None:
             continue
         layer = _LAYER.match(variable)[0]  # type: ignore[index]
-        if not begins or layer != name or variable in seen:
-            begins.append(number)
-            name, seen = layer, set()
-        seen.add(variable)
-        place = begins[max(len(begins) - 1 - prefetch, 0)]
-        # What it gathers may be created where it is used.
-        variables[place].append(op.inputs[0].operation)
-        gathers[place][len(begins)].append(op)
-    inside, done = set(operations), set[upstream.Operation]()
+        # The same variable again means a new pass over the layers: the backward pass gathers a
+        # weight once more, and so does recomputation.
+        if not layer_starts or layer != current_layer or variable in layer_variables:
+            layer_starts.append(index)
+            current_layer, layer_variables = layer, set()
+        layer_variables.add(variable)
+        target = layer_starts[max(len(layer_starts) - 1 - prefetch, 0)]
+        # The variable must exist before its gather, so it moves too.
+        moved_variables[target].append(op.inputs[0].operation)
+        moved_gathers[target][len(layer_starts)].append(op)
+    known, done = set(operations), set[upstream.Operation]()
     groups: list[list[upstream.Operation]] = []
-    for number, op in enumerate(operations):
-        created = [[variable] for variable in variables[number] if variable in inside]
-        for group in (*created, *gathers[number].values(), [op]):
-            # An operation is not in two groups of several.
+    for index, op in enumerate(operations):
+        variables = [[variable] for variable in moved_variables[index] if variable in known]
+        for group in (*variables, *moved_gathers[index].values(), [op]):
+            # Two groups share operations only if one of them is a single operation that has moved.
             if group[0] not in done:
                 groups.append(group)
                 done.update(group)
@@ -89,42 +93,46 @@ def _gathered_ahead(
 
 
 def lower_gathers(operations: Sequence[upstream.Operation], lowering: Lowering) -> None:
-    """Lowers gathers of weights at once."""
-    wanted = [hooks(op).to_gather(lowering) for op in operations]
+    """Lowers weight gathers together."""
+    relayouts = [hooks(op).to_gather(lowering) for op in operations]
     mesh_impl = lowering.mesh_impl(operations[0])
-    for op, whole in zip(operations, relayout_all(mesh_impl, wanted), strict=True):
-        lowering.set_slice(op.outputs[0], whole)
+    for op, weight in zip(operations, relayout_all(mesh_impl, relayouts), strict=True):
+        lowering.set_slice(op.outputs[0], weight)
 
 
-class Latest:
-    """What was computed last, from the features of a program, in the order of its lowering."""
+class LatestActivation:
+    """The most recently lowered activation, a control dependency of prefetched gathers.
+
+    Without it nothing would order a gather after the layers before it: TensorFlow could gather the
+    weights of all layers at once, which is the memory that stage 3 saves.
+    """
 
     def __init__(self) -> None:
-        """Begins before all operations."""
+        """Starts without an activation."""
         self._latest: tf.Tensor | None = None
-        self._computed: set[upstream.Tensor] = set()
+        self._activations: set[upstream.Tensor] = set()
 
-    def note(self, op: upstream.Operation, lowering: Lowering) -> None:
-        """Notes that an operation was lowered: whether its results depend on the features."""
+    def update(self, op: upstream.Operation, lowering: Lowering) -> None:
+        """Records the outputs of a lowered operation if they depend on the features."""
         is_feature = isinstance(op, upstream.ImportLaidOutTensorOperation)
-        if not is_feature and not any(self._is_computed(x) for x in op.inputs):
+        if not is_feature and not any(self._is_activation(x) for x in op.inputs):
             return
-        self._computed.update(op.outputs)
-        # A deferred reduce-scatter is not to be executed for this.
-        known = [
+        self._activations.update(op.outputs)
+        # Reading a deferred reduce-scatter would execute it.
+        lowered = [
             x
             for x in op.outputs
             if x in lowering.tensors and not isinstance(lowering.tensors[x], DeferredScatter)
         ]
-        if known and not is_feature:
-            self._latest, _ = lowering.partial_sum(known[0])
+        if lowered and not is_feature:
+            self._latest, _ = lowering.partial_sum(lowered[0])
 
     def value(self) -> tf.Tensor | None:
-        """Returns it, or this processor's partial sum of it; None: nothing was computed here."""
-        # A tensor of a loop's body cannot be used outside of it.
+        """Returns the activation (or its local partial sum), or None if this graph has none."""
+        # A tensor from a loop body cannot be a control dependency outside the loop.
         graph = tf.compat.v1.get_default_graph()
         return self._latest if self._latest is not None and self._latest.graph is graph else None
 
-    def _is_computed(self, x: upstream.Tensor) -> bool:
-        # Inside a loop, its variables are tensors of the loop itself.
-        return x in self._computed or isinstance(x.operation, upstream.WhileLoopOperation)
+    def _is_activation(self, x: upstream.Tensor) -> bool:
+        # Loop variables are outputs of the loop itself.
+        return x in self._activations or isinstance(x.operation, upstream.WhileLoopOperation)

@@ -1,6 +1,6 @@
 """Head-tail order: the slice of a processor is an early and a late part of a split dimension.
 
-In causal attention a query attends to all that is before it. If each processor had consecutive
+In causal attention a query attends to all earlier positions. If each processor had consecutive
 queries, the one with the last ones would compute most of the scores, and the others would wait for
 it. Here each gives the second half of its slice to the processor at the other end, so that all have
 an early and a late half, which are equal work: A. Grattafiori et al., "The Llama 3 Herd of Models"
@@ -81,7 +81,7 @@ class Orders:
     def _for_operation(self, op: upstream.Operation) -> Order:
         """Returns the order in which an operation takes its inputs and gives its outputs."""
         if isinstance(op, upstream.GenericGradOperation):
-            # TensorFlow differentiates what was computed.
+            # TensorFlow differentiates the tensors of the forward pass.
             return self._of_operation.get(op._forward_op, CONSECUTIVE)
         axes = CONSECUTIVE.union(*(self.of(x) for x in _own_inputs(op)))
         return frozenset(axis for axis in axes if self._accepts(op, axis))

@@ -15,7 +15,7 @@ from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.deferred_sums import Reductions, required_values
 from t2tp.lowering.einsum import lower_einsum, lower_one_hot
-from t2tp.lowering.gather_schedule import Latest, in_groups, lower_gathers
+from t2tp.lowering.gather_schedule import LatestActivation, lower_gathers, lowering_order
 from t2tp.lowering.gradients import lower_generic_gradient, lower_pool_gradient
 from t2tp.lowering.head_tail import CONSECUTIVE, Order, Orders
 from t2tp.lowering.linear_operations import can_defer_past, lower_add, lower_linear
@@ -76,7 +76,7 @@ def has_effect(op: upstream.Operation) -> bool:
 
 
 def tensors_read(op: upstream.Operation) -> list[upstream.Tensor]:
-    """Returns the tensors that an operation reads: for a loop also those that its body reads."""
+    """Returns the tensors that an operation reads; a loop also reads what its body reads."""
     read = [*op.inputs]
     read += [x for x in (hooks(op).rng_dependency, hooks(op).predicate) if x is not None]
     if isinstance(op, upstream.PrintOperation):
@@ -100,7 +100,7 @@ def outer_tensors_read(op: upstream.Operation) -> list[upstream.Tensor]:
 def _producers(op: upstream.Operation) -> set[upstream.Operation]:
     """Returns the operations that must run before one.
 
-    They make what it reads; for an assignment they include the variable that it writes.
+    They compute the tensors that it reads. An assignment also needs the variable that it writes.
     """
     producers = {tensor.operation for tensor in tensors_read(op)}
     for inner in all_operations([op]):
@@ -115,11 +115,10 @@ class GraphLowering(upstream.Lowering):
     """The lowering of a graph's live operations with one `SpmdMeshImpl`.
 
     Attributes:
-      latest: what was computed last.
       scatters: deferred reduce-scatters.
-      orders: in which order the elements of each tensor's slice are.
-      updated_in_place: tensors of which a microbatch may be overwritten, because nothing reads its
-        old rows later.
+      orders: the order of each tensor's slice.
+      updated_in_place: tensors whose microbatch may be overwritten, because nothing reads its old
+        rows later.
     """
 
     def __init__(
@@ -144,13 +143,13 @@ class GraphLowering(upstream.Lowering):
         self.orders = Orders(self, mesh_impl)
         self.orders.want(all_operations(graph.operations))
         self._needed: set[upstream.Tensor] = set()
-        # Of the whole graph: a variable may be read in another part than that it is lowered with.
+        # From the whole graph: a loop may read a variable that was lowered outside it.
         self._read = set(needed).union(*map(tensors_read, graph.operations))
         self._users: dict[upstream.Tensor, list[upstream.Operation | None]] = defaultdict(list)
         self._users_known: set[upstream.Operation] = set()
         # By graph, too: a tensor of a loop's body cannot be used outside it.
         self._shared: dict[tuple[tf.Graph, Hashable], Any] = {}
-        self.latest = Latest()
+        self._latest = LatestActivation()
         self.updated_in_place: set[upstream.Tensor] = set()
         self.lower_operations(graph.operations, needed)
 
@@ -160,13 +159,13 @@ class GraphLowering(upstream.Lowering):
         needed: Iterable[upstream.Tensor],
         addends: Iterable[upstream.Tensor] = (),
     ) -> None:
-        """Lowers those of the operations that `needed` tensors or side effects depend on.
+        """Lowers the operations that `needed` tensors or side effects depend on.
 
         Args:
-          operations: in order.
-          needed: tensors.
-          addends: those of them of which a loop needs only this processor's partial sums: it adds
-            these up, and they are reduced once, after the loop.
+          operations: the operations, in program order.
+          needed: the tensors to compute.
+          addends: needed tensors whose local partial sums suffice inside a loop. The loop
+            accumulates them and reduces once at the end.
         """
         needed = list(needed)
         live = live_operations(operations, needed)
@@ -174,7 +173,7 @@ class GraphLowering(upstream.Lowering):
         self._needed |= required_values(live, self.users) | (set(needed) - set(addends))
         (mesh_impl,) = self.mesh_to_impl.values()
         storage = mesh_impl.layout.storage
-        for group in in_groups(live, storage):
+        for group in lowering_order(live, storage):
             op = group[0]
             zero = hooks(op).rng_dependency
             self._rng_dependency = None if zero is None else self.slice(zero)
@@ -185,7 +184,7 @@ class GraphLowering(upstream.Lowering):
                     self._lower(op)
                 if storage.stage == 3:
                     for each in group:
-                        self.latest.note(each, self)
+                        self._latest.update(each, self)
 
     def _note_users(
         self, operations: Iterable[upstream.Operation], needed: Iterable[upstream.Tensor]
@@ -215,9 +214,9 @@ class GraphLowering(upstream.Lowering):
 
     @contextlib.contextmanager
     def isolated(self) -> Iterator[None]:
-        """While this is active, what is lowered is forgotten at the end.
+        """Forgets at its end the tensors that were lowered inside.
 
-        What is lowered in one branch of a condition cannot be used in another one.
+        A branch of a condition cannot use tensors of another branch.
         """
         before, in_place = self.tensors, self.updated_in_place
         self.tensors, self.updated_in_place = dict(before), set(in_place)
@@ -229,7 +228,7 @@ class GraphLowering(upstream.Lowering):
 
     @contextlib.contextmanager
     def inside_loop(self, iteration: tf.Tensor) -> Iterator[None]:
-        """Marks what is lowered in this context as a loop's body.
+        """Lowers a loop's body inside the context.
 
         Args:
           iteration: the index of the iteration, an int64 scalar: random operations of the body
@@ -243,9 +242,9 @@ class GraphLowering(upstream.Lowering):
 
     @contextlib.contextmanager
     def inside_microbatch(self, microbatch: Microbatch) -> Iterator[None]:
-        """Marks what is lowered in this context as a microbatch's computation.
+        """Lowers a microbatch's computation inside the context.
 
-        Random operations then generate what they would for its rows in the full batch.
+        Random operations then generate the numbers of its rows in the full batch.
         """
         self._microbatch = microbatch
         try:
@@ -257,7 +256,7 @@ class GraphLowering(upstream.Lowering):
         """Returns `fn`, compiled by XLA if the program allows it and the inputs are large.
 
         Args:
-          fn: from slices to slices, without collectives; worth compiling if it makes several passes
+          fn: a function of slices without collectives. Compilation pays if it makes several passes
             over large slices.
         """
         (mesh_impl,) = self.mesh_to_impl.values()
@@ -300,9 +299,9 @@ class GraphLowering(upstream.Lowering):
         microbatches).
 
         Args:
-          name: of the operation: different operations get different numbers.
-          shape: the global shape.
-          order: of the slice.
+          name: name of the operation, which keys its numbers.
+          shape: global shape.
+          order: order of the slice.
         """
         (mesh_impl,) = self.mesh_to_impl.values()
         return mesh_impl.random_bits(
@@ -323,10 +322,10 @@ class GraphLowering(upstream.Lowering):
         is recomputed has its own, which waits with it.
 
         Args:
-          name: as for `random_bits`.
-          shape: the global shape.
-          probability: with which an element is True.
-          order: of the slice.
+          name: name of the operation, which keys its numbers.
+          shape: global shape.
+          probability: probability of True.
+          order: order of the slice.
         """
         return self.shared_random(
             ("mask", name, *shape.dims, probability, order),
@@ -348,7 +347,7 @@ class GraphLowering(upstream.Lowering):
     def element_index(self, shape: upstream.Shape) -> tf.Tensor:
         """Returns the row-major index in the global tensor, uint64, of each element of the slice.
 
-        For a microbatch's tensor it is the index in that of the full batch.
+        A microbatch's elements are numbered as in the tensor of the full batch.
         """
         (mesh_impl,) = self.mesh_to_impl.values()
         return mesh_impl.element_index(shape, self._microbatch)
@@ -377,12 +376,12 @@ class GraphLowering(upstream.Lowering):
         dims: Collection[upstream.Dimension],
         value: str = "",
     ) -> Iterator[None]:
-        """While this is active, tensors have zeros for the padding of `dims`.
+        """Masks the padding of tensors along `dims` while an operation reduces them.
 
         Args:
-          tensors: that an operation reduces along `dims`.
+          tensors: the inputs of the operation.
           dims: the reduced dimensions.
-          value: the attribute of a dtype to use instead of zero: `min` or `max`.
+          value: `min` or `max`, the attribute of the dtype to mask with. Default: zero.
         """
         (mesh_impl,) = self.mesh_to_impl.values()
         padded = [dim for dim in dims if mesh_impl.layout.is_padded(dim)]
@@ -404,8 +403,8 @@ class GraphLowering(upstream.Lowering):
         return tensor in self._needed
 
     def latest_activation(self) -> tf.Tensor | None:
-        """Returns the most recently lowered activation, or None; see `gather_schedule.Latest`."""
-        return self.latest.value()
+        """Returns the most recently lowered activation, or None if this graph has none."""
+        return self._latest.value()
 
     def is_read(self, tensor: upstream.Tensor) -> bool:
         """Whether an operation or the caller uses a tensor: a slot may only be updated."""

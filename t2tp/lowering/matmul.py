@@ -1,7 +1,7 @@
 """Lowers an einsum of slices to a matmul where possible.
 
-TensorFlow's Einsum always uses batched matmuls. Their CPU kernel takes up to four times as long as
-that of a plain matmul if there are few rows, as in decoding.
+TensorFlow's Einsum always uses batched matmuls. With few rows, as in decoding, their CPU kernel
+takes up to four times as long as the kernel of a plain matmul.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def einsum(
     """Computes `tf.einsum`, as a matmul if that only requires reshaping.
 
     Args:
-      equation: such as `abc,cd->abd`, without repeated letters in a term.
+      equation: an equation such as `abc,cd->abd`, without repeated letters in a term.
       *slices: floats, of static shapes, in a graph.
       widen: converts 16-bit floats to float32, for CPUs: there Einsum accumulates them in 16 bits,
         and MatMul does not. By default they are not converted.

@@ -91,7 +91,7 @@ class Target(NamedTuple):
     def scatters_copy(self) -> bool:
         """Whether TensorFlow's scatters copy their target.
 
-        Those of CPUs do; those of GPUs and XLA do not if nothing else needs it.
+        The kernels for CPUs do. The kernels for GPUs and XLA do not, if nothing else needs it.
         """
         return self.on_cpu and not self.compiles_step
 
@@ -131,9 +131,9 @@ class SpmdMeshImpl(upstream.MeshImpl):
           collectives: the processor's collectives.
           pnum: the processor's number, an int32 scalar.
           step: the training step, an int64 scalar: random operations differ from step to step.
-          seed: of random operations.
+          seed: seed of random operations.
           variable_slices: the processor's slice of each variable, by name.
-          target: what the program will run on.
+          target: hardware and compiler that the program will run on.
           names_by_stage: what an operation of a layer is called on each stage of a pipeline; None:
             it has one name.
         """
@@ -281,7 +281,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
     def _offsets(
         self, shape: upstream.Shape, microbatch: Microbatch | None, head_tail: Set[int]
     ) -> list[tf.Tensor]:
-        """Returns what the indices along each dimension add to an element's index."""
+        """Returns the addends of an element's index, one for each dimension."""
         sizes = shape.to_integer_list
         if microbatch is not None:
             sizes = [microbatch.whole_size(dim) for dim in shape.dims]
@@ -341,13 +341,13 @@ class SpmdMeshImpl(upstream.MeshImpl):
         """Returns 32 random bits per element (uint32), the same global tensor on every mesh.
 
         Args:
-          name: of the operation: different operations get different numbers.
+          name: name of the operation, which keys its numbers.
           shape: the global shape.
           loop_iterations: indices of the iterations of the loops around the operation, int64
             scalars, the outer loop's first.
           rng_dependency: a zero that must be computed before the bits are generated.
-          microbatch: the microbatch that `shape` belongs to, if any: the bits are then those of its
-            rows in the tensor of the full batch.
+          microbatch: the microbatch that `shape` belongs to, if any. Its rows then have the bits
+            that they have in the full batch.
           head_tail: the axes along which the slice is in head-tail order.
         """
         key = self._key(name)
@@ -379,7 +379,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
         )
 
     def _key(self, name: str) -> int | tf.Tensor:
-        """Returns the key of an operation's random bits: on each stage that of its own layer."""
+        """Returns the key of an operation's random bits; each stage uses its own layer's name."""
         names = self._names_by_stage(name)
         stages = self.layout.stage_axis
         if names is None or stages is None:

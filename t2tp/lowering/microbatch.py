@@ -51,7 +51,7 @@ class Microbatch:
         return dim.size * self.count if dim in self.per_row else dim.size
 
     def whole_index(self, dim: upstream.Dimension, index: tf.Tensor) -> tf.Tensor:
-        """Converts indices along a dimension of a microbatch's tensor to those in the full batch's.
+        """Converts indices along a dimension from a microbatch's tensor to the full batch's.
 
         Args:
           dim: the dimension, of a microbatch's tensor.

@@ -1,4 +1,4 @@
-"""Operations: their gradient, their lowering for a processor, and what they declare.
+"""Operations: their gradient, their lowering for a processor, and their hooks.
 
 A mesh-tensorflow graph consists of operations, each from named tensors to named tensors. Most
 programs need no custom ones: `mtf.slicewise` applies a TensorFlow function to each slice, and
@@ -33,7 +33,7 @@ def sum_of_squares(x, dim):
 
 * `__init__` gives the inputs and a name to `super().__init__`, and sets `_outputs`; of several
   outputs each gets its `index`: `mtf.Tensor(self, shape, dtype, index=1)`. Every tensor
-  that the operation reads is an input: the engine follows inputs to find what is used, and
+  that the operation reads is an input: the engine follows inputs to find live operations, and
   `recompute_grad` copies an operation with other inputs. The name, made unique by the graph, keys
   the operation's random numbers.
 * `gradient` builds the gradients w.r.t. the inputs from those w.r.t. the outputs: a list of tensors
@@ -59,7 +59,7 @@ from t2tp.mesh.layout import Layout, LayoutError, describe
 
 
 class Hooks:
-    """What the engine asks of an operation; the values here are the defaults.
+    """Properties and methods that the engine reads of an operation, with their defaults.
 
     Attributes:
       accepts_deferred_sums: whether `lower` passes on a deferred sum without reducing it (see
@@ -73,19 +73,19 @@ class Hooks:
       joint_shape: dimensions that must not be split over the same mesh axis though no tensor has
         all of them; None if the shapes of inputs and outputs imply it.
       gathered_variable: the name of the variable that it gathers, if it gathers one that is sharded
-        at rest. Then `to_gather` says what is to be gathered.
+        at rest. Then `to_gather` returns the slice to gather.
       ordered_dims: the dimensions along which the order of the positions matters: along others,
         permuted inputs give outputs permuted likewise. None: all. Along those where it does not
         matter, inputs and outputs may be in head-tail order: see `t2tp.lowering.head_tail`.
       accepts_padding: whether dimensions may be padded: the last slices of `vocab` and of weights
         sharded at rest, where an axis does not divide them (`t2tp.mesh.zero`). True for
-        elementwise operations, and for those that give padding no part in their sums and maxima:
-        see `lowering.masked_slice`.
+        elementwise operations, and for operations that mask padding before they reduce it (with
+        `lowering.masked_slice`).
       is_feature: whether the outputs are features, or rows of them.
       asks_for_orders: whether `lower` takes its inputs in the orders that it asks for, by
         `lowering.slice_in_order`, and says by `lowering.orders.set` in which its outputs are.
       matmul_flops: floating-point operations of its matmuls on the whole mesh, from which the
-        trainer computes the utilization of the devices. Of operations of the forward pass only.
+        trainer computes the utilization of the devices. Only the forward pass counts.
       cost_kind: the kind of work that `t2tp_plan` counts it as, one of `t2tp.planner.work.KINDS`.
         `view`: the outputs are the inputs. `free`: it takes no time.
     """
@@ -186,7 +186,7 @@ _DEFAULT_HOOKS = Hooks()
 
 
 def hooks(op: upstream.Operation) -> Hooks:
-    """Returns the hooks of an operation: its own, or for mesh-tensorflow's those of the table."""
+    """Returns the hooks of an operation: its own, or the table's for mesh-tensorflow's."""
     if isinstance(op, Hooks):
         return op
     known = (_UPSTREAM_HOOKS[base] for base in type(op).__mro__ if base in _UPSTREAM_HOOKS)

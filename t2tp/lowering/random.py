@@ -60,11 +60,11 @@ def element_index(shape: Sequence[int], along: Sequence[tf.Tensor]) -> tf.Tensor
 
 
 def offsets(shape: Sequence[int], axis: int, along: tf.Tensor) -> tf.Tensor:
-    """Returns what the indices along one dimension add to an element's row-major index.
+    """Returns the addends of an element's row-major index along one dimension.
 
     Args:
       shape: the global shape.
-      axis: of the dimension.
+      axis: index of the dimension.
       along: indices along it, an int32 vector.
 
     Returns:
@@ -95,7 +95,7 @@ def slice_bits(
     microseconds: a model has hundreds of small variables.
 
     Args:
-      key: of the tensor.
+      key: key of the tensor.
       shape: the global shape.
       begin: where the slice begins.
       size: the slice's shape.

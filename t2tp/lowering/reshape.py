@@ -6,10 +6,14 @@ where `n` is the size of the axis. Two shapes of one tensor that an axis splits 
 are split into the same slices: [8] and [4, 2], each split in two along its first dimension, have
 the same 4 elements on each processor. So a reshape is local once each axis splits the old shape at
 the factor where it is to split the new one, or splits nothing; an axis that then splits nothing
-slices the result, which is local, too. Of the axes of a dimension that is split over several, the
-second splits at a factor within the parts that the first has made.
+slices the result, which is local, too. If several axes split a dimension, the second splits at a
+factor within the parts that the first has made.
 
-Where an axis does not divide its dimension, the factors are those of the padded tensor: [5] split
+For example, `data:2;model:2` reshapes [batch=4/data, d_model=6] to [groups=2/data, rows=2,
+d_model=6/model]. `data` splits 24 elements at the factor 12 (p=1, n=2) on both sides, so it stays.
+`model` splits nothing before, so each processor selects its half of d_model: no communication.
+
+Where an axis does not divide its dimension, factors are counted in the padded tensor: [5] split
 over 3 processors has slices [2] of [6]. A reshape that gathers or splits the dimension pads or cuts
 the slice of the side that has all 5. A dimension whose padding cannot stay in place, because the
 reshape merges it with others or another axis takes it over, is gathered first.
@@ -92,7 +96,7 @@ def _gathered_together(
 
     Args:
       wanted: the slices.
-      axes: those over which each is gathered; None: it is not only gathered.
+      axes: for each slice the axes to gather it over; None: it needs more than a gather.
     """
     buckets: list[list[int]] = []
     open_ones: dict[tuple, list[int]] = {}
@@ -115,8 +119,8 @@ class Factor(NamedTuple):
     """A factor of the row-major index of a tensor, as if it were a dimension.
 
     Attributes:
-      begin: the product of the sizes of all factors before it.
-      size: of the factor.
+      begin: product of the sizes of all factors before it.
+      size: size of the factor.
     """
 
     begin: int
@@ -137,7 +141,7 @@ class _FactoredSlice:
 
     Attributes:
       value: the slice.
-      factors: those that it has all elements of, in order.
+      factors: the factors along which it is complete, in order.
     """
 
     def __init__(self, value: tf.Tensor, factors: Sequence[Factor]) -> None:
@@ -170,7 +174,7 @@ class _FactoredSlice:
         """Sets the value to `x`: the opposite of `take`.
 
         Args:
-          factors: that the slice shall have besides those that it has.
+          factors: factors to add.
           x: [size of each of them..., size of each that it has...].
         """
         together = [*factors, *self.factors]
@@ -250,7 +254,7 @@ class _ReshapePlan:
 
         Args:
           x: the slice of the old shape.
-          whole: what was gathered, [member, number of elements of `x`].
+          whole: the gathered slices, [member, number of elements of `x`].
         """
         part = self._begun(x)
         part.put([self._old[axis] for axis in self.only_gathered() or []], whole)
@@ -289,8 +293,8 @@ class _ReshapePlan:
           summed_axes: the mesh axes of that sum.
 
         Returns:
-          the slice or partial sum, and the axes over which it is still to be summed: not those that
-          split the result, along which a reduce-scatter has summed it.
+          the slice or partial sum, and the axes that are still to be summed over. A reduce-scatter
+          has summed over axes that split the result.
         """
         self._summed_axes = list(summed_axes)
         part = self._begun(x)
@@ -313,12 +317,12 @@ class _ReshapePlan:
     def _bring_axes_to_new_factors(self, part: _FactoredSlice) -> Collection[int]:
         """Makes each axis split its new factor, or nothing.
 
-        Always by the cheapest possible step: selecting from what a processor has moves nothing and
-        makes all that follows smaller; an all-to-all moves a slice; an all-gather multiplies it.
-        Axes that can do the same step do it in one collective. An axis can only move to a factor
-        that no other axis splits. If axes wait for each other (two that swap their factors), an
-        all-gather frees one. It terminates because no step takes an axis away from its new factor,
-        and an axis that was gathered comes back only there.
+        Each step is the cheapest possible one. A selection from the local slice moves nothing and
+        makes later steps smaller. An all-to-all moves a slice. An all-gather multiplies it. Axes
+        that can do the same step share a collective. An axis can only move to a factor that no
+        other axis splits. If axes wait for each other (two that swap their factors), an all-gather
+        frees one. The loop ends because no step takes an axis away from its new factor, and a
+        gathered axis comes back only there.
 
         Returns:
           the axes that split their new factors.
@@ -352,8 +356,8 @@ class _ReshapePlan:
     def _keep_own_part(self, part: _FactoredSlice, factors: dict[int, Factor]) -> None:
         """Makes axes split factors that no axis splits yet.
 
-        Of a sum over such an axis a processor needs only its part: a reduce-scatter, which moves
-        half as much as the all-reduce.
+        If the tensor is a partial sum over such an axis, a processor needs only its part of the
+        sum. That is a reduce-scatter, which moves half the bytes of an all-reduce.
         """
         summed = {axis: f for axis, f in factors.items() if axis in self._summed_axes}
         places = {f: self._collectives.coordinate(a) for a, f in factors.items() if a not in summed}
@@ -370,8 +374,8 @@ def _aligned(
 ) -> tuple[list[int], list[int]] | None:
     """Returns the sizes of old and new dimensions, with the padding that both have meanwhile.
 
-    A padded dimension keeps its padding where it stays one dimension, and the axes that split it on
-    one side begin with those that split it on the other. None: some padded dimension does not.
+    A padded dimension keeps its padding if it stays one dimension, and if the axes that split it on
+    one side begin with the axes that split it on the other. Returns None if one does not.
     """
     olds, news = (
         {(begin, dim.size): i for i, (begin, dim) in enumerate(_begins(shape))}
@@ -410,7 +414,7 @@ def _begins(shape: upstream.Shape) -> Iterator[tuple[int, upstream.Dimension]]:
 
 
 def _unpadded(mesh_impl: SpmdMeshImpl, shape: upstream.Shape) -> upstream.Shape:
-    """Returns a shape in which no axis splits what it would have to pad."""
+    """Returns a shape whose padded dimensions are not split."""
     # Layout rules cannot name a dimension with a space.
     return upstream.Shape(
         [
@@ -425,7 +429,7 @@ def _unpadded(mesh_impl: SpmdMeshImpl, shape: upstream.Shape) -> upstream.Shape:
 def _split_factors(
     mesh_impl: SpmdMeshImpl, shape: upstream.Shape, sizes: Sequence[int]
 ) -> tuple[dict[int, Factor], list[Factor]]:
-    """Returns the factor that each mesh axis splits, and those that a processor has all of."""
+    """Returns the factor that each mesh axis splits, and the factors that nothing splits."""
     split: dict[int, Factor] = {}
     begin = 1
     for size, axis in zip(sizes, mesh_impl.tensor_layout(shape), strict=True):

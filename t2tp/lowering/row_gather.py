@@ -32,7 +32,7 @@ class TableRows:
         """Finds the rows.
 
         Args:
-          lowering: of the graph.
+          lowering: the lowering of the graph.
           weights_shape: [..., dim, ...].
           ids: integers [...]; dimensions that `weights_shape` has too are batch dimensions.
           dim: the dimension that the ids index.

@@ -20,11 +20,11 @@ class Scatter(NamedTuple):
     """A reduce-scatter of a processor's partial sum.
 
     Attributes:
-      name: of the tensor that is the sum.
+      name: name of the summed tensor.
       parts: the partial sum, [coordinate on the first axis, on the second, ..., ...], by receiver.
       axes: mesh axes to sum over, which then split the result.
-      shape: of the processor's slice of the result.
-      finish: makes that of the processor's part, [...].
+      shape: shape of the processor's slice of the result.
+      finish: converts the processor's part of the sum, [...], to that slice.
     """
 
     name: str
@@ -43,7 +43,7 @@ class DeferredScatter:
     """The slice of a sum that is reduce-scattered when the slice is read, or before.
 
     Attributes:
-      scatter: what is to be done.
+      scatter: the reduce-scatter.
       graph: TensorFlow's, which the partial sum is of.
     """
 

@@ -19,7 +19,7 @@ _LARGEST = 256  # Bytes of a constant that is compared with others.
 def shared_constants() -> Iterator[None]:
     """Within this context, equal small constants of the current graph are one node.
 
-    Those of graphs inside it, such as loop bodies, are not shared: each needs its own context.
+    Graphs inside it, such as loop bodies, do not share its constants: each needs its own context.
     Constants with control dependencies, or made for another device or in a TensorFlow 1 condition,
     stay separate.
     """

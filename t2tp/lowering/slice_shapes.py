@@ -14,7 +14,7 @@ from t2tp import upstream
 
 
 def reshaped(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
-    """Reshapes a tensor, of which one size may be -1; returns it as it is if nothing changes."""
+    """Reshapes a tensor (one size may be -1); returns it as it is if nothing changes."""
     is_same = (
         x.shape.is_fully_defined()
         and len(sizes) == x.shape.rank

@@ -29,7 +29,7 @@ _SHORTEST_STAGE = 8  # Shorter sums are not worth the passes.
 def sum_in_stages() -> None:
     """Makes long sums staged from now on, in the current graph and graphs inside it.
 
-    For graphs that XLA compiles for CPUs.
+    It is called in graphs that XLA compiles for CPUs.
     """
     tf1.add_to_collection(_IN_STAGES, True)
 

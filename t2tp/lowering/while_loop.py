@@ -46,7 +46,7 @@ def lower_while_loop(
 
     Args:
       op: the loop.
-      lowering: of the graph.
+      lowering: the lowering of the graph.
       inside: called with the index of the iteration, an int64 scalar; returns the context in which
         condition and body are lowered; by default `lowering.inside_loop`.
     """

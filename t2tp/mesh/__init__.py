@@ -1,4 +1,4 @@
-"""The mesh: what a layout puts on each device, and how devices communicate.
+"""The mesh: the slices that a layout puts on each device, and how devices communicate.
 
 A mesh is an array of devices with named axes, `data:2;model:4`. Its devices, called *processors*
 where they take part in it, are numbered row by row: `pnum` 0 to 7, of coordinates `pnum // 4` on

@@ -1,8 +1,8 @@
 """The axes of a mesh, and the joint axes that several of them form.
 
 The layout rule `batch:data+expert` splits `batch` over two axes of the mesh, `data` first: the
-batch is cut into as many parts as `data` is long, and each part again along `expert`. What splits
-it is the *joint axis* `data+expert`. Everything that takes a mesh axis takes a joint one: an axis
+batch is cut along `data`, and each part again along `expert`. The *joint axis* `data+expert` splits
+the batch. Everything that takes a mesh axis takes a joint one: an axis
 is an index, the mesh's own axes have the first ones, in the order of the mesh, and joint axes get
 the next ones when they are first asked for.
 """
@@ -26,7 +26,7 @@ class MeshAxes:
         """Knows the mesh's own axes.
 
         Args:
-          mesh_shape: of the mesh.
+          mesh_shape: the axes and their sizes.
         """
         self.mesh_shape = mesh_shape
         self._parts: list[tuple[int, ...]] = [(i,) for i in range(mesh_shape.ndims)]
@@ -75,11 +75,11 @@ class MeshAxes:
         """Returns each processor's group along some axes of the mesh.
 
         Args:
-          names: of the axes.
+          names: names of the axes.
 
         Returns:
-          for each processor, those that differ from it only in their coordinates on these axes, in
-          order.
+          a list for each processor: the processors that differ from it only in their coordinates on
+          these axes, in order.
         """
         numbers = np.arange(self.mesh_shape.size).reshape(self.mesh_shape.to_integer_list)
         along = [i for i, axis in enumerate(self.mesh_shape.dims) if axis.name in names]

@@ -91,8 +91,8 @@ class Collectives:
         """Makes the collectives of a processor.
 
         Args:
-          axes: of the mesh, and the joint axes that a layout forms of them.
-          devices: that the mesh is bound to.
+          axes: the axes of the mesh, and the joint axes that a layout forms.
+          devices: the devices that the mesh is bound to.
           pnum: the number of the processor, an int32 scalar.
           nccl: whether NCCL carries them; otherwise rings do.
         """
@@ -110,7 +110,7 @@ class Collectives:
 
     @contextlib.contextmanager
     def attributed_to(self, operation: str) -> Iterator[None]:
-        """While this is active, collectives are logged as those of an mtf operation."""
+        """Logs the collectives inside the context as belonging to an mtf operation."""
         before, self._operation = self._operation, operation
         try:
             yield
@@ -119,7 +119,7 @@ class Collectives:
 
     @contextlib.contextmanager
     def repeated(self, times: int) -> Iterator[None]:
-        """While this is active, collectives are those of a loop's body that runs `times` times."""
+        """Counts the collectives inside the context `times` times, as in a loop's body."""
         before = self._times
         self._times *= times
         try:
@@ -247,7 +247,7 @@ class Collectives:
         return tf.cast(tf.reduce_sum(arrived, axis=0), parts.dtype)
 
     def permute(self, x: tf.Tensor, axis: int, source: Sequence[int | None]) -> tf.Tensor:
-        """Returns the `x` of another member: for member k that of `source[k]`, or zeros if None."""
+        """Returns another member's `x`: member k gets `x` of `source[k]`, or zeros if None."""
         size = self._axes.size(axis)
         if list(source) == list(range(size)):
             return x
@@ -393,8 +393,7 @@ class Collectives:
     def _by_member(self, axes: Sequence[int], x: tf.Tensor) -> tf.Tensor:
         """[coordinate on the first axis, on the second, ..., ...] -> [member, ...].
 
-        TensorFlow counts the members of a group in the order of their devices, which is that of the
-        mesh.
+        TensorFlow orders the members of a group by their devices, which are in the mesh's order.
         """
         rest = range(len(axes), x.shape.rank)
         order = sorted(range(len(axes)), key=axes.__getitem__)
@@ -413,7 +412,7 @@ class Collectives:
     def _exchange(
         self, x: tf.Tensor, axis: int, place: tf.Tensor, partners: Sequence[int]
     ) -> tf.Tensor:
-        """The `x` of a partner, which gets this one's; `partners` names that of each member."""
+        """Exchanges `x` with a partner; `partners` has the partner of each member."""
         self._record("permute", sorted(self._real_axes([axis])), x)
         partner = tf.gather(tf.constant(partners, tf.int32), place)
         numbers = tf.constant(self._numbers_along(axis), tf.int32)
@@ -473,10 +472,7 @@ class Collectives:
         return math.prod(self._axes.size(axis) for axis in axes)
 
     def _real_axes(self, axes: Sequence[int]) -> list[int]:
-        """The mesh's own axes that these consist of, without those of size one.
-
-        Nothing moves along these.
-        """
+        """Returns the mesh's own axes that these consist of, without axes of size one."""
         parts = [part for axis in axes for part in self._parts(axis)]
         return [part for part in dict.fromkeys(parts) if self._axes.size(part) > 1]
 

@@ -2,7 +2,7 @@
 
 Two short strings say it all: a mesh shape, `data:2;model:4` (axis:size), and layout rules,
 `batch:data;d_ff:model;heads:model` (dimension:axis). A dimension may be split over several axes,
-`batch:data+expert`, the first of which is the major one. An axis that the mesh does not have is
+`batch:data+expert`; the first axis is the major one. An axis that the mesh does not have is
 left out, so that one layout serves many meshes. A layout that cannot work is refused here, before
 any work is done.
 """
@@ -45,9 +45,8 @@ _PADDED = ("vocab",)
 # The padding, as a part of a dimension, that is as good as none.
 _LITTLE_PADDING = 0.01
 
-# A dimension without a rule of its own that is split like another, except over the axes of a third.
-# Groups of tokens that are at their experts are split over what splits the batch, where that is not
-# what splits the experts.
+# Dimensions without a rule that inherit axes: `expert_groups` inherits the batch's axes, minus the
+# experts'.
 _FOLLOWERS = {"expert_groups": ("batch", "experts")}
 
 
@@ -94,7 +93,7 @@ def parse_rules(rules: str, what: str = "Layout") -> list[tuple[str, tuple[str, 
 
     Args:
       rules: the text.
-      what: to call it in an error.
+      what: noun for the text in errors.
 
     Raises:
       LayoutError: a pair is malformed, or names an axis twice.
@@ -117,7 +116,7 @@ class Layout:
       mesh_shape: an `mtf.Shape`, one dimension an axis.
       axes: the axes of the mesh, and the joint axes that rules form of them.
       rules: (dimension name, axis names) pairs, in the order given.
-      mtf_rules: those of one axis that the mesh has, as an `mtf.LayoutRules`.
+      mtf_rules: the rules with one axis that the mesh has, as an `mtf.LayoutRules`.
       storage: how variables are sharded at rest.
       pipeline: how stages of layers run, if a rule splits `layers`.
     """
@@ -394,7 +393,7 @@ class Layout:
         )
 
     def _free_zero_axes(self, shape: upstream.Shape) -> list[str]:
-        """Returns the axes to shard a variable over: those that do not split it in use."""
+        """Returns the axes to shard a variable over: axes that do not split it in use."""
         taken = {axis.name for dim in shape.dims for axis in self.axes_of(dim.name)}
         return [axis for axis in self._zero_axes() if axis not in taken]
 
@@ -411,7 +410,7 @@ class Layout:
         return self._real([axis.name for axis in self.axes_of("batch")])
 
     def _real(self, axes: Iterable[str]) -> list[str]:
-        """Returns those of the axes that the mesh has, with more than one processor."""
+        """Returns the axes that the mesh has, with more than one processor."""
         sizes = {axis.name: axis.size for axis in self.mesh_shape.dims}
         return [axis for axis in axes if sizes.get(axis, 1) > 1]
 
@@ -441,7 +440,7 @@ class Layout:
 
         Args:
           what: has them: the beginning of the error's sentence.
-          dims: with different names.
+          dims: dimensions with different names.
         """
         dims = list(dims)
         split_by: dict[str, upstream.Dimension] = {}
@@ -526,7 +525,7 @@ class Layout:
         return self.slice_size(shape) != tuple(shape.to_integer_list)
 
     def warnings(self, shapes: Iterable[upstream.Shape]) -> list[str]:
-        """What in this layout has no effect on a model, in sentences: probably typing errors.
+        """Returns sentences on rules and axes without effect on a model: probably typing errors.
 
         Args:
           shapes: shapes of all the model's tensors.
@@ -573,7 +572,7 @@ class Layout:
                     f" you mean '{dim}:{axis.name}'?"
                 )
         free = {name for name in seen if self.axis_of(name) is None}
-        # Dimensions that operations make on their way would only hide those that people split.
+        # Dimensions that operations create would only hide the dimensions that people split.
         free = free & set(_USUALLY_SPLIT) or free
         return f"; no rule splits {', '.join(sorted(free))}." if free else "."
 

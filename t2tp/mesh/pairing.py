@@ -13,10 +13,10 @@ def pairings(source: Sequence[int | None]) -> list[list[int]] | None:
     one slice per member.
 
     Args:
-      source: for each member, the member whose slice it receives; None or itself: none.
+      source: the member whose slice each member receives; None or itself: none.
 
     Returns:
-      For each round the partner of each member; None if there is no such schedule: a slice has
+      The partners of all members in each round. None if there is no such schedule: a slice has
       several receivers, or the number of members is odd, so that not all can be paired.
     """
     size = len(source)

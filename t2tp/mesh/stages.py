@@ -32,14 +32,14 @@ class Pipeline:
 
 
 def names_by_stage(mesh: upstream.Mesh, name: str) -> tuple[str | None, ...] | None:
-    """Returns what a variable or an operation of a layer is called on each stage.
+    """Returns the names of a layer's variable or operation on each stage.
 
-    A graph has the layers of one stage. What it calls `layer_00/w` is that only on the first stage;
-    another has `layer_06/w` in its place, say, or nothing (None).
+    A graph has the layers of one stage. Its `layer_00/w` has that name on the first stage only.
+    Another stage has, say, `layer_06/w` in its place, or no such layer (None).
 
     Args:
-      mesh: of the graph; see `Mesh.scopes_by_stage`.
-      name: in the graph.
+      mesh: the mesh of the graph; see `Mesh.scopes_by_stage`.
+      name: name in the graph.
 
     Returns:
       None: it belongs to no layer, or there are no stages.

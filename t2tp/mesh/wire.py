@@ -37,7 +37,7 @@ class Wire:
 
         Args:
           pnum: the processor's number, an int32 scalar.
-          receivers: for each processor, the processor that it sends to.
+          receivers: the processor that each processor sends to.
           pair_key: group key of the pair (0, 0); see `Collectives`.
           instance_key: instance key of all messages.
           hint: TensorFlow's name of the library that carries them.

@@ -20,7 +20,7 @@ The same holds for `vocab` in use, whose size comes with the data. `Layout.slice
 padding, and `Layout.slices` says which rows are real. Nothing else sees padding. Initial values,
 checkpoints and gathers leave it out. An operation that reduces a padded dimension masks it first
 (`SpmdMeshImpl.masked`). An operation that has not declared `accepts_padding` is refused. So means
-and norms are those of the real sizes, and a checkpoint of one mesh fits every other.
+and norms are over the real sizes, and a checkpoint of one mesh fits every other.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _AT_REST = "@"
 
 @dataclass(frozen=True)
 class Storage:
-    """What is sharded at rest, and over which mesh axes.
+    """The ZeRO configuration: the stage, and which mesh axes shard which dimensions.
 
     Attributes:
       stage: 0: nothing is sharded. 1: optimizer state and updates; weights are gathered once a

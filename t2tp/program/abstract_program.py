@@ -1,4 +1,4 @@
-"""Programs that are built to be looked at: no devices are needed, and no memory for variables."""
+"""Device-free programs, for shape and cost analysis."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class _AbstractMeshImpl(SpmdMeshImpl):
 
 
 class AbstractProgram(Program):
-    """The program that a step would be on a mesh of any size, on a machine of any kind.
+    """A step's program on a mesh of any size, without devices and without memory for variables.
 
-    It is lowered like any program, so that its collectives and slices are those of the real one,
-    and cannot be called. One of a single processor, which has no collectives, is not lowered.
+    It is lowered like any program, so that it has the real program's collectives and slices. It
+    cannot be called. A program of one processor, which has no collectives, is not lowered.
     """
 
     _mesh_impl_class = _AbstractMeshImpl
@@ -75,7 +75,7 @@ class AbstractProgram(Program):
           ValueError: always.
         """
         raise ValueError(
-            "This program was made to be looked at, on no devices: make a t2tp.Program to run it."
+            "This program has been built on no devices: make a t2tp.Program to run it."
         )
 
     def collective_log(self) -> list[Collective]:
@@ -102,7 +102,7 @@ class _AbstractVariables(Variables):
         return [self.create(spec) for spec in specs]
 
     def create(self, spec: VariableSpec) -> SlicedVariable:
-        """Makes one slice, which stands for those of all processors, on any stage."""
+        """Makes one slice, which stands for the slices of all processors, on any stage."""
         if spec.name not in self:
             shape = self._layout.slice_size(spec.shape)
             slices = [UninitializedVariable(shape=shape, dtype=spec.dtype, name=spec.name)]

@@ -57,7 +57,7 @@ class Executor:
         Raises:
           CollectiveTimeoutError: it took longer than the cluster's time limit.
           MissingProcessError: another process failed, is gone or does not answer.
-          Exception: what a processor's program raised.
+          Exception: a processor's program raised it.
         """
         calls = {pnum: self._threads.submit(call, pnum) for pnum in self._cluster.local_pnums}
         _, pending = concurrent.futures.wait(

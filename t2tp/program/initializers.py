@@ -1,9 +1,8 @@
 """Initial values of variables, slice by slice.
 
 A model says `initializer=tf.random_normal_initializer(0.02)`, as in TensorFlow. Here the
-initializer is read, not
-called: the slice's elements come from the counter-based generator, so no device ever holds the
-  whole variable and every mesh starts from the same values.
+initializer is read, not called: the slice's elements come from the counter-based generator, so no
+device ever holds the whole variable and every mesh starts from the same values.
 """
 
 from __future__ import annotations

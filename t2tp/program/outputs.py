@@ -29,7 +29,7 @@ class Outputs(Mapping[str, np.ndarray]):
           layout: how outputs are split.
           cluster: which processors are in this process.
           shapes: the outputs' global shapes.
-          slices: for each local processor, its slices, gathered along `dims_to_gather`.
+          slices: the slices of each local processor, gathered along `dims_to_gather`.
         """
         self._layout = layout
         self._cluster = cluster
@@ -57,7 +57,7 @@ class Outputs(Mapping[str, np.ndarray]):
         return self._shapes[name]
 
     def slices_of(self, name: str) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:
-        """What each processor of this process has of an output, and where in it that is."""
+        """Yields each local processor's part of an output, after its region in the output."""
         shape = self._shapes[name]
         gathered = dims_to_gather(self._layout, self._cluster, shape)
         for pnum, slices in zip(self._cluster.local_pnums, self._slices, strict=True):
@@ -75,8 +75,8 @@ class Outputs(Mapping[str, np.ndarray]):
 def dims_to_gather(layout: Layout, cluster: Cluster, shape: upstream.Shape) -> list[int]:
     """Dimensions along which a tensor must be gathered for every process to have all of it.
 
-    The processors of a process often hold all slices among them, and nothing has to be gathered. As
-    they are consecutive, what they lack is along the first axes of the mesh.
+    The processors of a process often hold all slices among them, and nothing has to be gathered.
+    They are consecutive, so other processes have the other slices along the first axes of the mesh.
 
     Args:
       layout: how the tensor is cut.

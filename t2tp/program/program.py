@@ -46,7 +46,7 @@ class Feature:
 
         Args:
           shape: an `mtf.Shape`, or text such as `"batch:16;length:128"`.
-          dtype: of the elements.
+          dtype: element type.
         """
         self.shape = upstream.convert_to_shape(shape)
         self.dtype = tf.as_dtype(dtype)
@@ -57,12 +57,12 @@ class Mesh(upstream.Mesh):
 
     Attributes:
       layout: the program's.
-      adapters: of the layers that are being built; see `t2tp.layers.adapters`.
-      scopes_by_stage: for each variable scope of a layer that all stages have in one graph, the
-        scope that it stands for on each stage; None: the stage lacks this layer. See
+      adapters: adapters of the layers that are being built; see `t2tp.layers.adapters`.
+      scopes_by_stage: maps the variable scope of a layer, which all stages share in the graph, to
+        the layer's scope on each stage; None: the stage lacks this layer. See
         `t2tp.mesh.stages.names_by_stage`.
-      runs_schedule: whether what is built now is run by a schedule of a pipeline, microbatch by
-        microbatch.
+      runs_schedule: whether a pipeline's schedule will run the operations that are built now,
+        microbatch by microbatch.
     """
 
     def __init__(self, graph: upstream.Graph, step: tf.Tensor, layout: Layout) -> None:
@@ -85,7 +85,7 @@ class Mesh(upstream.Mesh):
 
 
 class FeatureOperation(Operation, upstream.ImportLaidOutTensorOperation):
-    """The output is a feature, of which each processor is fed its slice."""
+    """The output is a feature; each processor is fed its slice."""
 
     cost_kind = "free"
     is_feature = True
@@ -93,7 +93,7 @@ class FeatureOperation(Operation, upstream.ImportLaidOutTensorOperation):
 
     def __init__(self, mesh: Mesh, part: tf.Tensor, shape: upstream.Shape, name: str) -> None:
         super().__init__(mesh, LaidOutTensor([part]), shape, name)
-        # Any layout will do: what reads off a graph what can be split (auto_mtf) is to know.
+        # All dimensions are splittable; auto_mtf reads this.
         self._splittable_dims, self._unsplittable_dims = (
             self._initialize_all_dimensions_as_splittable()
         )
@@ -116,7 +116,7 @@ class PlacedFeatures:
     """Features already cut and put on the devices, ready for a call.
 
     Attributes:
-      slices: for each processor of this process, its slice of each feature in the program's order.
+      slices: each local processor's slice of each feature, in the program's order.
     """
 
     slices: list[list[tf.Tensor]]
@@ -164,13 +164,12 @@ class Program:
         Args:
           step_fn: `(mesh, features) -> outputs`, both by name. It is called to build an mtf graph,
             more than once.
-          features: what the program is fed.
-          mesh_shape: such as `data:2;model:4`.
-          layout: such as `batch:data;d_ff:model`, or a `Layout`, which has its own mesh shape.
-          cluster: the devices, from `connect`; by default all GPUs, or as many virtual CPU devices
-            as needed.
-          variables: those of another program of the same layout and cluster, to be shared.
-          seed: of initial values and random operations.
+          features: the inputs of the step.
+          mesh_shape: mesh axes and their sizes: `data:2;model:4`.
+          layout: rules such as `batch:data;d_ff:model`, or a `Layout` with its own mesh shape.
+          cluster: the devices, from `connect`. Default: all GPUs, or virtual CPU devices.
+          variables: another program's variables to share; it has the same layout and cluster.
+          seed: seed of initial values and random operations.
           xla: True: compile the whole step with XLA, on one device. False: do not use XLA. None:
             compile the whole step on a single GPU (launch-bound) unless it prints; otherwise only
             the regions that operations mark, because between them the libraries' own kernels are
@@ -229,8 +228,8 @@ class Program:
           step: the number of the step: random operations and schedules depend on it.
 
         Returns:
-          the global outputs by name: a mapping that fetches a value when it is read. Those of
-          `mtf.scalar_summary(name, x)` are among them, as `summaries/<name>`.
+          the global outputs by name: a mapping that fetches a value when it is read. It includes
+          `summaries/<name>` for each `mtf.scalar_summary(name, x)`.
 
         Raises:
           tf.errors.OpError: the step failed on a processor. If others were left waiting in a
@@ -248,7 +247,7 @@ class Program:
     def on_tensors(self, features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Runs the step of a one-device program on TensorFlow tensors, inside a `tf.function`.
 
-        This is what is exported. Its variables are those in `variables`.
+        Exported models run this. It reads and assigns the variables in `variables`.
 
         Args:
           features: global tensors by name.
@@ -316,8 +315,8 @@ class Program:
     def collectives(self) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:
         """Totals of a step's collectives: (kind, mesh axes) -> (number, bytes from each processor).
 
-        Those of a loop over microbatches are counted for each of them; those of a loop whose length
-        is known only when it runs, once.
+        A collective in a loop over microbatches counts once for each. A collective in a loop whose
+        length is known only when it runs counts once.
         """
         return summarize(self.collective_log())
 
@@ -396,7 +395,7 @@ class Program:
     def _gathered(
         self, shape: upstream.Shape, part: tf.Tensor, collectives: Collectives
     ) -> tf.Tensor:
-        """A slice of an output, with what this process lacks of it and other processes have."""
+        """Gathers the slices of an output that only other processes have."""
         for i in dims_to_gather(self.layout, self.cluster, shape):
             axis = self.layout.axis_index(shape.dims[i].name)
             if axis is not None:
@@ -408,7 +407,7 @@ class Program:
 
     def _build(self, step: tf.Tensor, feature_slices: list[tf.Tensor]) -> Graph:
         """Builds the step's mtf graph on tensors of the current TensorFlow graph."""
-        # What mesh-tensorflow's optimizers and schedules take for tf.train.get_global_step().
+        # mesh-tensorflow's optimizers and schedules read it with tf.train.get_global_step().
         tf1.add_to_collection(tf1.GraphKeys.GLOBAL_STEP, step)
         with fresh_variable_scopes(), handles_for_masters():
             graph = upstream.Graph()
@@ -452,8 +451,8 @@ class Program:
             # Operators such as x + y make operations without asking us.
             if isinstance(op, (upstream.BinaryOpWithBroadcasting, upstream.EinsumOperation)):
                 check_consistent_sizes(op.name, op.inputs)
-            # Of an imported tensor mesh-tensorflow says nothing may be split; it is cut by this
-            # layout already.
+            # mesh-tensorflow declares that no dimension of an imported tensor may be split, but
+            # these are slices of this layout already.
             if not isinstance(op, upstream.ops.ImportLaidOutTensorOperation):
                 check_operation(op, self.layout)
         self._check_storage(built.graph.trainable_variables)
@@ -475,7 +474,7 @@ class Program:
         whole = [v.name for v in variables if self.layout.stays_whole(v.shape)]
         if whole:
             logging.warning(
-                "ZeRO cannot shard %d of %d variables, of which each device has a copy: %s",
+                "ZeRO leaves %d of %d variables whole on each device: %s",
                 len(whole),
                 len(variables),
                 ", ".join(whole),
@@ -515,7 +514,7 @@ def _check_same_variables(graph: upstream.Graph, known: Iterable[VariableSpec]) 
 
 
 def _as_array(name: str, value: Any) -> Any:
-    """A feature's value; what has no shape, such as lists of lists, as an array."""
+    """Returns a feature's value, converted to an array if it has no shape (lists of lists)."""
     if hasattr(value, "shape"):
         return value
     try:

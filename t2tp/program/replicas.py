@@ -29,8 +29,8 @@ class ReplicaMismatch:
 
     Attributes:
       variable: name of the variable.
-      groups: the processors that should hold the same slice, those of equal values together, the
-        largest group first.
+      groups: the processors that should hold the same slice, grouped by equal values, the largest
+        group first.
     """
 
     variable: str
@@ -60,7 +60,7 @@ class ReplicaCheck:
         """Finds the copies; along which axes a variable is split decides which processors have one.
 
         Args:
-          variables: of a run; those that are created later are not compared.
+          variables: variables of a run. Variables that are created later are not compared.
         """
         self._cluster = variables.cluster
         copies = [(variable, _copies(variable)) for variable in variables]
@@ -122,7 +122,7 @@ def _all_checksums(slices: Sequence[tf.Variable | None], one: tf.Tensor) -> tf.T
     """The checksums of slices, one after another: only one of them needs temporary memory.
 
     Args:
-      slices: of a processor; None counts as 0.
+      slices: slices of a processor; None counts as 0.
       one: 1. A constant, from which TensorFlow would compute the positions of all elements once and
         keep them.
     """
@@ -137,7 +137,7 @@ def _checksum(part: tf.Variable, one: tf.Tensor) -> tf.Tensor:
     """The sum of all elements' bits, each times an odd number that depends on its position.
 
     Modulo 2^64 an odd number times a difference is never 0: the change of a single element is
-    always found, and that of several with the probability of 64 bits.
+    always found, and a change of several with the probability of 64 bits.
     """
     value = tf.reshape(tf.cast(part, tf.uint8) if part.dtype == tf.bool else part, [-1])
     size = part.shape.num_elements()

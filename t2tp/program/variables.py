@@ -20,8 +20,8 @@ from t2tp.mesh.stages import names_by_stage
 from t2tp.processes.cluster import Cluster
 from t2tp.program.initializers import initial_slice
 
-# Bytes of new variables in this process that make it look for memory to free first: that takes 0.1
-# seconds, as long as the initial values of so many.
+# Bytes of new variables from which on garbage is collected first: a collection takes 0.1 seconds,
+# the time to compute initial values of this size.
 _LARGE = 1 << 25
 
 
@@ -114,8 +114,8 @@ class SlicedVariable:
 
     Attributes:
       spec: its `VariableSpec`.
-      pnums: the processors that have a slice: all of them, or those of a stage.
-      local_pnums: those of this process.
+      pnums: the processors that have a slice: all of them, or the processors of a stage.
+      local_pnums: the processors of this process that have a slice.
       slices: their `tf.Variable`s, in the same order.
     """
 
@@ -185,7 +185,7 @@ class SlicedVariable:
         return whole
 
     def assign(self, value: np.ndarray) -> None:
-        """Sets the slices of this process to those of a global value, such as an imported one.
+        """Sets the slices of this process from a global value, such as an imported one.
 
         Raises:
           ValueError: it has another shape.
@@ -226,7 +226,7 @@ def _sizes(region: Sequence[slice]) -> list[int]:
 
 
 def _pnums(layout: Layout, pnums: Sequence[int], stage: int | None) -> Sequence[int]:
-    """Returns those of the processors that belong to a stage; all if it is None."""
+    """Returns the processors that belong to a stage; all if it is None."""
     return pnums if stage is None else [p for p in pnums if layout.stage_of(p) == stage]
 
 
@@ -234,7 +234,7 @@ class StagedVariable:
     """A variable of a layer that each stage of a pipeline has in its own place.
 
     Attributes:
-      spec: of the variable in the graph, with its names on each stage.
+      spec: the spec of the variable in the graph, with its names on each stage.
     """
 
     def __init__(
@@ -287,7 +287,7 @@ class Variables:
         Args:
           layout: how variables are split.
           cluster: the devices that hold the slices, and which of them are in this process.
-          seed: of the initial values.
+          seed: seed of the initial values.
         """
         self._layout = layout
         self.cluster = cluster
@@ -376,5 +376,5 @@ class Variables:
 
 
 def _unused(spec: VariableSpec) -> VariableSpec:
-    """Returns what a stage without the layer has in the variable's place: zeros, never saved."""
+    """Returns the stand-in for a variable on a stage without its layer: zeros, never saved."""
     return replace(spec, initializer=tf1.zeros_initializer(), names_by_stage=())

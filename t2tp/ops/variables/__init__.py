@@ -1,1 +1,1 @@
-"""Variables: creating, gathering and assigning those that may be sharded at rest."""
+"""Creation, gathering and assignment of variables that may be sharded at rest."""

@@ -28,9 +28,9 @@ def assign(
 
     Args:
       var: a variable, its value, or the result of unary operations on it.
-      new_val: of the variable's shape.
+      new_val: the new value, in the variable's shape.
       assign_fn: `(mtf.Variable, tf.Variable, tf.Tensor) -> tf.Operation`.
-      name: of the operation.
+      name: name of the operation.
 
     Raises:
       ValueError: `var` does not come from a variable.

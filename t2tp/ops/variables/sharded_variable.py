@@ -39,18 +39,17 @@ def get_variable(
     Args:
       mesh: the program's mesh, whose layout may shard trainable variables at rest.
       name: within the variable scope.
-      shape: of the variable.
-      dtype: of the variable and its value; or a `VariableDType` with the dtype that it is stored
-        in, and the one that it is read in.
+      shape: global shape.
+      dtype: element type; or a `VariableDType` with a storage dtype and a dtype to read in.
       master_dtype: instead of `dtype`: the dtype in checkpoints.
       slice_dtype: instead of `dtype`: the dtype that it is stored in.
       activation_dtype: instead of `dtype`: the dtype that it is read in.
       initializer: a TensorFlow initializer.
       trainable: whether the optimizer changes it.
       frozen: whether it is a weight that the optimizer does not change. In stage 3 it is sharded at
-        rest as others are; in stages 1 and 2, which shard what the optimizer keeps, it is not.
+        rest as others are. In stages 1 and 2, which shard optimizer state, it is not.
       role: the purpose of its dimensions, which decides about weight decay. None: undeclared.
-      **kwargs: for `tf.get_variable`.
+      **kwargs: arguments of `tf.get_variable`.
     """
     shape = upstream.convert_to_shape(shape)
     if not isinstance(dtype, upstream.VariableDType):
@@ -110,11 +109,11 @@ class ShardedVariable(Hooks, upstream.Variable):
         Args:
           mesh: the program's mesh.
           name: within the variable scope.
-          shape: in which it is used.
+          shape: shape in use.
           stored: the shape at rest.
           dtype: stored in and read in.
           initializer: a TensorFlow initializer.
-          **kwargs: for `tf.get_variable`.
+          **kwargs: arguments of `tf.get_variable`.
         """
         self._stored = stored
         super().__init__(mesh, name, shape, dtype, initializer, trainable=True, **kwargs)
@@ -143,8 +142,8 @@ class WeightGatherOperation(Operation):
     Input: its value at rest. Output: the value in the shape and dtype of its use. It is converted
     before it travels. The gradient is a reduce-scatter.
 
-    The gather waits for what is computed before it (see `t2tp.lowering.gather_schedule`), so that
-    not all weights are gathered at the beginning of the step.
+    The gather waits for the latest activation (see `t2tp.lowering.gather_schedule`), so that not
+    all weights are gathered at the beginning of the step.
     """
 
     cost_kind = "copy"
@@ -175,7 +174,7 @@ class WeightGatherOperation(Operation):
         lower_gathers([self], lowering)
 
     def to_gather(self, lowering: Lowering) -> Relayout:
-        """Converts the slice at rest, once what is computed before it is done."""
+        """Converts the slice at rest, once the latest activation has been computed."""
         (x,), (y,) = self.inputs, self.outputs
         before = lowering.latest_activation()
         part = lowering.slice(x)
@@ -193,13 +192,13 @@ def gradients(
 ) -> list[upstream.Tensor | None]:
     """Returns the gradients of the sum of `ys` w.r.t. each of `xs`; None where there is none.
 
-    What the backward pass needs of weights that are gathered where they are used, it gathers again.
+    In stage 3 the backward pass gathers its weights again.
 
     Args:
       ys: tensors.
       xs: tensors that they depend on.
       grad_ys: gradients w.r.t. `ys`; by default ones.
-      operations: those to differentiate through; by default all of the graph.
+      operations: operations to differentiate through. Default: all of the graph.
     """
     graph = ys[0].graph
     begin = len(graph.operations)
