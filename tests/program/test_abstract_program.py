@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import t2tp
 from t2tp import mtf
-from t2tp.optim.optimizer import UpdateOperation, mesh_axes, take, variable_slice
+from t2tp.optim.optimizer import UpdateOperation, mesh_axes, subtract, variable_slice
 from t2tp.program.abstract_program import AbstractProgram
 from tests.models.small_lm import FEATURES, training_program
 
@@ -67,7 +67,7 @@ class NormalizedUpdate(UpdateOperation):
         total = tf.reduce_sum(tf.abs(grad))
         axes = mesh_axes(lowering, self, variable.shape)
         total = lowering.mesh_impl(self).collectives.allreduce(total, axes, "Add")
-        take(variable_slice(lowering, variable), grad / total)
+        subtract(variable_slice(lowering, variable), grad / total)
 
 
 def test_collectives_of_an_update_are_counted():
