@@ -24,8 +24,6 @@ from t2tp.pipeline.schedules import forward_schedule, make_schedule
 from t2tp.pipeline.ticks import Ticks
 from t2tp.program.program import Mesh
 
-_STAGES = "stages_of_pipeline"
-
 
 class PipelineLoop(MicrobatchSums):
     """Sums the results of a function over microbatches; the layers of its graph are in stages.
@@ -65,7 +63,7 @@ class PipelineLoop(MicrobatchSums):
           LayoutError: the graph cannot be cut into stages, or there is no such schedule.
         """
         super().__init__(sums_of, count, part, mesh, "pipeline", following)
-        stages = upstream.Shape([upstream.Dimension(_STAGES, mesh.layout.num_stages)])
+        stages = upstream.Shape([upstream.Dimension("stages_of_pipeline", mesh.layout.num_stages)])
         self.idle_share = upstream.Tensor(self, stages, tf.float32, index=len(self._outputs))
         self._outputs.append(self.idle_share)
         self.is_per_stage: list[bool] = tf.nest.flatten(is_per_stage(self.addends))

@@ -283,12 +283,9 @@ class Partition:
                 # TensorFlow differentiates the forward operation, which must be in the same graph.
                 stops.difference_update(op._forward_op.outputs)
                 wanted.update(op._forward_op.outputs)
-        computed = {t for op in live for t in op.outputs}
-        return live[::-1], [t for t in self._in_order(stops - computed) if t in wanted]
-
-    def _in_order(self, tensors: set[upstream.Tensor]) -> list[upstream.Tensor]:
-        """Returns tensors in the order of the graph, which is the same in all processes."""
-        return [t for op in self._operations for t in op.outputs if t in tensors]
+        inputs = (stops & wanted).difference(*(op.outputs for op in live))
+        # In the order of the graph, which is the same in all processes.
+        return live[::-1], [t for op in self._operations for t in op.outputs if t in inputs]
 
     def _read(self, op: upstream.Operation, root: Boundary | None) -> list[upstream.Tensor]:
         """Returns the tensors an operation reads, without the addends of other pieces."""
