@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from t2tp.trainer.local_paths import check_local
 _WIDTH = 100
 _MAX = 10**12
 
-_DEFINE = {
+_DEFINE: dict[str, Callable[..., Any]] = {
     "text": flags.DEFINE_string,
     "path": flags.DEFINE_string,
     "bool": flags.DEFINE_bool,

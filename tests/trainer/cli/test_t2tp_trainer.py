@@ -135,7 +135,7 @@ WRONG = {
     "tensor2tensor's flag": ({"use_tpu": True}, "'use_tpu'. tensor2tensor's flag is gone"),
     "xla": (
         {"xla": True, "mesh_shape": "data:2"},
-        "assigns and prints nothing, and here is",
+        "xla compiles the step of one device, and mesh data:2",
     ),
     "optimizer": ({"hparams": "optimizer=adams"}, "did you mean adam"),
     "learning rate": ({"hparams": "learning_rate_schedule=constnt"}, "did you mean constant"),
