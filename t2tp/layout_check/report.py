@@ -39,7 +39,7 @@ class FirstDifference:
     Attributes:
       tensor: the tensor, with its difference.
       operation: the operation that computes it, as in `einsum_3 (EinsumOperation)`.
-      inputs: the inputs of the operation, all of which agree.
+      inputs: inputs of the operation. All of them agree.
     """
 
     tensor: Compared

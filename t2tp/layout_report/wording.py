@@ -46,7 +46,7 @@ def size(num_bytes: int) -> str:
 
 
 def fits(num_bytes: int) -> str:
-    """Names the devices with enough memory, a tenth of which is left to the runtime."""
+    """Names the devices with enough memory, and leaves a tenth of it to the runtime."""
     total = "in all, gradients of a training included"
     room = [gb for gb in _DEVICE_GB if num_bytes <= 0.9 * gb * 2**30]
     if not room:

@@ -210,7 +210,9 @@ def candidates(
             for *choice, expert, (schedule, chunks) in itertools.product(*options):
                 # Chunks take turns after each group of `stages` microbatches.
                 if chunks == 1 or choice[0] % stages == 0:
-                    yield Candidate(data, model, *choice, expert, stages, schedule, chunks, split)
+                    yield Candidate(  # type: ignore[call-arg]  (four choices)
+                        data, model, *choice, expert, stages, schedule, chunks, split
+                    )
 
 
 def possible_rules(sizes: Sizes) -> list[str]:

@@ -1,7 +1,7 @@
 """Lowers few layers of each kind and extrapolates to all, so that depth costs nothing.
 
-For a model of 48 equal layers, models of 2 layers and of 1 layer are lowered: the model of 48 has
-what the model of 2 has, and 46 times the difference.
+A model of 48 equal layers is lowered with 2 layers and with 1 layer. The cost of 48 layers is the
+cost of 2, plus 46 times the difference.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ X = np.random.default_rng(0).normal(size=(8, 4))
 
 
 class WrongOperation(t2tp.Operation):
-    """The sum of x over `d_ff`; `fault` says what is wrong with it."""
+    """The sum of x over `d_ff`, with a fault."""
 
     def __init__(self, x: mtf.Tensor, fault: str) -> None:
         super().__init__([x], name="wrong_sum")
@@ -56,7 +56,7 @@ class OwnNumberOperation(t2tp.Operation):
 
 
 def step_with(fault: str = ""):
-    """A step of Adam for a small network with dropout, of which one operation may be wrong."""
+    """A step of Adam for a small network with dropout. One operation may be wrong."""
 
     def step_fn(mesh, features):
         w = mtf.get_variable(mesh, "w", mtf.Shape([D_IN, D_FF]))

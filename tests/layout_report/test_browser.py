@@ -43,7 +43,7 @@ MEASURE = """
 
 
 def chromium(tmp_path: Path, page: Path, *flags: str) -> str:
-    """Opens a page; returns what is written to stdout."""
+    """Opens a page; returns stdout."""
     profile = f"--user-data-dir={tmp_path / 'profile'}"
     command = [str(CHROMIUM), *FLAGS, profile, *flags, page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)

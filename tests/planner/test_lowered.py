@@ -1,4 +1,4 @@
-"""A plan counts what the program does: variables and collectives exactly, whatever the depth."""
+"""A plan counts the program's variables and collectives exactly, at any depth."""
 
 from __future__ import annotations
 

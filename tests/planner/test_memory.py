@@ -12,12 +12,12 @@ from t2tp.planner import ClusterFile
 from t2tp.trainer.planning import request
 
 SPLIT = "heads:model;d_ff:model;vocab:model"
-# Of the 22B model of arXiv:2205.05198, with its tensor parallelism.
+# The 22B model of arXiv:2205.05198, with its tensor parallelism.
 LENGTH, ROWS, WIDTH, HEADS, WAYS = 2048, 4, 6144, 64, 8
 TOKENS = LENGTH * ROWS * WIDTH
 SCORES = 5 * HEADS * LENGTH / WIDTH
 
-# arXiv:2205.05198, table 2: bytes of a layer over those of one of its activations in 16 bits / 2.
+# arXiv:2205.05198, table 2: bytes of a layer per element of its input.
 # hparams `recompute` and `sequence_parallel`; whether the attention weights are stored; bytes.
 TABLE_2 = {
     "tensor parallelism": ("none", False, True, 10 + (24 + SCORES) / WAYS),

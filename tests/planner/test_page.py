@@ -1,4 +1,4 @@
-"""The page of a plan: self-contained, valid, and with what the plan says."""
+"""The page of a plan: self-contained, valid, and with the numbers of the plan."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_axes_span_the_points(places, factor):
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
 @pytest.mark.parametrize("width", [1280, 700])
 def test_no_text_of_a_page_is_cut_or_covers_another(found, cluster, tmp_path, width):
-    """In a window, and as narrow as a printed page."""
+    """Neither in a window nor at the width of a printed page."""
     plans = [dataclasses.replace(each.plan, devices=2 << i) for i, each in enumerate(found)]
     path = tmp_path / "plan.html"
     path.write_text(page(found[0].plan, found, plans).replace("</body>", f"{MEASURE}</body>"))

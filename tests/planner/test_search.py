@@ -52,7 +52,7 @@ def test_the_best_trains(devices, schedule):
 def test_axes_are_ordered_so_that_what_communicates_most_is_nearest():
     fast = ClusterFile.load("a100")
     near, far = fast.links
-    # Hosts of two devices, and little that tensor parallelism communicates beside the weights.
+    # Hosts of two devices, and little communication of tensor parallelism compared with weights.
     cluster = dataclasses.replace(fast, links=(dataclasses.replace(near, devices=2), far))
     fixed = {"microbatches": 1, "zero_stage": 0, "sequence_parallel": False, "recompute": "none"}
     made = search(4, top=1, rules=["heads:model", "batch:data"], fixed=fixed)
@@ -76,7 +76,7 @@ def test_found_layouts_are_sorted_and_the_front_has_no_worse_one():
     assert all(isinstance(Layout(e.plan.mesh_shape, e.plan.layout), t2tp.Layout) for e in found)
 
 
-# Of a model of 4096 weights a side: 64 processors divide them, and 48 do not.
+# Matrices of a model have 4096 rows: 64 processors divide them, and 48 do not.
 ESTIMATED = {
     "sharded": Candidate(64, 1, 2, "none", 2, False),
     "what nothing divides": Candidate(48, 1, 2, "none", 2, False),
@@ -107,7 +107,7 @@ def test_what_is_fixed_is_not_chosen():
 def test_devices_are_doubled_until_a_training_is_done_in_time():
     tokens = 1e9
     fast = ClusterFile.load("a100")
-    # So slow that communication takes no time beside computation.
+    # Devices so slow that communication takes no time in comparison.
     device = dataclasses.replace(fast.device, peak={"float32": 1e9}, bandwidth=1e9)
     cluster = dataclasses.replace(fast, device=device)
     one = dataclasses.replace(search(1, top=1), cluster=cluster)

@@ -64,7 +64,7 @@ def collectives(staged, request):
     whole.subtract(step.by_place[MIDDLE].traffic)
     counts, sizes = Counter(), Counter()
     for traffic, number in whole.items():
-        # In the loop of the program that is lowered, which has 2 microbatches and 1 chunk.
+        # The lowered program has 2 microbatches and 1 chunk.
         times = number * traffic.times * (4 // 2 if traffic.times > 1 else 1)
         if traffic.kind == "permute":
             times *= staged.layout.pipeline.chunks
@@ -83,7 +83,7 @@ def test_collectives_and_variables_are_those_of_the_program(case):
     assert planned.keys() == real.keys()
     for key, (count, num_bytes) in real.items():
         assert planned[key][1] == num_bytes, key
-        # Small reduce-scatters share buckets, across layers, of which few are lowered.
+        # Small reduce-scatters share buckets across layers, and few layers are lowered.
         assert planned[key][0] == count or key[0] == "reducescatter", key
     said = {line.what: line.on_device for line in t2tp.explain(program).data.memory()}
     for stage in range(staged.table.stages):
@@ -124,7 +124,7 @@ def test_equal_stages_are_idle_as_long_as_the_formula_says(schedule, microbatche
 
 @pytest.mark.parametrize("schedule", FORMULAS)
 def test_a_long_table_follows_from_short_ones(schedule):
-    """Also of stages that take different times, and what they keep."""
+    """Also with stages of different seconds, and with their saved activations."""
     costs = [Costs(1.0, 2.0, 1.5), Costs(1.0, 1.0, 1.5), Costs(2.0, 2.0, 1.0)]
     whole = make_schedule(schedule, 3, 41)
     table = Table(schedule, 3, 41)

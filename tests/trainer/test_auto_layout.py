@@ -1,4 +1,4 @@
-"""`--mesh_shape=auto --layout=auto`: what the search finds for the devices that are there."""
+"""`--mesh_shape=auto --layout=auto`: the fastest layout for the machine's devices."""
 
 from __future__ import annotations
 

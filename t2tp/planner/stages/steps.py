@@ -2,7 +2,7 @@
 
 The work of a stage on a microbatch depends neither on the number of stages nor on the number of
 microbatches, and `timing` runs the table of the schedule. So the lowered program has two stages and
-two microbatches, whatever the real one has.
+two microbatches.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def test_a_collective_costs_what_was_measured_of_its_group(monkeypatch):
     assert seconds("data:2") == pytest.approx(1e-4)
     assert seconds("data:4") == pytest.approx(3e-4)
     assert seconds("data:2", processes=2) == pytest.approx(7e-4)
-    # Of four processors in two processes, those of the last axis are in one process.
+    # Four processors in two processes: the last axis is inside a process.
     assert seconds("data:2;model:2", processes=2) == pytest.approx(2 * 7e-4)
     model = dataclasses.replace(reduce_, axes=("model",))
     cost = CollectiveCost(cluster.with_processes(2), parse_mesh_shape("data:2;model:2"))
@@ -92,7 +92,7 @@ def _by_group(plan):
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.kind)
 def test_a_sample_consists_of_its_kind_and_of_those_before_it(sample):
-    """So that what is left, less the others, is its own."""
+    """So its own seconds are left when the seconds of the others are subtracted."""
     before = [each.kind for each in SAMPLES[: SAMPLES.index(sample) + 1]]
     size = sample.sizes[0]
 
@@ -120,7 +120,7 @@ def test_a_sample_is_timed():
 
 
 def test_what_others_compute_is_told_from_ones_own(monkeypatch):
-    """Of two cores' 10 seconds, 7 were busy, of which 4 are one's own."""
+    """Two cores have 10 seconds: 7 were busy, and 4 of these are our own."""
     busy, own = iter([100.0, 107.0]), iter([50.0, 54.0])
     monkeypatch.setattr(disturbance, "_busy", lambda: next(busy))
     monkeypatch.setattr(disturbance, "_family_seconds", lambda: next(own))

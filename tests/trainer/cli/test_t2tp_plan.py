@@ -119,7 +119,7 @@ FIXED = (
 
 
 def said(capfd, **flags):
-    """The JSON that t2tp_plan prints; None if nothing fits what is fixed."""
+    """The JSON that t2tp_plan prints; None if nothing fits."""
     capfd.readouterr()
     code = planned(**{**dict.fromkeys(FLAGS), "cluster": "cpu", "json": "true", **flags})
     printed = capfd.readouterr()
