@@ -210,7 +210,7 @@ def candidates(
             for *choice, expert, (schedule, chunks) in itertools.product(*options):
                 # Chunks take turns after each group of `stages` microbatches.
                 if chunks == 1 or choice[0] % stages == 0:
-                    yield Candidate(  # type: ignore[call-arg]  (four choices)
+                    yield Candidate(  # type: ignore[call-arg]  # four choices
                         data, model, *choice, expert, stages, schedule, chunks, split
                     )
 
