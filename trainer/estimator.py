@@ -64,7 +64,7 @@ class Estimator:
     """A model function, its variables on a mesh, and the checkpoints of a run.
 
     Training resumes from the latest checkpoint in `config.output_dir`; evaluation and prediction
-    use the values in memory or, if there are none yet, those of that checkpoint.
+    use the values in memory or, if there are none yet, that checkpoint.
 
     With several processes, each makes an estimator and calls the same methods in the same order;
     only process 0 reports and writes summaries.
@@ -116,8 +116,8 @@ class Estimator:
         of embeddings) differ from run to run. Our operations do not need it on CPUs.
 
         Raises:
-          ValueError: there are not as many devices as the mesh has processors, or the processes
-            do not match.
+          ValueError: the number of devices is not the size of the mesh, or the processes do not
+            match.
           MissingProcessError: other processes did not join.
         """
         if self._cluster is None:
@@ -143,7 +143,7 @@ class Estimator:
         Args:
           mode: the mode of the program.
           features: its inputs.
-          decode_options: of a predicting program, for model functions that take them.
+          decode_options: options of a predicting program, for model functions that take them.
 
         Raises:
           LayoutError: the layout does not fit the model.
@@ -190,11 +190,11 @@ class Estimator:
           inputs: step k is fed `inputs.stream[k]`; a stream with `batch_sizes` goes on at the row
             where the run has stopped reading. A function that returns inputs may run TensorFlow
             operations: it is called once the devices of the mesh are set up.
-          max_steps: of the whole run; if they are done already, this returns at once.
+          max_steps: number of steps of the whole run; if all are done, this returns at once.
           hooks: called around the steps, before a step is saved.
 
         Raises:
-          TrainingInterrupted: by SIGINT or SIGTERM, after the step was saved.
+          TrainingInterrupted: a signal came; the step was saved.
           MissingProcessError: another process failed or was lost.
           RunLockedError: another process trains in `output_dir`, or has done so meanwhile.
           SavingError: a checkpoint could not be written.
@@ -236,7 +236,7 @@ class Estimator:
         With several processes, the host's counts of a batch are made by one of them.
 
         Args:
-          inputs: as in `train`, with a finite stream.
+          inputs: see `train`; the stream is finite.
           steps: number of batches; 0 or -1: all.
 
         Returns:
@@ -271,7 +271,7 @@ class Estimator:
         """Returns the model's predictions for a batch.
 
         Args:
-          features: of the batch; the first call with these shapes builds a program.
+          features: the batch's features; the first call with these shapes builds a program.
           batch: global arrays by name.
           decode_options: see `build`.
 
@@ -290,7 +290,7 @@ class Estimator:
         """Writes the predicting program as a SavedModel, atomically.
 
         Args:
-          path: of the new directory.
+          path: the new directory.
           features: inputs of the model function.
           signatures: builds the signatures of the SavedModel; by default `serving_default`, from
             features of exactly these shapes to the predictions.

@@ -44,7 +44,7 @@ class SplitEvaluation:
         """Prepares the record and the summaries without evaluating.
 
         Args:
-          estimator: of the run.
+          estimator: the run's estimator.
           problem: defines the metrics.
           inputs: one pass over the split.
           steps: number of batches; 0 or -1: all.
@@ -140,7 +140,7 @@ class SplitEvaluation:
         names = self._problem.metric_names
         computable = possible(names, sums)
         if not computable:
-            return self._problem.metrics(sums)  # Raises an error that names what is missing.
+            return self._problem.metrics(sums)  # Raises an error that names the missing sums.
         absent = [name for name in names if name not in computable]
         if absent and not self._is_warned:
             reason = why_not(absent, sums, f"the model {self._model}")

@@ -66,7 +66,7 @@ class Experiment:
     0 writes the run's files.
 
     Attributes:
-      spec: of the run.
+      spec: the run's spec.
       estimator: the `Estimator`.
     """
 
@@ -86,14 +86,14 @@ class Experiment:
         """Opens the data without building a program or writing a file.
 
         Args:
-          spec: of the run.
+          spec: the run's spec.
           eval_steps: batches per evaluation; 0 or -1: all.
           local_eval_frequency: steps from one evaluation to the next; 0: only one at the end.
           eval_split: the split to evaluate on.
           eval_timeout_mins: how many minutes `continuous_eval` waits for the next checkpoint.
           eval_samples: number of examples decoded at each evaluation, for TensorBoard.
           early_stopping: when evaluations end the training; by default never.
-          decode_options: for `predict`; by default beam search of width 4.
+          decode_options: options of `predict`. Default: beam search of width 4.
           hooks: called around the steps of a training, before a step is saved.
 
         Raises:
@@ -181,7 +181,7 @@ class Experiment:
         learned, frozen, kept = self.estimator.parameter_counts()
         sizes = f": {learned:,} parameters" if learned else ""
         if frozen:
-            sizes += f" beside {frozen:,} frozen ones"
+            sizes += f" and {frozen:,} frozen ones"
         if kept:
             sizes += f", and {kept:,} numbers of the optimizer"
         return "\n".join(
@@ -205,7 +205,7 @@ class Experiment:
         """Trains to `train_steps`, resuming from the latest checkpoint.
 
         Raises:
-          TrainingInterrupted: by SIGINT or SIGTERM, after the step was saved.
+          TrainingInterrupted: a signal came; the step was saved.
         """
         self._train("train", [])
 
@@ -216,7 +216,7 @@ class Experiment:
           The problem's metrics at the end.
 
         Raises:
-          TrainingInterrupted: by SIGINT or SIGTERM, after the step was saved.
+          TrainingInterrupted: a signal came; the step was saved.
         """
         every, evaluation = self._local_eval_frequency, self._evaluation(self._eval_split)
 
@@ -242,7 +242,7 @@ class Experiment:
         """Evaluates a given checkpoint on the evaluation split; writes no files.
 
         Args:
-          path: of the checkpoint; see `find_checkpoint.find`.
+          path: path of the checkpoint; see `find_checkpoint.find`.
 
         Returns:
           Its step and the problem's metrics.
@@ -426,7 +426,7 @@ class Experiment:
             self.estimator.train(self._train_inputs, self.spec.train_steps, all_hooks)
 
     def _check_same(self) -> None:
-        """Compares hparams, flags and data with those of the other processes, once."""
+        """Compares hparams, flags and data between the processes, once."""
         if not self._is_checked:
             flags = {k: v for k, v in self._flags.items() if k not in _OWN_FLAGS}
             data = {f"data of {self.spec.problem.name}": self._flags["data_digest"]}

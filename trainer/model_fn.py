@@ -24,7 +24,7 @@ class ModeKeys(enum.Enum):
     TRAIN = "train"
     EVAL = "eval"
     PREDICT = "predict"
-    LOSS = "loss"  # As TRAIN, but without the update: to inspect what a step computes.
+    LOSS = "loss"  # As TRAIN, but without the update: to inspect a step.
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class EstimatorSpec:
     """The graph that a model function has built.
 
     Attributes:
-      mode: of the call.
+      mode: the mode of the call.
       loss: scalar that training minimizes; required to train. The function has then also built the
         update of the variables.
       metrics: float32 scalars, each a sum over the batch; required to evaluate. Tokens/s is
@@ -75,8 +75,8 @@ def model_fn_of(
 
     Args:
       model_class: the model.
-      vocab_sizes: of the problem.
-      train_steps: of the whole run; learning-rate schedules may end there.
+      vocab_sizes: vocabulary sizes of the problem.
+      train_steps: number of steps of the whole run; learning-rate schedules may end there.
     """
 
     def model_fn(

@@ -1,7 +1,7 @@
 """Binds the processors of a mesh to devices, in one process or several.
 
-Without GPUs the processors are virtual CPU devices, as many as the mesh needs. TensorFlow can only
-create them before it is initialized, so call `connect` before anything runs a TensorFlow operation.
+Without GPUs the processors are virtual CPU devices, one per processor of the mesh. TensorFlow can
+only create them before it is initialized, so call `connect` before any TensorFlow operation runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from t2tp.processes.rendezvous import rendezvous
 # How long processors wait for each other in a collective or at a barrier, in seconds.
 TIME_LIMIT = 600.0
 
-# Limit of one process; creating as many takes half a second.
+# Limit per process; creating 8192 devices takes half a second.
 MAX_VIRTUAL_CPUS = 8192
 
 # Passes of TensorFlow's graph optimizer (Grappler) that take 40 % of the time from tracing to the
@@ -89,7 +89,7 @@ class Cluster:
         """Gathers one string per process; blocks until all processes have called.
 
         Args:
-          name: of this exchange. All processes make all calls of one name in the same order.
+          name: name of this exchange. All processes make all calls of one name in the same order.
           value: the string of this process.
           seconds: how long to wait for the others; by default `time_limit`.
 
@@ -144,9 +144,9 @@ def connect(
 
     Args:
       num_processors: size of the mesh.
-      devices: names of the devices to use, in a single process; by default all GPUs of this
-        machine; else as many of the logical GPUs of a partitioned card, or of virtual CPU devices,
-        as the mesh has processors.
+      devices: names of the devices to use, in a single process. Default: all GPUs of this machine.
+        Of a partitioned card, the first `num_processors` logical GPUs. Without GPUs,
+        `num_processors` virtual CPU devices.
       num_processes: number of processes.
       process_id: index of this process, from 0.
       coordinator: `host:port`, a free port on the host of process 0.
@@ -265,7 +265,7 @@ def _cards_are_whole() -> bool:
 def _check_not_too_many(count: int) -> None:
     if count > MAX_VIRTUAL_CPUS:
         raise ValueError(
-            f"A mesh with {count} processors in one process needs as many virtual CPU devices, and"
+            f"A mesh with {count} processors in one process needs {count} virtual CPU devices, and"
             f" there can be at most {MAX_VIRTUAL_CPUS}. To see what such a layout costs without"
             " devices, t2tp_trainer has --explain_layout."
         )

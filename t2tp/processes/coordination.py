@@ -35,7 +35,7 @@ HEARTBEAT_SECONDS = 30
 ENDING_SECONDS = 20.0
 LEAVING_SECONDS = 30.0
 
-_CHUNK_BYTES = 1 << 17  # Of what is sent.
+_CHUNK_BYTES = 1 << 17  # Per buffer of a sent tensor.
 # A key that always exists: reading it shows that process 0 answers, and its value is the latest
 # announcement. (Waiting for a missing key costs process 0 memory each time.)
 _PULSE = "pulse"
@@ -100,7 +100,7 @@ class CoordinationClient:
         """Gathers one string per process; blocks until all processes have called.
 
         Args:
-          name: of this exchange. All processes make all calls of one name in the same order.
+          name: name of this exchange. All processes make all calls of one name in the same order.
           value: the string of this process.
           seconds: how long to wait for the others.
 
@@ -141,7 +141,7 @@ class CoordinationClient:
 
         Args:
           kind: `failed` if the error is here, `waited` if others did not arrive.
-          what: for `failed` a sentence, for `waited` the collective of each processor.
+          what: a sentence for `failed`; the collective of each processor for `waited`.
         """
         if self._reported or self._leaving.is_set():
             return
@@ -229,7 +229,7 @@ class CoordinationClient:
                 " before running any TensorFlow operation."
             ) from error
         config = tf.compat.v1.ConfigProto()
-        # By default the server copies what it sends into strings of 4 kB: a step whose weights are
+        # By default the server copies sent tensors into strings of 4 kB: a step whose weights are
         # sharded over two processes took 7 % longer.
         config.experimental.recv_buf_max_chunk = _CHUNK_BYTES
         # Threads that spin while they wait for other processes take the cores that those need: a

@@ -42,7 +42,7 @@ class Channel:
 
         Args:
           connection: it is closed with the channel.
-          secret: of the run.
+          secret: the run's secret.
         """
         self._connection = connection
         self._secret = secret
@@ -70,7 +70,7 @@ class Channel:
 
         Args:
           message: JSON.
-          deadline: by `time.monotonic()`.
+          deadline: time limit, on the clock `time.monotonic()`.
 
         Raises:
           OSError: the connection is lost or timed out.
@@ -85,7 +85,7 @@ class Channel:
         """Receives a message.
 
         Args:
-          deadline: by `time.monotonic()`.
+          deadline: time limit, on the clock `time.monotonic()`.
 
         Raises:
           OSError: the connection is lost or timed out.

@@ -64,7 +64,7 @@ class _JoiningProcess:
     """A process that joins, as process 0 sees it.
 
     Attributes:
-      channel: for the answer.
+      channel: the connection that awaits the answer.
       process_id: index of the process, by its own account.
       num_processes: number of processes, by its own account.
       brings: what must be equal in all processes.
@@ -164,8 +164,8 @@ class _RendezvousServer:
         """Listens at the coordinator address.
 
         Args:
-          spec: of process 0.
-          deadline: by `time.monotonic()`; no process joins after it.
+          spec: the spec of process 0.
+          deadline: when the last process may join, on the clock `time.monotonic()`.
 
         Raises:
           ValueError: it cannot listen there.
@@ -260,9 +260,8 @@ def _mismatch(
 def listen(coordinator: str) -> socket.socket:
     """Listens at the coordinator address, on the interface that its host name resolves to.
 
-    Listens on all interfaces if the name resolves to loopback, as Debian's /etc/hosts has it for
-    the host's own name, or to an address that is not this host's, such as that of a router before
-    it: other hosts do not reach process 0 there.
+    Listens on all interfaces if other hosts cannot reach process 0 at the resolved address: it is
+    loopback (in Debian's /etc/hosts, the host's own name), or the address of a router.
     """
     port = split_address(coordinator, "coordinator")[1]
     family, address = _interface(coordinator)

@@ -30,7 +30,7 @@ LossFn = Callable[[Mesh, dict[str, mtf.Tensor]], mtf.Tensor]
 
 
 class RunInfoHook(Hook):
-    """Writes what is constant in a run: hyperparameters, layout report, formula of the MFU."""
+    """Writes the constants of a run: hyperparameters, layout report, formula of the MFU."""
 
     def __init__(
         self,
@@ -76,10 +76,10 @@ def default_hooks(
     """Returns the default hooks of a training, in order.
 
     Args:
-      config: of the run.
+      config: the run's config.
       program: the training program.
       inputs: the training data.
-      hparams: of the model.
+      hparams: the model's hparams.
       loss_fn: builds the loss of training, without an update.
       first_step: steps done before.
       log: the JSON log.

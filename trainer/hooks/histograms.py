@@ -25,8 +25,8 @@ class HistogramHook(Hook):
 
         Args:
           every: steps from one histogram to the next.
-          variables: of the run.
-          summaries: of this process.
+          variables: variables to watch.
+          summaries: this process's event file.
         """
         self._every = every
         self._variables = variables

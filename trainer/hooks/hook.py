@@ -54,7 +54,7 @@ class Training:
 
 
 class Hook:
-    """Base class of hooks; a subclass overrides what it needs.
+    """Base class of hooks; a subclass overrides some methods.
 
     `outputs` has the step's `loss`, `metrics/...` and `scalars/...`. Reading a value waits for the
     devices, so a hook reads only at intervals.

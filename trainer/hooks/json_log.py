@@ -35,7 +35,7 @@ class JsonLog:
         """Prepares the log without opening it.
 
         Args:
-          path: of the file; `-`: stdout; empty: nothing is written.
+          path: path of the file; `-`: stdout; empty: no log.
         """
         self._path = path
         self._file: TextIO | None = None
@@ -64,7 +64,7 @@ class JsonLog:
         the checkpoint of this step, then the line is the run's.
 
         Args:
-          run: what the lines `began` of the run say of it.
+          run: absolute path of the run, as in its `began` lines.
           step: how many steps are done.
 
         Raises:

@@ -17,7 +17,7 @@ def memory_in_use(cluster: Cluster) -> dict[str, float]:
     """Returns the gigabytes (10^9 bytes) in use now and at their peak.
 
     Args:
-      cluster: of which the devices of this process are measured.
+      cluster: the cluster; the devices of this process are measured.
 
     Returns:
       For each GPU what TensorFlow's allocator has handed out, as `memory_gb/processor_0` and

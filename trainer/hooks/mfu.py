@@ -47,8 +47,8 @@ class Utilization:
     """The FLOPs of a step and the peak of the mesh.
 
     Attributes:
-      forward_flops: of the matmuls of the forward pass, on the whole mesh.
-      peak: of the mesh.
+      forward_flops: FLOPs of the forward pass's matmuls, on the whole mesh.
+      peak: peak FLOPs per second of the mesh.
     """
 
     forward_flops: int
@@ -68,9 +68,9 @@ class Utilization:
         return (
             f"MFU = 3 x {self.forward_flops:.6g} FLOP / (step time x {self.peak.flops:.6g}"
             " FLOP/s)\n\n"
-            "- The FLOP are those of the forward pass's einsums, convolutions and attentions,"
+            "- The FLOP are the forward pass's: einsums, convolutions and attentions,"
             " counted in the graph, a multiply-add being two; causal attention counts in full."
-            " The backward pass has twice as many. Recomputed activations do not count.\n"
+            " The backward pass has twice that number. Recomputed activations do not count.\n"
             f"- The peak of all devices together: {self.peak.source}."
         )
 

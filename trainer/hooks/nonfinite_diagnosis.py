@@ -35,7 +35,7 @@ class StepReplay:
       go_back: restores the latest checkpoint, or the initial values; returns the step.
       place: returns the training program and the batch of a step.
       counts: step, from 0 -> its non-finite tensors, see `nonfinite_counts`.
-      saver: of the run.
+      saver: the run's saver.
     """
 
     go_back: Callable[[], int]
@@ -94,8 +94,8 @@ def reinitialize(variables: Variables, fresh: Variables) -> None:
     """Resets variables to their initial values.
 
     Args:
-      variables: of a run.
-      fresh: of the same layout, cluster and seed, and empty.
+      variables: the run's variables.
+      fresh: an empty store with the same layout, cluster and seed.
     """
     variables.loaded_from_base.clear()
     for variable in variables:

@@ -46,7 +46,7 @@ class ProfileHook(Hook):
             self._stop(training)
 
     def end(self, training: Training) -> None:
-        """Writes what was recorded if the training ends earlier."""
+        """Writes the unfinished profile if the training ends earlier."""
         if self._is_on:
             self._stop(training)
 

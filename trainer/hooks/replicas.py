@@ -31,7 +31,7 @@ class ReplicaHook(Hook):
 
         Args:
           every: steps from one check to the next.
-          variables: of the run.
+          variables: variables to compare.
           log: records a mismatch.
         """
         self._every = every
@@ -41,7 +41,7 @@ class ReplicaHook(Hook):
         self._equal_after: int | None = None
 
     def begin(self, training: Training) -> None:
-        """Checks what was restored or initialized, and has each checkpoint checked."""
+        """Checks the initial or restored values, and from then on each checkpoint."""
         training.confirm_saving = lambda: self._look(training)
         self._look(training)
 

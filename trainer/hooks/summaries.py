@@ -24,7 +24,7 @@ class SummaryWriter:
         """Sets the directory.
 
         Args:
-          directory: of the event file; TensorBoard shows each directory as a separate run.
+          directory: where to write the event file; TensorBoard shows each directory as a run.
         """
         self._directory = directory
         self._writer: tf.summary.SummaryWriter | None = None

@@ -53,7 +53,7 @@ def open_tracker(spec: str, output_dir: str, hparams: Mapping[str, Any]) -> Trac
 
     Args:
       spec: see `check_tracker`.
-      output_dir: of the run, which is named after its last component.
+      output_dir: the run's directory; its last component names the tracker's run.
       hparams: the run's hyperparameters.
 
     Raises:

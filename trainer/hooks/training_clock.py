@@ -14,7 +14,7 @@ T = TypeVar("T")
 class TrainingClock:
     """A stopwatch that stops while checkpoints are written and evaluations run.
 
-    It also records what the time was spent on.
+    It also records the seconds by purpose.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:

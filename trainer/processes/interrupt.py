@@ -103,7 +103,7 @@ class InterruptHandler:
         if self._received:
             if number == signal.SIGTERM and now - self._received_at < _SAME_REQUEST_SECONDS:
                 return
-            raise Interrupted("interrupted again: left at once, with what was saved before", number)
+            raise Interrupted("interrupted again: exit at once, with the last checkpoint", number)
         self._received, self._received_at = number, now
         if self._grace_seconds is not None:
             self._timer = threading.Timer(self._grace_seconds, self._leave)

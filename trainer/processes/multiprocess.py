@@ -33,8 +33,8 @@ def connect_as(config: RunConfig, layout: Layout) -> Cluster:
     """Finds the devices of a run's mesh and the other processes, if any.
 
     Raises:
-      ValueError: there are not as many devices as the mesh has processors, the processes do not
-        match, or TensorFlow has started with other thread counts than the config's.
+      ValueError: the number of devices is not the size of the mesh, the processes do not match, or
+        TensorFlow has started with other thread counts than the config's.
       MissingProcessError: other processes did not join.
     """
     _choose_threads(config)
@@ -119,7 +119,7 @@ def prepare_data(
     Raises:
       ValueError, OSError: see `Problem.prepare`.
     """
-    # Process 0 comes first: the others then find its data, or prepare those of their own host.
+    # Process 0 comes first: the others then find its data, or prepare the data of their own host.
     if cluster.is_main_process:
         problem.prepare(data_dir, tmp_dir, num_workers=None)
     cluster.barrier("data of process 0", math.inf)

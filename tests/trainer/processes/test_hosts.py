@@ -1,0 +1,97 @@
+"""A run on hosts of their own loses one, and goes on with fewer and then with more processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from t2tp.checkpoint import Checkpoint, all_steps
+from t2tp.checkpoint.inspection import differences
+from tests import network
+from tests.patience import PATIENCE
+from tests.trainer.conftest import PROBLEM
+from tests.trainer.hooks.events import read_scalars
+from tests.trainer.processes import stopping_hooks
+
+ROOT = Path(__file__).parents[3]
+LAUNCH = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_launch"]
+TRAINER = """
+import sys
+from t2tp.trainer.cli.programs import t2tp_trainer
+from tests.trainer import tiny_problem
+sys.exit(t2tp_trainer())
+"""
+STEPS = 9
+
+
+def wait_for(is_so: Callable[[], bool], said: Path) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not is_so():
+        assert time.monotonic() < deadline, said.read_text()
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(network.missing()), reason=network.missing())
+def test_a_lost_host_and_other_numbers_of_hosts_change_no_bit(tmp_path: Path, data_dir: Path):
+    """Two hosts, of which one loses its power; then one host; then four."""
+    hooks = stopping_hooks.make(tmp_path)
+    saved = tmp_path / "run/checkpoints"
+
+    def command(run: str) -> list[str]:
+        flags = {
+            "problem": PROBLEM,
+            "model": "transformer_lm",
+            "hparams_set": "transformer_lm_test",
+            "hparams": "layer_prepostprocess_dropout=0.1",
+            "mesh_shape": "data:2;model:2",
+            "schedule": "train",
+            "data_dir": data_dir,
+            "output_dir": tmp_path / run,
+            "train_steps": STEPS,
+            "save_checkpoints_steps": 2,
+            "log_step_count_steps": 1,
+            "t2t_usr_dir": hooks,
+            "hooks": "stopping",
+        }
+        given = [f"--{name}={value}" for name, value in flags.items()]
+        return [sys.executable, "-c", TRAINER, *given]
+
+    with network.Network(4) as hosts, (tmp_path / "said").open("w") as output:
+
+        def start(count: int, run: str = "run", **more: str) -> list:
+            # A process has a thread for each of its devices.
+            own = {"TF_NUM_INTRAOP_THREADS": str(4 // count), "T2TP_SECRET": "for a test"}
+            environment = {**os.environ, "PYTHONPATH": str(ROOT), **own, **more}
+            if count == 1:
+                return [hosts.start(0, command(run), environment, output)]
+            addresses = ",".join(f"{network.address(host)}:8470" for host in range(count))
+            launch = [*LAUNCH, "-n", "1", f"--hosts={addresses}"]
+            commands = [[*launch, f"--host_id={host}", *command(run)] for host in range(count)]
+            return [hosts.start(i, each, environment, output) for i, each in enumerate(commands)]
+
+        said = tmp_path / "said"
+        (alone,) = start(1, "alone")
+        assert alone.wait() == 0, said.read_text()
+        first, _ = start(2, HOLD_AT="5")
+        wait_for(lambda: saved.is_dir() and 4 in all_steps(saved), said)
+        hosts.power_off(1)
+        assert first.wait() == 3, said.read_text()
+        hosts.power_on(1)
+        (fewer,) = start(1, HOLD_AT="7")
+        wait_for(lambda: 6 in all_steps(saved), said)
+        hosts.power_off(0)
+        hosts.power_on(0)
+        assert [process.wait() for process in start(4)] == [0] * 4, said.read_text()
+        assert fewer.returncode != 0
+
+    assert read_scalars(tmp_path / "run")["loss"] == read_scalars(tmp_path / "alone")["loss"]
+    last = [
+        Checkpoint(tmp_path / each / f"checkpoints/step-{STEPS:08d}") for each in ("alone", "run")
+    ]
+    assert differences(*last) == []

@@ -1,0 +1,78 @@
+"""One run, one curve: for a fixed mesh, processes and restarts change no bit of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from t2tp.checkpoint import Checkpoint, all_steps
+from t2tp.checkpoint.inspection import differences
+from t2tp.trainer.processes.local_processes import environments_of
+from tests.trainer.conftest import PROBLEM
+from tests.trainer.hooks.events import read_scalars
+from tests.trainer.processes import stopping_hooks
+from tests.warm_processes import started
+
+STEPS, SAVE, DIE_AT = 6, 2, 5
+# Each device has one thread: the order of sums may depend on the number.
+ONE_THREAD = {"TF_NUM_INTRAOP_THREADS": "1"}
+
+_STAGES = "layout=batch:data;layers:stage,num_hidden_layers=2"
+# Model, mesh and hparams of each run; on how many processes it is killed and resumed.
+CASES = [
+    ("transformer_lm", "data:2;model:2", "layout=batch:data;heads:model", 2, 4),
+    ("transformer_lm", "data:4", "zero_stage=3", 4, 1),
+    ("transformer_lm", "data:4", "zero_stage=1", 1, 2),
+    ("transformer_lm", "stage:2;data:2", f"{_STAGES},microbatches=2", 2, 1),
+    ("transformer_lm", "stage:2;data:2", f"{_STAGES},microbatches=4,zero_stage=2", 2, 4),
+    ("transformer_lm", "stage:2", f"{_STAGES},pipeline_schedule=1f1b,microbatches=4", 1, 2),
+    ("transformer_moe", "data:2;model:2", "num_experts=4,moe_every=1", 2, 2),
+    ("transformer_moe", "data:4", "num_experts=4,moe_every=1,zero_stage=2", 4, 2),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "mesh", "hparams", "killed", "resumed"), CASES)
+def test_processes_and_a_kill_change_no_bit(
+    model, mesh, hparams, killed, resumed, tmp_path: Path, data_dir: Path
+):
+    """Process `killed - 1` of `killed` dies; the run is started again on `resumed` processes."""
+    hooks = stopping_hooks.make(tmp_path)
+
+    def train(run: str, count: int, codes: set[int], **more: str) -> None:
+        given = {
+            "problem": PROBLEM,
+            "model": model,
+            "hparams_set": "transformer_lm_test",
+            "hparams": f"layer_prepostprocess_dropout=0.1,{hparams}",
+            "mesh_shape": mesh,
+            "schedule": "train",
+            "data_dir": data_dir,
+            "output_dir": tmp_path / run,
+            "train_steps": STEPS,
+            "save_checkpoints_steps": SAVE,
+            "log_step_count_steps": 1,
+            "t2t_usr_dir": hooks,
+            "hooks": "stopping",
+        }
+        command = [f"--{name}={value}" for name, value in given.items()]
+        environments = [{**ONE_THREAD, **more}]
+        if count > 1:
+            environments = environments_of(count, None, environments[0], [])
+        main = "t2tp.trainer.cli.programs:t2tp_trainer"
+        number = len(list(tmp_path.glob("said*")))
+        said = tmp_path / f"said{number}"
+        with started(main, [command] * count, environments, said) as processes:
+            ended = [process.wait() for process in processes]
+            assert set(ended) == codes, [process.err.read_text() for process in processes]
+
+    train("alone", 1, {0})
+    train("run", killed, {-9} | ({3} if killed > 1 else set()), DIE_AT=f"{killed - 1}:{DIE_AT}")
+    assert max(all_steps(tmp_path / "run/checkpoints")) in (DIE_AT - 1, DIE_AT - 1 - SAVE)
+    train("run", resumed, {0})
+    assert read_scalars(tmp_path / "run")["loss"] == read_scalars(tmp_path / "alone")["loss"]
+    last = [
+        Checkpoint(tmp_path / each / f"checkpoints/step-{STEPS:08d}") for each in ("alone", "run")
+    ]
+    assert differences(*last) == []
