@@ -131,4 +131,4 @@ def _entries_of(base: int, dynamic: dict[int, int], name: bytes) -> list[int]:
 
 def _array(address: int, count: int, dtype: np.dtype) -> np.ndarray:
     memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
-    return np.frombuffer(memory, dtype)
+    return np.frombuffer(memoryview(memory), dtype)
