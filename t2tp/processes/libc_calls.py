@@ -62,7 +62,7 @@ def replaced(name: str, function: Any) -> Iterator[bool]:
     Yields:
       Whether TensorFlow's libraries call the function by a table entry.
     """
-    address = ctypes.cast(function, ctypes.c_void_p).value
+    address = ctypes.cast(function, ctypes.c_void_p).value or 0
     entries = [ctypes.c_size_t.from_address(each) for each in _table_entries(name.encode())]
     previous = [entry.value for entry in entries]
     for entry in entries:

@@ -52,7 +52,8 @@ def hosts_of(
     Raises:
       ValueError: flags and environment contradict each other, or the index is not known.
     """
-    tasks, index = (), None
+    tasks: tuple[str, ...] = ()
+    index: int | None = None
     if environment.get("TF_CONFIG"):
         tasks, index = parse_tf_config(environment["TF_CONFIG"])
     addresses = parse_hosts(hosts) if hosts else tasks
