@@ -13,6 +13,7 @@ from absl import flags as absl_flags
 import t2tp.hparams  # noqa: F401  (registers ranged sets)
 from t2tp import problems, registry
 from t2tp.hparam import HParams
+from t2tp.problems.metrics import METRICS
 from t2tp.ranged_hparams import RangedHParams
 from t2tp.suggestions import nearest
 from t2tp.trainer.cli import flag_groups
@@ -28,6 +29,7 @@ PROGRAM = ("t2tp.trainer.cli", "t2tp_trainer")
 _OWN = ("hparams_range", "trial", "output_dir", "schedule")
 _NEEDED = ("problem", "model", "hparams_set", "data_dir")
 
+_LOSS_TERM = "loss/"  # A term of the loss: only the model knows their names.
 _TRIALS = 10
 _TRAIN_STEPS = 250_000  # If the flags do not say, as in t2tp_trainer.
 
@@ -46,10 +48,12 @@ def run(invocation: Invocation) -> int:
     if importlib.util.find_spec("optuna") is None:
         raise UsageError("t2tp_tune searches with Optuna: pip install -e '.[tune]'")
     trainer = _parse(trainer_flags)
+    built_in = {*METRICS}
     import_user_dir_of(trainer)
     with as_usage_error(LookupError, ValueError, OSError):
         ranged = registry.ranged_hparams(flags.hparams_range)
-        metrics = problems.find(trainer.problem, trainer.problem_options or "").metric_names
+        problem = problems.find(trainer.problem, trainer.problem_options or "")
+        metrics = sorted({*problem.metric_names, *(METRICS.keys() - built_in)})
         _check_ranges(ranged, trainer)
     return _search(flags, trainer, ranged, metrics, trainer_flags)
 
@@ -73,7 +77,7 @@ def _search(
 
     objectives = Objective.parse_all(flags.metric, flags.minimize)
     for each in objectives:
-        if each.metric not in metrics:
+        if each.metric not in metrics and not each.metric.startswith(_LOSS_TERM):
             known = nearest(each.metric, metrics, f"metrics of {trainer.problem}")
             raise UsageError(f"--metric={each.metric}: {known}")
     frequency = trainer.local_eval_frequency
