@@ -115,6 +115,20 @@ def check_types(content: Mapping[str, Any], source: str | os.PathLike[str], type
             raise UntrustedFileError(f"{source}: {name} is {shown}, and must be of type {expected}")
 
 
+def check_values(content: Mapping[str, Any], source: str | os.PathLike[str], kind: type) -> None:
+    """Checks that all values have a type.
+
+    Raises:
+      UntrustedFileError: a value is null or has another type.
+    """
+    null = [name for name, value in content.items() if value is None]
+    if null:
+        raise UntrustedFileError(
+            f"{source}: {null[0]} is null, and must be of type {kind.__name__}"
+        )
+    check_types(content, source, dict.fromkeys(content, kind))
+
+
 @contextlib.contextmanager
 def as_damaged(source: str | os.PathLike[str]) -> Iterator[None]:
     """Turns errors of code that reads nested entries into an `UntrustedFileError`."""

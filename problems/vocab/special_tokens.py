@@ -94,7 +94,7 @@ def token_ids(path: Path) -> dict[str, int]:
             pieces = {piece[0]: number for number, piece in enumerate(pieces)}
         added = {each["content"]: each["id"] for each in tokenizer.get("added_tokens") or ()}
         found = {**pieces, **added}
-    untrusted_json.check_types(found, path, dict.fromkeys(found, int))
+    untrusted_json.check_values(found, path, int)
     return found
 
 

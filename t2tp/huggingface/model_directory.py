@@ -228,7 +228,7 @@ def _read_headers(path: Path) -> dict[str, TensorInfo]:
     """Returns the tensors of all files, by their names there."""
     if (path / INDEX_FILE).exists():
         files_of = read_json(path / INDEX_FILE, {"weight_map": dict}).get("weight_map") or {}
-        files_of = {name: str(file) for name, file in files_of.items()}
+        untrusted_json.check_values(files_of, path / INDEX_FILE, str)
         tensors: dict[str, TensorInfo] = {}
         for name in sorted(set(files_of.values())):
             file = untrusted_json.file_inside(path, name)
