@@ -29,7 +29,7 @@ from t2tp.ops.recompute import recompute_grad  # noqa: F401
 from t2tp.ops.slicewise import slicewise, unstack  # noqa: F401
 from t2tp.ops.slicing import mtf_slice as slice  # noqa: F401
 from t2tp.ops.softmax import log_softmax, reduce_logsumexp, softmax  # noqa: F401
-from t2tp.ops.top_k import top_k  # noqa: F401
+from t2tp.ops.top_k import argmax, top_k  # noqa: F401
 from t2tp.ops.variables.assign import Assign, assign, assign_add, assign_sub  # noqa: F401
 from t2tp.ops.variables.role import Role  # noqa: F401
 from t2tp.ops.variables.sharded_variable import get_variable, gradients  # noqa: F401

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import tensorflow as tf
+
 from t2tp import upstream
+from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.ops.gather import GatherGradOperation
 
@@ -36,8 +39,19 @@ def top_k(
     return values, indices
 
 
+def argmax(
+    x: upstream.Tensor, reduced_dim: upstream.Dimension, name: str | None = None
+) -> upstream.Tensor:
+    """Returns the index of the largest element along a dimension, int32; of ties the lowest."""
+    one = upstream.Dimension("_one", 1)
+    _, indices = top_k(x, reduced_dim, one, name)
+    return upstream.reshape(indices, indices.shape - one)
+
+
 class TopKOperation(Operation, upstream.TopKOperation):
     """Input: x. Outputs: values and indices."""
+
+    accepts_padding = True
 
     def __init__(
         self,
@@ -49,6 +63,33 @@ class TopKOperation(Operation, upstream.TopKOperation):
         super().__init__(x, reduced_dim, k_dim, name=name)
         self.ordered_dims = [reduced_dim]
 
+    def lower(self, lowering: Lowering) -> None:
+        (x,) = self.inputs
+        mesh_impl, k, dim = lowering.mesh_impl(self), self._k_dim.size, self._reduced_dim
+        axis = x.shape.dims.index(dim)
+        part = mesh_impl.masked(lowering.slice(x), x.shape, [dim], x.dtype.min)
+        part = tf.transpose(part, [*(i for i in range(x.shape.ndims) if i != axis), axis])
+        values, indices = _largest(part, k)
+        mesh_axis = mesh_impl.tensor_dimension_to_mesh_axis(dim)
+        if mesh_axis is not None:
+            indices += mesh_impl.collectives.coordinate(mesh_axis) * part.shape[-1]
+            values, indices = (
+                mesh_impl.collectives.allgather(each, mesh_axis, x.shape.ndims - 1)
+                for each in (values, indices)
+            )
+            values, places = _largest(values, k)
+            indices = tf.gather(indices, places, batch_dims=x.shape.ndims - 1)
+        lowering.set_slice(self.outputs[0], values)
+        lowering.set_slice(self.outputs[1], indices)
+
     def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor]:
         x, indices = self.inputs[0], self.outputs[1]
         return GatherGradOperation(indices, grad_ys[0], x.shape, self._reduced_dim).outputs
+
+
+def _largest(x: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the up to k largest elements along the last dimension, and their int32 indices."""
+    if k > 1:
+        return tf.math.top_k(x, min(k, x.shape[-1]))
+    # Faster than top_k, which sorts.
+    return tf.reduce_max(x, -1, keepdims=True), tf.argmax(x, -1, tf.int32)[..., None]

@@ -41,3 +41,23 @@ def test_among_equal_ones_the_first_is_taken(mesh_shape, layout):
         step, {"x": t2tp.Feature("a:4;b:8", tf.int32)}, mesh_shape=mesh_shape, layout=layout
     )
     np.testing.assert_array_equal(program({"x": x})["i"], np.tile([1, 2, 4], (4, 1)))
+
+
+@pytest.mark.parametrize("mesh_shape", ["", "x:2", "x:4", "x:7"])
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16, tf.int32])
+def test_padding_is_never_among_the_largest(mesh_shape, dtype):
+    """Although all elements are negative, and padding is 0."""
+
+    def step(mesh, features):
+        del mesh
+        x = mtf.cast(features["x"], dtype)
+        vocab = x.shape.dims[1]
+        return {"first": mtf.argmax(x, vocab), "places": mtf.top_k(x, vocab, ("k", 6))[1]}
+
+    x = -np.random.default_rng(0).permuted(np.tile(np.arange(1, 10), (4, 1)), axis=1)
+    program = t2tp.Program(
+        step, {"x": t2tp.Feature("a:4;vocab:9", tf.int32)}, mesh_shape=mesh_shape, layout="vocab:x"
+    )
+    values = program({"x": x})
+    np.testing.assert_array_equal(values["first"], x.argmax(1))
+    np.testing.assert_array_equal(values["places"], (-x).argsort(1)[:, :6])
