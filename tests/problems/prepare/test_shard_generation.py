@@ -161,10 +161,8 @@ class FatalDigits(FewDigits):
 def test_workers_that_die_again_and_again_end_with_a_sentence(tmp_path):
     with pytest.raises(ChildProcessError) as raised:
         FatalDigits().prepare(tmp_path, num_shards=6, num_workers=2)
-    assert str(raised.value) == (
-        "worker processes were killed 3 times, perhaps for lack of memory: run again to go on with"
-        " what was finished, perhaps with fewer than --num_workers=2"
-    )
+    said = str(raised.value)
+    assert "killed 3 times" in said and "run again" in said and "--num_workers=2" in said
 
 
 @pytest.mark.slow
