@@ -15,6 +15,7 @@ from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.mesh_impl import LaidOutTensor
 from t2tp.lowering.row_gather import TableRows
+from t2tp.mesh.graph_memo import GraphMemo
 
 
 class LazyOneHot:
@@ -23,15 +24,11 @@ class LazyOneHot:
     def __init__(self, make: Callable[[], LaidOutTensor], slice_shape: list[int]) -> None:
         self._make = make
         self.slice_shape = slice_shape
-        # A tensor of a loop's body cannot be used outside it.
-        self._made: dict[tf.Graph, LaidOutTensor] = {}
+        self._made = GraphMemo()
 
     def to_laid_out_tensor(self) -> LaidOutTensor:
         """Returns the tensor, computed once in each TensorFlow graph that needs it."""
-        graph = tf.compat.v1.get_default_graph()
-        if graph not in self._made:
-            self._made[graph] = self._make()
-        return self._made[graph]
+        return self._made((), self._make)
 
 
 def lower_one_hot(op: upstream.ops.OneHotOperation, lowering: Lowering) -> None:

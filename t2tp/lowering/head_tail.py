@@ -14,15 +14,15 @@ operations that do (`Hooks.ordered_dims`), and where the program ends.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
-import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.context import Lowering, Order
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
 from t2tp.lowering.operation import hooks
+from t2tp.mesh.graph_memo import GraphMemo
 
 CONSECUTIVE: Order = frozenset()
 
@@ -45,8 +45,7 @@ class Orders:
         self._uniform: dict[upstream.Tensor, Order] = {}
         # The order of an operation's tensors, when it was lowered.
         self._of_operation: dict[upstream.Operation, Order] = {}
-        # By graph, too: a tensor of a loop's body cannot be used outside it.
-        self._converted: dict[tuple[tf.Graph, Hashable, Order], LaidOutTensor] = {}
+        self._converted = GraphMemo()
         # By axis, the names of dimensions that some attention wants in head-tail order.
         self._wanted: dict[int, set[str]] = {}
 
@@ -143,14 +142,15 @@ class Orders:
         exchanged = self._to_exchange(tensor, order)
         if not exchanged:
             return laid_out
-        where = (tf.compat.v1.get_default_graph(), laid_out.slice.ref(), exchanged)
-        if where not in self._converted:
+
+        def exchange() -> LaidOutTensor:
             x = laid_out.slice
             for i, axis in enumerate(self._mesh_impl.tensor_layout(tensor)):
                 if axis in exchanged:
                     x = self._mesh_impl.collectives.exchange_tails(x, axis, i)
-            self._converted[where] = LaidOutTensor([x])
-        return self._converted[where]
+            return LaidOutTensor([x])
+
+        return self._converted((laid_out.slice.ref(), exchanged), exchange)
 
     def _to_exchange(self, tensor: upstream.Tensor, order: Order) -> Order:
         """Returns the axes along which a lowered tensor has to be exchanged to be in an order."""

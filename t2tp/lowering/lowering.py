@@ -35,6 +35,7 @@ from t2tp.lowering.side_effects import (
 from t2tp.lowering.staged_sums import reduce_sum, sum_in_stages
 from t2tp.lowering.transposed_convolution import lower_transposed_convolution
 from t2tp.lowering.while_loop import lower_while_loop
+from t2tp.mesh.graph_memo import GraphMemo
 
 T = TypeVar("T")
 
@@ -147,8 +148,7 @@ class GraphLowering(upstream.Lowering):
         self._read = set(needed).union(*map(tensors_read, graph.operations))
         self._users: dict[upstream.Tensor, list[upstream.Operation | None]] = defaultdict(list)
         self._users_known: set[upstream.Operation] = set()
-        # By graph, too: a tensor of a loop's body cannot be used outside it.
-        self._shared: dict[tuple[tf.Graph, Hashable], Any] = {}
+        self._shared = GraphMemo()
         self._latest = LatestActivation()
         self.updated_in_place: set[upstream.Tensor] = set()
         self.lower_operations(graph.operations, needed)
@@ -284,10 +284,7 @@ class GraphLowering(upstream.Lowering):
           key: everything that the value depends on.
           make: computes it, from tensors that were lowered outside any condition.
         """
-        where = (tf.compat.v1.get_default_graph(), key)
-        if where not in self._shared:
-            self._shared[where] = make()
-        return self._shared[where]
+        return self._shared(key, make)
 
     def random_bits(
         self, name: str, shape: upstream.Shape, order: Order = CONSECUTIVE

@@ -8,18 +8,18 @@ same program on its own slices.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 
 from t2tp import upstream
 from t2tp.lowering import matmul, random
 from t2tp.lowering.microbatch import Microbatch
 from t2tp.lowering.slice_shapes import expanded, resized
 from t2tp.mesh.collectives import Collectives, head_and_tail
+from t2tp.mesh.graph_memo import GraphMemo
 from t2tp.mesh.layout import Layout
 
 _MERGE_OPS = {"SUM": "Add", "MAX": "Max", "MIN": "Min"}
@@ -146,8 +146,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
         self._step = step
         self._seed = seed
         self._names_by_stage = names_by_stage
-        # By graph, too: a tensor of a loop's body cannot be used outside it.
-        self._made: dict[tuple[tf.Graph, Hashable], tf.Tensor] = {}
+        self._once = GraphMemo()
 
     @property
     def shape(self) -> upstream.Shape:
@@ -316,18 +315,6 @@ class SpmdMeshImpl(upstream.MeshImpl):
         half = tf.range(size // 2, dtype=tf.int32)
         parts = head_and_tail(place, count)
         return tf.concat([part * (size // 2) + half for part in parts], 0)
-
-    def _once(self, key: Hashable, make: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """Returns a value that several operations of a TensorFlow graph need.
-
-        Args:
-          key: everything that the value depends on.
-          make: computes it, when it is first needed in the current graph.
-        """
-        where = (tf1.get_default_graph(), key)
-        if where not in self._made:
-            self._made[where] = make()
-        return self._made[where]
 
     def random_bits(
         self,

@@ -20,6 +20,7 @@ import tensorflow as tf
 from t2tp.mesh.axes import MeshAxes
 from t2tp.mesh.carriers import as_int64, carried, carrier_of, reduced_as
 from t2tp.mesh.collective_log import Collective
+from t2tp.mesh.graph_memo import GraphMemo
 from t2tp.mesh.pairing import pairings
 from t2tp.mesh.wire import Wire
 
@@ -102,8 +103,7 @@ class Collectives:
         self._nccl = nccl
         # TensorFlow would take rings on the GPUs of a single process.
         self._hint = "nccl" if nccl else "auto"
-        # By graph too: a tensor made inside a loop's body is of no use outside of it.
-        self._groups: dict[tuple[tf.Graph, tuple[int, ...]], _Group] = {}
+        self._groups = GraphMemo()
         self._operation = ""
         self._times = 1
         self.log: list[Collective] = []
@@ -477,21 +477,21 @@ class Collectives:
         return [part for part in dict.fromkeys(parts) if self._axes.size(part) > 1]
 
     def _group(self, axes: Sequence[int]) -> _Group:
-        """The group along axes of the mesh, which are in its order."""
-        where = (tf.compat.v1.get_default_graph(), tuple(axes))
-        if where not in self._groups:
+        """Returns the group along axes of the mesh, which are in its order."""
+
+        def make() -> _Group:
             sizes = self._axes.mesh_shape.to_integer_list
             identity = (self._devices, tuple(sizes), tuple(axes))
             if identity not in _axes_keys:
-                # One key for each group: key + the group's number, which is the row-major index of
-                # its coordinates on the other axes, computed from `pnum`.
                 _axes_keys[identity] = _group_keys.take(len(self._devices))
-            group = tf.constant(0, tf.int32)
+            # The group's number: the row-major index of its coordinates on the other axes.
+            number = tf.constant(0, tf.int32)
             for axis, size in enumerate(sizes):
                 if axis not in axes:
-                    group = group * size + self.coordinate(axis)
-            self._groups[where] = _Group(group + _axes_keys[identity], self._size(axes))
-        return self._groups[where]
+                    number = number * size + self.coordinate(axis)
+            return _Group(number + _axes_keys[identity], self._size(axes))
+
+        return self._groups(tuple(axes), make)
 
     def _names(self, axes: Sequence[int]) -> tuple[str, ...]:
         return tuple(self._axes.mesh_shape.dims[axis].name for axis in axes)

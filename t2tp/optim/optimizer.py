@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
 from t2tp.lowering.context import Lowering
+from t2tp.mesh.graph_memo import GraphMemo
 from t2tp.mesh.layout import Layout
 from t2tp.optim.weight_decay import WeightDecay
 from t2tp.program.program import Mesh
@@ -32,7 +33,7 @@ class Optimizer(mtf.optimize.Optimizer):
         """Sets the learning rate, a float32 scalar, and the decay (default: none)."""
         self._learning_rate = learning_rate
         self._weight_decay = weight_decay or WeightDecay()
-        self._shared: dict[tuple[tf.Graph, Hashable], tf.Tensor] = {}
+        self._shared = GraphMemo()
 
     def apply_grad(self, grad: mtf.Tensor, var: mtf.Variable) -> list[mtf.Operation]:
         """Updates one variable and its slots; returns the update operations."""
@@ -72,11 +73,12 @@ class Optimizer(mtf.optimize.Optimizer):
           key: everything that it depends on.
           make: computes it.
         """
-        where = (tf1.get_default_graph(), key)
-        if where not in self._shared:
+
+        def make_alone() -> tf.Tensor:
             with tf.control_dependencies(None):  # Other updates do not wait for this gradient.
-                self._shared[where] = make()
-        return self._shared[where]
+                return make()
+
+        return self._shared(key, make_alone)
 
     def constant(self, value: float) -> tf.Tensor:
         """Returns a float32 scalar."""

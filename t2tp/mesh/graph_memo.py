@@ -1,0 +1,33 @@
+"""A memo of values that are computed once in each TensorFlow graph.
+
+The body of a loop is a graph of its own. A tensor made there cannot be used outside, or in another
+body, so a memo of tensors must have the graph in its keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+T = TypeVar("T")
+
+
+class GraphMemo:
+    """Values by TensorFlow graph and key."""
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[tf.Graph, Hashable], Any] = {}
+
+    def __call__(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Returns the value of a key in the current graph, computed when it is first needed.
+
+        Args:
+          key: everything that the value depends on.
+          make: computes it.
+        """
+        where = (tf.compat.v1.get_default_graph(), key)
+        if where not in self._values:
+            self._values[where] = make()
+        return self._values[where]
