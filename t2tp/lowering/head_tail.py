@@ -31,7 +31,7 @@ class Orders:
     """The order of each tensor of a lowering.
 
     Attributes:
-      current: that of the operation which is being lowered, of all its inputs and outputs along the
+      current: the order of the inputs and outputs of the operation that is being lowered, along the
         axes that split them.
     """
 

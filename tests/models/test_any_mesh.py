@@ -75,6 +75,10 @@ def test_names_and_global_shapes_of_variables_do_not_depend_on_the_mesh(model, m
     assert on(model, mesh, MESHES[mesh]) == on(model, "")
 
 
+def test_the_vocabulary_has_no_rows_that_the_problem_lacks():
+    assert ("vocab", TOKENS) in on("transformer_lm", "")["embedding"]
+
+
 @pytest.mark.parametrize(
     ("model", "hparams_set", "slack"),
     [
