@@ -37,7 +37,7 @@ def page(template: str, results: Mapping[str, Sequence[Results]]) -> str:
 
     Args:
       template: prose with placeholders.
-      results: results of all processors by case, the newest first.
+      results: results of all processors by case, the latest first.
 
     Raises:
       ValueError: a placeholder is unknown.
@@ -55,8 +55,8 @@ def page(template: str, results: Mapping[str, Sequence[Results]]) -> str:
             raise ValueError(f"{TEMPLATE.name}: {match.group()} is none of table, conditions, ...")
         if case not in results:
             return _missing(case) if what == "table" else ""
-        newest = results[case][0]
-        return table(newest.measured) if what == "table" else conditions(newest)
+        latest = results[case][0]
+        return table(latest.measured) if what == "table" else conditions(latest)
 
     return formatted(re.sub(r"\{\{(.+?)\}\}", filled, template))
 

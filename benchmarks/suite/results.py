@@ -179,7 +179,7 @@ def load_all(directory: Path) -> dict[str, Results]:
 
 
 def load_processors(directory: Path) -> dict[str, list[Results]]:
-    """Loads the results of all processors, by case; the newest of each case is first."""
+    """Loads the results of all processors, by case; the latest of each case is first."""
     loaded = [Results.load(path) for path in directory.glob("*/*.json")]
     loaded = [each for each in loaded if each.machine["size"] == "design"]
     by_case: dict[str, list[Results]] = {case: [] for case in sorted({r.case for r in loaded})}

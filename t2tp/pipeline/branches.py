@@ -208,7 +208,7 @@ class _Branch:
         name = self._wires.name(Action.FORWARD, chunk)
         first_name = self._wires.name(Action.FORWARD, chunk - 1)
 
-        def first() -> list[tf.Tensor]:
+        def first(before: Piece) -> list[tf.Tensor]:
             with shared_constants(), self._lowering.isolated():
                 if chunk:
                     self._bind(before.given, self._arrived(first_name, chunk - 1))
@@ -225,7 +225,9 @@ class _Branch:
                     lambda: [tf.zeros([0], x.dtype) for x in self._branches.saved[table]],
                 )
                 self._write(table, dict(enumerate(messages)))
-            inputs = tf.cond(self._is_first, first, lambda: self._arrived(name, chunk))
+            inputs = tf.cond(
+                self._is_first, lambda: first(before), lambda: self._arrived(name, chunk)
+            )
         self._free_arrived(first_name, name)
         shapes = self._branches.kind(self._enter.outputs).shapes
         return [tf.ensure_shape(x, s) for x, s in zip(inputs, shapes, strict=True)]

@@ -88,8 +88,8 @@ class Ticks:
 
     def _row(self, table: tf.Tensor, tick: tf.Tensor) -> Row:
         columns = tf.unstack(table[tick, self._branches.stage])
-        entry, wires = columns[:_ENTRY_COLUMNS], columns[_ENTRY_COLUMNS:]
-        return Row(*entry, wires[::2], wires[1::2])
+        branch, microbatch, saved, arrived, *wires = columns
+        return Row(branch, microbatch, saved, arrived, wires[::2], wires[1::2])
 
     def _tick(self, state: _State, row: Row) -> _State:
         wires, received = {}, {}
