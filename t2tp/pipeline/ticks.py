@@ -87,8 +87,7 @@ class Ticks:
         return table
 
     def _row(self, table: tf.Tensor, tick: tf.Tensor) -> Row:
-        columns = tf.unstack(table[tick, self._branches.stage])
-        branch, microbatch, saved, arrived, *wires = columns
+        branch, microbatch, saved, arrived, *wires = tf.unstack(table[tick, self._branches.stage])
         return Row(branch, microbatch, saved, arrived, wires[::2], wires[1::2])
 
     def _tick(self, state: _State, row: Row) -> _State:
