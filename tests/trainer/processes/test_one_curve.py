@@ -19,6 +19,10 @@ STEPS, SAVE, DIE_AT = 6, 2, 5
 ONE_THREAD = {"TF_NUM_INTRAOP_THREADS": "1"}
 
 _STAGES = "layout=batch:data;layers:stage,num_hidden_layers=2"
+_EXPERTS = (
+    "num_experts=4,moe_every=1,d_model=16,d_ff=32,d_kv=8,num_heads=2,num_hidden_layers=1"
+    ",max_length=32,batch_size=8"
+)
 # Model, mesh and hparams of each run; on how many processes it is killed and resumed.
 CASES = [
     ("transformer_lm", "data:2;model:2", "layout=batch:data;heads:model", 2, 4),
@@ -27,8 +31,8 @@ CASES = [
     ("transformer_lm", "stage:2;data:2", f"{_STAGES},microbatches=2", 2, 1),
     ("transformer_lm", "stage:2;data:2", f"{_STAGES},microbatches=4,zero_stage=2", 2, 4),
     ("transformer_lm", "stage:2", f"{_STAGES},pipeline_schedule=1f1b,microbatches=4", 1, 2),
-    ("transformer_moe", "data:2;model:2", "num_experts=4,moe_every=1", 2, 2),
-    ("transformer_moe", "data:4", "num_experts=4,moe_every=1,zero_stage=2", 4, 2),
+    ("transformer_moe", "data:2;model:2", _EXPERTS, 2, 2),
+    ("transformer_moe", "data:4", f"{_EXPERTS},zero_stage=2", 4, 2),
 ]
 
 
@@ -44,7 +48,7 @@ def test_processes_and_a_kill_change_no_bit(
         given = {
             "problem": PROBLEM,
             "model": model,
-            "hparams_set": "transformer_lm_test",
+            "hparams_set": "transformer_moe_tiny" if "moe" in model else "transformer_lm_test",
             "hparams": f"layer_prepostprocess_dropout=0.1,{hparams}",
             "mesh_shape": mesh,
             "schedule": "train",
