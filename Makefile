@@ -56,6 +56,7 @@ lint: $(STAMP) package
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mdformat --check $(PAGES)
+	$(BIN)/python tools/prose.py
 	cd build/package && PYTHONPATH=. $(abspath $(BIN))/lint-imports --config $(CURDIR)/pyproject.toml
 	cd build/package && $(abspath $(BIN))/mypy --config-file=$(CURDIR)/pyproject.toml
 

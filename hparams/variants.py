@@ -1,4 +1,13 @@
-"""Registers the sets of `variants.toml`: a parent's values, and some others."""
+"""Registers the hparams sets of the TOML files of this package.
+
+Most sets differ from another set only in values. Such a set is a table `[model.name]` with its
+`parent`, its help text `doc`, and the values that differ:
+
+    [transformer_lm.gpt2_medium]
+    parent = "gpt2_small"
+    doc = "24 layers of 1024: 355 million parameters; 8 rows at a time on one device."
+    d_model = 1024
+"""
 
 from __future__ import annotations
 
@@ -34,6 +43,6 @@ def register_variants(text: str) -> None:
             _register(model, name, row.pop("parent"), row.pop("doc"), row)
 
 
-register_variants(
-    importlib.resources.files(__package__).joinpath("variants.toml").read_text("utf-8")
-)
+for file in importlib.resources.files(__package__).iterdir():
+    if file.name.endswith(".toml"):
+        register_variants(file.read_text("utf-8"))
