@@ -27,33 +27,34 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 def write_bytes(path: str | os.PathLike[str], contents: bytes) -> None:
     """Writes or replaces a file, as `write_text`."""
-    state = None
     try:
-        with contextlib.suppress(FileNotFoundError):
-            state = os.stat(path)
-        if _is_open_file(path) or (state and not stat.S_ISREG(state.st_mode)):
+        if is_written_into(path):
             with open(path, "ab") as file:
                 file.write(contents)
         else:
-            _replace(Path(os.path.realpath(path)), contents, state)
+            _replace(Path(os.path.realpath(path)), contents)
     except OSError as error:  # a full disk: Python does not say which file
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _is_open_file(path: str | os.PathLike[str]) -> bool:
-    """Whether a path names an open file of a process, as /dev/stdout does."""
+def is_written_into(path: str | os.PathLike[str]) -> bool:
+    """Whether `write_text` writes into a path's device, pipe or open file, and replaces nothing."""
     path = os.path.abspath(path)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return True
+    # /dev/stdout is a link to an open file.
     while os.path.islink(path) and not path.startswith("/proc/"):
         path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
     return path.startswith("/proc/")
 
 
-def _replace(path: Path, contents: bytes, state: os.stat_result | None) -> None:
+def _replace(path: Path, contents: bytes) -> None:
     unfinished = unfinished_path(path)
     try:
         with unfinished.open("wb") as file:
-            if state is not None:
-                os.fchmod(file.fileno(), stat.S_IMODE(state.st_mode))
+            with contextlib.suppress(FileNotFoundError):
+                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
             file.write(contents)
             file.flush()
             os.fsync(file.fileno())

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from t2tp.atomic_file import write_text
+from t2tp.atomic_file import is_written_into, write_text
 from t2tp.decoding import DecodeOptions
 from t2tp.trainer.inference.run_decoder import Decoded, DecodedExample
 from t2tp.trainer.run_dir.run_files import check_writable
@@ -27,7 +27,8 @@ def check_can_be_written(path: str) -> None:
     """
     if Path(path).is_dir():
         raise IsADirectoryError(f"{path} is a directory: name a file")
-    check_writable(str(Path(path).parent), "the directory of the decoded texts,")
+    if not is_written_into(path):
+        check_writable(str(Path(path).parent), "the directory of the decoded texts,")
 
 
 def write_lines(path: str | Path, lines: Sequence[str]) -> None:

@@ -115,10 +115,14 @@ UNPRIVILEGED = ["setpriv", "--bounding-set=-dac_override"] if os.geteuid() == 0 
 def test_a_read_only_directory_is_refused(tmp_path):
     code = """
 import sys
+from t2tp.trainer.inference import files
 from t2tp.trainer.run_dir import run_files
+files.check_can_be_written(sys.argv[2])
 run_files.check_writable(sys.argv[1])
 """
-    command = [*UNPRIVILEGED, sys.executable, "-c", code, str(tmp_path / "run")]
+    os.mkfifo(tmp_path / "pipe")
+    paths = [str(tmp_path / "run"), str(tmp_path / "pipe")]  # a pipe, as /dev/null, is not replaced
+    command = [*UNPRIVILEGED, sys.executable, "-c", code, *paths]
     assert subprocess.run(command, check=False).returncode == 0
     tmp_path.chmod(0o500)
     said = subprocess.run(command, check=False, capture_output=True, text=True).stderr
