@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -29,14 +29,19 @@ _PLANNED = 4
 
 
 def with_best_layout(
-    model: str, hparams: HParams, vocab_sizes: Mapping[str, int], user_dir: str | None = None
+    model: str,
+    hparams: HParams,
+    vocab_size: int,
+    image_shape: Sequence[int],
+    user_dir: str | None = None,
 ) -> HParams:
     """Chooses mesh and layout, and logs them. All other hparams keep their values.
 
     Args:
       model: name of a registered model.
       hparams: hparams of the model.
-      vocab_sizes: vocabulary sizes of the problem's data.
+      vocab_size: number of tokens, classes or pixel values of the problem.
+      image_shape: height, width and channels of the problem's images.
       user_dir: directory of the user's own models, if there is one.
 
     Raises:
@@ -46,7 +51,7 @@ def with_best_layout(
     # Lowering a program starts TensorFlow, and then no more virtual devices can be made.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         search = pool.submit(
-            _search, model, hparams, vocab_sizes["targets"], devices, cluster, user_dir
+            _search, model, hparams, vocab_size, image_shape, devices, cluster, user_dir
         )
         try:
             chosen, message = search.result()
@@ -60,6 +65,7 @@ def _search(
     model: str,
     hparams: HParams,
     vocab_size: int,
+    image_shape: Sequence[int],
     devices: int,
     cluster: ClusterFile,
     user_dir: str | None,
@@ -74,7 +80,7 @@ def _search(
     fixed = {name: hparams.get(name) for name in (*CHOSEN, *RESET) if name in hparams}
     if devices == 1 and "zero_stage" in fixed:
         fixed["zero_stage"] = 0
-    planned_request = request(model, planned, vocab_size)
+    planned_request = request(model, planned, vocab_size, image_shape)
     best, *_ = Search(planned_request, cluster, devices, rows, fixed=fixed, top=_PLANNED).run()
     message = (
         f"chosen for {devices} devices of {cluster.name}: {best.flags}"

@@ -12,6 +12,8 @@ from t2tp import mtf, registry
 from t2tp.hparam import HParams
 from t2tp.models.image_classifier import ImageClassifier
 from t2tp.planner import ClusterFile, Plan, Request
+from t2tp.problems.images import ImageProblem
+from t2tp.problems.problem import Problem
 from t2tp.program.program import Feature
 from t2tp.trainer.inputs.batch_size import sequences_per_batch
 
@@ -84,6 +86,11 @@ def request(
         return {name: Feature(shape, tf.int32) for name in names}
 
     return Request(model, model_class, hparams, sizes, features)
+
+
+def image_shape_of(problem: Problem) -> Sequence[int]:
+    """Returns height, width and channels of a problem's images; by default, ImageNet's."""
+    return problem.image_shape if isinstance(problem, ImageProblem) else IMAGE_SHAPE
 
 
 def _image(batch: mtf.Dimension, image_shape: Sequence[int]) -> mtf.Shape:

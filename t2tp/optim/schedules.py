@@ -152,8 +152,8 @@ def cosdecay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
 def single_cycle_cos_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
     """Falls along half a cosine from 1 at the warm-up's end to 0 at the training's end."""
     warmup = warmup_steps(hparams, train_steps)
-    since = tf.clip_by_value(step - warmup, 0.0, train_steps - warmup)
-    return _half_cosine(since, train_steps - warmup)
+    over = max(1, train_steps - warmup)
+    return _half_cosine(tf.clip_by_value(step - warmup, 0.0, over), over)
 
 
 @registry.register_learning_rate_schedule

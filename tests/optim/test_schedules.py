@@ -182,6 +182,7 @@ def test_a_warmup_of_more_than_half_of_the_training_takes_a_tenth(warmup, spent)
     np.testing.assert_allclose(rising, [1 / spent, 1 - 1 / spent, 1.0], rtol=1e-6)
     falling = rates("single_cycle_cos_decay", [spent, 999], learning_rate_warmup_steps=warmup)
     assert falling[0] == 1.0 and 0.0 < falling[1] < 1e-4
+    assert rates("single_cycle_cos_decay", [0], train_steps=1) == [1.0]
     # The decay is that of the set, whatever the length of the warm-up.
     decaying = rates("rsqrt_decay", [spent], learning_rate_warmup_steps=warmup)
     assert decaying[0] == pytest.approx(warmup**-0.5)

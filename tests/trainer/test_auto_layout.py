@@ -20,7 +20,7 @@ from tests.models.small_lm import make_hparams
 def searched(devices, **values):
     hparams = make_hparams(mesh_shape="", layout="", batch_size=8, **values)
     cluster = ClusterFile.load("cpu")
-    return auto_layout._search("transformer_lm", hparams, 30, devices, cluster, None)
+    return auto_layout._search("transformer_lm", hparams, 30, (), devices, cluster, None)
 
 
 def test_it_chooses_mesh_and_layout_and_nothing_else():
@@ -68,7 +68,11 @@ def test_both_are_chosen_or_none(capfd, tmp_path):
 def test_models_with_other_hparams_are_searched_too(model, hparams_set):
     hparams = registry.hparams(hparams_set)
     hparams.parse("batch_size=4,batch_size_unit=sequences_per_batch")
-    chosen, _ = auto_layout._search(model, hparams, 10, 2, ClusterFile.load("cpu"), None)
+    times = {}
+    for size in (8, 64):
+        arguments = (model, hparams, 10, (size, size, 1), 2, ClusterFile.load("cpu"), None)
+        chosen, times[size] = auto_layout._search(*arguments)
+    assert times[8] != times[64]  # The images are those of the problem.
     assert chosen.mesh_shape in ("data:2", "model:2")
 
 

@@ -25,6 +25,7 @@ from t2tp.planner.page import page
 from t2tp.planner.scaling import scaled_plans
 from t2tp.planner.search import Proposal, Search, days_of, pareto, price_of
 from t2tp.planner.text import advice_text, plan_text, search_text, training_text
+from t2tp.problems.problem import Problem
 from t2tp.suggestions import nearest
 from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.cli.spec_from_flags import AUTO, hparams_to_print
@@ -32,7 +33,7 @@ from t2tp.trainer.cli.train import building
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.hparams_fit import check_fits
 from t2tp.trainer.inputs.batch_size import sequences_per_batch
-from t2tp.trainer.planning import IMAGE_SHAPE, request
+from t2tp.trainer.planning import IMAGE_SHAPE, image_shape_of, request
 
 # Tokens of a training. A batch counts in powers of two, which meshes divide.
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
@@ -244,13 +245,16 @@ def _vocab_size(flags: absl_flags.FlagValues) -> int:
         return flags.vocab_size
     if not flags.problem or not flags.data_dir:
         raise UsageError("--vocab_size is missing: give it, or --problem and --data_dir")
-    problem = problems.find(flags.problem, flags.problem_options or "")
-    return problem.vocab_sizes(flags.data_dir)["targets"]
+    return _problem(flags).vocab_sizes(flags.data_dir)["targets"]
+
+
+def _problem(flags: absl_flags.FlagValues) -> Problem:
+    return problems.find(flags.problem, flags.problem_options or "")
 
 
 def _image_shape(flags: absl_flags.FlagValues) -> Sequence[int]:
     if not flags.image_shape:
-        return IMAGE_SHAPE
+        return image_shape_of(_problem(flags)) if flags.problem else IMAGE_SHAPE
     sizes = [int(size) for size in flags.image_shape if size.strip().isdecimal()]
     if len(sizes) != 3 or min(sizes) < 1:
         raise UsageError(

@@ -67,11 +67,12 @@ def spec_from_flags(flags: absl_flags.FlagValues) -> RunSpec:
     if is_auto(flags):
         if not flags.data_dir or problem is None:
             raise UsageError("--mesh_shape=auto needs --problem and --data_dir, for the vocabulary")
-        sizes = problem.vocab_sizes(flags.data_dir)
+        size = problem.vocab_sizes(flags.data_dir)["targets"]
         # Imported here, because a run with a layout needs no planner.
-        from t2tp.trainer import auto_layout
+        from t2tp.trainer import auto_layout, planning
 
-        hparams = auto_layout.with_best_layout(model, hparams, sizes, settings["t2t_usr_dir"])
+        shape, user_dir = planning.image_shape_of(problem), settings["t2t_usr_dir"]
+        hparams = auto_layout.with_best_layout(model, hparams, size, shape, user_dir)
     flag_settings = {
         f.name: value_of(flags, f.name) for f in fields(RunConfig) if f.name not in _NOT_FLAGS
     }
