@@ -160,12 +160,10 @@ def test_any_layout_gives_the_same_beams_and_samples(how, name, layout, xla):
         np.testing.assert_allclose([h.score for h in ours], scores, rtol=1e-4, atol=1e-4)
 
 
-def image_decoder(
-    options: str, attention_type: str, mesh_shape: str, xla: bool | None = None
-) -> Decoder:
+def image_decoder(options: str, attention_type: str, mesh_shape: str) -> Decoder:
     model = MtfImageTransformer(image.make(attention_type), {"targets": image.LEVELS})
     chosen = DecodeOptions.parse(f"{options},eos_id=-1,batch_size={len(GIVEN)}")
-    return Decoder.from_model(model, chosen, mesh_shape=mesh_shape, layout=image.SPLIT, xla=xla)
+    return Decoder.from_model(model, chosen, mesh_shape=mesh_shape, layout=image.SPLIT)
 
 
 def begun_images() -> list[list[int]]:
@@ -182,15 +180,12 @@ def image_params(attention_type: str) -> dict[str, tf.Tensor]:
     return float64_params(program)
 
 
-@pytest.mark.parametrize(
-    ("layout", "xla"),
-    [*((layout, None) for layout in IMAGES), ("length-sharded", True), ("spatial", True)],
-)
-def test_greedy_images_are_those_of_the_description(layout, xla):
+@pytest.mark.parametrize("layout", IMAGES)
+def test_greedy_images_are_those_of_the_description(layout):
     attention_type, mesh_shape = IMAGES[layout]
     begun = begun_images()
     requests = [Request(row, limit=image.LENGTH - len(row)) for row in begun]
-    found = image_decoder("beam_size=1", attention_type, mesh_shape, xla)(requests)
+    found = image_decoder("beam_size=1", attention_type, mesh_shape)(requests)
 
     def logits(values):
         all_logits = image.reference_logits(image_params(attention_type), values, attention_type)
