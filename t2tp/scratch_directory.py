@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ def scratch_directory(parent: Path, prefix: str) -> Iterator[Path]:
     Raises:
       OSError: the directory cannot be created.
     """
-    for path in parent.glob(f"{prefix}*"):
+    for path in parent.glob(f"{glob.escape(prefix)}*"):
         with contextlib.suppress(OSError):  # In use, or not a scratch directory.
             _delete_abandoned(path)
     directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))

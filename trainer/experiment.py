@@ -183,7 +183,7 @@ class Experiment:
         if frozen:
             sizes += f" and {frozen:,} frozen ones"
         if kept:
-            sizes += f", and {kept:,} numbers of the optimizer"
+            sizes += f", {kept:,} optimizer state values"
         return "\n".join(
             [
                 str(self.estimator.layout),

@@ -226,7 +226,7 @@ class Manifest:
 
     def _overlap(self, split: str) -> str:
         overlap = self.overlaps.get(split, {})
-        return "".join(f", {count:,} of them in {other} too" for other, count in overlap.items())
+        return "".join(f", {count:,} of them also in {other}" for other, count in overlap.items())
 
 
 def write_options(directory: Path, options: Mapping[str, Any]) -> None:

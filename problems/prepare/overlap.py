@@ -33,8 +33,8 @@ def report_overlaps(name: str, stored: Mapping[str, Split]) -> dict[str, dict[st
         total = sum(len(next(iter(part.values()))) for part in stored[split])
         for other, count in counts.items():
             logging.warning(
-                "%s: %d of the %d examples of %s stand in %s too: how well they are done says "
-                "little about others",
+                "%s: %d of %d %s examples also occur in %s: their score is not evidence of"
+                " generalisation",
                 name,
                 count,
                 total,

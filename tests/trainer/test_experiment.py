@@ -108,7 +108,7 @@ def test_building_and_describing_write_nothing(tmp_path, data_dir):
     assert "mesh data:2;model:2, layout batch:data;heads:model" in said
     assert re.search(r"^processor 3: .*CPU:3$", said, re.MULTILINE)
     learned = 512 * 16 + 32 * 16 + 4 * 16 * 32 + 2 * 16 * 32 + 3 * 16
-    assert f"{learned:,} parameters, and {2 * learned:,} numbers of the optimizer" in said
+    assert f"{learned:,} parameters, {2 * learned:,} optimizer state values" in said
     assert not (tmp_path / "run").exists()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sysconfig
 from pathlib import Path
 
+import t2tp.hparams  # noqa: F401  (registers the sets)
 from t2tp import registry
 from t2tp.hparam import HParams
 from t2tp.problems.python_stdlib import LanguagemodelPythonStdlib

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import math
 import os
@@ -247,7 +248,7 @@ def _made(directory: Path, share: Share) -> Iterator[Path]:
     else:
         share.barrier("the directory is there")
         # Process 0 has already removed leftovers of killed conversions.
-        found = list(parent.glob(f"{prefix}*/{_PARTIAL}"))
+        found = list(parent.glob(f"{glob.escape(prefix)}*/{_PARTIAL}"))
         if len(found) != 1:
             raise UsageError(
                 f"{parent} is not the directory that process 0 writes to: processes that convert"

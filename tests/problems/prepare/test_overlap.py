@@ -72,9 +72,9 @@ def test_each_making_says_what_it_finds(tmp_path, caplog):
     }
     count = sum(each in found["train"] for each in found["validation"])
     assert manifest.overlaps["validation"] == {"train": count}
-    assert f"{count} of the 30 examples of validation stand in train too" in caplog.text
+    assert f"{count} of 30 validation examples also occur in train" in caplog.text
     assert "validation: 30 examples, " in manifest.summary()
-    assert f", {count} of them in train too\ntest" in manifest.summary()
+    assert f", {count} of them also in train\ntest" in manifest.summary()
 
 
 def test_what_one_problem_of_a_mixture_holds_out_and_another_trains_on_is_found(tmp_path):
