@@ -8,11 +8,11 @@ def lower(self, lowering):  # y = tanh(x)
     lowering.set_slice(self.outputs[0], tf.tanh(lowering.slice(self.inputs[0])))
 ```
 
-A slice that is a partial sum over a split dimension ends in `set_partial_sum`. The all-reduce is
+An operation that sums over a split dimension calls `set_partial_sum` instead. The all-reduce is
 then deferred (`t2tp.lowering.deferred_sums`), and `slice` completes it.
 
-`GraphLowering` implements all of this. Operations and rules know this protocol only, so that no two
-files need each other.
+`GraphLowering` implements the protocol. Operations and rules import only the protocol, which avoids
+circular imports.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Lowering(Protocol):
     updated_in_place: set[upstream.Tensor]
 
     def mesh_impl(self, of: Any) -> SpmdMeshImpl:
-        """Returns the mesh: its layout, its collectives and shapes of slices."""
+        """Returns the mesh implementation: layout, collectives and shapes of slices."""
 
     def slice(self, tensor: upstream.Tensor) -> tf.Tensor:
         """Returns the processor's slice of a tensor; a deferred sum is reduced."""
@@ -92,7 +92,7 @@ class Lowering(Protocol):
         dims: Collection[upstream.Dimension],
         value: str = "",
     ) -> AbstractContextManager[None]:
-        """Gives tensors masked padding inside the context."""
+        """Masks the padding of tensors inside the context."""
 
     def partial_sum(self, tensor: upstream.Tensor) -> tuple[tf.Tensor, list[int]]:
         """Returns the processor's partial sum of a tensor, and the mesh axes to sum over."""
@@ -109,7 +109,7 @@ class Lowering(Protocol):
         """Sets a partial sum over mesh axes; without axes, the slice."""
 
     def set_tensor_lowering(self, tensor: upstream.Tensor, laid_out_tensor: Any) -> None:
-        """Sets an output in a form of its own, such as a lazy one-hot tensor."""
+        """Sets an output to another representation, such as a lazy one-hot tensor."""
 
     def users(self, tensor: upstream.Tensor) -> Sequence[upstream.Operation | None]:
         """Returns the operations that use a tensor; None stands for an output of the program."""
@@ -124,7 +124,7 @@ class Lowering(Protocol):
         """Returns a value that several operations need, computed by the first of them."""
 
     def shared_random(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Returns a shared value that is made of random bits."""
+        """Like `shared`, for a value made of random bits."""
 
     def random_bits(self, name: str, shape: upstream.Shape, order: Order = ...) -> tf.Tensor:
         """Returns 32 random bits per element, the same global tensor on every mesh."""
@@ -132,16 +132,16 @@ class Lowering(Protocol):
     def random_mask(
         self, name: str, shape: upstream.Shape, probability: float, order: Order
     ) -> tf.Tensor:
-        """Returns booleans that are true with a probability."""
+        """Returns a random boolean per element, true with `probability`."""
 
     def element_index(self, shape: upstream.Shape) -> tf.Tensor:
         """Returns each element's row-major index in the global tensor."""
 
     def compiled(self, fn: Callable[..., T]) -> Callable[..., T]:
-        """Returns a function of slices that XLA compiles where that pays."""
+        """Returns `fn`, compiled by XLA for inputs that are large enough."""
 
     def isolated(self) -> AbstractContextManager[None]:
-        """Forgets at its end the tensors that were lowered inside, in a branch of a condition."""
+        """Discards the tensors lowered inside the context, such as a branch, when it ends."""
 
     def inside_loop(self, iteration: tf.Tensor) -> AbstractContextManager[None]:
         """Lowers a loop's body inside the context."""

@@ -6,11 +6,11 @@ A matmul whose summed dimension is split leaves each processor with a partial su
     y [batch=8, d_model=6] = einsum(h [batch=8, d_ff=12/model], w_out [d_ff=12/model, d_model=6])
     processor 0 has the sum over d_ff 0-5, processor 1 the sum over d_ff 6-11
 
-The all-reduce waits until an operation needs the value of `y`. Three things may happen first. If
-`y` is added to another partial sum over `model`, one all-reduce serves both. If a reshape splits it
-over `model`, the all-reduce becomes a reduce-scatter. And when some sum is needed, small sums over
-the same axes that will be needed too (the gradients of all norms, say) join its collective, because
-the cost of a small collective is its latency, not its bytes.
+The all-reduce waits until an operation needs the value of `y`. Waiting can make it cheaper. If `y`
+is added to another partial sum over `model`, one all-reduce serves both. If a reshape splits `y`
+over `model`, the all-reduce becomes a reduce-scatter. And when a sum is needed, small sums over the
+same axes that will be needed too (the gradients of all norms, say) join its collective, because the
+cost of a small collective is its latency, not its bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from t2tp.lowering.operation import hooks
 
 # Bytes. Coalescing a larger tensor gains nothing: the copy costs the time of a second collective.
 SMALL = 1 << 20
-_LARGEST_TOGETHER = 1 << 24
+_LARGEST_COALESCED = 1 << 24
 # Bytes of small sums that fill a collective, which then runs while later tensors are computed.
 BUCKET = 1 << 22
 
@@ -91,7 +91,7 @@ class Reductions:
         Args:
           lazy: the partial sum, and the axes to sum over.
           name: name of the summed tensor.
-          is_needed: whether some operation needs the value; only then it may be reduced early,
+          is_needed: whether some operation needs the value. Only then may the sum be reduced early,
             together with others.
         """
         axes = self.mesh_impl.layout.axes.separate(lazy.mesh_axes)
@@ -108,16 +108,16 @@ class Reductions:
 
     def reduce(self, required: DeferredSum) -> None:
         """Reduces a sum, and the sums that fit into the same collective."""
-        together = self._coalesced(required)
-        self._deferred = [s for s in self._deferred if s not in together]
-        names = [s.name for s in together]
-        if len(together) == 1:
+        group = self._coalesced(required)
+        self._deferred = [s for s in self._deferred if s not in group]
+        names = [s.name for s in group]
+        if len(group) == 1:
             required.set_reduced(self._allreduce(required.addend, required, names))
             return
-        sizes = [math.prod(s.addend.shape.as_list()) for s in together]
-        flat = tf.concat([tf.reshape(s.addend, [-1]) for s in together], axis=0)
+        sizes = [math.prod(s.addend.shape.as_list()) for s in group]
+        flat = tf.concat([tf.reshape(s.addend, [-1]) for s in group], axis=0)
         values = tf.split(self._allreduce(flat, required, names), sizes)
-        for deferred, value in zip(together, values, strict=True):
+        for deferred, value in zip(group, values, strict=True):
             deferred.set_reduced(tf.reshape(value, deferred.addend.shape))
 
     def _allreduce(self, addend: tf.Tensor, required: DeferredSum, names: list[str]) -> tf.Tensor:
@@ -130,20 +130,20 @@ class Reductions:
         return tf.cast(allreduce(addend, required.mesh_axes, "Add", names), dtype)
 
     def _coalesced(self, required: DeferredSum) -> list[DeferredSum]:
-        """Returns the sum and other deferred ones over the same axes, up to a total size."""
-        together, total = [required], required.num_bytes
+        """Returns the sum and other deferred sums over the same axes, up to a total size."""
+        group, total = [required], required.num_bytes
         if total > SMALL:
-            return together
+            return group
         for other in self._deferred:
-            fits = total + other.num_bytes <= _LARGEST_TOGETHER
+            fits = total + other.num_bytes <= _LARGEST_COALESCED
             if other is not required and fits and self._is_similar(other, required):
-                together.append(other)
+                group.append(other)
                 total += other.num_bytes
-        return together
+        return group
 
     @staticmethod
     def _is_similar(other: DeferredSum, required: DeferredSum) -> bool:
-        # A tensor of a loop's body cannot be used outside of it, nor the other way round.
+        # Sums inside and outside a loop's body cannot share a collective.
         return (
             not other.is_reduced
             and other.mesh_axes == required.mesh_axes

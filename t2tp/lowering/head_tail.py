@@ -1,14 +1,17 @@
-"""Head-tail order: the slice of a processor is an early and a late part of a split dimension.
+"""Head-tail order: each processor's slice is an early and a late part of a split dimension.
 
-In causal attention a query attends to all earlier positions. If each processor had consecutive
-queries, the one with the last ones would compute most of the scores, and the others would wait for
-it. Here each gives the second half of its slice to the processor at the other end, so that all have
-an early and a late half, which are equal work: A. Grattafiori et al., "The Llama 3 Herd of Models"
-(arXiv:2407.21783), section 3.3.2.
+In causal attention a query attends to all earlier positions. With consecutive queries, the last
+processor would compute most of the scores, and the others would wait for it. In head-tail order,
+each processor swaps the second half of its slice with the processor at the other end. All slices
+then have an early and a late half and are equal work: A. Grattafiori et al., "The Llama 3 Herd of
+Models" (arXiv:2407.21783), section 3.3.2. Four processors hold these eighths of the positions:
 
-Most operations do not depend on the order: given permuted positions, they give permuted results. So
-a tensor keeps its order from one layer's attention to the next one's, and is exchanged only for
-operations that do (`Hooks.ordered_dims`), and where the program ends.
+    consecutive    0 1    2 3    4 5    6 7
+    head-tail      0 7    2 5    4 3    6 1
+
+Most operations do not depend on the order: for permuted positions they compute permuted results. So
+a tensor stays in head-tail order from one layer's attention to the next. It is converted back only
+for operations that depend on the order (`Hooks.ordered_dims`), and for the program's outputs.
 """
 
 from __future__ import annotations
@@ -41,16 +44,16 @@ class Orders:
         self._mesh_impl = mesh_impl
         self.current = CONSECUTIVE
         self._of: dict[upstream.Tensor, Order] = {}
-        # The axes along which all slices are the same: no order changes them.
+        # The axes along which all slices of a tensor are the same, so that no order changes them.
         self._uniform: dict[upstream.Tensor, Order] = {}
         # The order of an operation's tensors, when it was lowered.
         self._of_operation: dict[upstream.Operation, Order] = {}
         self._converted = GraphMemo()
-        # By axis, the names of dimensions that some attention wants in head-tail order.
+        # Mesh axis -> names of the dimensions that some attention reads in head-tail order.
         self._wanted: dict[int, set[str]] = {}
 
     def want(self, operations: Iterable[upstream.Operation]) -> None:
-        """Notes which dimensions some operations want in head-tail order."""
+        """Records which dimensions the operations read in head-tail order."""
         layout = self._mesh_impl.layout
         for op in operations:
             for dim in hooks(op).head_tail_dims(layout):
@@ -59,10 +62,10 @@ class Orders:
                     self._wanted.setdefault(axis, set()).add(dim.name)
 
     def of(self, tensor: upstream.Tensor) -> Order:
-        """Returns the order in which a tensor is best read: for another one it is exchanged.
+        """Returns the order in which a tensor is cheapest to read: others need an exchange.
 
-        A feature is exchanged for the first operation that takes any order, so that nothing that is
-        computed from it has to be.
+        A feature is exchanged for its first operation that accepts any order, so that the tensors
+        computed from it need no exchange.
         """
         if hooks(tensor.operation).is_feature:
             return frozenset(
@@ -78,7 +81,7 @@ class Orders:
             self._of[tensor] = order & self._axes_of(tensor)
 
     def _for_operation(self, op: upstream.Operation) -> Order:
-        """Returns the order in which an operation takes its inputs and gives its outputs."""
+        """Returns the order of an operation's inputs and outputs."""
         if isinstance(op, upstream.GenericGradOperation):
             # TensorFlow differentiates the tensors of the forward pass.
             return self._of_operation.get(op._forward_op, CONSECUTIVE)
@@ -91,11 +94,11 @@ class Orders:
         op: upstream.Operation,
         read_by: Callable[[upstream.Operation], Sequence[upstream.Tensor]],
     ) -> Iterator[None]:
-        """Converts what an operation reads to one order while it is lowered.
+        """Converts the tensors that an operation reads to one order while it is lowered.
 
         Args:
           op: the operation.
-          read_by: returns all that an operation reads.
+          read_by: returns all tensors that an operation reads, also in a loop's body.
         """
         if not self._wanted or hooks(op).asks_for_orders:
             yield
@@ -105,7 +108,7 @@ class Orders:
         converted = {
             x: self.converted(x, order)
             for x in (_own_inputs(op) if order else read_by(op))
-            if self._to_exchange(x, order)
+            if self._axes_to_exchange(x, order)
         }
         before = {x: (tensors[x], self._of.get(x, CONSECUTIVE)) for x in converted}
         for x, laid_out in converted.items():
@@ -118,13 +121,13 @@ class Orders:
             yield
         finally:
             self.current = outer
-            for x, (laid_out, held) in before.items():
+            for x, (laid_out, old_order) in before.items():
                 tensors[x] = laid_out
-                self.set(x, held)
+                self.set(x, old_order)
 
     @contextlib.contextmanager
     def isolated(self) -> Iterator[None]:
-        """While this is active, orders that are set are forgotten at the end."""
+        """Discards the orders that were set inside the context when it ends."""
         before = self._of
         self._of = dict(before)
         try:
@@ -134,35 +137,35 @@ class Orders:
 
     def has(self, tensor: upstream.Tensor) -> bool:
         """Whether a lowered tensor is in the current order."""
-        return not self._to_exchange(tensor, self.current)
+        return not self._axes_to_exchange(tensor, self.current)
 
     def converted(self, tensor: upstream.Tensor, order: Order) -> LaidOutTensor:
         """Returns a lowered tensor in an order, along the axes that split it."""
         laid_out = self._lowering.tensors[tensor].to_laid_out_tensor()
-        exchanged = self._to_exchange(tensor, order)
-        if not exchanged:
+        axes = self._axes_to_exchange(tensor, order)
+        if not axes:
             return laid_out
 
         def exchange() -> LaidOutTensor:
             x = laid_out.slice
             for i, axis in enumerate(self._mesh_impl.tensor_layout(tensor)):
-                if axis in exchanged:
+                if axis in axes:
                     x = self._mesh_impl.collectives.exchange_tails(x, axis, i)
             return LaidOutTensor([x])
 
-        return self._converted((laid_out.slice.ref(), exchanged), exchange)
+        return self._converted((laid_out.slice.ref(), axes), exchange)
 
-    def _to_exchange(self, tensor: upstream.Tensor, order: Order) -> Order:
-        """Returns the axes along which a lowered tensor has to be exchanged to be in an order."""
+    def _axes_to_exchange(self, tensor: upstream.Tensor, order: Order) -> Order:
+        """Returns the axes along which a lowered tensor must be exchanged to be in an order."""
         if not self._wanted:
             return CONSECUTIVE
-        held, wanted = self._of.get(tensor, CONSECUTIVE), order & self._axes_of(tensor)
-        return (held ^ wanted) - self._uniform.get(tensor, CONSECUTIVE)
+        current, target = self._of.get(tensor, CONSECUTIVE), order & self._axes_of(tensor)
+        return (current ^ target) - self._uniform.get(tensor, CONSECUTIVE)
 
     def _accepts(self, op: upstream.Operation, axis: int) -> bool:
-        """Whether an operation may be given its inputs in head-tail order along an axis."""
+        """Whether an operation accepts inputs in head-tail order along an axis."""
         if isinstance(op, upstream.ReshapeOperation):
-            return self._stays(op.inputs[0].shape, op.outputs[0].shape, axis)
+            return self._keeps_split(op.inputs[0].shape, op.outputs[0].shape, axis)
         split = {
             dim
             for tensor in (*_own_inputs(op), *op.outputs)
@@ -174,7 +177,7 @@ class Orders:
     def _uniform_axes(self, op: upstream.Operation, y: upstream.Tensor) -> Order:
         """Returns the axes along which all slices of an output are the same.
 
-        Whatever the order of the inputs, they do not change; so the output does not, either.
+        No order of the inputs changes the output along these axes.
         """
         varying = CONSECUTIVE.union(
             *(self._axes_of(x) - self._uniform.get(x, CONSECUTIVE) for x in _own_inputs(op))
@@ -185,10 +188,10 @@ class Orders:
             if axis not in varying and not _depends_on_order(op, dim)
         )
 
-    def _stays(self, old: upstream.Shape, new: upstream.Shape, axis: int) -> bool:
-        """Whether an axis splits the same dimension, but for its name, before and after a reshape.
+    def _keeps_split(self, old: upstream.Shape, new: upstream.Shape, axis: int) -> bool:
+        """Whether an axis splits the same dimension before and after a reshape, up to its name.
 
-        That is the same factor of the row-major index: see `t2tp.lowering.reshape`.
+        The dimension is then the same factor of the row-major index: see `t2tp.lowering.reshape`.
         """
         factors = []
         for shape in (old, new):

@@ -1,4 +1,4 @@
-"""Lowers an mtf graph to TensorFlow: which operations are lowered, and how."""
+"""Lowers an mtf graph to TensorFlow: chooses the live operations and the rule for each."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from t2tp.mesh.graph_memo import GraphMemo
 
 T = TypeVar("T")
 
-# Elements. Each device compiles separately, which takes some 0.1 s of a core.
+# Elements of the inputs. Smaller inputs do not repay the compilation: 0.1 s of a core per device.
 _WORTH_COMPILING = 1 << 18
 
 # Operations with side effects.
@@ -62,12 +62,12 @@ def live_operations(
     Building gradients leaves many operations that nothing uses; TensorFlow would prune them, but
     never a collective.
     """
-    wanted = {tensor.operation for tensor in needed}
+    producers = {tensor.operation for tensor in needed}
     live = []
     for op in reversed(operations):
-        if op in wanted or has_effect(op):
+        if op in producers or has_effect(op):
             live.append(op)
-            wanted.update(_producers(op))
+            producers.update(_producers(op))
     return live[::-1]
 
 
@@ -77,31 +77,31 @@ def has_effect(op: upstream.Operation) -> bool:
 
 
 def tensors_read(op: upstream.Operation) -> list[upstream.Tensor]:
-    """Returns the tensors that an operation reads; a loop also reads what its body reads."""
-    read = [*op.inputs]
-    read += [x for x in (hooks(op).rng_dependency, hooks(op).predicate) if x is not None]
+    """Returns the tensors that an operation reads. A loop also reads the inputs of its body."""
+    tensors = [*op.inputs]
+    tensors += [x for x in (hooks(op).rng_dependency, hooks(op).predicate) if x is not None]
     if isinstance(op, upstream.PrintOperation):
-        read += op._data
+        tensors += op._data
     if isinstance(op, upstream.Depend):
         for x in op._dependencies:
-            read += x.outputs if isinstance(x, upstream.Operation) else [x]
+            tensors += x.outputs if isinstance(x, upstream.Operation) else [x]
     if isinstance(op, upstream.WhileLoopOperation):
         for inner in (*op._cond_ops, *op._body_ops):
-            read += tensors_read(inner)
-        read += [op._cond_output, *op._body_outputs]
-    return read
+            tensors += tensors_read(inner)
+        tensors += [op._cond_output, *op._body_outputs]
+    return tensors
 
 
 def outer_tensors_read(op: upstream.Operation) -> list[upstream.Tensor]:
-    """Returns the tensors that an operation reads, of a loop only those made outside of it."""
+    """Returns the tensors that an operation reads, except those that a loop creates in its body."""
     inside = {*all_operations([op])} - {op}
     return [x for x in tensors_read(op) if x.operation not in inside]
 
 
 def _producers(op: upstream.Operation) -> set[upstream.Operation]:
-    """Returns the operations that must run before one.
+    """Returns the operations that must run before `op`.
 
-    They compute the tensors that it reads. An assignment also needs the variable that it writes.
+    They compute the tensors that `op` reads. An assignment also needs the variable that it writes.
     """
     producers = {tensor.operation for tensor in tensors_read(op)}
     for inner in all_operations([op]):
@@ -202,10 +202,10 @@ class GraphLowering(upstream.Lowering):
         rule = _RULES.get(type(op), type(op).lower)
         if can_defer_past(op, self.users):
             rule = lower_linear
-        declared, (mesh_impl,) = hooks(op), self.mesh_to_impl.values()
-        if not mesh_impl.computes and declared.is_local(mesh_impl.layout):
+        op_hooks, (mesh_impl,) = hooks(op), self.mesh_to_impl.values()
+        if not mesh_impl.computes and op_hooks.is_local(mesh_impl.layout):
             rule = lower_shapes
-        predicate = declared.predicate
+        predicate = op_hooks.predicate
         with self.orders.during(op, outer_tensors_read):
             if predicate is None:
                 rule(op, self)
@@ -214,7 +214,7 @@ class GraphLowering(upstream.Lowering):
 
     @contextlib.contextmanager
     def isolated(self) -> Iterator[None]:
-        """Forgets at its end the tensors that were lowered inside.
+        """Discards the tensors that were lowered inside the context when it ends.
 
         A branch of a condition cannot use tensors of another branch.
         """
@@ -313,10 +313,10 @@ class GraphLowering(upstream.Lowering):
     def random_mask(
         self, name: str, shape: upstream.Shape, probability: float, order: Order
     ) -> tf.Tensor:
-        """Returns for each element of this processor's slice whether it is chosen, at random.
+        """Returns a random boolean for each element of this processor's slice.
 
-        The backward pass, which asks for the mask of the forward pass, gets the same tensor; what
-        is recomputed has its own, which waits with it.
+        The backward pass asks for the mask of the forward pass and gets the same tensor.
+        Recomputation gets a separate one, because its random operations wait for the backward pass.
 
         Args:
           name: name of the operation, which keys its numbers.
@@ -333,8 +333,8 @@ class GraphLowering(upstream.Lowering):
         """Like `shared`, for a value made of random bits.
 
         Args:
-          key: everything that it depends on but for what changes the bits of one name: the
-            iteration, the microbatch, and what recomputation waits for.
+          key: everything that the value depends on, except the iteration, the microbatch and the
+            dependency of recomputation, which this method adds.
           make: computes it.
         """
         microbatch = self._microbatch
@@ -352,7 +352,7 @@ class GraphLowering(upstream.Lowering):
     def slice(self, tensor: upstream.Tensor) -> tf.Tensor:
         """Returns the processor's slice of a lowered tensor; a deferred sum is reduced.
 
-        Its elements are consecutive, or in head-tail order for an operation whose inputs are.
+        The slice is in `orders.current`, the order of the operation that is being lowered.
         """
         return self.slice_in_order(tensor, self.orders.current)
 
@@ -392,7 +392,7 @@ class GraphLowering(upstream.Lowering):
             self.tensors.update(before)
 
     def slice_in_order(self, tensor: upstream.Tensor, order: Order) -> tf.Tensor:
-        """Returns the slice in an order, for an operation that asks for its own orders."""
+        """Returns the slice in an order, for operations with `Hooks.asks_for_orders`."""
         return self.orders.converted(tensor, order).slice
 
     def is_surely_needed(self, tensor: upstream.Tensor) -> bool:
@@ -404,11 +404,11 @@ class GraphLowering(upstream.Lowering):
         return self._latest.value()
 
     def is_read(self, tensor: upstream.Tensor) -> bool:
-        """Whether an operation or the caller uses a tensor: a slot may only be updated."""
+        """Whether an operation or the caller uses a tensor. Some slots are only assigned to."""
         return tensor in self._read
 
     def users(self, tensor: upstream.Tensor) -> Sequence[upstream.Operation | None]:
-        """Returns the operations that use a tensor; None: the caller, which reads an output."""
+        """Returns the operations that use a tensor; None stands for an output of the program."""
         return self._users[tensor]
 
     def partial_sum(self, tensor: upstream.Tensor) -> tuple[tf.Tensor, list[int]]:
@@ -458,7 +458,7 @@ class GraphLowering(upstream.Lowering):
 
 
 def lower_shapes(op: upstream.Operation, lowering: Lowering) -> None:
-    """Reads the inputs, which reduces deferred sums, and makes placeholders of the outputs."""
+    """Reduces deferred sums among the inputs and sets placeholders as the outputs."""
     for x in op.inputs:
         lowering.slice(x)
     for y in op.outputs:
@@ -489,20 +489,22 @@ def lower_variable(op: upstream.Variable, lowering: GraphLowering) -> None:
 def lower_reduce(op: upstream.ReduceOperation, lowering: Lowering) -> None:
     """Reduces a slice; a sum over the mesh is deferred."""
     (x,), (y,) = op.inputs, op.outputs
-    reduced = [dim for dim in x.shape.dims if dim not in y.shape.dims]
+    reduced_dims = [dim for dim in x.shape.dims if dim not in y.shape.dims]
     if op._reduction_fn_string != "SUM":
-        with lowering.masking([x], reduced, "min" if op._reduction_fn_string == "MAX" else "max"):
+        with lowering.masking(
+            [x], reduced_dims, "min" if op._reduction_fn_string == "MAX" else "max"
+        ):
             upstream.ReduceOperation.lower(op, lowering)
         return
-    summed = [axis for axis, dim in enumerate(x.shape.dims) if dim in reduced]
-    addend = reduce_sum(lowering.masked_slice(x, reduced), summed)
-    kept = [dim for dim in x.shape.dims if dim in y.shape.dims]
-    if kept != y.shape.dims:
-        addend = tf.transpose(addend, [kept.index(dim) for dim in y.shape.dims])
-    lowering.set_partial_sum(y, addend, reduced)
+    summed_axes = [axis for axis, dim in enumerate(x.shape.dims) if dim in reduced_dims]
+    addend = reduce_sum(lowering.masked_slice(x, reduced_dims), summed_axes)
+    remaining_dims = [dim for dim in x.shape.dims if dim in y.shape.dims]
+    if remaining_dims != y.shape.dims:
+        addend = tf.transpose(addend, [remaining_dims.index(dim) for dim in y.shape.dims])
+    lowering.set_partial_sum(y, addend, reduced_dims)
 
 
-# mesh-tensorflow's operations that are lowered differently than there.
+# mesh-tensorflow's operations whose `lower` is replaced.
 _RULES: dict[type[upstream.Operation], Callable[[Any, Any], None]] = {
     upstream.AddOperation: lower_add,
     upstream.EinsumOperation: lower_einsum,

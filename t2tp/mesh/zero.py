@@ -1,11 +1,12 @@
 """ZeRO: weights and optimizer state that are sharded between their uses.
 
 Processors that differ only in their part of the batch hold the same weights and the same optimizer
-state. Sharded at rest, each holds a part, and weights are gathered for their use: ZeRO (S.
-Rajbhandari et al., arXiv:1910.02054, section 5) and FSDP (Y. Zhao et al., arXiv:2304.11277).
+state. With ZeRO, each stores only a part *at rest*, and all-gathers a weight before it is used: S.
+Rajbhandari et al., arXiv:1910.02054, section 5; FSDP: Y. Zhao et al., arXiv:2304.11277.
+`t2tp.lowering.gather_schedule` decides when weights are gathered.
 
 A dimension that is sharded at rest has another name there, `d_model@data`. It is split over the
-axes that split `d_model`, and over `data` within that. So a variable has two shapes. The model sees
+axes that split `d_model` first, and then over `data`. So a variable has two shapes. The model sees
 one; the optimizer, checkpoints and initial values see the other. A gather is a reshape from the
 shape at rest to the shape in use, and the reduce-scatter of a gradient is a reshape back.
 
@@ -16,7 +17,7 @@ last slices are padded. On `data:4`
     w [d_model@data=18, d_ff=30]     the shape at rest, in slices [5, 30]
                                      rows 0-4, 5-9, 10-14, and 15-17 with two rows of zeros
 
-The same holds for `vocab` in use, whose size comes with the data. `Layout.slice_size` counts
+`vocab` is padded even in use, because its size comes from the data. `Layout.slice_size` counts
 padding, and `Layout.slices` says which rows are real. Nothing else sees padding. Initial values,
 checkpoints and gathers leave it out. An operation that reduces a padded dimension masks it first
 (`SpmdMeshImpl.masked`). An operation that has not declared `accepts_padding` is refused. So means
