@@ -4,19 +4,20 @@ Each mesh axis splits a tensor at a *factor* of its row-major index: if the dime
 split one have `p` elements, the axis distinguishes the indices by `index // (total / (p * n)) % n`,
 where `n` is the size of the axis. Two shapes of one tensor that an axis splits at the same factor
 are split into the same slices: [8] and [4, 2], each split in two along its first dimension, have
-the same 4 elements on each processor. So a reshape is local once each axis splits the old shape at
-the factor where it is to split the new one, or splits nothing; an axis that then splits nothing
-slices the result, which is local, too. If several axes split a dimension, the second splits at a
-factor within the parts that the first has made.
+the same 4 elements on each processor. A reshape is local if each axis either splits both shapes at
+the same factor, or splits only the new shape: then each processor selects its part of the result.
+Any other axis is first moved to its new factor by a collective. If several axes split a dimension,
+the second splits at a factor within the slices of the first.
 
 For example, `data:2;model:2` reshapes [batch=4/data, d_model=6] to [groups=2/data, rows=2,
 d_model=6/model]. `data` splits 24 elements at the factor 12 (p=1, n=2) on both sides, so it stays.
 `model` splits nothing before, so each processor selects its half of d_model: no communication.
 
 Where an axis does not divide its dimension, factors are counted in the padded tensor: [5] split
-over 3 processors has slices [2] of [6]. A reshape that gathers or splits the dimension pads or cuts
-the slice of the side that has all 5. A dimension whose padding cannot stay in place, because the
-reshape merges it with others or another axis takes it over, is gathered first.
+over 3 processors has slices [2] of [6]. If only one of the two shapes splits the dimension, the
+slice of the other shape has all 5 elements and is padded to 6, or cut from 6. If the reshape merges
+the dimension with others, or another axis splits it afterwards, the padding cannot stay in place
+and the dimension is gathered first.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ def lower_reshape(op: upstream.ReshapeOperation, lowering: Lowering) -> None:
     old_shape, new_shape = op.inputs[0].shape, op.outputs[0].shape
     if _aligned(mesh_impl.layout, old_shape, new_shape) is None:
         value, shape = lowering.slice(op.inputs[0]), old_shape
-        for following in (_unpadded(mesh_impl, x) for x in (old_shape, new_shape)):
-            value, _ = _ReshapePlan(mesh_impl, op.name, shape, following).execute(value, [])
-            shape = following
+        for next_shape in (_unpadded(mesh_impl, x) for x in (old_shape, new_shape)):
+            value, _ = _ReshapePlan(mesh_impl, op.name, shape, next_shape).execute(value, [])
+            shape = next_shape
         value, _ = _ReshapePlan(mesh_impl, op.name, shape, new_shape).execute(value, [])
         lowering.set_slice(op.outputs[0], value)
         return
@@ -62,54 +63,54 @@ def lower_reshape(op: upstream.ReshapeOperation, lowering: Lowering) -> None:
     lowering.set_sum_over_axes(op.outputs[0], value, summed_axes)
 
 
-def relayout_all(mesh_impl: SpmdMeshImpl, wanted: Sequence[Relayout]) -> list[tf.Tensor]:
-    """Converts slices; small ones that only have to be gathered are gathered together.
+def relayout_all(mesh_impl: SpmdMeshImpl, relayouts: Sequence[Relayout]) -> list[tf.Tensor]:
+    """Converts slices. Small slices that need only a gather share a collective.
 
     Args:
-      mesh_impl: the processor's.
-      wanted: the slices, and what becomes of them.
+      mesh_impl: the mesh of the slices.
+      relayouts: the conversions.
     """
-    plans = [_ReshapePlan(mesh_impl, w.name, w.old_shape, w.new_shape) for w in wanted]
+    plans = [_ReshapePlan(mesh_impl, w.name, w.old_shape, w.new_shape) for w in relayouts]
     results: dict[int, tf.Tensor] = {}
-    for bucket in _gathered_together(wanted, [plan.only_gathered() for plan in plans]):
+    for bucket in _gather_buckets(relayouts, [plan.gather_only_axes() for plan in plans]):
         if len(bucket) == 1:
             (i,) = bucket
-            results[i] = plans[i].execute(wanted[i].x, [])[0]
+            results[i] = plans[i].execute(relayouts[i].x, [])[0]
             continue
-        axes = plans[bucket[0]].only_gathered() or []
-        flat = tf.concat([tf.reshape(wanted[i].x, [-1]) for i in bucket], axis=0)
-        with mesh_impl.collectives.attributed_to(wanted[bucket[0]].name):
-            names = [wanted[i].name for i in bucket]
+        axes = plans[bucket[0]].gather_only_axes() or []
+        flat = tf.concat([tf.reshape(relayouts[i].x, [-1]) for i in bucket], axis=0)
+        with mesh_impl.collectives.attributed_to(relayouts[bucket[0]].name):
+            names = [relayouts[i].name for i in bucket]
             gathered = mesh_impl.collectives.gather(flat, axes, names)
         # [coordinate on each axis..., elements] -> [member, elements]
         by_member = tf.reshape(gathered, [-1, *flat.shape])
-        sizes = [math.prod(wanted[i].x.shape.as_list()) for i in bucket]
+        sizes = [math.prod(relayouts[i].x.shape.as_list()) for i in bucket]
         for i, whole in zip(bucket, tf.split(by_member, sizes, axis=1), strict=True):
-            results[i] = plans[i].gathered(wanted[i].x, whole)
-    return [results[i] for i in range(len(wanted))]
+            results[i] = plans[i].from_gathered(relayouts[i].x, whole)
+    return [results[i] for i in range(len(relayouts))]
 
 
-def _gathered_together(
-    wanted: Sequence[Relayout], axes: Sequence[Sequence[int] | None]
+def _gather_buckets(
+    relayouts: Sequence[Relayout], axes: Sequence[Sequence[int] | None]
 ) -> Iterator[list[int]]:
-    """Yields which of the slices are gathered in one collective, in their order.
+    """Yields the indices of the conversions that share a collective, in order.
 
     Args:
-      wanted: the slices.
-      axes: for each slice the axes to gather it over; None: it needs more than a gather.
+      relayouts: the conversions.
+      axes: the mesh axes to gather each slice over; None: it needs more than a gather.
     """
     buckets: list[list[int]] = []
-    open_ones: dict[tuple, list[int]] = {}
-    for i, (each, over) in enumerate(zip(wanted, axes, strict=True)):
-        size = math.prod(each.new_shape.to_integer_list) * each.x.dtype.size
-        if over is None or size > SMALL:
+    open_buckets: dict[tuple, list[int]] = {}
+    for i, (relayout, gather_axes) in enumerate(zip(relayouts, axes, strict=True)):
+        size = math.prod(relayout.new_shape.to_integer_list) * relayout.x.dtype.size
+        if gather_axes is None or size > SMALL:
             buckets.append([i])
             continue
-        key = tuple(over), each.x.dtype
-        bucket = open_ones.get(key, [])
-        held = sum(math.prod(wanted[j].new_shape.to_integer_list) for j in bucket)
-        if not bucket or held * each.x.dtype.size + size > BUCKET:
-            bucket = open_ones[key] = []
+        key = tuple(gather_axes), relayout.x.dtype
+        bucket = open_buckets.get(key, [])
+        num_elements = sum(math.prod(relayouts[j].new_shape.to_integer_list) for j in bucket)
+        if not bucket or num_elements * relayout.x.dtype.size + size > BUCKET:
+            bucket = open_buckets[key] = []
             buckets.append(bucket)
         bucket.append(i)
     yield from buckets
@@ -128,20 +129,20 @@ class Factor(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The product of the sizes of all factors up to it."""
+        """The product of the sizes of this factor and all factors before it."""
         return self.begin * self.size
 
     def contains(self, other: Factor) -> bool:
-        """Whether another factor is a part of it."""
+        """Whether `other` is a part of this factor."""
         return other.begin % self.begin == 0 and self.end % other.end == 0
 
 
 class _FactoredSlice:
-    """A processor's slice of a tensor, by the factors of the tensor that are not split.
+    """A processor's slice of a tensor, as an array with a dimension for each unsplit factor.
 
     Attributes:
       value: the slice.
-      factors: the factors along which it is complete, in order.
+      factors: the factors of the tensor that are not split, in order.
     """
 
     def __init__(self, value: tf.Tensor, factors: Sequence[Factor]) -> None:
@@ -153,7 +154,7 @@ class _FactoredSlice:
         return any(have.contains(factor) for have in _merged(self.factors))
 
     def take(self, factors: Collection[Factor]) -> tf.Tensor:
-        """Takes factors out, to the front: [size of each of them..., size of each other one...]."""
+        """Removes factors; returns [sizes of `factors`..., sizes of the remaining ones...]."""
         cut = self._cut(factors)
         rest = [factor for factor in cut if factor not in factors]
         order = [cut.index(factor) for factor in (*factors, *rest)]
@@ -162,7 +163,7 @@ class _FactoredSlice:
         return x if order == sorted(order) else tf.transpose(x, order)
 
     def select(self, places: dict[Factor, tf.Tensor]) -> None:
-        """Keeps one index of each of these factors, an int32 scalar."""
+        """Slices the value at one index, an int32 scalar, of each of these factors."""
         cut = self._cut(places)
         begin = [places.get(factor, 0) for factor in cut]
         size = [1 if factor in places else factor.size for factor in cut]
@@ -171,22 +172,22 @@ class _FactoredSlice:
         self.factors = [factor for factor in cut if factor not in places]
 
     def put(self, factors: Collection[Factor], x: tf.Tensor) -> None:
-        """Sets the value to `x`: the opposite of `take`.
+        """Sets the value to `x`, with additional factors in front: the inverse of `take`.
 
         Args:
           factors: factors to add.
-          x: [size of each of them..., size of each that it has...].
+          x: [sizes of `factors`..., sizes of `self.factors`...].
         """
-        together = [*factors, *self.factors]
-        x = tf.reshape(x, [factor.size for factor in together])
-        order = sorted(range(len(together)), key=lambda i: together[i].begin)
+        all_factors = [*factors, *self.factors]
+        x = tf.reshape(x, [factor.size for factor in all_factors])
+        order = sorted(range(len(all_factors)), key=lambda i: all_factors[i].begin)
         self.value = x if order == sorted(order) else tf.transpose(x, order)
-        self.factors = [together[i] for i in order]
+        self.factors = [all_factors[i] for i in order]
 
-    def _cut(self, wanted: Collection[Factor]) -> list[Factor]:
-        """Returns the factors of the slice so that each wanted one is among them."""
+    def _cut(self, targets: Collection[Factor]) -> list[Factor]:
+        """Returns the factors of the slice, divided so that each target is one of them."""
         cut = _merged(self.factors)
-        for factor in wanted:
+        for factor in targets:
             at = next(i for i, have in enumerate(cut) if have.contains(factor))
             have = cut[at]
             before = Factor(have.begin, factor.begin // have.begin)
@@ -222,7 +223,7 @@ class _ReshapePlan:
         self._slice_shape = mesh_impl.slice_shape(new_shape)
         self._summed_axes: list[int] = []
         aligned = _aligned(mesh_impl.layout, old_shape, new_shape)
-        assert aligned is not None  # `lower_reshape` has taken other ways.
+        assert aligned is not None  # `lower_reshape` has handled shapes that do not align.
         old_sizes, self._new_sizes = aligned
         self._old, self._old_rest = _split_factors(mesh_impl, old_shape, old_sizes)
         self._new, _ = _split_factors(mesh_impl, new_shape, self._new_sizes)
@@ -238,30 +239,30 @@ class _ReshapePlan:
     def communicates(self) -> bool:
         """Whether processors exchange elements.
 
-        A deferred sum is then reduced first: deferring it pays only if the result is sliced, so
-        that less is left to reduce.
+        A deferred sum is then reduced first. Deferring it pays only if the reshape slices it, which
+        leaves less to reduce.
         """
         return any(self._new.get(axis) != factor for axis, factor in self._old.items())
 
-    def only_gathered(self) -> list[int] | None:
-        """Returns the axes over which the tensor is to be gathered; None if that is not all."""
+    def gather_only_axes(self) -> list[int] | None:
+        """Returns the axes to gather over; None if the reshape needs more than a gather."""
         gathered = [axis for axis in self._old if axis not in self._new]
         stay = {axis: factor for axis, factor in self._old.items() if axis in self._new}
         return gathered if gathered and stay == self._new else None
 
-    def gathered(self, x: tf.Tensor, whole: tf.Tensor) -> tf.Tensor:
-        """Returns the slice of the new shape, of a tensor that is only gathered.
+    def from_gathered(self, x: tf.Tensor, whole: tf.Tensor) -> tf.Tensor:
+        """Returns the slice of the new shape, for a reshape that needs only a gather.
 
         Args:
           x: the slice of the old shape.
           whole: the gathered slices, [member, number of elements of `x`].
         """
-        part = self._begun(x)
-        part.put([self._old[axis] for axis in self.only_gathered() or []], whole)
-        return self._finished(part.value)
+        part = self._padded_slice(x)
+        part.put([self._old[axis] for axis in self.gather_only_axes() or []], whole)
+        return self._cut_slice(part.value)
 
     def only_scatter(self, x: tf.Tensor, summed_axes: list[int]) -> Scatter | None:
-        """Returns the reduce-scatter that the conversion of a partial sum is; None if it is more.
+        """Returns the reduce-scatter that converts a partial sum; None if it needs more than one.
 
         Args:
           x: the partial sum.
@@ -269,7 +270,7 @@ class _ReshapePlan:
         """
         added = {axis: factor for axis, factor in self._new.items() if axis not in self._old}
         stay = {axis: factor for axis, factor in self._new.items() if axis in self._old}
-        part = self._begun(x)
+        part = self._padded_slice(x)
         if (
             not added
             or stay != self._old
@@ -281,7 +282,7 @@ class _ReshapePlan:
 
         def finish(own: tf.Tensor) -> tf.Tensor:
             part.put([], own)
-            return self._finished(part.value)
+            return self._cut_slice(part.value)
 
         return Scatter(self._name, parts, list(added), self._slice_shape, finish)
 
@@ -293,24 +294,24 @@ class _ReshapePlan:
           summed_axes: the mesh axes of that sum.
 
         Returns:
-          the slice or partial sum, and the axes that are still to be summed over. A reduce-scatter
-          has summed over axes that split the result.
+          the slice or partial sum, and the axes that remain to be summed over. A reduce-scatter
+          has already summed over axes that split the result.
         """
         self._summed_axes = list(summed_axes)
-        part = self._begun(x)
-        placed = self._bring_axes_to_new_factors(part)
-        late = {axis: factor for axis, factor in self._new.items() if axis not in placed}
-        if late:
-            taken = [self._new[axis] for axis in placed]
-            part = _FactoredSlice(part.value, _without(self._new_sizes, taken))
-            self._keep_own_part(part, late)
-        return self._finished(part.value), self._summed_axes
+        part = self._padded_slice(x)
+        placed_axes = self._bring_axes_to_new_factors(part)
+        unplaced = {axis: factor for axis, factor in self._new.items() if axis not in placed_axes}
+        if unplaced:
+            placed_factors = [self._new[axis] for axis in placed_axes]
+            part = _FactoredSlice(part.value, _without(self._new_sizes, placed_factors))
+            self._keep_own_part(part, unplaced)
+        return self._cut_slice(part.value), self._summed_axes
 
-    def _begun(self, x: tf.Tensor) -> _FactoredSlice:
+    def _padded_slice(self, x: tf.Tensor) -> _FactoredSlice:
         """Pads the slice of the old shape to its aligned sizes."""
         return _FactoredSlice(resized(x, self._old_slice), self._old_rest)
 
-    def _finished(self, x: tf.Tensor) -> tf.Tensor:
+    def _cut_slice(self, x: tf.Tensor) -> tf.Tensor:
         """Cuts the aligned slice to the slice of the new shape."""
         return resized(tf.reshape(x, self._new_slice), self._slice_shape)
 
@@ -346,10 +347,10 @@ class _ReshapePlan:
                 part.put([split_by[axis] for axis in reachable], exchanged)
                 split_by |= reachable
             elif misplaced:
-                homeless = [axis for axis in misplaced if axis not in self._new]
-                gathered = homeless or list(misplaced)[:1]
-                whole = self._collectives.gather(part.take([]), gathered)
-                part.put([split_by.pop(axis) for axis in gathered], whole)
+                leaving = [axis for axis in misplaced if axis not in self._new]
+                gather_axes = leaving or list(misplaced)[:1]
+                whole = self._collectives.gather(part.take([]), gather_axes)
+                part.put([split_by.pop(axis) for axis in gather_axes], whole)
             else:
                 return split_by
 
@@ -372,10 +373,10 @@ class _ReshapePlan:
 def _aligned(
     layout: Layout, old_shape: upstream.Shape, new_shape: upstream.Shape
 ) -> tuple[list[int], list[int]] | None:
-    """Returns the sizes of old and new dimensions, with the padding that both have meanwhile.
+    """Returns the sizes of the old and new dimensions, padded alike for the time of the reshape.
 
     A padded dimension keeps its padding if it stays one dimension, and if the axes that split it on
-    one side begin with the axes that split it on the other. Returns None if one does not.
+    one side begin with the axes that split it on the other. Returns None if some dimension cannot.
     """
     olds, news = (
         {(begin, dim.size): i for i, (begin, dim) in enumerate(_begins(shape))}
@@ -442,11 +443,11 @@ def _split_factors(
 
 
 def _without(sizes: Sequence[int], split: Sequence[Factor]) -> list[Factor]:
-    """Returns the factors of a tensor that are left when some are split."""
-    left = []
+    """Returns the factors of a tensor that are not split."""
+    unsplit = []
     begin = 1
     for factor in sorted(split):
-        left.append(Factor(begin, factor.begin // begin))
+        unsplit.append(Factor(begin, factor.begin // begin))
         begin = factor.end
-    left.append(Factor(begin, math.prod(sizes) // begin))
-    return [factor for factor in left if factor.size > 1]
+    unsplit.append(Factor(begin, math.prod(sizes) // begin))
+    return [factor for factor in unsplit if factor.size > 1]

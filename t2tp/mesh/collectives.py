@@ -45,15 +45,15 @@ class _Keys:
 #   key comes with other devices, so each mesh has its own keys. A collective over `model` on
 #   `data:2;model:4` reserves one key for each of its 2 groups, and each processor adds its group's
 #   number, `pnum // 4`.
-#   The instance key names a collective. Two that run at the same time under one key would be taken
-#   for one.
+#   The instance key names a collective. TensorFlow would mix up two that run at the same time under
+#   one key.
 _group_keys, _instance_keys = _Keys(), _Keys()
 _axes_keys: dict[tuple, int] = {}
 _pair_keys: dict[tuple, int] = {}
 
 
 def head_and_tail(place: int | tf.Tensor, count: int) -> tuple:
-    """Returns which of 2 * count parts of a dimension a slice in head-tail order consists of.
+    """Returns the two of a dimension's 2 * count parts that make up a slice in head-tail order.
 
     Args:
       place: the processor's coordinate on the mesh axis that splits the dimension.
@@ -89,19 +89,19 @@ class Collectives:
         pnum: tf.Tensor,
         nccl: bool = False,
     ) -> None:
-        """Makes the collectives of a processor.
+        """Initializes the collectives of a processor.
 
         Args:
           axes: the axes of the mesh, and the joint axes that a layout forms.
           devices: the devices that the mesh is bound to.
           pnum: the number of the processor, an int32 scalar.
-          nccl: whether NCCL carries them; otherwise rings do.
+          nccl: whether NCCL runs the collectives, or else TensorFlow's rings.
         """
         self._axes = axes
         self._devices = tuple(devices)
         self._pnum = pnum
         self._nccl = nccl
-        # TensorFlow would take rings on the GPUs of a single process.
+        # "auto" would choose rings on the GPUs of a single process.
         self._hint = "nccl" if nccl else "auto"
         self._groups = GraphMemo()
         self._operation = ""
@@ -134,7 +134,7 @@ class Collectives:
     def allreduce(
         self, x: tf.Tensor, axes: Sequence[int], merge_op: str, sums: Sequence[str] = ()
     ) -> tf.Tensor:
-        """Sum (`Add`), `Max` or `Min` of `x` over the group; `sums` names the tensors in it."""
+        """Sum (`Add`), `Max` or `Min` of `x` over the group; `sums` names the tensors in `x`."""
         axes = sorted(self._real_axes(axes))
         if not axes:
             return x
@@ -179,12 +179,17 @@ class Collectives:
         return self.reduce_parts(self._by_axis(parts, axis), [axis], sums)
 
     def gather_members(self, x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
-        """Gathers `x` from the group along some axes: [member, ...], in the same order on each."""
+        """Gathers `x` from the group along some axes: [member, ...], in the same order on all."""
         axes = sorted(self._real_axes(axes))
         return tf.reshape(self.gather(x, axes), [-1, *x.shape]) if axes else x[None]
 
     def gather(self, x: tf.Tensor, axes: Sequence[int], names: Sequence[str] = ()) -> tf.Tensor:
-        """Gathers `x` from the group along some axes; `names`: of operations whose parts it is.
+        """Gathers `x` from the group along some axes.
+
+        Args:
+          x: this member's part.
+          axes: mesh axes.
+          names: the operations that asked for the parts of `x`.
 
         Returns:
           [coordinate on the first axis, on the second, ..., *x.shape]; a joint axis counts as its
@@ -207,7 +212,7 @@ class Collectives:
           axes: mesh axes.
 
         Returns:
-          what arrives, by sender, of the same shape.
+          the parts that this member receives, by sender, in the same shape.
         """
         axes = self._real_axes(axes)
         if carrier_of(parts.dtype) != parts.dtype:
@@ -241,7 +246,7 @@ class Collectives:
                 final_op="Id",
             )
             return tf.reshape(part, by_member.shape[1:])
-        # Only NCCL has such a kernel. Elsewhere parts are sent to where they belong, and added up.
+        # Only NCCL has a reduce-scatter kernel. Elsewhere members exchange parts and add them up.
         sum_dtype = tf.float32 if parts.dtype == tf.bfloat16 else parts.dtype
         arrived = self._send_parts(tf.cast(by_member, sum_dtype), axes)
         return tf.cast(tf.reduce_sum(arrived, axis=0), parts.dtype)
@@ -257,22 +262,22 @@ class Collectives:
             return carried(lambda c: self.permute(c, axis, source), x)
         senders = [s for s in source if s is not None]
         if len(set(senders)) < len(senders):
-            arrived = tf.reshape(self.gather(x, [axis]), [-1, *x.shape])
-            wanted = [-1 if s is None else s for s in source]
-            place = tf.gather(tf.constant(wanted, tf.int32), self.coordinate(axis))
-            own = tf.gather(arrived, tf.maximum(place, 0))
+            gathered = tf.reshape(self.gather(x, [axis]), [-1, *x.shape])
+            places = [-1 if s is None else s for s in source]
+            place = tf.gather(tf.constant(places, tf.int32), self.coordinate(axis))
+            own = tf.gather(gathered, tf.maximum(place, 0))
             return tf.where(place < 0, tf.zeros_like(x), own)
-        stays = tf.gather([s == k for k, s in enumerate(source)], self.coordinate(axis))
-        result = tf.where(stays, x, tf.zeros_like(x))
+        is_own = tf.gather([s == k for k, s in enumerate(source)], self.coordinate(axis))
+        result = tf.where(is_own, x, tf.zeros_like(x))
         # NCCL's kernels wait for each other on the device, so all processes must launch them in the
         # same order. Pairwise rounds give every rank that order.
         rounds = pairings(source) if self._nccl else None
         if rounds is None:
-            return self._sent(x, axis, source, result)
+            return self._send_to_receiver(x, axis, source, result)
         for partners in rounds:
-            theirs = self._exchange(x, axis, self.coordinate(axis), partners)
-            is_wanted = [s == partner for s, partner in zip(source, partners, strict=True)]
-            result = tf.where(tf.gather(is_wanted, self.coordinate(axis)), theirs, result)
+            received = self._exchange(x, axis, self.coordinate(axis), partners)
+            is_source = [s == partner for s, partner in zip(source, partners, strict=True)]
+            result = tf.where(tf.gather(is_source, self.coordinate(axis)), received, result)
         return result
 
     def exchange_tails(self, x: tf.Tensor, axis: int, dim: int) -> tf.Tensor:
@@ -289,13 +294,13 @@ class Collectives:
         tail = self.permute(tail, axis, [*reversed(range(self._axes.size(axis)))])
         return tf.concat([head, tail], dim)
 
-    def _sent(
+    def _send_to_receiver(
         self, x: tf.Tensor, axis: int, source: Sequence[int | None], otherwise: tf.Tensor
     ) -> tf.Tensor:
         """Sends `x` to the member that has this one as its source.
 
         Returns:
-          what arrives; for a member that receives nothing, `otherwise`.
+          the tensor that this member receives, or `otherwise` if it receives nothing.
         """
         count, numbers = len(self._devices), self._numbers_along(axis)
         sources: list[int | None] = []
@@ -326,7 +331,7 @@ class Collectives:
 
         def receive() -> tf.Tensor:
             by = tf.gather(tf.constant([s or 0 for s in sources], tf.int32), this)
-            arrived = tf.raw_ops.CollectiveBcastRecvV2(
+            received = tf.raw_ops.CollectiveBcastRecvV2(
                 group_size=2,
                 group_key=key + by * count + this,
                 instance_key=instance,
@@ -334,20 +339,20 @@ class Collectives:
                 T=x.dtype,
                 communication_hint=self._hint,
             )
-            return tf.ensure_shape(arrived, x.shape)
+            return tf.ensure_shape(received, x.shape)
 
-        sent = self._where_any(receivers, send, x)
-        arrived = self._where_any(sources, receive, otherwise)
-        # TensorFlow orders neither by itself: both are under way at once, and the sender's would be
-        # dropped from the graph.
-        with tf.control_dependencies([sent]):
-            return tf.identity(arrived)
+        send_result = self._where_any(receivers, send, x)
+        received = self._where_any(sources, receive, otherwise)
+        # Nothing reads the result of a send, so TensorFlow would prune it without this dependency.
+        # Send and receive have no order between them, so both are under way at once.
+        with tf.control_dependencies([send_result]):
+            return tf.identity(received)
 
     def _where_any(
-        self, others: Sequence[int | None], move: Callable[[], tf.Tensor], otherwise: tf.Tensor
+        self, peers: Sequence[int | None], move: Callable[[], tf.Tensor], otherwise: tf.Tensor
     ) -> tf.Tensor:
-        """Calls `move` on the processors that have another one; the rest have `otherwise`."""
-        has = [other is not None for other in others]
+        """Returns `move()` on processors that have a peer, and `otherwise` on the rest."""
+        has = [peer is not None for peer in peers]
         if all(has):
             return move()
         return tf.cond(tf.gather(has, self._pnum), move, lambda: otherwise)
@@ -365,7 +370,7 @@ class Collectives:
         return Wire(self._pnum, receivers, pair_key, instance_key, self._hint, log)
 
     def _broadcast(self, x: tf.Tensor, axis: int, source: int) -> tf.Tensor:
-        """The `x` of one member: the others add zeros to it, as integers, which keeps every bit."""
+        """Returns one member's `x`: a sum with zeros, as integers, which preserves every bit."""
         if x.dtype.is_floating:
             bits = {2: tf.uint16, 4: tf.int32, 8: tf.int64}[x.dtype.size]
             return tf.bitcast(self._broadcast(tf.bitcast(x, bits), axis, source), x.dtype)
@@ -381,7 +386,7 @@ class Collectives:
         return self._emit(tf.raw_ops.CollectiveReduceV2, x, group, merge_op=merge_op, final_op="Id")
 
     def _send_parts(self, parts: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
-        """Sends part i of [member, ...] to member i; what arrives, by sender [member, ...]."""
+        """Sends part i of [member, ...] to member i; returns the received parts, [sender, ...]."""
         exchanged = self._emit(tf.raw_ops.CollectiveAllToAllV2, parts, self._group(sorted(axes)))
         return tf.ensure_shape(exchanged, parts.shape)
 
@@ -425,7 +430,7 @@ class Collectives:
     def _emit(
         self, raw_op: Callable[..., tf.Tensor], x: tf.Tensor, group: _Group, **merging: str
     ) -> tf.Tensor:
-        """One of TensorFlow's operations, on `x` of all members of the group."""
+        """Emits a TensorFlow collective on the `x` of each member of the group."""
         return raw_op(
             input=x,
             group_size=group.size,
@@ -442,9 +447,9 @@ class Collectives:
         return _Group(self._pair_key() + low * len(self._devices) + high, 2)
 
     def _pair_key(self) -> int:
-        """Returns the first of the keys of pairs of devices (a, b): it + a * count + b.
+        """Returns the key k of device pairs: the group of devices (a, b) has key k + a * count + b.
 
-        Which pair it is depends on `pnum`, an argument of the program, so that the key is computed.
+        The pair depends on `pnum`, an argument of the program, so the program computes its key.
         """
         if self._devices not in _pair_keys:
             _pair_keys[self._devices] = _group_keys.take(len(self._devices) ** 2)
@@ -477,7 +482,7 @@ class Collectives:
         return [part for part in dict.fromkeys(parts) if self._axes.size(part) > 1]
 
     def _group(self, axes: Sequence[int]) -> _Group:
-        """Returns the group along axes of the mesh, which are in its order."""
+        """Returns the group along axes of the mesh, in the order of the mesh."""
 
         def make() -> _Group:
             sizes = self._axes.mesh_shape.to_integer_list

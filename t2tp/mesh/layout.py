@@ -1,10 +1,10 @@
 """Which dimension of a tensor is split over which axis of the mesh.
 
-Two short strings say it all: a mesh shape, `data:2;model:4` (axis:size), and layout rules,
+Two short strings define a layout: a mesh shape, `data:2;model:4` (axis:size), and layout rules,
 `batch:data;d_ff:model;heads:model` (dimension:axis). A dimension may be split over several axes,
 `batch:data+expert`; the first axis is the major one. An axis that the mesh does not have is
-left out, so that one layout serves many meshes. A layout that cannot work is refused here, before
-any work is done.
+left out, so that one layout serves many meshes. A layout that cannot work is rejected here, before
+a program is built.
 """
 
 from __future__ import annotations
@@ -21,10 +21,7 @@ from t2tp.mesh.zero import Storage, axes_at_rest, name_in_use, sharded_at_rest
 from t2tp.suggestions import nearest, similar
 
 _PAIR = re.compile(r"^\s*([A-Za-z_][\w\-]*)\s*:\s*([^\s:]+)\s*$")
-
-
 _AXES = re.compile(r"^[^\s:;,+]+(\+[^\s:;,+]+)*$")
-
 
 _USUALLY_SPLIT = (
     "batch",
@@ -42,7 +39,7 @@ _USUALLY_SPLIT = (
 # Dimensions that an axis need not divide, because the data gives their size: slices are padded.
 _PADDED = ("vocab",)
 
-# The padding, as a part of a dimension, that is as good as none.
+# Padding of less than this fraction of a dimension costs too little to matter.
 _LITTLE_PADDING = 0.01
 
 # Dimensions without a rule that inherit axes: `expert_groups` inherits the batch's axes, minus the
@@ -158,8 +155,8 @@ class Layout:
         self._check_storage_axes()
         if self._storage_rules and not self.storage.stage:
             raise LayoutError(
-                f"storage_layout={self.storage.rules!r} says over which axes variables are sharded"
-                " at rest, and zero_stage=0 that they are not: set zero_stage to 1, 2 or 3."
+                f"storage_layout={self.storage.rules!r} shards variables at rest, but zero_stage=0"
+                " turns sharding off: set zero_stage to 1, 2 or 3."
             )
         self.pipeline = pipeline or Pipeline()
         self._check_stages()
@@ -172,7 +169,7 @@ class Layout:
         }
 
     def _check_storage_axes(self) -> None:
-        """Refuses to shard over axes that the mesh lacks; one processor has nothing to shard."""
+        """Rejects axes that the mesh lacks, unless it has only one processor."""
         for setting, axes in self._storage_axes().items():
             for axis in axes if self.size > 1 else ():
                 if axis not in self._axis_index:
@@ -182,9 +179,9 @@ class Layout:
                     )
 
     def _check_stages(self) -> None:
-        """Refuses a rule that splits another dimension over the axis of the stages.
+        """Rejects rules that split other dimensions, or shard variables, over the stages' axis.
 
-        Nor can variables be sharded over it at rest: its processors have different ones.
+        The processors along this axis have different layers, and so different variables.
         """
         if self.num_stages == 1:
             return
@@ -201,16 +198,16 @@ class Layout:
                 axis = self._join(self._parts[LAYERS])
                 raise LayoutError(
                     f"The layout splits the layers over mesh axis {axis!r}, whose processors"
-                    f" compute different layers, so that it cannot split {dim!r}, too: give"
+                    f" compute different layers, so this axis cannot also split {dim!r}: give"
                     f" {dim!r} or the layers another axis."
                 )
 
     @classmethod
     def from_hparams(cls, hparams: Any) -> Layout:
-        """Reads mesh, rules, storage and pipeline: the one place where a run's mesh is written.
+        """Reads mesh, rules, storage and pipeline from a run's hparams.
 
         Args:
-          hparams: `HParams`, a mapping or None; where a name is missing it is empty.
+          hparams: `HParams`, a mapping or None. A missing name has its default.
 
         Raises:
           LayoutError: one of them cannot be read.
@@ -276,7 +273,7 @@ class Layout:
 
     @property
     def stage_axis(self) -> int | None:
-        """The index of the axis that splits the layers; None: there are no stages."""
+        """The index of the axis that splits the layers; None without stages."""
         return self.axis_index(LAYERS)
 
     @property
@@ -356,11 +353,11 @@ class Layout:
         count = self._count(axes)
         free = [dim for dim in shape.dims if self.axis_index(dim.name) is None]
         padding = {dim: -(-dim.size // count) * count / dim.size - 1 for dim in free}
-        # A slice of a split dimension is not padded again: it would begin elsewhere than its parts.
-        whole = [d for d in shape.dims if d not in free and self._slice_of(d) % count == 0]
+        # Slices of a split dimension must divide evenly: padding would shift the later ones.
+        divisible = [d for d in shape.dims if d not in free and self._slice_of(d) % count == 0]
         # Slices along the first dimension are contiguous in memory, so that neither the gather nor
-        # the reduce-scatter transposes: an earlier dimension is worth a little padding.
-        candidates = [dim for dim in free if padding[dim] < _LITTLE_PADDING] + whole
+        # the reduce-scatter transposes. This is worth a little padding.
+        candidates = [dim for dim in free if padding[dim] < _LITTLE_PADDING] + divisible
         candidates += sorted((d for d in free if d.size > 1), key=padding.__getitem__)
         return _with(shape, candidates[0], axes) if candidates else shape
 
@@ -384,7 +381,7 @@ class Layout:
         return _with(shape, dim, axes)
 
     def stays_whole(self, shape: upstream.Shape) -> bool:
-        """Whether no dimension of a weight can be sharded, though some axes could shard it."""
+        """Whether no dimension of a weight can be sharded, although there are axes to shard it."""
         return (
             shape.ndims > 1
             and not self._storage_rules
@@ -404,7 +401,7 @@ class Layout:
         return self.slice_size(upstream.Shape([dim]))[0]
 
     def _zero_axes(self) -> list[str]:
-        """Returns the axes over which variables are sharded at rest, unless rules say others."""
+        """Returns the axes over which variables are sharded at rest without storage rules."""
         if self.storage.axes:
             return self._real(self.storage.axes.split(JOIN))
         return self._real([axis.name for axis in self.axes_of("batch")])
@@ -423,7 +420,7 @@ class Layout:
         return place
 
     def check(self, name: str, shape: upstream.Shape) -> None:
-        """Refuses a tensor that the rules cannot lay out.
+        """Rejects a tensor that the rules cannot lay out.
 
         Args:
           name: what to call the tensor in the error.
@@ -436,10 +433,10 @@ class Layout:
         self.check_dimensions(f"Tensor {name!r} {describe(shape)}", shape)
 
     def check_dimensions(self, what: str, dims: Iterable[upstream.Dimension]) -> None:
-        """Refuses dimensions that are in one place and cannot be split together.
+        """Rejects dimensions of one tensor or operation that cannot be split together.
 
         Args:
-          what: has them: the beginning of the error's sentence.
+          what: the tensor or operation, as the subject of the error's sentence.
           dims: dimensions with different names.
         """
         dims = list(dims)
@@ -480,7 +477,7 @@ class Layout:
     def _other_axes(
         self, clashing: Sequence[upstream.Dimension], dims: Sequence[upstream.Dimension]
     ) -> str:
-        """The rules that would do for one of the clashing dimensions."""
+        """Suggests rules for one of the clashing dimensions."""
         taken = {axis.name for dim in dims for axis in self.axes_of(dim.name)}
         free = [axis for axis in self.mesh_shape.dims if axis.name not in taken and axis.size > 1]
         rules = [
@@ -525,14 +522,14 @@ class Layout:
         return self.slice_size(shape) != tuple(shape.to_integer_list)
 
     def warnings(self, shapes: Iterable[upstream.Shape]) -> list[str]:
-        """Returns sentences on rules and axes without effect on a model: probably typing errors.
+        """Returns warnings about rules and axes without effect on a model: probably typos.
 
         Args:
-          shapes: shapes of all the model's tensors.
+          shapes: the shapes of all tensors of the model.
         """
         seen = {name_in_use(dim.name) for shape in shapes for dim in shape.dims}
-        seen.add(LAYERS)  # Of stages, not of tensors.
-        said = []
+        seen.add(LAYERS)  # Splits the model into stages; no tensor has this dimension.
+        messages = []
         for dim, axes in self.rules:
             idle = f"Layout rule '{dim}:{JOIN.join(axes)}' has no effect"
             known = [axis for axis in axes if axis in self._axis_index]
@@ -542,28 +539,28 @@ class Layout:
                 if axis in known:
                     continue
                 if dim in self._axis_index and axis in seen:
-                    said.append(f"{idle}: it says axis:dimension; did you mean '{axis}:{dim}'?")
+                    messages.append(f"{idle}: it says axis:dimension; did you mean '{axis}:{dim}'?")
                 elif similar(axis, self._axis_index):
                     meant = nearest(axis, self._axis_index, "axes")
-                    said.append(f"{idle}: the mesh has no axis {axis!r}; {meant}")
+                    messages.append(f"{idle}: the mesh has no axis {axis!r}; {meant}")
                 elif dim not in seen:
-                    said.append(
+                    messages.append(
                         f"{idle}: there is neither an axis {axis!r} nor a dimension {dim!r}"
                     )
             if len(known) == len(axes) and dim not in seen:
                 meant = nearest(dim, seen, "dimensions")
-                said.append(f"{idle}: no tensor of the model has a dimension {dim!r}; {meant}")
+                messages.append(f"{idle}: no tensor of the model has a dimension {dim!r}; {meant}")
         used = {axis.name for name in seen for axis in self.axes_of(name)}
         for axis in self.mesh_shape.dims:
             if axis.name not in used and axis.size > 1:
-                said.append(
+                messages.append(
                     f"Mesh axis {axis.name!r} of size {axis.size} splits nothing: its processors"
                     f" all do the same work{self._could_split(axis, seen)}"
                 )
-        return said
+        return messages
 
     def _could_split(self, axis: upstream.Dimension, seen: Collection[str]) -> str:
-        """What an idle axis could split, as the end of a sentence."""
+        """Suggests what an idle axis could split, as the end of a sentence."""
         for dim, others in self.rules:
             if dim in seen and self.axis_of(dim) is None:
                 other = JOIN.join(others)
@@ -578,7 +575,7 @@ class Layout:
 
 
 def _what_divides(dim: upstream.Dimension, axis: upstream.Dimension) -> str:
-    """The sizes of an axis, or of a dimension, that would work."""
+    """Suggests sizes of the axis and of the dimension that would work."""
     sizes = [n for n in range(1, dim.size + 1) if dim.size % n == 0]
     near = sorted(sorted(sizes, key=lambda n: abs(n - axis.size))[:3])
     below, above = dim.size // axis.size * axis.size, -(-dim.size // axis.size) * axis.size
