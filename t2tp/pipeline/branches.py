@@ -1,12 +1,12 @@
 """The branches of a tick: the work of a stage in one entry of the schedule.
 
 A stage runs one entry in a tick, so a tick is one condition with a branch for each action, chunk
-and number of layers. Branch 0 is the idle one. A branch reads and replaces three things:
+and number of layers. Branch 0 does nothing. A branch reads and replaces three things:
 
 * slots, which hold tensors between ticks: messages that arrived, and activations saved for the
   backward pass;
 * the sums of the loop's outputs over microbatches;
-* the messages that leave at the end of the tick.
+* the messages to send at the end of the tick.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Row(NamedTuple):
 
 
 class BranchState(NamedTuple):
-    """The loop's state that branches change.
+    """The part of the loop's state that branches change.
 
     Attributes:
       slots: handles of the slots, by the name of their table.
@@ -122,7 +122,7 @@ class Branches:
         self._add_table("exit", chunks[-1], partition.last_exit.outputs)
 
     def _add_table(self, name: str, chunk: int, *groups: Sequence[upstream.Tensor]) -> None:
-        """Adds a table for the tensors that a stage saves, however many layers it has."""
+        """Adds a table for all tensors that a stage may save, for any number of layers."""
         tensors = list(dict.fromkeys(tensor for group in groups for tensor in group))
         kind = self.kind(tensors)
         num_slots = self.wires.slots.num_saved[chunk] if tensors else 0
@@ -201,8 +201,8 @@ class _Branch:
     def _inputs_of_layers(self) -> list[tf.Tensor]:
         """Returns the inputs of the chunk's layers.
 
-        The first stage computes them from the message of the last stage's chunk before, or from
-        the features. All other stages receive them.
+        The first stage computes them from the features or, for later chunks, from the last stage's
+        output of the previous chunk. All other stages receive them.
         """
         before, chunk = self._pieces.before, self._chunk
         name = self._wires.name(Action.FORWARD, chunk)
@@ -233,7 +233,7 @@ class _Branch:
         return [tf.ensure_shape(x, s) for x, s in zip(inputs, shapes, strict=True)]
 
     def _evaluate(self, results: list[tf.Tensor]) -> None:
-        """Adds the results of the piece after the layers, on the last stage."""
+        """Runs the piece after the layers, on the last stage, and adds its results to the sums."""
 
         def last() -> list[tf.Tensor]:
             with shared_constants(), self._lowering.isolated():
@@ -267,7 +267,7 @@ class _Branch:
             self._save("backward", pieces.saved_for_weights)
 
     def _output_gradients(self) -> list[tf.Tensor]:
-        """Returns the gradients of the chunk's outputs: a message, or computed from the loss."""
+        """Returns the gradients of the chunk's outputs, from a message or from the loss."""
         name = self._wires.name(Action.BACKWARD, self._chunk)
         count = len(self._kind.shapes)
 
@@ -344,7 +344,7 @@ class _Branch:
             self._lowering.set_slice(tensor, value)
 
     def _lower(self, piece: Piece, also: Sequence[upstream.Tensor] = ()) -> list[tf.Tensor]:
-        """Lowers a piece; returns the slices of its results."""
+        """Lowers a piece and the tensors in `also`; returns the slices of the piece's results."""
         addends = list(piece.contributions.values())
         self._lowering.lower_operations(
             piece.operations, [*piece.results, *also, *addends], addends
@@ -363,20 +363,20 @@ class _Branch:
         )
         for i, tensor in contributions:
             value, axes = self._lowering.partial_sum(tensor)
-            known = self._branches.axes[i]
-            if known is None:
-                self._branches.axes[i] = known = list(axes)
-            self._branches.sums.add(sums, i, self._as_partial_sum(value, list(axes), known))
+            sum_axes = self._branches.axes[i]
+            if sum_axes is None:
+                self._branches.axes[i] = sum_axes = list(axes)
+            self._branches.sums.add(sums, i, self._as_partial_sum(value, list(axes), sum_axes))
         return sums
 
-    def _as_partial_sum(self, value: tf.Tensor, over: list[int], target: list[int]) -> tf.Tensor:
+    def _as_partial_sum(self, value: tf.Tensor, axes: list[int], target: list[int]) -> tf.Tensor:
         """Turns a partial sum over some axes into a partial sum over the target axes."""
         collectives = self._branches.mesh_impl.collectives
-        extra = [axis for axis in over if axis not in target]
+        extra = [axis for axis in axes if axis not in target]
         if extra:
             value = collectives.allreduce(value, extra, "Add")
         for axis in target:
-            if axis not in over:
+            if axis not in axes:
                 is_first = tf.equal(collectives.coordinate(axis), 0)
                 value = tf.where(is_first, value, tf.zeros_like(value))
         return value
@@ -424,7 +424,7 @@ class _Branch:
     def _arrived(self, wire: str | None, chunk: int) -> list[tf.Tensor]:
         """Returns the tensors of the message that arrived for this entry."""
         if wire is None:
-            raise ScheduleError(f"nothing arrives for chunk {self._chunk}")
+            raise ScheduleError(f"no message arrives for chunk {self._chunk}")
         messages = self._branches.tables[wire].read(self._slots[wire], self._row.arrived)
         return self._wires.chunk_kinds[chunk].unpack(messages)
 
@@ -440,7 +440,7 @@ class _Branch:
                 continue
             slot = self._row.arrived
             if {first_wire, wire} - {None, name}:
-                # The same number may be another message's slot on the other wire: slot 0 is free.
+                # On the other wire, this slot may hold another message. Clearing slot 0 is safe.
                 reads = self._is_first if name == first_wire else tf.logical_not(self._is_first)
                 slot = tf.where(reads, slot, 0)
             self._branches.tables[name].clear(self._slots[name], slot)

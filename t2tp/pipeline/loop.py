@@ -1,4 +1,4 @@
-"""Sums results over microbatches, with the layers of the model in stages.
+"""`PipelineLoop`: sums results over microbatches, with the layers of the model in stages.
 
 `partition` cuts the graph of one microbatch into pieces, and each piece is lowered once. `ticks`
 runs the schedule; `branches` has the work of a stage in one tick.
@@ -26,15 +26,15 @@ from t2tp.program.program import Mesh
 
 
 class PipelineLoop(MicrobatchSums):
-    """Sums the results of a function over microbatches; the layers of its graph are in stages.
+    """Sums the results of a function over microbatches, in a pipeline of stages.
 
     Outputs: the outputs of `MicrobatchSums`, and the measured idle shares.
 
     Attributes:
-      schedule: the table that runs.
+      schedule: the schedule of the pipeline.
       partition: the pieces of the graph.
-      is_per_stage: whether each stage has its own part of a sum, for all sums.
-      idle_share: measured share of the time in which each stage computed nothing: a float32 vector
+      is_per_stage: for each sum, whether each stage has its own part of it.
+      idle_share: the measured fraction of the time in which each stage was idle: float32
         [stages_of_pipeline].
     """
 
@@ -57,7 +57,7 @@ class PipelineLoop(MicrobatchSums):
           is_per_stage: function from addends to booleans of the same structure: true where each
             stage has its own sum, such as the gradients of its layers; false where all stages
             contribute to one sum.
-          following: an earlier loop over the same microbatches, whose graph this one continues.
+          following: an earlier loop over the same microbatches, whose graph this loop continues.
 
         Raises:
           LayoutError: the graph cannot be cut into stages, or there is no such schedule.
@@ -96,9 +96,11 @@ class PipelineLoop(MicrobatchSums):
         sums, idle_share = Ticks(branches, axis, self.count).run()
         lowering.set_slice(self.outputs[0], tf.constant(self.count))
         stages = mesh_impl.layout.axes.separate([axis])
-        for output, value, axes, own in zip(
+        for output, value, axes, has_own_sum in zip(
             self.outputs[1:-1], sums, branches.axes, self.is_per_stage, strict=True
         ):
-            over = axes or []
-            lowering.set_sum_over_axes(output, value, over if own else sorted({*over, *stages}))
+            sum_axes = axes or []
+            if not has_own_sum:
+                sum_axes = sorted({*sum_axes, *stages})
+            lowering.set_sum_over_axes(output, value, sum_axes)
         lowering.set_sum_over_axes(self.idle_share, idle_share, stages)

@@ -3,8 +3,8 @@
 Each tick has three phases on every stage:
 
 1. receives are posted, so that messages arrive while the stage computes;
-2. the stage runs its entry: one branch of a condition;
-3. messages leave, and messages that arrived go into their slots.
+2. the stage runs its entry, one branch of a condition;
+3. messages are sent, and messages that arrived are written into their slots.
 
 All processors run one program, so the schedule is a constant table of numbers, and a processor
 reads the row of its stage.
@@ -41,7 +41,7 @@ class Ticks:
     """Lowers the loop over ticks."""
 
     def __init__(self, branches: Branches, axis: int, count: int) -> None:
-        """Takes the branches, the mesh axis of the stages, and the number of microbatches."""
+        """Initializes the loop; `axis` is the mesh axis of the stages, `count` the microbatches."""
         self._branches, self._axis, self._count = branches, axis, count
         self._schedule, self._wires = branches.schedule, branches.wires
         self._collectives = branches.mesh_impl.collectives
@@ -70,7 +70,7 @@ class Ticks:
         schedule, slots, names = self._schedule, self._wires.slots, list(self._wires.kinds)
         table = np.zeros([schedule.ticks, schedule.stages, _ENTRY_COLUMNS + 2 * len(names)], "i4")
         table[:, :, _ENTRY_COLUMNS::2] = -1
-        at = schedule.ticks_of()
+        tick_of = schedule.ticks_of()
         for tick, stage, entry in schedule.entries():
             layers = self._branches.partition.enters[entry.chunk].layers_by_stage[stage]
             saved = slots.saved.get((stage, entry.microbatch, entry.chunk), 0)
@@ -82,8 +82,8 @@ class Ticks:
             if sender is not None:
                 name = self._wires.name(entry.action, message_chunk(sender[1], entry))
                 column = _ENTRY_COLUMNS + 2 * names.index(str(name))
-                table[at[sender], stage, column] = arrived
-                table[at[sender], sender[0], column + 1] = 1
+                table[tick_of[sender], stage, column] = arrived
+                table[tick_of[sender], sender[0], column + 1] = 1
         return table
 
     def _row(self, table: tf.Tensor, tick: tf.Tensor) -> Row:
@@ -102,21 +102,21 @@ class Ticks:
             ]
         with self._collectives.repeated(self._count):
             branches = self._branches.build(state.branches, row)
-            # Without this, a branch that has no side effects could begin before the clock is read.
+            # Without this, a branch without side effects could begin before the clock is read.
             begin = tf.timestamp()
             with tf.control_dependencies([begin]):
                 branch = tf.identity(row.branch)
-            after, messages = tf.switch_case(branch, branches)
-            # A message may leave before the branch ends; the stage is busy until the branch ends.
-            with tf.control_dependencies([x.op for x in tf.nest.flatten((after, messages))]):
+            branch_state, messages = tf.switch_case(branch, branches)
+            # A message may be ready before the branch ends; the stage is busy until then.
+            with tf.control_dependencies([x.op for x in tf.nest.flatten((branch_state, messages))]):
                 seconds = tf.timestamp() - begin
             busy = state.busy + tf.where(row.branch > 0, seconds, tf.zeros_like(seconds))
-        slots, sent = dict(after.slots), []
+        slots, sends_done = dict(branch_state.slots), []
         for name, slot, sends in zip(wires, row.receives, row.sends, strict=True):
-            # The communication report counts a wire by the most messages of any processor.
+            # The communication report has one count for all processors: the most that any sends.
             with self._collectives.repeated(self._count * self._schedule.chunks):
                 parts = zip(wires[name], self._wires.kinds[name].parts, messages[name], strict=True)
-                sent += [
+                sends_done += [
                     wire.send(message, shape, sends > 0) for wire, (shape, _), message in parts
                 ]
             slots[name] = list(slots[name])
@@ -124,6 +124,6 @@ class Ticks:
             self._branches.tables[name].write(
                 slots[name], tf.maximum(slot, 0), dict(enumerate(received[name]))
             )
-        with tf.control_dependencies(sent):
+        with tf.control_dependencies(sends_done):
             tick = state.tick + 1
-        return _State(tick, after._replace(slots=slots), busy)
+        return _State(tick, branch_state._replace(slots=slots), busy)

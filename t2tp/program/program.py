@@ -1,4 +1,4 @@
-"""A program: a step written in named dimensions, traced once, run on all devices at once."""
+"""A program: a step in named dimensions that is traced once and runs on all devices at once."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ class Feature:
 
 
 class Mesh(upstream.Mesh):
-    """The mesh that a step is written for; it also knows the step's number.
+    """The mesh that a step is written for. It also has the number of the step.
 
     Attributes:
-      layout: the program's.
+      layout: the layout of the program.
       adapters: adapters of the layers that are being built; see `t2tp.layers.adapters`.
       scopes_by_stage: maps the variable scope of a layer, which all stages share in the graph, to
         the layer's scope on each stage; None: the stage lacks this layer. See
         `t2tp.mesh.stages.names_by_stage`.
-      runs_schedule: whether a pipeline's schedule will run the operations that are built now,
+      runs_schedule: whether the operations that are being built will run in a pipeline's schedule,
         microbatch by microbatch.
     """
 
@@ -126,7 +126,7 @@ class Program:
     """A step on a mesh of devices.
 
     ```python
-    def step_fn(mesh, features):  # from mtf.Tensors to mtf.Tensors; assignments are carried out
+    def step_fn(mesh, features):  # builds a graph of mtf.Tensors, whose assignments run each step
         w = mtf.get_variable(mesh, "w", mtf.Shape([d_in, d_out]))
         return {"y": mtf.einsum([features["x"], w], reduced_dims=[d_in])}
 
@@ -142,7 +142,7 @@ class Program:
     Attributes:
       layout: the `Layout`.
       cluster: the `Cluster`.
-      variables: the `Variables`, shared with other programs if they were given.
+      variables: the `Variables`, which several programs can share.
     """
 
     _mesh_impl_class = SpmdMeshImpl
@@ -168,7 +168,7 @@ class Program:
           mesh_shape: mesh axes and their sizes: `data:2;model:4`.
           layout: rules such as `batch:data;d_ff:model`, or a `Layout` with its own mesh shape.
           cluster: the devices, from `connect`. Default: all GPUs, or virtual CPU devices.
-          variables: another program's variables to share; it has the same layout and cluster.
+          variables: variables to share with another program of the same layout and cluster.
           seed: seed of initial values and random operations.
           xla: True: compile the whole step with XLA, on one device. False: do not use XLA. None:
             compile the whole step on a single GPU (launch-bound) unless it prints; otherwise only
@@ -178,7 +178,7 @@ class Program:
         Raises:
           LayoutError: the layout cannot work for a tensor of the model, or XLA cannot compile the
             step on such a mesh.
-          ValueError: the mesh's size is not the number of devices, a variable is asked for in two
+          ValueError: the mesh's size is not the number of devices, a variable is requested in two
             shapes, or a dimension has two sizes in a sum or product of two tensors.
         """
         self.layout = Layout.from_arguments(mesh_shape, layout)
@@ -223,22 +223,22 @@ class Program:
         """Runs the step on all devices.
 
         Args:
-          features: global arrays by name, or what `place` made of them. Anything that gives a part
-            of itself for a tuple of slices will do for an array.
-          step: the number of the step: random operations and schedules depend on it.
+          features: global arrays by name, or the result of `place`. Any object that supports
+            indexing by a tuple of slices can replace an array.
+          step: the number of the step, for random operations and schedules.
 
         Returns:
           the global outputs by name: a mapping that fetches a value when it is read. It includes
           `summaries/<name>` for each `mtf.scalar_summary(name, x)`.
 
         Raises:
-          tf.errors.OpError: the step failed on a processor. If others were left waiting in a
-            collective, this process can run no more collectives, of any program.
+          tf.errors.OpError: the step failed on a processor. If other processors were waiting in a
+            collective, no program of this process can run collectives any more.
           CollectiveTimeoutError: processors waited too long for others.
-          MissingProcessError: another process of the cluster failed, is gone or does not answer.
+          MissingProcessError: another process of the cluster failed, ended or does not answer.
         """
         placed = features if isinstance(features, PlacedFeatures) else self.place(features or {})
-        self._first_built = None  # A program that runs is hardly looked at any more.
+        self._first_built = None  # Frees memory: programs are rarely inspected once they run.
         self.trace()
         by_pnum = dict(zip(self.cluster.local_pnums, placed.slices, strict=True))
         slices = self._calls(lambda pnum: self._call(pnum, step, by_pnum[pnum]), self._log)
@@ -257,7 +257,7 @@ class Program:
         """
         if self.layout.size > 1:
             raise ValueError(
-                f"A program of {self.layout.size} devices does not go into one graph: build it"
+                f"A program of {self.layout.size} devices cannot run inside a tf.function: build it"
                 " without a mesh."
             )
         return self.trace()(
@@ -275,31 +275,31 @@ class Program:
         """
         if set(features) != set(self._features):
             raise ValueError(
-                f"The program is fed {sorted(self._features)}, and was given {sorted(features)}."
+                f"The program needs features {sorted(self._features)}, not {sorted(features)}."
             )
         features = {name: _as_array(name, features[name]) for name in self._features}
         for name, feature in self._features.items():
             shape, declared = tuple(features[name].shape), tuple(feature.shape.to_integer_list)
             if shape != declared:
-                raise ValueError(f"Feature {name!r} has shape {shape}, declared is {declared}.")
-        cut: dict[tuple, np.ndarray] = {}
+                raise ValueError(f"Feature {name!r} has shape {shape}, not {declared} as declared.")
+        cut_features: dict[tuple, np.ndarray] = {}
         slices = []
         for pnum in self.cluster.local_pnums:
             own_slices = []
             for name, feature in self._features.items():
                 begin = self.layout.slice_begin(feature.shape, pnum)
-                if (name, begin) not in cut:
+                if (name, begin) not in cut_features:
                     part = self.layout.slices(feature.shape, pnum)
                     value = features[name]
                     value = np.asarray(value[part] if part else value, feature.dtype.as_numpy_dtype)
-                    cut[name, begin] = padded(value, self.layout.slice_size(feature.shape))
+                    cut_features[name, begin] = padded(value, self.layout.slice_size(feature.shape))
                 with tf.device(self.cluster.devices[pnum]):
-                    own_slices.append(tf.constant(cut[name, begin]))
+                    own_slices.append(tf.constant(cut_features[name, begin]))
             slices.append(own_slices)
         return PlacedFeatures(slices)
 
     def trace(self) -> tf.types.experimental.ConcreteFunction:
-        """The program of one processor, traced if that was not done: the first call does it."""
+        """Returns the program of one processor; the first call traces it."""
         if self._concrete is None:
             scalars = [tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.int64)]
             slices = [
@@ -326,7 +326,7 @@ class Program:
         return list(self._log)
 
     def graph(self) -> tuple[upstream.Graph, dict[str, upstream.Tensor]]:
-        """The step's mtf graph and its outputs, to be looked at; once it has run, built again."""
+        """Returns the step's mtf graph and its outputs, to inspect; a program that ran rebuilds it."""
         built = self._first_built or self._build_for_shapes()
         return built.graph, built.outputs
 
@@ -335,7 +335,7 @@ class Program:
         with tf.device(self.cluster.devices[pnum]):
             return self.trace()(
                 tf.constant(pnum, tf.int32),
-                # Not a Python number: TensorFlow keeps a tensor of each on each device, forever.
+                # Not a Python number: TensorFlow would cache a tensor of each on each device, forever.
                 tf.constant(np.int64(step)),
                 [v.slice_of(pnum) for v in self._used],
                 slices,
@@ -356,8 +356,8 @@ class Program:
         feature_slices: list[tf.Tensor],
     ) -> dict[str, tf.Tensor]:
         """The program of one processor; traced once."""
-        # TensorFlow takes every int32 argument for one of the first CPU. A loop that uses one would
-        # then run there too, and send it over in each iteration.
+        # TensorFlow places every int32 argument on the first CPU. A loop that uses one would run
+        # there too, and copy it in each iteration.
         pnum, *feature_slices = [tf.identity(x) for x in (pnum, *feature_slices)]
         return self._lower(self._build(step, feature_slices), pnum, step, variable_slices)
 
@@ -395,7 +395,7 @@ class Program:
     def _gathered(
         self, shape: upstream.Shape, part: tf.Tensor, collectives: Collectives
     ) -> tf.Tensor:
-        """Gathers the slices of an output that only other processes have."""
+        """Gathers an output along the dimensions of which this process lacks slices."""
         for i in dims_to_gather(self.layout, self.cluster, shape):
             axis = self.layout.axis_index(shape.dims[i].name)
             if axis is not None:
@@ -427,7 +427,7 @@ class Program:
         return Graph(graph, mesh, outputs)
 
     def _build_for_shapes(self) -> Graph:
-        """Builds the graph once aside, to know variables and shapes before anything runs."""
+        """Builds the graph in advance, to find variables and shapes before anything runs."""
         return self._build_in(tf.Graph())
 
     def _build_in(self, graph: tf.Graph) -> Graph:
@@ -448,7 +448,7 @@ class Program:
             for tensor in op.outputs:
                 self.layout.check(tensor.name.removesuffix(":0"), tensor.shape)
                 shapes.append(tensor.shape)
-            # Operators such as x + y make operations without asking us.
+            # Operators such as x + y create mesh-tensorflow's operations, which skip this check.
             if isinstance(op, (upstream.BinaryOpWithBroadcasting, upstream.EinsumOperation)):
                 check_consistent_sizes(op.name, op.inputs)
             # mesh-tensorflow declares that no dimension of an imported tensor may be split, but
@@ -471,13 +471,13 @@ class Program:
                 " It shards over zero_axes, by default the axes that split the batch, if these do"
                 " not split the variable already. Name other axes, or set zero_stage=0."
             )
-        whole = [v.name for v in variables if self.layout.stays_whole(v.shape)]
-        if whole:
+        unsharded = [v.name for v in variables if self.layout.stays_whole(v.shape)]
+        if unsharded:
             logging.warning(
                 "ZeRO leaves %d of %d variables whole on each device: %s",
-                len(whole),
+                len(unsharded),
                 len(variables),
-                ", ".join(whole),
+                ", ".join(unsharded),
             )
 
 
@@ -485,7 +485,7 @@ def _outputs(returned: object) -> dict[str, upstream.Tensor]:
     """Checks that a step returned tensors by name."""
     if not isinstance(returned, Mapping):
         raise TypeError(
-            "A step returns its outputs by name, as {'loss': loss}, and this one returned"
+            "A step must return its outputs by name, as in {'loss': loss}, but this one returned"
             f" {returned if returned is None else type(returned).__name__}."
         )
     for name, value in returned.items():
@@ -499,17 +499,17 @@ def _outputs(returned: object) -> dict[str, upstream.Tensor]:
 
 
 def _check_same_variables(graph: upstream.Graph, known: Iterable[VariableSpec]) -> None:
-    """Checks that a step asks for the same variables as when it was first built."""
+    """Checks that a step creates the same variables as when it was first built."""
     shapes = {spec.name: spec.shape for spec in known}
     for variable in graph.all_variables:
         before = shapes.get(variable.name)
         if before is None or before != variable.shape:
             raise ValueError(
-                f"The step asks for variable {variable.name!r} {describe(variable.shape)}, and did"
+                f"The step creates variable {variable.name!r} {describe(variable.shape)}, but did"
                 f" not when it was first built"
                 f"{'' if before is None else f' (then it was {describe(before)})'}: a step is built"
                 " more than once, and must give its variables the same names and shapes each time."
-                " Name them by what they are, not by a counter or at random."
+                " Do not name them by a counter or at random."
             )
 
 

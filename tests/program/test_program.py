@@ -226,9 +226,9 @@ def test_a_mesh_needs_as_many_devices_as_processors():
 
 def test_wrong_features_are_refused():
     program, _ = run(mlp_step, "")
-    with pytest.raises(ValueError, match="fed .'x'., and was given .'y'"):
+    with pytest.raises(ValueError, match="features .'x'., not .'y'"):
         program({"y": X})
-    with pytest.raises(ValueError, match="'x' has shape .8, 5., declared is .8, 6."):
+    with pytest.raises(ValueError, match="'x' has shape .8, 5., not .8, 6."):
         program({"x": X[:, :5]})
 
 
