@@ -42,18 +42,18 @@ def check_same_save(saved: Checkpoint, cluster: Cluster) -> None:
     """Checks that all processes have opened the same checkpoint; all processes call this.
 
     Raises:
-      DifferentCheckpointsError: they have not; raised in all processes.
+      DifferentCheckpointsError: two processes have opened different checkpoints. All raise it.
     """
-    opened = json.dumps([str(saved.path.absolute()), saved.step, saved.save_id])
+    identity = json.dumps([str(saved.path.absolute()), saved.step, saved.save_id])
     first, *others = (
-        json.loads(each) for each in cluster.process_allgather("opened checkpoint", opened)
+        json.loads(each) for each in cluster.process_allgather("opened checkpoint", identity)
     )
     for process_id, (path, step, save_id) in enumerate(others, start=1):
         if save_id != first[2]:
             raise DifferentCheckpointsError(
-                f"process {process_id} has opened {path} of step {step}, and process 0"
-                f" {first[0]} of step {first[1]}, which is another checkpoint: start all processes"
-                " with the same command, on a file system that all of them share"
+                f"process {process_id} has opened {path} of step {step}, and process 0 a different"
+                f" checkpoint, {first[0]} of step {first[1]}: start all processes with the same"
+                " command, on a file system that all of them share"
             )
 
 
@@ -66,13 +66,13 @@ def restore_latest(
 ) -> Restored | None:
     """Restores the variables from the latest checkpoint; all processes call this.
 
-    Every slice is read with its checksum. If any process finds a checkpoint damaged, all skip it,
-    with a warning. One that cannot be read is not skipped: it may be intact, and training would
-    continue from older values.
+    Every slice is read with its checksum. If any process finds a damaged checkpoint, all skip it
+    with a warning. A checkpoint that cannot be read is an error: it may be intact, so skipping it
+    might continue the training from older values.
 
     Args:
       directory: directory of the checkpoints, as process 0 sees it.
-      variables: to restore.
+      variables: the variables to restore.
       strict: see `variables.check_fit`.
       zero_if_missing: see `variables.check_fit`.
 
@@ -82,8 +82,8 @@ def restore_latest(
     Raises:
       CheckpointMismatchError: the checkpoint has other variables.
       NewerFormatError: the latest checkpoint is of a newer format.
-      DifferentCheckpointsError: another process finds a different checkpoint than process 0, or
-        none.
+      DifferentCheckpointsError: another process finds no checkpoint, or a different one than
+        process 0.
       UnusableCheckpointError: all checkpoints are damaged, or the latest cannot be read.
     """
     cluster = variables.cluster
@@ -101,10 +101,10 @@ def restore_latest(
             before = choice.step
         else:
             return Restored(choice.step, tuple(damaged), saved.metadata)
-    some_are_there = cluster.is_main_process and bool(step_directories(directory))
-    if json.loads(cluster.process_broadcast("checkpoints", json.dumps(some_are_there))):
+    has_checkpoints = cluster.is_main_process and bool(step_directories(directory))
+    if json.loads(cluster.process_broadcast("checkpoints", json.dumps(has_checkpoints))):
         raise UnusableCheckpointError(
-            f"{directory} holds checkpoints, and none of them can be used: each is damaged. To"
+            f"{directory} holds checkpoints, but none of them can be used: each is damaged. To"
             " start from scratch, choose another directory."
         )
     return None
@@ -118,7 +118,7 @@ def restore_step(
     strict: bool,
     zero_if_missing: Collection[str] = (),
 ) -> None:
-    """Restores the variables from the checkpoint of a step, and no other.
+    """Restores the variables from the checkpoint of one step.
 
     For arguments and errors see `restore_latest`.
     """
@@ -133,10 +133,10 @@ class _Choice:
     """The checkpoint chosen by process 0 for all processes.
 
     Attributes:
-      step_dir: its directory.
-      step: its step.
-      save_id: see `Checkpoint`.
-      opened: the checkpoint itself, in process 0.
+      step_dir: the directory of the checkpoint.
+      step: the step of the checkpoint.
+      save_id: the `save_id` of the checkpoint.
+      opened: the open checkpoint, in process 0.
     """
 
     step_dir: Path
@@ -180,7 +180,7 @@ _ERRORS: dict[str, type[Exception]] = {
 def _restore_choice(
     choice: _Choice, variables: Variables, strict: bool, zero_if_missing: Collection[str]
 ) -> Checkpoint:
-    """Restores from the choice in all processes; an error in one is raised in all."""
+    """Restores the chosen checkpoint in all processes. All raise an error of any process."""
     kind, reason, saved = "", "", None
     try:
         saved = _open_same(choice)
@@ -205,7 +205,7 @@ def _restore_choice(
 
 
 def _open_same(choice: _Choice) -> Checkpoint:
-    """Opens the checkpoint and checks that it is the one that process 0 has opened."""
+    """Opens the checkpoint and checks that process 0 has opened the same one."""
     if choice.opened is not None:
         return choice.opened
     if os.path.lexists(choice.step_dir):

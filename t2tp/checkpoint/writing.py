@@ -1,12 +1,12 @@
-"""Saves checkpoints: every process writes its slices, and a final name is always complete.
+"""Saves checkpoints: every process writes its slices, and the checkpoint then appears at once.
 
-The files are written into `step-00000300.tmp`; when all of them are on the disk, the
-`FINISHED` marker is written, and only then is the directory renamed to `step-00000300`. A crash
-before that leaves a `.tmp` directory, which is never taken for a checkpoint and is deleted by the
-next save of the step or by `retention`.
+The files are written into `step-00000300.tmp`. Once all of them are on the disk, the `FINISHED`
+marker is written, and then the directory is renamed to `step-00000300`. A crash before the rename
+leaves a `.tmp` directory. Readers ignore it, and the next save of the step or `retention` deletes
+it.
 
 TensorFlow saves slices of float16 tensors but cannot restore them ("Dtype half not supported"),
-so they are stored as float32, which represents every float16 value exactly; the marker lists them.
+so they are stored as float32, which represents every float16 value exactly. The marker lists them.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def save(
     """Saves the checkpoint of a step as `<directory>/step-<step>`.
 
     With several processes, each calls this at the same step with its slices, on a shared file
-    system. A failure in one of them is an error in all of them.
+    system. A failure in one process raises an error in all of them.
 
     Args:
       directory: directory of the checkpoints; created if missing.
       step: the training step, at least 0.
       values: slices and their values (`tf.Tensor`s or `tf.Variable`s of the slice's size and
         dtype). Over all processes, the slices of a tensor cover each element exactly once.
-      metadata: saved with the values, as plain JSON; only process 0's is used.
+      metadata: plain JSON that is saved with the values. Only the metadata of process 0 is used.
       metrics: metrics of an evaluation of the step, see `record_metrics`.
       process_id: the id of this process.
       num_processes: number of processes that save together.
@@ -70,9 +70,9 @@ def save(
       The directory of the finished checkpoint.
 
     Raises:
-      ValueError: the arguments contradict, or the step is already saved there.
-      OSError: the checkpoint could not be written, or one of a newer format or an unreadable one
-        has its name; earlier ones are unaffected.
+      ValueError: the arguments contradict each other, or the step is already saved there.
+      OSError: the checkpoint could not be written, or its name belongs to a checkpoint that is
+        unreadable or of a newer format. Earlier checkpoints are unaffected.
     """
     return save_in_parts(
         directory,
@@ -104,10 +104,10 @@ def save_in_parts(
     Args:
       directory: directory of the checkpoints; created if missing.
       step: the training step, at least 0.
-      parts: slices and their values, computed lazily; each part becomes a file. With several
-        processes, parts `process_id`, `process_id + num_processes` and so on of all.
+      parts: slices and their values, computed lazily; each part becomes a file. Of several
+        processes, each gives parts `process_id`, `process_id + num_processes` and so on.
       metadata: see `save`.
-      num_parts: number of parts of all processes; needed with several.
+      num_parts: number of parts of all processes. Required with several processes.
       metrics: see `save`.
       process_id: see `save`.
       num_processes: see `save`.
@@ -124,31 +124,31 @@ def save_in_parts(
     if not 0 <= process_id < num_processes:
         raise ValueError(f"There is no process {process_id} of {num_processes}.")
     saving = _Saving(Path(directory), step, process_id, num_processes, uuid.uuid4().hex)
-    written = 0
+    num_written = 0
 
     def write() -> None:
-        nonlocal written
+        nonlocal num_written
         for values in parts:
             _check_values(values)
-            number = process_id + written * num_processes
+            number = process_id + num_written * num_processes
             replace(saving, process_id=number).write(values)
-            written += 1
+            num_written += 1
 
     def finish() -> None:
         if process_id == 0:
-            count = written if num_parts is None else num_parts
+            count = num_written if num_parts is None else num_parts
             replace(saving, num_processes=count).finish(metadata, metrics or {})
 
     phases = {"begin": lambda: saving.begin(metadata), "write": write, "finish": finish}
     saving.go_through(phases, barrier)
-    if written:
+    if num_written:
         saving.check_finished()
     return saving.final
 
 
 @dataclass(frozen=True)
 class _Saving:
-    """One process's work on saving one checkpoint; `writer_id` is unique to process and save."""
+    """One process's part in a save. `writer_id` is unique to the process and the save."""
 
     directory: Path
     step: int
@@ -167,10 +167,10 @@ class _Saving:
     def go_through(
         self, phases: Mapping[str, Callable[[], None]], barrier: Callable[[str], None] | None
     ) -> None:
-        """Calls the phases in order; each begins when all processes have ended the one before.
+        """Calls the phases in order; each begins when all processes have ended the previous one.
 
         Raises:
-          Exception: a phase has failed; those after it were not called.
+          Exception: a phase failed; later phases were not called.
         """
         failure: Exception | None = None
         for name, phase in phases.items():
@@ -202,10 +202,10 @@ class _Saving:
         self.temporary.mkdir()
 
     def write(self, values: Sequence[tuple[Slice, tf.Tensor]]) -> None:
-        """Writes this process's data file, and then a note of its contents."""
+        """Writes this process's data file, and then a note that lists its contents."""
         if not self.temporary.is_dir():
             raise OSError("process 0 did not begin the checkpoint, see its error")
-        note: dict = {"writer_id": self.writer_id, "slices": [_encoded(each) for each, _ in values]}
+        note: dict = {"writer_id": self.writer_id, "slices": [_encode(each) for each, _ in values]}
         if values:
             prefix = self.temporary / _part(self.process_id)
             with tf.device("CPU:0"):
@@ -225,7 +225,7 @@ class _Saving:
         if self.process_id != 0:
             return
         notes = [self._read_note(process_id) for process_id in range(self.num_processes)]
-        slices = [_decoded(each) for note in notes for each in note["slices"]]
+        slices = [_decode(each) for note in notes for each in note["slices"]]
         if not slices:
             raise ValueError(f"There is nothing to save at step {self.step}: no slices.")
         check_tiling(slices)
@@ -244,15 +244,15 @@ class _Saving:
         if os.path.lexists(self.final):
             aside = files.set_aside(self.final)
             logging.warning(
-                "%s is not a checkpoint of step %d, or is damaged: it is kept as %s, and the step"
-                " is saved again.",
+                "%s is damaged, or not a checkpoint of step %d: it is kept as %s, and the step is"
+                " saved again.",
                 *(self.final, self.step, aside),
             )
         self.temporary.rename(self.final)
         sync(self.directory)
 
     def _merge(self, notes: list[dict]) -> dict[str, FileRecord]:
-        """Merges the data files under one index; renames them without copying."""
+        """Merges the data files under one index, by renaming them."""
         parts = [number for number, note in enumerate(notes) if "bytes" in note]
         with tf.device("CPU:0"):
             tf.raw_ops.MergeV2Checkpoints(
@@ -292,16 +292,16 @@ class _Saving:
         except UnusableCheckpointError as error:
             raise self.explained(error) from error
         if self.writer_id not in writers:
-            unfinished = OSError("process 0 did not finish the checkpoint, see its error")
-            raise self.explained(unfinished) from None
+            failure = OSError("process 0 did not finish the checkpoint, see its error")
+            raise self.explained(failure) from None
 
     def clean_up(self) -> None:
-        """Deletes the leftovers of a failed save; if that fails too, their name is temporary."""
+        """Deletes the files of a failed save; if that fails too, their name is temporary."""
         if self.process_id == 0:
             shutil.rmtree(self.temporary, ignore_errors=True)
 
     def explained(self, failure: Exception) -> Exception:
-        """Returns the failure as an error for the user: one sentence, if the file system failed."""
+        """Returns a file system's failure as one sentence for the user, and any other unchanged."""
         if isinstance(failure, tf.errors.OpError):
             cause = reason(failure)
         elif isinstance(failure, OSError):
@@ -327,7 +327,7 @@ def _check_values(values: Sequence[tuple[Slice, tf.Tensor]]) -> None:
     for each, value in values:
         if each.dtype not in _DTYPES:
             raise ValueError(
-                f"{each.name!r} is {each.dtype.name}, which checkpoints do not hold; they hold"
+                f"{each.name!r} is {each.dtype.name}, which checkpoints cannot store; they store"
                 f" {', '.join(dtype.name for dtype in _DTYPES)}."
             )
         if tuple(value.shape) != each.size or value.dtype != each.dtype:
@@ -344,8 +344,8 @@ def _check_metadata(metadata: dict) -> None:
         raise ValueError(f"A checkpoint's metadata must be plain JSON: {error}.") from None
     if not same:
         raise ValueError(
-            "A checkpoint's metadata would not come back from JSON as it is: use lists for tuples"
-            " and strings for keys."
+            "JSON would change this checkpoint's metadata: use lists for tuples and strings for"
+            " keys."
         )
 
 
@@ -361,11 +361,11 @@ def _note(step_dir: Path, process_id: int) -> Path:
     return step_dir / f"{_part(process_id)}.json"
 
 
-def _encoded(part: Slice) -> list:
+def _encode(part: Slice) -> list:
     numbers = (part.shape, part.begin, part.size)
     return [part.name, *([int(number) for number in each] for each in numbers), part.dtype.name]
 
 
-def _decoded(fields: list) -> Slice:
+def _decode(fields: list) -> Slice:
     name, shape, begin, size, dtype = fields
     return Slice(name, tuple(shape), tuple(begin), tuple(size), tf.as_dtype(dtype))

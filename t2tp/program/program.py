@@ -326,7 +326,7 @@ class Program:
         return list(self._log)
 
     def graph(self) -> tuple[upstream.Graph, dict[str, upstream.Tensor]]:
-        """Returns the step's mtf graph and its outputs, to inspect; a program that ran rebuilds it."""
+        """Returns the step's mtf graph and outputs, to inspect; a program that ran rebuilds it."""
         built = self._first_built or self._build_for_shapes()
         return built.graph, built.outputs
 
@@ -335,7 +335,7 @@ class Program:
         with tf.device(self.cluster.devices[pnum]):
             return self.trace()(
                 tf.constant(pnum, tf.int32),
-                # Not a Python number: TensorFlow would cache a tensor of each on each device, forever.
+                # TensorFlow would cache a tensor of each Python number on each device, forever.
                 tf.constant(np.int64(step)),
                 [v.slice_of(pnum) for v in self._used],
                 slices,
