@@ -63,11 +63,11 @@ from t2tp.trainer.run_dir.run_saver import LockHook, RunSaver
 class Estimator:
     """A model function, its variables on a mesh, and the checkpoints of a run.
 
-    Training resumes from the latest checkpoint in `config.output_dir`; evaluation and prediction
-    use the values in memory or, if there are none yet, that checkpoint.
+    Training resumes from the latest checkpoint in `config.output_dir`. Evaluation and prediction
+    use the values in memory or, if there are none yet, the latest checkpoint.
 
-    With several processes, each makes an estimator and calls the same methods in the same order;
-    only process 0 reports and writes summaries.
+    With several processes, each creates an estimator and calls the same methods in the same order.
+    Only process 0 reports and writes summaries.
 
     Attributes:
       config: the `RunConfig`.
@@ -81,9 +81,9 @@ class Estimator:
 
         Args:
           model_fn: `(mesh, features, mode, hparams) -> EstimatorSpec`, which builds an mtf graph.
-            Parameters named `config` and `decode_options`, if it has them, are passed the config
-            and the options of the call that predicts.
-          config: the output directory, how often to save, and the rest.
+            It may also have parameters `config` and `decode_options`, for the config and the
+            options of `predict`.
+          config: the output directory, how often to save, and other settings of the run.
           hparams: `HParams` or a mapping, passed to `model_fn`. Its `mesh_shape` and `layout`
             define the mesh; without them it is one device.
 
@@ -142,7 +142,7 @@ class Estimator:
 
         Args:
           mode: the mode of the program.
-          features: its inputs.
+          features: inputs of the program.
           decode_options: options of a predicting program, for model functions that take them.
 
         Raises:
@@ -157,8 +157,8 @@ class Estimator:
             program = self._program(self._step_fn(mode, decode_options), features)
             self._variables = program.variables
             trains = mode == ModeKeys.TRAIN
-            # The first training program needs all variables of the checkpoint, the optimizer's
-            # too, and a later program may add variables.
+            # The first training program also needs the optimizer's variables of the checkpoint,
+            # and a later program may add variables.
             if (trains and not self._has_trained) or len(program.variables) > self._num_loaded:
                 self.steps_done = self._checkpoints.load(program.variables, to_train=trains)
                 self._num_loaded = len(program.variables)
@@ -177,7 +177,7 @@ class Estimator:
     def lock(self) -> RunLock:
         """Returns the lock that keeps other processes from training in `output_dir`.
 
-        `train` takes it too.
+        `train` acquires it, too.
         """
         if self._lock is None:
             self._lock = RunLock(self.config.output_dir, self.connect())
@@ -187,21 +187,21 @@ class Estimator:
         """Trains to step `max_steps` of the run.
 
         Args:
-          inputs: step k is fed `inputs.stream[k]`; a stream with `batch_sizes` goes on at the row
-            where the run has stopped reading. A function that returns inputs may run TensorFlow
-            operations: it is called once the devices of the mesh are set up.
-          max_steps: number of steps of the whole run; if all are done, this returns at once.
+          inputs: step k reads `inputs.stream[k]`. A stream with `batch_sizes` continues at the
+            first row that the run has not read. A function that returns inputs may run TensorFlow
+            operations, because it is called after the devices of the mesh are set up.
+          max_steps: number of steps of the whole run. If all are done, this returns at once.
           hooks: called around the steps, before a step is saved.
 
         Raises:
-          TrainingInterrupted: a signal came; the step was saved.
+          TrainingInterrupted: a signal arrived; the step was saved.
           MissingProcessError: another process failed or was lost.
-          RunLockedError: another process trains in `output_dir`, or has done so meanwhile.
+          RunLockedError: another process trains in `output_dir`, or has trained since the restore.
           SavingError: a checkpoint could not be written.
           TrainingDivergedError: a step's loss or gradients are not finite and
             `config.on_nonfinite` is `stop`. The latest checkpoint is of the step before.
         """
-        inputs = self._opened(inputs)
+        inputs = self._open(inputs)
         place = self._placer(ModeKeys.TRAIN, inputs)
         program = self.build(ModeKeys.TRAIN, inputs.features)
         inputs = inputs.resumed(self._checkpoints.batch_sizes, self.steps_done)
@@ -220,20 +220,20 @@ class Estimator:
                 program.variables, inputs.batch_sizes, self._note_saved
             ) as saver:
                 try:
-                    came = self._train_with(saver, program, inputs, place, training, hooks)
+                    signal_number = self._train_with(saver, program, inputs, place, training, hooks)
                 except NonfiniteStepError as bad:
-                    raise self._explained(bad, saver, inputs, place) from None
-        if came:
-            self.log.write("interrupted", self.steps_done, {"signal": came})
+                    raise self._diagnose(bad, saver, inputs, place) from None
+        if signal_number:
+            self.log.write("interrupted", self.steps_done, {"signal": signal_number})
             raise TrainingInterrupted(
-                f"interrupted after step {self.steps_done}, which is saved", came
+                f"interrupted after step {self.steps_done}, which is saved", signal_number
             )
         self.log.write("ended", self.steps_done, {"reason": training.stop_reason or "train_steps"})
 
     def evaluate(self, inputs: Inputs | InputFn, steps: int = -1) -> dict[str, float]:
         """Sums the model's metrics and the host's counts over batches.
 
-        With several processes, the host's counts of a batch are made by one of them.
+        With several processes, one of them counts a batch on the host.
 
         Args:
           inputs: see `train`; the stream is finite.
@@ -245,22 +245,22 @@ class Estimator:
         Raises:
           ValueError: the stream has no length and no number of steps is given.
         """
-        inputs = self._opened(inputs)
+        inputs = self._open(inputs)
         place = self._placer(ModeKeys.EVAL, inputs)
         count = number_of_batches(inputs.stream, steps)
         cluster = self.connect()
 
         def prepare(step: int) -> tuple:
             batch = inputs.stream[step]
-            mine = step % cluster.num_processes == cluster.process_id
-            return place(batch), inputs.counts(batch) if mine else {}
+            is_counted_here = step % cluster.num_processes == cluster.process_id
+            return place(batch), inputs.counts(batch) if is_counted_here else {}
 
-        def counted() -> None:
+        def report_progress() -> None:
             if self._heartbeat is not None:
                 self._heartbeat.beat(self.steps_done, "evaluating")
 
-        with Prefetcher(prepare, range(count)) as prepared:
-            return sum_metrics(prepared, self.steps_done, cluster, counted)
+        with Prefetcher(prepare, range(count)) as batches:
+            return sum_metrics(batches, self.steps_done, cluster, report_progress)
 
     def predict(
         self,
@@ -292,7 +292,7 @@ class Estimator:
         Args:
           path: the new directory.
           features: inputs of the model function.
-          signatures: builds the signatures of the SavedModel; by default `serving_default`, from
+          signatures: builds the signatures of the SavedModel. Default: `serving_default`, from
             features of exactly these shapes to the predictions.
           decode_options: see `build`.
 
@@ -300,15 +300,15 @@ class Estimator:
           The directory.
 
         Raises:
-          UsageError: the directory exists, or the hparams have a mesh: an exported model runs on
-            one device. The checkpoint may be of any mesh.
+          UsageError: the directory exists, or the hparams have a mesh of several devices. An
+            exported model runs on one device, from a checkpoint of any mesh.
           FileNotFoundError, CheckpointMismatchError, UnusableCheckpointError: see `build`.
-          OSError: it cannot be written.
+          OSError: the directory cannot be written.
         """
         if self.layout.size > 1:
             raise UsageError(
                 f"an exported model runs on one device, and this estimator has the mesh"
-                f" {self.layout.mesh_text}: make one without, its checkpoints may be of any mesh"
+                f" {self.layout.mesh_text}: create one without a mesh, which reads any checkpoint"
             )
         program = self.build(ModeKeys.PREDICT, features, decode_options)
         return write_saved_model(program, path, signatures or of_features(features))
@@ -327,7 +327,7 @@ class Estimator:
         self.steps_done = saved.step
 
     def parameter_counts(self) -> tuple[int, int, int]:
-        """Counts trainable parameters, frozen ones, and the values of all other variables."""
+        """Counts trainable parameters, frozen parameters, and the values of all other variables."""
         sizes: Counter[str] = Counter()
         for variable in self._variables or ():
             spec = variable.spec
@@ -338,8 +338,8 @@ class Estimator:
     def record_metrics(self, metrics: Mapping[str, float]) -> None:
         """Records the metrics of the current values in their checkpoint.
 
-        That is the checkpoint of `steps_done`, saved already or next. A checkpoint that
-        `config.checkpoint_path` names is not changed.
+        The checkpoint of `steps_done` may be saved already, or be saved next. The checkpoint at
+        `config.checkpoint_path` does not change.
         """
         self._checkpoints.record_metrics(self.steps_done, metrics, self.connect())
 
@@ -378,26 +378,26 @@ class Estimator:
         features: dict[str, mtf.Tensor],
         decode_options: DecodeOptions | None = None,
     ) -> EstimatorSpec:
-        """Calls the model function with the parameters that it takes."""
+        """Calls the model function with the optional parameters that it has."""
         optional = {"config": self.config, "decode_options": decode_options}
-        taken = {name: optional[name] for name in optional if name in self._model_fn_takes}
-        return self._model_fn(mesh, features, mode, self._hparams, **taken)
+        arguments = {name: optional[name] for name in optional if name in self._model_fn_takes}
+        return self._model_fn(mesh, features, mode, self._hparams, **arguments)
 
-    def _opened(self, inputs: Inputs | InputFn) -> Inputs:
-        """Returns the inputs, calling the function if it is one, which may start TensorFlow."""
+    def _open(self, inputs: Inputs | InputFn) -> Inputs:
+        """Returns the inputs; calls an input function after the devices are set up."""
         self.connect()
         return inputs() if callable(inputs) else inputs
 
     def _placer(
         self, mode: ModeKeys, inputs: Inputs
     ) -> Callable[[Batch], tuple[Program, PlacedFeatures]]:
-        """Returns a function that finds the program for a batch and places it on the devices."""
+        """Returns a function that places a batch on the devices and returns its program."""
         programs = {shapes_of_features(kind): self.build(mode, kind) for kind in inputs.kinds}
-        usual = self.build(mode, inputs.features)
+        default = self.build(mode, inputs.features)
 
         def place(batch: Batch) -> tuple[Program, PlacedFeatures]:
-            # An unknown shape goes to the usual program, whose `place` raises the error.
-            program = programs.get(shapes_of_batch(batch), usual)
+            # For an unknown shape, `place` of the default program raises the error.
+            program = programs.get(shapes_of_batch(batch), default)
             return program, program.place(batch)
 
         return place
@@ -421,7 +421,7 @@ class Estimator:
                 stack.enter_context(progress)
                 self._heartbeat = Heartbeat(config.output_dir)
                 stack.callback(setattr, self, "_heartbeat", None)
-            watching = default_hooks(
+            standard_hooks = default_hooks(
                 config,
                 program,
                 inputs,
@@ -433,20 +433,22 @@ class Estimator:
                 progress=progress,
                 track=self.track,
             )
-            began = {"max_steps": training.max_steps, "run": os.path.abspath(config.output_dir)}
-            self.log.write("began", first_step, began)
+            run_info = {"max_steps": training.max_steps, "run": os.path.abspath(config.output_dir)}
+            self.log.write("began", first_step, run_info)
             interrupt = stack.enter_context(
                 InterruptHandler(program.cluster, first_step, config.grace_seconds)
             )
             steps = range(first_step, training.max_steps)
-            placed = stack.enter_context(Prefetcher(lambda step: place(inputs.stream[step]), steps))
-            # The lock is first, as other hooks write files. Saving is last: a saved step is one
-            # that all other hooks have handled.
-            all_hooks = [LockHook(self.lock()), *watching, *hooks, checkpoints]
-            train_loop(placed, training, all_hooks, interrupt, self._count_steps)
+            batches = stack.enter_context(
+                Prefetcher(lambda step: place(inputs.stream[step]), steps)
+            )
+            # The lock is first, because other hooks write files. Saving is last, so that every
+            # other hook has seen a saved step.
+            all_hooks = [LockHook(self.lock()), *standard_hooks, *hooks, checkpoints]
+            train_loop(batches, training, all_hooks, interrupt, self._count_steps)
             return interrupt.result()
 
-    def _explained(
+    def _diagnose(
         self,
         bad: NonfiniteStepError,
         saver: RunSaver,
@@ -456,21 +458,21 @@ class Estimator:
         """Restores the values before a non-finite step and diagnoses it."""
         self.log.write("diverged", bad.step, {"what": str(bad)})
 
-        def go_back() -> int:
+        def restore_step() -> int:
             variables = saver.variables
             reinitialize(variables, Variables(self.layout, self.connect(), self.config.random_seed))
             self.steps_done = self._checkpoints.load(variables, to_train=True)
             return self.steps_done
 
-        def look(step: int) -> Mapping[str, np.ndarray]:
+        def count_nonfinite(step: int) -> Mapping[str, np.ndarray]:
             batch = inputs.stream[step]
             shapes = shapes_of_batch(batch)
             features = next(kind for kind in inputs.kinds if shapes_of_features(kind) == shapes)
             return self._program(counting_step(self._loss_fn), features)(batch, step=step)
 
-        return StepReplay(go_back, lambda step: place(inputs.stream[step]), look, saver).explain(
-            bad
-        )
+        return StepReplay(
+            restore_step, lambda step: place(inputs.stream[step]), count_nonfinite, saver
+        ).explain(bad)
 
     def _loss_fn(self, mesh: Mesh, features: dict[str, mtf.Tensor]) -> mtf.Tensor:
         """Returns the loss as training computes it."""

@@ -40,7 +40,7 @@ from t2tp.trainer.run_spec import RunSpec
 # Flags that may differ between the processes of a run.
 _OWN_FLAGS = ("data_digest", "data_dir", "output_dir", "process_id", "t2t_usr_dir", "tmp_dir")
 
-# Flags that a run keeps if it is resumed from Python, which does not give them.
+# Flags that a run keeps when Python resumes it, because only the programs set them.
 _KEPT_FLAGS = ("hparams_set", "t2t_usr_dir")
 
 # schedule -> modes of its programs
@@ -55,15 +55,15 @@ SCHEDULES = {
 
 
 class Experiment:
-    """The schedules of a run: training, evaluation and decoding, as its `RunSpec` describes.
+    """Trains, evaluates and decodes the run that a `RunSpec` describes.
 
     ```python
     experiment = Experiment(spec, local_eval_frequency=100)
     metrics = experiment.train_and_evaluate()
     ```
 
-    With several processes, each makes the same experiment and calls the same methods; only process
-    0 writes the run's files.
+    With several processes, each creates the same experiment and calls the same methods. Only
+    process 0 writes the run's files.
 
     Attributes:
       spec: the run's spec.
@@ -92,13 +92,13 @@ class Experiment:
           eval_split: the split to evaluate on.
           eval_timeout_mins: how many minutes `continuous_eval` waits for the next checkpoint.
           eval_samples: number of examples decoded at each evaluation, for TensorBoard.
-          early_stopping: when evaluations end the training; by default never.
+          early_stopping: when evaluations end the training. Default: never.
           decode_options: options of `predict`. Default: beam search of width 4.
           hooks: called around the steps of a training, before a step is saved.
 
         Raises:
           LayoutError: mesh shape or layout cannot be parsed.
-          FileNotFoundError: the data are not prepared; the message names the command that does it.
+          FileNotFoundError: the data are not prepared; the message names the command to run.
           ValueError: the data are damaged, or a number is out of range.
         """
         _check_at_least(0, local_eval_frequency=local_eval_frequency, eval_samples=eval_samples)
@@ -144,8 +144,8 @@ class Experiment:
     def build(self, schedule: str) -> None:
         """Builds the programs of a schedule and restores the latest checkpoint; writes no files.
 
-        The schedules call it; calling it before raises errors early. For `continuous_eval` it
-        waits for the first checkpoint.
+        Each schedule calls it. Call it before a schedule to get errors early. For
+        `continuous_eval` it waits for the first checkpoint.
 
         Raises:
           LayoutError: the layout does not fit the model.
@@ -178,12 +178,12 @@ class Experiment:
     def describe(self) -> str:
         """Describes mesh, devices, model size and directory in lines of text."""
         cluster = self.estimator.connect()
-        learned, frozen, kept = self.estimator.parameter_counts()
-        sizes = f": {learned:,} parameters" if learned else ""
+        trainable, frozen, state = self.estimator.parameter_counts()
+        sizes = f": {trainable:,} parameters" if trainable else ""
         if frozen:
-            sizes += f" and {frozen:,} frozen ones"
-        if kept:
-            sizes += f", {kept:,} optimizer state values"
+            sizes += f", {frozen:,} frozen parameters"
+        if state:
+            sizes += f", {state:,} optimizer state values"
         return "\n".join(
             [
                 str(self.estimator.layout),
@@ -245,12 +245,12 @@ class Experiment:
           path: path of the checkpoint; see `find_checkpoint.find`.
 
         Returns:
-          Its step and the problem's metrics.
+          The step of the checkpoint and the problem's metrics.
 
         Raises:
           CheckpointMismatchError: the checkpoint has other variables than the model.
-          FileNotFoundError, UnusableCheckpointError: it is missing or damaged.
-          OtherRunError: it was trained on other data.
+          FileNotFoundError, UnusableCheckpointError: the checkpoint is missing or damaged.
+          OtherRunError: the checkpoint was trained on other data.
         """
         self.build("evaluate")
         self.spec.check_same_data(str(path))
@@ -272,26 +272,27 @@ class Experiment:
     def continuous_eval(self) -> dict[int, dict[str, float]]:
         """Evaluates each new checkpoint of a run that another process trains.
 
-        It ends when the checkpoint of `train_steps` is evaluated, when there was no new one for
-        `eval_timeout_mins`, or with early stopping. Started again, it skips the recorded
-        evaluations.
+        It ends after the checkpoint of `train_steps`, after `eval_timeout_mins` without a new
+        checkpoint, or by early stopping. If restarted, it skips evaluations that are on record.
 
         Returns:
           step -> the problem's metrics, of all recorded evaluations.
         """
         self.build("continuous_eval")
         evaluation, cluster = self._evaluation(self._eval_split), self.estimator.connect()
-        known = evaluation.on_record()
-        if max(known, default=-1) >= self.spec.train_steps:
-            return known
-        for step in follow_checkpoints(self._checkpoints, cluster, known, self._eval_timeout_mins):
+        recorded = evaluation.on_record()
+        if max(recorded, default=-1) >= self.spec.train_steps:
+            return recorded
+        for step in follow_checkpoints(
+            self._checkpoints, cluster, recorded, self._eval_timeout_mins
+        ):
             if not self._restore(step):
                 continue
             evaluation.run()
-            stopping = self._early_stopping and evaluation.plateau(self._early_stopping)
-            if stopping:
-                logging.info("stopping after the checkpoint of step %d: %s", step, stopping)
-            if stopping or step >= self.spec.train_steps:
+            stop_reason = self._early_stopping and evaluation.plateau(self._early_stopping)
+            if stop_reason:
+                logging.info("stopping after the checkpoint of step %d: %s", step, stop_reason)
+            if stop_reason or step >= self.spec.train_steps:
                 break
         return evaluation.on_record()
 
@@ -299,11 +300,11 @@ class Experiment:
         """Decodes a text with the latest checkpoint and the experiment's `decode_options`.
 
         Args:
-          text: the prompt of a language model; else the inputs.
-          length: max tokens to generate, unless EOS comes first; by default, of `decode_options`.
+          text: the prompt of a language model, or the inputs of other models.
+          length: max tokens to generate. Default: the length of `decode_options`.
 
         Returns:
-          The generated text, of a language model without the prompt.
+          The generated text, without the prompt.
 
         Raises:
           UsageError: the model is not autoregressive, or the problem is not about text.
@@ -313,7 +314,7 @@ class Experiment:
         return self._decoder.text(text, length)
 
     def _goal(self) -> BestMetric:
-        """Returns the metric of the best evaluation; by default the loss."""
+        """Returns the metric that defines the best evaluation. Default: the loss."""
         if self._config.keep_best_metric:
             return BestMetric.parse(self._config.keep_best_metric)
         if self._early_stopping is not None:
@@ -333,7 +334,7 @@ class Experiment:
         return checkpoint_directory(self._config.output_dir)
 
     def _evaluation(self, split: str) -> SplitEvaluation:
-        """Returns the evaluations on a split, made on first use."""
+        """Returns the evaluation of a split; the first call creates it."""
         if split not in self._evaluations:
             is_trained_on = split == self.spec.problem.splits[0]
             self._evaluations[split] = SplitEvaluation(
@@ -375,11 +376,11 @@ class Experiment:
             self.estimator.restore(saved)
         except UnusableCheckpointError as error:
             problem = str(error)
-        # All processes must skip the same checkpoints, also those that only one could not restore.
-        said = self.estimator.connect().process_allgather(
+        # All processes must skip a checkpoint, even if only one of them failed to restore it.
+        outcomes = self.estimator.connect().process_allgather(
             "restored", json.dumps([problem, save_id])
         )
-        problems, save_ids = zip(*map(json.loads, said), strict=True)
+        problems, save_ids = zip(*map(json.loads, outcomes), strict=True)
         for each in filter(None, problems):
             logging.warning("not evaluated: %s", each)
             return False
@@ -405,12 +406,12 @@ class Experiment:
         self, schedule: str, hooks: Sequence[Hook], plateau: Callable[[], str] = str
     ) -> None:
         output_dir, cluster = self._config.output_dir, self.estimator.connect()
-        # Checkpoints of an unknown run may be evaluated, but not trained further.
+        # Checkpoints without a run's files may be evaluated, but not trained further.
         run_files.check_known(output_dir, run_files.read(output_dir))
         self.build(schedule)
-        stopped = plateau()
-        if stopped:
-            logging.info("stopped early at step %d: %s", self.estimator.steps_done, stopped)
+        stop_reason = plateau()
+        if stop_reason:
+            logging.info("stopped early at step %d: %s", self.estimator.steps_done, stop_reason)
             return
         with self.estimator.lock():
             if cluster.is_main_process:
@@ -419,7 +420,7 @@ class Experiment:
                     kept_files.inherit(output_dir, self._config.warm_start_from)
             done = self.estimator.steps_done
             if done:
-                logging.info("going on from the checkpoint of step %d", done)
+                logging.info("resuming from the checkpoint of step %d", done)
             if ModeKeys.EVAL in SCHEDULES[schedule]:
                 self._evaluation(self._eval_split).resume()
             all_hooks = [*self._hooks, *hooks]
@@ -434,7 +435,7 @@ class Experiment:
             self._is_checked = True
 
     def _changed_hparams(self) -> str:
-        """Lists the hparams that differ from the saved run's, as the end of a sentence."""
+        """Lists the hparams that differ from the saved run, as the end of a sentence."""
         if self.spec.saved is None or self.spec.saved.hparams is None:
             return ""
         changed = [

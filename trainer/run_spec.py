@@ -36,14 +36,14 @@ class RunSpec:
 
     Attributes:
       model: name of a registered model.
-      problem_name: name of the problem, as `problems.find` takes it.
+      problem_name: name of the problem; see `problems.find`.
       problem_options: the problem's options, as text.
       problem: the problem.
       hparams: hyperparameters of model and training, with mesh and layout.
-      config: how the run is carried out.
+      config: directories, devices and saving.
       data_dir: the directory of the prepared data.
       train_steps: number of training steps in total.
-      saved: the run in `config.output_dir`; None for a new one.
+      saved: the run in `config.output_dir`; None for a new run.
       flags: other entries of the run's `flags.json`.
       changes: one line per difference from the saved run.
     """
@@ -64,7 +64,7 @@ class RunSpec:
         """Checks the number of steps.
 
         Raises:
-          ValueError: it is negative.
+          ValueError: the number is negative.
         """
         if self.train_steps < 0:
             raise ValueError(f"train_steps is {self.train_steps}, and must be at least 0")
@@ -88,7 +88,7 @@ class RunSpec:
           model: name of a registered model.
           problem: name of a problem; see `problems.find`.
           hparams: hyperparameters of model and training.
-          config: how the run is carried out.
+          config: directories, devices and saving.
           data_dir: the directory of the data, which need not be prepared yet.
           train_steps: number of training steps in total.
           problem_options: the problem's options.
@@ -101,12 +101,12 @@ class RunSpec:
           ValueError: an option cannot be parsed, or `train_steps` is negative.
         """
         saved = run_files.read(config.output_dir)
-        found = find_problem(config.output_dir, saved, model, problem, problem_options)
+        instance = find_problem(config.output_dir, saved, model, problem, problem_options)
         return cls(
             model,
             problem,
             problem_options,
-            found,
+            instance,
             hparams,
             config,
             data_dir,
@@ -117,7 +117,7 @@ class RunSpec:
 
     @functools.cached_property
     def layout(self) -> Layout:
-        """The mesh and the layout of the hparams."""
+        """The layout that the hparams define."""
         return Layout.from_hparams(self.hparams)
 
     @property
@@ -134,7 +134,7 @@ class RunSpec:
         """Checks that the run, or a checkpoint, was trained on these data.
 
         Args:
-          checkpoint_path: path of the checkpoint. Default: the config's.
+          checkpoint_path: path of the checkpoint. Default: the path in the config.
 
         Raises:
           OtherRunError, RunFileError, OSError: see `run_files.check_same_data`.
@@ -146,11 +146,11 @@ class RunSpec:
         run_files.check_same_data(config, self.problem_name, self.data_dir, self.data_digest)
 
     def make_estimator(self) -> Estimator:
-        """Makes the run's `Estimator`; the data must be prepared.
+        """Creates the run's `Estimator`; the data must be prepared.
 
         Raises:
           LayoutError, ValueError: see `Estimator`.
-          FileNotFoundError: the data are not prepared; the message names the command that does it.
+          FileNotFoundError: the data are not prepared; the message names the command to run.
         """
         vocab_sizes = self.problem.vocab_sizes(self.data_dir)
         model_fn = model_fn_of(self.model_class, vocab_sizes, self.train_steps)
@@ -167,7 +167,7 @@ def find_problem(
       saved: the result of `run_files.read`.
       model: name of a registered model.
       problem: name of the problem.
-      options: its options.
+      options: options of the problem.
 
     Raises:
       UnknownNameError: there is no such model or problem.

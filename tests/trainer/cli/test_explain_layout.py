@@ -43,7 +43,7 @@ def test_training_goes_on_as_if_nothing_had_been_explained(trainer, tmp_path, ca
     after = sorted((tmp_path / "run/checkpoints").rglob("*"))
     assert after == checkpoints and all(path.read_bytes() == b for path, b in before.items())
     assert trainer(schedule="train", train_steps=3) == 0
-    assert "going on from the checkpoint of step 2" in capfd.readouterr().err
+    assert "resuming from the checkpoint of step 2" in capfd.readouterr().err
 
 
 WRONG = {

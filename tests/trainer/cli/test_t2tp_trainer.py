@@ -35,7 +35,7 @@ def test_it_trains_evaluates_and_goes_on(trainer, tmp_path, capfd):
     said = capfd.readouterr().err
     assert "batch_size: 8 in the saved run, 8 in today's preset, 4 in --hparams; using 4" in said
     assert "train_steps: 6 in the saved run; using 8 from --train_steps" in said
-    assert "going on from the checkpoint of step 6" in said
+    assert "resuming from the checkpoint of step 6" in said
     assert sorted(read_scalars(tmp_path / "run")["loss"]) == list(range(1, 9))
     assert all_steps(tmp_path / "run/checkpoints") == [6, 8]
 
@@ -203,7 +203,7 @@ def test_lost_hparams_are_asked_for_and_other_data_refused_all_the_same(trainer,
     )
     said = capfd.readouterr().err
     assert f"--hparams_set={SET}" in said and "hparams.json is lost" in said
-    assert "going on from the checkpoint of step 2" in said
+    assert "resuming from the checkpoint of step 2" in said
     assert (run / "hparams.json").exists()
 
 
@@ -223,7 +223,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(trainer, trained, capfd)
     assert trainer(schedule="train", train_steps=3) == 0
     said = capfd.readouterr().err
     assert f"warning: Skipping a checkpoint: {damaged}" in said
-    assert "going on from the checkpoint of step 1" in said
+    assert "resuming from the checkpoint of step 1" in said
 
 
 def test_damaged_data_are_not_learned_from(trainer, data_dir, tmp_path, monkeypatch, capfd):

@@ -192,7 +192,7 @@ def test_stopped_then_bereft_it_goes_on_bit_for_bit(start, two, tmp_path):
 
     with start(arguments) as (first, second):
         said = first.wait_for_line(f"step {step + 11}/")
-        assert f"going on from the checkpoint of step {step}\n" in said
+        assert f"resuming from the checkpoint of step {step}\n" in said
         second.signal(signal.SIGKILL)
         assert first.wait() == 3
         last = first.err.read_text().splitlines()[-1]
@@ -208,7 +208,7 @@ def test_stopped_then_bereft_it_goes_on_bit_for_bit(start, two, tmp_path):
     assert saved.step > step
 
     (said, _) = ended(start(arguments), [0, 0])
-    assert f"going on from the checkpoint of step {saved.step}\n" in said
+    assert f"resuming from the checkpoint of step {saved.step}\n" in said
     np.testing.assert_array_equal(losses(run), losses(undisturbed))
 
 

@@ -116,5 +116,5 @@ def kill_while_saving(run: Run, said_in: Path, step: int) -> None:
 
 def begun_at(said: str) -> int:
     """The step from which a training has gone on; 0: from the beginning."""
-    found = re.search(r"going on from the checkpoint of step (\d+)", said)
+    found = re.search(r"resuming from the checkpoint of step (\d+)", said)
     return int(found[1]) if found else 0

@@ -66,4 +66,4 @@ def test_a_training_ends_with_a_sentence_and_goes_on_when_there_is_room(trainer,
     )
     assert all_steps(tmp_path / "run/checkpoints") == [2]
     assert trainer(schedule="train", train_steps=3) == 0
-    assert "going on from the checkpoint of step 2" in capfd.readouterr().err
+    assert "resuming from the checkpoint of step 2" in capfd.readouterr().err
