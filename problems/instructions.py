@@ -1,8 +1,8 @@
 r"""Instruction data: conversations, or prompts with their completions.
 
-A model learns the replies and reads the rest. An example is encoded as a whole, because a tokenizer
-may write the beginning of a text differently from the same words inside a text. The characters of
-each token then say whether it belongs to a reply:
+A model learns the replies and reads the rest. An example is tokenized as a whole, because a
+tokenizer may split the same words differently at the beginning of a text. The position of a token
+in the text then decides whether it belongs to a reply:
 
     text     "[user] fox?\n[assistant] quick<end>\n"
     learned                           ^^^^^^^^^^^
@@ -10,8 +10,8 @@ each token then say whether it belongs to a reply:
     weights       0     0  0   0            0       1      1   0
 
 A directory has, in addition to the manifest, the vocabulary, the chat template of conversations,
-and for each split the columns `targets` (tokens) and `targets_weights` (1 for a learned token, 0
-for a read one).
+and for each split the columns `targets` (tokens) and `targets_weights` (1 for tokens to learn, 0
+for tokens to read).
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class Instructions(RecordProblem, TextProblem):
 
     A record has `messages`, a list of objects with `role` and `content`, or `prompt` and
     `completion`, two texts. A model learns completions and the messages of the role "assistant",
-    each with the tokens that end it. The chat template in `vocabulary_from` writes conversations.
+    each with its end tokens. The chat template in `vocabulary_from` formats conversations.
 
     Options, in addition to the options of `RecordProblem` and `TextProblem`:
-        messages, prompt, completion: names of the values.
+        messages, prompt, completion: names of the values in a record.
         arrangement: layout of training rows. "packed" fills a row with several examples, separated
-            by segments; "padded" has one per row, as other splits always have.
+            by segments; "padded" has one per row. Other splits are always padded.
     """
 
     metric_names = (
@@ -105,7 +105,7 @@ class Instructions(RecordProblem, TextProblem):
         return options
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the pickled state. Other processes compile the template again."""
+        """Returns the state to pickle, without the template: other processes compile it again."""
         return {name: value for name, value in vars(self).items() if name != "_template"}
 
     @cached_property
@@ -119,7 +119,7 @@ class Instructions(RecordProblem, TextProblem):
         """Returns the dependencies of the data, with the chat template."""
         dependencies = super().data_dependencies()
         if self._template is not None:
-            # The text of a conversation, whatever file has the template.
+            # Hashes a formatted conversation, because the template may be in different files.
             text = self._template.render(
                 [{"role": "user", "content": "a"}, {"role": _LEARNED_ROLE, "content": "b"}]
             )
@@ -141,7 +141,7 @@ class Instructions(RecordProblem, TextProblem):
             hparams.set("bos_token_id", hparams.bos_token_id if first is None else first)
 
     def read(self, files: Sequence[Sequence[Path]], scratch: Path) -> Samples:
-        """Opens the records; a sample has its pieces of text, and where it is."""
+        """Opens the records. A sample has a text and the spans of its replies."""
         records = Records(files[0], scratch)
         return GeneratedSamples(
             len(records), lambda number: self._sample(records[number], records.location(number))
@@ -174,11 +174,11 @@ class Instructions(RecordProblem, TextProblem):
         return {"text": text, "spans": spans, "adds_end": adds_end}
 
     def _conversation(self, messages: Messages) -> tuple[str, list[Span]]:
-        """Returns a conversation as text, and the characters of its replies.
+        """Returns a conversation as text, and the spans of its replies.
 
         Raises:
-          ValueError: a message has no content, there is no template, or it does not write a
-            conversation message by message.
+          ValueError: a message has no content, there is no template, or the template does not
+            format a conversation message by message.
         """
         if self._template is None:
             raise ValueError(
@@ -188,25 +188,25 @@ class Instructions(RecordProblem, TextProblem):
             )
         for each in messages:
             _text(each, "content")
-        whole, spans, done = self._template.render(messages), list[Span](), 0
+        whole, spans, reply_end = self._template.render(messages), list[Span](), 0
         for number, each in enumerate(messages):
             if each["role"] != _LEARNED_ROLE:
                 continue
             before = self._template.render(messages[:number], add_generation_prompt=True)
             after = self._template.render(messages[: number + 1])
             if not (whole.startswith(before) and whole.startswith(after)) or (
-                not done <= len(before) <= len(after)
+                not reply_end <= len(before) <= len(after)
             ):
                 raise ValueError(
                     f"the chat template writes message {number + 1} differently when others follow,"
                     " so its tokens cannot be located: end the conversation there"
                 )
             spans.append((len(before), len(after)))
-            done = len(after)
+            reply_end = len(after)
         return whole, spans
 
     def texts(self, sample: Sample) -> list[str]:
-        """Returns the text."""
+        """Returns the texts from which the vocabulary is made."""
         return [sample["text"]]
 
     def columns(self, directory: Path) -> dict[str, np.dtype]:
@@ -217,7 +217,7 @@ class Instructions(RecordProblem, TextProblem):
         }
 
     def encoder(self, directory: Path) -> Callable[[Sample], StoredExample]:
-        """Returns a function that encodes a text as decoding does, and locates its replies."""
+        """Returns a function that tokenizes a text and locates its replies."""
         vocabulary = load_vocabulary(directory)
         ends, first = vocabulary.end_ids, _first_token(directory)
 
@@ -226,12 +226,12 @@ class Instructions(RecordProblem, TextProblem):
             ids, weights = [token for token, *_ in tokens], [0] * len(tokens)
             for span in sample["spans"]:
                 reply = [n for n, (_, *place) in enumerate(tokens) if _overlap(place, span)]
-                # The template's text after the last end token, such as a line end, is not learned.
+                # Text after the last end token, such as a line end, is not learned.
                 last = max((n for n in reply if ids[n] in ends), default=len(ids))
                 for number in reply:
                     weights[number] = int(number <= last)
             if not sample["adds_end"] and ids[:1] == [first]:
-                ids, weights = ids[1:], weights[1:]  # The model reads it before the first target.
+                ids, weights = ids[1:], weights[1:]  # The model reads BOS before the first target.
             if not any(weights):
                 raise ValueError("the vocabulary has no tokens for the text to learn")
             size = max(number for number, weight in enumerate(weights) if weight) + 1
@@ -273,7 +273,7 @@ class Instructions(RecordProblem, TextProblem):
         return {**specs, _WEIGHTS: specs["targets"]}
 
     def examples(self, data_dir: AnyPath, split: str, length: int) -> FieldSource:
-        """Returns the examples of a split, one per row; those that are too long are left out."""
+        """Returns the examples of a split, one per row, without examples that are too long."""
         return self._source(data_dir, split, length, one_per_row)
 
     def train_examples(self, data_dir: AnyPath, length: int) -> FieldSource:
@@ -288,11 +288,11 @@ class Instructions(RecordProblem, TextProblem):
         data_dir: AnyPath,
         split: str,
         length: int,
-        arranged: Callable[[Texts, int], RowPlan],
+        arrange: Callable[[Texts, int], RowPlan],
     ) -> FieldSource:
         stored = self.stored(data_dir, split)
-        what, indexes = f"{split} of {self.name}", self.index_directory(data_dir)
-        plan = arranged(Texts({"targets": stored["targets"]}, split, what, indexes), length)
+        title, indexes = f"{split} of {self.name}", self.index_directory(data_dir)
+        plan = arrange(Texts({"targets": stored["targets"]}, split, title, indexes), length)
         fields: dict[str, Field] = {
             **token_fields("targets", stored["targets"], plan, length),
             _WEIGHTS: TokenField(stored[_WEIGHTS], plan, length),
@@ -301,14 +301,14 @@ class Instructions(RecordProblem, TextProblem):
 
 
 def _first_token(directory: Path) -> int | None:
-    """Returns the token that the template of prepared data writes first; None if there is none."""
+    """Returns the first token that the template of prepared data writes, if there is a template."""
     if not has_template(directory):
         return None
     return ChatTemplate.from_directory(directory).first_token(load_vocabulary(directory).encode)
 
 
 def _overlap(place: Sequence[int], span: Span) -> bool:
-    """Whether a token has characters of a span; a token of no characters has the next one."""
+    """Whether a token overlaps a span. A token without characters counts as the next character."""
     begin, end = place
     return begin < span[1] and max(end, begin + 1) > span[0]
 

@@ -330,7 +330,7 @@ class Mixture(Problem):
             if before <= number < before + count:
                 return part.decode_example(parts_dir, split, number - before)
             before += count
-        raise IndexError(f"example {number} asked for, {split} of {self.name} has {before}")
+        raise IndexError(f"there is no example {number}: {split} of {self.name} has {before}")
 
     def datagen_command(self, data_dir: AnyPath) -> str:
         """Returns the command that makes the mixture's data, or those that make the problems'."""

@@ -8,8 +8,8 @@ A problem is a registered class:
     stream[1000]["targets"][0:8, :]  # rows 0 to 7 of the batch of step 1000
 
 Its data are in `data_dir/<name>/`. A family of problems (`Text2TextProblem`, `Image2ClassProblem`,
-...) defines what an example is, how it is stored and which features a batch has; a problem of the
-family provides the samples (`samples`).
+...) defines the examples, their storage and the features of a batch. A problem of the family
+provides the samples (`samples`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ TRAIN = "train"
 # A value of `Problem.eos_id`: sequences have a fixed length and no EOS.
 NO_EOS = -1
 
-# The scores of decoded text if a problem names none.
+# The scores of decoded text, unless a problem names others.
 _DEFAULT_SCORES = ("exact_match",)
 
 AnyPath = str | PathLike[str]
@@ -63,17 +63,16 @@ class Problem(abc.ABC):
     """The base class of all problems.
 
     Attributes:
-      splits: the splits; the first is trained on: shuffled and repeated. The others are read
+      splits: the splits. Training reads the first, shuffled and repeated. The others are read
         once, in order.
-      metric_names: evaluation metrics, of those in `metrics.METRICS`.
-      decode_metric_names: scores of decoded text, of those in `text_scores.SCORES`; if empty,
+      metric_names: evaluation metrics, from `metrics.METRICS`.
+      decode_metric_names: scores of decoded text, from `text_scores.SCORES`; if empty,
         "exact_match".
-      eos_id: the token that ends a sequence of targets; `NO_EOS`: none does.
-      class_names: where targets are classes, the names of the classes 0, 1, ...
-      making_options: the options of this class that determine the stored data; the bases add
-        their own.
-      hparams_changes: values for hparams that suit the problem, set where the model's hparams
-        set declares them.
+      eos_id: the token that ends a sequence of targets, or `NO_EOS`.
+      class_names: the names of classes 0, 1, ..., if targets are classes.
+      making_options: the options of this class that determine the stored data, in addition to
+        the options of its base classes.
+      hparams_changes: values that suit the problem, for the hparams that the model's set declares.
       options: the problem's options.
       given_options: the options that were given, with their values.
       warns_of_changes: whether the next check of the data warns of changed sources.
@@ -102,7 +101,7 @@ class Problem(abc.ABC):
 
     @property
     def name(self) -> str:
-        """The name it is registered by: its class's, in snake_case."""
+        """The registered name: the name of the class in snake_case."""
         return registry.snake_case(type(self).__name__)
 
     # Defined by a problem.
@@ -111,22 +110,22 @@ class Problem(abc.ABC):
     def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
         """Opens the samples of a split: a sequence of mappings from names to values.
 
-        A list will do, and so will a generator, whose samples are written to disk. Several
-        processes open the same samples, after `download`. The family defines which values a sample
-        has.
+        The result may be a list, or a generator, whose samples are written to disk. Several
+        processes open the same samples, after `download`. The family defines the values of a
+        sample.
 
         Args:
           split: one of `splits`.
           directory: directory in which the data are being made.
-          tmp_dir: as given to `download`.
+          tmp_dir: the `tmp_dir` of `download`.
         """
 
     def download(self, directory: Path, tmp_dir: Path) -> None:  # noqa: B027
         """Downloads the sources of the samples, unless they are there already.
 
         Args:
-          directory: where the problem's data are being made; files written there are kept.
-          tmp_dir: for downloads and other temporary files.
+          directory: directory in which the data are being made. It keeps all files.
+          tmp_dir: directory for downloads and other temporary files.
         """
 
     def provenance(self, directory: Path, tmp_dir: Path) -> dict[str, Any]:
@@ -141,10 +140,10 @@ class Problem(abc.ABC):
         return {}
 
     def changed_sources(self, directory: Path) -> str:
-        """Returns which sources of the data have changed since the data were made.
+        """Describes the sources that have changed since the data were made.
 
         Returns:
-          A phrase; "" if none has changed or they are not available.
+          A phrase; "" if no source has changed or the sources are not available.
         """
         return ""
 
@@ -162,7 +161,7 @@ class Problem(abc.ABC):
           samples: split -> its samples.
 
         Returns:
-          The name of its file; "" without one.
+          The name of the vocabulary's file; "" without a vocabulary.
         """
         return ""
 
@@ -216,14 +215,14 @@ class Problem(abc.ABC):
         return ShuffledStream(self.train_examples(data_dir, length), batch_size, seed)
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        """Counts in a batch of `stream` what `metrics` needs and the model does not count."""
+        """Returns the counts of a batch that `metrics` needs in addition to the model's."""
         return {}
 
-    # What its models read and write; the defaults follow from `features`.
+    # Inputs and outputs of the problem's models. The defaults follow from `features`.
 
     @property
     def reads_inputs(self) -> bool:
-        """Whether its models read inputs; if not, prompts are the beginning of the targets."""
+        """Whether models read inputs; if not, a prompt is the beginning of the targets."""
         return "inputs" in self.features(1, 1)
 
     @property
@@ -238,17 +237,17 @@ class Problem(abc.ABC):
 
     @property
     def generated_images(self) -> GeneratedImages | None:
-        """The format of the images that its models generate; None if they generate none."""
+        """The format of the images that models of this problem generate, if they do."""
         return None
 
     def codec(self, data_dir: AnyPath) -> Codec | None:
         """Returns the codec that converts between text and tokens, for decoding.
 
         Args:
-          data_dir: where the data, including any vocabulary, were prepared.
+          data_dir: directory of the prepared data.
 
         Returns:
-          None if targets are not text, for instance classes.
+          The codec; None if targets are not text.
         """
         return None
 
@@ -273,7 +272,7 @@ class Problem(abc.ABC):
         return self.vocab_sizes(data_dir)["targets"]
 
     def change_hparams(self, hparams: HParams, data_dir: AnyPath | None = None) -> None:
-        """Sets the problem's values in a model's hparams; call it before applying the user's.
+        """Sets the problem's values in a model's hparams; call it before setting the user's values.
 
         Args:
           hparams: the model's hparams.
@@ -320,17 +319,17 @@ class Problem(abc.ABC):
         The output of a killed or interrupted attempt is reused.
 
         Args:
-          data_dir: contains a directory for each problem.
-          tmp_dir: for downloads, which are kept; without it they are removed at the end.
+          data_dir: directory with a subdirectory for each problem.
+          tmp_dir: directory that keeps downloads. Default: a temporary directory.
           overwrite: make the data again, and replace the old data only on success.
-          num_shards: number of shards of train; by default one per 500 samples, at most 64. The
-            batches do not depend on it.
+          num_shards: number of shards of the train split. The batches do not depend on it. Default:
+            one per 500 samples, at most 64.
           num_workers: number of encoding processes; the files do not depend on it. Default: one per
             500 samples, at most one per core.
-          max_bad_samples: up to this number, samples that cannot be used are skipped, counted and
-            reported; by default one in 1,000.
-          beam: makes the shards with Apache Beam in place of processes of this host; the files do
-            not depend on it.
+          max_bad_samples: max number of unusable samples, which are skipped, counted and reported.
+            Default: one in 1,000.
+          beam: settings to make the shards with Apache Beam instead of local processes. The files
+            do not depend on it.
 
         Returns:
           The manifest of the directory.
@@ -358,16 +357,16 @@ class Problem(abc.ABC):
     def check_prepared(self, data_dir: AnyPath) -> Manifest:
         """Checks in milliseconds that the data exist and are undamaged.
 
-        Compares the sizes of all files with the manifest, and the checksums of the small ones,
-        including the vocabulary. The blocks of the others are checked when they are first read.
+        Compares the sizes of all files, and the checksums of small files such as the vocabulary,
+        with the manifest. Blocks of large files are checked when they are first read.
 
         Returns:
           The manifest of the directory.
 
         Raises:
-          FileNotFoundError: there are no data; names the command that makes them.
-          ValueError: they are damaged, or were made with other options than those given to the
-            problem; names the fault and the command.
+          FileNotFoundError: there are no data; the message names the command that makes them.
+          ValueError: the data are damaged, or were made with other options; the message names the
+            fault and the command.
         """
         directory, command = self.directory(data_dir), self.datagen_command(data_dir)
         manifest = prepared.check(self.name, directory, self.given_options, command)
@@ -375,8 +374,8 @@ class Problem(abc.ABC):
             self.warns_of_changes = False
             if changed := self.changed_sources(directory):
                 logging.warning(
-                    "the data of %s do not have what has changed since they were made: %s; make "
-                    "them again with\n  %s --overwrite",
+                    "the data of %s are older than their sources: %s; make them again with\n"
+                    "  %s --overwrite",
                     self.name,
                     changed,
                     command,
@@ -384,9 +383,9 @@ class Problem(abc.ABC):
         return manifest
 
     def check_contents(self, data_dir: AnyPath, num_workers: int = 1) -> Manifest:
-        """Checks the data as `check_prepared` does, and every byte of them.
+        """Checks every byte of the data.
 
-        Examples that occur in two splits are reported again.
+        Reports examples that occur in two splits, as `prepare` does.
 
         Args:
           data_dir: directory of the prepared data.
@@ -466,7 +465,7 @@ class Problem(abc.ABC):
         columns = self.stored(data_dir, split)
         count = len(next(iter(columns.values())))
         if not 0 <= number < count:
-            raise IndexError(f"example {number} asked for, {split} of {self.name} has {count}")
+            raise IndexError(f"there is no example {number}: {split} of {self.name} has {count}")
         decode = self.decoder(self.directory(data_dir))
         return decode({name: column.example(number) for name, column in columns.items()})
 

@@ -418,9 +418,9 @@ class Experiment:
                 run_files.write(output_dir, self.spec.hparams, self._flags)
                 with as_usage_error(OSError):
                     kept_files.inherit(output_dir, self._config.warm_start_from)
-            done = self.estimator.steps_done
-            if done:
-                logging.info("resuming from the checkpoint of step %d", done)
+            resumed_step = self.estimator.steps_done
+            if resumed_step:
+                logging.info("resuming from the checkpoint of step %d", resumed_step)
             if ModeKeys.EVAL in SCHEDULES[schedule]:
                 self._evaluation(self._eval_split).resume()
             all_hooks = [*self._hooks, *hooks]

@@ -32,7 +32,7 @@ class Cost:
       count: number of operations or collectives in a step.
       num_bytes: bytes that a processor sends.
       is_collective: whether it is communication.
-      error: seconds by which the constants' spread may change it.
+      error: uncertainty of the seconds, from the spread of the cluster's constants.
     """
 
     kind: str
@@ -46,7 +46,7 @@ class Cost:
 
     @property
     def bottleneck(self) -> str:
-        """The bottleneck that these seconds count for."""
+        """The bottleneck that this cost belongs to."""
         if self.is_collective:
             return f"{COMMUNICATION} over {self.kind.rpartition(' over ')[2]}"
         if self.kind.startswith(ATTENTION):
@@ -61,9 +61,9 @@ class StagePlan:
     """The cost of one pipeline stage.
 
     Attributes:
-      layers: number of its layers.
-      forward: seconds of a microbatch's forward pass through all of them.
-      backward: seconds of its backward pass.
+      layers: number of layers of the stage.
+      forward: seconds of a microbatch's forward pass through these layers.
+      backward: seconds of a microbatch's backward pass.
       idle_share: idle fraction of the schedule.
       memory: bytes at the peak.
     """
@@ -85,10 +85,10 @@ class PipelinePlan:
       chunks: number of pieces of a stage's layers.
       microbatches: number of microbatches of a step.
       idle_share: idle fraction of all stages.
-      busiest: index of the stage with the most work, whose costs the plan has.
-      fullest: index of the stage with the most memory, whose memory the plan has.
+      busiest: index of the stage with the most work. The plan shows its costs.
+      fullest: index of the stage with the most memory. The plan shows its memory.
       message_bytes: bytes that a processor sends to a neighbor after a microbatch.
-      by_stage: the stages.
+      by_stage: the cost of each stage.
     """
 
     schedule: str
@@ -115,7 +115,7 @@ class Plan:
       tokens: tokens of a step on the whole mesh.
       parameters: trainable parameters of the model.
       seconds: seconds of a step.
-      interval: range of the seconds, from the spread of the cluster's constants.
+      interval: low and high estimate of the seconds, from the spread of the cluster's constants.
       costs: seconds by kind and phase.
       memory: bytes of a device by purpose, at the peak.
       memory_point: part of the step with the peak.
@@ -126,9 +126,9 @@ class Plan:
       causal_flops: FLOPs without the scores that a causal mask hides.
       recomputed_flops: FLOPs of a processor that repeat the forward pass.
       peak: FLOP/s of a device.
-      peak_dtype: dtype of that peak.
+      peak_dtype: dtype at which the device reaches this peak.
       bubble: idle fraction of the busiest pipeline stage.
-      pipeline: the pipeline stages; None: there are none.
+      pipeline: the pipeline stages, if there are any.
       price_per_hour: price of a device; 0: unknown.
     """
 
@@ -293,12 +293,12 @@ def _costs(step: LoweredStep, cluster: ClusterFile) -> list[Cost]:
     for t, seconds in traffic.items():
         kind, count = f"{t.kind} over {axes_text(t.axes)}", step.traffic[t] * t.times
         sent = count * collective.sent_bytes(t)
-        behind = hidden.get(t, 0.0)
+        covered = hidden.get(t, 0.0)
         error = seconds * collective.spread(t)
-        add(kind, t.phase, True, seconds - behind, behind, count, sent, error)
+        add(kind, t.phase, True, seconds - covered, covered, count, sent, error)
     return [
-        Cost(kind, phase, seconds, behind, round(count), sent, is_collective, abs(error))
-        for (kind, phase, is_collective), (seconds, behind, count, sent, error) in totals.items()
+        Cost(kind, phase, seconds, covered, round(n), sent, is_collective, abs(error))
+        for (kind, phase, is_collective), (seconds, covered, n, sent, error) in totals.items()
     ]
 
 
@@ -314,7 +314,7 @@ def _memory(peak: Memory, step: LoweredStep, cluster: ClusterFile) -> dict[str, 
             max((t.num_bytes for t in step.traffic if t.kind == "allreduce"), default=0)
         )
     processes = cluster.processes / step.layout.size if cluster.device.cores else 1
-    # A device that waits for a core holds no temporaries.
+    # Virtual devices share cores, and a device that waits for a core holds no temporaries.
     if cluster.device.cores:
         memory["temporary"] *= min(1.0, cluster.device.cores * processes)
     memory["reserved"] = cluster.device.reserved * processes
@@ -322,7 +322,7 @@ def _memory(peak: Memory, step: LoweredStep, cluster: ClusterFile) -> dict[str, 
 
 
 def _interval(costs: list[Cost], seconds: float) -> tuple[float, float]:
-    """Adds the errors of matmuls, memory and links, which are independent of each other."""
+    """Returns the range of a step's seconds; compute, memory and links err independently."""
     parts: defaultdict[str, float] = defaultdict(float)
     for cost in costs:
         kind = "links" if cost.is_collective else "compute"

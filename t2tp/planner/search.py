@@ -1,4 +1,4 @@
-"""Searches the meshes, layouts and hparams that train a model fastest.
+"""Searches for the meshes, layouts and hparams that train a model fastest.
 
 A search for 3,072 devices has hundreds of thousands of candidates, and lowering one program takes
 about a second. So a search has two steps. A quick `Estimate`, from a single row lowered on one
@@ -27,10 +27,10 @@ from t2tp.planner.plan import Plan
 from t2tp.planner.request import Request
 from t2tp.suggestions import nearest
 
-# Max number of devices of an answer.
+# Max number of devices to propose.
 _MOST_DEVICES = 1 << 16
 _DAY = 86_400  # Seconds.
-# Max ratios of the exact plan to the estimate: seconds and bytes.
+# Max ratios between an estimate and its exact plan, for seconds and bytes.
 _SECONDS_ERROR, _BYTES_ERROR = 1.5, 1.05
 # Number of the best candidates whose axes are also tried in other orders.
 _PERMUTED = 500
@@ -45,7 +45,7 @@ class Proposal:
     """A candidate that fits.
 
     Attributes:
-      candidate: the choices.
+      candidate: the choices of the search.
       hparams: all hparams of the model, with these choices.
       flags: flags of `t2tp_plan` and `t2tp_trainer` with these hparams.
       plan: the predicted cost.
@@ -64,7 +64,7 @@ def layout_flags(hparams: HParams) -> str:
 
 @dataclass(frozen=True)
 class Search:
-    """A search.
+    """A search for a model and a cluster.
 
     Attributes:
       request: the model; its hparams give the global batch.
@@ -72,8 +72,8 @@ class Search:
       devices: number of devices.
       rows: rows of the global batch.
       max_tensor_parallel: max size of the axis `model`. Default: the devices of a host.
-      fixed: hparams with only one choice, by name.
-      rules: rules that the layout must have, as in `heads:model`.
+      fixed: values of hparams that the search must not change, by name.
+      rules: rules that the layout must include, such as `heads:model`.
       top: number of proposals.
       flags: formats the flags of a proposal's hparams.
       progress: wraps the list of programs to lower, to show progress.
@@ -94,17 +94,17 @@ class Search:
         """Returns the proposals, fastest first.
 
         Raises:
-          NothingFitsError: no candidate fits; the error names a number of devices that may do.
-          ValueError: no candidate of this model can have one of `rules`.
+          NothingFitsError: no candidate fits; the error names a number of devices that may suffice.
+          ValueError: no candidate of this model has one of `rules`.
         """
         self._check_rules()
-        proposals = self._planned(self._ranked(self.devices))
+        proposals = self._plan(self._rank(self.devices))
         if not proposals:
             raise NothingFitsError(self._reason())
         return proposals
 
     def fewest_devices(self, tokens: float, days: float) -> list[Proposal]:
-        """Doubles the number of devices, from `devices` on, until a training is done in time.
+        """Doubles the number of devices, from `devices` on, until the training is fast enough.
 
         Args:
           tokens: tokens of the whole training.
@@ -120,12 +120,12 @@ class Search:
         self._check_rules()
         devices = self.devices
         while devices <= _MOST_DEVICES:
-            ranked = self._ranked(devices)
+            ranked = self._rank(devices)
             if ranked:
                 seconds = self.estimate.seconds(ranked[0], self.rows)
-                # A number that is far too few for the estimate is not worth an exact plan.
+                # If the estimate is far too slow, an exact plan would be, too.
                 if tokens / self.request.tokens * seconds / _DAY <= _SECONDS_ERROR * days:
-                    proposals = self._planned(ranked)
+                    proposals = self._plan(ranked)
                     if proposals and days_of(proposals[0].plan, tokens) <= days:
                         return proposals
             devices *= 2
@@ -179,25 +179,25 @@ class Search:
         most = self.max_tensor_parallel or self.cluster.host_devices
         return candidates(self._hparams, self._sizes, devices, self.rows, most, self.fixed)
 
-    def _ranked(self, devices: int) -> list[Candidate]:
-        """Returns the candidates that may fit, the fastest by the estimate first."""
+    def _rank(self, devices: int) -> list[Candidate]:
+        """Returns the candidates that may fit, sorted by estimated seconds."""
 
         def order(candidate: Candidate) -> tuple[float, int]:
             return self.estimate.seconds(candidate, self.rows), candidate.zero_stage
 
-        best = sorted(self._fitting(devices, _BYTES_ERROR), key=order)[:_PERMUTED]
+        best = sorted(self._candidates_that_fit(devices, _BYTES_ERROR), key=order)[:_PERMUTED]
         return sorted((min(c.permuted(), key=order) for c in best), key=order)
 
-    def _fitting(self, devices: int, share: float) -> Iterator[Candidate]:
-        """Yields the candidates that need at most a share of the memory by the estimate."""
+    def _candidates_that_fit(self, devices: int, share: float) -> Iterator[Candidate]:
+        """Yields the candidates whose estimated memory is at most a share of the usable memory."""
         limit = share * self.cluster.usable_memory(devices)
         for candidate in self._candidates(devices):
             is_allowed = set(self.rules) <= set(candidate.layout.split(";"))
             if is_allowed and self.estimate.memory(candidate, self.rows) <= limit:
                 yield candidate
 
-    def _planned(self, ranked: Sequence[Candidate]) -> list[Proposal]:
-        """Plans the first candidates, and returns the fastest of those that work and fit.
+    def _plan(self, ranked: Sequence[Candidate]) -> list[Proposal]:
+        """Plans the first candidates; returns the fastest ones with a valid layout that fit.
 
         Lowering takes most of the time. Candidates that differ only in the table of their schedule
         share one lowered program, so they are planned together.
@@ -206,16 +206,16 @@ class Search:
         for candidate in ranked:
             by_program.setdefault(candidate.program(), []).append(candidate)
         proposals: list[Proposal] = []
-        for alike in self.progress(list(by_program.values())[: 4 * self.top]):
+        for group in self.progress(list(by_program.values())[: 4 * self.top]):
             with without_garbage_collection():
-                proposals += self._proposals(alike[: self.top])
+                proposals += self._proposals(group[: self.top])
             if len(proposals) >= self.top:
                 break
         return sorted(proposals, key=lambda each: each.plan.seconds)[: self.top]
 
-    def _proposals(self, alike: Sequence[Candidate]) -> Iterator[Proposal]:
-        """Plans candidates, and yields those that work and fit."""
-        for candidate in alike:
+    def _proposals(self, group: Sequence[Candidate]) -> Iterator[Proposal]:
+        """Plans candidates; yields those with a valid layout that fit."""
+        for candidate in group:
             hparams = candidate.applied(self._hparams)
             try:
                 plan = dataclasses.replace(self.request, hparams=hparams).plan(self.cluster)
@@ -225,32 +225,32 @@ class Search:
                 yield Proposal(candidate, hparams, self.flags(hparams), plan)
 
     def _reason(self) -> str:
-        """Explains why nothing was found: the batch, the choices, or the number of devices."""
-        what = f"{self.request.name} with a batch of {self.rows} rows"
+        """Explains why nothing fits: the batch, the choices, or the number of devices."""
+        model = f"{self.request.name} with a batch of {self.rows} rows"
         where = f"{self.devices} devices of {self.cluster.name}"
-        made = list(self._candidates(self.devices))
-        if not made:
+        rejected = list(self._candidates(self.devices))
+        if not rejected:
             return (
-                f"no mesh of {where} divides {what}"
+                f"no mesh of {where} divides {model}"
                 f"{f' and {_text(self.fixed)}' if self.fixed else ''}: use a multiple of"
                 f" {self.devices} rows, or more tensor parallelism than"
                 f" {self.max_tensor_parallel or self.cluster.host_devices}."
             )
-        if self.rules and not any(set(self.rules) <= {*c.layout.split(";")} for c in made):
-            return f"no mesh of {where} allows the rules {', '.join(self.rules)} for {what}."
+        if self.rules and not any(set(self.rules) <= {*c.layout.split(";")} for c in rejected):
+            return f"no mesh of {where} allows the rules {', '.join(self.rules)} for {model}."
         fewest = self._smallest_number()
         if fewest:
-            return f"{what} does not fit on {where}: it may fit on {fewest}."
+            return f"{model} does not fit on {where}: it may fit on {fewest}."
         return (
-            f"{what} fits on no number of devices of {self.cluster.name} with these choices: allow"
-            " more tensor parallelism, or a larger batch."
+            f"{model} does not fit on any number of devices of {self.cluster.name} with these"
+            " choices: allow more tensor parallelism, or a larger batch."
         )
 
     def _smallest_number(self) -> int:
-        """Returns the smallest multiple, by a power of two, that fits by the estimate; 0: none."""
+        """Returns the smallest multiple (a power of two) that fits by the estimate, or 0."""
         devices = 2 * self.devices
         while devices < _MOST_DEVICES:
-            if next(self._fitting(devices, 1.0), None) is not None:
+            if next(self._candidates_that_fit(devices, 1.0), None) is not None:
                 return devices
             devices *= 2
         return 0
@@ -277,5 +277,5 @@ def days_of(plan: Plan, tokens: float) -> float:
 
 
 def price_of(plan: Plan, tokens: float) -> float:
-    """Returns the price of these days, in the currency of `price_per_hour`; 0: unknown."""
+    """Returns the price of this training, in the currency of `price_per_hour`; 0: unknown."""
     return 24 * days_of(plan, tokens) * plan.devices * plan.price_per_hour
