@@ -173,7 +173,7 @@ def test_a_saved_step_is_not_overwritten(tmp_path):
         (2, samples.of_step(1), {"a": np.float32(1)}, "plain JSON.*float32"),
         (2, [(samples.part((0, 0), (4, 6)), tf.zeros((4, 5)))], {}, r"\(4, 6\).*\(4, 5\)"),
         (2, [(samples.part((0, 0), (1, 1)), tf.zeros((1, 1), tf.int32))], {}, "float32.*int32"),
-        (2, [(Slice.full("s", (), tf.string), tf.constant("a"))], {}, "is string.*they hold"),
+        (2, [(Slice.full("s", (), tf.string), tf.constant("a"))], {}, "is string.*they store"),
     ],
 )
 def test_what_cannot_be_saved_is_refused_and_leaves_nothing(
