@@ -1,4 +1,8 @@
-"""The marker of a finished checkpoint: its last file, with a record of the others."""
+"""The marker of a finished checkpoint: a directory without a valid one is not a checkpoint.
+
+It is the last file of a checkpoint and lists the other files. `Marker.check` compares the list with
+the files.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +123,7 @@ class Marker:
         )
 
     def check(self, directory: Path) -> None:
-        """Checks the size of every file, and the content of all but the data files.
+        """Checks that a checkpoint is valid: the sizes of all files, and the content of small ones.
 
         The index and the metadata are small, and TensorFlow does not notice a flipped bit in an
         index, so these are always read.

@@ -1,4 +1,4 @@
-"""Lowers matmuls with one-hot tensors to table look-ups.
+"""Lowers einsums, to matmuls or, with a one-hot tensor, to table look-ups.
 
 mesh-tensorflow writes a gather, and its gradient, as an einsum with a one-hot tensor. As matmuls
 these cost a fifth of a small language model's step. So a one-hot tensor is materialized only if its
@@ -49,7 +49,7 @@ def lower_one_hot(op: upstream.ops.OneHotOperation, lowering: Lowering) -> None:
 
 
 def lower_einsum(op: upstream.ops.EinsumOperation, lowering: Lowering) -> None:
-    """Lowers an einsum, to a look-up if it sums a one-hot tensor away."""
+    """Lowers an einsum to a matmul, or to a look-up if it sums a one-hot tensor away."""
     if len(op.inputs) == 2:
         for one_hot, other in (op.inputs, op.inputs[::-1]):
             if _is_one_hot(one_hot):
