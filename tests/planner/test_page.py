@@ -75,6 +75,7 @@ def test_it_says_what_the_plan_says(found):
     text = page(plan)
     for expected in (plan.cluster, duration(plan.seconds), size(plan.memory_total)):
         assert expected in text
+    assert size(1020 * 2**20) == "1,020 MiB" and duration(0.9999) == "1,000 ms"
     for purpose, num_bytes in plan.memory.items():
         if num_bytes:
             assert f"{PURPOSES[purpose]}: {size(num_bytes)}" in text
