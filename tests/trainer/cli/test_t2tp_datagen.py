@@ -19,7 +19,7 @@ from t2tp.trainer.cli.programs import t2tp_datagen as main
 PROBLEM = "languagemodel_python_stdlib"
 COMMAND = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_datagen"]
 # How the lines on stderr begin: none is TensorFlow's or TFDS's.
-SAID = ("making ", "read ", "encoding ", "warning: skipping ", f"warning: {PROBLEM}: ", "going on ")
+SAID = ("making ", "read ", "encoding ", "warning: skipping ", f"warning: {PROBLEM}: ", "resuming ")
 
 
 def run(*arguments):

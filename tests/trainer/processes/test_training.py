@@ -6,7 +6,6 @@ Each process takes seconds to start, so a test says all that its processes have 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import json
 import os
@@ -23,6 +22,7 @@ import pytest
 
 from t2tp import registry
 from t2tp.checkpoint import Checkpoint, all_steps, last_finished
+from t2tp.problems.data.manifest import FileState, Manifest
 from t2tp.processes.rendezvous import free_port
 from t2tp.trainer.cli.programs import t2tp_trainer as main
 from t2tp.trainer.processes.local_processes import environments_of
@@ -253,11 +253,10 @@ def test_processes_started_for_something_else_are_refused_by_all(start, tmp_path
 def test_other_data_are_refused_by_all(start, tmp_path, data_dir):
     other = tmp_path / "data" / PROBLEM
     shutil.copytree(data_dir / PROBLEM, other)
-    manifest = json.loads((other / "manifest.json").read_text())
-    del manifest["checksum"]
     (other / "more").write_bytes(b"1")
-    manifest["files"]["more"] = {"bytes": 1, "sha256": hashlib.sha256(b"1").hexdigest()}
-    (other / "manifest.json").write_text(json.dumps(manifest))
+    manifest = Manifest.read(other)
+    manifest.files["more"] = FileState.from_file(other / "more")
+    manifest.write(other)
     own = [{}, {"data_dir": other.parent}]
     said = ended(start(by_flags(own, tmp_path / "run", data_dir), [{}, {}]), [2, 2])
     assert all(f"process 1 has data of {PROBLEM}=" in line for line in said)
