@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -84,7 +85,10 @@ class TfdsSource:
             import tensorflow  # noqa: F401
 
             builder = self.dataset_builder(directory, tmp_dir)
-        with _one_sentence(builder.name, tmp_dir), _few_retries():
+        # TFDS prints the sizes of a download; a problem's own builder may download nothing.
+        has_size = bool(builder.info.download_size)
+        shown = nullcontext() if has_size else redirect_stdout(io.StringIO())
+        with _one_sentence(builder.name, tmp_dir), _few_retries(), shown:
             builder.download_and_prepare(
                 download_dir=tmp_dir / "downloads",
                 download_config=_download_config(),

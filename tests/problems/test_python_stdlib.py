@@ -76,13 +76,14 @@ TinyStdlib(pathlib.Path(sys.argv[1])).prepare(sys.argv[2])
 @pytest.mark.slow
 def test_the_same_python_gives_the_same_bytes(problem, data_dir, sources, tmp_path):
     environment = os.environ | {"PYTHONHASHSEED": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", SECOND_RUN, str(sources), str(tmp_path)],
         check=True,
         capture_output=True,
         cwd=REPOSITORY,
         env=environment,
     )
+    assert not done.stdout  # TFDS does not speak of a download.
     first, second = (problem.directory(directory) for directory in (data_dir, tmp_path))
     names = {path.name for path in first.iterdir() if path.is_file()}
     assert "train-00000-of-00001.targets" in names and "vocabulary.model" in names
