@@ -51,7 +51,10 @@ class Estimate:
         self._in_layers = {
             dims: more * (number - one_layer.shapes[dims]) for dims, number in row.shapes.items()
         }
-        self._kept = row.layer_bytes["kept"]
+        # Bytes that a row saves in all layers, and outside, as the loss does.
+        whole_kept, one_kept = (step.layer_bytes["kept"] for step in (row, one_layer))
+        self._kept = more * (whole_kept - one_kept) if more else whole_kept
+        self._kept_outside = max(0.0, whole_kept - self._kept)
         width = hparams.get("d_model") if "d_model" in hparams else 1
         vocab = max((d.size for dims in row.shapes for d in dims if d.name == "vocab"), default=0)
         copies = cluster.software.float32_logits
@@ -190,12 +193,18 @@ class Estimate:
         alive = self._share_of_stage(c) * self._microbatches_alive(c)
         if c.sequence_parallel and not self._cluster.software.retention.gathers_again:
             kept += micro * _GATHERED * self._layers * self._stream
+        share = self._share_of_stage(c)
         if c.recompute == "layer":
-            kept = kept / self._layers + alive * micro * self._layers * self._stream / split
+            first, last = (
+                kept / self._layers + each * micro * self._layers * self._stream / split
+                for each in (alive, share)
+            )
         else:
-            kept *= alive
-        logits = micro * self._logits / c.model
-        return state + gradients + gathered + kept + logits + self._cluster.device.reserved
+            first, last = kept * alive, kept * share
+        # The first stage saves the most microbatches, and the last one the logits.
+        last += micro * (self._kept_outside + self._logits) / c.model
+        kept = max(first, last) if c.stages > 1 else last
+        return state + gradients + gathered + kept + self._cluster.device.reserved
 
     def _microbatches_alive(self, c: Candidate) -> float:
         """Returns the number of microbatches whose activations the first stage saves at once."""
