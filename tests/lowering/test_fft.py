@@ -74,11 +74,11 @@ def along_last(x):
 
 TRANSFORMS = {"exchange": by_exchange, "reshape": by_reshape}
 LAYOUTS = [
-    ("", "", None),
-    ("a:2", "nx:a;ky:a", None),
-    ("a:4", "ny:a;kz:a", None),
-    ("b:4;a:2", "nx:a;ny:b;ky:a;kz:b", None),
-    ("a:2;b:2", "nx:a;ny:b;ky:a;kz:b", True),
+    ("", "", False),
+    ("", "", True),
+    ("a:2", "nx:a;ky:a", False),
+    ("a:4", "ny:a;kz:a", False),
+    ("b:4;a:2", "nx:a;ny:b;ky:a;kz:b", False),
 ]
 
 
