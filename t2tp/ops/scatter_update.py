@@ -58,6 +58,7 @@ class ScatterUpdateOperation(Operation):
     """Inputs: x [leading..., dim, rest...], update [leading..., rest...] and positions."""
 
     cost_kind = "gather"
+    accepts_padding = True
 
     def __init__(
         self,

@@ -99,7 +99,7 @@ def step_program(name, changes, mesh_shape, layout, beam, with_prefix=True):
             }
         begin = mtf.broadcast(given if with_prefix else given * 0, mtf.Shape(batch))
         steps = mtf.Dimension("steps", LENGTH)
-        vocab = mtf.Dimension("vocab", 32)
+        vocab = mtf.Dimension("vocab", VOCAB_SIZE)
 
         def body(number, logits, *values):
             at = mtf.minimum(begin + number, LENGTH - 1)

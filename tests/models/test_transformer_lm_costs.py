@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from t2tp.lowering import deferred_sums
-from tests.models.small_lm import BATCH, LENGTH, loss_program, training_program
+from tests.models.small_lm import BATCH, LENGTH, VOCAB_SIZE, loss_program, training_program
 
 MODEL = ("allreduce", ("model",))
 DATA = ("allreduce", ("data",))
@@ -13,10 +13,12 @@ ACTIVATIONS = BATCH * LENGTH * 16 * 4  # bytes of float32 [batch, length, d_mode
 TOKENS = BATCH * LENGTH * 4  # bytes of a float32 a token
 
 
-def num_parameters(layers, vocab=32, d_model=16, d_ff=32, heads=4, d_kv=8, max_length=LENGTH):
+def num_parameters(
+    layers, vocab=VOCAB_SIZE, d_model=16, d_ff=32, heads=4, d_kv=8, max_length=LENGTH
+):
     attention = 4 * d_model * heads * d_kv + d_model
     feed_forward = 2 * d_model * d_ff + d_model
-    return (vocab + max_length + 1) * d_model + layers * (attention + feed_forward)
+    return (VOCAB_SIZE + LENGTH + 1) * d_model + layers * (attention + feed_forward)
 
 
 @pytest.mark.parametrize("layers", [1, 3])

@@ -80,6 +80,6 @@ def test_a_language_model_has_2n_and_4lhqt_a_token():
 
     AbstractProgram(step, small_lm.FEATURES)
     d_model, d_ff, heads, d_kv = 16, 32, 4, 8
-    n = layers * (4 * d_model * heads * d_kv + 2 * d_model * d_ff) + 32 * d_model
+    n = layers * (4 * d_model * heads * d_kv + 2 * d_model * d_ff) + small_lm.VOCAB_SIZE * d_model
     attend = 4 * layers * heads * d_kv * small_lm.LENGTH
     assert found[0] == tokens * (2 * n + attend)
