@@ -96,7 +96,7 @@ BROKEN = {
     "before F0 of stage 0, which it needs": lambda s: dataclasses.replace(s, table=s.table[1:]),
     "there are 3 microbatches": lambda s: dataclasses.replace(s, microbatches=3),
     "and had it at tick": lambda s: dataclasses.replace(s, table=(*s.table, s.table[-1])),
-    "computed at the same tick": lambda s: dataclasses.replace(
+    "stage 1 has F0 at tick 0, the tick at which": lambda s: dataclasses.replace(
         s, table=((Entry(Action.FORWARD, 0), Entry(Action.FORWARD, 0)), *s.table[2:])
     ),
 }
