@@ -119,8 +119,11 @@ REFUSED = {
     "only 4 layers: use at most 4 stages": {"mesh": "stage:5"},
     "are 5 layers in 2 stages": {"pipeline": Pipeline(layers="2,3")},
     "must be numbers of layers": {"pipeline": Pipeline(layers="2,two")},
-    "cannot split 'd_ff', too": {"rules": "layers:stage;d_ff:stage"},
-    "zero_axes: the processors of mesh axis 'stage'": {"storage": Storage(1, "data+stage")},
+    "'stage'.*cannot also split 'd_ff'": {"rules": "layers:stage;d_ff:stage"},
+    "zero_axes: the processors of mesh axis 'stage'": {
+        "mesh": "stage:2;data:2",
+        "storage": Storage(1, "data+stage"),
+    },
     "storage_layout: the processors of": {"storage": Storage(1, rules="d_model:stage")},
     "did you mean.*zero_bubble": {"pipeline": Pipeline("zero_buble")},
 }
