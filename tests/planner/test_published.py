@@ -50,6 +50,7 @@ def test_a_layer_of_the_22b_model_takes_what_table_4_says(case, monkeypatch):
             d_kv=96,
             batch_size=4,
             num_hidden_layers=layers,
+            zero_stage=0,
             recompute=recompute,
             sequence_parallel=sequence_parallel,
             mesh_shape="model:8",
