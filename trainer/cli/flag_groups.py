@@ -228,9 +228,10 @@ def _registered_hparams() -> frozenset[str]:
     import t2tp.hparams  # noqa: F401  (registers the sets)
     from t2tp import registry
 
-    return frozenset(
-        name for each in registry.list_hparams() for name in registry.hparams(each).values()
-    )
+    # A user's set may fail, and a suggestion is no reason to call it.
+    sets = (registry.hparams_function(each) for each in registry.list_hparams())
+    ours = (function() for function in sets if function.__module__.startswith("t2tp."))
+    return frozenset(name for hparams in ours for name in hparams.values())
 
 
 def _hparams(holder: flags.FlagValues) -> frozenset[str]:

@@ -108,7 +108,8 @@ def test_a_language_model_continues_the_first_examples_at_each_evaluation(run, d
 def test_a_translation_is_shown_beside_inputs_and_targets(tmp_path):
     flags = {"train_steps": 1, "schedule": "train_and_evaluate", "eval_samples": 2}
     trained = train(tmp_path, "translate_upper_case", "transformer", "transformer_test", **flags)
-    header, _, *rows = read_texts(trained.output_dir / "eval")["samples", 1].splitlines()
+    # An untrained model may write any character, also those at which splitlines() splits.
+    header, _, *rows = read_texts(trained.output_dir / "eval")["samples", 1].split("\n")
     assert header == "| inputs | targets | output |"
     for row in rows:
         inputs, targets, _ = row.strip("| ").split(" | ", 2)
