@@ -149,6 +149,7 @@ def test_a_run_does_not_go_on_with_other_data(trainer, tmp_path, capfd):
     assert trainer(**flags | named) == 2
     assert OTHER_DATA in capfd.readouterr().err
     reading = [f"--output_dir={run}", f"--data_dir={tmp_path / 'other'}"]
+    reading.append(f"--t2t_usr_dir={flags['t2t_usr_dir']}")
     programs = {"t2tp_eval": [], "t2tp_decoder": ["--split=validation"], "t2tp_exporter": []}
     for name, more in programs.items():
         assert run_program(PROGRAMS[name], [name, *reading, *more]) == 2
