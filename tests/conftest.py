@@ -17,9 +17,10 @@ import hypothesis
 import pytest
 from absl import logging
 
-# Under nohup, or in the background of a script, Python and its children are begun with SIGINT
-# ignored; tests interrupt both.
+# Under nohup, or in the background of a script, processes start with SIGHUP or SIGINT ignored. Tests
+# send both.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # How long an example takes says more about the machine than about us.
 hypothesis.settings.register_profile("any machine", deadline=None)
