@@ -17,8 +17,8 @@ import hypothesis
 import pytest
 from absl import logging
 
-# Under nohup, or in the background of a script, processes start with SIGHUP or SIGINT ignored. Tests
-# send both.
+# Under nohup, or in the background of a script, processes start with SIGHUP or SIGINT ignored.
+# Tests send both.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
