@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from t2tp import registry
+from t2tp.trainer.cli.programs import t2tp_launch
 from t2tp.trainer.cli.programs import t2tp_trainer as main
 from t2tp.trainer.search.storage import sqlite_address
 from tests.trainer import (
@@ -81,5 +82,17 @@ def trainer(tmp_path: Path, data_dir: Path) -> Callable[..., int]:
         more |= {"eval_steps": 2} if "evaluate" in schedule else {}
         given = {k: v for k, v in {**defaults, **more, **flags}.items() if v is not None}
         return main(["t2tp_trainer", *(f"--{name}={value}" for name, value in given.items())])
+
+    return run
+
+
+@pytest.fixture
+def launch(capsys):
+    """`t2tp_launch` in this process: (exit code, lines on stdout, lines on stderr)."""
+
+    def run(*arguments: str) -> tuple[int, list[str], list[str]]:
+        code = t2tp_launch(["t2tp_launch", *arguments])
+        shown = capsys.readouterr()
+        return code, shown.out.splitlines(), shown.err.splitlines()
 
     return run

@@ -11,25 +11,12 @@ import time
 
 import pytest
 
-from t2tp.trainer.cli.programs import t2tp_launch as main
 from t2tp.trainer.processes import children
 from t2tp.trainer.processes.launcher import run_rounds
 from t2tp.trainer.processes.local_processes import ALLOCATOR, LocalProcesses, environments_of
 from tests.patience import PATIENCE
 
 COMMAND = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_launch"]
-
-
-@pytest.fixture
-def launch(capsys):
-    """`t2tp_launch` in this process: (exit code, lines on stdout, lines on stderr)."""
-
-    def run(*arguments: str) -> tuple[int, list[str], list[str]]:
-        code = main(["t2tp_launch", *arguments])
-        shown = capsys.readouterr()
-        return code, shown.out.splitlines(), shown.err.splitlines()
-
-    return run
 
 
 def python(text: str) -> list[str]:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from t2tp.processes.rendezvous import free_port
-from t2tp.trainer.cli.programs import t2tp_launch as main
 
 LAUNCH = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_launch"]
 # What a command knows: its task, the number of tasks, and how often it has been started.
@@ -32,18 +31,6 @@ def python(tmp_path: Path):
     """Makes a command of a text that may use the names of `_PRELUDE`."""
     prelude = _PRELUDE.format(starts=str(tmp_path))
     return lambda text: [sys.executable, "-c", f"{prelude}{text}"]
-
-
-@pytest.fixture
-def launch(capsys):
-    """`t2tp_launch` in this process: (exit code, lines on stdout, lines on stderr)."""
-
-    def run(*arguments: str) -> tuple[int, list[str], list[str]]:
-        code = main(["t2tp_launch", *arguments])
-        shown = capsys.readouterr()
-        return code, shown.out.splitlines(), shown.err.splitlines()
-
-    return run
 
 
 def test_all_processes_are_restarted_after_a_failure(launch, python):
