@@ -112,14 +112,22 @@ def declare_adapters(hparams: HParams) -> None:
 def _declare_optimizer(hparams: HParams) -> None:
     add = hparams.add
     rate = bounded(hparams, RATE)
-    add("optimizer", "adam", "a registered optimizer: sgd, adam, adafactor, lamb or lion")
-    rate("optimizer_adam_beta1", 0.9, "first-moment decay (adam, lamb)")
-    rate("optimizer_adam_beta2", 0.98, "second-moment decay (adam, lamb)")
-    add("optimizer_adam_epsilon", 1e-9, "added to the denominator (adam, lamb)", above=0)
+    add("optimizer", "adam", "a registered optimizer: sgd, adam, muon, adafactor, lamb or lion")
+    rate("optimizer_adam_beta1", 0.9, "first-moment decay (adam, muon, lamb)")
+    rate("optimizer_adam_beta2", 0.98, "second-moment decay (adam, muon, lamb)")
+    add("optimizer_adam_epsilon", 1e-9, "added to the denominator (adam, muon, lamb)", above=0)
     rate("optimizer_momentum", 0.0, "momentum (sgd)")
     add("optimizer_momentum_nesterov", False, "Nesterov momentum (sgd)")
     rate("optimizer_lion_beta1", 0.9, "decay of the average in the step direction (lion)")
     rate("optimizer_lion_beta2", 0.99, "decay of the stored average of gradients (lion)")
+    rate("optimizer_muon_momentum", 0.95, "decay of the average of gradients (muon)")
+    add("optimizer_muon_steps", 5, "Newton-Schulz iterations (muon)", min=1, max=100)
+    add(
+        "optimizer_muon_scale",
+        "match_rms_adamw",
+        "scale of matrices' updates (muon): match_rms_adamw (learning rates as Adam's), original",
+        choices=("match_rms_adamw", "original"),
+    )
     rate("optimizer_adafactor_beta1", 0.0, "momentum of updates (adafactor); 0: none, and no slots")
     add(
         "optimizer_adafactor_factored",

@@ -175,7 +175,13 @@ class MixtureOfExperts:
         tokens = group_tokens(x, size)
         *groups, group, d_model = tokens.shape.dims
         matrix = variables.matrix(
-            x.mesh, "router", [d_model], [self._router_experts], d_model.size**-0.5, tf.float32
+            x.mesh,
+            "router",
+            [d_model],
+            [self._router_experts],
+            d_model.size**-0.5,
+            tf.float32,
+            is_head=True,
         )
         logits = mtf.einsum(
             [mtf.cast(tokens, tf.float32), matrix],

@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
 from t2tp.layers.adapters import of_mesh
-from t2tp.ops.variables.role import BIAS, EMBEDDING, MATRIX, NORM
+from t2tp.ops.variables.role import BIAS, EMBEDDING, HEAD, MATRIX, NORM
 
 
 def matrix(
@@ -27,6 +27,7 @@ def matrix(
     *,
     experts: Sequence[mtf.Dimension] = (),
     is_adapter: bool = False,
+    is_head: bool = False,
 ) -> mtf.Tensor:
     """Returns a matrix [experts, inputs, outputs] with normal initial values.
 
@@ -39,8 +40,9 @@ def matrix(
       dtype: activation dtype.
       experts: dimensions along which each index has its own matrix.
       is_adapter: whether the matrix is trained although the model's weights are frozen.
+      is_head: whether the outputs are scores, of classes or of experts; see `mtf.Role`.
     """
-    role = mtf.Role(MATRIX, inputs, outputs, experts)
+    role = mtf.Role(HEAD if is_head else MATRIX, inputs, outputs, experts)
     return _variable(mesh, name, role, _normal(stddev), dtype, is_adapter)
 
 

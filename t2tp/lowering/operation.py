@@ -106,6 +106,10 @@ class Hooks:
         """The floating-point operations of its matmuls; see the attributes of the class."""
         return 0
 
+    def product_sizes(self, layout: Layout) -> tuple[int, int, int, int]:
+        """Returns batch, rows, columns and summed elements of an operation of kind `product`."""
+        raise NotImplementedError
+
     def slice_flops(self, layout: Layout) -> float:
         """Returns a processor's share of the floating-point operations, also of a gradient's."""
         del layout

@@ -73,6 +73,8 @@ class ImageClassifier(Model):
         batch, dim = x.shape.dims
         with tf1.variable_scope("logits"):
             stddev = dim.size**-0.5
-            matrix = variables.matrix(x.mesh, "output", [dim], [self.classes], stddev, x.dtype)
+            matrix = variables.matrix(
+                x.mesh, "output", [dim], [self.classes], stddev, x.dtype, is_head=True
+            )
             bias = variables.bias(x.mesh, "output_bias", [self.classes], x.dtype)
         return mtf.einsum([x, matrix], output_shape=[batch, self.classes]) + bias

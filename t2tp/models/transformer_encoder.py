@@ -268,7 +268,7 @@ def _classified(row: mtf.Tensor, classes: mtf.Dimension) -> mtf.Tensor:
     """Projects [batch, d_model] to logits [batch, classes]."""
     batch, d_model = row.shape.dims
     matrix = variables.matrix(
-        row.mesh, "kernel", [d_model], [classes], d_model.size**-0.5, row.dtype
+        row.mesh, "kernel", [d_model], [classes], d_model.size**-0.5, row.dtype, is_head=True
     )
     bias = variables.bias(row.mesh, "bias", [classes], row.dtype)
     return mtf.einsum([row, matrix], output_shape=mtf.Shape([batch, classes])) + bias

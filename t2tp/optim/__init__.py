@@ -16,6 +16,7 @@ from t2tp.optim import (  # noqa: F401  (they register themselves)
     adam,
     lamb,
     lion,
+    muon,
     schedules,
     sgd,
 )

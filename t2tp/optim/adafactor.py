@@ -15,7 +15,7 @@ from t2tp.optim.adafactor_statistics import (
     Moments,
     StatisticsOperation,
 )
-from t2tp.optim.optimizer import Optimizer, UpdateOperation, slot, subtract
+from t2tp.optim.optimizer import Optimizer, Target, UpdateOperation, slot, subtract
 from t2tp.optim.weight_decay import WeightDecay
 from t2tp.program.program import Mesh
 
@@ -64,35 +64,27 @@ class Adafactor(Optimizer):
         super().__init__(learning_rate, weight_decay)
         self._settings = settings or AdafactorSettings()
 
-    def apply_grads(
-        self, grads: Sequence[mtf.Tensor], variables: Sequence[mtf.Variable]
-    ) -> list[mtf.Operation]:
-        """Updates the variables; returns the update operations."""
-        if not variables:
-            return []
-        decay_rate = self._decay_rate(variables[0].mesh)
-        moments = [self._moments(var) for var in variables]
-        grads = [mtf.cast(grad, tf.float32) for grad in grads]
+    def updates(self, targets: Sequence[Target]) -> list[mtf.Operation]:
+        """See the base class."""
+        decay_rate = self._decay_rate(targets[0].var.mesh)
         # All sums are computed before the first is needed, so that they are reduced together.
         statistics = [
-            StatisticsOperation(grad, var, each)
-            for grad, var, each in zip(grads, variables, moments, strict=True)
+            StatisticsOperation(target.grad, target.var, self._moments(target.var))
+            for target in targets
         ]
         squares = [DirectionSquaresOperation(op, decay_rate) for op in statistics]
-        decays = self._weight_decay.rates(variables)
-        return [self._update(*each) for each in zip(squares, decays, strict=True)]
+        return [self._update(*each) for each in zip(targets, squares, strict=True)]
 
-    def _update(self, squares: DirectionSquaresOperation, weight_decay: float) -> mtf.Operation:
-        statistics = squares.statistics
-        var = statistics.variable
-        state = [var, *statistics.moments.variables]
+    def _update(self, target: Target, squares: DirectionSquaresOperation) -> mtf.Operation:
+        moments, var = squares.statistics.moments, target.var
+        state = [var, *moments.variables]
         if self._settings.beta1:
             state.append(slot(var, "adafactor_m"))
         return UpdateOperation(
             "adafactor",
             state,
-            [self._learning_rate, squares.outputs[0], *squares.inputs],
-            functools.partial(self._assign, statistics.moments, var.size, weight_decay),
+            [target.rate, squares.outputs[0], *squares.inputs],
+            functools.partial(self._assign, moments, var.size, target.decay),
             is_local=True,
         )
 

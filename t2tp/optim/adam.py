@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
-from t2tp.optim.optimizer import Optimizer, UpdateOperation, slot, subtract
+from t2tp.optim.optimizer import Optimizer, Target, UpdateOperation, slot, subtract
 from t2tp.optim.weight_decay import WeightDecay
 
 
@@ -33,24 +33,18 @@ class Adam(Optimizer):
         self._beta2 = beta2
         self._epsilon = epsilon
 
-    def apply_grads(
-        self, grads: Sequence[mtf.Tensor], variables: Sequence[mtf.Variable]
-    ) -> list[mtf.Operation]:
-        """Updates the variables; returns the update operations."""
-        if not variables:
-            return []
-        powers = self.beta_powers(variables[0].mesh, self._beta1, self._beta2)
+    def updates(self, targets: Sequence[Target]) -> list[mtf.Operation]:
+        """See the base class."""
+        powers = self.beta_powers(targets[0].var.mesh, self._beta1, self._beta2)
         return [
             UpdateOperation(
                 "adam",
                 [var, slot(var, "adam_m"), slot(var, "adam_v")],
-                [mtf.cast(grad, tf.float32), self._learning_rate, *powers],
+                [grad, rate, *powers],
                 functools.partial(self._update, decay),
                 is_local=True,
             )
-            for grad, var, decay in zip(
-                grads, variables, self._weight_decay.rates(variables), strict=True
-            )
+            for var, grad, rate, decay in targets
         ]
 
     def _update(

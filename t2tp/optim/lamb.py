@@ -13,6 +13,7 @@ from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.optim.optimizer import (
     Optimizer,
+    Target,
     UpdateOperation,
     mesh_axes,
     slot,
@@ -47,32 +48,27 @@ class Lamb(Optimizer):
         self._beta2 = beta2
         self._epsilon = epsilon
 
-    def apply_grads(
-        self, grads: Sequence[mtf.Tensor], variables: Sequence[mtf.Variable]
-    ) -> list[mtf.Operation]:
-        """Updates the variables; returns the update operations."""
-        if not variables:
-            return []
-        powers = self.beta_powers(variables[0].mesh, self._beta1, self._beta2)
-        directions = []
-        for grad, var, decay in zip(
-            grads, variables, self._weight_decay.rates(variables), strict=True
-        ):
-            state = [var, slot(var, "lamb_m"), slot(var, "lamb_v")]
-            inputs = [mtf.cast(grad, tf.float32), *powers]
-            directions.append(
-                DirectionNormsOperation(state, inputs, functools.partial(self._direction, decay))
+    def updates(self, targets: Sequence[Target]) -> list[mtf.Operation]:
+        """See the base class."""
+        powers = self.beta_powers(targets[0].var.mesh, self._beta1, self._beta2)
+        directions = [
+            DirectionNormsOperation(
+                [var, slot(var, "lamb_m"), slot(var, "lamb_v")],
+                [grad, *powers],
+                functools.partial(self._direction, decay),
             )
+            for var, grad, _, decay in targets
+        ]
         # All norms are computed before the first is needed, so that they are reduced together.
         return [
             UpdateOperation(
                 "lamb",
                 op.variables,
-                [self._learning_rate, *op.outputs, *op.direction_inputs],
+                [target.rate, *op.outputs, *op.direction_inputs],
                 functools.partial(self._update, op.direction),
                 is_local=True,
             )
-            for op in directions
+            for target, op in zip(targets, directions, strict=True)
         ]
 
     def _direction(

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
-from t2tp.optim.optimizer import Optimizer, UpdateOperation, slot, subtract
+from t2tp.optim.optimizer import Optimizer, Target, UpdateOperation, slot, subtract
 from t2tp.optim.weight_decay import WeightDecay
 
 
@@ -33,21 +33,17 @@ class Lion(Optimizer):
         self._beta1 = beta1
         self._beta2 = beta2
 
-    def apply_grads(
-        self, grads: Sequence[mtf.Tensor], variables: Sequence[mtf.Variable]
-    ) -> list[mtf.Operation]:
-        """Updates the variables; returns the update operations."""
+    def updates(self, targets: Sequence[Target]) -> list[mtf.Operation]:
+        """See the base class."""
         return [
             UpdateOperation(
                 "lion",
                 [var, slot(var, "lion_m")],
-                [mtf.cast(grad, tf.float32), self._learning_rate],
+                [grad, rate],
                 functools.partial(self._update, decay),
                 is_local=True,
             )
-            for grad, var, decay in zip(
-                grads, variables, self._weight_decay.rates(variables), strict=True
-            )
+            for var, grad, rate, decay in targets
         ]
 
     def _update(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -16,8 +17,24 @@ from t2tp.optim.weight_decay import WeightDecay
 from t2tp.program.program import Mesh
 
 
+class Target(NamedTuple):
+    """A variable to update, with its part of a step.
+
+    Attributes:
+      var: the variable.
+      grad: its gradient, float32.
+      rate: its learning rate, a float32 scalar.
+      decay: its weight decay: the update also subtracts `rate * decay` times the variable.
+    """
+
+    var: mtf.Variable
+    grad: mtf.Tensor
+    rate: mtf.Tensor
+    decay: float
+
+
 class Optimizer(mtf.optimize.Optimizer):
-    """Base class of optimizers; subclasses define `apply_grads`.
+    """Base class of optimizers; subclasses define `updates`.
 
     Each creates one `UpdateOperation` per variable. Slots are float32 and laid out like the
     variable.
@@ -38,6 +55,21 @@ class Optimizer(mtf.optimize.Optimizer):
     def apply_grad(self, grad: mtf.Tensor, var: mtf.Variable) -> list[mtf.Operation]:
         """Updates one variable and its slots; returns the update operations."""
         return self.apply_grads([grad], [var])
+
+    def apply_grads(
+        self, grads: Sequence[mtf.Tensor], variables: Sequence[mtf.Variable]
+    ) -> list[mtf.Operation]:
+        """Updates the variables; returns the update operations."""
+        decays = self._weight_decay.rates(variables)
+        targets = [
+            Target(var, mtf.cast(grad, tf.float32), self._learning_rate, decay)
+            for grad, var, decay in zip(grads, variables, decays, strict=True)
+        ]
+        return self.updates(targets) if targets else []
+
+    def updates(self, targets: Sequence[Target]) -> list[mtf.Operation]:
+        """Returns the operations that update one or more variables."""
+        raise NotImplementedError
 
     def of_update_number(
         self, mesh: Mesh, fn: Callable[[tf.Tensor], tf.Tensor], name: str

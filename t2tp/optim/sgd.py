@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
-from t2tp.optim.optimizer import Optimizer, UpdateOperation, slot, subtract
+from t2tp.optim.optimizer import Optimizer, Target, UpdateOperation, slot, subtract
 from t2tp.optim.weight_decay import WeightDecay
 
 
@@ -42,21 +42,17 @@ class Sgd(Optimizer):
         self._momentum = momentum
         self._nesterov = nesterov
 
-    def apply_grads(
-        self, grads: Sequence[mtf.Tensor], variables: Sequence[mtf.Variable]
-    ) -> list[mtf.Operation]:
-        """Updates the variables; returns the update operations."""
+    def updates(self, targets: Sequence[Target]) -> list[mtf.Operation]:
+        """See the base class."""
         return [
             UpdateOperation(
                 "sgd",
                 [var, slot(var, "momentum")] if self._momentum else [var],
-                [mtf.cast(grad, tf.float32), self._learning_rate],
+                [grad, rate],
                 functools.partial(self._move if self._momentum else self._descend, decay),
                 is_local=True,
             )
-            for grad, var, decay in zip(
-                grads, variables, self._weight_decay.rates(variables), strict=True
-            )
+            for var, grad, rate, decay in targets
         ]
 
     def _descend(self, decay: float, var: tf.Variable, grad: tf.Tensor, rate: tf.Tensor) -> None:

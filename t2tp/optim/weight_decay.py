@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from t2tp import mtf
 from t2tp.hparam import HParams
-from t2tp.ops.variables.role import EMBEDDING, MATRIX
+from t2tp.ops.variables.role import EMBEDDING, HEAD, MATRIX
 
 
 class WeightDecay:
@@ -63,4 +63,4 @@ class WeightDecay:
         if self._exclude and self._pattern.search(var.name):
             return False
         role = getattr(var, "role", None)
-        return var.shape.ndims > 1 if role is None else role.kind in (MATRIX, EMBEDDING)
+        return var.shape.ndims > 1 if role is None else role.kind in (MATRIX, HEAD, EMBEDDING)

@@ -75,7 +75,8 @@ def work_of(placed: Placed, layout: Layout) -> Work:
     details: dict[str, Any] = {}
     flops = 0.0
     if kind == PRODUCT:
-        sizes = _product_sizes(op, layout)
+        is_einsum = isinstance(op, upstream.EinsumOperation)
+        sizes = _product_sizes(op, layout) if is_einsum else hooks(op).product_sizes(layout)
         flops = 2.0 * math.prod(sizes)
     elif kind in (ATTENTION, ATTENTION_GRAD):
         sizes, flops, details = _attention(op, kind == ATTENTION, layout)

@@ -46,6 +46,7 @@ def loss_of(mesh: mtf.Mesh, x: mtf.Tensor, dtype: tf.DType = tf.float32) -> mtf.
             mtf.Shape(dims),
             dtype=mtf.VariableDType(dtype, dtype, tf.float32),
             initializer=initial_value,
+            role=mtf.Role("matrix", dims[:1], dims[1:]) if len(dims) > 1 else None,
         )
         for name, dims in SHAPES.items()
     )

@@ -16,6 +16,8 @@ MESHES = {
     "three axes": ("data:2;seq:2;model:2", f"{MEGATRON};length:seq"),
     "vocab": ("data:2;model:4", "batch:data;vocab:model"),
     "experts": ("data:2;expert:2", "batch:data+expert;experts:expert"),
+    "stages": ("pipe:2;data:2", "batch:data;layers:pipe"),
+    "stages of 2": ("pipe:2;data:2;model:2", f"{MEGATRON};layers:pipe"),
     "pods": ("pod:2;data:2", "batch:pod+data"),
 }
 

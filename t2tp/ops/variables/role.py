@@ -8,7 +8,7 @@ biases have two dimensions too. So whoever creates a variable declares its role:
     experts' matrix [experts, d_model, d_ff]    MATRIX per expert, input d_model, output d_ff
     experts' bias            [experts, d_ff]    BIAS per expert, output d_ff
 
-Weight decay reads it (`t2tp.optim.weight_decay`).
+Weight decay (`t2tp.optim.weight_decay`) and Muon (`t2tp.optim.muon`) read it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from t2tp import upstream
 
-MATRIX, EMBEDDING, BIAS, NORM = "matrix", "embedding", "bias", "norm"
+MATRIX, HEAD, EMBEDDING, BIAS, NORM = "matrix", "head", "embedding", "bias", "norm"
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,9 @@ class Role:
     """The declared role of a variable.
 
     Attributes:
-      kind: `MATRIX` (convolution filters too), `EMBEDDING` (tables of vectors), `BIAS` (everything
-        that is added) or `NORM` (scales and offsets of norms).
+      kind: `MATRIX` (convolution filters too), `HEAD` (matrices whose outputs are scores: of
+        classes, or of experts), `EMBEDDING` (tables of vectors), `BIAS` (everything that is added)
+        or `NORM` (scales and offsets of norms).
       inputs: dimensions that are summed over, or looked up.
       outputs: dimensions of the result.
       experts: dimensions along which each index has its own weights.

@@ -1,0 +1,160 @@
+"""Muon: momentum, orthogonalized, for matrices; AdamW for all else."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from t2tp import mtf, registry
+from t2tp.hparam import HParams
+from t2tp.lowering.deferred_sums import BUCKET
+from t2tp.mesh.layout import Layout
+from t2tp.ops.variables.role import MATRIX
+from t2tp.optim.adam import Adam
+from t2tp.optim.optimizer import Target, UpdateOperation, slot, subtract
+from t2tp.optim.orthogonalization import (
+    Matrices,
+    OrthogonalizeOperation,
+    moving_average,
+)
+from t2tp.optim.weight_decay import WeightDecay
+
+
+def scale_to_adam(inputs: int, outputs: int) -> float:
+    """Gives updates the root mean square of Adam's, about 0.2 (arXiv:2502.16982, section 2.2)."""
+    return 0.2 * math.sqrt(max(inputs, outputs))
+
+
+def scale_by_shape(inputs: int, outputs: int) -> float:
+    """Gives updates a norm for their shape: `sqrt(max(1, outputs / inputs))` (K. Jordan, 2024)."""
+    return math.sqrt(max(1.0, outputs / inputs))
+
+
+SCALES = {"match_rms_adamw": scale_to_adam, "original": scale_by_shape}
+
+
+class Muon(Adam):
+    """Muon (K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024).
+
+    A step moves a matrix along the orthogonalized Nesterov momentum of its gradients. A variable's
+    declared role (`mtf.Role`) says what its matrices are: all input dimensions by all output
+    dimensions, one for each expert. All variables that are no matrices, and heads, are updated by
+    AdamW. Any layout gives the same step; see `t2tp.optim.orthogonalization`.
+    """
+
+    def __init__(
+        self,
+        learning_rate: mtf.Tensor,
+        momentum: float = 0.95,
+        steps: int = 5,
+        scale: str = "match_rms_adamw",
+        dtype: tf.DType = tf.float32,
+        **adam: Any,
+    ) -> None:
+        """Sets the hyperparameters.
+
+        Args:
+          learning_rate: a float32 scalar.
+          momentum: decay of the average of gradients.
+          steps: number of Newton-Schulz iterations.
+          scale: the factor of updates, one of `SCALES`, as PyTorch names them.
+          dtype: dtype of iterations, and of the matrices that processors send each other.
+          **adam: arguments of `Adam`.
+        """
+        super().__init__(learning_rate, **adam)
+        self._momentum = momentum
+        self._steps = steps
+        self._scale = SCALES[scale]
+        self._dtype = dtype
+
+    def updates(self, targets: Sequence[Target]) -> list[mtf.Operation]:
+        """See the base class."""
+        by_muon: list[Target] = []
+        others: list[Target] = []
+        for target in targets:
+            role = getattr(target.var, "role", None)
+            is_matrix = role is not None and role.kind == MATRIX
+            (by_muon if is_matrix else others).append(target)
+        operations = super().updates(others) if others else []
+        layout = targets[0].var.mesh.layout
+        for group in self._groups(by_muon, layout):
+            moments = [slot(target.var, "muon_m") for target, _ in group]
+            directions = OrthogonalizeOperation(
+                [target.grad for target, _ in group],
+                [matrices for _, matrices in group],
+                moments,
+                self._momentum,
+                self._steps,
+            ).outputs
+            for (target, matrices), moment, direction in zip(
+                group, moments, directions, strict=True
+            ):
+                update = functools.partial(self._move, target.decay, self._scale(*matrices.size))
+                inputs = [target.grad, direction, target.rate]
+                operations.append(
+                    UpdateOperation("muon", [target.var, moment], inputs, update, is_local=True)
+                )
+        return operations
+
+    def _groups(
+        self, targets: Sequence[Target], layout: Layout
+    ) -> Iterator[list[tuple[Target, Matrices]]]:
+        """Yields variables to orthogonalize together: small ones, or as many as there are owners.
+
+        Later groups are computed while the first are on their way.
+        """
+        by_placement = defaultdict(list)
+        for target in targets:
+            matrices = Matrices.of(target.var, layout, self._dtype)
+            by_placement[matrices.placement].append((target, matrices))
+        for placement, members in by_placement.items():
+            count = sum(matrices.count for _, matrices in members)
+            axes, _ = placement.owners(layout, count)
+            owners = math.prod(map(layout.axes.size, (*axes, *placement.split)))
+            group: list[tuple[Target, Matrices]] = []
+            for member in members:
+                group.append(member)
+                count = sum(matrices.count for _, matrices in group)
+                size = sum(matrices.slice_bytes for _, matrices in group)
+                if count % owners == 0 and size >= BUCKET:
+                    yield group
+                    group = []
+            if group:
+                yield group
+
+    def _move(
+        self,
+        decay: float,
+        scale: float,
+        var: tf.Variable,
+        moment: tf.Variable,
+        grad: tf.Tensor,
+        direction: tf.Tensor,
+        rate: tf.Tensor,
+    ) -> None:
+        moment.assign(moving_average(self._momentum, moment, grad), read_value=False)
+        self.shrink(var, rate, decay)
+        subtract(var, rate * scale * tf.cast(direction, tf.float32))
+
+
+@registry.register_optimizer
+def muon(learning_rate: mtf.Tensor, hparams: HParams) -> Muon:
+    """Muon for matrices, AdamW for embeddings, heads, biases and norms."""
+    dtype = tf.as_dtype(hparams.activation_dtype)
+    return Muon(
+        learning_rate,
+        hparams.optimizer_muon_momentum,
+        hparams.optimizer_muon_steps,
+        hparams.optimizer_muon_scale,
+        # float16 does not hold small gradients.
+        tf.bfloat16 if dtype == tf.float16 else dtype,
+        beta1=hparams.optimizer_adam_beta1,
+        beta2=hparams.optimizer_adam_beta2,
+        epsilon=hparams.optimizer_adam_epsilon,
+        weight_decay=WeightDecay.from_hparams(hparams),
+    )

@@ -1,0 +1,299 @@
+"""Orthogonalization of matrices whose slices are spread over the mesh.
+
+Newton-Schulz needs the whole of a matrix, and costs too much to repeat on every processor. So the
+matrices are *dealt out*: each is assembled and orthogonalized on one processor (J. Liu et al.,
+arXiv:2502.16982, section 3.3, which gathers a matrix to the processor that has it first).
+
+Take 8 matrices [d_model=6/model, d_ff=4] on `data:2;model:2`. Processors have slices [3, 4] of all,
+and those along `data` have the same. Each of the 4 processors is the owner of 2 matrices:
+
+    select    the half of the matrices that this processor's place on `data` stands for   4 x [3, 4]
+    exchange  an all-to-all over `model`: slices of two for both slices of the other two  4 x [3, 4]
+    assemble  two matrices, and orthogonalize them                                        2 x [6, 4]
+    exchange  the slices back, over `model`                                               4 x [3, 4]
+    gather    the other half from the processors along `data`                             8 x [3, 4]
+
+Matrices of one shape and split are dealt out together, padded with zeros to a multiple of the
+owners. Where there are few, the owners are only as many as shorten the work. Experts' matrices are
+separate ones, and an axis that splits the experts gives each processor matrices of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from t2tp import mtf
+from t2tp.lowering.context import Lowering
+from t2tp.lowering.mesh_impl import SpmdMeshImpl
+from t2tp.lowering.operation import Operation
+from t2tp.mesh.layout import Layout
+from t2tp.mesh.stages import is_of_stage
+from t2tp.mesh.zero import name_in_use
+from t2tp.optim.optimizer import variable_slice
+
+# Coefficients of the iteration, and the least norm to divide by (K. Jordan, "Muon", 2024).
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+_LEAST_NORM = 1e-7
+
+
+def newton_schulz(x: tf.Tensor, steps: int) -> tf.Tensor:
+    """Moves the singular values of matrices to about 1: to 0.7 to 1.2 after 5 steps.
+
+    K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024).
+
+    Args:
+      x: [..., rows, columns]; fewer rows than columns are faster.
+      steps: number of iterations.
+    """
+    a, b, c = (tf.constant(value, x.dtype) for value in _COEFFICIENTS)
+    wide = tf.cast(x, tf.float32) if x.dtype.size < 4 else x
+    norm = tf.sqrt(tf.reduce_sum(tf.square(wide), axis=[-2, -1], keepdims=True))
+    x = tf.cast(wide / tf.maximum(norm, tf.constant(_LEAST_NORM, wide.dtype)), x.dtype)
+    for _ in range(steps):
+        gram = tf.matmul(x, x, transpose_b=True)
+        x = a * x + tf.matmul(b * gram + c * tf.matmul(gram, gram), x)
+    return x
+
+
+class Part(NamedTuple):
+    """A dimension of a matrix: the size of its slices, and the mesh axes that split it."""
+
+    size: int
+    axes: tuple[int, ...]
+
+
+class Placement(NamedTuple):
+    """Where the slices of a matrix are.
+
+    Attributes:
+      rows: the dimensions that form the rows.
+      columns: the dimensions that form the columns, which are at least as many.
+      copies: the mesh axes along which processors have the same slices.
+      dtype: dtype of the iteration.
+    """
+
+    rows: tuple[Part, ...]
+    columns: tuple[Part, ...]
+    copies: tuple[int, ...]
+    dtype: tf.DType
+
+    @property
+    def split(self) -> list[int]:
+        """The mesh axes that split the matrix, in the order of its dimensions."""
+        return [axis for part in (*self.rows, *self.columns) for axis in part.axes]
+
+    def assembly(self, layout: Layout) -> tuple[list[int], list[int]]:
+        """Returns how [coordinates on `split`..., matrices, slices...] becomes whole matrices.
+
+        Returns:
+          the transposition to [matrices, coordinates and slice of each dimension...]; and the
+          numbers of rows and columns, with padding.
+        """
+        order, shape, axis = [len(self.split)], [], 0
+        slices = itertools.count(len(self.split) + 1)
+        for parts in (self.rows, self.columns):
+            size = 1
+            for part in parts:
+                order += range(axis, axis + len(part.axes))
+                order.append(next(slices))
+                axis += len(part.axes)
+                size *= part.size * math.prod(map(layout.axes.size, part.axes))
+            shape.append(size)
+        return order, shape
+
+    def owners(self, layout: Layout, count: int) -> tuple[list[int], int]:
+        """Returns the axes of `copies` to deal `count` matrices out over, and the share of each."""
+        axes: list[int] = []
+        workers = math.prod(map(layout.axes.size, self.split))
+        for axis in self.copies:
+            more = workers * layout.axes.size(axis)
+            if -(-count // more) < -(-count // workers):
+                axes.append(axis)
+                workers = more
+        return axes, -(-count // workers)
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """A variable as matrices [experts, rows, columns].
+
+    Attributes:
+      var: the variable.
+      order: the variable's dimensions in this order are experts, rows, columns.
+      count: number of matrices in a slice.
+      placement: where their slices are.
+      size: numbers of inputs and of outputs of the whole matrix.
+    """
+
+    var: mtf.Variable
+    order: list[int]
+    count: int
+    placement: Placement
+    size: tuple[int, int]
+
+    @classmethod
+    def of(cls, var: mtf.Variable, layout: Layout, dtype: tf.DType) -> Matrices:
+        """Reads the role of a variable, and the layout of its shape at rest.
+
+        Raises:
+          ValueError: role and shape have different dimensions.
+        """
+        names = [name_in_use(dim.name) for dim in var.shape.dims]
+        role = var.role
+        if sorted(names) != sorted(dim.name for dim in role.dims):
+            raise ValueError(
+                f"Variable {var.name!r} has the dimensions {', '.join(names)}, and its role"
+                f" declares {', '.join(dim.name for dim in role.dims)}."
+            )
+        experts, inputs, outputs = (
+            [names.index(dim.name) for dim in dims]
+            for dims in (role.experts, role.inputs, role.outputs)
+        )
+        sizes = layout.slice_size(var.shape)
+        parts = []
+        for size, dim in zip(sizes, var.shape.dims, strict=True):
+            axis = layout.axis_index(dim.name)
+            parts.append(Part(size, () if axis is None else layout.axes.parts(axis)))
+        own = {axis for part in parts for axis in part.axes}
+        if is_of_stage(var) and layout.stage_axis is not None:
+            own.update(layout.axes.parts(layout.stage_axis))
+        copies = [i for i, axis in enumerate(layout.mesh_shape.dims) if axis.size > 1]
+        num_inputs, num_outputs = mtf.Shape(role.inputs).size, mtf.Shape(role.outputs).size
+        rows, columns = (outputs, inputs) if num_inputs > num_outputs else (inputs, outputs)
+        placement = Placement(
+            tuple(parts[i] for i in rows),
+            tuple(parts[i] for i in columns),
+            tuple(axis for axis in copies if axis not in own),
+            dtype,
+        )
+        count = math.prod(sizes[i] for i in experts)
+        return cls(var, [*experts, *rows, *columns], count, placement, (num_inputs, num_outputs))
+
+    def stacked(self, x: tf.Tensor) -> tf.Tensor:
+        """Converts a slice of the variable to [matrices, slices of rows and columns...]."""
+        parts = (*self.placement.rows, *self.placement.columns)
+        return tf.reshape(tf.transpose(x, self.order), [self.count, *(p.size for p in parts)])
+
+    def unstacked(self, x: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
+        """Converts matrices back to a slice of the variable, of this shape."""
+        x = tf.reshape(x, [shape[i] for i in self.order])
+        return tf.transpose(x, sorted(range(len(shape)), key=self.order.__getitem__))
+
+    @property
+    def slice_bytes(self) -> int:
+        """Bytes of the slice, in the dtype of the iteration."""
+        sizes = (part.size for part in (*self.placement.rows, *self.placement.columns))
+        return self.count * math.prod(sizes) * self.placement.dtype.size
+
+
+class OrthogonalizeOperation(Operation):
+    """Orthogonalizes the Nesterov momentum of variables of one placement.
+
+    Inputs: gradients, float32. Outputs: the update directions, in the shapes of the gradients and
+    the dtype of the iteration.
+    """
+
+    cost_kind = "product"
+    accepts_padding = True
+
+    def __init__(
+        self,
+        grads: Sequence[mtf.Tensor],
+        variables: Sequence[Matrices],
+        moments: Sequence[mtf.Variable],
+        momentum: float,
+        steps: int,
+    ) -> None:
+        """Creates the operation.
+
+        Args:
+          grads: a gradient for each variable.
+          variables: the variables, of the same placement.
+          moments: their averages of gradients, which are read.
+          momentum: decay of these averages.
+          steps: number of iterations.
+        """
+        super().__init__([*grads, *(m.value for m in moments)], name="orthogonalize")
+        self._grads = list(grads)
+        self._variables = list(variables)
+        self._moments = list(moments)
+        self._momentum = momentum
+        self._steps = steps
+        self._placement = variables[0].placement
+        self._count = sum(each.count for each in variables)
+        self._outputs = [
+            mtf.Tensor(self, grad.shape, self._placement.dtype, index=i)
+            for i, grad in enumerate(grads)
+        ]
+
+    def product_sizes(self, layout: Layout) -> tuple[int, int, int, int]:
+        _, share = self._placement.owners(layout, self._count)
+        _, (rows, columns) = self._placement.assembly(layout)
+        # Three products an iteration: two of [rows, columns] sum over columns and rows, one of
+        # [rows, rows] sums over rows.
+        return share * self._steps, rows, rows, 2 * columns + rows
+
+    def is_local(self, layout: Layout) -> bool:
+        return not (self._placement.split or self._placement.owners(layout, self._count)[0])
+
+    def lower(self, lowering: Lowering) -> None:
+        mesh_impl = lowering.mesh_impl(self)
+        grads = [lowering.slice(grad) for grad in self._grads]
+        stacked = []
+        with tf.control_dependencies(grads):  # As `UpdateOperation.lower` does.
+            for each, grad, slot in zip(self._variables, grads, self._moments, strict=True):
+                average = moving_average(self._momentum, variable_slice(lowering, slot), grad)
+                direction = moving_average(self._momentum, average, grad)
+                direction = mesh_impl.masked(direction, each.var.shape)
+                stacked.append(each.stacked(tf.cast(direction, self._placement.dtype)))
+        whole = self._dealt_out(mesh_impl, tf.concat(stacked, 0))
+        parts = tf.split(whole, [each.count for each in self._variables], 0)
+        for each, part, output in zip(self._variables, parts, self.outputs, strict=True):
+            lowering.set_slice(output, each.unstacked(part, mesh_impl.slice_shape(each.var.shape)))
+
+    def _dealt_out(self, mesh_impl: SpmdMeshImpl, x: tf.Tensor) -> tf.Tensor:
+        """Orthogonalizes [matrices, slices of dimensions...]; see the module's docstring."""
+        layout, collectives = mesh_impl.layout, mesh_impl.collectives
+        split = self._placement.split
+        copies, share = self._placement.owners(layout, self._count)
+        split_sizes, copies_sizes = (list(map(layout.axes.size, axes)) for axes in (split, copies))
+        dims = x.shape.as_list()[1:]
+        group = math.prod(split_sizes) * share
+        padding = group * math.prod(copies_sizes) - self._count
+        if padding:
+            x = tf.pad(x, [[0, padding], *([0, 0] for _ in dims)])
+        if copies:
+            place = 0
+            for axis, size in zip(copies, copies_sizes, strict=True):
+                place = place * size + collectives.coordinate(axis)
+            x = tf.slice(x, [place * group, *(0 for _ in dims)], [group, *dims])
+        x = tf.reshape(x, [*split_sizes, share, *dims])
+        if split:
+            x = collectives.exchange(x, split)
+        order, shape = self._placement.assembly(layout)
+        shape = [share, *shape]
+        x = tf.transpose(x, order)
+        spread = x.shape
+        x = tf.reshape(self._orthogonalized(mesh_impl, tf.reshape(x, shape)), spread)
+        x = tf.transpose(x, sorted(range(len(order)), key=order.__getitem__))
+        if split:
+            x = collectives.exchange(x, split)
+        if copies:
+            x = collectives.gather(x, copies)
+        return tf.reshape(x, [-1, *dims])[: self._count]
+
+    def _orthogonalized(self, mesh_impl: SpmdMeshImpl, x: tf.Tensor) -> tf.Tensor:
+        # On CPUs TensorFlow's batched matmuls add up in 16 bits.
+        widens = mesh_impl.target.on_cpu and x.dtype.size < 4
+        return tf.cast(newton_schulz(tf.cast(x, tf.float32) if widens else x, self._steps), x.dtype)
+
+
+def moving_average(decay: float, old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+    """Returns `decay * old + (1 - decay) * new`."""
+    return decay * old + (1.0 - decay) * new
