@@ -1,10 +1,12 @@
 """Checks and times t2tp on one GPU, compared with PyTorch and JAX, as docs/gpu.md describes.
 
-    python benchmarks/gpu/run.py [--stages=tests,matmul,train,profile,decode] [--json=FILE]
+    python benchmarks/gpu/run.py [--stages=tests,matmul,train,decode] [--json=FILE]
+    python benchmarks/gpu/run.py --stages= --json=FILE    # prints the table of stored figures
 
-Each measurement is a process of its own, so that each has the card for itself. The short table is
-printed last, the full figures are in the JSON file, which is rewritten after each measurement.
-Without a GPU everything runs at toy sizes, as a test of these programs themselves.
+The processes of a comparison compile side by side and are then timed one after the other, so that
+each has the card for itself. The short table is printed last; the full figures are in the JSON
+file, which is rewritten after each comparison and keeps the figures of earlier stages. Without a
+GPU everything runs at toy sizes, as a test of these programs themselves.
 """
 
 from __future__ import annotations
@@ -15,21 +17,20 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-STAGES = ("tests", "matmul", "train", "profile", "decode")
-SECONDS = 540.0  # of the longest measurement
+import gpt
 
-# Largest first: the first batch that fits is taken, by each for itself.
-TRAIN = {
-    "124M": {1024: (64, 32, 16), 2048: (32, 16, 8)},
-    "1.3B": {1024: (16, 8, 4), 2048: (8, 4, 2)},
-}
-TOY_TRAIN = {"tiny": {64: (4,)}}
+HERE = Path(__file__).parent
+STAGES = ("tests", "matmul", "train", "decode")
+
+# (model, length, batch): all peers fit side by side on a card of 80 GB.
+TRAIN = (("1.3B", 2048, 2), ("124M", 1024, 16), ("1.3B", 1024, 4), ("124M", 2048, 8))
+TOY_TRAIN = (("tiny", 64, 4),)
 DECODE_BATCHES = (1, 16, 64)
 PEERS = {"t2tp": "train_t2tp", "PyTorch": "train_torch", "JAX": "train_jax"}
 DECODERS = {"t2tp": "decode_t2tp", "Hugging Face": "decode_hf"}
@@ -37,10 +38,6 @@ ENVIRONMENTS = {"PyTorch": "torch", "JAX": "jax", "Hugging Face": "torch"}
 
 TESTS = ("tests/mesh", "tests/ops", "tests/layers", "tests/models", "tests/optim")
 TOY_TESTS = ("tests/ops/test_softmax.py",)
-
-
-class FailedError(Exception):
-    """A measurement did not come to an end."""
 
 
 def has_gpu() -> bool:
@@ -57,35 +54,45 @@ def python_of(peer: str) -> str:
     return str(own) if peer in ENVIRONMENTS and own.exists() else sys.executable
 
 
-def ask(peer: str, program: str, *arguments: str) -> dict[str, Any]:
-    """Runs a program of this directory; returns its answer.
+class Run:
+    """A program of this directory in a process of its own, as far as its warm-up."""
 
-    Raises:
-      FailedError: it failed; with its last words.
-    """
-    command = [python_of(peer), str(HERE / f"{program}.py"), *arguments]
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=SECONDS, env=environment
+    def __init__(self, peer: str, program: str, arguments: Mapping[str, Any]) -> None:
+        options = [f"--{name}={value}" for name, value in arguments.items()]
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [python_of(peer), str(HERE / f"{program}.py"), "--waits", *options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=os.environ
+            | {
+                "TF_CPP_MIN_LOG_LEVEL": "3",
+                "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+                "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+            },
         )
-    except subprocess.TimeoutExpired:
-        raise FailedError(f"took longer than {SECONDS:.0f} s") from None
-    if done.returncode or not done.stdout:
-        raise FailedError("\n".join((done.stderr.strip() or "no message").splitlines()[-8:]))
-    return json.loads(done.stdout.splitlines()[-1])
+
+    def is_ready(self) -> bool:
+        """Waits until it has warmed up; False: it failed."""
+        return self._process.stdout.readline().strip() == "READY"
+
+    def results(self) -> dict[str, Any]:
+        """Lets it go on alone; returns its results, or how it failed."""
+        output, _ = self._process.communicate("\n")
+        if output and not self._process.returncode:
+            return json.loads(output.splitlines()[-1])
+        self._errors.seek(0)
+        return {"failed": "\n".join(self._errors.read().strip().splitlines()[-12:])}
 
 
-def train(peer: str, model: str, length: int, batches: Sequence[int], steps: int) -> dict[str, Any]:
-    """A peer's training, with the largest batch that fits."""
-    failures = []
-    for batch in batches:
-        sized = [f"--model={model}", f"--length={length}", f"--batch={batch}", f"--steps={steps}"]
-        try:
-            return {"batch": batch, **ask(peer, PEERS[peer], *sized), "failures": failures}
-        except FailedError as error:
-            failures.append(f"batch {batch}: {error}")
-    raise FailedError(" | ".join(failures))
+def compared(programs: Mapping[str, str], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the results of each peer: all warm up together, then each is timed alone."""
+    runs = {peer: Run(peer, program, arguments) for peer, program in programs.items()}
+    for run in runs.values():
+        run.is_ready()
+    return {peer: run.results() for peer, run in runs.items()}
 
 
 def run_tests(paths: Sequence[str], on_gpu: bool) -> dict[str, Any]:
@@ -109,72 +116,28 @@ def run_tests(paths: Sequence[str], on_gpu: bool) -> dict[str, Any]:
 
 def measurements(stages: Sequence[str], on_gpu: bool) -> Iterator[tuple[str, Any]]:
     """(name, figures or why there are none), one after the other."""
-    sizes = TRAIN if on_gpu else TOY_TRAIN
-    steps = 20 if on_gpu else 3
-    jobs: list[tuple[str, Any]] = []
     if "matmul" in stages:
-        size = 8192 if on_gpu else 256
-        jobs.append(("matmul", lambda: ask("t2tp", "matmul", f"--size={size}")))
+        sized = {"size": 8192 if on_gpu else 256}
+        yield "matmul", Run("t2tp", "matmul", sized).results()
     if "train" in stages:
-        jobs += [
-            (
-                f"train {model} length {length} {peer}",
-                lambda peer=peer, model=model, length=length, batches=batches: train(
-                    peer, model, length, batches, steps
-                ),
-            )
-            for model, lengths in sizes.items()
-            for length, batches in lengths.items()
-            for peer in PEERS
-        ]
-    if "profile" in stages:
-        jobs += [
-            (
-                f"profile {model}",
-                lambda model=model, length=length, batch=batches[-1]: ask(
-                    "t2tp",
-                    "profile_t2tp",
-                    f"--model={model}",
-                    f"--length={length}",
-                    f"--batch={batch}",
-                ),
-            )
-            for model, lengths in sizes.items()
-            for length, batches in list(lengths.items())[:1]
-        ]
+        for model, length, batch in TRAIN if on_gpu else TOY_TRAIN:
+            sized = {"model": model, "length": length, "batch": batch}
+            sized["steps"] = 20 if on_gpu else 3
+            for peer, figures in compared(PEERS, sized).items():
+                yield f"train {model} length {length} {peer}", figures | {"batch": batch}
     if "decode" in stages:
         model = "124M" if on_gpu else "tiny"
         length, new = (512, 256) if on_gpu else (48, 16)
-        jobs += [
-            (
-                f"decode {model} batch {batch} {peer}",
-                lambda peer=peer, batch=batch: ask(
-                    peer,
-                    DECODERS[peer],
-                    f"--model={model}",
-                    f"--batch={batch}",
-                    f"--length={length}",
-                    f"--new_tokens={new}",
-                    "--steps=3",
-                ),
-            )
-            for batch in DECODE_BATCHES
-            for peer in DECODERS
-        ]
+        for batch in DECODE_BATCHES:
+            sized = {"model": model, "batch": batch, "length": length, "new_tokens": new}
+            for peer, figures in compared(DECODERS, sized | {"steps": 3}).items():
+                yield f"decode {model} batch {batch} {peer}", figures
     if "tests" in stages:
-        jobs.append(("tests", lambda: run_tests(TESTS if on_gpu else TOY_TESTS, on_gpu)))
-    for name, job in jobs:
-        try:
-            yield name, job()
-        except FailedError as error:
-            yield name, {"failed": str(error)}
+        yield "tests", run_tests(TESTS if on_gpu else TOY_TESTS, on_gpu)
 
 
 def table(figures: dict[str, Any]) -> list[str]:
     """The short table: a line for each measurement."""
-    sys.path.insert(0, str(HERE))
-    from gpt import MODELS
-
     matmul = figures.get("matmul", {})
     peak = matmul["flops"] / statistics.median(matmul["seconds"]) if "seconds" in matmul else None
     lines = []
@@ -184,8 +147,8 @@ def table(figures: dict[str, Any]) -> list[str]:
         if name == "matmul" and peak:
             continue
         if "tokens_per_second" not in result:
-            text = result.get("summary") or result.get("shares") or result.get("failed")
-            lines.append(f"{name}: {str(text)[:300]}")
+            text = result.get("summary") or result.get("failed")
+            lines.append(f"{name}: {str(text)[-300:]}")
             continue
         rate = result["tokens_per_second"]
         line = f"{name}: {rate:,.0f} tokens/s, {result['peak_bytes'] / 2**30:.1f} GiB at most"
@@ -194,8 +157,10 @@ def table(figures: dict[str, Any]) -> list[str]:
             length = int(name.split()[3])
             line += f", batch {result['batch']}, first loss {result['losses'][0]:.3f}"
             if peak:
-                mfu = rate * MODELS[model].flops_per_token(length) / peak
+                mfu = rate * gpt.MODELS[model].flops_per_token(length) / peak
                 line += f", MFU {mfu:.1%} of the matmul rate"
+            if "fractions" in result:
+                line += f", {result['fractions']}"
         lines.append(line)
     return lines
 
@@ -205,14 +170,19 @@ def main() -> None:
     parser.add_argument("--stages", default=",".join(STAGES))
     parser.add_argument("--json", default="gpu.json")
     args = parser.parse_args()
-    stages = args.stages.split(",")
+    stages = [stage for stage in args.stages.split(",") if stage]
     unknown = sorted({*stages} - {*STAGES})
     if unknown:
         parser.error(f"unknown stages {', '.join(unknown)}; there are {', '.join(STAGES)}")
     on_gpu = has_gpu()
-    card = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    card = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     what = subprocess.check_output(card, text=True).strip() if on_gpu else "no GPU: toy sizes"
     figures: dict[str, Any] = {}
+    if Path(args.json).exists():
+        stored = json.loads(Path(args.json).read_text())
+        if stages and stored["device"] != what:
+            parser.error(f"{args.json} has the figures of {stored['device']}; this is {what}")
+        what, figures = stored["device"], stored["figures"]
     for name, result in measurements(stages, on_gpu):
         figures[name] = result
         Path(args.json).write_text(json.dumps({"device": what, "figures": figures}, indent=1))

@@ -7,6 +7,7 @@ import peer
 args = peer.arguments()
 
 import gpt
+import kernels
 import model_t2tp
 import numpy as np
 import tensorflow as tf
@@ -46,6 +47,11 @@ def step() -> float:
     return loss
 
 
-if __name__ == "__main__":
-    tokens = args.batch * args.length
-    peer.measure(step, args.steps, tokens, model_t2tp.peak_bytes, version=model_t2tp.VERSION)
+peer.measure(
+    step,
+    args.steps,
+    args.batch * args.length,
+    model_t2tp.peak_bytes,
+    lambda: kernels.profile(step),
+    version=model_t2tp.VERSION,
+)

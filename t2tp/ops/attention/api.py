@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
+import tensorflow as tf
+
 from t2tp import upstream
+from t2tp.ops.attention import cudnn
 from t2tp.ops.attention.operation import AttentionOperation, Options
 
 AttentionMethod: TypeAlias = Literal["dense", "blockwise", "ring"]
@@ -73,7 +76,8 @@ def attention(
       method: `dense` stores all scores. `blockwise` stores one block of them and recomputes them in
         the backward pass. `ring` is `blockwise` for a memory that is split like `length`: a
         processor holds only two slices at a time. Results are equal up to rounding, with the same
-        dropout mask. Default: the faster of `dense` and `blockwise` for these lengths.
+        dropout mask. Default: the faster of `dense` and `blockwise` for these lengths. On GPUs,
+        `blockwise` attention of 16-bit floats without bias and dropout runs on cuDNN's kernels.
 
     Returns:
       like `q`.
@@ -91,16 +95,18 @@ def attention(
     if relative_bias is not None:
         _check_bias(q, relative_bias, causal)
         extras["bias_table"] = relative_bias.table
-    if method is None:
-        method = "dense" if length.size * memory.size <= _LARGEST_DENSE else "blockwise"
     options = Options(
         causal=causal,
         window=window,
         max_distance=relative_bias.max_distance if relative_bias else 0,
         dropout_rate=dropout_rate,
-        method=method,
+        method=method or "blockwise",
         extras=tuple(extras),
     )
+    if method is None and length.size * memory.size <= _LARGEST_DENSE:
+        has_kernel = options.suits_cudnn and cudnn.takes(q.dtype, q.shape.dims[-1].size)
+        if not (has_kernel and tf.config.get_visible_devices("GPU")):
+            options = replace(options, method="dense")
     return AttentionOperation([q, k, v, *extras.values()], options).outputs[0]
 
 

@@ -81,6 +81,29 @@ class Mask:
         return begin, end
 
     @property
+    def is_causal(self) -> bool:
+        """Whether queries attend to no later positions."""
+        return self._causal
+
+    @property
+    def is_only_causal(self) -> bool:
+        """Whether nothing but `causal`, or nothing at all, masks a key."""
+        return self._window is None and self._segments is None
+
+    @functools.cached_property
+    def has_one_segment(self) -> tf.Tensor | None:
+        """Whether each row of queries and keys is one segment, a boolean scalar.
+
+        None: the mask has a window, or no segments.
+        """
+        if self._window is not None or self._segments is None:
+            return None
+        first = self._segments[:, :1]
+        return tf.reduce_all(
+            [tf.reduce_all(tf.equal(x, first)) for x in (self._segments, self._memory_segments)]
+        )
+
+    @property
     def whole(self) -> Block:
         """All queries and keys."""
         return Block(self.queries.begin, self.queries.size, self.keys.begin, self.keys.size)

@@ -15,7 +15,7 @@ from t2tp.lowering.operation import Operation
 from t2tp.lowering.slice_shapes import reshaped
 from t2tp.mesh.collectives import head_and_tail
 from t2tp.mesh.layout import Layout
-from t2tp.ops.attention import blockwise, dense, ring
+from t2tp.ops.attention import blockwise, cudnn, dense, ring
 from t2tp.ops.attention.blocks import Keys, Queries
 from t2tp.ops.attention.gathered_memory import GatheredMemory
 from t2tp.ops.attention.mask import Mask
@@ -49,6 +49,12 @@ class Options:
     def is_blockwise(self) -> bool:
         """Whether scores are computed block by block, and not kept."""
         return self.method != "dense"
+
+    @property
+    def suits_cudnn(self) -> bool:
+        """Whether cuDNN's kernels compute it: no dropout, no bias, no query that sees nothing."""
+        has_other_terms = {"bias_table", "memory_segments"} & {*self.extras}
+        return self.method == "blockwise" and not self.dropout_rate and not has_other_terms
 
     @property
     def is_balanced_by_order(self) -> bool:
@@ -129,6 +135,9 @@ class AttentionOperation(Operation):
         part = _AttentionSlice(lowering, self.inputs, self._options, self._rng_name)
         if part.ring is not None:
             computed = ring.forward(part.ring, part.qs, part.terms)
+        elif part.target is not None:
+            mask = part.terms[0].mask
+            computed = [cudnn.forward(part.qs[0], part.k, part.v, mask, part.target)]
         else:
             lowered = blockwise if self._options.is_blockwise else dense
             computed = [
@@ -183,11 +192,13 @@ class AttentionGradOperation(Operation):
             lowering.slice_in_order(x, part.order) for x in self.inputs[-1 - self._num_outputs :]
         )
         y, kept, *rounding = outputs
-        if rounding:
+        if rounding and part.target is None:
             y = tf.cast(y, tf.float32) + tf.cast(rounding[0], tf.float32)
         y, dy = part.with_one_batch(y), part.with_one_batch(dy)
         kept = reshaped(kept, [*y.shape[:3], *kept.shape[self.inputs[0].shape.ndims - 1 :]])
-        of_y = blockwise.mean_weight_gradient(y, dy) if self._options.is_blockwise else y
+        of_y = y
+        if self._options.is_blockwise and part.target is None:
+            of_y = blockwise.mean_weight_gradient(y, dy)
         by_query = [*zip(part.qs, *(part.cut(x) for x in (of_y, kept, dy)), strict=True)]
         computed, d_memory = self._computed(part, by_query)
         mesh_impl = lowering.mesh_impl(self)
@@ -214,6 +225,10 @@ class AttentionGradOperation(Operation):
         """Returns the gradients of each part of the queries, and those w.r.t. k and v."""
         if part.ring is not None:
             return ring.backward(part.ring, by_query, part.terms)
+        if part.target is not None:
+            ((q, y, log, dy),), mask = by_query, part.terms[0].mask
+            grads = cudnn.backward(q, part.k, part.v, y, log, dy, mask, part.target)
+            return [grads], (grads.k, grads.v)
         if self._options.is_blockwise:
             return blockwise.backward(by_query, part.k, part.v, part.terms)
         ((q, y, weights, dy),), (terms,) = by_query, part.terms
@@ -233,6 +248,7 @@ class _AttentionSlice:
         batch dimension: [batch, heads, queries, d_kv].
       k, v: keys and values of the full memory, see `GatheredMemory`; absent if there is a ring.
       ring: keys and values that are passed from processor to processor, or None.
+      target: how the program is compiled if cuDNN's kernels compute the attention, or None.
       scale: the factor of q.
       order: order of the queries (head-tail: two parts) and of every tensor with their length.
       memory_order: order of k and v, and of their gradients.
@@ -271,7 +287,7 @@ class _AttentionSlice:
         of_memory = extras.get("memory_segments", extras.get("segments"))
         rows = self.qs[0].shape[0] * self.qs[0].shape[1]
         keys = mesh_impl.slice_shape(k.shape)[-2]
-        self.ring = None
+        self.ring = self.target = None
         if options.method == "ring" and self._goes_round(length_axis):
             assert memory_axis is not None
             is_head_tail = bool(self.order) and length_axis == memory_axis and keys % 2 == 0
@@ -289,8 +305,12 @@ class _AttentionSlice:
             key_block = self.ring.key_block
             masks = self._masks(lowering, Keys(self.ring.part_sizes[0]), options, extras)
         else:
-            key_block = blockwise.key_block_of(memory.size, rows) if options.is_blockwise else 0
             self.memory_order = lowering.orders.of(k) & {memory_axis}
+            is_whole = not self.memory_order and not own_axes(mesh_impl, length_axis)
+            if is_whole and options.suits_cudnn:
+                self.target = cudnn.usable(mesh_impl.target, q.dtype, d_kv.size)
+            is_cut = options.is_blockwise and self.target is None
+            key_block = blockwise.key_block_of(memory.size, rows) if is_cut else 0
             self._gathered = GatheredMemory(
                 self._shared,
                 self._memory,

@@ -1,30 +1,42 @@
-"""Where the time of a training step goes on the device: `python profile_t2tp.py --model=124M`.
-
-TensorFlow's profiler writes down every kernel of a few steps; kernels are told apart by name.
-"""
+"""Where the time of a training step goes on the device, by TensorFlow's profiler."""
 
 from __future__ import annotations
 
 import re
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import peer
 import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
-from train_t2tp import step
 
 STEPS = 3
 # The first match counts; the rest is memory-bound: norms, additions, the optimizer.
 KINDS = {
-    "attention": re.compile(r"fmha|flash|attention|softmax", re.I),
-    "matmul": re.compile(r"gemm|matmul|dot|cutlass|xmma|nvjet|sm\d+_.*mma", re.I),
+    "attention": re.compile(r"fmha|flash|attention|sdpa", re.I),
+    "matmul": re.compile(r"gemm|matmul|cutlass|xmma|nvjet|sm\d+_.*mma", re.I),
     "copies": re.compile(r"memcpy|memset", re.I),
 }
 
 
-def kernels(directory: Path) -> list[tuple[str, int, int]]:
+def profile(step: Callable[[], float]) -> dict[str, Any]:
+    """Returns the fraction of each kind of kernel, and the milliseconds of the longest kernels."""
+    with tempfile.TemporaryDirectory() as directory:
+        tf.profiler.experimental.start(directory)
+        for _ in range(STEPS):
+            step()
+        tf.profiler.experimental.stop()
+        records = _kernels(Path(directory))
+    longest: Counter[str] = Counter()
+    for name, begin, end in records:
+        longest[name[:100]] += (end - begin) // STEPS
+    longest_ms = {name: ps / 1e9 for name, ps in longest.most_common(30)}
+    return {"fractions": _fractions(records), "longest_ms": longest_ms}
+
+
+def _kernels(directory: Path) -> list[tuple[str, int, int]]:
     """(name, beginning, end) of each kernel, in picoseconds, in the order of time."""
     records = []
     for path in directory.rglob("*.xplane.pb"):
@@ -41,8 +53,8 @@ def kernels(directory: Path) -> list[tuple[str, int, int]]:
     return sorted(records, key=lambda kernel: kernel[1])
 
 
-def shares(records: list[tuple[str, int, int]]) -> dict[str, float]:
-    """Share of the time for each kind of kernel; `gaps` is when no kernel ran."""
+def _fractions(records: list[tuple[str, int, int]]) -> dict[str, float]:
+    """The fraction of the time by kind of kernel; `gaps` is when no kernel ran."""
     time: Counter[str] = Counter()
     busy_until = records[0][1]
     for name, begin, end in records:
@@ -51,19 +63,3 @@ def shares(records: list[tuple[str, int, int]]) -> dict[str, float]:
         time[kind] += max(0, end - max(begin, busy_until))
         busy_until = max(busy_until, end)
     return {kind: round(part / time.total(), 4) for kind, part in time.most_common()}
-
-
-for _ in range(peer.WARM_UP):
-    step()
-with tempfile.TemporaryDirectory() as directory:
-    tf.profiler.experimental.start(directory)
-    for _ in range(STEPS):
-        step()
-    tf.profiler.experimental.stop()
-    found = kernels(Path(directory))
-longest: Counter[str] = Counter()
-for name, begin, end in found:
-    longest[name[:80]] += (end - begin) // STEPS
-peer.answer(
-    shares=shares(found), longest_ms={name: ps / 1e9 for name, ps in longest.most_common(15)}
-)

@@ -1,0 +1,182 @@
+"""cuDNN's fused attention kernels for 16-bit floats on GPUs.
+
+They never write the scores to memory: J. Shah et al., "FlashAttention-3" (arXiv:2407.08608). XLA
+builds them from custom calls, so they run in programs that XLA compiles. Both calls take
+[batch, heads, length, d_kv] in row-major order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+
+from t2tp.lowering.mesh_impl import Target
+from t2tp.ops.attention.mask import Mask
+from t2tp.ops.attention.score_terms import Gradients
+
+_LARGEST_HEAD = 128
+_DTYPES = {tf.bfloat16: "BF16", tf.float16: "F16"}
+# Contracted and batch dimensions of the kernels' matmuls, of the left and the right operand.
+_FORWARD = {"bmm1": (3, 3), "bmm2": (3, 2)}
+_BACKWARD = {
+    "bmm1_grad_gemm1": (2, 2),
+    "bmm1_grad_gemm2": (3, 2),
+    "bmm2_grad_gemm1": (2, 2),
+    "bmm2_grad_gemm2": (3, 3),
+}
+
+
+def takes(dtype: tf.DType, d_kv: int) -> bool:
+    """Whether there are kernels for a dtype and a head size."""
+    return dtype in _DTYPES and d_kv <= _LARGEST_HEAD and d_kv % 8 == 0
+
+
+def usable(target: Target, dtype: tf.DType, d_kv: int) -> Target | None:
+    """Returns the target if its programs can use the kernels: on GPUs, where XLA compiles."""
+    compiles = target.compiles_step or target.compiles_regions
+    return target if takes(dtype, d_kv) and compiles and not target.on_cpu else None
+
+
+def forward(
+    q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, mask: Mask, target: Target
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Computes what `blockwise.forward` does; the rounding error of the result is taken as 0.
+
+    Args:
+      q: [batch, heads, length, d_kv], scaled.
+      k: [batch, kv_heads, memory_length, d_kv].
+      v: likewise.
+      mask: the mask of all queries and keys.
+      target: how the program is compiled.
+    """
+
+    def call(bias: Sequence[tf.Tensor], q: tf.Tensor, k: tf.Tensor, v: tf.Tensor) -> list[Any]:
+        return _call(
+            _name("", bias),
+            [q, k, v, *bias],
+            [(q.dtype, q.shape), (tf.float32, q.shape[:3])],
+            _config(q, k, mask.is_causal, _FORWARD),
+        )
+
+    y, log = _run(call, mask, target, q, k, v)
+    return y, log, tf.zeros_like(y)
+
+
+def backward(
+    q: tf.Tensor,
+    k: tf.Tensor,
+    v: tf.Tensor,
+    y: tf.Tensor,
+    log: tf.Tensor,
+    dy: tf.Tensor,
+    mask: Mask,
+    target: Target,
+) -> Gradients:
+    """Computes the gradients w.r.t. q (scaled), k and v from `forward`'s results."""
+
+    def call(
+        bias: Sequence[tf.Tensor],
+        q: tf.Tensor,
+        k: tf.Tensor,
+        v: tf.Tensor,
+        y: tf.Tensor,
+        log: tf.Tensor,
+        dy: tf.Tensor,
+    ) -> list[Any]:
+        return _call(
+            _name("Backward", bias),
+            [q, k, v, log, dy, *bias, y],
+            [(x.dtype, x.shape) for x in (q, k, v)],
+            _config(q, k, mask.is_causal, _BACKWARD),
+        )
+
+    return Gradients(*_run(call, mask, target, q, k, v, y, log, dy), None)
+
+
+def _run(
+    call: Callable[..., list[Any]], mask: Mask, target: Target, *inputs: tf.Tensor
+) -> list[tf.Tensor]:
+    """Makes a call with the mask that the data needs.
+
+    The kernels know causal masks. Any other mask is a bias that they read once per head, so rows
+    that consist of one segment go without.
+    """
+
+    def masked(*inputs: tf.Tensor) -> list[Any]:
+        if mask.is_only_causal:
+            return call((), *inputs)
+
+        def with_bias() -> list[Any]:
+            bias = tf.cast(mask.block(mask.whole), inputs[0].dtype)
+            shape = [inputs[0].shape[0], 1, *bias.shape[2:]]
+            return call((tf.broadcast_to(bias, shape),), *inputs)
+
+        if mask.has_one_segment is None:
+            return with_bias()
+        return tf.cond(mask.has_one_segment, lambda: call((), *inputs), with_bias)
+
+    if target.compiles_step:
+        return masked(*inputs)
+    return tf.function(masked, jit_compile=True, autograph=False)(*inputs)
+
+
+def _name(direction: str, bias: Sequence[tf.Tensor]) -> str:
+    return f"__cudnn$fmha{'ScaleBias' if bias else ''}Softmax{direction}"
+
+
+def _call(
+    name: str,
+    inputs: Sequence[tf.Tensor],
+    results: Sequence[tuple[tf.DType, Any]],
+    config: str,
+) -> list[tf.Tensor]:
+    """Returns the results of a custom call without its last, the workspace."""
+    dtypes, shapes = zip(*results, (tf.uint8, [0]), strict=True)
+    return gen_xla_ops.xla_custom_call_v2(
+        operands=inputs,
+        call_target_name=name,
+        backend_config=config,
+        has_side_effect=False,
+        result_dtypes=dtypes,
+        result_shapes=shapes,
+    )[:-1]
+
+
+def _config(
+    q: tf.Tensor, k: tf.Tensor, is_causal: bool, contracted: dict[str, tuple[int, int]]
+) -> str:
+    """Returns the call's configuration, XLA's `GpuBackendConfig` as JSON."""
+    scores = [*q.shape[:3], k.shape[2]]
+    config: dict[str, Any] = {
+        "algorithm": {
+            "algo_id": "0",
+            "math_type": "TENSOR_OP_MATH",
+            "tuning_knobs": {"17": "1", "24": "0"},
+            "is_cudnn_frontend": True,
+            "workspace_size": "0",
+        },
+        "fmha_scale": 1.0,
+        "dropout_rate": 0.0,
+        "intermediate_tensor_shape": {
+            "element_type": _DTYPES[q.dtype],
+            "dimensions": [str(size) for size in scores],
+            "layout": {"minor_to_major": ["3", "2", "1", "0"]},
+            "is_dynamic_dimension": [False] * 4,
+        },
+        "seed": "42",
+        "is_flash_attention": True,
+        "mask_type": "CAUSAL" if is_causal else "NO_MASK",
+        "sliding_window_length": 0,
+    }
+    for matmul, (left, right) in contracted.items():
+        config[f"{matmul}_dot_dimension_numbers"] = {
+            "lhs_contracting_dimensions": [str(left)],
+            "rhs_contracting_dimensions": [str(right)],
+            "lhs_batch_dimensions": ["0", "1"],
+            "rhs_batch_dimensions": ["0", "1"],
+        }
+    return json.dumps({"cudnn_fmha_backend_config": config})
