@@ -83,7 +83,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("ci_only") is None:
-            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+            # Of a table of operations, cases are chosen for each operation.
+            params = item.callspec.params if hasattr(item, "callspec") else {}
+            test = item.nodeid.partition("[")[0] + params.get("operation", "")
+            cases.setdefault(test, []).append(item)
     kept: set[pytest.Item] = set()
     for each in cases.values():
         if one_case:

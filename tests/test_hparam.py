@@ -144,19 +144,11 @@ def test_a_name_is_an_identifier_and_no_method(name: str):
         HParams().add(name, 1)
 
 
-def test_an_empty_list_needs_a_type():
-    with pytest.raises(ValueError, match=r"add\('heads', \[\], type=list\[int\]\)"):
-        HParams(heads=[])
-
-
-@pytest.mark.parametrize("default", [{"a": 1}, [[1]], [None], len, ["a", 1]])
+@pytest.mark.parametrize("default", [{"a": 1}, [[1]], [None], len, ["a", 1], []])
 def test_other_defaults_are_refused(default: Any):
-    with pytest.raises(TypeError, match=r"^it: "):
+    said = r"add\('it', \[\], type=list\[int\]\)" if default == [] else "^it: "
+    with pytest.raises((TypeError, ValueError), match=said):
         HParams(it=default)
-
-
-def test_a_list_of_ints_and_floats_is_of_floats():
-    assert repr(HParams(widths=[1, 0.5])) == "HParams(widths=[1.0, 0.5])"
 
 
 def test_other_types_cannot_be_declared():
@@ -176,11 +168,6 @@ def test_a_declared_type_may_allow_none():
         assert hparams.rate is None
 
 
-def test_help_is_kept_by_copies():
-    assert sample().copy().help("clip") == "largest gradient norm"
-    assert sample().help("layout") == ""
-
-
 # Copies and comparison.
 
 
@@ -190,7 +177,7 @@ def test_help_is_kept_by_copies():
 )
 def test_copies_are_equal_and_typed(copied):
     made = copied(sample())
-    assert made == sample()
+    assert made == sample() and made.help("clip") == "largest gradient norm"
     with pytest.raises(TypeError):
         made.num_layers = "x"
 
@@ -230,12 +217,6 @@ def test_diff_names_both_values():
     ]
 
 
-def test_the_repr_can_be_run():
-    hparams = HParams(rate=1e-5, layers=["a"], it=None)
-    assert repr(hparams) == "HParams(rate=1e-05, layers=['a'], it=None)"
-    assert eval(repr(hparams)) == hparams
-
-
 # Text.
 
 
@@ -265,8 +246,8 @@ def test_the_repr_can_be_run():
         (r"layout='it\'s, \n'", {"layout": "it's, \n"}),
         ("layout=it's,mesh_shape=a[0]", {"layout": "it's", "mesh_shape": "a[0]"}),
         ("layout=a[0,mesh_shape=b]", {"layout": "a[0", "mesh_shape": "b]"}),
-        ("shared=No", {"shared": False}),
-        ("shared=1", {"shared": True}),
+        *((f"shared={word}", {"shared": False}) for word in ("false", "F", "NO", "n", "off", "0")),
+        *((f"shared={word}", {"shared": True}) for word in ("true", "T", "YES", "y", "on", "1")),
         ("clip=0.5", {"clip": 0.5}),
         ("clip=None", {"clip": None}),
         ("label=none", {"label": None}),
@@ -286,21 +267,6 @@ def test_text_is_read_by_the_declared_types(text: str, parsed: dict[str, Any]):
     assert repr(hparams.parse(text)) == repr(parsed)
     assert {name: hparams.get(name) for name in parsed} == parsed
     assert [name for name, _, _ in sample().diff(hparams) if name not in parsed] == []
-
-
-def test_a_later_text_wins():
-    hparams = sample()
-    hparams.parse("num_layers=5,shared=false")
-    hparams.parse("num_layers=6")
-    assert (hparams.num_layers, hparams.shared) == (6, False)
-
-
-@pytest.mark.parametrize("word", ["true", "T", "YES", "y", "on", "1"])
-@pytest.mark.parametrize("opposite", ["false", "F", "NO", "n", "off", "0"])
-def test_bools_are_read_in_the_usual_words(word: str, opposite: str):
-    hparams = HParams(one=False, other=True)
-    hparams.parse(f"one={word},other={opposite}")
-    assert (hparams.one, hparams.other) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -460,13 +426,6 @@ def test_any_values_come_back_from_their_text_exactly(values: dict[str, Any]):
     assert hparams == wanted
 
 
-@given(VALUES)
-def test_a_value_of_no_declared_type_comes_back_from_its_text_exactly(value: Any):
-    hparams = HParams(it=None)
-    hparams.parse(f"it={value!r}")
-    assert repr(hparams.it) == repr(value)
-
-
 @given(st.text())
 def test_any_text_is_read_or_refused_with_a_value_error(text: str):
     hparams = HParams(a="", b=[1], c=None)
@@ -493,19 +452,6 @@ def test_differences_say_which_value_will_be_used():
         "dropped: 1 in the saved run, not declared in today's preset; using 1 from the saved run",
         "added: not declared in the saved run, 7 in today's preset; using 7 from today's preset",
     ]
-
-
-def test_an_override_to_none_is_used():
-    saved, preset = HParams(clip=None), HParams(clip=None)
-    saved.clip = 1.0
-    assert describe_differences(saved, preset, {"clip": None}) == [
-        "clip: 1.0 in the saved run, None in today's preset, None in --hparams; "
-        "using None from --hparams"
-    ]
-
-
-def test_no_difference_says_nothing():
-    assert describe_differences(sample(), sample(), {"num_layers": 4}) == []
 
 
 def test_an_override_of_nothing_declared_is_refused():

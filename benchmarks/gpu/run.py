@@ -37,7 +37,7 @@ DECODERS = {"t2tp": "decode_t2tp", "Hugging Face": "decode_hf"}
 ENVIRONMENTS = {"PyTorch": "torch", "JAX": "jax", "Hugging Face": "torch"}
 
 TESTS = ("tests/mesh", "tests/ops", "tests/layers", "tests/models", "tests/optim")
-TOY_TESTS = ("tests/ops/test_softmax.py",)
+TOY_TESTS = ("tests/ops/test_traffic.py",)
 
 
 def has_gpu() -> bool:

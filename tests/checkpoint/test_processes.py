@@ -13,7 +13,6 @@ import tensorflow as tf
 from t2tp.checkpoint import Checkpoint, Slice, latest, save
 from tests.checkpoint import samples
 from tests.patience import PATIENCE
-from tests.warm_processes import started
 
 
 def save_together(directory, values_of_each, barrier=None):
@@ -121,14 +120,3 @@ def test_no_process_takes_an_older_checkpoint_for_its_own(tmp_path):
     assert "already saved" in str(owner)
     assert "process 0 did not" in str(other)
     samples.assert_is_step(latest(tmp_path), 5)
-
-
-@pytest.mark.slow
-def test_two_processes_save_together(tmp_path):
-    arguments = [[str(tmp_path), str(process_id)] for process_id in (0, 1)]
-    target, output = "tests.checkpoint.one_of_two:main", tmp_path / "output"
-    with started(target, arguments, [{}, {}], output) as processes:
-        assert [process.wait() for process in processes] == [0, 0]
-    checkpoint = Checkpoint(tmp_path / "run" / "step-00000005")
-    checkpoint.verify()
-    samples.assert_is_step(checkpoint, 5)

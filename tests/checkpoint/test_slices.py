@@ -14,11 +14,14 @@ def test_spec_is_tensorflows():
     assert Slice("e", (8192, 256), (0, 128), (2048, 128), tf.float32).spec == (
         "8192 256 0,2048:128,128"
     )
+    assert Slice.full("w", [8, 6], tf.float32).spec == Slice.full("s", (), tf.float32).spec == ""
 
 
-def test_spec_of_a_whole_tensor_is_empty():
-    assert Slice.full("w", [8, 6], tf.float32).spec == ""
-    assert Slice.full("s", (), tf.float32).spec == ""
+def test_what_is_no_slice_is_refused():
+    with pytest.raises(ValueError, match="shape .* begin"):
+        cut((0,), (8, 6))
+    with pytest.raises(ValueError, match="no tensor's name"):
+        Slice.full("", (2,), tf.float32)
 
 
 @pytest.mark.parametrize(
@@ -28,16 +31,6 @@ def test_spec_of_a_whole_tensor_is_empty():
 def test_a_slice_outside_its_tensor_is_refused(begin, size):
     with pytest.raises(ValueError, match=r"'w'.*not inside the tensor's shape \(8, 6\)"):
         cut(begin, size)
-
-
-def test_ranks_that_differ_are_refused():
-    with pytest.raises(ValueError, match="shape .* begin"):
-        cut((0,), (8, 6))
-
-
-def test_a_slice_needs_a_name():
-    with pytest.raises(ValueError, match="no tensor's name"):
-        Slice.full("", (2,), tf.float32)
 
 
 @pytest.mark.parametrize(

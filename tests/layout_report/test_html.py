@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 
 import pytest
 import tensorflow as tf
@@ -15,38 +14,7 @@ from t2tp.layout_report.svg import colour, render_svg
 from t2tp.mesh.layout import Layout
 from t2tp.program.abstract_program import AbstractProgram
 from tests.layout_report import samples
-
-EMPTY_ELEMENTS = {"meta", "rect", "path"}
-
-
-class Reader(HTMLParser):
-    """Reads a page, and refuses one whose elements are not closed in their order."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[str] = []
-        self.feed(page)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-        if tag not in EMPTY_ELEMENTS:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.texts.append(data)
-
-    def count(self, tag: str) -> int:
-        return sum(each == tag for each, _ in self.elements)
+from tests.layout_report.reader import Reader
 
 
 def sliced(mesh_shape: str, layout: str, *dims: tuple[str, int]) -> SlicedTensor:

@@ -48,21 +48,6 @@ def test_the_bits_of_a_slice_are_those_of_its_elements_in_the_whole(shape, begin
     np.testing.assert_array_equal(random.slice_bits(key, shape, begin, size), wanted, strict=True)
 
 
-def test_each_bit_is_set_half_of_the_time():
-    draws = bits(1 << 16)
-    for bit in range(32):
-        share = np.mean(draws >> bit & 1)
-        assert abs(share - 0.5) < 4 * 0.5 / np.sqrt(len(draws))
-
-
-@pytest.mark.parametrize("shift", [8, 16, 24])
-def test_bytes_are_uniform(shift):
-    draws = bits(1 << 18, seed=shift) >> shift & 255
-    counts = np.bincount(draws, minlength=256)
-    chi_square = np.sum((counts - counts.mean()) ** 2 / counts.mean())
-    assert abs(chi_square - 255) < 5 * np.sqrt(2 * 255)
-
-
 def test_neighbours_steps_and_seeds_are_uncorrelated():
     count = 1 << 16
     u = random.uniform(tf.constant(bits(count))).numpy().astype(np.float64)

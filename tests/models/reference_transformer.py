@@ -10,10 +10,22 @@ import numpy as np
 import tensorflow as tf
 
 from t2tp.hparam import HParams
-from tests.models.reference_lm import inputs_and_mask
 
 Params = Mapping[str, tf.Tensor]
 Features = Mapping[str, np.ndarray]
+
+
+def inputs_and_mask(targets: np.ndarray, segments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The token before each one in its segment, or 0, and whom each position sees."""
+    batch, length = targets.shape
+    inputs = np.zeros_like(targets)
+    is_visible = np.zeros([batch, length, length], bool)
+    for b in range(batch):
+        for t in range(length):
+            if t > 0 and segments[b, t] == segments[b, t - 1]:
+                inputs[b, t] = targets[b, t - 1]
+            is_visible[b, t, : t + 1] = segments[b, : t + 1] == segments[b, t]
+    return inputs, is_visible
 
 
 class Reference:

@@ -13,6 +13,7 @@ import t2tp.models
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
 from t2tp.program.abstract_program import AbstractProgram
+from tests.models.small_lm import outputs
 
 BATCH, CLASSES = 8, 10
 
@@ -55,19 +56,13 @@ def loss_program(
     training: bool = True,
     levels: int = CLASSES,
 ) -> t2tp.Program:
-    """A program that gives `loss` and the metrics and, in training, the gradient w.r.t. each
-    variable as `d_<name>`."""
+    """A program that gives the `outputs` of a loss, with gradients in training."""
 
     def step(mesh, features):
         made = registry.model(model)(hparams, {"targets": levels})
         made.check_features(features)
         out = made.loss(mesh, features, training)
-        gradients = {}
-        if training:
-            variables = mesh.graph.trainable_variables
-            grads = mtf.gradients([out.loss], [v.value for v in variables])
-            gradients = {f"d_{v.name}": g for v, g in zip(variables, grads, strict=True)}
-        return {"loss": out.loss, **out.metrics, **gradients}
+        return outputs(mesh, out, training)
 
     return t2tp.Program(
         step,

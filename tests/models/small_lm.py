@@ -11,6 +11,7 @@ from t2tp import mtf, registry
 from t2tp.hparam import HParams
 from t2tp.models.transformer_lm import TransformerLm
 from t2tp.optim import apply_gradients
+from t2tp.optim.loss import LossOutput
 
 BATCH, LENGTH, VOCAB_SIZE = 8, 12, 30  # Many meshes do not divide it.
 SHAPE = f"batch:{BATCH};length:{LENGTH}"
@@ -19,21 +20,21 @@ FEATURES = {
     for name in ("targets", "targets_segmentation", "targets_position")
 }
 TRAIN_STEPS = 100
+SMALLER = {
+    "batch_size": BATCH,
+    "max_length": LENGTH,
+    "d_model": 16,
+    "d_ff": 32,
+    "num_heads": 4,
+    "d_kv": 8,
+    "initializer_stddev": 1.0,
+}
 
 
 def make_hparams(**values: object) -> HParams:
     """The tiny set made smaller; embeddings of unit size, so that attention is not uniform."""
     hparams = registry.hparams("transformer_lm_tiny")
-    smaller = {
-        "batch_size": BATCH,
-        "max_length": LENGTH,
-        "d_model": 16,
-        "d_ff": 32,
-        "num_heads": 4,
-        "d_kv": 8,
-        "initializer_stddev": 1.0,
-    }
-    for name, value in {**smaller, **values}.items():
+    for name, value in {**SMALLER, **values}.items():
         hparams.set(name, value)
     return hparams
 
@@ -66,6 +67,16 @@ def one_document_a_row(targets: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
+def outputs(mesh: mtf.Mesh, out: LossOutput, with_gradients: bool) -> dict[str, mtf.Tensor]:
+    """`loss`, the metrics, and gradients w.r.t. each variable as `d_<name>`."""
+    gradients = {}
+    if with_gradients:
+        variables = mesh.graph.trainable_variables
+        grads = mtf.gradients([out.loss], [v.value for v in variables])
+        gradients = {f"d_{v.name}": g for v, g in zip(variables, grads, strict=True)}
+    return {"loss": out.loss, **out.metrics, **gradients}
+
+
 def loss_program(
     mesh_shape: str = "",
     layout: str | None = None,
@@ -73,18 +84,12 @@ def loss_program(
     with_gradients: bool = False,
     **hparams: object,
 ) -> t2tp.Program:
-    """A program that gives `loss`, the metrics, and gradients w.r.t. each variable as
-    `d_<name>`."""
+    """A program that gives the `outputs` of a loss."""
     made = make_hparams(**hparams)
 
     def step(mesh, features):
         out = TransformerLm(made, {"targets": VOCAB_SIZE}).loss(mesh, features, training)
-        gradients = {}
-        if with_gradients:
-            variables = mesh.graph.trainable_variables
-            grads = mtf.gradients([out.loss], [v.value for v in variables])
-            gradients = {f"d_{v.name}": g for v, g in zip(variables, grads, strict=True)}
-        return {"loss": out.loss, **out.metrics, **gradients}
+        return outputs(mesh, out, with_gradients)
 
     layout = made.layout if layout is None else layout
     return t2tp.Program(step, FEATURES, mesh_shape=mesh_shape, layout=layout)

@@ -11,22 +11,14 @@ import tensorflow as tf
 import t2tp
 import t2tp.hparams
 import t2tp.models
-from t2tp import mtf, registry
+from t2tp import registry
 from t2tp.hparam import HParams
 from t2tp.models.model import EXAMPLE_INDEX, Model
-from tests.models.small_lm import BATCH, LENGTH, VOCAB_SIZE, make_batch
+from tests.models import small_lm
+from tests.models.small_lm import BATCH, LENGTH, VOCAB_SIZE, make_batch, outputs
 
 SHAPE = f"batch:{BATCH};length:{LENGTH}"
-SMALLER = {
-    "batch_size": BATCH,
-    "max_length": LENGTH,
-    "d_model": 16,
-    "d_ff": 32,
-    "num_heads": 4,
-    "d_kv": 8,
-    "num_hidden_layers": 1,
-    "initializer_stddev": 1.0,
-}
+SMALLER = {**small_lm.SMALLER, "num_hidden_layers": 1}
 WITH_EXPERTS = {"num_experts": 4, "moe_every": 1, "moe_capacity_factor_train": 1.0}
 NO_DROPOUT = {"layer_prepostprocess_dropout": 0.0, "attention_dropout": 0.0}
 ALL_DROPOUT = {
@@ -183,17 +175,11 @@ def loss_program(
     with_gradients: bool = True,
     **changes: object,
 ) -> t2tp.Program:
-    """A program that gives `loss`, the metrics, and gradients w.r.t. each variable as
-    `d_<name>`."""
+    """A program that gives the `outputs` of a loss."""
 
     def step(mesh, features):
         out = family.make(**changes).loss(mesh, features, training)
-        gradients = {}
-        if with_gradients:
-            variables = mesh.graph.trainable_variables
-            grads = mtf.gradients([out.loss], [v.value for v in variables])
-            gradients = {f"d_{v.name}": g for v, g in zip(variables, grads, strict=True)}
-        return {"loss": out.loss, **out.metrics, **gradients}
+        return outputs(mesh, out, with_gradients)
 
     return t2tp.Program(step, family.features(), mesh_shape=mesh_shape, layout=layout)
 

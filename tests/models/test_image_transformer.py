@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import t2tp
 from t2tp import mtf
 from t2tp.models.image_transformer import MtfImageTransformer
 from tests.models.small_image_transformer import (
     LENGTH,
     LEVELS,
     SHAPE,
-    SMALLER,
     SPLIT,
     make,
     reference_logits,
@@ -94,81 +92,6 @@ def test_evaluation_counts_the_values_of_the_images_that_have_weight():
         BATCH, LENGTH
     )
     assert values["correct"] == right[:-1].sum()
-
-
-def begin_program(attention_type, prefix_length, mesh_shape):
-    def step(mesh, given):
-        model = MtfImageTransformer(make(attention_type), {"targets": LEVELS})
-        return model.prefill(mesh, given, mtf.Dimension("length", LENGTH))
-
-    features = {"prefix": t2tp.Feature(f"batch:{BATCH};prefix_length:{prefix_length}", tf.int32)}
-    return t2tp.Program(step, features, mesh_shape=mesh_shape, layout=SPLIT)
-
-
-def step_program(attention_type, mesh_shape, batch):
-    """Of batch dimensions such as "batch:8;beam:2"."""
-    state = {
-        f"layer_{layer:02d}/self/{name}": f"{batch};heads:4;length:{LENGTH};d_kv:8"
-        for layer in range(SMALLER["num_hidden_layers"])
-        for name in "kv"
-    }
-
-    def step(mesh, given):
-        model = MtfImageTransformer(make(attention_type), {"targets": LEVELS})
-        tokens, positions = given.pop("symbols"), given.pop("positions")
-        logits, after = model.decode_step(mesh, tokens, positions, given)
-        assert {name: x.shape for name, x in after.items()} == {
-            name: x.shape for name, x in given.items()
-        }
-        return {"logits": logits, **after}
-
-    features = {name: t2tp.Feature(shape) for name, shape in state.items()}
-    features |= {name: t2tp.Feature(batch, tf.int32) for name in ("symbols", "positions")}
-    return t2tp.Program(step, features, mesh_shape=mesh_shape, layout=SPLIT)
-
-
-@pytest.mark.parametrize(
-    ("attention_type", "mesh_shape"),
-    [
-        ("full", ""),
-        ("local_1d", "data:2;all:2"),
-        ("local_2d", "model:2"),
-        ("local_2d", "rows:2;columns:2"),
-    ],
-)
-def test_steps_give_the_logits_of_the_whole_image(attention_type, mesh_shape):
-    """From prefixes of unequal lengths, each row at its own place."""
-    targets = make_batch()["targets"].reshape(BATCH, LENGTH)
-    lengths = np.array([0, 1, 2, 3, 7, 19, 33, 40], np.int32)
-    prefix = np.where(np.arange(40) < lengths[:, None], targets[:, :40], 0).astype(np.int32)
-    state = dict(begin_program(attention_type, 40, mesh_shape)({"prefix": prefix}))
-    program = step_program(attention_type, mesh_shape, f"batch:{BATCH}")
-    wanted = reference(attention_type)["logits"]
-    rows = np.arange(BATCH)
-    for count in range(LENGTH - lengths.max()):
-        places = lengths + count
-        tokens = targets[rows, places - 1]  # At place 0 it is the last one, and does not matter.
-        outputs = dict(program({"symbols": tokens, "positions": places, **state}))
-        logits = outputs.pop("logits")
-        assert_close({"logits": logits}, {"logits": wanted[rows, places]}, 1e-5)
-        state = outputs
-
-
-def test_steps_take_several_batch_dimensions():
-    targets = make_batch()["targets"].reshape(BATCH, LENGTH)
-    program = step_program("local_2d", "data:2", f"batch:{BATCH // 2};beam:2")
-    state = {
-        name: np.zeros([BATCH // 2, 2, 4, LENGTH, 8], np.float32)
-        for name in ("layer_00/self/k", "layer_00/self/v")
-    }
-    wanted = reference("local_2d")["logits"]
-    for place in range(20):
-        tokens = targets[:, max(place - 1, 0)].reshape(-1, 2)
-        positions = np.full_like(tokens, place)
-        outputs = dict(program({"symbols": tokens, "positions": positions, **state}))
-        logits = outputs.pop("logits").reshape(BATCH, -1)
-        assert_close({"logits": logits}, {"logits": wanted[:, place]}, 1e-5)
-        state = outputs
 
 
 def test_images_of_another_shape_are_refused():

@@ -142,26 +142,6 @@ def test_steps_after_prefixes_of_any_length_give_the_logits_of_the_whole(case):
     assert_steps_are(whole_logits(case), program, fed, beam)
 
 
-@pytest.mark.parametrize(
-    ("case", "layout"),
-    [
-        ("lm", "data"),
-        ("lm", "tensor"),
-        ("lm", "features"),
-        ("lm", "three axes"),
-        ("lm", "context"),
-        ("lm", "context and both"),
-        ("moe_encdec", "one device"),
-        ("moe_encdec", "features"),
-        ("moe_encdec", "context and tensor"),
-        ("moe_encdec", "experts"),
-    ],
-)
-def test_steps_are_the_same_on_any_mesh(case, layout):
-    program, fed = step_program(*CASES[case], *LAYOUTS[layout], 0)
-    assert_steps_are(whole_logits(case), program, fed)
-
-
 @pytest.mark.parametrize("case", ["lm", "lm relative post", "moe_encdec"])
 def test_prefix_inputs_and_what_is_remembered_may_be_split_along_the_length(case):
     name, changes = CASES[case]

@@ -14,6 +14,12 @@ from t2tp import mtf
 Inputs = Mapping[str, tuple[str, np.ndarray]]
 
 
+def normal(shape: str, scale: float = 1.0, seed: int = 0) -> tuple[str, np.ndarray]:
+    """A shape in words, and normally distributed numbers of that shape."""
+    sizes = mtf.convert_to_shape(shape).to_integer_list
+    return shape, scale * np.random.default_rng(seed).normal(size=sizes)
+
+
 def with_gradients(
     op: Callable[..., mtf.Tensor],
     inputs: Inputs,
@@ -34,7 +40,8 @@ def with_gradients(
         del mesh
         y = op(**given)
         weights = mtf.import_tf_tensor(y.mesh, _weights(y.shape.to_integer_list), shape=y.shape)
-        loss = mtf.reduce_sum(mtf.cast(y, tf.float32) * mtf.cast(weights, tf.float32))
+        wide = dtype if dtype == tf.float64 else tf.float32
+        loss = mtf.reduce_sum(mtf.cast(y, wide) * mtf.cast(weights, wide))
         grads = mtf.gradients([loss], [given[name] for name in learned])
         return {"y": y} | {f"d_{name}": d for name, d in zip(learned, grads, strict=True)}
 

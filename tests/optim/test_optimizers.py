@@ -11,8 +11,6 @@ import tensorflow.compat.v1 as tf1
 
 import t2tp
 from t2tp import mtf
-from t2tp.mesh.layout import Layout
-from t2tp.optim.adafactor import Adafactor
 from t2tp.optim.adam import Adam
 from tests.optim.regression import make_hparams, train, train_with_keras
 
@@ -113,13 +111,7 @@ def test_twenty_steps_are_those_of_keras(name, mesh_shape, layout):
     for each, wanted in theirs.items():
         # Adam divides by 1 - beta2**step, which float32 knows to 3e-6 at the first step.
         np.testing.assert_allclose(ours[each], wanted, rtol=2e-5, atol=2e-5, err_msg=each)
-
-
-@pytest.mark.parametrize(("mesh_shape", "layout"), LAID_OUT[1:])
-@pytest.mark.parametrize("name", REFERENCES)
-def test_twenty_steps_are_the_same_on_any_layout(name, mesh_shape, layout):
-    ours, alone = our_result(name, mesh_shape, layout), our_result(name, "", "")
-    for each, wanted in alone.items():
+    for each, wanted in our_result(name, "", "").items():
         np.testing.assert_allclose(ours[each], wanted, rtol=1e-6, atol=2e-6, err_msg=each)
 
 
@@ -167,66 +159,3 @@ def test_a_bfloat16_variable_is_updated_by_float32_moments(mesh_shape):
         assert moments[name].spec.dtype == tf.float32
         wanted = np.arange(1.0, 5.0) ** power * (1 - beta**8)
         np.testing.assert_allclose(moments[name].numpy(), wanted, rtol=1e-5)
-
-
-ROWS, COLUMNS, FEW = (mtf.Dimension(n, s) for n, s in (("d_in", 128), ("d_ff", 128), ("few", 4)))
-
-
-def adafactor_step(mesh, rate, make_optimizer):
-    """Gradients of a matrix large enough to be factored, of one that is not, and of a vector."""
-    shapes = {"matrix": [ROWS, COLUMNS], "thin": [ROWS, FEW], "vector": [COLUMNS]}
-    loss, variables = mtf.constant(mesh, 0.0, dtype=tf.float32), {}
-    for name, dims in shapes.items():
-        shape = mtf.Shape(dims)
-        variables[name] = mtf.get_variable(mesh, name, shape, initializer=tf1.ones_initializer())
-        weights = np.sin(np.arange(1.0, shape.size + 1)).reshape(shape.to_integer_list)
-        weights = mtf.import_tf_tensor(mesh, weights.astype(np.float32), shape=shape)
-        loss += mtf.reduce_sum(weights * mtf.square(variables[name]))
-    grads = mtf.gradients([loss], list(variables.values()))
-    updates = make_optimizer(rate).apply_grads(grads, [v.operation for v in variables.values()])
-    return variables, updates
-
-
-def adafactor_on_mesh_tensorflows_engine(steps):
-    layout = Layout()
-    with tf.Graph().as_default(), tf1.Session() as session:
-        global_step = tf1.train.get_or_create_global_step()
-        graph = mtf.Graph()
-        mesh = mtf.Mesh(graph, "mesh")
-        rate = mtf.constant(mesh, 0.05, dtype=tf.float32)
-        variables, updates = adafactor_step(
-            mesh, rate, lambda rate: mtf.optimize.AdafactorOptimizer(learning_rate=rate)
-        )
-        impl = mtf.placement_mesh_impl.PlacementMeshImpl(
-            layout.mesh_shape, layout.mtf_rules, ["cpu:0"]
-        )
-        lowering = mtf.Lowering(graph, {mesh: impl})
-        session.run(tf1.global_variables_initializer())
-        session.run(lowering.copy_masters_to_slices())
-        train_op = [lowering.lowered_operation(update) for update in updates]
-        for _ in range(steps):
-            session.run(train_op)
-            session.run(global_step.assign_add(1))
-        session.run(lowering.copy_slices_to_masters())
-        return session.run({name: v.operation.get_master() for name, v in variables.items()})
-
-
-@pytest.fixture(scope="module")
-def adafactor_reference():
-    return adafactor_on_mesh_tensorflows_engine(steps=20)
-
-
-@pytest.mark.parametrize("mesh_shape", MESHES)
-def test_adafactor_is_that_of_mesh_tensorflows_engine(mesh_shape, adafactor_reference):
-    def step(mesh, features):
-        adafactor_step(mesh, mtf.constant(mesh, 0.05, dtype=tf.float32), Adafactor)
-        return {}
-
-    program = t2tp.Program(step, mesh_shape=mesh_shape, layout="d_in:data;d_ff:model")
-    for k in range(20):
-        program(step=k)
-    assert program.variables["matrix/adafactor_vr"].spec.shape.size == 128
-    for name, wanted in adafactor_reference.items():
-        value = program.variables[name].numpy()
-        assert np.abs(value - 1).max() > 0.1
-        np.testing.assert_allclose(value, wanted, rtol=1e-5, err_msg=name)

@@ -41,23 +41,6 @@ def variables_of(program):
     return {v.spec.name: v.numpy() for v in program.variables}
 
 
-@pytest.mark.parametrize("mesh_shape", MESHES)
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adafactor", "lamb", "lion"])
-def test_a_step_that_is_not_finite_is_left_out_and_counted(optimizer, bad, mesh_shape):
-    program = make_program(mesh_shape, optimizer, skip_nonfinite_steps=True, ema_decay=0.5)
-    before = run(program, [1.0]) and variables_of(program)
-    shown = run(program, [bad])[0]
-    after = variables_of(program)
-    assert (shown["is_finite"], shown["skipped_steps"]) == (0.0, 1.0)
-    assert after.pop("step_guard/skipped_steps") == before.pop("step_guard/skipped_steps") + 1
-    for name, value in before.items():
-        np.testing.assert_array_equal(after[name], value, err_msg=name)
-    shown = run(program, [1.0])[0]
-    assert (shown["is_finite"], shown["skipped_steps"]) == (1.0, 1.0)
-    assert np.any(variables_of(program)["w"] != after["w"])
-
-
 def test_without_the_guard_it_is_only_reported():
     program = make_program()
     assert run(program, [np.nan])[0]["is_finite"] == 0.0
@@ -177,7 +160,9 @@ def test_skipped_steps_are_no_updates(optimizer, mesh_shape):
         mesh_shape, optimizer, skip_nonfinite_steps=True, ema_decay=0.5, weight_decay=0.1
     )
     run(plain, gradients)
-    run(skipping, [np.nan] * 3 + gradients[:1] + [np.inf] + gradients[1:] + [np.nan])
+    given = [np.nan] * 3 + gradients[:1] + [np.inf] + gradients[1:] + [np.nan]
+    shown = run(skipping, given)
+    assert [step["is_finite"] for step in shown] == list(map(float, np.isfinite(given)))
     after = variables_of(skipping)
     assert after.pop("step_guard/skipped_steps") == 5
     wanted = variables_of(plain)

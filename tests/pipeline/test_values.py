@@ -5,13 +5,10 @@ Whatever the family, the number of stages, the schedule, the microbatches and th
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from t2tp.mesh.layout import Layout
-from t2tp.program.program import Program
 from tests.models.small_transformers import MEGATRON
-from tests.pipeline.staged_steps import assert_equal, example, pipelined, program, unpipelined
+from tests.pipeline.staged_steps import assert_equal, pipelined, unpipelined
 
 FEW_LAYERS = (("num_hidden_layers", 2),)
 SMOOTHED = (("label_smoothing", 0.1), ("tie_embeddings", False))
@@ -117,17 +114,3 @@ def test_a_pipeline_changes_nothing(case):
     family, mesh, arguments = CASES[case]
     wanted = unpipelined(family, arguments.get("changes", ()))
     assert_equal(pipelined(family, mesh, **arguments), wanted)
-
-
-@pytest.mark.slow
-def test_a_curve_of_100_steps_differs_by_rounding_only():
-    adam = {"optimizer": "adam", "learning_rate_constant": 1e-3, "num_hidden_layers": 2}
-    batch = example("lm", {})[1]
-
-    def losses(layout: Layout) -> np.ndarray:
-        made = program("lm", layout, 4, kind=Program, **adam)
-        return np.array([float(made(batch, step=i)["loss"]) for i in range(100)])
-
-    wanted = losses(Layout())
-    assert wanted[-1] < 0.8 * wanted[0]
-    np.testing.assert_allclose(losses(Layout("stage:2", "layers:stage")), wanted, rtol=1e-4)

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import re
 from html import unescape
-from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given
@@ -21,29 +20,9 @@ from t2tp.planner.text import duration, size
 from t2tp.planner.work import PURPOSES
 from t2tp.trainer.planning import request
 from tests.layout_report.browser import CHROMIUM
+from tests.layout_report.reader import Reader
 from tests.layout_report.test_browser import chromium
 from tests.models.small_lm import make_hparams
-
-_OPEN = ("br", "meta")
-
-
-class Tags(HTMLParser):
-    """Fails where a tag is closed that is not the innermost open one."""
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.seen = [], []
-
-    def handle_starttag(self, tag, attrs):
-        self.seen.append((tag, dict(attrs)))
-        if tag not in _OPEN:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open and self.open.pop() == tag
-
-    def handle_startendtag(self, tag, attrs):
-        self.seen.append((tag, dict(attrs)))
 
 
 @pytest.fixture(scope="module")
@@ -57,17 +36,10 @@ def found(cluster):
     return Search(wanted, cluster, 2, rows=8, top=3).run()
 
 
-def parsed(text):
-    tags = Tags()
-    tags.feed(text)
-    assert not tags.open
-    return tags.seen
-
-
 def test_a_page_refers_to_nothing_outside_of_it(found, cluster):
     text = page(found[0].plan, found)
     assert not re.search(r"https?://|<script|<link|@import|url\(", text)
-    assert {"svg", "title", "circle", "i"} <= {tag for tag, _ in parsed(text)}
+    assert {"svg", "title", "circle", "i"} <= {tag for tag, _ in Reader(text).elements}
 
 
 def test_it_says_what_the_plan_says(found):
@@ -84,7 +56,7 @@ def test_it_says_what_the_plan_says(found):
 def test_each_proposal_is_a_point_and_a_row_with_its_flags(found):
     found = [dataclasses.replace(each, flags=f"--a='{i}'") for i, each in enumerate(found)]
     text = page(found[0].plan, found)
-    circles = [attributes["class"] for tag, attributes in parsed(text) if tag == "circle"]
+    circles = [attributes["class"] for tag, attributes in Reader(text).elements if tag == "circle"]
     assert circles.count("chosen") == len(pareto(found))
     assert len(circles) == len(found)
     for each in found:
@@ -104,7 +76,9 @@ def test_axes_span_the_points(places, factor):
     """They use the space: points are apart, and no two ticks have one label."""
     dots = [Dot(factor * x, y, "") for x, y in places]
     text = scatter(dots, ("x", "y"), lambda x: f"{x:.4g}", duration)
-    circles = [(float(a["cx"]), float(a["cy"])) for tag, a in parsed(text) if tag == "circle"]
+    circles = [
+        (float(a["cx"]), float(a["cy"])) for tag, a in Reader(text).elements if tag == "circle"
+    ]
     (xs, ys), (widths, heights) = zip(*circles, strict=True), zip(*places, strict=True)
     for coordinates, values, space in ((xs, widths, 1010), (ys, heights, 244)):
         if max(values) > 1.2 * min(values):

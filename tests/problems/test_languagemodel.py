@@ -8,7 +8,6 @@ import pytest
 
 from t2tp.problems.python_stdlib_builder import read_sources, split_of
 from t2tp.problems.vocab.vocabulary import END_OF_DOCUMENT
-from tests.problems.conftest import AWKWARD
 
 
 def documents(problem, data_dir, split):
@@ -42,32 +41,10 @@ def test_the_manifest_counts_what_there_is(problem, data_dir):
         assert sizes.bytes == len(problem.split_text(data_dir, split))
 
 
-def test_encode_and_decode_lose_nothing(problem, data_dir):
-    assert problem.vocab_size(data_dir) == 1024
-    for contents in AWKWARD.values():
-        text = contents.decode()
-        assert problem.decode(data_dir, problem.encode(data_dir, text)) == text
-
-
 def test_the_bytes_of_all_batches_are_those_of_the_text(problem, data_dir):
     stream = problem.stream(data_dir, "validation", batch_size=7, length=100)
     counted = sum(problem.counts(batch)["bytes"] for batch in stream)
     assert counted == len(problem.split_text(data_dir, "validation"))
-
-
-def test_metrics_are_averages_over_tokens_and_bytes(problem):
-    nll = 8 * math.log(2)
-    sums = {"nll": nll, "tokens": 4.0, "correct": 1.0, "bytes": 16.0}
-    sums |= {"loss/cross_entropy": nll, "loss_weight/cross_entropy": 4.0}
-    assert problem.metrics(sums) == pytest.approx(
-        {
-            "loss": 2 * math.log(2),
-            "accuracy": 0.25,
-            "neg_log_perplexity": -2 * math.log(2),
-            "perplexity": 4.0,
-            "bits_per_byte": 0.5,
-        }
-    )
 
 
 def test_a_diverged_model_has_an_infinite_perplexity(problem):
@@ -101,25 +78,6 @@ def test_missing_data_are_answered_with_the_command_that_makes_them(problem, tmp
         assert f"t2tp_datagen --problem=tiny_stdlib --data_dir={tmp_path}" in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "name", ["train-00000-of-00001.targets", "validation-00000-of-00001.targets.begins"]
-)
-def test_a_truncated_file_is_found_before_training(problem, data_copy, name):
-    path = problem.directory(data_copy) / name
-    path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(ValueError, match=rf"{name} has .* bytes(.|\n)*t2tp_datagen.* --overwrite"):
-        problem.stream(data_copy, "train", batch_size=8, length=64)
-
-
-def test_another_vocabulary_is_found(problem, data_copy):
-    path = problem.directory(data_copy) / "vocabulary.model"
-    model = bytearray(path.read_bytes())
-    model[5000] ^= 1
-    path.write_bytes(model)
-    with pytest.raises(ValueError, match=r"vocabulary\.model is not the file that the rest"):
-        problem.encode(data_copy, "x = 1")
-
-
 def test_prepare_keeps_what_is_there(problem, data_copy):
     lock = data_copy / ".tiny_stdlib.lock"
     lock.unlink()
@@ -128,18 +86,6 @@ def test_prepare_keeps_what_is_there(problem, data_copy):
     after = problem.directory(data_copy).stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert not lock.exists()  # reading existing data requires no write access
-
-
-@pytest.mark.slow
-def test_prepare_does_not_take_damaged_data_for_good_nor_replace_them_unasked(problem, data_copy):
-    path = problem.directory(data_copy) / "train-00000-of-00001.targets"
-    path.unlink()
-    with pytest.raises(ValueError, match=r"train-00000-of-00001\.targets is missing"):
-        problem.prepare(data_copy)
-    assert not path.exists()
-    problem.prepare(data_copy, overwrite=True)
-    problem.check_prepared(data_copy)
-    assert path.exists()
 
 
 def test_moved_data_are_as_good(problem, data_copy, tmp_path):

@@ -17,7 +17,7 @@ import tensorflow as tf
 import t2tp
 from t2tp import mtf
 from t2tp.models.transformer_lm import TransformerLm
-from t2tp.optim import apply_gradients, train_step
+from t2tp.optim import train_step
 from t2tp.processes import coordination, loopback
 from t2tp.processes.cluster import Cluster, connect
 from t2tp.program.replicas import ReplicaCheck
@@ -201,29 +201,10 @@ def replicas(cluster: Cluster, mesh_shape: str) -> dict:
 
 
 def lm(cluster: Cluster, mesh_shape: str, steps: int) -> dict:
-    """Losses of a small transformer language model, with dropout and Adam."""
-    hparams = small_lm.make_hparams(layer_prepostprocess_dropout=0.1)
-    model = TransformerLm(hparams, {"targets": small_lm.VOCAB_SIZE})
-
-    def step_fn(mesh, features):
-        output = model.loss(mesh, features, training=True)
-        apply_gradients(output.loss, mesh, hparams, train_steps=100)
-        return {"loss": output.loss}
-
-    trained = t2tp.Program(
-        step_fn,
-        small_lm.FEATURES,
-        mesh_shape=mesh_shape,
-        layout=hparams.layout,
-        cluster=cluster,
+    """Losses of a small language model with dropout and Adam, whose layers may be in stages."""
+    hparams = small_lm.make_hparams(
+        num_hidden_layers=2, microbatches=2, layer_prepostprocess_dropout=0.1
     )
-    outputs = [trained(small_lm.make_batch(seed=k), step=k) for k in range(steps)]
-    return {"losses": [float(each["loss"]) for each in outputs]}
-
-
-def stages(cluster: Cluster, mesh_shape: str, steps: int) -> dict:
-    """Losses of a language model whose layers are in stages."""
-    hparams = small_lm.make_hparams(num_hidden_layers=2, microbatches=2)
     model = TransformerLm(hparams, {"targets": small_lm.VOCAB_SIZE})
 
     def step_fn(mesh, features):
@@ -244,7 +225,7 @@ def stages(cluster: Cluster, mesh_shape: str, steps: int) -> dict:
 
 
 SCENARIOS = {
-    each.__name__: each for each in (train, resume, die, talk, reach, device, replicas, lm, stages)
+    each.__name__: each for each in (train, resume, die, talk, reach, device, replicas, lm)
 }
 
 

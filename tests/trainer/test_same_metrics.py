@@ -3,7 +3,6 @@ problem and the model."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 
 import pytest
@@ -11,11 +10,9 @@ import pytest
 import t2tp
 from t2tp import problems, registry
 from t2tp.problems.metrics import METRICS, compute, possible
-from t2tp.trainer.cli.programs import t2tp_eval as main
 from t2tp.trainer.inputs.problem_inputs import evaluation_inputs
 from t2tp.trainer.model_fn import ModeKeys, model_fn_of
 from tests.trainer import tiny_classes, tiny_pairs, tiny_problem  # noqa: F401 (registers problems)
-from tests.trainer.trained_runs import train
 
 TEXT = "languagemodel_encodings"
 PAIRS = "translate_upper_case"
@@ -101,39 +98,6 @@ def test_any_batch_size_mesh_and_step_give_the_same_evaluation(made, kind):
     assert {"loss", "accuracy"} <= first.keys()
     kept = {name: v for name, v in other.items() if not name.startswith("summaries/")}
     assert kept == pytest.approx({name: first[name] for name in kept}, rel=1e-5)
-
-
-# Trained, and evaluated by the program.
-MODELS = {
-    "transformer": (PAIRS, "transformer_tiny", SMALL),
-    "transformer_moe_encdec": (PAIRS, "transformer_moe_encdec_tiny", EXPERTS),
-    "transformer_encoder": (TEXT, "transformer_encoder_tiny", SMALL),
-    "mtf_resnet": (IMAGES, "mtf_resnet_digits", "mesh_shape=data:2"),
-}
-# Neither 21 pairs nor 250 images are whole batches of them.
-OTHERWISE = [
-    {"hparams": "batch_size=5,mesh_shape="},
-    {"hparams": "batch_size=12", "mesh_shape": "data:2;model:2"},
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS)
-def test_metrics_are_the_same_on_any_mesh_and_with_any_batch_size(tmp_path, capfd, model):
-    problem, hparams_set, hparams = MODELS[model]
-    hparams = f"{hparams},batch_size=8".lstrip(",")
-    run = train(tmp_path, problem, model, hparams_set, hparams=hparams, train_steps=3)
-    rows = []
-    for flags in ({"hparams": "batch_size=16,mesh_shape="}, *OTHERWISE):
-        capfd.readouterr()
-        assert main(["t2tp_eval", *run.flags(**flags)]) == 0
-        rows.append(json.loads(capfd.readouterr().out))
-    first, *others = rows
-    assert {"loss", "accuracy"} <= first.keys()
-    for row in rows:
-        assert row.pop("checkpoint").endswith("step-00000003")
-    for other in others:
-        assert other == pytest.approx(first, rel=1e-5)
 
 
 def test_a_masked_language_model_has_no_bits_per_byte():

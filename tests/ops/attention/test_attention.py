@@ -7,8 +7,6 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import t2tp
 from t2tp import mtf
@@ -26,28 +24,6 @@ from tests.ops.attention.attention_cases import (
 )
 from tests.ops.on_mesh import assert_close, in_float64, with_gradients
 
-LAYOUTS = [
-    ("", ""),
-    ("data:4", "batch:data"),
-    ("model:4", "heads:model"),
-    ("data:2;model:4", "batch:data;heads:model"),
-    ("model:2;data:2", "batch:model;heads:data"),
-    # Context parallelism: see test_attention_split_length.py for the rest.
-    ("seq:2", "length:seq"),
-    ("seq:5", "length:seq"),
-    ("data:2;seq:2", "batch:data;length:seq"),
-    ("seq:2;model:2", "length:seq;heads:model"),
-]
-# For heads that share keys and values.
-SHARED_LAYOUTS = [
-    ("", ""),
-    ("model:2", "heads:model;kv_heads:model"),
-    ("model:4", "heads:model"),
-    ("model:2", "kv_heads:model"),
-    ("data:2;model:2", "batch:data;heads:model"),
-    ("data:2;model:2", "heads:data;kv_heads:model"),
-]
-
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
@@ -55,52 +31,129 @@ def small_blocks(monkeypatch):
     set_block_sizes(monkeypatch, queries=4, keys=4)
 
 
-@pytest.mark.parametrize(
-    ("name", "method", "mesh_shape", "layout"),
-    in_turn(
-        OPTIONS,
+BOTH, TENSOR = OPTIONS["causal_segments_bias"], ("data:2;model:2", "batch:data;heads:model")
+SHARED = {"causal": True, "bias": True, "heads": 8, "kv_heads": 2}
+MEMORY = {"memory": 14, "segments": True, "bias": True}
+OF_A_MEMORY = [
+    ("a:2", "length:a"),
+    ("a:2", "memory:a"),
+    ("a:2", "length:a;memory:a"),
+    ("a:2;b:2", "length:a;memory:b"),
+    ("a:2;b:2", "batch:b;length:a;memory:a"),
+]
+# Sizes and options of a case, and the layouts and methods that it is tried with.
+CASES = {
+    **{
+        f"option {name}": (OPTIONS[name], [layout], [method])
+        for name, method, *layout in in_turn(
+            OPTIONS,
+            [
+                ("dense", *TENSOR),
+                ("blockwise", "seq:2", "length:seq"),
+                ("blockwise", *TENSOR),
+                ("dense", "seq:2", "length:seq"),
+            ],
+            times=2,
+        )
+    },
+    "any layout": (
+        BOTH,
         [
-            ("dense", "data:2;model:2", "batch:data;heads:model"),
-            ("blockwise", "seq:2", "length:seq"),
-            ("blockwise", "data:2;model:2", "batch:data;heads:model"),
-            ("dense", "seq:2", "length:seq"),
+            ("", ""),
+            ("data:4", "batch:data"),
+            ("model:4", "heads:model"),
+            ("data:2;model:4", "batch:data;heads:model"),
+            ("model:2;data:2", "batch:model;heads:data"),
+            ("seq:2", "length:seq"),
+            ("seq:5", "length:seq"),
+            ("data:2;seq:2", "batch:data;length:seq"),
+            ("seq:2;model:2", "length:seq;heads:model"),
         ],
-        times=2,
+        METHODS,
     ),
-)
-def test_every_option_gives_the_composed_value_and_gradients(name, method, mesh_shape, layout):
-    options = OPTIONS[name]
-    inputs = make_inputs(**options)
-    values = with_gradients(make_ours(method, **options), inputs, mesh_shape, layout)
-    assert_close(values, in_float64(make_composed(**options), inputs), 3e-6)
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("mesh_shape", "layout"), LAYOUTS)
-def test_any_layout_gives_the_composed_value_and_gradients(mesh_shape, layout, method):
-    options = OPTIONS["causal_segments_bias"]
-    inputs = make_inputs(**options)
-    values = with_gradients(make_ours(method, **options), inputs, mesh_shape, layout)
-    assert_close(values, in_float64(make_composed(**options), inputs), 3e-6)
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("mesh_shape", "layout"), SHARED_LAYOUTS)
-def test_heads_that_share_keys_and_values(mesh_shape, layout, method):
-    options = {"causal": True, "bias": True}
-    inputs = make_inputs(heads=8, kv_heads=2, **options)
-    values = with_gradients(make_ours(method, **options), inputs, mesh_shape, layout)
-    assert_close(values, in_float64(make_composed(**options), inputs), 3e-6)
+    # For heads that share keys and values.
+    "shared heads": (
+        SHARED,
+        [
+            ("", ""),
+            ("model:2", "heads:model;kv_heads:model"),
+            ("model:4", "heads:model"),
+            ("model:2", "kv_heads:model"),
+            ("data:2;model:2", "batch:data;heads:model"),
+            ("data:2;model:2", "heads:data;kv_heads:model"),
+        ],
+        METHODS,
+    ),
+    "shared heads, and a memory": (
+        {**SHARED, "memory": 10},
+        [
+            ("a:2;b:2", "length:a;memory:a;heads:b;kv_heads:b"),
+            ("a:2;b:2", "length:a;memory:a;heads:b"),
+            ("a:2;b:2", "length:a;memory:b;heads:b"),
+            ("a:2;b:2", "length:a;memory:b;kv_heads:a"),
+            ("a:2;b:2", "length:b;memory:b;kv_heads:a"),
+            ("a:2;b:2", "length:b;memory:a;heads:a"),
+        ],
+        METHODS,
+    ),
+    # Three heads on a processor, two to a kv head; six, four to one; one for all; two each.
+    **{
+        f"{heads} heads share {kv_heads}": (
+            {"heads": heads, "kv_heads": kv_heads},
+            [(f"model:{model}", "heads:model")],
+            ["dense"],
+        )
+        for heads, kv_heads, model in [(6, 3, 2), (12, 3, 2), (6, 1, 3), (12, 6, 3)]
+    },
+    # Rows of segments 3 to 6 see nothing of the memory.
+    "a memory": (MEMORY, OF_A_MEMORY, METHODS),
+    "segments of the queries serve for the memory": (
+        {"memory": 10, "segments": True, "own_segments": False, "causal": True, "window": 4},
+        OF_A_MEMORY[:4],
+        ["blockwise"],
+    ),
+    # Slices of 1, 3, 4, 7 and 11 positions, in blocks of at most 4; halves of 8 are whole blocks.
+    **{
+        f"slices of {length}": (
+            {**OPTIONS["window_segments_bias"], "length": length},
+            [("seq:2", "length:seq")],
+            ["blockwise"],
+        )
+        for length in (2, 6, 8, 14, 22)
+    },
+    **{
+        f"halves of {length} over {count}": (
+            {**BOTH, "length": length},
+            [(f"seq:{count}", "length:seq")],
+            ["blockwise"],
+        )
+        for count, length in [(2, 16), (2, 24), (3, 24), (4, 40)]
+    },
+    "one of everything": (
+        {"causal": True, "segments": True, "batch": 2, "heads": 3, "length": 1, "d_kv": 1},
+        [("data:2;model:3", "batch:data;heads:model")],
+        METHODS,
+    ),
+}
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "model"), [(6, 3, 2), (12, 3, 2), (6, 1, 3), (12, 6, 3)]
+    ("operation", "mesh_shape", "layout", "method"),
+    [
+        (name, *layout, method)
+        for name, (_, layouts, methods) in CASES.items()
+        for layout in layouts
+        for method in methods
+    ],
 )
-def test_heads_that_share_in_ways_that_the_mesh_cuts_through(heads, kv_heads, model):
-    """Three heads on a processor, two to a kv head; six, four to one; one for all; two each."""
-    inputs = make_inputs(heads=heads, kv_heads=kv_heads)
-    values = with_gradients(make_ours("dense"), inputs, f"model:{model}", "heads:model")
-    assert_close(values, in_float64(make_composed(), inputs), 3e-6)
+def test_any_layout_gives_the_composed_value_and_gradients(operation, mesh_shape, layout, method):
+    options = dict(CASES[operation][0])
+    has_own_segments = options.pop("own_segments", True)
+    inputs = make_inputs(**options)
+    if not has_own_segments:
+        del inputs["memory_segments"]
+    values = with_gradients(make_ours(method, **options), inputs, mesh_shape, layout)
+    assert_close(values, in_float64(make_composed(**options), inputs), 3e-6)
 
 
 def one_after_another(make, all_options):
@@ -151,18 +204,6 @@ def test_a_memory_of_its_own_with_queries_that_see_nothing_of_it(memory, method)
     is_blind = spread(SEGMENTS, 10)[2] > 2
     assert is_blind.any() and (values["y"][2][:, is_blind] == 0).all()
     assert (values["d_q"][2][:, is_blind] == 0).all()
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_bfloat16_softmax_is_in_float32(method):
-    """Rounded to bfloat16: scores up to 8, weights, result, and in the gradients sums
-    of products of those; together a few hundredths of the largest element."""
-    options = OPTIONS["causal_segments_bias"]
-    inputs = make_inputs(**options)
-    layout = "batch:data;heads:model"
-    ours = make_ours(method, **options)
-    values = with_gradients(ours, inputs, "data:2;model:2", layout, tf.bfloat16)
-    assert_close(values, in_float64(make_composed(**options), inputs, tf.bfloat16), 0.03)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -222,31 +263,6 @@ def test_any_number_of_batch_dimensions(batch):
     whole = in_float64(make_composed(), make_inputs(batch=4))["y"]
     wanted = whole.reshape([*sizes, 4, 10, 8]) if batch else whole[0]
     np.testing.assert_allclose(values["y"], wanted, atol=1e-5)
-
-
-@pytest.mark.slow
-@settings(max_examples=6, deadline=None, derandomize=True)
-@given(
-    st.sampled_from([(1, 1), (1, 2), (2, 1), (1, 3), (2, 3)]),
-    st.integers(1, 3),
-    st.integers(1, 2),
-    st.integers(1, 9),
-    st.integers(1, 5),
-    st.sampled_from(METHODS),
-)
-def test_any_shape_that_the_mesh_divides(mesh, batch, heads, length, d_kv, method):
-    data, model = mesh
-    options = {"causal": True, "segments": True}
-    inputs = make_inputs(batch * data, heads * model, length, d_kv, **options)
-    values = with_gradients(
-        make_ours(method, **options),
-        inputs,
-        f"data:{data};model:{model}",
-        "batch:data;heads:model",
-    )
-    wanted = in_float64(make_composed(**options), inputs)
-    for name, value in wanted.items():
-        np.testing.assert_allclose(values[name], value, rtol=0, atol=2e-5, err_msg=name)
 
 
 def refused(said, *, q="b:2;heads:4;t:6;d:4", k="b:2;heads:4;t:6;d:4", v=None, **options):

@@ -12,38 +12,8 @@ from t2tp.ops.attention import blockwise
 from t2tp.ops.attention.api import attention
 from t2tp.ops.attention.blocks import Keys, Queries
 from t2tp.ops.attention.mask import Mask
-from tests.ops.attention.attention_cases import set_block_sizes
 from tests.ops.attention.attention_memory import D_KV, HEADS
 from tests.warm_processes import printed
-
-LENGTH = 24
-
-
-def first_queries(method, array, **options):
-    """Results of the first 8 queries."""
-
-    def step(mesh, given):
-        del mesh
-        return {"y": attention(given["q"], given["k"], given["k"], method=method, **options)}
-
-    feature = t2tp.Feature(f"heads:1;length:{LENGTH};d_kv:4")
-    program = t2tp.Program(step, {"q": feature, "k": feature})
-    return np.asarray(program({"q": np.ones([1, LENGTH, 4]), "k": array})["y"])[0, :8]
-
-
-@pytest.mark.parametrize(
-    ("options", "unseen"),
-    [({"causal": True}, slice(8, None)), ({"window": 5}, slice(12, None))],
-    ids=["causal", "window"],
-)
-def test_blocks_of_which_nothing_is_seen_are_not_computed(monkeypatch, options, unseen):
-    """A NaN there would come through, times zero."""
-    set_block_sizes(monkeypatch, queries=8, keys=4)
-    array = np.random.default_rng(0).normal(size=(1, LENGTH, 4))
-    wanted = first_queries("dense", array, **options)
-    array[:, unseen] = np.nan
-    np.testing.assert_allclose(first_queries("blockwise", array, **options), wanted, atol=1e-6)
-    assert np.isnan(first_queries("dense", array, **options)).all()
 
 
 def test_blocks_computed_are_half_of_all_for_causal_and_a_band_for_a_window():

@@ -14,84 +14,16 @@ from t2tp.ops.attention.api import attention
 from t2tp.ops.attention.blocks import Keys, Queries
 from t2tp.ops.attention.mask import Mask
 from tests.ops.attention.attention_cases import (
-    METHODS,
-    OPTIONS,
-    make_composed,
-    make_inputs,
     make_ours,
     set_block_sizes,
 )
-from tests.ops.on_mesh import assert_close, in_float64, with_gradients
-
-# Of a memory that has a name of its own.
-MEMORY_LAYOUTS = [
-    ("a:2", "length:a"),
-    ("a:2", "memory:a"),
-    ("a:2", "length:a;memory:a"),
-    ("a:2;b:2", "length:a;memory:b"),
-    ("a:2;b:2", "batch:b;length:a;memory:a"),
-]
-SHARED_LAYOUTS = [
-    ("a:2;b:2", "length:a;memory:a;heads:b;kv_heads:b"),
-    ("a:2;b:2", "length:a;memory:a;heads:b"),
-    ("a:2;b:2", "length:a;memory:b;heads:b"),
-    ("a:2;b:2", "length:a;memory:b;kv_heads:a"),
-    ("a:2;b:2", "length:b;memory:b;kv_heads:a"),
-    ("a:2;b:2", "length:b;memory:a;heads:a"),
-]
+from tests.ops.on_mesh import with_gradients
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """So that slices of a few positions are longer than a block."""
     set_block_sizes(monkeypatch, queries=4, keys=4)
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("mesh_shape", "layout"), MEMORY_LAYOUTS)
-def test_length_and_memory_may_be_split_each_in_its_own_way(mesh_shape, layout, method):
-    """Rows of segments 3 to 6 see nothing of the memory."""
-    inputs = make_inputs(memory=14, segments=True, bias=True)
-    values = with_gradients(make_ours(method), inputs, mesh_shape, layout)
-    assert_close(values, in_float64(make_composed(), inputs), 3e-6)
-
-
-@pytest.mark.parametrize(("mesh_shape", "layout"), MEMORY_LAYOUTS[:4])
-def test_segments_of_the_queries_serve_for_a_memory_that_is_split_otherwise(mesh_shape, layout):
-    inputs = make_inputs(memory=10, segments=True)
-    del inputs["memory_segments"]
-    options = {"causal": True, "window": 4}
-    values = with_gradients(make_ours("blockwise", **options), inputs, mesh_shape, layout)
-    assert_close(values, in_float64(make_composed(**options), inputs), 3e-6)
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("mesh_shape", "layout"), SHARED_LAYOUTS)
-def test_heads_that_share_keys_and_values(mesh_shape, layout, method):
-    options = {"causal": True, "bias": True}
-    inputs = make_inputs(heads=8, kv_heads=2, memory=10, **options)
-    values = with_gradients(make_ours(method, **options), inputs, mesh_shape, layout)
-    assert_close(values, in_float64(make_composed(**options), inputs), 3e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("length", [2, 6, 8, 14, 22])
-def test_slices_may_be_shorter_or_longer_than_a_block(length):
-    """Of 1, 3, 4, 7 and 11 positions, in blocks of at most 4."""
-    options = OPTIONS["window_segments_bias"]
-    inputs = make_inputs(length=length, **options)
-    ours = make_ours("blockwise", **options)
-    values = with_gradients(ours, inputs, "seq:2", "length:seq")
-    assert_close(values, in_float64(make_composed(**options), inputs), 3e-6)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_bfloat16(method):
-    options = OPTIONS["causal_segments_bias"]
-    inputs = make_inputs(**options)
-    ours = make_ours(method, **options)
-    values = with_gradients(ours, inputs, "seq:2", "length:seq", tf.bfloat16)
-    assert_close(values, in_float64(make_composed(**options), inputs, tf.bfloat16), 0.03)
 
 
 def collectives(layout, backward, memory="length:8", segments=False, layers=1):
@@ -200,14 +132,3 @@ def test_each_step_of_a_ring_is_equal_work_for_all_processors(count):
     assert (steps == steps[0]).all()
     blocks = 4 * count
     assert steps.sum() == blocks * (blocks + 1) // 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("count", "length"), [(2, 16), (2, 24), (3, 24), (4, 40)])
-def test_halves_attend_to_what_they_would_on_one_device(count, length):
-    """With everything that depends on positions; those of 8 are whole blocks, and others not."""
-    options = OPTIONS["causal_segments_bias"]
-    inputs = make_inputs(length=length, **options)
-    ours = make_ours("blockwise", **options)
-    values = with_gradients(ours, inputs, f"seq:{count}", "length:seq")
-    assert_close(values, in_float64(make_composed(**options), inputs), 3e-6)

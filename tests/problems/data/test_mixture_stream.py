@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import random
 
 import numpy as np
 import pytest
@@ -35,32 +34,6 @@ def examples(stream, steps):
 
 def digest(stream, steps):
     return hashlib.sha256(examples(stream, steps).astype("<i8").tobytes()).hexdigest()[:16]
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_each_problem_is_gone_through_once_per_epoch_whatever_the_stages(seed):
-    """Stages end within blocks; batches hold parts of blocks or several."""
-    draw = random.Random(seed)
-    sizes = [draw.randint(1, 40) for _ in range(draw.randint(1, 4))]
-    source = ConcatenatedSource([Numbers(size) for size in sizes])
-    starts = [0, *sorted(draw.sample(range(1, 60), draw.randint(0, 5)))]
-    stages = [
-        Stage(step, (draw.randint(1, 5), *(draw.choice([0, 1, 2, 7]) for _ in sizes[1:])))
-        for step in starts
-    ]
-    batch_size = draw.randint(1, 30)
-    stream = MixtureStream(source, stages, batch_size, seed)
-    rows = examples(stream, 80)
-    for number, size in enumerate(sizes):
-        first = source.first[number]
-        own = rows[(rows >= first) & (rows < first + size)] - first
-        for begin in range(0, len(own) - size + 1, size):
-            assert sorted(own[begin : begin + size]) == list(range(size))
-    step = draw.randrange(80)  # without the steps before
-    np.testing.assert_array_equal(
-        MixtureStream(source, stages, batch_size, seed)[step].examples,
-        rows[step * batch_size : (step + 1) * batch_size],
-    )
 
 
 def test_problems_of_the_same_size_have_orders_of_their_own():

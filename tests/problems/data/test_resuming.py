@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import os
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -63,86 +59,6 @@ def test_interrupted_anywhere_and_resumed_on_another_mesh(data_dir, kind):
             stream = open_stream(data_dir, kind)
             resumed += digests(stream, range(begin, end), draw.choice(MESHES))
         assert resumed == undisturbed
-
-
-@pytest.mark.parametrize("kind", STREAMS)
-def test_resumed_with_other_batch_sizes_each_row_comes_once_an_epoch(data_dir, kind):
-    stream, read, step = open_stream(data_dir, kind), [], 0
-    for steps, batch_size in ((7, 12), (5, 4), (9, 20), (11, 8)):
-        sizes = stream.batch_sizes.changed(step, batch_size)
-        stream = open_stream(data_dir, kind).with_batch_sizes(sizes)
-        for number in range(step, step + steps):
-            batch = stream[number]
-            length = batch["targets"].shape[-1]  # each bucket has one
-            read += [(length, n) for n in batch.examples.tolist() if n >= 0]
-        step += steps
-        # Another process that resumes here reads the same rows.
-        same = open_stream(data_dir, kind).with_batch_sizes(sizes)
-        assert same[step].examples.tolist() == stream[step].examples.tolist()
-    if kind in ("mixture", "schedule"):  # of 170 and 45 rows, each with epochs of its own
-        problems_rows = [
-            [row for row in read if (row[1] < 170) == first] for first in (True, False)
-        ]
-    else:
-        problems_rows = [read]
-    for rows in problems_rows:
-        epochs = max(map(rows.count, rows))
-        assert all(rows.count(row) >= epochs - 1 for row in rows)
-
-
-# One of several processes: reads its rows of the batches of some steps, of all kinds of streams.
-ONE_PROCESS = """
-import sys
-import numpy as np
-from tests.problems.streams import STREAMS, open_stream
-data_dir, file, begin, end, process, processes = sys.argv[1:]
-read = {}
-for kind in STREAMS:
-    stream = open_stream(data_dir, kind)
-    for step in range(int(begin), int(end)):
-        for name, feature in stream[step].items():
-            rows = feature.shape[0]
-            first, last = (rows * (int(process) + i) // int(processes) for i in (0, 1))
-            read[f"{kind} {step} {name}"] = feature[first:last]
-np.savez(file, **read)
-"""
-
-
-def read_in_processes(data_dir, directory, begin, end, processes):
-    """Returns the arrays of steps, assembled from what each process has read."""
-    files = [directory / f"{begin}_{process}.npz" for process in range(processes)]
-    running = [
-        subprocess.Popen(
-            [
-                *(sys.executable, "-c", ONE_PROCESS, str(data_dir), str(file)),
-                *map(str, (begin, end, process, processes)),
-            ],
-            cwd=Path(__file__).parents[3],
-            env=os.environ | {"PYTHONHASHSEED": str(process + 7)},
-        )
-        for process, file in enumerate(files)
-    ]
-    assert [process.wait() for process in running] == [0] * processes
-    parts = [np.load(file) for file in files]
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0].files}
-
-
-@pytest.mark.slow
-def test_interrupted_and_resumed_on_other_numbers_of_processes(data_dir, tmp_path):
-    draw = random.Random()
-    stops = [0, *sorted(draw.sample(range(1, STEPS), 2)), STEPS]
-    for (begin, end), processes in zip(itertools.pairwise(stops), (2, 3, 1), strict=True):
-        read = read_in_processes(data_dir, tmp_path, begin, end, processes)
-        wanted = {
-            f"{kind} {step} {name}": np.asarray(feature)
-            for kind in STREAMS
-            for step in range(begin, end)
-            for name, feature in open_stream(data_dir, kind)[step].items()
-        }
-        assert read.keys() == wanted.keys()
-        for name, values in read.items():
-            assert values.dtype == wanted[name].dtype
-            assert values.tobytes() == wanted[name].tobytes(), (name, stops)
 
 
 @pytest.mark.parametrize("kind", ["windows", "mixture"])

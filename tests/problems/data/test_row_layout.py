@@ -29,7 +29,6 @@ from t2tp.problems.data.row_layout import (
 from t2tp.problems.data.row_layout import (
     pack as packed,
 )
-from t2tp.problems.data.row_plan import RowPlan
 from t2tp.problems.data.stream import EMPTY
 
 LENGTH = 64
@@ -264,8 +263,3 @@ def test_problems_on_the_same_data_have_rows_of_their_own(tmp_path, arrangement)
         shutil.rmtree(tmp_path / "translate_tsv" / ".index")
         for one, other in zip(found, batches(name), strict=True):
             np.testing.assert_array_equal(one, other)
-
-
-def test_a_plan_without_arrays_has_an_example_a_row():
-    counts, examples = RowPlan(5).examples_of(np.array([4, EMPTY, 0]))
-    assert counts.tolist() == [1, 0, 1] and examples.tolist() == [4, 0]

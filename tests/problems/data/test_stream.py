@@ -12,12 +12,6 @@ def stream(problem, data_dir, batch_size, split="train", **options):
     return problem.stream(data_dir, split, batch_size=batch_size, length=LENGTH, **options)
 
 
-def epoch_of(train, epoch):
-    """Returns the indices of an epoch's examples in order, from a stream with batches of one."""
-    n = train.examples_per_epoch
-    return [int(train[step].examples[0]) for step in range(epoch * n, (epoch + 1) * n)]
-
-
 def test_a_batch_has_named_features_of_global_shape(problem, data_dir):
     batch = stream(problem, data_dir, 3)[0]
     assert list(batch) == ["targets", "targets_segmentation", "targets_position"]
@@ -26,58 +20,6 @@ def test_a_batch_has_named_features_of_global_shape(problem, data_dir):
         assert dimensions == ("batch", "length")
         assert batch[name].shape == (3, LENGTH)
         assert batch[name].dtype == batch[name][:].dtype == dtype == np.int32
-
-
-def test_each_epoch_has_every_example_once_in_an_order_of_its_own(problem, data_dir):
-    train = stream(problem, data_dir, 1)
-    first, second = epoch_of(train, 0), epoch_of(train, 1)
-    assert sorted(first) == sorted(second) == list(range(train.examples_per_epoch))
-    assert first != second
-    assert first != sorted(first)
-
-
-@pytest.mark.parametrize("epochs_in_a_batch", [1 / 3, 1.5])
-def test_the_batch_size_does_not_change_the_order(problem, data_dir, epochs_in_a_batch):
-    one_by_one = stream(problem, data_dir, 1)
-    n = one_by_one.examples_per_epoch
-    batch_size = int(epochs_in_a_batch * n) + 1
-    step = n // batch_size  # the step in which the first epoch ends
-    examples = stream(problem, data_dir, batch_size)[step].examples
-    wanted = [
-        int(one_by_one[i].examples[0]) for i in range(step * batch_size, (step + 1) * batch_size)
-    ]
-    assert step * batch_size < n < (step + 1) * batch_size
-    assert examples.tolist() == wanted
-
-
-def test_a_batch_depends_on_the_step_and_not_on_what_was_read_before(problem, data_dir):
-    read_from_the_start = stream(problem, data_dir, 4)
-    for step in range(9):
-        last = read_from_the_start[step]["targets"][:]
-    resumed = stream(problem, data_dir, 4)[8]["targets"][:]
-    assert np.array_equal(last, resumed)
-
-
-def test_the_seed_changes_the_order(problem, data_dir):
-    one, other = (stream(problem, data_dir, 32, seed=seed)[0].examples for seed in (0, 1))
-    assert one.tolist() != other.tolist()
-
-
-def test_a_far_step_is_like_any_other(problem, data_dir):
-    batch = stream(problem, data_dir, 1024)[10**15]
-    assert batch["targets"][1000:1024, 0:8].shape == (24, 8)
-
-
-@pytest.mark.parametrize("split", ["train", "validation"])
-def test_parts_make_up_the_whole(problem, data_dir, split):
-    batches = stream(problem, data_dir, 6, split)
-    for batch in (batches[0], batches[(batches.examples_per_epoch - 1) // 6]):
-        for feature in batch.values():
-            whole = np.asarray(feature)
-            assert whole.shape == feature.shape
-            assert np.array_equal(feature[4:6, :], whole[4:])
-            assert np.array_equal(feature[2:4], whole[2:4])
-            assert np.array_equal(feature[0:2, 16:32], whole[0:2, 16:32])
 
 
 def test_an_evaluation_is_one_pass_in_order_with_the_last_batch_filled_up(problem, data_dir):

@@ -294,32 +294,6 @@ def wait_until(condition):
 
 
 @pytest.mark.slow
-def test_a_killed_maker_takes_its_workers_along(tmp_path):
-    name = "algorithmic_identity_binary40"  # takes longer
-    maker = subprocess.Popen(
-        [
-            *COMMAND[:-2],
-            f"--problem={name}",
-            f"--data_dir={tmp_path}",
-            "--num_shards=60",
-            "--num_workers=2",
-        ],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    partial = tmp_path / f".{name}.partial"
-    wait_until(lambda: len(list(partial.glob("train-*.json"))) > 2)
-    workers = children_of(maker.pid)
-    assert len(workers) >= 2
-    maker.send_signal(signal.SIGKILL)
-    maker.wait()
-    # Otherwise they would write into the directory of the next run.
-    wait_until(lambda: not any(is_running(worker) for worker in workers))
-    made = len(list(partial.glob("train-*.json")))
-    assert made < 60
-
-
-@pytest.mark.slow
 def test_killed_at_random_moments_it_makes_the_same_files(tmp_path):
     arguments = ("--num_shards=20", "--num_workers=2")
     assert run(tmp_path / "whole", *arguments).returncode == 0
@@ -331,8 +305,11 @@ def test_killed_at_random_moments_it_makes_the_same_files(tmp_path):
             stderr=subprocess.DEVNULL,
         )
         wait_until(lambda least=shards: len(list(partial.glob("train-*.json"))) >= least)
+        workers = children_of(maker.pid)
         maker.send_signal(signal.SIGKILL)
         maker.wait()
+        # Otherwise they would write into the directory of the next run.
+        wait_until(lambda started=workers: not any(map(is_running, started)))
     again = run(tmp_path / "killed", *arguments)
     assert again.returncode == 0, again.stderr
     whole, killed = (files_of(problems.find(NAME), tmp_path / name) for name in ("whole", "killed"))

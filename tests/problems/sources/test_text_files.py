@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import shlex
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -140,16 +139,6 @@ def test_a_file_for_each_split(tmp_path, documents):
     assert problem.data_dependencies() != before
 
 
-def test_an_interruption_while_the_vocabulary_is_made_keeps_what_there_is(tmp_path, monkeypatch):
-    def interrupt(lines, number):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Lines, "__getitem__", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        pairs(tmp_path, GOOD).prepare(tmp_path / "data")
-    assert (tmp_path / "data" / ".translate_tsv.partial").is_dir()
-
-
 def test_files_that_are_not_named_or_not_there_are_said(tmp_path):
     with pytest.raises(ValueError, match="no files are given: use the option files"):
         problems.find("translate_tsv").prepare(tmp_path)
@@ -234,23 +223,6 @@ def test_line_ends_are_looked_for_once_and_again_in_a_file_that_changed(tmp_path
     assert after == before + 1
 
 
-def test_an_interrupted_run_does_not_mix_old_lines_with_new(tmp_path):
-    problem = pairs(tmp_path, GOOD)
-    before = problem.data_dependencies()
-    assert before == problem.data_dependencies()
-    (tmp_path / "pairs.tsv").write_bytes(GOOD + b"a\tb\n")
-    assert problem.data_dependencies() != before
-
-
-def test_sides_of_a_batch_have_the_same_vocabulary(tmp_path):
-    problem = pairs(tmp_path, GOOD)
-    problem.prepare(tmp_path / "data")
-    assert problem.vocab_sizes(tmp_path / "data") == {"inputs": 288, "targets": 288}
-    batch = problem.stream(tmp_path / "data", "train", 4, 64)[0]
-    text = problem.decode(tmp_path / "data", np.asarray(batch["targets"])[0])
-    assert text.startswith("ein Tab ist kein ")
-
-
 def test_a_byte_order_mark_is_no_text(tmp_path):
     (tmp_path / "a").write_bytes(b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\n")
     (tmp_path / "b").write_bytes(b"\xef\xbb\xbfone\n\xff\n")
@@ -259,17 +231,6 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
     assert [lines[0], lines[1]] == ["one", "\ufefftwo"]
     with pytest.raises(ValueError, match="b, line 2: not UTF-8 .*byte 0xff"):
         Files([tmp_path / "b"])[0]
-
-
-def test_damaged_data_are_made_again_with_the_options_they_were_made_with(tmp_path):
-    pairs(tmp_path, GOOD).prepare(tmp_path / "data")
-    (tmp_path / "data" / "translate_tsv" / "vocabulary.model").unlink()
-    with pytest.raises(ValueError) as raised:
-        problems.find("translate_tsv", "arrangement=packed").check_prepared(tmp_path / "data")
-    options = f"vocab_size=288,files={tmp_path}/*.tsv,arrangement=packed"
-    command = ["t2tp_datagen", "--problem=translate_tsv", f"--data_dir={tmp_path / 'data'}"]
-    command += [f"--problem_options={options}", "--overwrite"]
-    assert shlex.split(str(raised.value).splitlines()[-1]) == command
 
 
 def texts_by_split(problem, data_dir):

@@ -10,13 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from t2tp.checkpoint import Checkpoint, all_steps
-from t2tp.checkpoint.inspection import differences
+from t2tp.checkpoint import all_steps
 from tests import network
 from tests.patience import PATIENCE
-from tests.trainer.conftest import PROBLEM
-from tests.trainer.hooks.events import read_scalars
 from tests.trainer.processes import stopping_hooks
+from tests.trainer.small_run import assert_same, flags
 
 ROOT = Path(__file__).parents[3]
 LAUNCH = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_launch"]
@@ -44,22 +42,8 @@ def test_a_lost_host_and_other_numbers_of_hosts_change_no_bit(tmp_path: Path, da
     saved = tmp_path / "run/checkpoints"
 
     def command(run: str) -> list[str]:
-        flags = {
-            "problem": PROBLEM,
-            "model": "transformer_lm",
-            "hparams_set": "transformer_lm_test",
-            "hparams": "layer_prepostprocess_dropout=0.1",
-            "mesh_shape": "data:2;model:2",
-            "schedule": "train",
-            "data_dir": data_dir,
-            "output_dir": tmp_path / run,
-            "train_steps": STEPS,
-            "save_checkpoints_steps": 2,
-            "log_step_count_steps": 1,
-            "t2t_usr_dir": hooks,
-            "hooks": "stopping",
-        }
-        given = [f"--{name}={value}" for name, value in flags.items()]
+        more = {"train_steps": STEPS, "save_checkpoints_steps": 2, "hooks": "stopping"}
+        given = flags(tmp_path / run, data_dir, t2t_usr_dir=hooks, **more)
         return [sys.executable, "-c", TRAINER, *given]
 
     with network.Network(4) as hosts, (tmp_path / "said").open("w") as output:
@@ -90,8 +74,4 @@ def test_a_lost_host_and_other_numbers_of_hosts_change_no_bit(tmp_path: Path, da
         assert [process.wait() for process in start(4)] == [0] * 4, said.read_text()
         assert fewer.returncode != 0
 
-    assert read_scalars(tmp_path / "run")["loss"] == read_scalars(tmp_path / "alone")["loss"]
-    last = [
-        Checkpoint(tmp_path / each / f"checkpoints/step-{STEPS:08d}") for each in ("alone", "run")
-    ]
-    assert differences(*last) == []
+    assert_same(tmp_path / "run", tmp_path / "alone", STEPS)

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from t2tp.checkpoint import Checkpoint, all_steps
-from t2tp.checkpoint.inspection import differences
+from t2tp.checkpoint import all_steps
 from t2tp.trainer.processes.local_processes import environments_of
-from tests.trainer.conftest import PROBLEM
-from tests.trainer.hooks.events import read_scalars
 from tests.trainer.processes import stopping_hooks
+from tests.trainer.small_run import assert_same, flags
 from tests.warm_processes import started
 
 STEPS, SAVE, DIE_AT = 6, 2, 5
@@ -45,22 +43,18 @@ def test_processes_and_a_kill_change_no_bit(
     hooks = stopping_hooks.make(tmp_path)
 
     def train(run: str, count: int, codes: set[int], **more: str) -> None:
-        given = {
-            "problem": PROBLEM,
-            "model": model,
-            "hparams_set": "transformer_moe_tiny" if "moe" in model else "transformer_lm_test",
-            "hparams": f"layer_prepostprocess_dropout=0.1,{hparams}",
-            "mesh_shape": mesh,
-            "schedule": "train",
-            "data_dir": data_dir,
-            "output_dir": tmp_path / run,
-            "train_steps": STEPS,
-            "save_checkpoints_steps": SAVE,
-            "log_step_count_steps": 1,
-            "t2t_usr_dir": hooks,
-            "hooks": "stopping",
-        }
-        command = [f"--{name}={value}" for name, value in given.items()]
+        command = flags(
+            tmp_path / run,
+            data_dir,
+            model=model,
+            hparams_set="transformer_moe_tiny" if "moe" in model else "transformer_lm_test",
+            hparams=f"layer_prepostprocess_dropout=0.1,{hparams}",
+            mesh_shape=mesh,
+            train_steps=STEPS,
+            save_checkpoints_steps=SAVE,
+            t2t_usr_dir=hooks,
+            hooks="stopping",
+        )
         environments = [{**ONE_THREAD, **more}]
         if count > 1:
             environments = environments_of(count, None, environments[0], [])
@@ -75,8 +69,4 @@ def test_processes_and_a_kill_change_no_bit(
     train("run", killed, {-9} | ({3} if killed > 1 else set()), DIE_AT=f"{killed - 1}:{DIE_AT}")
     assert max(all_steps(tmp_path / "run/checkpoints")) in (DIE_AT - 1, DIE_AT - 1 - SAVE)
     train("run", resumed, {0})
-    assert read_scalars(tmp_path / "run")["loss"] == read_scalars(tmp_path / "alone")["loss"]
-    last = [
-        Checkpoint(tmp_path / each / f"checkpoints/step-{STEPS:08d}") for each in ("alone", "run")
-    ]
-    assert differences(*last) == []
+    assert_same(tmp_path / "run", tmp_path / "alone", STEPS)

@@ -21,11 +21,12 @@ import numpy as np
 import pytest
 
 from t2tp import registry
-from t2tp.checkpoint import Checkpoint, all_steps, last_finished
+from t2tp.checkpoint import all_steps, last_finished
 from t2tp.problems.data.manifest import FileState, Manifest
 from t2tp.processes.rendezvous import free_port
 from t2tp.trainer.cli.programs import t2tp_trainer as main
 from t2tp.trainer.processes.local_processes import environments_of
+from tests.trainer import small_run
 from tests.trainer.conftest import PROBLEM
 from tests.trainer.hooks.events import read_scalars
 from tests.warm_processes import WarmProcess, started
@@ -40,26 +41,15 @@ STEPS = 40
 
 def flags(output_dir: Path, data_dir: Path, /, **changes: object) -> list[str]:
     """The command line of all runs."""
-    given = {
-        "problem": PROBLEM,
-        "model": "transformer_lm",
-        "hparams_set": "transformer_lm_test",
-        "hparams": "layer_prepostprocess_dropout=0.1",
-        "mesh_shape": "data:2;model:2",
-        "data_dir": data_dir,
-        "output_dir": output_dir,
-        "train_steps": STEPS,
-        "random_seed": 3,
-    }
     training = {
+        "schedule": "train_and_evaluate",
         "eval_steps": 3,
         "local_eval_frequency": STEPS // 2,
         "save_checkpoints_steps": 5,
         "keep_checkpoint_max": 3,
-        "log_step_count_steps": 1,
     }
-    given |= changes if "schedule" in changes else training | changes
-    return [f"--{name}={value}" for name, value in given.items()]
+    given = changes if "schedule" in changes else training | changes
+    return small_run.flags(output_dir, data_dir, train_steps=STEPS, **given)
 
 
 def launch(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -144,16 +134,6 @@ def test_two_processes_of_two_devices_do_what_one_does(two, alone):
     assert all_steps(directory / "checkpoints") == [STEPS - 10, STEPS - 5, STEPS]
 
 
-def test_four_processes_of_one_device_do_what_one_does(start, tmp_path, data_dir, alone):
-    run = tmp_path / "run"
-    ended(start([flags(run, data_dir)] * 4), [0] * 4)
-    assert_same_run(run, alone)
-    latest = Checkpoint(last_finished(run / "checkpoints").path)
-    latest.verify()
-    # Those who hold the first copies of the slices have written them.
-    assert len(list(latest.path.glob("variables.data-*"))) == 2
-
-
 def test_process_0_alone_speaks_and_writes(two):
     directory, _, _, stderr = two
     assert not [line for line in stderr if not line.startswith("[0] ")]
@@ -233,7 +213,12 @@ def by_flags(own_flags: list[dict], output_dir: Path, data_dir: Path) -> list[li
 
 
 def test_processes_told_by_flags_write_one_sample(start, alone, data_dir, capfd):
-    sampling = {"schedule": "predict", "decode_prompt": "import ", "decode_length": 6}
+    sampling = {
+        "schedule": "predict",
+        "log_step_count_steps": None,
+        "decode_prompt": "import ",
+        "decode_length": 6,
+    }
     assert main(["t2tp_trainer", *flags(alone, data_dir, **sampling)]) == 0
     wanted = capfd.readouterr().out
     with start(by_flags([sampling] * 2, alone, data_dir), [{}, {}]) as processes:

@@ -18,9 +18,8 @@ import numpy as np
 from t2tp.checkpoint import Checkpoint, all_steps
 from tests.patience import PATIENCE
 from tests.trainer.hooks.events import read_scalars
+from tests.trainer.small_run import flags
 from tests.warm_processes import WarmProcess
-
-PROBLEM = "languagemodel_encodings"
 
 
 @dataclass(frozen=True)
@@ -43,22 +42,14 @@ class Run:
 
     def command(self) -> list[str]:
         """The flags."""
-        flags = {
-            "problem": PROBLEM,
-            "model": "transformer_lm",
-            "hparams_set": "transformer_lm_test",
-            "hparams": "layer_prepostprocess_dropout=0.1",
-            "data_dir": self.data_dir,
-            "output_dir": self.directory,
-            "mesh_shape": self.mesh_shape,
-            "schedule": "train",
-            "train_steps": self.steps,
-            "save_checkpoints_steps": self.save_steps,
-            "keep_checkpoint_max": 3,
-            "log_step_count_steps": 1,
-            "random_seed": 3,
-        }
-        return [f"--{name}={value}" for name, value in flags.items()]
+        return flags(
+            self.directory,
+            self.data_dir,
+            mesh_shape=self.mesh_shape,
+            train_steps=self.steps,
+            save_checkpoints_steps=self.save_steps,
+            keep_checkpoint_max=3,
+        )
 
     def start(self, said_in: Path) -> WarmProcess:
         """Starts it; what it says is in `said_in`, a directory that is not there yet."""

@@ -1,7 +1,4 @@
-"""Kills the program while it trains and saves, starts it again, compares with an undisturbed run.
-
-`python -m tests.trainer.run_dir.crash_marathon` does it thirty times.
-"""
+"""Kills runs while they train and save; resumed, they have the losses of an undisturbed run."""
 
 from __future__ import annotations
 

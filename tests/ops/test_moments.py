@@ -131,9 +131,11 @@ def errors(dtype, mesh_shape="", layout="", xla=None):
     return found
 
 
-@pytest.mark.parametrize(("mesh_shape", "layout"), LAYOUTS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_split_dimensions_are_as_exact_as_whole_ones(dtype, mesh_shape, layout):
+@pytest.mark.parametrize(
+    ("mesh_shape", "layout", "dtype"),
+    [*((*each, "float32") for each in LAYOUTS), (*LAYOUTS[2], "float64")],
+)
+def test_split_dimensions_are_as_exact_as_whole_ones(mesh_shape, layout, dtype):
     whole, split = errors(dtype), errors(dtype, mesh_shape, layout)
     for (name, place), error in split.items():
         mean, std = place

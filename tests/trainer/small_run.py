@@ -1,0 +1,42 @@
+"""The command line of a small training, and what its run must have in common with another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from t2tp.checkpoint import Checkpoint
+from t2tp.checkpoint.inspection import differences
+from tests.trainer.hooks.events import read_scalars
+
+PROBLEM = "languagemodel_encodings"
+
+
+def flags(output_dir: Path, data_dir: Path, /, **changes: object) -> list[str]:
+    """Returns the flags of `t2tp_trainer` for a language model with dropout on a mesh of 2x2.
+
+    Args:
+      output_dir: of the run.
+      data_dir: of the data of the problem.
+      changes: of flags; None leaves one out.
+    """
+    given = {
+        "problem": PROBLEM,
+        "model": "transformer_lm",
+        "hparams_set": "transformer_lm_test",
+        "hparams": "layer_prepostprocess_dropout=0.1",
+        "mesh_shape": "data:2;model:2",
+        "schedule": "train",
+        "data_dir": data_dir,
+        "output_dir": output_dir,
+        "log_step_count_steps": 1,
+        "random_seed": 3,
+        **changes,
+    }
+    return [f"--{name}={value}" for name, value in given.items() if value is not None]
+
+
+def assert_same(run: Path, other: Path, step: int) -> None:
+    """Checks that two runs have the same losses, and the same checkpoint at a step."""
+    assert read_scalars(run)["loss"] == read_scalars(other)["loss"]
+    saved = [Checkpoint(each / f"checkpoints/step-{step:08d}") for each in (run, other)]
+    assert differences(*saved) == []
