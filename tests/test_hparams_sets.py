@@ -21,6 +21,7 @@ import t2tp.models
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
 from t2tp.mesh.layout import Layout
+from t2tp.mesh.layout_warnings import layout_warnings
 from t2tp.models.image_classifier import ImageClassifier
 from t2tp.optim import apply_gradients
 from t2tp.program.abstract_program import AbstractProgram
@@ -228,7 +229,7 @@ def build(
     return Built(
         parameters=sum(parameters),
         dimensions=frozenset(name for shape in shapes for name in shape.dimension_names),
-        idle=tuple(program.layout.warnings(shapes)),
+        idle=tuple(layout_warnings(program.layout, shapes)),
         read=frozenset(hparams._asked_for) | READ_BY_THE_TRAINER | {"microbatches"},
     )
 

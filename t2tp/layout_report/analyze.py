@@ -23,6 +23,7 @@ from t2tp.layout_report.text import text
 from t2tp.lowering.lowering import all_operations, live_operations
 from t2tp.lowering.operation import hooks
 from t2tp.mesh.layout import Layout
+from t2tp.mesh.layout_warnings import layout_warnings
 from t2tp.program.program import Program
 
 # What optimizers append to the name of a variable to name its slots.
@@ -71,7 +72,7 @@ def explain(program: Program) -> LayoutReport:
         ReportData(
             program.layout,
             tuple(device for device in program.cluster.devices if device),
-            tuple(program.layout.warnings(_shapes(graph))),
+            tuple(layout_warnings(program.layout, _shapes(graph))),
             tuple(_variables(graph, program.layout)),
             tuple(_activations(live, outputs, program.layout, phases, collectives)),
             collectives,

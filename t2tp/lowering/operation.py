@@ -55,7 +55,9 @@ from typing import Any
 
 from t2tp import upstream
 from t2tp.lowering.context import Lowering, Relayout
-from t2tp.mesh.layout import Layout, LayoutError, describe
+from t2tp.mesh.layout import Layout, LayoutError
+from t2tp.mesh.layout_conflicts import check_dimensions
+from t2tp.mesh.layout_text import describe
 
 
 class Hooks:
@@ -207,9 +209,9 @@ def check_operation(op: upstream.Operation, layout: Layout) -> None:
     declared = hooks(op)
     if isinstance(op, upstream.EinsumOperation):
         dims = {dim.name: dim for x in op.inputs for dim in x.shape.dims}
-        layout.check_dimensions(_with_inputs(op), dims.values())
+        check_dimensions(layout, _with_inputs(op), dims.values())
     if declared.joint_shape is not None:
-        layout.check_dimensions(_with_inputs(op), declared.joint_shape.dims)
+        check_dimensions(layout, _with_inputs(op), declared.joint_shape.dims)
     declared.check_layout(layout)
     for x in () if declared.accepts_padding else (*op.inputs, *op.outputs):
         for dim in x.shape.dims:

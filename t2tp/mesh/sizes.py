@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from t2tp import upstream
-from t2tp.mesh.layout import describe
+from t2tp.mesh.layout_text import describe
 
 
 def check_consistent_sizes(what: str, tensors: Sequence[upstream.Tensor]) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 
 from t2tp import upstream
 from t2tp.hparam import HParams
-from t2tp.mesh.layout import Layout, parse_mesh_shape
+from t2tp.mesh.layout import Layout
+from t2tp.mesh.layout_text import parse_mesh_shape
 from t2tp.mesh.zero import Storage
 from t2tp.planner.candidates import Candidate
 from t2tp.planner.cluster_file import ClusterFile

@@ -22,7 +22,10 @@ from t2tp.lowering.slice_shapes import resized
 from t2tp.lowering.staged_sums import sum_in_stages
 from t2tp.mesh.collective_log import Collective, summarize
 from t2tp.mesh.collectives import Collectives
-from t2tp.mesh.layout import Layout, LayoutError, describe
+from t2tp.mesh.layout import Layout, LayoutError
+from t2tp.mesh.layout_conflicts import check_tensor
+from t2tp.mesh.layout_text import describe
+from t2tp.mesh.layout_warnings import layout_warnings
 from t2tp.mesh.sizes import check_consistent_sizes
 from t2tp.mesh.stages import names_by_stage
 from t2tp.mesh.zero import axes_at_rest
@@ -433,7 +436,7 @@ class Program:
     def _build_in(self, graph: tf.Graph) -> Graph:
         """Builds the step's mtf graph on placeholders of a TensorFlow graph."""
         for name, feature in self._features.items():
-            self.layout.check(name, feature.shape)
+            check_tensor(self.layout, name, feature.shape)
         with graph.as_default(), without_garbage_collection():
             parts = [
                 tf1.placeholder(f.dtype, self.layout.slice_size(f.shape))
@@ -446,7 +449,7 @@ class Program:
         shapes = [f.shape for f in self._features.values()]
         for op in all_operations(built.graph.operations):
             for tensor in op.outputs:
-                self.layout.check(tensor.name.removesuffix(":0"), tensor.shape)
+                check_tensor(self.layout, tensor.name.removesuffix(":0"), tensor.shape)
                 shapes.append(tensor.shape)
             # Operators such as x + y create mesh-tensorflow's operations, which skip this check.
             if isinstance(op, (upstream.BinaryOpWithBroadcasting, upstream.EinsumOperation)):
@@ -456,7 +459,7 @@ class Program:
             if not isinstance(op, upstream.ops.ImportLaidOutTensorOperation):
                 check_operation(op, self.layout)
         self._check_storage(built.graph.trainable_variables)
-        for warning in self.layout.warnings(shapes):
+        for warning in layout_warnings(self.layout, shapes):
             logging.warning(warning)
 
     def _check_storage(self, variables: list[upstream.Variable]) -> None:

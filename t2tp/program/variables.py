@@ -15,7 +15,8 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import upstream
-from t2tp.mesh.layout import Layout, describe
+from t2tp.mesh.layout import Layout
+from t2tp.mesh.layout_text import describe
 from t2tp.mesh.stages import names_by_stage
 from t2tp.processes.cluster import Cluster
 from t2tp.program.initializers import initial_slice

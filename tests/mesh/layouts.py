@@ -8,6 +8,7 @@ from t2tp import mtf
 from t2tp.lowering.lowering import all_operations
 from t2tp.lowering.operation import check_operation
 from t2tp.mesh.layout import Layout, LayoutError
+from t2tp.mesh.layout_conflicts import check_tensor
 
 
 def dimension_names(graph: mtf.Graph) -> list[str]:
@@ -39,6 +40,6 @@ def rules_that_work(
 def _check(graph: mtf.Graph, layout: Layout) -> None:
     for op in all_operations(graph.operations):
         for tensor in op.outputs:
-            layout.check(tensor.name, tensor.shape)
+            check_tensor(layout, tensor.name, tensor.shape)
         if not isinstance(op, mtf.ImportLaidOutTensorOperation):
             check_operation(op, layout)

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 import t2tp
 from t2tp import mtf
 from t2tp.hparam import HParams
 from t2tp.mesh.layout import Layout, LayoutError
+from t2tp.mesh.layout_conflicts import check_tensor
+from t2tp.mesh.layout_warnings import layout_warnings
 
 SHAPE = mtf.Shape([mtf.Dimension("batch", 8), mtf.Dimension("d_ff", 12)])
 
@@ -25,7 +29,6 @@ def test_pnum_counts_the_last_axis_fastest():
 def test_rule_for_an_absent_axis_is_idle():
     layout = Layout("data:4", "batch:data;d_ff:model")
     assert layout.slice_size(SHAPE) == (2, 12)
-    assert layout.warnings([SHAPE]) == []
 
 
 @pytest.mark.parametrize(
@@ -68,18 +71,40 @@ def test_public_functions_take_two_strings_or_one_layout():
         Layout.from_arguments("a:4", layout)
 
 
-def refused(layout: Layout, *dims: tuple[str, int]) -> str:
-    """What is said of a tensor `w` of these dimensions."""
-    with pytest.raises(LayoutError) as error:
-        layout.check("w", mtf.Shape([mtf.Dimension(*dim) for dim in dims]))
-    return str(error.value)
+# Mesh, rules, dimensions of a tensor `w`, and what is said, in which "..." is left out.
+REFUSED = [
+    (
+        *("data:2", "batch:data;d_ff:data", "batch:8;d_ff:12"),
+        "'w' [batch=8, d_ff=12]...'batch' and 'd_ff'...axis 'data'...'d_ff:data'...this mesh has"
+        " none that would do",
+    ),
+    (
+        *("data:2;expert:2", "batch:data+expert;experts:expert", "batch:8;experts:4"),
+        "'batch' and 'experts' over mesh axis 'expert'...the rule 'batch:data+expert' or the rule"
+        " 'experts:expert'",
+    ),
+    # Not d_kv:expert, which does not divide, nor the axes that split another dimension or nothing.
+    (
+        *("model:2;expert:4;data:3;one:1", "heads:model;d_kv:model;batch:data"),
+        *("batch:6;heads:8;d_kv:6", "give the dimension another axis: 'heads:expert' would do"),
+    ),
+    (
+        *("model:5", "d_ff:model", "batch:8;d_ff:12"),
+        "axis 'model' of size 5 does not divide dimension 'd_ff' of size 12...Sizes of the axis"
+        " that would work: 3, 4, 6...of the dimension: 10, 15. Or drop the rule 'd_ff:model'",
+    ),
+    ("model:5", "d_ff:model", "d_ff:3", "of the dimension: 5."),
+]
 
 
-def test_two_dimensions_on_one_axis_are_refused():
-    said = refused(Layout("data:2", "batch:data;d_ff:data"), ("batch", 8), ("d_ff", 12))
-    assert "'w' [batch=8, d_ff=12]" in said and "'batch' and 'd_ff'" in said
-    assert "axis 'data'" in said and "'d_ff:data'" in said
-    assert "this mesh has none that would do" in said
+def pattern(said: str) -> str:
+    return ".*".join(map(re.escape, said.split("...")))
+
+
+@pytest.mark.parametrize(("mesh_shape", "rules", "dims", "said"), REFUSED)
+def test_dimensions_that_cannot_be_split_together_are_refused(mesh_shape, rules, dims, said):
+    with pytest.raises(LayoutError, match=pattern(said)):
+        check_tensor(Layout(mesh_shape, rules), "w", mtf.convert_to_shape(dims))
 
 
 def test_a_dimension_is_split_over_several_axes_the_first_of_which_is_the_major_one():
@@ -94,42 +119,12 @@ def test_a_dimension_is_split_over_several_axes_the_first_of_which_is_the_major_
     assert layout.rules_text == "batch:expert+data"
 
 
-def test_two_dimensions_that_share_one_of_several_axes_are_refused():
-    layout = Layout("data:2;expert:2", "batch:data+expert;experts:expert")
-    said = refused(layout, ("batch", 8), ("experts", 4))
-    assert "'batch' and 'experts' over mesh axis 'expert'" in said
-    assert "the rule 'batch:data+expert' or the rule 'experts:expert'" in said
-
-
 def test_groups_of_tokens_at_their_experts_are_split_like_the_batch_without_the_experts_axis():
     layout = Layout("data:2;expert:2", "batch:data+expert;experts:expert")
     assert layout.axis_of("expert_groups").name == "data"
     assert Layout("data:2", "batch:data;experts:data").axis_of("expert_groups") is None
     own = Layout("data:2;expert:2", "batch:data;experts:expert;expert_groups:expert")
     assert own.axis_of("expert_groups").name == "expert"
-
-
-def test_an_axis_that_is_missing_from_several_is_reported():
-    dims = [mtf.Shape([mtf.Dimension("batch", 8)])]
-    (said,) = Layout("data:2;expert:1", "batch:data+exprt").warnings(dims)
-    assert "splits over data only: the mesh has no axis 'exprt'" in said and "expert" in said
-
-
-def test_rules_that_would_do_are_named():
-    layout = Layout("model:2;expert:4;data:3;one:1", "heads:model;d_kv:model;batch:data")
-    said = refused(layout, ("batch", 6), ("heads", 8), ("d_kv", 6))
-    # Not d_kv:expert, which does not divide, nor the axes that split another dimension or nothing.
-    assert said.endswith("or give the dimension another axis: 'heads:expert' would do here.")
-
-
-def test_indivisible_size_is_refused_with_sizes_that_work():
-    said = refused(Layout("model:5", "d_ff:model"), ("batch", 8), ("d_ff", 12))
-    assert "axis 'model' of size 5 does not divide dimension 'd_ff' of size 12" in said
-    assert (
-        "Sizes of the axis that would work: 3, 4, 6" in said and "of the dimension: 10, 15." in said
-    )
-    assert "drop the rule 'd_ff:model'" in said
-    assert "of the dimension: 5." in refused(Layout("model:5", "d_ff:model"), ("d_ff", 3))
 
 
 def refused_program(step_fn, layout: str, **features: str) -> str:
@@ -169,34 +164,36 @@ def test_an_operation_that_cannot_be_split_is_refused_with_its_tensors():
     assert "Drop the rule 'd_model:model'" in said
 
 
-def test_typing_errors_are_reported():
-    warnings = Layout("data:2;model:2", "bacth:data;d_ff:model").warnings([SHAPE])
-    assert any("'bacth:data'" in w and "did you mean batch?" in w for w in warnings)
-    assert any("'data'" in w and "splits nothing" in w and "splits batch" in w for w in warnings)
-    (warning,) = Layout("data:2", "batch:data;d_ff:dta").warnings([SHAPE])
-    assert "no axis 'dta'; did you mean data?" in warning
-    (warning,) = Layout("data:2", "batch:data;sequence:data").warnings([SHAPE])
-    assert "no dimension" not in warning and "the dimensions are batch, d_ff" in warning
-    (warning,) = Layout("data:2", "batch:data;q:y").warnings([SHAPE])
-    assert warning.endswith("there is neither an axis 'y' nor a dimension 'q'")
+# Mesh, rules, and what is said of each warning.
+WARNED = [
+    ("data:1", "", []),
+    ("data:4", "batch:data;d_ff:model", []),  # One layout serves many meshes.
+    ("data:2;expert:1", "batch:data+exprt", ["data only: the mesh has no axis 'exprt'...expert"]),
+    (
+        *("data:2;model:2", "bacth:data;d_ff:model"),
+        ["'bacth:data'...did you mean batch?", "'data'...splits nothing...splits batch"],
+    ),
+    ("data:2", "batch:data;d_ff:dta", ["no axis 'dta'; did you mean data?"]),
+    ("data:2", "batch:data;sequence:data", ["the dimensions are batch, d_ff"]),
+    ("data:2", "batch:data;q:y", ["there is neither an axis 'y' nor a dimension 'q'"]),
+    (
+        *("data:2", "data:batch"),
+        ["did you mean 'batch:data'?", "'data' of size 2 splits nothing"],
+    ),
+    (
+        *("data:2", "batch:foo"),
+        ["has no axis 'foo', which the rule 'batch:foo' names...did you mean 'batch:data'?"],
+    ),
+    ("data:2", "", ["no rule splits batch, d_ff."]),
+]
 
 
-def test_a_rule_the_wrong_way_round_is_reported():
-    rule, axis = Layout("data:2", "data:batch").warnings([SHAPE])
-    assert "did you mean 'batch:data'?" in rule and "'data' of size 2 splits nothing" in axis
-
-
-def test_an_axis_of_one_is_not_reported():
-    assert Layout("data:1", "").warnings([SHAPE]) == []
-
-
-def test_a_rule_with_an_axis_that_the_mesh_lacks_is_named_where_an_axis_is_idle():
-    (warning,) = Layout("data:2", "batch:foo").warnings([SHAPE])
-    assert "the mesh has no axis 'foo', which the rule 'batch:foo' names" in warning
-    assert warning.endswith("did you mean 'batch:data'?")
+@pytest.mark.parametrize(("mesh_shape", "rules", "said"), WARNED)
+def test_what_has_no_effect_is_warned_of(mesh_shape, rules, said):
+    warnings = layout_warnings(Layout(mesh_shape, rules), [SHAPE])
+    assert len(warnings) == len(said)
+    for warning, expected in zip(warnings, said, strict=True):
+        assert re.search(pattern(expected), warning)
     inside = mtf.Shape([*SHAPE.dims, mtf.Dimension("some_operations_own", 2)])
-    (warning,) = Layout("data:2", "").warnings([inside])
-    assert "no rule splits batch, d_ff." in warning
-    assert Layout("data:2", "").warnings([SHAPE]) == [warning]  # So that it is said once.
-    # One layout serves many meshes.
-    assert Layout("data:2", "batch:data;d_ff:foo").warnings([SHAPE]) == []
+    idle = layout_warnings(Layout(mesh_shape), [SHAPE])
+    assert layout_warnings(Layout(mesh_shape), [inside]) == idle  # So that it is said once.

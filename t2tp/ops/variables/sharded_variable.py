@@ -16,6 +16,7 @@ from t2tp import upstream
 from t2tp.lowering.context import Lowering, Relayout
 from t2tp.lowering.gather_schedule import lower_gathers
 from t2tp.lowering.operation import Hooks, Operation
+from t2tp.mesh.layout_conflicts import check_tensor
 from t2tp.ops.cast import CastOperation, cast
 from t2tp.ops.variables.role import Role
 
@@ -58,7 +59,7 @@ def get_variable(
         )
     layout = getattr(mesh, "layout", None)
     if layout is not None:
-        layout.check(name, shape)  # Before its dimensions have other names.
+        check_tensor(layout, name, shape)  # Before its dimensions have other names.
     trainable = trainable and not frozen
     stored = shape
     if layout is not None and (trainable or (frozen and layout.storage.stage == 3)):

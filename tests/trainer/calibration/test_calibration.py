@@ -8,7 +8,7 @@ import math
 import pytest
 
 import t2tp
-from t2tp.mesh.layout import parse_mesh_shape
+from t2tp.mesh.layout_text import parse_mesh_shape
 from t2tp.planner import ClusterFile, ClusterFileError
 from t2tp.planner.collective_cost import CollectiveCost
 from t2tp.planner.compute_cost import ComputeCost

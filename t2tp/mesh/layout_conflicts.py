@@ -1,0 +1,93 @@
+"""Rejects tensors and operations that the rules of a layout cannot split, and says what can."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from t2tp import upstream
+from t2tp.mesh.axes import JOIN
+from t2tp.mesh.layout_text import LayoutError, describe
+
+if TYPE_CHECKING:
+    from t2tp.mesh.layout import Layout
+
+
+def check_tensor(layout: Layout, name: str, shape: upstream.Shape) -> None:
+    """Rejects a tensor that the rules cannot lay out.
+
+    Args:
+      layout: the rules.
+      name: what to call the tensor in the error.
+      shape: its global shape.
+
+    Raises:
+      LayoutError: two of its dimensions fall on one axis, or an axis does not divide its
+        dimension.
+    """
+    check_dimensions(layout, f"Tensor {name!r} {describe(shape)}", shape)
+
+
+def check_dimensions(layout: Layout, what: str, dims: Iterable[upstream.Dimension]) -> None:
+    """Rejects dimensions of one tensor or operation that cannot be split together.
+
+    Args:
+      layout: the rules.
+      what: the tensor or operation, as the subject of the error's sentence.
+      dims: dimensions with different names.
+    """
+    dims = list(dims)
+    split_by: dict[str, upstream.Dimension] = {}
+    for dim in dims:
+        axis = layout.axis_of(dim.name)
+        if axis is None:
+            continue
+        for part in layout.axes_of(dim.name):
+            first = split_by.setdefault(part.name, dim)
+            if first is dim:
+                continue
+            raise LayoutError(
+                f"{what}: the layout splits both its dimensions {first.name!r} and"
+                f" {dim.name!r} over mesh axis {part.name!r}, and an axis can split only one"
+                f" dimension of a tensor. Change the rule {_rule(layout, first)} or the rule"
+                f" {_rule(layout, dim)}: drop it, or give the dimension another axis:"
+                f" {_other_axes(layout, (first, dim), dims)}."
+            )
+        if dim.size % axis.size and not layout.may_pad(dim):
+            raise LayoutError(
+                f"{what}: mesh axis {axis.name!r} of size {axis.size} does not divide dimension"
+                f" {dim.name!r} of size {dim.size}. {_what_divides(dim, axis)}"
+            )
+
+
+def _rule(layout: Layout, dim: upstream.Dimension) -> str:
+    return f"'{dim.name}:{JOIN.join(axis.name for axis in layout.axes_of(dim.name))}'"
+
+
+def _other_axes(
+    layout: Layout, clashing: Sequence[upstream.Dimension], dims: Sequence[upstream.Dimension]
+) -> str:
+    """Suggests rules for one of the clashing dimensions."""
+    taken = {axis.name for dim in dims for axis in layout.axes_of(dim.name)}
+    free = [axis for axis in layout.mesh_shape.dims if axis.name not in taken and axis.size > 1]
+    rules = [
+        f"'{dim.name}:{axis.name}'"
+        for axis in free
+        for dim in clashing
+        if dim.size % axis.size == 0
+    ]
+    if rules:
+        return f"{' or '.join(rules)} would do here"
+    return "this mesh has none that would do here"
+
+
+def _what_divides(dim: upstream.Dimension, axis: upstream.Dimension) -> str:
+    """Suggests sizes of the axis and of the dimension that would work."""
+    sizes = [n for n in range(1, dim.size + 1) if dim.size % n == 0]
+    near = sorted(sorted(sizes, key=lambda n: abs(n - axis.size))[:3])
+    below, above = dim.size // axis.size * axis.size, -(-dim.size // axis.size) * axis.size
+    return (
+        f"Sizes of the axis that would work: {', '.join(map(str, near))}; of the dimension:"
+        f" {', '.join(str(n) for n in (below, above) if n)}. Or drop the rule"
+        f" '{dim.name}:{axis.name}'."
+    )
