@@ -123,7 +123,7 @@ class Estimator:
         if self._cluster is None:
             self._cluster = connect_as(self.config, self.layout)
             if self._cluster.coordination is not None:
-                self._cluster.coordination.advice = self._checkpoints.how_to_go_on
+                self._cluster.coordination.advice = self._checkpoints.advice_on_resuming
             if not self._cluster.on_cpu:
                 tf.config.experimental.enable_op_determinism()
             if self._cluster.is_main_process:

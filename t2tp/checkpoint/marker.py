@@ -1,7 +1,7 @@
 """The marker of a finished checkpoint: a directory without a valid one is not a checkpoint.
 
-It is the last file of a checkpoint and lists the other files. `Marker.check` compares the list with
-the files.
+It is the last file of a checkpoint and lists the other files. `Marker.check_files` compares the
+list with the files.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Marker:
             saved_at=fields["saved_at"],
         )
 
-    def check(self, directory: Path) -> None:
+    def check_files(self, directory: Path) -> None:
         """Checks that a checkpoint is valid: the sizes of all files, and the content of small ones.
 
         The index and the metadata are small, and TensorFlow does not notice a flipped bit in an

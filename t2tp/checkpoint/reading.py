@@ -49,7 +49,7 @@ class Checkpoint:
         """
         self.path = Path(path)
         self._marker = Marker.read(self.path)
-        self._marker.check(self.path)
+        self._marker.check_files(self.path)
         self.step = self._marker.step
         self.saved_at = self._marker.saved_at
         with as_unusable(checkpoint_in(self.path)):
@@ -116,7 +116,7 @@ class Checkpoint:
             try:
                 values = restore()
             except _WRONG_DATA:
-                self._marker.check(self.path)  # A file may be missing, or too short.
+                self._marker.check_files(self.path)  # A file may be missing, or too short.
                 try:
                     values = restore()  # A wrong checksum may be a transient read error.
                 except tf.errors.DataLossError as error:
@@ -133,7 +133,7 @@ class Checkpoint:
           DamagedCheckpointError: a file has changed; the error names it.
           UnusableCheckpointError: a file cannot be read.
         """
-        self._marker.check(self.path)
+        self._marker.check_files(self.path)
         for name, shape in self._shapes.items():
             self.read([Slice.full(name, shape, self._dtypes[name])])
 
@@ -201,7 +201,7 @@ def last_finished(directory: str | PathLike[str]) -> FinishedCheckpoint | None:
     for step, path in reversed(files.step_directories(Path(directory)).items()):
         try:
             marker = Marker.read(path)
-            marker.check(path)
+            marker.check_files(path)
         except DamagedCheckpointError:
             continue
         except UnusableCheckpointError:

@@ -278,7 +278,7 @@ class _Saving:
     def _is_saved(self) -> bool:
         try:
             marker = Marker.read(self.final)
-            marker.check(self.final)
+            marker.check_files(self.final)
         except DamagedCheckpointError:
             return False
         return marker.step == self.step  # The directory may be another step's, renamed.

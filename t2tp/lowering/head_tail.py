@@ -50,16 +50,16 @@ class Orders:
         self._of_operation: dict[upstream.Operation, Order] = {}
         self._converted = GraphMemo()
         # Mesh axis -> names of the dimensions that some attention reads in head-tail order.
-        self._wanted: dict[int, set[str]] = {}
+        self._head_tail_dims: dict[int, set[str]] = {}
 
-    def want(self, operations: Iterable[upstream.Operation]) -> None:
-        """Records which dimensions the operations read in head-tail order."""
+    def find_head_tail_dims(self, operations: Iterable[upstream.Operation]) -> None:
+        """Finds the dimensions that the operations read in head-tail order."""
         layout = self._mesh_impl.layout
         for op in operations:
             for dim in hooks(op).head_tail_dims(layout):
                 axis = layout.axis_index(dim.name)
                 if axis is not None and self.has_halves(axis, dim):
-                    self._wanted.setdefault(axis, set()).add(dim.name)
+                    self._head_tail_dims.setdefault(axis, set()).add(dim.name)
 
     def of(self, tensor: upstream.Tensor) -> Order:
         """Returns the order in which a tensor is cheapest to read: others need an exchange.
@@ -71,13 +71,13 @@ class Orders:
             return frozenset(
                 axis
                 for axis, dim in self._split_dims(tensor)
-                if dim.name in self._wanted.get(axis, ()) and self.has_halves(axis, dim)
+                if dim.name in self._head_tail_dims.get(axis, ()) and self.has_halves(axis, dim)
             )
         return self._of.get(tensor, CONSECUTIVE)
 
     def set(self, tensor: upstream.Tensor, order: Order) -> None:
         """Sets the order of a lowered tensor, along the axes that split it."""
-        if self._wanted:
+        if self._head_tail_dims:
             self._of[tensor] = order & self._axes_of(tensor)
 
     def _for_operation(self, op: upstream.Operation) -> Order:
@@ -100,7 +100,7 @@ class Orders:
           op: the operation.
           read_by: returns all tensors that an operation reads, also in a loop's body.
         """
-        if not self._wanted or hooks(op).asks_for_orders:
+        if not self._head_tail_dims or hooks(op).chooses_orders:
             yield
             return
         order, outer = self._for_operation(op), self.current
@@ -157,7 +157,7 @@ class Orders:
 
     def _axes_to_exchange(self, tensor: upstream.Tensor, order: Order) -> Order:
         """Returns the axes along which a lowered tensor must be exchanged to be in an order."""
-        if not self._wanted:
+        if not self._head_tail_dims:
             return CONSECUTIVE
         current, target = self._of.get(tensor, CONSECUTIVE), order & self._axes_of(tensor)
         return (current ^ target) - self._uniform.get(tensor, CONSECUTIVE)

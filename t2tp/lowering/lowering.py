@@ -142,7 +142,7 @@ class GraphLowering(upstream.Lowering):
         self._reductions = Reductions(mesh_impl)
         self.scatters = Scatters(mesh_impl)
         self.orders = Orders(self, mesh_impl)
-        self.orders.want(all_operations(graph.operations))
+        self.orders.find_head_tail_dims(all_operations(graph.operations))
         self._needed: set[upstream.Tensor] = set()
         # From the whole graph: a loop may read a variable that was lowered outside it.
         self._read = set(needed).union(*map(tensors_read, graph.operations))
@@ -392,7 +392,7 @@ class GraphLowering(upstream.Lowering):
             self.tensors.update(before)
 
     def slice_in_order(self, tensor: upstream.Tensor, order: Order) -> tf.Tensor:
-        """Returns the slice in an order, for operations with `Hooks.asks_for_orders`."""
+        """Returns the slice in an order, for operations with `Hooks.chooses_orders`."""
         return self.orders.converted(tensor, order).slice
 
     def is_surely_needed(self, tensor: upstream.Tensor) -> bool:

@@ -84,8 +84,8 @@ class Hooks:
         elementwise operations, and for operations that mask padding before they reduce it (with
         `lowering.masked_slice`).
       is_feature: whether the outputs are features, or rows of them.
-      asks_for_orders: whether `lower` takes its inputs in the orders that it asks for, by
-        `lowering.slice_in_order`, and says by `lowering.orders.set` in which its outputs are.
+      chooses_orders: whether `lower` chooses the orders of its inputs, with
+        `lowering.slice_in_order`, and sets those of its outputs, with `lowering.orders.set`.
       matmul_flops: floating-point operations of its matmuls on the whole mesh, from which the
         trainer computes the utilization of the devices. Only the forward pass counts.
       cost_kind: the kind of work that `t2tp_plan` counts it as, one of `t2tp.planner.work.KINDS`.
@@ -100,7 +100,7 @@ class Hooks:
     ordered_dims: Collection[upstream.Dimension] | None = None
     accepts_padding: bool = False
     is_feature: bool = False
-    asks_for_orders: bool = False
+    chooses_orders: bool = False
     cost_kind: str = "elementwise"
 
     @property

@@ -68,7 +68,7 @@ class DropoutOperation(Operation):
 
     cost_kind = "random"
     accepts_padding = True
-    asks_for_orders = True
+    chooses_orders = True
 
     def __init__(
         self,

@@ -7,6 +7,23 @@ and number of layers. Branch 0 does nothing. A branch reads and replaces three t
   backward pass;
 * the sums of the loop's outputs over microbatches;
 * the messages to send at the end of the tick.
+
+Of one chunk, with the pieces of `Partition` in brackets:
+
+    forward    first stage: features -> [before] -+
+               others: message of stage - 1 ------+-> [layers] -+-> message to stage + 1
+                                                                +-> slots `forward`: what is saved
+                                                                +-> slots `exit` (last stage)
+
+    backward   last stage: slots `exit` -> [after] -+
+               others: message of stage + 1 --------+-> [layers] -+-> message to stage - 1
+               slots `forward` ---------------------+             +-> [before] (first stage), sums
+                                                                  +-> slots `backward`, or sums
+
+    weights    slots `backward` -> [layers] -> sums
+
+`backward` adds the gradients of the weights to the sums itself, unless the schedule has entries
+`weights`. In an evaluation there are only `forward` entries, the last stage of which run [after].
 """
 
 from __future__ import annotations

@@ -202,14 +202,6 @@ def test_the_shards_do_not_change_the_batches(data_dir, tmp_path, num_shards):
             np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
 
 
-def test_parts_make_up_the_whole_of_a_packed_batch(data_dir):
-    batch = problems.find("tiny_reverse", "arrangement=packed").stream(data_dir, "train", 6, 64)[3]
-    for feature in batch.values():
-        whole = np.asarray(feature)
-        assert np.array_equal(feature[4:6, :], whole[4:])
-        assert np.array_equal(feature[1:2, 16:32], whole[1:2, 16:32])
-
-
 def test_symbols_are_written_with_spaces_and_scored_by_exact_match(tmp_path):
     problem = problems.find("algorithmic_addition_decimal40")
     codec = problem.codec(tmp_path)

@@ -11,8 +11,6 @@ from t2tp.problems.data.mixture_stream import ConcatenatedSource, Stage
 from t2tp.problems.data.stream import OnePassStream
 from t2tp.problems.mixture import Mixture
 
-NAMES = ("few_identities", "few_reverses")
-
 
 @registry.register_problem
 class FewIdentities(AlgorithmicIdentityBinary40):
@@ -80,33 +78,6 @@ def test_without_shares_they_follow_from_the_sizes(data_dir, options, of_first, 
         packed = len(mixture.train_examples(data_dir, 64).sources[1])
         share = (rows(batches, 0, 1000) < 70).mean()
         assert share == pytest.approx(70**0.5 / (70**0.5 + packed**0.5), abs=1e-3)
-
-
-def test_each_problem_has_its_epochs(data_dir):
-    drawn = rows(stream(data_dir, "few_identities=0.7,few_reverses=0.3", 10), 0, 30)
-    for low, high in ((0, 70), (70, 100)):
-        own = drawn[(drawn >= low) & (drawn < high)]
-        epochs = own.reshape(3, high - low)
-        for epoch in epochs:
-            assert sorted(epoch) == list(range(low, high))
-        assert epochs[0].tolist() != epochs[1].tolist()
-
-
-@pytest.mark.parametrize(
-    "shares",
-    [
-        "few_identities=3,few_reverses=4",
-        "few_identities=1,few_reverses=0;7:few_identities=2,few_reverses=3",
-    ],
-)
-def test_the_batch_of_a_step_is_the_same_whatever_was_read_before(data_dir, shares):
-    forwards = [np.asarray(stream(data_dir, shares)[step]["targets"]) for step in range(30)]
-    batches = stream(data_dir, shares)
-    for step in reversed(range(30)):
-        np.testing.assert_array_equal(np.asarray(batches[step]["targets"]), forwards[step])
-    other = stream(data_dir, shares, seed=1)
-    assert any((np.asarray(other[step]["targets"]) != forwards[step]).any() for step in range(30))
-    assert batches[10**12]["targets"].shape == (6, 64)
 
 
 def test_a_schedule_goes_on_where_the_stage_before_ended(data_dir):

@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,8 +26,6 @@ from tests.trainer.hooks.events import read_scalars
 from tests.trainer.toy_estimator import MESHES, At, Crash, Note, estimator, losses
 from tests.warm_processes import WarmProcess
 
-ROOT = Path(__file__).parents[2]
-
 
 def test_training_lowers_the_loss_and_any_mesh_gives_the_same(tmp_path):
     curves = {}
@@ -45,29 +42,6 @@ def test_the_seed_decides_on_initial_values(tmp_path):
     for seed in (0, 1):
         estimator(tmp_path / f"seed {seed}", random_seed=seed).train(toy.inputs(), 1)
     assert losses(tmp_path / "seed 0") != losses(tmp_path / "seed 1")
-
-
-def test_a_crashed_training_goes_on_bit_for_bit(tmp_path):
-    estimator(tmp_path / "undisturbed").train(toy.inputs(), 14)
-    with pytest.raises(RuntimeError, match="crash"):
-        estimator(tmp_path / "crashed").train(toy.inputs(), 14, [Crash(at=10)])
-    assert checkpoint.all_steps(tmp_path / "crashed/checkpoints") == [4, 8]
-    resumed = estimator(tmp_path / "crashed")
-    note = Note()
-    resumed.train(toy.inputs(), 14, [note])
-    assert note.calls[0] == ("begin", 8)
-    assert losses(tmp_path / "crashed") == losses(tmp_path / "undisturbed")
-    assert resumed.steps_done == 14
-
-
-@pytest.mark.parametrize("mesh", ["one device", "model"])
-def test_it_goes_on_on_another_mesh(tmp_path, mesh):
-    estimator(tmp_path / "undisturbed").train(toy.inputs(), 14)
-    estimator(tmp_path / "moved").train(toy.inputs(), 8)
-    estimator(tmp_path / "moved", mesh).train(toy.inputs(), 14)
-    np.testing.assert_allclose(
-        losses(tmp_path / "moved"), losses(tmp_path / "undisturbed"), rtol=1e-5
-    )
 
 
 def test_evaluation_adds_up_all_batches_on_any_mesh(tmp_path):

@@ -239,7 +239,7 @@ class RunCheckpoints:
             with as_usage_error(OSError), contextlib.suppress(FileNotFoundError):
                 checkpoint.record_metrics(checkpoint.step_directory(self._directory, step), metrics)
 
-    def how_to_go_on(self) -> str:
+    def advice_on_resuming(self) -> str:
         """Returns advice on resuming, for the error about a lost process."""
         saved = checkpoint.last_finished(self._directory)
         if saved is None:

@@ -82,7 +82,7 @@ class AttentionOperation(Operation):
     def __init__(self, inputs: Sequence[upstream.Tensor], options: Options) -> None:
         super().__init__(list(inputs), name="attention")
         self._options = options
-        self.asks_for_orders = options.is_blockwise
+        self.chooses_orders = options.is_blockwise
         self._rng_name = self.name
         q, k = inputs[:2]
         *batch, heads, length, _ = q.shape.dims
@@ -174,7 +174,7 @@ class AttentionGradOperation(Operation):
     ) -> None:
         """Uses the dropout mask of the operation named `rng_name`."""
         super().__init__(list(inputs), name="attention_grad")
-        self.asks_for_orders = options.is_blockwise
+        self.chooses_orders = options.is_blockwise
         self._num_outputs = num_outputs
         self._options = options
         self._rng_name = rng_name
