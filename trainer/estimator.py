@@ -76,7 +76,13 @@ class Estimator:
       log: the JSON log of `config.log_json`; only process 0 writes it.
     """
 
-    def __init__(self, model_fn: ModelFn, config: RunConfig, hparams: Any = None) -> None:
+    def __init__(
+        self,
+        model_fn: ModelFn,
+        config: RunConfig,
+        hparams: Any = None,
+        layout: Layout | None = None,
+    ) -> None:
         """Checks the settings without building a program.
 
         Args:
@@ -86,13 +92,14 @@ class Estimator:
           config: the output directory, how often to save, and other settings of the run.
           hparams: `HParams` or a mapping, passed to `model_fn`. Its `mesh_shape` and `layout`
             define the mesh; without them it is one device.
+          layout: what the hparams define, if it is known.
 
         Raises:
           LayoutError: mesh shape or layout cannot be parsed.
           ValueError: a checkpoint setting cannot be parsed, or the tracker is not installed.
         """
         self.config = config
-        self.layout = Layout.from_hparams(hparams)
+        self.layout = layout or Layout.from_hparams(hparams)
         self.steps_done = 0
         self._model_fn = model_fn
         self._model_fn_takes = frozenset(inspect.signature(model_fn).parameters)

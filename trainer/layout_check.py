@@ -66,8 +66,7 @@ def check_run_layout(spec: RunSpec) -> RunLayoutCheck:
     config = spec.config
     if find_process_spec(config.num_processes, config.process_id, config.coordinator) is not None:
         raise UsageError("--check_layout needs a single process: start it without t2tp_launch")
-    layout = Layout.from_hparams(spec.hparams)
-    virtual_devices(layout.size)
+    virtual_devices(spec.layout.size)
     with _without_warnings():
         model = _shrunk(_Model(spec, spec.hparams.copy()))
     batch = {
@@ -75,7 +74,7 @@ def check_run_layout(spec: RunSpec) -> RunLayoutCheck:
         for name, value in model.inputs.stream[0].items()
     }
     check = check_layout(
-        model.step_fn, model.inputs.features, batch, layout=layout, seed=config.random_seed
+        model.step_fn, model.inputs.features, batch, layout=spec.layout, seed=config.random_seed
     )
     changes = {
         name: (value, model.hparams.get(name))
@@ -147,7 +146,7 @@ def _shrunk(model: _Model) -> _Model:
     # With few layers, all that follows is fast.
     names.sort(key=lambda name: ("layers" not in name, "length" in name))
     for name in names:
-        for value in _candidates(name, model.hparams):
+        for value in _candidates(name, model):
             smaller = model.with_hparam(name, value)
             if smaller is None or _loses_elements(model, smaller):
                 continue
@@ -157,12 +156,12 @@ def _shrunk(model: _Model) -> _Model:
     return model
 
 
-def _candidates(name: str, hparams: HParams) -> list[int]:
+def _candidates(name: str, model: _Model) -> list[int]:
     """Smaller values of an hparam, the smallest first."""
     least = _FEWEST_LAYERS if "layers" in name else _SMALLEST
-    sizes = {1, *(axis.size for axis in Layout.from_hparams(hparams).mesh_shape.dims)}
+    sizes = {1, *(axis.size for axis in model.spec.layout.mesh_shape.dims)}
     values = {size << shift for size in sizes for shift in range(20)}
-    return sorted(value for value in values if least <= value < hparams.get(name))
+    return sorted(value for value in values if least <= value < model.hparams.get(name))
 
 
 def _loses_elements(model: _Model, smaller: _Model) -> bool:

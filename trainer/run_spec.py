@@ -154,7 +154,7 @@ class RunSpec:
         """
         vocab_sizes = self.problem.vocab_sizes(self.data_dir)
         model_fn = model_fn_of(self.model_class, vocab_sizes, self.train_steps)
-        return Estimator(model_fn, self.config, self.hparams)
+        return Estimator(model_fn, self.config, self.hparams, self.layout)
 
 
 def find_problem(

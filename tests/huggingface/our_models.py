@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import functools
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 import t2tp
@@ -17,9 +14,6 @@ from t2tp import mtf, registry
 from t2tp.checkpoint import Checkpoint
 from t2tp.checkpoint.variables import restore
 from t2tp.decoding import DecodeOptions, Decoder, Request
-from t2tp.huggingface.model_directory import ModelDirectory
-from t2tp.huggingface.safetensors_file import read_header
-from t2tp.huggingface.tensor_map import variables
 from t2tp.trainer.cli.programs import t2tp_convert
 from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_dir.find_checkpoint import find
@@ -139,36 +133,3 @@ def _program(name: str, mesh: str, step, fed: Features) -> t2tp.Program:
     )
     restore(saved(name), program.variables, strict=True)
     return program
-
-
-def check_there_and_back(name: str, back: Path) -> Any:
-    """Checks that a run is written as the files that it was made of; returns their model of it."""
-    assert convert(f"--to_hf={back}", f"--output_dir={run_of(name)}") == 0
-    source = their_models.directory(name)
-    ours, theirs = (read_header(path / "model.safetensors") for path in (back, source))
-    assert set(ours) == set(theirs)
-    for key, tensor in theirs.items():
-        assert (ours[key].dtype, ours[key].shape) == (tensor.dtype, tensor.shape)
-        assert ours[key].opened().tobytes() == tensor.opened().tobytes(), key
-    return their_models.load_whole(name, back)
-
-
-def config_of(path: Path) -> dict[str, Any]:
-    return json.loads((path / "config.json").read_text())
-
-
-def check_gradients(name: str, theirs: dict[str, np.ndarray], loss: float, fed: Features) -> None:
-    """Compares the loss and all gradients with theirs, which have the names in files."""
-    ours = dict(loss_and_gradients(name, "2x2", fed))
-    assert ours.pop("loss") == pytest.approx(loss, rel=1e-5)
-    source = ModelDirectory.from_path(their_models.directory(name))
-    kind, hparams = source.model_type, source.hparams()
-    table = variables(kind.tensors(hparams), kind.sizes(hparams))
-    assert {each.name for each in table} == {key for key in ours if "summaries" not in key}
-    for variable in table:
-        for piece in variable.pieces:
-            wanted = piece.view(theirs[piece.theirs])
-            begin = piece.expert or 0
-            got = ours[variable.name][begin : begin + len(wanted)]
-            bound = 1e-4 * max(1, np.abs(wanted).max())
-            np.testing.assert_allclose(got, wanted, rtol=0, atol=bound, err_msg=variable.name)

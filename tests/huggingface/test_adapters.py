@@ -69,6 +69,14 @@ def tuned(name: str, directory: Path, targets: tuple[str, ...] = (), **changes) 
     return run, program(fed)["logits"][..., :VOCAB]
 
 
+def inputs_of(name: str):
+    import torch
+
+    targets = their_models.targets()
+    first = np.full([len(targets), 1], their_models.begin_token(name))
+    return torch.tensor(np.concatenate([first, targets[:, :-1]], axis=1)).long()
+
+
 def written(run: Path, out: Path, *flags: str) -> Path:
     assert our_models.convert(f"--to_hf={out}", f"--output_dir={run}", *flags) == 0
     return out
@@ -117,7 +125,7 @@ def test_adapters_written_for_peft_are_those_that_were_trained(name, tmp_path):
             weight = weight_of(model, plain)
             weight += torch.tensor(change.T if config["fan_in_fan_out"] else change)
     with torch.no_grad():
-        theirs = model.eval()(their_models.inputs(name)).logits.numpy()
+        theirs = model.eval()(inputs_of(name)).logits.numpy()
     np.testing.assert_allclose(theirs, logits, rtol=0, atol=2e-5)
     untuned = our_models.logits(name, "one device")
     assert np.abs(theirs - untuned).max() > 0.1
@@ -134,28 +142,29 @@ def test_peft_loads_the_adapters(name, tmp_path):
     base = getattr(transformers, LANGUAGE_MODELS[name][0])
     model = base.from_pretrained(their_models.directory(name))
     with torch.no_grad():
-        theirs = (
-            peft.PeftModel.from_pretrained(model, out)
-            .eval()(their_models.inputs(name))
-            .logits.numpy()
-        )
+        theirs = peft.PeftModel.from_pretrained(model, out).eval()(inputs_of(name)).logits.numpy()
     np.testing.assert_allclose(theirs, logits, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_merged_model_is_the_one_that_was_trained(name, tmp_path):
     import torch
+    import transformers
 
     changes = {"lora_also_trained": "final/norm_scale"} if name == "mixtral" else {}
     run, logits = tuned(name, tmp_path, **changes)
     out = written(run, tmp_path / "merged", "--merge_lora")
+    model_class = getattr(transformers, LANGUAGE_MODELS[name][0])
+    model, info = model_class.from_pretrained(out, output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     with torch.no_grad():
-        theirs = their_models.load_whole(name, out)(their_models.inputs(name)).logits.numpy()
+        theirs = model.eval()(inputs_of(name)).logits.numpy()
     np.testing.assert_allclose(theirs, logits, rtol=0, atol=2e-5)
 
 
 def test_a_16_bit_base_is_merged_in_the_precision_that_is_asked_for(tmp_path, monkeypatch):
     import torch
+    import transformers
 
     base = f"--output_dir={tmp_path / 'base'}"
     theirs = f"--from_hf={their_models.directory('gpt2')}"
@@ -163,16 +172,32 @@ def test_a_16_bit_base_is_merged_in_the_precision_that_is_asked_for(tmp_path, mo
     monkeypatch.setattr(our_models, "saved", lambda name: find(str(tmp_path / "base")))
     run, logits = tuned.__wrapped__("gpt2", tmp_path)
     out = written(run, tmp_path / "merged", "--merge_lora", "--dtype=float32")
+    model = transformers.GPT2LMHeadModel.from_pretrained(out)
     with torch.no_grad():
-        merged = their_models.load_whole("gpt2", out)(their_models.inputs("gpt2")).logits.numpy()
+        merged = model.eval()(inputs_of("gpt2")).logits.numpy()
     np.testing.assert_allclose(merged, logits, rtol=0, atol=2e-5)
 
 
-def test_what_peft_has_nothing_for_is_refused(tmp_path, capfd):
-    run, _ = tuned("gpt2", tmp_path, ("query",), lora_also_trained="positions")
-    assert our_models.convert(f"--to_hf={tmp_path / 'out'}", f"--output_dir={run}") == 2
+@pytest.mark.parametrize(
+    ("name", "targets", "changes", "flags", "message"),
+    [
+        (
+            "gpt2",
+            ("query",),
+            {"lora_also_trained": "positions"},
+            (),
+            "positions was trained",
+        ),
+    ],
+)
+def test_what_peft_has_nothing_for_is_refused(
+    name, targets, changes, flags, message, tmp_path, capfd
+):
+    run, _ = tuned(name, tmp_path, targets, **changes)
+    flags = (f"--to_hf={tmp_path / 'out'}", f"--output_dir={run}", *flags)
+    assert our_models.convert(*flags) == 2
     said = capfd.readouterr().err
-    assert "positions was trained" in said and "--merge_lora" in said
+    assert message in said and "--merge_lora" in said
     assert not (tmp_path / "out").exists()
 
 

@@ -86,11 +86,13 @@ def their_logits(name: str, base: str) -> np.ndarray:
     if base == "t5":
         return test_sequence_to_sequence.their_logits(name).detach().numpy()
     if base in _LANGUAGE_MODELS:
-        given = {"input_ids": their_models.inputs(name)}
+        first = their_models.begin_token(name)
+        inputs = np.pad(their_models.targets()[:, :-1], [(0, 0), (1, 0)], constant_values=first)
+        given = {"input_ids": inputs}
     else:
         given = encoder_features(base)[1]
     with torch.no_grad():
-        tensors = {key: torch.as_tensor(value) for key, value in given.items()}
+        tensors = {key: torch.tensor(value) for key, value in given.items()}
         logits = their_models.loaded(name)(**tensors).logits.numpy()
     return logits[given["attention_mask"]] if base == "bert_masked" else logits
 

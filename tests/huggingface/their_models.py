@@ -170,16 +170,6 @@ def _scratch() -> Path:
     return path
 
 
-def load_whole(name: str, files: Path) -> Any:
-    """Loads a model from files that have all of its tensors and no other."""
-    import transformers
-
-    model_class = getattr(transformers, _ALL[name][0])
-    model, info = model_class.from_pretrained(files, output_loading_info=True)
-    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    return model.eval()
-
-
 def begin_token(name: str) -> int:
     """The token before the first target."""
     return loaded(name).config.bos_token_id or 0
@@ -188,11 +178,3 @@ def begin_token(name: str) -> int:
 def targets() -> np.ndarray:
     """Tokens, [batch, length]."""
     return np.random.default_rng(0).integers(0, VOCAB, (4, LENGTH)).astype(np.int32)
-
-
-def inputs(name: str) -> Any:
-    """What a decoder reads to predict the targets, a tensor of int64[batch, length]."""
-    import torch
-
-    shifted = np.pad(targets()[:, :-1], [(0, 0), (1, 0)], constant_values=begin_token(name))
-    return torch.tensor(shifted).long()

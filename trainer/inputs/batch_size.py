@@ -36,8 +36,7 @@ def sequences_per_batch(hparams: HParams) -> int:
             )
         size //= length
     if unit.endswith("replica"):
-        axis = Layout.from_hparams(hparams).axis_of("batch")
-        size *= axis.size if axis else 1
+        size *= Layout.from_hparams(hparams).batch_shards
     if size * length > _MAX_TOKENS:
         raise ValueError(
             f"batch_size={hparams.batch_size} with batch_size_unit={unit} and max_length={length}"
