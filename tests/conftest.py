@@ -37,6 +37,7 @@ HANDLERS, PROPAGATES, VERBOSITY = LOGGER.handlers[:], LOGGER.propagate, logging.
 # not left with one of them at the end.
 LONG_FILES = (
     "tests/test_commands.py",
+    "tests/ops/test_operations.py",
     "tests/pipeline/test_values.py",
     "tests/models/test_transformer_layouts.py",
     "tests/decoding/test_any_layout.py",

@@ -15,9 +15,6 @@ import numpy as np
 from t2tp.problems.data.checked_file import CheckedFile
 from t2tp.problems.data.shards import OFFSET, Checks, read_checks, shard_name
 
-# Values counted at a time.
-_COUNT_STEP = 1 << 22
-
 
 class Column:
     """One column of a split.
@@ -128,12 +125,17 @@ class Column:
         """The length of each example: int64 [examples]."""
         return np.concatenate([np.diff(begins.whole()) for begins in self._begins])
 
-    def counts(self, size: int) -> np.ndarray:
-        """Returns the frequency of each number below `size` among the values: int64 [size]."""
+    def counts(self, size: int, at_once: int = 1 << 22) -> np.ndarray:
+        """Returns the frequency of each number below `size` among the values: int64 [size].
+
+        Args:
+          size: the smallest number that is not counted.
+          at_once: number of values to count at a time.
+        """
         counts = np.zeros(size, np.int64)
         for values in self._values:
-            for begin in range(0, len(values), _COUNT_STEP):
-                counts += np.bincount(values[begin : begin + _COUNT_STEP], minlength=size)
+            for begin in range(0, len(values), at_once):
+                counts += np.bincount(values[begin : begin + at_once], minlength=size)
         return counts
 
     def _over_shards(

@@ -17,12 +17,9 @@ Piece = tuple[int, np.ndarray, np.ndarray]
 _ROWS_OF_WINDOW = 128
 _MAX_WINDOW = 1 << 14
 
-# Examples packed at a time, in several windows.
-_TOGETHER = 1 << 19
-
 
 def first_fit_decreasing(
-    pieces: Iterable[Piece], length: int, average: float
+    pieces: Iterable[Piece], length: int, average: float, together: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Packs windows of consecutive examples: the longest first, each into the first row with room.
 
@@ -33,10 +30,11 @@ def first_fit_decreasing(
       pieces: pieces of the examples.
       length: length of a row.
       average: length of the examples, which determines the number of examples in a window.
+      together: number of examples to pack at a time, in several windows.
     """
     per_row = max(1.0, length / max(1.0, average))
     window = min(1 << int(np.ceil(np.log2(_ROWS_OF_WINDOW * per_row))), _MAX_WINDOW)
-    chunk = max(1, _TOGETHER // window) * window
+    chunk = max(1, together // window) * window
     waiting = np.empty(0, np.int64)
     lengths = None
     for first, more, fits in pieces:

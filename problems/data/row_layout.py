@@ -18,9 +18,6 @@ from t2tp.problems.data.packing_rows import first_fit_decreasing
 from t2tp.problems.data.row_index import Index, IndexDirectory, IndexWriter, open_index, pieces
 from t2tp.problems.data.row_plan import RowPlan
 
-# Examples whose lengths are read at a time.
-_PIECE = 1 << 18
-
 
 @dataclass(frozen=True)
 class Texts:
@@ -33,6 +30,7 @@ class Texts:
       directory: directory of the indexes; None: they are not stored.
       stored: names of the stored columns, if they differ: problems that read the same data in
         other ways share the directory.
+      examples_at_once: number of examples whose lengths are read at a time.
     """
 
     columns: dict[str, Column]
@@ -40,6 +38,7 @@ class Texts:
     what: str
     directory: IndexDirectory | None = None
     stored: tuple[str, ...] = ()
+    examples_at_once: int = 1 << 18
 
     def __len__(self) -> int:
         """Returns the number of examples."""
@@ -51,7 +50,7 @@ class Texts:
         They are read, not mapped: mapped pages count as memory of the process.
         """
         columns = list(self.columns.values())
-        for begin, end in pieces(len(self), _PIECE):
+        for begin, end in pieces(len(self), self.examples_at_once):
             yield begin, np.stack([column.read_lengths(begin, end) for column in columns])
 
     def name(self, arrangement: str, length: int) -> str:
@@ -126,10 +125,11 @@ def pack(texts: Texts, length: int) -> RowPlan:
     def make(writer: IndexWriter) -> None:
         counts = _Counts(length)
         fitting = ((first, lengths, counts.fitting(lengths)) for first, lengths in texts.lengths())
+        together = 2 * texts.examples_at_once
         average = max(column.size for column in texts.columns.values()) / max(1, len(texts))
         end = 0
         writer.add("begins", np.zeros(1, np.int64))
-        for examples, sizes in first_fit_decreasing(fitting, length, average):
+        for examples, sizes in first_fit_decreasing(fitting, length, average, together):
             writer.add("examples", examples)
             writer.add("begins", end + sizes.cumsum())
             end += len(examples)
@@ -227,7 +227,7 @@ def _open(texts: Texts, name: str, make: object, length: int) -> Index:
 def padding_share(texts: Texts, plan: RowPlan, length: int) -> float:
     """Returns the fraction of the rows' positions that are padding."""
     tokens = 0
-    for begin, end in pieces(len(plan), _PIECE):
+    for begin, end in pieces(len(plan), texts.examples_at_once):
         _, examples = plan.examples_of(np.arange(begin, end))
         for column in texts.columns.values():
             tokens += int((column.offsets(examples + 1) - column.offsets(examples)).sum())

@@ -6,17 +6,13 @@ are kept in memory, 8 bytes per example; train is streamed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from absl import logging
 
 from t2tp.problems.data.columns import Column
 from t2tp.problems.data.permutation import mix
-
-# Values read at a time, and examples whose digests are computed at a time.
-_VALUES_AT_ONCE = 1 << 20
-_EXAMPLES_AT_ONCE = 1 << 16
 
 Split = Sequence[Mapping[str, Column]]
 
@@ -44,22 +40,32 @@ def report_overlaps(name: str, stored: Mapping[str, Split]) -> dict[str, dict[st
     return overlap_counts
 
 
-def overlaps(splits: Mapping[str, Split]) -> dict[str, dict[str, int]]:
+def overlaps(
+    splits: Mapping[str, Split], examples_at_once: int = 1 << 16, values_at_once: int = 1 << 20
+) -> dict[str, dict[str, int]]:
     """Counts the examples of each split that occur in an earlier split.
 
     Args:
       splits: the columns of each split, in one or several parts; the first is trained on.
+      examples_at_once: number of examples whose digests are computed at a time.
+      values_at_once: number of values to read at a time.
 
     Returns:
       split -> earlier split -> number of examples of the former that occur in the latter, if not
       zero.
     """
-    (train, columns), *held_out = splits.items()
+
+    def all_digests(parts: Split) -> Iterator[np.ndarray]:
+        yield np.empty(0, np.uint64)
+        for columns in parts:
+            yield from digests_of(columns, examples_at_once, values_at_once)
+
+    (train, trained_on), *held_out = splits.items()
     held_out_digests = {
-        split: np.sort(np.concatenate([*_all_digests(parts)])) for split, parts in held_out
+        split: np.sort(np.concatenate([*all_digests(parts)])) for split, parts in held_out
     }
     in_train = {split: np.zeros(len(digests), bool) for split, digests in held_out_digests.items()}
-    for digests in _all_digests(columns) if held_out_digests else ():
+    for digests in all_digests(trained_on) if held_out_digests else ():
         for split, known in held_out_digests.items():
             in_train[split] |= np.isin(known, digests)
     overlap_counts: dict[str, dict[str, int]] = {}
@@ -73,34 +79,33 @@ def overlaps(splits: Mapping[str, Split]) -> dict[str, dict[str, int]]:
     return overlap_counts
 
 
-def _all_digests(parts: Split) -> Iterable[np.ndarray]:
-    yield np.empty(0, np.uint64)
-    for columns in parts:
-        yield from digests_of(columns)
-
-
-def digests_of(columns: Mapping[str, Column]) -> Iterator[np.ndarray]:
+def digests_of(
+    columns: Mapping[str, Column], examples_at_once: int = 1 << 16, values_at_once: int = 1 << 20
+) -> Iterator[np.ndarray]:
     """Yields the examples' digests in pieces: uint64 [examples].
 
     The digest is the sum modulo 2**64 of a hash of each value, which depends on the value, its
-    position in the example and its column.
+    position in the example and its column. See `overlaps` for the arguments.
     """
     count = len(next(iter(columns.values())))
-    for first in range(0, count, _EXAMPLES_AT_ONCE):
-        examples = np.arange(first, min(first + _EXAMPLES_AT_ONCE, count) + 1)
+    for first in range(0, count, examples_at_once):
+        examples = np.arange(first, min(first + examples_at_once, count) + 1)
         digests = np.zeros(len(examples) - 1, np.uint64)
         for number, name in enumerate(sorted(columns)):
-            _add_column(digests, columns[name], columns[name].offsets(examples), number)
+            offsets = columns[name].offsets(examples)
+            _add_column(digests, columns[name], offsets, number, values_at_once)
         yield mix(digests)
 
 
-def _add_column(digests: np.ndarray, column: Column, offsets: np.ndarray, number: int) -> None:
+def _add_column(
+    digests: np.ndarray, column: Column, offsets: np.ndarray, number: int, at_once: int
+) -> None:
     """Adds the values of a column to the digests of examples that begin at these offsets."""
     # Salts differ between columns, and between the values and the lengths of a column.
     salt = np.uint64(2 * number + 1) << np.uint64(48)
     digests += mix(np.diff(offsets).astype(np.uint64) ^ (salt << np.uint64(1)))
-    for low in range(int(offsets[0]), int(offsets[-1]), _VALUES_AT_ONCE):
-        high = min(low + _VALUES_AT_ONCE, int(offsets[-1]))
+    for low in range(int(offsets[0]), int(offsets[-1]), at_once):
+        high = min(low + at_once, int(offsets[-1]))
         values = column.span(low, high).astype(np.uint64)
         # The examples with values in this range; the first and last may extend beyond it.
         first, last = np.searchsorted(offsets, (low, high - 1), side="right") - 1

@@ -114,15 +114,19 @@ class Files:
 class Lines:
     """The lines of all files, without their line ends (LF or CR LF)."""
 
-    def __init__(self, paths: Sequence[Path], scratch: Path, quoted: bool = False):
+    def __init__(
+        self, paths: Sequence[Path], scratch: Path, quoted: bool = False, piece_bytes: int = _PIECE
+    ):
         """Takes the files.
 
         Args:
           paths: paths of the files.
           scratch: directory for the index of line ends, which one process computes for all.
           quoted: whether line ends in quotes (") are part of the line, as in CSV.
+          piece_bytes: number of bytes in which line ends are looked for at a time.
         """
         self._paths = paths
+        self._piece_bytes = piece_bytes
         self._scratch = scratch
         self._quoted = quoted
 
@@ -151,7 +155,8 @@ class Lines:
     @cached_property
     def _ends(self) -> list[np.ndarray]:
         """The positions of each file's line ends: int64 [lines]."""
-        return [_line_ends(path, self._scratch / "lines", self._quoted) for path in self._paths]
+        how = (self._scratch / "lines", self._quoted, self._piece_bytes)
+        return [_line_ends(path, *how) for path in self._paths]
 
     @cached_property
     def _first(self) -> np.ndarray:
@@ -159,13 +164,14 @@ class Lines:
         return np.concatenate([[0], np.cumsum([len(ends) for ends in self._ends])])
 
 
-def _line_ends(path: Path, index_dir: Path, quoted: bool) -> np.ndarray:
+def _line_ends(path: Path, index_dir: Path, quoted: bool, piece_bytes: int) -> np.ndarray:
     """Returns the mapped positions of a file's line ends: int64 [lines].
 
     Args:
       path: the file.
       index_dir: the directory of the index; the file is read only if it has changed since.
       quoted: see `Lines`.
+      piece_bytes: see `Lines`.
     """
     name = fingerprint([path.absolute()]) + "-quoted" * quoted
     ends = index_dir / name
@@ -173,17 +179,17 @@ def _line_ends(path: Path, index_dir: Path, quoted: bool) -> np.ndarray:
         index_dir.mkdir(parents=True, exist_ok=True)
         unfinished = index_dir / f"{name}.tmp-{os.getpid()}"
         with unfinished.open("wb") as file:
-            for positions in _find_line_ends(path, quoted):
+            for positions in _find_line_ends(path, quoted, piece_bytes):
                 file.write(positions.astype(OFFSET).tobytes())
         unfinished.replace(ends)
     return mapped(ends, OFFSET)
 
 
-def _find_line_ends(path: Path, quoted: bool) -> Iterator[np.ndarray]:
+def _find_line_ends(path: Path, quoted: bool, piece_bytes: int) -> Iterator[np.ndarray]:
     """Yields the positions of a file's line ends, piece by piece."""
     begin, last, quotes = 0, b"\n", 0
     with path.open("rb") as file:
-        while piece := file.read(_PIECE):
+        while piece := file.read(piece_bytes):
             contents = np.frombuffer(piece, np.uint8)
             ends = np.flatnonzero(contents == ord("\n"))
             if quoted:

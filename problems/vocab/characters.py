@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
-# A long text is encoded in parts of this many characters: a token takes 8 bytes of Python's memory.
-_PART_CHARACTERS = 1 << 16
-
-
 class CharacterVocabulary(Vocabulary):
     """A token for each of some characters; the others fall back to their bytes.
 
@@ -56,10 +52,10 @@ class CharacterVocabulary(Vocabulary):
             ids.extend(byte_fallback(character) if token is None else (token,))
         return ids
 
-    def encode_parts(self, text: str) -> Iterator[list[int]]:
+    def encode_parts(self, text: str, characters: int = 1 << 16) -> Iterator[list[int]]:
         """Yields the token ids of a text in parts; see `Vocabulary.encode_parts`."""
-        for begin in range(0, len(text), _PART_CHARACTERS):
-            yield self.encode(text[begin : begin + _PART_CHARACTERS])
+        for begin in range(0, len(text), characters):
+            yield self.encode(text[begin : begin + characters])
 
     def encode_in_graph(self, texts: tf.Tensor) -> tf.RaggedTensor:
         """Returns the token ids of texts; see `Vocabulary.encode_in_graph`."""

@@ -29,14 +29,8 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 # Bytes of text to train on; more takes longer and hardly changes the pieces.
 SAMPLE_BYTES = 32 << 20
-# The sample has at least this many texts, if they exist, so that a few large ones do not dominate.
-_SAMPLE_TEXTS = 1000
 # Training texts are split, because SentencePiece drops texts above max_sentence_length.
 _CHUNK_CHARACTERS = 2000
-
-# A long text is encoded in parts of about this many characters, as SentencePiece needs some 30
-# bytes of memory per character, and Python 30 more per token.
-_PART_CHARACTERS = 1 << 16
 
 # SentencePiece's marker of an unknown piece (U+2585): it ignores training texts that have it.
 _UNKNOWN_SIGN = "\N{LOWER FIVE EIGHTHS BLOCK}"
@@ -71,12 +65,15 @@ class SubwordVocabulary(Vocabulary):
         """Returns the token ids of a text; see `Vocabulary.encode`."""
         return [token for ids in self.encode_parts(text) for token in ids]
 
-    def encode_parts(self, text: str) -> Iterator[list[int]]:
-        """Yields the token ids of a text in parts; see `Vocabulary.encode_parts`."""
+    def encode_parts(self, text: str, characters: int = 1 << 16) -> Iterator[list[int]]:
+        """Yields the token ids of a text in parts; see `Vocabulary.encode_parts`.
+
+        SentencePiece needs some 30 bytes of memory per character, and Python 30 more per token.
+        """
         text.encode("utf-8")
         begin = 0
         while begin < len(text):
-            match = self._boundary and self._boundary.search(text, begin + _PART_CHARACTERS)
+            match = self._boundary and self._boundary.search(text, begin + characters)
             end = match.start() if match else len(text)
             yield self._encode_part(text[begin:end])
             begin = end
@@ -216,11 +213,18 @@ def _train(chunks: Iterable[str], size: int, model_type: str, normalization: str
     return model.getvalue()
 
 
-def _sample(texts: Iterable[str]) -> list[str]:
-    """Samples pieces of the texts, 32 MiB in total, in the texts' order.
+def _sample(
+    texts: Iterable[str], max_bytes: int = SAMPLE_BYTES, min_texts: int = 1000
+) -> list[str]:
+    """Samples pieces of the texts, in the texts' order.
 
     Each piece has a pseudorandom number that depends on its position. Those with the smallest are
     kept, so that all pieces read have the same probability.
+
+    Args:
+      texts: the texts.
+      max_bytes: size of the sample.
+      min_texts: number of texts to read, if they exist, so that a few large ones do not dominate.
     """
     sampled: list[tuple[int, int, str]] = []  # a heap of (minus the random number, position, piece)
     size = position = 0
@@ -230,15 +234,15 @@ def _sample(texts: Iterable[str]) -> list[str]:
         numbers = mix(np.arange(position + 1, position + len(pieces) + 1, dtype=np.uint64)).tolist()
         for number, piece in zip(numbers, pieces, strict=True):
             length = len(piece.encode("utf-8"))
-            if size + length > SAMPLE_BYTES and count >= _SAMPLE_TEXTS and not is_full:
-                return _in_order(sampled)  # the first 32 MiB
+            if size + length > max_bytes and count >= min_texts and not is_full:
+                return _in_order(sampled)  # the first texts, whole
             heapq.heappush(sampled, (-number, position, piece))
             size += length
             position += 1
-            while size > SAMPLE_BYTES:
+            while size > max_bytes:
                 is_full = True
                 size -= len(heapq.heappop(sampled)[2].encode("utf-8"))
-        if is_full and count >= _SAMPLE_TEXTS:
+        if is_full and count >= min_texts:
             break
     return _in_order(sampled)
 

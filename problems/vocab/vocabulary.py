@@ -80,10 +80,14 @@ class Vocabulary(abc.ABC):
             for token, begin, end in zip(ids, begins, ends, strict=False)
         ]
 
-    def encode_parts(self, text: str) -> Iterator[list[int]]:
+    def encode_parts(self, text: str, characters: int = 1 << 16) -> Iterator[list[int]]:
         """Yields the token ids of a text in parts. Joined they are the result of `encode`.
 
         The ids of a long text need much more memory than the text.
+
+        Args:
+          text: the text.
+          characters: size of a part, about.
         """
         yield self.encode(text)
 

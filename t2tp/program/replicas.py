@@ -8,6 +8,7 @@ moves: each device sums up each of its slices to one number, and the numbers are
 from __future__ import annotations
 
 import base64
+import functools
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,8 +20,6 @@ from t2tp.processes.cluster import Cluster
 from t2tp.program.variables import SlicedVariable, Variables
 
 _INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}
-# Elements that are summed up at a time: the memory that a check takes does not grow with a slice.
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -56,16 +55,17 @@ class ReplicaMismatch:
 class ReplicaCheck:
     """A comparison of all copies of all slices of a run's variables."""
 
-    def __init__(self, variables: Variables) -> None:
+    def __init__(self, variables: Variables, chunk: int = 1 << 20) -> None:
         """Finds the copies; along which axes a variable is split decides which processors have one.
 
         Args:
           variables: variables of a run. Variables that are created later are not compared.
+          chunk: number of elements to sum up at a time, so that large slices take no more memory.
         """
         self._cluster = variables.cluster
         copies = [(variable, _copies(variable)) for variable in variables]
         self._compared = [(variable, groups) for variable, groups in copies if groups]
-        self._run = tf.function(_all_checksums, autograph=False)
+        self._run = tf.function(functools.partial(_all_checksums, chunk), autograph=False)
 
     def mismatches(self) -> list[ReplicaMismatch]:
         """Compares the copies; with several processes, all of them call this at the same step.
@@ -118,10 +118,11 @@ def _equal(pnums: Sequence[int], sums: np.ndarray) -> tuple[tuple[int, ...], ...
     return tuple(map(tuple, sorted(by_sum.values(), key=len, reverse=True)))
 
 
-def _all_checksums(slices: Sequence[tf.Variable | None], one: tf.Tensor) -> tf.Tensor:
+def _all_checksums(chunk: int, slices: Sequence[tf.Variable | None], one: tf.Tensor) -> tf.Tensor:
     """The checksums of slices, one after another: only one of them needs temporary memory.
 
     Args:
+      chunk: see `ReplicaCheck`.
       slices: slices of a processor; None counts as 0.
       one: 1. A constant, from which TensorFlow would compute the positions of all elements once and
         keep them.
@@ -129,11 +130,11 @@ def _all_checksums(slices: Sequence[tf.Variable | None], one: tf.Tensor) -> tf.T
     sums: list[tf.Tensor] = []
     for part in slices:
         with tf.control_dependencies(sums[-1:]):
-            sums.append(0 * one if part is None else _checksum(part, one))
+            sums.append(0 * one if part is None else _checksum(part, one, chunk))
     return tf.stack(sums)
 
 
-def _checksum(part: tf.Variable, one: tf.Tensor) -> tf.Tensor:
+def _checksum(part: tf.Variable, one: tf.Tensor, chunk: int) -> tf.Tensor:
     """The sum of all elements' bits, each times an odd number that depends on its position.
 
     Modulo 2^64 an odd number times a difference is never 0: the change of a single element is
@@ -143,14 +144,14 @@ def _checksum(part: tf.Variable, one: tf.Tensor) -> tf.Tensor:
     size = part.shape.num_elements()
 
     def add(begin: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        chunk = value[begin : begin + _CHUNK]
-        bits = tf.cast(tf.bitcast(chunk, _INTEGERS[value.dtype.size]), tf.int64)
+        part = value[begin : begin + chunk]
+        bits = tf.cast(tf.bitcast(part, _INTEGERS[value.dtype.size]), tf.int64)
         odd = one + 2 * tf.cast(begin, tf.int64)
         weights = tf.range(odd, odd + 2 * tf.size(bits, tf.int64), 2)
-        return begin + _CHUNK, total + tf.reduce_sum(bits * weights)
+        return begin + chunk, total + tf.reduce_sum(bits * weights)
 
     start = (tf.constant(0), tf.constant(0, tf.int64))
-    if size <= _CHUNK:
+    if size <= chunk:
         return add(*start)[1]
     return tf.while_loop(lambda begin, _: begin < size, add, start, parallel_iterations=1)[1]
 

@@ -10,7 +10,6 @@ import t2tp
 from t2tp import mtf
 from t2tp.mesh.layout import Layout
 from t2tp.processes.cluster import connect
-from t2tp.program import replicas
 from t2tp.program.replicas import ReplicaCheck
 from t2tp.program.variables import Variables, VariableSpec
 
@@ -33,8 +32,8 @@ def change(variables: Variables, pnum: int, value: object, index: tuple[int, ...
     part.assign(values)
 
 
-def found(variables: Variables) -> list[tuple[str, tuple[tuple[int, ...], ...]]]:
-    return [(each.variable, each.groups) for each in ReplicaCheck(variables).mismatches()]
+def found(variables: Variables, *chunk: int) -> list[tuple[str, tuple[tuple[int, ...], ...]]]:
+    return [(each.variable, each.groups) for each in ReplicaCheck(variables, *chunk).mismatches()]
 
 
 def test_equal_copies_are_equal():
@@ -79,11 +78,10 @@ def test_values_that_change_places_are_found():
     assert found(variables) == [("w", ((0,), (4,)))]
 
 
-def test_slices_longer_than_a_chunk_are_compared_to_their_end(monkeypatch):
-    monkeypatch.setattr(replicas, "_CHUNK", 4)
+def test_slices_longer_than_a_chunk_are_compared_to_their_end():
     variables = make_variables()
     change(variables, 1, 2.0, (4, 1))
-    assert found(variables) == [("w", ((1,), (5,)))]
+    assert found(variables, 4) == [("w", ((1,), (5,)))]
 
 
 def test_slices_that_nobody_else_has_are_not_compared():

@@ -34,13 +34,12 @@ def examples(seed, count):
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 1 << 20])
-def test_what_stands_in_two_splits_is_counted(tmp_path, monkeypatch, at_once):
-    monkeypatch.setattr(overlap, "_VALUES_AT_ONCE", at_once)
-    monkeypatch.setattr(overlap, "_EXAMPLES_AT_ONCE", at_once)
+def test_what_stands_in_two_splits_is_counted(tmp_path, at_once):
     made = {split: examples(seed, 60) for seed, split in enumerate(("train", "dev", "test"))}
     made["dev"].append({"a": [2], "b": [1]})  # differs from {"a": [1], "b": [2]}
     made["train"].append({"a": [1], "b": [2]})
-    found = overlap.overlaps({s: [columns_of(tmp_path, s, each)] for s, each in made.items()})
+    columns = {s: [columns_of(tmp_path, s, each)] for s, each in made.items()}
+    found = overlap.overlaps(columns, at_once, at_once)
     wanted = {
         split: {other: sum(each in made[other] for each in made[split]) for other in others}
         for split, others in (("dev", ["train"]), ("test", ["train", "dev"]))

@@ -52,8 +52,7 @@ def saved(directory, splits):
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet", "arrow"])
-def test_any_record_can_be_read_by_its_number(tmp_path, monkeypatch, ending):
-    monkeypatch.setattr("t2tp.problems.sources.user_files._PIECE", 50)
+def test_any_record_can_be_read_by_its_number(tmp_path, ending):
     for part in range(2):
         write(tmp_path / f"{part}.{ending}", RECORDS[60 * part : 60 * part + 60])
     records = Records([tmp_path / f"{part}.{ending}" for part in range(2)], tmp_path / "scratch")

@@ -198,15 +198,17 @@ def test_a_document_that_is_not_utf8_is_named_with_its_line(tmp_path):
         Files([tmp_path / "a.txt"])[0]
 
 
-def test_lines_of_several_files_are_numbered_through(tmp_path, monkeypatch):
-    monkeypatch.setattr("t2tp.problems.sources.user_files._PIECE", 3)
+def test_lines_of_several_files_are_numbered_through(tmp_path):
     contents = [b"one\ntwo\r\n\nlast", b"", b"x\n"]
     for name, each in zip("abc", contents, strict=True):
         (tmp_path / name).write_bytes(each)
-    lines = Lines([tmp_path / name for name in "abc"], tmp_path)
+    lines = Lines([tmp_path / name for name in "abc"], tmp_path, piece_bytes=3)
     assert [lines[number] for number in range(len(lines))] == ["one", "two", "", "last", "x"]
     assert lines.location(3) == f"{tmp_path}/a, line 4"
     assert lines.location(4) == f"{tmp_path}/c, line 1"
+    (tmp_path / "a").write_text('1,"two\nlines"\n"3\n",4\n')
+    rows = Lines([tmp_path / "a"], tmp_path, quoted=True, piece_bytes=3)
+    assert [*map(rows.__getitem__, range(len(rows)))] == ['1,"two\nlines"', '"3\n",4']
 
 
 def test_line_ends_are_looked_for_once_and_again_in_a_file_that_changed(tmp_path, monkeypatch):

@@ -115,17 +115,15 @@ def test_normalization_is_said_and_done():
 
 
 @pytest.mark.parametrize("maker", [*MAKERS, "nmt_nfkc"])
-def test_a_long_text_is_encoded_in_parts_as_at_once(maker, monkeypatch):
+def test_a_long_text_is_encoded_in_parts_as_at_once(maker):
     makers = {**MAKERS, "nmt_nfkc": lambda: train_subwords(TEXTS, 330, normalization="nmt_nfkc")}
     vocabulary = makers[maker]()
     text = "".join([*TEXTS, *(each.decode(errors="ignore") for each in AWKWARD.values())])
     text += "  a b\u0301 c \u0301d \u3000e" + "x " * 50 + " y" * 50 + "  z  " * 50
     whole = vocabulary.encode(text)
-    for module in ("characters", "subwords"):
-        monkeypatch.setattr(f"t2tp.problems.vocab.{module}._PART_CHARACTERS", 3)
-    parts = [*vocabulary.encode_parts(text)]
+    parts = [*vocabulary.encode_parts(text, 3)]
     assert len(parts) > 80
-    assert [token for part in parts for token in part] == whole == vocabulary.encode(text)
+    assert [token for part in parts for token in part] == whole
     assert vocabulary.encode("") == []
 
 
@@ -156,38 +154,32 @@ def test_the_same_texts_give_the_same_model(model_type):
     assert one == other
 
 
-def test_the_sample_ends_within_a_text(vocabulary, monkeypatch):
-    monkeypatch.setattr(
-        "t2tp.problems.vocab.subwords.SAMPLE_BYTES", sum(len(text) for text in TEXTS)
-    )
-    monkeypatch.setattr("t2tp.problems.vocab.subwords._SAMPLE_TEXTS", len(TEXTS))
-    assert train_subwords([*TEXTS, "other" * 99], 330).model == vocabulary.model
+def test_the_sample_ends_within_a_text():
+    size = sum(map(len, TEXTS))
+    assert "".join(subwords._sample([*TEXTS, "other" * 99], size, len(TEXTS))) == "".join(TEXTS)
 
 
 @pytest.mark.parametrize("count", [1, 2, 10])
-def test_each_of_a_few_large_texts_has_its_share_of_the_sample(monkeypatch, count):
-    monkeypatch.setattr(subwords, "SAMPLE_BYTES", 200_000)
+def test_each_of_a_few_large_texts_has_its_share_of_the_sample(count):
     texts = [f"{number:04} " * 400_000 for number in range(count)]
-    chosen = "".join(subwords._sample(texts))
+    chosen = "".join(subwords._sample(texts, 200_000))
     assert 190_000 < len(chosen) <= 200_000
     for number in range(count):
         share = chosen.count(f"{number:04} ") * 5 / len(chosen) * count
         assert 0.4 < share < 1.8, (number, share)
 
 
-def test_a_large_text_is_looked_at_from_its_begin_to_its_end(monkeypatch):
-    monkeypatch.setattr(subwords, "SAMPLE_BYTES", 100_000)
-    chosen = subwords._sample(["".join(f"{number:07}\n" for number in range(250_000))])
+def test_a_large_text_is_looked_at_from_its_begin_to_its_end():
+    chosen = subwords._sample(["".join(f"{number:07}\n" for number in range(250_000))], 100_000)
     found = [int(piece.split("\n")[1]) for piece in chosen]
     assert found == sorted(found)
     assert np.histogram(found, 5, (0, 250_000))[0].min() > 2
 
 
-def test_many_texts_are_sampled_by_the_first_of_them(monkeypatch):
+def test_many_texts_are_sampled_by_the_first_of_them():
     """Their order is shuffled, so that no more texts have to be read."""
-    monkeypatch.setattr(subwords, "SAMPLE_BYTES", 12_000)
     texts = (f"{number:09}\n" for number in itertools.count())
-    assert subwords._sample(texts) == [f"{number:09}\n" for number in range(1200)]
+    assert subwords._sample(texts, 12_000) == [f"{number:09}\n" for number in range(1200)]
 
 
 def test_texts_with_sentencepieces_own_signs_are_learned_from():
