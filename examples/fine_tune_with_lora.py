@@ -15,12 +15,12 @@ say, to train on several devices.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from t2tp.trainer.cli.programs import t2tp_convert, t2tp_datagen, t2tp_trainer
+from t2tp.trainer.run_dir import run_files
 
 LORA = "lora_rank=8,lora_alpha=16,lora_targets=[query,key,value,output,feed_forward]"
 SCHEDULE = "batch_size=8,learning_rate_constant=2e-3,learning_rate_warmup_steps=2"
@@ -50,8 +50,8 @@ def main(model: Path, chats: Path, output: Path, steps: int) -> None:
         t2tp_trainer,
         "t2tp_trainer",
         *problem,
-        f"--model={json.loads((base / 'flags.json').read_text())['model']}",
-        f"--hparams_set={base / 'hparams.json'}",
+        f"--model={run_files.read_run(str(base)).flags['model']}",
+        f"--hparams_set={base / 'run.yaml'}",
         f"--hparams={LORA},{SCHEDULE}",
         f"--warm_start_from={base}",
         f"--output_dir={adapters}",

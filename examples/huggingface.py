@@ -10,12 +10,12 @@ typed in a shell. In the end `work/written` is a directory that `transformers` a
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 from pathlib import Path
 
 from t2tp.trainer.cli import programs
+from t2tp.trainer.run_dir import run_files
 
 
 def run(program: str, *flags: str) -> None:
@@ -55,11 +55,11 @@ def main() -> None:
     run("t2tp_eval", f"--output_dir={converted}", *measured)
 
     # Training, from its weights, in a new run.
-    model = json.loads((converted / "flags.json").read_text(encoding="utf-8"))["model"]
+    model = run_files.read_run(str(converted)).flags["model"]
     run(
         "t2tp_trainer",
         f"--warm_start_from={converted}",
-        f"--hparams_set={converted}/hparams.json",
+        f"--hparams_set={converted}/run.yaml",
         f"--model={model}",
         *problem,
         f"--output_dir={tuned}",

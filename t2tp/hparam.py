@@ -13,14 +13,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 import keyword
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from t2tp import untrusted_json
-from t2tp.atomic_file import write_text
 from t2tp.hparam_limits import Limits
 from t2tp.hparam_types import ValueType, declared_type, inferred_type, split_at_commas
 from t2tp.suggestions import nearest
@@ -228,53 +224,6 @@ class HParams:
         return ",".join(
             f"{name}={self._declaration(name).type.format(self.get(name))}" for name in names
         )
-
-    def to_json(self) -> str:
-        """Returns values, types and limits as JSON, which `from_json` reads."""
-        types = {name: str(declared.type) for name, declared in self._declarations.items()}
-        limits = {name: each.limits.to_json() for name, each in self._declarations.items()}
-        limits = {name: each for name, each in limits.items() if each}
-        saved = {"values": self.values(), "types": types, **({"limits": limits} if limits else {})}
-        return json.dumps(saved, indent=2) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> HParams:
-        """Reads the result of `to_json`, also of versions without limits.
-
-        Raises:
-          ValueError: the text is not such JSON.
-        """
-        try:
-            saved = json.loads(text)
-            values, types = saved["values"], saved["types"]
-            if values.keys() != types.keys():
-                raise ValueError("its values and its types are not of the same names")
-            hparams = cls()
-            for name, value in values.items():
-                limits = Limits.from_json(saved.get("limits", {}).get(name, {}))
-                hparams.add(name, value, type=types[name], **limits.to_json())
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-            raise ValueError(f"this is not the JSON of an HParams: {error!r}") from error
-        return hparams
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the JSON to a file atomically."""
-        write_text(path, self.to_json())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> HParams:
-        """Reads a file written by `save`.
-
-        Raises:
-          FileNotFoundError: there is no such file.
-          ValueError: its content is invalid; the error names the file.
-        """
-        try:
-            return cls.from_json(untrusted_json.read_text(path))
-        except untrusted_json.UntrustedFileError:  # It names the file.
-            raise
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
 
     def diff(self, other: HParams) -> list[tuple[str, Any, Any]]:
         """Returns (name, own value, other's value) for each hyperparameter that differs.

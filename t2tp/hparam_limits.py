@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 from t2tp.suggestions import nearest
@@ -51,16 +50,6 @@ class Limits:
             largest = _LARGEST.get(type(each))
             if largest is not None and abs(each) > largest:
                 raise ValueError(f"{name} is {value!r}, and must be at most {largest:,}")
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the limits that are set, by attribute name."""
-        return {name: value for name, value in vars(self).items() if value is not None}
-
-    @classmethod
-    def from_json(cls, limits: Mapping[str, Any]) -> Limits:
-        """Reads the result of `to_json` after a round trip through JSON."""
-        choices = limits.get("choices")
-        return cls(**{**limits, "choices": None if choices is None else tuple(choices)})
 
     def _allows(self, value: Any) -> bool:
         if self.choices is not None:

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import copy
 import doctest
-import errno
-import json
 import keyword
 import math
-import os
 import pickle
 import re
-import stat
 from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t2tp import registry
 from t2tp.hparam import NOT_DECLARED, HParams, describe_differences
+from t2tp.trainer.run_dir import run_files
 
 
 def sample() -> HParams:
@@ -197,7 +194,7 @@ def test_a_list_changed_in_place_to_another_type_is_not_saved():
     hparams = sample()
     hparams.layers.append(3)
     with pytest.raises(TypeError, match=r"layers: expected list\[str\]"):
-        hparams.to_json()
+        hparams.values()
 
 
 def test_equality_minds_types_but_not_order():
@@ -324,75 +321,6 @@ def test_a_bad_value_sets_none_of_the_text():
 # JSON.
 
 
-def test_the_json_is_values_and_types_and_standard():
-    hparams = HParams(rate=0.1, layers=["a"])
-    hparams.add("clip", None, type=float)
-
-    def no_constant(name: str):
-        raise AssertionError(name)
-
-    assert json.loads(hparams.to_json(), parse_constant=no_constant) == {
-        "values": {"rate": 0.1, "layers": ["a"], "clip": None},
-        "types": {"rate": "float", "layers": "list[str]", "clip": "float | None"},
-    }
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        "{}",
-        '{"values": {"a": 1}, "types": {}}',
-        '{"values": {}, "types": {"a": "int"}}',
-        '{"values": {"a": "x"}, "types": {"a": "int"}}',
-        '{"values": {"a": 1}, "types": {"a": "dict"}}',
-        '{"values": {"a": 1}, "types": {"a": [1]}}',
-        '{"values": {"a": NaN}, "types": {"a": "float"}}',
-    ],
-)
-def test_other_json_is_refused(text: str, tmp_path):
-    path = tmp_path / "hparams.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=r"hparams.json: this is not the JSON of an HParams"):
-        HParams.load(path)
-
-
-def test_a_missing_file_is_not_an_empty_set(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        HParams.load(tmp_path / "hparams.json")
-
-
-def test_saved_and_loaded_are_equal_with_their_types(tmp_path):
-    path = tmp_path / "hparams.json"
-    sample().save(str(path))
-    loaded = HParams.load(path)
-    assert loaded == sample()
-    assert os.listdir(tmp_path) == ["hparams.json"]
-    umask = os.umask(0)
-    os.umask(umask)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
-    loaded.parse("clip=3,heads=[4],label=none")
-    assert (loaded.clip, loaded.heads, loaded.label) == (3.0, [4], None)
-
-
-def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "hparams.json"
-    sample().save(path)
-    before = path.read_text()
-
-    def full_disk(_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full_disk)
-    changed = sample()
-    changed.num_layers = 99
-    with pytest.raises(OSError, match="No space left on device.*hparams.json"):
-        changed.save(path)
-    assert path.read_text() == before
-    assert os.listdir(tmp_path) == ["hparams.json"]
-
-
 FLOATS = st.floats(-1e38, 1e38)  # The range of a hyperparameter without limits.
 ELEMENTS = [st.booleans(), st.integers(-(10**12), 10**12), FLOATS, st.text()]
 VALUES = st.one_of(st.none(), *ELEMENTS, *(st.lists(each, min_size=1) for each in ELEMENTS))
@@ -401,13 +329,14 @@ NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True).filter(
 )
 
 
+@settings(deadline=None)
 @given(st.dictionaries(NAMES, VALUES))
-def test_any_hparams_come_back_from_json_exactly(values: dict[str, Any]):
-    hparams = HParams(**values)
-    restored = HParams.from_json(hparams.to_json())
+def test_any_hparams_come_back_from_a_run_exactly(tmp_path_factory, values: dict[str, Any]):
+    hparams, run = HParams(**values), tmp_path_factory.mktemp("run")
+    run_files.write(run, hparams, {})
+    restored = run_files.read(run).hparams
     assert restored == hparams
     assert repr(restored) == repr(hparams)
-    assert restored.to_json() == hparams.to_json()
 
 
 def other_value(value: Any) -> Any:

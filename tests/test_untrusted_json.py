@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -211,28 +212,25 @@ def test_any_value_of_any_entry_is_taken_or_refused(model, tmp_path_factory, nam
         shutil.rmtree(source.parent)
 
 
-@pytest.mark.parametrize("name", ["flags.json", "hparams.json"])
-@settings(max_examples=60, **COMMON)
+@settings(max_examples=120, **COMMON)
 @given(data=st.data())
-def test_any_value_in_the_files_of_a_run_is_taken_or_refused(run, tmp_path_factory, name, data):
+def test_any_value_in_the_file_of_a_run_is_taken_or_refused(run, tmp_path_factory, data):
     from t2tp.trainer.run_dir import run_files
 
     made = tmp_path_factory.mktemp("hostile")
-    for each in ("flags.json", "hparams.json"):
-        shutil.copyfile(run / each, made / each)
-    content = json.loads((made / name).read_text())
+    content = yaml.safe_load((run / "run.yaml").read_text())
     path = data.draw(st.sampled_from([(), *places(content)]))
-    (made / name).write_text(json.dumps(with_value(content, path, data.draw(VALUES))))
+    (made / "run.yaml").write_text(json.dumps(with_value(content, path, data.draw(VALUES))))
     try:
         run_files.read(str(made))
     except ValueError as error:
-        assert name in str(error)
+        assert "run.yaml" in str(error)
     finally:
         shutil.rmtree(made)
 
 
 @pytest.mark.parametrize("kind", [fifo, device, deep, deep_object, binary])
-@pytest.mark.parametrize("name", ["flags.json", "hparams.json"])
+@pytest.mark.parametrize("name", ["run.yaml"])
 def test_a_run_of_hostile_files_is_refused_in_a_sentence(run, tmp_path, capsys, name, kind):
     made = shutil.copytree(run, tmp_path / "run")
     (made / name).unlink()

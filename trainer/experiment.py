@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory, find
 from t2tp.trainer.run_spec import RunSpec
 
 # Flags that may differ between the processes of a run.
-_OWN_FLAGS = ("data_digest", "data_dir", "output_dir", "process_id", "t2t_usr_dir", "tmp_dir")
+_OWN_FLAGS = ("data_digest", "data_dir", "output_dir", "t2t_usr_dir", "tmp_dir")
 
 # Flags that a run keeps when Python resumes it, because only the programs set them.
 _KEPT_FLAGS = ("hparams_set", "t2t_usr_dir")
@@ -127,18 +126,13 @@ class Experiment:
         self._flags: dict[str, Any] = {
             **{name: saved[name] for name in _KEPT_FLAGS if name in saved},
             **spec.flags,
-            **asdict(spec.config),
-            "mesh_shape": spec.hparams.mesh_shape,
-            "layout": spec.hparams.layout,
+            **spec.config.changed(),
             "model": spec.model,
             "problem": spec.problem_name,
             "problem_options": spec.problem_options,
             "data_dir": str(spec.data_dir),
             "data_digest": spec.data_digest,
             "train_steps": spec.train_steps,
-            "eval_steps": eval_steps,
-            "local_eval_frequency": local_eval_frequency,
-            "eval_split": eval_split,
         }
 
     def build(self, schedule: str) -> None:
@@ -415,7 +409,7 @@ class Experiment:
             return
         with self.estimator.lock():
             if cluster.is_main_process:
-                run_files.write(output_dir, self.spec.hparams, self._flags)
+                run_files.write(output_dir, self.spec.hparams, self._flags | self._how(schedule))
                 with as_usage_error(OSError):
                     kept_files.inherit(output_dir, self._config.warm_start_from)
             resumed_step = self.estimator.steps_done
@@ -426,17 +420,28 @@ class Experiment:
             all_hooks = [*self._hooks, *hooks]
             self.estimator.train(self._train_inputs, self.spec.train_steps, all_hooks)
 
+    def _how(self, schedule: str) -> dict[str, Any]:
+        """Returns the flags of a schedule that this experiment runs."""
+        flags: dict[str, Any] = {"schedule": schedule, "random_seed": self._config.random_seed}
+        if ModeKeys.EVAL in SCHEDULES[schedule]:
+            flags |= {"eval_steps": self._eval_steps}
+            flags |= {"local_eval_frequency": self._local_eval_frequency}
+            if self._eval_split == "test":
+                flags |= {"eval_use_test_set": True}
+        return flags
+
     def _check_same(self) -> None:
         """Compares hparams, flags and data between the processes, once."""
         if not self._is_checked:
-            flags = {k: v for k, v in self._flags.items() if k not in _OWN_FLAGS}
+            flags = self._flags | self._how("train_and_evaluate")
+            flags = {k: v for k, v in flags.items() if k not in _OWN_FLAGS}
             data = {f"data of {self.spec.problem.name}": self._flags["data_digest"]}
             check_same(self.estimator.connect(), {**self.spec.hparams.values(), **flags, **data})
             self._is_checked = True
 
     def _changed_hparams(self) -> str:
         """Lists the hparams that differ from the saved run, as the end of a sentence."""
-        if self.spec.saved is None or self.spec.saved.hparams is None:
+        if self.spec.saved is None:
             return ""
         changed = [
             f"{name}={mine!r} (saved: {saved!r})"

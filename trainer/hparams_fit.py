@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+import t2tp.hparams  # noqa: F401  (registers the sets)
 from t2tp import registry
 from t2tp.hparam import HParams
 from t2tp.registry import UnknownNameError
 from t2tp.suggestions import similar
+from t2tp.trainer import run_yaml
 from t2tp.trainer.errors import UsageError
 
 _SHOWN_SETS = 3
@@ -46,7 +51,50 @@ def check_fits(model: str, set_name: str, hparams: HParams) -> str:
     )
 
 
-def completed(hparams: HParams, model: str) -> HParams:
+def declared(values: Mapping[str, Any], set_name: str | None, model: str | None) -> HParams:
+    """Declares saved values as the run's set does, or as a set of its model.
+
+    Args:
+      values: the values by name; a name in no such set gets the type of its value.
+      set_name: name of the set; an unregistered one declares nothing.
+      model: name of the run's model, likewise.
+
+    Raises:
+      ValueError: a value is not of its type or out of range.
+    """
+    is_known = set_name in registry.list_hparams()
+    preset = next(map(registry.hparams, [set_name] if is_known else _sets_of(model)), HParams())
+    found = HParams()
+    try:
+        for name, value in values.items():
+            if name in preset:
+                found.inherit(preset, [name])
+                found.set(name, value)
+            else:
+                found.add(name, value, type="any" if value in (None, []) else None)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+    return found
+
+
+def read_set(name: str) -> HParams:
+    """Returns a registered hparams set, or the hparams in a `run.yaml`.
+
+    Raises:
+      UnknownNameError: there is no such set.
+      FileNotFoundError: there is no such file.
+      ValueError: the file is damaged.
+    """
+    if not name.endswith(run_yaml.SUFFIX):
+        return registry.hparams(name)
+    if not Path(name).is_file():
+        raise FileNotFoundError(f"--hparams_set={name}: there is no such file")
+    settings = run_yaml.read(name)
+    model = settings.names.get("model")
+    return completed(declared(settings.hparams, settings.names.get("hparams_set"), model), model)
+
+
+def completed(hparams: HParams, model: str | None) -> HParams:
     """Adds the hparams that a model has gained since the run was started.
 
     They have the defaults of their declarations: the behavior before there was a choice.
@@ -63,7 +111,7 @@ def completed(hparams: HParams, model: str) -> HParams:
     return found
 
 
-def _common_names(model: str) -> set[str]:
+def _common_names(model: str | None) -> set[str]:
     """Returns the names of the hyperparameters that all sets of a model declare."""
     declared = _names_in(tuple(_sets_of(model)))
     return set.intersection(*declared) if declared else set()
@@ -77,7 +125,7 @@ def _model_of(set_name: str) -> str:
         return ""
 
 
-def _sets_of(model: str) -> list[str]:
+def _sets_of(model: str | None) -> list[str]:
     """Returns the sets of a model; no set for a name that is not a model's."""
     if not model:
         return []

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, fields
+from typing import Any
 
 from t2tp.suggestions import nearest
 from t2tp.trainer.local_paths import check_local
 
 ON_NONFINITE = ("stop", "ignore")
+
+# Fields that differ between the processes of a run, or describe how it was started.
+_OF_PROCESS = ("num_processes", "process_id", "coordinator")
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,16 @@ class RunConfig:
     num_processes: int | None = None
     process_id: int | None = None
     coordinator: str | None = None
+
+    def changed(self) -> dict[str, Any]:
+        """Returns the fields that are not at their default and hold for all processes."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        defaults = {each.name: each.default for each in fields(self)}
+        return {
+            name: value
+            for name, value in values.items()
+            if value != defaults[name] and name not in _OF_PROCESS
+        }
 
     def __post_init__(self) -> None:
         """Checks the values.

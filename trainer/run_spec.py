@@ -44,7 +44,7 @@ class RunSpec:
       data_dir: the directory of the prepared data.
       train_steps: number of training steps in total.
       saved: the run in `config.output_dir`; None for a new run.
-      flags: other entries of the run's `flags.json`.
+      flags: other flags in the run's `run.yaml`.
       changes: one line per difference from the saved run.
     """
 
@@ -92,7 +92,7 @@ class RunSpec:
           data_dir: the directory of the data, which need not be prepared yet.
           train_steps: number of training steps in total.
           problem_options: the problem's options.
-          flags: other entries of the run's `flags.json`.
+          flags: other flags in the run's `run.yaml`.
 
         Raises:
           UnknownNameError: there is no such model or problem.

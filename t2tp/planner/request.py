@@ -84,7 +84,7 @@ class Request:
         retention = cluster.software.retention
 
         def lower(hparams: HParams) -> LoweredStep:
-            key = hparams.to_json(), retention
+            key = repr(hparams), retention
             if key not in self.lowered_before:
                 self.lowered_before[key] = LoweredStep.from_program(
                     self.program(hparams), retention=retention

@@ -20,6 +20,7 @@ from t2tp.huggingface.model_types.llama import LLAMA
 from t2tp.huggingface.model_types.mistral import MISTRAL
 from t2tp.huggingface.safetensors_file import DTYPES, create, read_header
 from t2tp.mesh.layout import Storage
+from t2tp.trainer import run_yaml
 from t2tp.trainer.cli import programs
 from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_dir.find_checkpoint import find
@@ -80,19 +81,18 @@ def test_a_model_in_several_files(source, tmp_path, capsys):
 def test_a_run_of_before_a_hyperparameter_was_declared_is_written(source, tmp_path):
     run = tmp_path / "run"
     convert(f"--from_hf={source}", f"--output_dir={run}")
-    saved = json.loads((run / "hparams.json").read_text())
-    for part in saved.values():
-        part.pop("lora_rank", None)
-        part.pop("qkv_bias", None)
-    (run / "hparams.json").write_text(json.dumps(saved))
+    settings = run_yaml.read(run / "run.yaml")
+    for name in ("lora_rank", "qkv_bias"):
+        settings.hparams.pop(name, None)
+    run_yaml.write(run / "run.yaml", settings)
     convert(f"--to_hf={tmp_path / 'back'}", f"--output_dir={run}")
     assert tensors_of(tmp_path / "back").keys() == tensors_of(source).keys()
 
 
 def with_hparams(run, **values):
-    saved = json.loads((run / "hparams.json").read_text())
-    saved["values"] |= values
-    (run / "hparams.json").write_text(json.dumps(saved))
+    settings = run_yaml.read(run / "run.yaml")
+    settings.hparams.update(values)
+    run_yaml.write(run / "run.yaml", settings)
 
 
 def test_of_a_config_only_what_the_run_changed_is_written(source, tmp_path):

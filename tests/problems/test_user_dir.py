@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 import shlex
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 import t2tp.hparams  # noqa: F401 (registers the sets that a user's set begins with)
 from t2tp import problems, registry
 from t2tp.problems.user_dir import import_user_dir
+from t2tp.trainer.run_dir import run_files
 from tests.page_commands import run
 
 REPOSITORY = Path(__file__).parents[2]
@@ -205,7 +205,7 @@ def test_the_remedies_that_are_printed_name_the_directory():
 @pytest.mark.slow
 def test_a_run_of_a_users_directory_is_loaded_with_the_flag(directory, tmp_path):
     where = [f"--output_dir={directory / 'run'}", f"--data_dir={directory / 'data'}"]
-    flags = json.loads((directory / "run/flags.json").read_text())
+    flags = run_files.read_flags(directory / "run")
     assert flags["t2t_usr_dir"] == str(directory / "examples/my_problems")
     command = ["t2tp_eval", "--eval_steps=1", f"--t2t_usr_dir={flags['t2t_usr_dir']}", *where]
     run(command, tmp_path, 0)

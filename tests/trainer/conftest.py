@@ -12,6 +12,7 @@ import pytest
 from t2tp import registry
 from t2tp.trainer.cli.programs import t2tp_launch
 from t2tp.trainer.cli.programs import t2tp_trainer as main
+from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.search.storage import sqlite_address
 from tests.trainer import (
     postgresql,
@@ -20,6 +21,12 @@ from tests.trainer import (
 
 PROBLEM = "languagemodel_encodings"
 _NEW = {"problem": PROBLEM, "model": "transformer_lm", "hparams_set": "transformer_lm_test"}
+
+
+def set_flags(run: Path, **flags: object) -> None:
+    """Changes flags in a run's file."""
+    saved = run_files.read(run)
+    run_files.write(run, saved.hparams, saved.flags | flags)
 
 
 @pytest.fixture(scope="session")

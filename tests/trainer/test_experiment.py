@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from pathlib import Path
@@ -13,14 +12,14 @@ import pytest
 from t2tp import registry
 from t2tp.checkpoint import all_steps, latest
 from t2tp.checkpoint.variables import CheckpointMismatchError
-from t2tp.hparam import HParams
 from t2tp.registry import UnknownNameError
 from t2tp.trainer import experiment as module
 from t2tp.trainer.experiment import Experiment
 from t2tp.trainer.run_config import RunConfig
+from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_dir.run_files import OtherRunError
 from t2tp.trainer.run_spec import RunSpec
-from tests.trainer.conftest import PROBLEM
+from tests.trainer.conftest import PROBLEM, set_flags
 from tests.trainer.hooks.events import read_scalars
 from tests.trainer.tiny_experiment import experiment
 
@@ -77,8 +76,8 @@ def test_the_seed_decides_on_the_order_of_the_data_and_on_samples(tmp_path, data
 
 def test_the_run_says_what_it_is(tmp_path, data_dir):
     experiment(tmp_path, data_dir, "batch_size=4", flags={"schedule": "train"}).train()
-    assert HParams.load(tmp_path / "hparams.json").batch_size == 4
-    flags = json.loads((tmp_path / "flags.json").read_text())
+    assert run_files.read(tmp_path).hparams.batch_size == 4
+    flags = run_files.read_flags(tmp_path)
     assert flags["schedule"] == "train"
     assert (flags["model"], flags["problem"]) == ("transformer_lm", PROBLEM)
     assert (flags["train_steps"], flags["random_seed"]) == (6, 0)
@@ -97,8 +96,7 @@ def test_the_hparams_alone_name_the_mesh(tmp_path, data_dir):
     assert len(run.estimator.connect().devices) == 4
     saved = latest(tmp_path / "checkpoints")
     assert saved is not None and saved.metadata["mesh_shape"] == "data:2;model:2"
-    flags = json.loads((tmp_path / "flags.json").read_text())
-    assert (flags["mesh_shape"], flags["layout"]) == (hparams.mesh_shape, hparams.layout)
+    assert run_files.read(tmp_path).hparams == hparams
 
 
 def test_building_and_describing_write_nothing(tmp_path, data_dir):
@@ -156,19 +154,19 @@ def test_missing_data_are_answered_with_the_command_that_makes_them(tmp_path):
 
 def test_a_run_keeps_its_model_and_its_shape(tmp_path, data_dir):
     experiment(tmp_path, data_dir, train_steps=1).train()
-    flags = json.loads((tmp_path / "flags.json").read_text())
-    (tmp_path / "flags.json").write_text(json.dumps({**flags, "model": "other"}))
+    flags = run_files.read_flags(tmp_path)
+    set_flags(tmp_path, model="other")
     with pytest.raises(OtherRunError, match="holds a run of model other"):
         experiment(tmp_path, data_dir)
-    (tmp_path / "flags.json").write_text(json.dumps(flags))
-    before = (tmp_path / "hparams.json").read_bytes()
+    set_flags(tmp_path, model=flags["model"])
+    before = (tmp_path / "run.yaml").read_bytes()
     with pytest.raises(CheckpointMismatchError) as error:
         experiment(tmp_path, data_dir, "d_ff=64,learning_rate_constant=0.1").train()
     assert "layer_00/feed_forward/input is (16, 32) in the checkpoint" in str(error.value)
     assert "d_ff=64 (saved: 32)" in str(error.value)
-    assert (tmp_path / "hparams.json").read_bytes() == before
+    assert (tmp_path / "run.yaml").read_bytes() == before
     experiment(tmp_path, data_dir, "learning_rate_constant=0.1", train_steps=2).train()
-    assert HParams.load(tmp_path / "hparams.json").learning_rate_constant == 0.1
+    assert run_files.read(tmp_path).hparams.learning_rate_constant == 0.1
 
 
 def test_the_documented_lines_of_python_work(tmp_path, monkeypatch, data_dir):

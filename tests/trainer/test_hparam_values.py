@@ -133,7 +133,7 @@ def test_a_declared_choice_is_one_that_there_is_code_for():
 def test_the_limits_go_on_with_a_run(trainer, tmp_path, capfd):
     """Also where no set says them: in a set that is another run's file."""
     assert trainer(schedule="train", train_steps=1) == 0
-    other = {"hparams_set": tmp_path / "run/hparams.json", "output_dir": tmp_path / "other"}
+    other = {"hparams_set": tmp_path / "run/run.yaml", "output_dir": tmp_path / "other"}
     capfd.readouterr()
     for flags in ({"train_steps": 2}, other):
         assert trainer(hparams="attention_dropout=2", **flags) == 2

@@ -13,6 +13,7 @@ from t2tp.hparam import HParams
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.hparams_fit import check_fits
+from t2tp.trainer.run_dir import run_files
 
 MODELS = [
     name for name in registry.list_models() if registry.model(name).__module__.startswith("t2tp.")
@@ -97,10 +98,10 @@ def test_the_program_refuses_and_warns(trainer, tmp_path, capfd):
 
 
 def test_a_set_read_from_a_file_is_checked_too(trainer, tmp_path, capfd):
-    SETS["vit_tiny"].save(tmp_path / "hparams.json")
-    assert trainer(hparams_set=tmp_path / "hparams.json") == 2
+    run_files.write(tmp_path, SETS["vit_tiny"], {})
+    assert trainer(hparams_set=tmp_path / "run.yaml") == 2
     said = capfd.readouterr().err
-    assert "hparams.json lacks " in said
+    assert "run.yaml lacks " in said
     assert "num_kv_heads" in said
 
 

@@ -124,10 +124,7 @@ def _to_directory(flags: absl_flags.FlagValues, share: Share) -> Path:
     if flags.problem or flags.problem_options:
         raise UsageError("--problem and --problem_options go with --from_hf only")
     most_bytes = exporting.bytes_of(flags.max_shard_size or str(exporting.MOST_BYTES))
-    run_files.check_is_run(flags.output_dir)
-    saved_run = run_files.read(flags.output_dir)
-    if saved_run is None or saved_run.hparams is None:
-        raise UsageError(f"{flags.output_dir} has lost its {run_files.HPARAMS_FILE}")
+    saved_run = run_files.read_run(flags.output_dir)
     hparams = completed(saved_run.hparams, saved_run.flags.get("model") or "")
     kept = kept_files.directory_in(flags.output_dir)
     before = read_json(kept / CONFIG_FILE) if (kept / CONFIG_FILE).is_file() else {}

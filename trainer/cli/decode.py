@@ -92,7 +92,7 @@ def _check(flags: absl_flags.FlagValues) -> None:
     if flags.split and flags.decode_to_file == files.STDOUT:
         raise UsageError("--split writes several files: --decode_to_file=- is for one")
     if flags.output_dir:
-        run_files.check_is_run(flags.output_dir)
+        run_files.read_run(flags.output_dir)
 
 
 @dataclass(frozen=True)

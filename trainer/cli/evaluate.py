@@ -53,7 +53,7 @@ def run(invocation: Invocation) -> None:
 
 def _plan(flags: absl_flags.FlagValues) -> RunSpec:
     if flags.output_dir:
-        run_files.check_is_run(flags.output_dir)
+        run_files.read_run(flags.output_dir)
     return spec_from_flags(flags)
 
 

@@ -129,7 +129,7 @@ def check_given(given: flags.FlagValues, names: Sequence[str]) -> None:
 def parse(
     groups: Sequence[Group], command_line: Sequence[str], positional: Sequence[Positional] = ()
 ) -> tuple[flags.FlagValues, list[str]]:
-    """Parses a command line.
+    """Parses a command line, after the flags in the file of its --config.
 
     Args:
       groups: the program's flags.
@@ -143,6 +143,46 @@ def parse(
       UsageError: a flag is unknown or has no effect, its value is invalid, or there are too many
         arguments.
     """
+    holder, arguments = _parsed(groups, command_line, positional)
+    rows = {name: row for group in groups for name, row in group.rows.items()}
+    given = [name for name in rows if holder[name].present]
+    if "config" in given:
+        from t2tp.trainer.cli import config_file  # Few command lines need it.
+
+        with as_usage_error(ValueError, OSError):
+            before = config_file.flags_of(holder.config)
+        try:
+            parse(groups, [command_line[0], *before])
+        except UsageError as error:
+            raise UsageError(f"{holder.config}: {error}") from error
+        command_line = [command_line[0], *before, *command_line[1:]]
+        holder, arguments = _parsed(groups, command_line, positional)
+    for name, row in rows.items():
+        _check_value(name, row.get("type"), holder[name].value)
+    for name in given:
+        needs, excludes = (rows[name].get(key, ()) for key in ("needs", "excludes"))
+        if needs and not any(_holds(each, holder) for each in needs):
+            alternatives = " or ".join(f"--{each.replace('|', ' or ')}" for each in needs)
+            raise UsageError(f"--{name} has no effect here: it is for {alternatives}")
+        for other in filter(lambda other: _holds(other, holder), excludes):
+            raise UsageError(f"give either --{name} or --{other}, not both")
+    takes_rest = any(each.takes_rest for each in positional)
+    if len(arguments) > len(positional) and not takes_rest:
+        raise UsageError(
+            f"{arguments[len(positional)]!r} is neither a flag (--name=value) nor an argument:"
+            f" {_usage(positional)}"
+        )
+    # Aliases of --help are not flags of the run, which saves the values of its flags.
+    holder.help = holder.help or holder.helpfull
+    for spelling in ("h", "helpfull"):
+        delattr(holder, spelling)
+    return holder, arguments
+
+
+def _parsed(
+    groups: Sequence[Group], command_line: Sequence[str], positional: Sequence[Positional]
+) -> tuple[flags.FlagValues, list[str]]:
+    """Parses a command line; checks each flag alone."""
     holder = define(groups)
     takes_rest = any(each.takes_rest for each in positional)
     holder.set_gnu_getopt(not takes_rest)
@@ -157,24 +197,6 @@ def parse(
         raise UsageError(_wrong_value(error, holder)) from error
     except (flags.Error, ValueError, OSError) as error:
         raise UsageError(str(error)) from error
-    for name, row in rows.items():
-        _check_value(name, row.get("type"), holder[name].value)
-    for name in filter(lambda name: holder[name].present, rows):
-        needs, excludes = (rows[name].get(key, ()) for key in ("needs", "excludes"))
-        if needs and not any(_holds(each, holder) for each in needs):
-            alternatives = " or ".join(f"--{each.replace('|', ' or ')}" for each in needs)
-            raise UsageError(f"--{name} has no effect here: it is for {alternatives}")
-        for other in filter(lambda other: _holds(other, holder), excludes):
-            raise UsageError(f"give either --{name} or --{other}, not both")
-    if len(arguments) > len(positional) and not takes_rest:
-        raise UsageError(
-            f"{arguments[len(positional)]!r} is neither a flag (--name=value) nor an argument:"
-            f" {_usage(positional)}"
-        )
-    # Aliases of --help are not flags of the run, which saves the values of its flags.
-    holder.help = holder.help or holder.helpfull
-    for spelling in ("h", "helpfull"):
-        delattr(holder, spelling)
     return holder, arguments
 
 

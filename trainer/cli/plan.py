@@ -31,7 +31,7 @@ from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.cli.spec_from_flags import AUTO, hparams_to_print
 from t2tp.trainer.cli.train import building
 from t2tp.trainer.errors import UsageError, as_usage_error
-from t2tp.trainer.hparams_fit import check_fits
+from t2tp.trainer.hparams_fit import check_fits, read_set
 from t2tp.trainer.inputs.batch_size import sequences_per_batch
 from t2tp.trainer.planning import IMAGE_SHAPE, image_shape_of, request
 
@@ -144,8 +144,7 @@ def _flags_text(flags: absl_flags.FlagValues, hparams: HParams) -> str:
 
 
 def _preset(flags: absl_flags.FlagValues) -> HParams:
-    name = flags.hparams_set
-    return HParams.load(name) if name.endswith(".json") else registry.hparams(name)
+    return read_set(flags.hparams_set)
 
 
 def _cluster(flags: absl_flags.FlagValues) -> ClusterFile:

@@ -8,8 +8,8 @@ from t2tp.trainer.cli.flag_groups import Positional, groups
 from t2tp.trainer.cli.run_program import ProgramSpec, run_program
 
 _TRAINER_GROUPS = groups(
-    *("what", "where", "schedule", "watching", "evaluating", "checkpoints", "mesh", "execution"),
-    *("processes", "trial", "hparams_help", "debugging", "prediction"),
+    *("what", "config", "where", "schedule", "watching", "evaluating", "checkpoints", "mesh"),
+    *("execution", "processes", "trial", "hparams_help", "debugging", "prediction"),
 )
 _RUN = groups("what", "where", "mesh", "execution", "processes")
 
@@ -21,6 +21,10 @@ TRAINER = ProgramSpec(
 Trains, evaluates and samples from a registered model on a registered problem:
 
   t2tp_trainer --problem=P --model=M --hparams_set=S --data_dir=D --output_dir=O
+
+or as a file says, such as the one in each run:
+
+  t2tp_trainer --config=RUN/run.yaml --output_dir=O
 """,
     groups=_TRAINER_GROUPS,
     body="t2tp.trainer.cli.train:run",

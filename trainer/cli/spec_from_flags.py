@@ -13,11 +13,14 @@ import t2tp.hparams
 import t2tp.models  # noqa: F401  (registers the models)
 from t2tp import problems, registry
 from t2tp.hparam import HParams, describe_differences
+from t2tp.hparam_types import ValueType
 from t2tp.mesh.layout import Layout
 from t2tp.problems.problem import Problem
+from t2tp.trainer import run_yaml
+from t2tp.trainer.cli import config_file
 from t2tp.trainer.cli.flag_groups import check_given
 from t2tp.trainer.errors import UsageError
-from t2tp.trainer.hparams_fit import check_fits, completed
+from t2tp.trainer.hparams_fit import check_fits, completed, read_set
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir import kept_files, run_files
 from t2tp.trainer.run_dir.run_files import SavedRun
@@ -37,6 +40,12 @@ _DEFAULTS = {
 AUTO = "auto"
 # flag -> the hparam that it sets
 _SHORT = {"mesh_shape": "mesh_shape", "layout": "layout", "precision": "activation_dtype"}
+
+# Flags that a run does not save: their values are among the hparams, or differ between processes.
+_NOT_SAVED = (
+    *("config", "hparams", "worker_gpu", "hparams_range", "trial"),
+    *("num_processes", "process_id", "coordinator"),
+)
 
 # Fields of the RunConfig that are not simply the value of the flag of their name.
 _NOT_FLAGS = ("output_dir", "random_seed")
@@ -93,7 +102,7 @@ def spec_from_flags(flags: absl_flags.FlagValues) -> RunSpec:
         flags.data_dir,
         settings["train_steps"],
         saved,
-        flags={**flags.flag_values_dict(), **settings},
+        flags={**_to_save(flags), **settings},
         changes=[*changes, *_changed_settings(saved, settings)],
     )
 
@@ -129,11 +138,13 @@ def _user_dir(flags: absl_flags.FlagValues, saved: SavedRun | None) -> str | Non
     directory = value_of(flags, "t2t_usr_dir")
     if directory:  # `run_program` has imported it.
         return str(Path(directory).expanduser().absolute())
-    before = saved and saved.flags.get("t2t_usr_dir")
+    config = value_of(flags, "config")
+    before = config_file.user_dir_of(config) if config else None
+    before = before or (saved and saved.flags.get("t2t_usr_dir"))
     if before:
         raise UsageError(
-            f"the run in {flags.output_dir} was started with --t2t_usr_dir={before}, which is code:"
-            " give the flag again if you trust it"
+            f"the run in {config or flags.output_dir} was started with --t2t_usr_dir={before},"
+            " which is code: give the flag again if you trust it"
         )
     return None
 
@@ -141,6 +152,16 @@ def _user_dir(flags: absl_flags.FlagValues, saved: SavedRun | None) -> str | Non
 def value_of(flags: absl_flags.FlagValues, name: str) -> Any:
     """Returns the value of a flag; None if the program has no such flag."""
     return flags[name].value if name in flags else None
+
+
+def _to_save(flags: absl_flags.FlagValues) -> dict[str, Any]:
+    """Returns the given flags that are not among the hparams, and hold for all processes."""
+    given = {name: flags[name].value for name in flags if flags[name].present}
+    return {
+        name: value
+        for name, value in given.items()
+        if name not in (*_NOT_SAVED, *_SHORT) and (name, value) != ("on_nonfinite", "skip")
+    }
 
 
 def _setting(flags: absl_flags.FlagValues, name: str, saved: SavedRun | None) -> Any:
@@ -180,43 +201,35 @@ def _hparams(
     flags: absl_flags.FlagValues, set_name: str, saved: SavedRun | None, problem: Problem | None
 ) -> tuple[HParams, list[str]]:
     """Returns the run's hparams, and a line per difference of saved run, set and flags."""
-    before = None if saved is None else saved.hparams
-    if saved is not None and before is None:
-        _check_named(flags, set_name)
     preset = _preset(set_name, value_of(flags, "hparams_set") is not None, saved)
     if problem is not None:
         problem.change_hparams(preset, value_of(flags, "data_dir"))
-    hparams = preset.copy() if before is None else run_files.resumed_hparams(before, preset)
-    changes = _drawn(flags, hparams)
+    hparams = preset.copy() if saved is None else run_files.resumed_hparams(saved.hparams, preset)
+    changes = _of_config(flags, hparams) | _drawn(flags, hparams)
+    given: dict[str, Any] = {}
     for text in flags.hparams:
-        changes.update(hparams.parse(text))
+        given.update(hparams.parse(text))
     for flag, name, value in _short_flags(flags):
         value = hparams.parse(f"{name}={value}")[name]
-        if changes.setdefault(name, value) != value:
+        if given.setdefault(name, value) != value:
             raise UsageError(
-                f"--{flag}={flags[flag].value} and --hparams={name}={changes[name]} differ: give"
+                f"--{flag}={flags[flag].value} and --hparams={name}={given[name]} differ: give"
                 " one of them"
             )
     _check_worker_gpu(flags, hparams)
-    return hparams, [] if before is None else describe_differences(before, preset, changes)
+    changes |= given
+    return hparams, [] if saved is None else describe_differences(saved.hparams, preset, changes)
 
 
-def _check_named(flags: absl_flags.FlagValues, set_name: str) -> None:
-    """Checks that --hparams_set is given for a run whose hparams are lost.
-
-    Raises:
-      UsageError: the flag is not given.
-    """
-    lost = f"{Path(flags.output_dir, run_files.HPARAMS_FILE)} is lost"
-    if value_of(flags, "hparams_set") is None:
-        was = f" (the run was last started with {set_name})" if set_name else ""
-        raise UsageError(
-            f"{lost}, and with it the run's hparams: put a copy of it back, or give them"
-            f" with --hparams_set{was} and --hparams"
-        )
-    logging.warning(
-        "%s: the hparams come from --hparams_set=%s and --hparams", lost, flags.hparams_set
-    )
+def _of_config(flags: absl_flags.FlagValues, hparams: HParams) -> dict[str, Any]:
+    """Applies the hparams in the file of --config; returns its values by name."""
+    path, values = value_of(flags, "config"), {}
+    if path:
+        text = ValueType(str, nullable=True).format
+        for name, value in run_yaml.read(path).hparams.items():
+            if value != AUTO:  # A mesh that is searched; `config_file` makes it a flag.
+                values |= hparams.parse(f"{name}={text(value)}")
+    return values
 
 
 def _preset(set_name: str, is_given: bool, saved: SavedRun | None) -> HParams:
@@ -224,16 +237,10 @@ def _preset(set_name: str, is_given: bool, saved: SavedRun | None) -> HParams:
 
     Those of a run, also in its file, have what its model has got since they were saved.
     """
-    before = None if saved is None else saved.hparams
-    is_file = set_name.endswith(".json")
-    if saved is not None and before is not None and not is_given and (is_file or not set_name):
-        return completed(before, saved.flags.get("model") or "")
-    if not is_file:
-        return registry.hparams(set_name)
-    if not Path(set_name).is_file():
-        raise FileNotFoundError(f"--hparams_set={set_name}: there is no such file")
-    flags_of_run = run_files.read_flags(Path(set_name).parent) or {}
-    return completed(HParams.load(set_name), flags_of_run.get("model") or "")
+    is_file = set_name.endswith(run_yaml.SUFFIX)
+    if saved is not None and not is_given and (is_file or not set_name):
+        return completed(saved.hparams, saved.flags.get("model"))
+    return read_set(set_name)
 
 
 def _drawn(flags: absl_flags.FlagValues, hparams: HParams) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from absl import flags as absl_flags
 
 import t2tp.hparams  # noqa: F401  (registers ranged sets)
 from t2tp import problems, registry
-from t2tp.hparam import HParams
 from t2tp.problems.metrics import METRICS
 from t2tp.ranged_hparams import RangedHParams
 from t2tp.suggestions import nearest
@@ -20,6 +19,7 @@ from t2tp.trainer.cli import flag_groups
 from t2tp.trainer.cli.programs import TRAINER
 from t2tp.trainer.cli.run_program import Invocation, import_user_dir_of
 from t2tp.trainer.errors import UsageError, as_usage_error
+from t2tp.trainer.hparams_fit import read_set
 from t2tp.trainer.processes.local_processes import visible_gpus
 
 # The module and arguments that each trial runs.
@@ -144,8 +144,7 @@ def _check_ranges(ranged: RangedHParams, trainer: absl_flags.FlagValues) -> None
     Raises:
       UsageError, LookupError, ValueError, OSError: it does not, or there is no such set.
     """
-    is_file = trainer.hparams_set.endswith(".json")
-    hparams = (HParams.load if is_file else registry.hparams)(trainer.hparams_set)
+    hparams = read_set(trainer.hparams_set)
     changes: dict[str, object] = {}
     for text in trainer.hparams:
         changes |= hparams.parse(text)

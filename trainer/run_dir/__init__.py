@@ -1,7 +1,7 @@
 """The directory of a run: settings, lock, checkpoints and evaluations.
 
-`run_files` reads and writes `hparams.json` and `flags.json`, by which a run is resumed, and
-`run_lock` allows one training at a time. `RunCheckpoints` restores the values to start from: the
+`run_files` reads and writes `run.yaml`, by which a run is resumed and repeated, and `run_lock`
+allows one training at a time. `RunCheckpoints` restores the values to start from: the
 latest checkpoint, a named one (`find_checkpoint`), or another run (`warm_start`).
 `RunSaver` saves in the background when a policy of `save_policy` is due.
 

@@ -18,7 +18,7 @@ from t2tp.checkpoint.variables import (
 )
 from t2tp.layers.convolution import BATCH_STATISTICS
 from t2tp.optim.ema import average_of
-from t2tp.trainer.run_dir import run_files
+from t2tp.trainer import run_yaml
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory
 
 AVERAGED = "averaged"  # In the metadata: the steps of the checkpoints.
@@ -71,7 +71,7 @@ def average(checkpoints: Sequence[Checkpoint], output_dir: str) -> Averaged:
     Args:
       checkpoints: at least one, of the same variables.
       output_dir: the directory of the new run, whose `checkpoints` gets the result. If it has no
-        checkpoints yet, `hparams.json` and `flags.json` are copied from the run of the latest.
+        checkpoints yet, `run.yaml` is copied from the run of the latest.
 
     Raises:
       CheckpointMismatchError: a variable differs in name, shape or dtype.
@@ -103,10 +103,9 @@ def _copy_settings(latest: Checkpoint, output_dir: str) -> None:
     """Copies the settings of a run, unless the target has checkpoints already."""
     if checkpoint.step_directories(checkpoint_directory(output_dir)):
         return
-    for name in (run_files.HPARAMS_FILE, run_files.FLAGS_FILE):
-        source = latest.path.parent.parent / name
-        if source.is_file():
-            write_bytes(Path(output_dir) / name, source.read_bytes())
+    source = latest.path.parent.parent / run_yaml.FILE
+    if source.is_file():
+        write_bytes(Path(output_dir) / run_yaml.FILE, source.read_bytes())
 
 
 def _parts(

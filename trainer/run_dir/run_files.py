@@ -1,8 +1,7 @@
-"""The settings of a run in its directory: `hparams.json` and `flags.json`."""
+"""The settings of a run in its directory, `run.yaml`."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,29 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from t2tp import checkpoint, untrusted_json
-from t2tp.atomic_file import write_text
 from t2tp.hparam import HParams
+from t2tp.trainer import run_yaml
 from t2tp.trainer.errors import as_usage_error
+from t2tp.trainer.hparams_fit import declared
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory
-
-HPARAMS_FILE = "hparams.json"
-FLAGS_FILE = "flags.json"
+from t2tp.trainer.run_yaml import RunSettings
 
 # Flags that cannot change in a run.
 _FIXED_FLAGS = ("model", "problem")
 
-
-# Types of the entries of `flags.json` that programs read; an entry may also be null or missing.
-_TYPES = {
-    "model": str,
-    "problem": str,
-    "problem_options": str,
-    "hparams_set": str,
-    "train_steps": int,
-    "random_seed": int,
-    "data_digest": str,
-}
+# Types of the flags in `run.yaml` that programs read; an entry may also be null or missing.
+_TYPES = {"train_steps": int, "random_seed": int, "t2t_usr_dir": str}
 
 
 class OtherRunError(ValueError):
@@ -40,7 +29,7 @@ class OtherRunError(ValueError):
 
 
 class RunFileError(ValueError):
-    """A file of a run is lost or damaged, so that its settings are unknown."""
+    """The file of a run is damaged, so that its settings are unknown."""
 
 
 @dataclass(frozen=True)
@@ -48,32 +37,35 @@ class SavedRun:
     """The settings with which a run was last started.
 
     Attributes:
-      hparams: None if their file is lost.
+      hparams: with the mesh.
       flags: by name.
     """
 
-    hparams: HParams | None
+    hparams: HParams
     flags: dict[str, Any]
 
 
-def read(output_dir: str) -> SavedRun | None:
-    """Reads a run's files; None if the directory holds none, see `check_known`.
+def read(output_dir: str | os.PathLike[str]) -> SavedRun | None:
+    """Reads a run's file; None if the directory holds none, see `check_known`.
 
     Raises:
-      RunFileError: a file is not what `write` wrote.
-      OSError: a file cannot be read.
+      RunFileError: the file is not what `write` wrote.
+      OSError: it cannot be read.
     """
-    path = Path(output_dir, HPARAMS_FILE)
+    path = Path(output_dir, run_yaml.FILE)
     try:
-        hparams = HParams.load(path)
+        settings = run_yaml.read(path)
+        untrusted_json.check_types(settings.flags, path, _TYPES)
+        names = settings.names
+        if names.get("data_digest") == "":  # It would switch the check of the data off.
+            raise ValueError(f"{path}: data_digest is empty")
+        hparams = declared(settings.hparams, names.get("hparams_set"), names.get("model"))
     except FileNotFoundError:
-        hparams = None
+        return None
     except ValueError as error:
-        raise RunFileError(
-            f"{error}; put a copy of it back, or move it away and name the set with --hparams_set"
-        ) from error
-    flags = read_flags(output_dir)
-    return None if flags is None else SavedRun(hparams, flags)
+        named = str(error) if str(path) in str(error) else f"{path}: {error}"
+        raise RunFileError(f"{named}; put a copy of the file back") from error
+    return SavedRun(hparams, {**names, **settings.flags})
 
 
 def check_known(output_dir: str, saved: SavedRun | None) -> None:
@@ -88,56 +80,45 @@ def check_known(output_dir: str, saved: SavedRun | None) -> None:
     """
     if saved is None and checkpoint.step_directories(checkpoint_directory(output_dir)):
         raise RunFileError(
-            f"{output_dir} holds checkpoints but no {FLAGS_FILE}, which says of what model, problem"
-            " and data they are: put a copy of it back, or name them from another output_dir, with"
-            f" --warm_start_from={output_dir} to train and --checkpoint_path={output_dir} to"
-            " evaluate"
+            f"{output_dir} holds checkpoints but no {run_yaml.FILE}, which says of what model,"
+            " problem and data they are: put a copy of it back, or name them from another"
+            f" output_dir, with --warm_start_from={output_dir} to train and"
+            f" --checkpoint_path={output_dir} to evaluate"
         )
 
 
-def check_is_run(output_dir: str) -> None:
-    """Checks that a directory holds a run.
+def read_run(output_dir: str) -> SavedRun:
+    """Reads the file of an existing run.
 
     Raises:
-      RunFileError: it holds none, or one whose files are lost or damaged.
-      OSError: its files cannot be read.
+      RunFileError: the directory holds no run, or one whose file is lost or damaged.
+      OSError: its file cannot be read.
     """
     saved = read(output_dir)
     check_known(output_dir, saved)
     if saved is None:
         raise RunFileError(f"{output_dir} holds no run: --output_dir names a run's directory")
+    return saved
 
 
 def read_flags(output_dir: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """Reads the flags with which a run was last started; None if the directory holds no run.
+    """Returns the flags with which a run was last started; see `read`."""
+    saved = read(output_dir)
+    return None if saved is None else saved.flags
+
+
+def write(output_dir: str | os.PathLike[str], hparams: HParams, flags: Mapping[str, Any]) -> None:
+    """Writes the file atomically; creates the directory if needed.
 
     Raises:
-      RunFileError: the file is not what `write` wrote.
-      OSError: it cannot be read.
-    """
-    path = Path(output_dir, FLAGS_FILE)
-    try:
-        flags = untrusted_json.read_object(path, _TYPES)
-    except FileNotFoundError:
-        return None
-    except untrusted_json.UntrustedFileError as error:
-        raise RunFileError(f"{error}: put a copy of it back") from error
-    if flags.get("data_digest") == "":  # It would switch the check of the data off.
-        raise RunFileError(f"{path}: data_digest is empty: put a copy of the file back")
-    return flags
-
-
-def write(output_dir: str, hparams: HParams, flags: Mapping[str, Any]) -> None:
-    """Writes both files, each atomically; creates the directory if needed.
-
-    Raises:
-      UsageError: they cannot be written; the disk is full, say.
+      UsageError: it cannot be written; the disk is full, say.
     """
     directory = Path(output_dir)
+    names = {name: flags[name] for name in run_yaml.NAMES if name in flags}
+    others = {name: value for name, value in flags.items() if name not in run_yaml.NAMES}
     with as_usage_error(OSError):
         directory.mkdir(parents=True, exist_ok=True)
-        hparams.save(directory / HPARAMS_FILE)
-        write_text(directory / FLAGS_FILE, json.dumps(dict(flags), indent=2) + "\n")
+        run_yaml.write(directory / run_yaml.FILE, RunSettings(names, hparams.values(), others))
 
 
 def check_same_run(output_dir: str, saved: SavedRun, model: str, problem: str) -> None:
@@ -170,7 +151,7 @@ def check_same_data(
 
     Raises:
       OtherRunError: they differ.
-      RunFileError, OSError: `flags.json` cannot be read.
+      RunFileError, OSError: `run.yaml` cannot be read.
     """
     named = run_of(config.checkpoint_path)
     for run in (Path(config.output_dir), *([named] if named else [])):
@@ -188,7 +169,7 @@ def run_of(path: str) -> Path | None:
     """Returns the run directory of a checkpoint path, if any; see `find_checkpoint.find`."""
     named = Path(path).absolute()
     above = (named, *named.parents[:3]) if path else ()
-    return next((each for each in above if (each / FLAGS_FILE).exists()), None)
+    return next((each for each in above if (each / run_yaml.FILE).exists()), None)
 
 
 def resumed_hparams(saved: HParams, preset: HParams) -> HParams:

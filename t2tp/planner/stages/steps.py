@@ -221,7 +221,7 @@ class StageLowering:
     def _lower(self, layers: Sequence[int]) -> StageSteps:
         hparams = self._with([_STAGES * n for n in layers])
         stages = self._layout.num_stages
-        key = hparams.to_json(), self._microbatches, stages, self._retention
+        key = repr(hparams), self._microbatches, stages, self._retention
         if key not in self._lowered_before:
             steps = StageSteps.from_program(
                 self._program(hparams, self._fewer_rows),

@@ -13,6 +13,7 @@ from t2tp import problems
 from t2tp.problems.data.sample import BadSampleError
 from t2tp.problems.sources.records import Records
 from t2tp.trainer.cli.programs import t2tp_trainer
+from t2tp.trainer.run_dir import run_files
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -180,9 +181,7 @@ def test_the_page_s_training_runs(tmp_path, monkeypatch):
     problems.find("languagemodel_records:letters", options).prepare("data")
     (command,) = [words for words in page_commands() if words[0] == "t2tp_trainer"]
     assert t2tp_trainer(command) == 0
-    assert json.loads(Path("run/flags.json").read_text())["problem"] == (
-        "languagemodel_records:letters"
-    )
+    assert run_files.read_flags("run")["problem"] == ("languagemodel_records:letters")
 
 
 def test_the_commands_of_the_page_do_what_it_says(tmp_path, monkeypatch):

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from t2tp import registry
+from t2tp.trainer import run_yaml
 from t2tp.trainer.cli import programs
 from t2tp.trainer.cli.flag_groups import parse
 from t2tp.trainer.cli.programs import TRAINER
 from t2tp.trainer.cli.spec_from_flags import spec_from_flags
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.run_dir import run_files
-from tests.trainer.conftest import PROBLEM
+from tests.trainer.conftest import PROBLEM, set_flags
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -54,7 +55,7 @@ def test_some_flags_are_short_for_hparams(resolve, flags, hparams):
 
 
 def test_a_trial_is_drawn_into_the_set_of_another_run(resolve, trained, tmp_path):
-    saved, other = trained / "hparams.json", tmp_path / "other"
+    saved, other = trained / "run.yaml", tmp_path / "other"
     new = {"hparams_set": saved, "hparams_range": "basic1", "trial": 4, "output_dir": other}
     spec = resolve(hparams="weight_decay=0.5", **new)
     drawn = registry.ranged_hparams("basic1").sample_trial(4)
@@ -67,33 +68,30 @@ def test_a_trial_is_drawn_into_the_set_of_another_run(resolve, trained, tmp_path
 
 def forget(run, *names):
     """Makes the hparams of a run those of a time before there were some hyperparameters."""
-    path = run / "hparams.json"
-    saved = json.loads(path.read_text())
-    for part in saved.values():
-        for name in names:
-            part.pop(name, None)
-    path.write_text(json.dumps(saved))
+    settings = run_yaml.read(run / "run.yaml")
+    for name in names:
+        del settings.hparams[name]
+    run_yaml.write(run / "run.yaml", settings)
 
 
 def test_an_older_run_has_the_defaults_of_what_is_declared_since(resolve, trained, tmp_path):
     forget(trained, "lora_rank", "lora_targets", "zero_stage")
-    other = {"hparams_set": trained / "hparams.json", "output_dir": tmp_path / "other"}
+    other = {"hparams_set": trained / "run.yaml", "output_dir": tmp_path / "other"}
     found = resolve(**other).hparams
     assert (found.d_ff, found.lora_rank, found.zero_stage) == (64, 0, 0)
     assert resolve(hparams="lora_rank=8", **other).hparams.lora_rank == 8
     with pytest.raises(UsageError, match=r"lacks .*which transformer_moe reads"):
         resolve(model="transformer_moe", **other)
     # A run that was started from Python, or converted, has hparams but no set.
-    flags = json.loads((trained / "flags.json").read_text())
-    (trained / "flags.json").write_text(json.dumps({**flags, "hparams_set": ""}))
+    set_flags(trained, hparams_set="")
     resumed = resolve(new={}, hparams="zero_stage=1").hparams
     assert (resumed.d_ff, resumed.lora_targets, resumed.zero_stage) == (64, ["query", "value"], 1)
 
 
 def test_a_file_of_hparams_that_says_no_model_is_not_completed(resolve, trained, tmp_path):
     forget(trained, "zero_stage")
-    alone = tmp_path / "alone.json"
-    (trained / "hparams.json").rename(alone)
+    alone = tmp_path / "alone.yaml"
+    run_yaml.write(alone, replace(run_yaml.read(trained / "run.yaml"), names={}))
     with pytest.raises(UsageError, match=r"lacks zero_stage, which transformer_lm reads"):
         resolve(hparams_set=alone, output_dir=tmp_path / "other")
 
@@ -135,8 +133,7 @@ def test_opening_a_run_executes_no_code(resolve, tmp_path, trained, inside):
     code = (trained if inside else tmp_path) / "unasked"
     code.mkdir()
     (code / "__init__.py").write_text("raise SystemExit('executed')")
-    flags = json.loads((trained / "flags.json").read_text())
-    (trained / "flags.json").write_text(json.dumps({**flags, "t2t_usr_dir": str(code)}))
+    set_flags(trained, t2t_usr_dir=str(code))
     with pytest.raises(UsageError, match="t2t_usr_dir=.*unasked"):
         resolve(new={}, output_dir=trained)
     given = [f"--output_dir={trained}", f"--data_dir={tmp_path}"]
@@ -151,7 +148,6 @@ def test_opening_a_run_executes_no_code(resolve, tmp_path, trained, inside):
 
 
 def test_an_empty_digest_does_not_switch_the_check_of_the_data_off(trained, resolve):
-    flags = json.loads((trained / "flags.json").read_text())
-    (trained / "flags.json").write_text(json.dumps({**flags, "data_digest": ""}))
+    set_flags(trained, data_digest="")
     with pytest.raises(run_files.RunFileError, match="data_digest"):
         resolve(new={}, output_dir=trained)

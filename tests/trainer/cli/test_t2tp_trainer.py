@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from t2tp.checkpoint import all_steps
-from tests.trainer.conftest import PROBLEM
+from t2tp.trainer.cli.programs import t2tp_trainer as main
+from t2tp.trainer.run_dir import run_files
+from tests.trainer.conftest import PROBLEM, set_flags
 from tests.trainer.hooks.events import read_scalars
 from tests.warm_processes import WarmProcess
 
@@ -45,10 +47,10 @@ def test_a_run_remembers_its_flags(trainer, trained, capfd):
     assert trainer(schedule="evaluate", **forgotten) == 0
     assert "d_ff: 64 in the saved run, 32 in today's preset; using 64" in capfd.readouterr().err
     assert sorted(read_scalars(trained / "eval")["loss"]) == [2]
-    flags = json.loads((trained / "flags.json").read_text())
+    flags = run_files.read_flags(trained)
     assert (flags["random_seed"], flags["hparams_set"]) == (5, "transformer_lm_test")
     assert trainer(schedule="train", **{**forgotten, "train_steps": 3}) == 0
-    flags = json.loads((trained / "flags.json").read_text())
+    flags = run_files.read_flags(trained)
     assert (flags["random_seed"], flags["train_steps"]) == (5, 3)
 
 
@@ -120,7 +122,7 @@ WRONG = {
         "does not split the batch: add the rule batch:data",
     ),
     "precision": ({"precision": "float15"}, "did you mean float16"),
-    "set in a file": ({"hparams_set": "/nowhere/hparams.json"}, "there is no such file"),
+    "set in a file": ({"hparams_set": "/nowhere/run.yaml"}, "there is no such file"),
     "trial": ({"trial": 3}, "belong together"),
     "range": ({"hparams_range": "basic", "trial": 3}, "did you mean basic1"),
     "early stopping": (
@@ -166,12 +168,12 @@ def test_wrong_input_is_one_sentence_and_touches_nothing(trainer, tmp_path, capf
 
 def test_a_run_that_does_not_fit_is_refused_untouched(trainer, trained, capfd):
     run = trained
-    (run / "flags.json").write_text((run / "flags.json").read_text().replace("_lm", "_mt"))
+    set_flags(run, model="transformer_mt")
     before = contents(run)
     for flags, says in (
         ({}, "holds a run of model transformer_mt"),
         ({"model": None}, "unknown model 'transformer_mt'"),
-        ({"output_dir": run / "flags.json"}, "is not a directory"),
+        ({"output_dir": run / "run.yaml"}, "is not a directory"),
     ):
         capfd.readouterr()
         assert trainer(**flags) == 2
@@ -179,32 +181,58 @@ def test_a_run_that_does_not_fit_is_refused_untouched(trainer, trained, capfd):
     assert contents(run) == before
 
 
-def test_lost_hparams_are_asked_for_and_other_data_refused_all_the_same(trainer, trained, capfd):
-    run, forgotten = trained, dict.fromkeys(("problem", "model", "hparams_set"))
-    (run / "hparams.json").unlink()
-    before = contents(run)
-    capfd.readouterr()
-    assert trainer(schedule="train", train_steps=3, **forgotten) == 2
-    said = capfd.readouterr().err
-    assert f"{run / 'hparams.json'} is lost" in said
-    assert "with --hparams_set (the run was last started with" in said
-    assert len(said.splitlines()) == 1
-    flags = json.loads((run / "flags.json").read_text())
-    (run / "flags.json").write_text(json.dumps({**flags, "data_digest": "other"}))
+def test_other_data_are_refused(trainer, trained, capfd):
+    set_flags(trained, data_digest="other")
+    before = contents(trained)
     assert trainer(schedule="train", train_steps=3) == 2
     assert "are not those that the run in" in capfd.readouterr().err
-    (run / "flags.json").write_text(json.dumps(flags, indent=2) + "\n")
-    assert contents(run) == before
-    assert (
-        trainer(
-            schedule="train", train_steps=3, hparams="d_ff=64", **forgotten | {"hparams_set": SET}
-        )
-        == 0
-    )
+    assert contents(trained) == before
+
+
+def test_the_file_of_a_run_repeats_it(trained, tmp_path):
+    """On its own data, with its seed and hparams; flags override it."""
+    other = tmp_path / "again"
+    assert main(["t2tp_trainer", f"--config={trained / 'run.yaml'}", f"--output_dir={other}"]) == 0
+    losses = [read_scalars(run)["loss"] for run in (trained, other)]
+    assert losses[0] == losses[1] and list(losses[0]) == [2]
+    one, two = (run_files.read(run) for run in (trained, other))
+    assert one.hparams == two.hparams
+    assert one.flags | {"output_dir": str(other)} == two.flags
+    flags = ["--train_steps=3", "--mesh_shape=model:2", "--hparams=batch_size=4"]
+    assert main(["t2tp_trainer", f"--config={other / 'run.yaml'}", *flags]) == 0
+    resumed = run_files.read(other)
+    assert (resumed.flags["train_steps"], resumed.flags["random_seed"]) == (3, 5)
+    assert (resumed.hparams.mesh_shape, resumed.hparams.batch_size) == ("model:2", 4)
+    assert resumed.hparams.d_ff == 64
+
+
+CONFIGS = {
+    "problm: x": "problm: did you mean problem",
+    "hparams: {d_modl: 8}": "no hyperparameter 'd_modl': did you mean d_model",
+    "hparams: {learning_rate: {constant: fast}}": "learning_rate_constant=fast: expected float",
+    "hparams: {d_ff: [1]}": "d_ff=[1]: expected int",
+    "flags: {train_steps: -1}": "--train_steps=-1: expected",
+    "flags: {eval_stepss: 1}": "unknown flag 'eval_stepss': did you mean --eval_steps",
+    "flags: {schedule: train, eval_steps: 1}": "--eval_steps has no effect here",
+    "flags: {config: x}": "config cannot stand under flags",
+    "flags: {t2t_usr_dir: /code}": "started with --t2t_usr_dir=/code, which is code",
+    "mesh: {mesh_shape: 'data:x'}": "data:x",
+    "hparams: {d_ff: 8, d: {ff: 9}}": "d_ff stands twice",
+    "model: a\nmodel: b": "line 2 is not YAML that t2tp reads: 'model' stands twice",
+    "model: &a x\nproblem: *a": "there are no aliases",
+    "model: !!python/name:os.system x": "line 1 is not YAML that t2tp reads",
+    "- a": "is a list, not an object of names and values",
+}
+
+
+@pytest.mark.parametrize("text", CONFIGS)
+def test_a_wrong_file_is_one_sentence(trainer, tmp_path, capfd, text):
+    (tmp_path / "wrong.yaml").write_text(text)
+    assert trainer(config=tmp_path / "wrong.yaml") == 2
     said = capfd.readouterr().err
-    assert f"--hparams_set={SET}" in said and "hparams.json is lost" in said
-    assert "resuming from the checkpoint of step 2" in said
-    assert (run / "hparams.json").exists()
+    assert CONFIGS[text] in said
+    assert len(said.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
 
 
 def test_another_shape_is_refused_untouched(trainer, trained, capfd):

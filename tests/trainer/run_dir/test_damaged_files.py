@@ -38,8 +38,7 @@ FILES = [
     f"{STEP}/metrics.json",
     STEP,
     "checkpoints",
-    "flags.json",
-    "hparams.json",
+    "run.yaml",
     "heartbeat.json",
     "run.lock",
     "log.jsonl",
@@ -51,7 +50,7 @@ FILES = [
 ]
 # Training rewrites these, or adds to them.
 WRITTEN = (
-    *("flags.json", "hparams.json", "heartbeat.json", "run.lock", "log.jsonl", "eval.jsonl"),
+    *("run.yaml", "heartbeat.json", "run.lock", "log.jsonl", "eval.jsonl"),
     *("metrics.json", "layout.html"),
 )
 
@@ -176,7 +175,7 @@ _EVALUATE = {"train", "evaluate"}
 READERS = {
     **dict.fromkeys(PARTS, _ALL - {"explain"}),
     **dict.fromkeys([STEP, "checkpoints"], _ALL),
-    **dict.fromkeys(["flags.json", "hparams.json"], _ALL - {"t2tp_inspect_checkpoint"}),
+    "run.yaml": _ALL - {"t2tp_inspect_checkpoint"},
     **dict.fromkeys([f"{STEP}/metrics.json", "eval/eval.jsonl", "eval", "eval/events"], _EVALUATE),
     **dict.fromkeys(["heartbeat.json", "run.lock", "log.jsonl", "events"], _TRAIN),
     "layout.html": {"explain"},
@@ -267,7 +266,7 @@ def check(case: tuple[str, str, str], runs: list[Path], data_dir: Path, tmp: Pat
     file, fault, program = case
     run, other = tmp / "run", runs[1]
     shutil.copytree(runs[0], run)
-    for path in (run / "flags.json", run / "log.jsonl"):  # What says where the run is.
+    for path in (run / "run.yaml", run / "log.jsonl"):  # What says where the run is.
         path.write_text(path.read_text().replace(str(runs[0]), str(run)))
     (tmp / "elsewhere").mkdir()
     FAULTS[fault](in_run(run, file), in_run(other, file))

@@ -33,7 +33,7 @@ WRITERS = {
     "log.jsonl": write_json,
     "heartbeat.json": lambda directory: Heartbeat(str(directory)).beat(1, "training"),
     "eval.jsonl": lambda directory: EvaluationRecord(directory).add(1, {"loss": 1.0}),
-    "hparams.json": lambda directory: run_files.write(str(directory), HParams(d_model=8), {}),
+    "run.yaml": lambda directory: run_files.write(str(directory), HParams(d_model=8), {}),
 }
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -10,6 +9,7 @@ import pytest
 
 from t2tp import registry
 from t2tp.hparam import HParams, describe_differences
+from t2tp.trainer.hparams_fit import declared
 from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_dir.run_files import OtherRunError, RunFileError, SavedRun
 
@@ -20,49 +20,30 @@ def test_what_was_written_is_read_back(tmp_path):
     assert run_files.read(tmp_path / "run") is None
     run_files.write(tmp_path / "run", hparams, flags)
     assert run_files.read(tmp_path / "run") == SavedRun(hparams, flags)
-    assert sorted(os.listdir(tmp_path / "run")) == ["flags.json", "hparams.json"]
-
-
-def test_a_damaged_file_is_named(tmp_path):
-    run_files.write(tmp_path, HParams(d_model=8), {})
-    (tmp_path / "flags.json").write_text("{")
-    with pytest.raises(ValueError, match=r"flags\.json is not JSON"):
-        run_files.read(tmp_path)
+    assert sorted(os.listdir(tmp_path / "run")) == ["run.yaml"]
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"[1]", r"flags\.json is a list, not an object of names and values"),
-        (b"\xff{}", r"flags\.json is not JSON: .*utf-8"),
-        (b'{"model": 5}', r"flags\.json: model is 5, and must be of type str"),
-        (b'{"train_steps": true}', r"flags\.json: train_steps is True, and must be of type int"),
+        (b"{", r"run\.yaml, line 1 is not YAML"),
+        (b"[1]", r"run\.yaml is a list, not an object of names and values"),
+        (b"\xff{}", r"run\.yaml is not YAML"),
+        (b"model: 5", r"run\.yaml: model is 5, and must be of type str"),
+        (b"flags: {train_steps: true}", r"run\.yaml: train_steps is True, and must be of type int"),
+        (b"model: transformer_lm\nhparams: {d_ff: x}", r"run\.yaml: d_ff: expected int"),
     ],
 )
-def test_flags_of_another_type_are_named(tmp_path, content, said):
-    run_files.write(tmp_path, HParams(d_model=8), {})
-    (tmp_path / "flags.json").write_bytes(content)
-    with pytest.raises(RunFileError, match=said):
+def test_a_damaged_file_is_named(tmp_path, content, said):
+    (tmp_path / "run.yaml").write_bytes(content)
+    with pytest.raises(RunFileError, match=f"{said}.*; put a copy of the file back"):
         run_files.read(tmp_path)
 
 
-def test_damaged_hparams_are_named(tmp_path):
-    run_files.write(tmp_path, HParams(d_model=8), {})
-    for content in (b"", b"\xff{}", b"[]", b'{"values": {"a": 1}, "types": 3}'):
-        (tmp_path / "hparams.json").write_bytes(content)
-        with pytest.raises(RunFileError, match=r"hparams\.json.*; put a copy of it back"):
-            run_files.read(tmp_path)
-
-
 def test_a_lost_file_does_not_make_a_run_a_new_one(tmp_path):
-    run_files.write(tmp_path, HParams(d_model=8), {"model": "m"})
-    (tmp_path / "hparams.json").unlink()
-    assert run_files.read(tmp_path) == SavedRun(None, {"model": "m"})
-    (tmp_path / "flags.json").unlink()
-    assert run_files.read(tmp_path) is None  # A first start that was killed between the two.
     (tmp_path / "checkpoints/step-00000001").mkdir(parents=True)
-    for check in (run_files.check_is_run, lambda path: run_files.check_known(path, None)):
-        with pytest.raises(RunFileError, match=r"holds checkpoints but no flags\.json"):
+    for check in (run_files.read_run, lambda path: run_files.check_known(path, None)):
+        with pytest.raises(RunFileError, match=r"holds checkpoints but no run\.yaml"):
             check(tmp_path)
 
 
@@ -84,10 +65,9 @@ def test_going_on_takes_saved_values_and_new_declarations():
 def test_going_on_takes_the_default_of_what_a_preset_sets_since_then():
     saved = registry.hparams("llama_3b")
     preset = saved.copy()
-    old = json.loads(saved.to_json())
-    for part in ("values", "types", "limits"):  # As before there was the hyperparameter.
-        del old[part]["rotary_scaling_factor"]
-    saved = HParams.from_json(json.dumps(old))
+    values = saved.values()
+    del values["rotary_scaling_factor"]  # As before there was the hyperparameter.
+    saved = declared(values, "llama_3b", None)
     assert preset.rotary_scaling_factor == 32
     assert run_files.resumed_hparams(saved, preset).rotary_scaling_factor == 1
     assert describe_differences(saved, preset, {}) == [
@@ -116,6 +96,7 @@ def test_a_read_only_directory_is_refused(tmp_path):
     code = """
 import sys
 from t2tp.trainer.inference import files
+from t2tp.trainer.hparams_fit import declared
 from t2tp.trainer.run_dir import run_files
 files.check_can_be_written(sys.argv[2])
 run_files.check_writable(sys.argv[1])

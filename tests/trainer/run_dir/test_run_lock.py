@@ -127,7 +127,7 @@ def test_processes_with_different_directories_are_refused_by_all(tmp_path, impat
     if other != "missing":
         directories[1].mkdir()
     if other == "of a run":
-        (directories[1] / "flags.json").write_text("{}")
+        (directories[1] / "run.yaml").write_text("{}")
         (directories[1] / LOCK_FILE).write_text("")
     if other == "locked by others":
         (directories[1] / LOCK_FILE).write_text(

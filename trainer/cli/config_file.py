@@ -1,0 +1,46 @@
+"""The file of `--config`, as the flags at the beginning of a command line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from t2tp.trainer import run_yaml
+
+# Values with which a flag, and no hparam, sets the mesh.
+_AUTO = "auto"
+
+
+def flags_of(path: str) -> list[str]:
+    """Returns the flags in a file; hparams are read where the hparams set is known.
+
+    The directory of a user's code is left out: a file that somebody else wrote executes no code.
+
+    Raises:
+      ValueError: the file is not a `run.yaml`.
+      OSError: it cannot be read.
+    """
+    settings = run_yaml.read(path)
+    names = {name: value for name, value in settings.names.items() if name != "data_digest"}
+    if names.get("hparams_set") == "":  # A run that Python started, or a conversion.
+        names["hparams_set"] = path
+    for name in run_yaml.MESH:
+        if settings.hparams.get(name) == _AUTO:
+            names[name] = _AUTO
+    for name in settings.flags:
+        if name in ("config", "hparams", "help", "version") or name in names:
+            raise ValueError(f"{path}: {name} cannot stand under flags")
+    given = {name: value for name, value in settings.flags.items() if name != "t2t_usr_dir"}
+    return [
+        f"--{name}={_text(value)}" for name, value in (names | given).items() if value is not None
+    ]
+
+
+def user_dir_of(path: str) -> str | None:
+    """Returns the directory of the user's code with which the run of a file was started."""
+    return run_yaml.read(path).flags.get("t2t_usr_dir")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(_text, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
