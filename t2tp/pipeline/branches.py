@@ -107,7 +107,9 @@ class Branches:
         self.stage = stage
         self.mesh_impl = lowering.mesh_impl(op)
         chunks = range(schedule.chunks)
-        self.wires = Wires(schedule, [self.kind(partition.exit_of(c).outputs) for c in chunks])
+        layout = self.mesh_impl.layout
+        crossing = [partition.exit_of(c).outputs for c in chunks]
+        self.wires = Wires(schedule, [MessageKind.of_tensors(x, layout) for x in crossing])
         outputs = op._body_outputs[1:]
         self.axes: list[list[int] | None] = [None] * len(outputs)
         self.sums = SumTable(
@@ -189,11 +191,13 @@ class _Branch:
         self._slots = {name: list(handles) for name, handles in state.slots.items()}
         self._sums = list(state.sums)
         self._messages = self._wires.no_messages()
+        self._collectives = branches.mesh_impl.collectives
         self._is_first = tf.equal(branches.stage, 0)
         self._is_last = tf.equal(branches.stage, branches.schedule.stages - 1)
 
     def run(self, action: Action) -> BranchResult:
         """Lowers the work of an action; returns the state and the messages after it."""
+        self._boundary = self._enter if action is Action.FORWARD else self._exit.backward
         {
             Action.FORWARD: self._forward,
             Action.BACKWARD: self._backward,
@@ -209,7 +213,7 @@ class _Branch:
             self._save("forward", pieces.saved_activations)
         name = self._wires.name(Action.FORWARD, self._chunk)
         if name is not None:
-            self._messages[name] = self._kind.pack(results)
+            self._messages[name] = self._kind.pack(results, self._collectives)
         if self._is_last_chunk and trains:
             self._save_exit(results)
         elif self._is_last_chunk:
@@ -275,7 +279,7 @@ class _Branch:
             chunks = (self._chunk, self._chunk - 1)
             for name in {self._wires.name(Action.BACKWARD, chunk): None for chunk in chunks}:
                 if name is not None:
-                    self._messages[name] = self._kind.pack(input_gradients)
+                    self._messages[name] = self._kind.pack(input_gradients, self._collectives)
         else:
             self._backward_before(pieces.before_backward, input_gradients)
         if pieces.weights is None:
@@ -322,7 +326,8 @@ class _Branch:
                     self._bind_saved("before", self._partition.exit_of(chunk - 1).outputs)
                 self._bind(self._enter.backward.outputs, input_gradients)  # type: ignore[union-attr]
                 results = self._lower(piece)
-                messages = self._wires.chunk_kinds[chunk - 1].pack(results) if before_name else []
+                kind = self._wires.chunk_kinds[chunk - 1]
+                messages = kind.pack(results, self._collectives) if before_name else []
                 return [*self._add(piece), *messages]
 
         def others() -> list[tf.Tensor]:
@@ -331,7 +336,7 @@ class _Branch:
         count = len(self._sums)
         results = tf.cond(self._is_first, first, others)
         self._sums, messages = results[:count], list(results[count:])
-        others_messages = self._kind.pack(input_gradients)
+        others_messages = self._kind.pack(input_gradients, self._collectives)
         if name is not None:
             self._messages[name] = others_messages
         if before_name is not None:
@@ -443,7 +448,8 @@ class _Branch:
         if wire is None:
             raise ScheduleError(f"no message arrives for chunk {self._chunk}")
         messages = self._branches.tables[wire].read(self._slots[wire], self._row.arrived)
-        return self._wires.chunk_kinds[chunk].unpack(messages)
+        with self._collectives.attributed_to(self._boundary.name):
+            return self._wires.chunk_kinds[chunk].unpack(messages, self._collectives)
 
     def _free_arrived(self, first_wire: str | None, wire: str | None) -> None:
         """Frees the slot of the message that arrived for this entry.

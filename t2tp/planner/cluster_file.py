@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from t2tp.choices import PRECISIONS
 from t2tp.hparam_limits import Limits
 from t2tp.hparam_types import declared_type
-from t2tp.planner.curves import COLLECTIVE_KINDS, CollectiveCurve, Curve, Point, key
+from t2tp.planner.curves import COLLECTIVE_KINDS, CollectiveCurve, Curve, Point, key, share_at
 from t2tp.planner.retention import Retention
 from t2tp.planner.work import COMPUTE_BOUND, ELEMENTWISE, MEMORY_BOUND, PRODUCT
 from t2tp.suggestions import nearest
@@ -30,9 +30,8 @@ else:
 
 T = TypeVar("T")
 
-# How attention is computed: by one kernel that saves no scores; product by product; or by t2tp's
-# own operation.
-ATTENTION = ("fused", "unfused", "engine")
+# Attention without a kernel of its own: product by product, or by t2tp's own operation.
+WITHOUT_KERNEL = ("unfused", "engine")
 # The network cards of a host that a group with several members in the host uses.
 CARDS = ("rank", "host")
 # Below this, a number of bytes, bytes/s or FLOP/s is a mistake in the unit.
@@ -108,41 +107,68 @@ class Link:
 
 
 @dataclass(frozen=True)
+class AttentionKernel:
+    """The speed of a kernel of attention that saves no scores, on a kind of device.
+
+    Each field is a list of `[head size, share, ramp]`: long sequences reach this share of the peak,
+    and sequences of `ramp` keys half of that. The scores that a causal mask hides do not count.
+
+    Attributes:
+      forward, backward: without a mask.
+      causal_forward, causal_backward: with a causal mask.
+      spread: relative uncertainty.
+      source: source of the numbers.
+    """
+
+    forward: tuple[Point, ...]
+    backward: tuple[Point, ...]
+    causal_forward: tuple[Point, ...]
+    causal_backward: tuple[Point, ...]
+    spread: float = _fraction(0.15)
+    source: str = ""
+
+    def share(self, head_size: float, keys: float, *, is_forward: bool, causal: bool) -> float:
+        """Returns the share of the peak for queries that see this number of keys."""
+        name = f"{'causal_' if causal else ''}{'forward' if is_forward else 'backward'}"
+        return share_at(getattr(self, name), head_size, keys)
+
+
+@dataclass(frozen=True)
 class SoftwareStack:
     """The share of a device's speed that a software stack reaches, and the tensors that it saves.
 
     Attributes:
       name: name of the stack.
+      like: an earlier stack of the file, whose keys this one has if it does not give them.
       product: share of the peak that large matmuls reach.
       product_inner: length of the summed dimension at which a matmul reaches half of that.
       batched: share of the peak that batched matmuls reach (unfused attention).
       memory: share of the bandwidth that memory-bound operations reach.
-      attention: `fused`, `unfused` or `engine`; see `Retention`.
-      attention_forward: share of the peak that fused attention reaches.
-      attention_backward: share of the peak that its gradient reaches.
-      causal_skips: whether fused attention skips the scores that a causal mask hides.
+      attention: one of `ClusterFile.kernels`, `unfused` or `engine`; see `Retention`.
       fuses: whether chains of element-wise operations are one kernel.
       keeps_masks, float32_logits, keeps_buffers, gathers_again, repeats_all: see `Retention`.
       link: share of a link's bandwidth that collectives reach.
       overlap: share of the collectives of gradients and weights that overlaps with computation.
       overlap_activations: share of the backward pass's collectives of activations that overlaps
         with the gradients of weights.
+      overlap_forward: share of the forward pass's collectives of activations that overlaps with
+        products, as in Transformer Engine.
       curves: measured seconds of operations by size. They replace the shares above.
       collectives: measured seconds of collectives by size.
       spread: relative uncertainty of the constants.
       spread_links: relative uncertainty of the constants of links.
+      residual: relative error of the model itself: what nine of ten published steps stay below, to
+        which no constant was fitted.
       source: source of the constants.
     """
 
     name: str = ""
+    like: str = ""
     product: float = _share(0.75)
     product_inner: float = key(0.0, min=0.0)
     batched: float = _share(0.5)
     memory: float = _share(0.85)
-    attention: str = key("fused", choices=ATTENTION)
-    attention_forward: float = _share(0.5)
-    attention_backward: float = _share(0.45)
-    causal_skips: bool = True
+    attention: str = "unfused"
     fuses: bool = True
     keeps_masks: bool = False
     float32_logits: int = key(0, min=0, max=4)
@@ -151,17 +177,21 @@ class SoftwareStack:
     link: float = _share(0.8)
     overlap: float = _fraction(0.0)
     overlap_activations: float = _fraction(0.0)
+    overlap_forward: float = _fraction(0.0)
     repeats_all: bool = False
     curves: tuple[Curve, ...] = ()
     collectives: tuple[CollectiveCurve, ...] = ()
     spread: float = _fraction(0.1)
     spread_links: float = _fraction(0.2)
+    residual: float = _fraction(0.05)
     source: str = ""
 
     @property
     def retention(self) -> Retention:
         """The tensors that the stack's kernels save for the backward pass."""
-        return Retention(**{f.name: getattr(self, f.name) for f in fields(Retention)})
+        values = {f.name: getattr(self, f.name) for f in fields(Retention)}
+        attention = self.attention if self.attention in WITHOUT_KERNEL else "fused"
+        return Retention(**values | {"attention": attention})
 
 
 @dataclass(frozen=True)
@@ -174,6 +204,7 @@ class ClusterFile:
       host_devices: devices of a host.
       links: levels of links, the nearest first.
       stacks: software stacks by name.
+      kernels: kernels of attention by name.
       stack: name of the stack in use. Default: the first one.
       price_per_hour: price of one device; 0: unknown.
       max_devices: number of devices of the cluster; 0: any number.
@@ -186,6 +217,7 @@ class ClusterFile:
     device: Device
     links: tuple[Link, ...]
     stacks: Mapping[str, SoftwareStack]
+    kernels: Mapping[str, AttentionKernel]
     host_devices: int = key(min=1)
     stack: str = ""
     price_per_hour: float = key(0.0, min=0.0)
@@ -234,10 +266,21 @@ class ClusterFile:
         stacks = table.pop("stacks", None)
         if not links or not stacks or not isinstance(stacks, dict):
             raise ClusterFileError(f"{where}: it needs at least one [[links]] and [stacks.NAME]")
+        whole: dict[str, Any] = {}
+        for stack, values in stacks.items():
+            parent = values.get("like") if isinstance(values, dict) else None
+            if parent and str(parent) not in whole:
+                known = nearest(str(parent), whole, "stacks before it")
+                raise ClusterFileError(f"{where}: stacks.{stack}.like is {parent!r}: {known}")
+            whole[stack] = {**whole[parent], **values} if parent else values
         parts = {
             "device": device,
             "links": links,
-            "stacks": {stack: _stack(stack, each, where) for stack, each in stacks.items()},
+            "stacks": {stack: _stack(stack, each, where) for stack, each in whole.items()},
+            "kernels": {
+                name: _parsed(AttentionKernel, each, f"{where}: kernels.{name}")
+                for name, each in table.pop("kernels", {}).items()
+            },
         }
         table.setdefault("stack", next(iter(stacks)))
         cluster = _parsed(cls, table, where, parts)
@@ -253,6 +296,12 @@ class ClusterFile:
         if self.stack not in self.stacks:
             known = nearest(self.stack, self.stacks, "stacks")
             raise ClusterFileError(f"{where}: stack is {self.stack!r}: {known}")
+        for name, stack in self.stacks.items():
+            if stack.attention not in (*WITHOUT_KERNEL, *self.kernels):
+                known = nearest(stack.attention, (*self.kernels, *WITHOUT_KERNEL), "kernels")
+                raise ClusterFileError(
+                    f"{where}: stacks.{name}.attention is {stack.attention!r}: {known}"
+                )
         if not self.device.peak:
             raise ClusterFileError(f"{where}: device.peak is empty: give FLOP/s by dtype")
         if self.device.reserved >= self.device.memory:

@@ -65,8 +65,11 @@ class ComputeCost:
 
     def spread(self, work: Work) -> float:
         """Returns the relative uncertainty of the seconds."""
-        measured = self._measured(work)[1] if self._stack.curves else 0.0
-        return max(self._stack.spread, measured)
+        if self._stack.curves:
+            return max(self._stack.spread, self._measured(work)[1])
+        kernel = self._cluster.kernels.get(self._stack.attention)
+        is_attention = work.kind in (ATTENTION, ATTENTION_GRAD)
+        return kernel.spread if kernel is not None and is_attention else self._stack.spread
 
     def _measured(self, work: Work) -> tuple[float, float]:
         """Interpolates the measured curves. More devices than cores take turns.
@@ -105,12 +108,14 @@ class ComputeCost:
 
     def _attention(self, work: Work) -> float:
         stack = self._stack
-        if stack.attention == "fused":
-            is_forward = work.kind == ATTENTION
-            share = stack.attention_forward if is_forward else stack.attention_backward
-            flops = work.flops / 2 if work.causal and stack.causal_skips else work.flops
+        batch, queries, keys, head_size = work.sizes
+        kernel = self._cluster.kernels.get(stack.attention)
+        if kernel is not None:
+            share = kernel.share(
+                head_size, keys, is_forward=work.kind == ATTENTION, causal=work.causal
+            )
+            flops = work.flops / 2 if work.causal else work.flops
             return max(flops / self._rate(work, share), self._move(work.num_bytes))
-        batch, queries, keys, _ = work.sizes
         scores = batch * queries * keys * (4 if work.dtype == "float32" else 2)
         passes = _PASSES[work.kind] + (_DROPOUT_PASSES if work.dropout else 0)
         flops = work.flops

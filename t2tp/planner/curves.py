@@ -82,6 +82,15 @@ def seconds_at(points: Sequence[Point], size: float) -> tuple[float, float]:
     return fast + rate * (size - low), min(max(spread, other), MOST_SPREAD)
 
 
+def share_at(points: Sequence[Point], size: float, keys: float) -> float:
+    """Interpolates the shares of a kernel of attention; see `AttentionKernel`."""
+    i = min(max(1, bisect_left([point[0] for point in points], size)), len(points) - 1)
+    (low, share, ramp), (high, other, other_ramp) = points[max(0, i - 1)], points[i]
+    part = min(1.0, max(0.0, (size - low) / (high - low))) if high > low else 0.0
+    ramp += part * (other_ramp - ramp)
+    return (share + part * (other - share)) * keys / (keys + ramp)
+
+
 def curve_for(curves: Iterable[Curve], kind: str, devices: int) -> Curve | None:
     """Returns the curve of a kind for this number of devices, or for the next smaller one."""
     found = [curve for curve in curves if curve.kind == kind]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from t2tp import upstream
 from t2tp.mesh.layout import Layout
 from t2tp.planner.sequence import Placed
-from t2tp.planner.slices import is_fusable, slice_bytes, work_of
+from t2tp.planner.slices import is_fusable, kind_of, slice_bytes, work_of
 from t2tp.planner.work import Work
 
 # Views without side effects: a kernel reads through them.
@@ -86,18 +86,34 @@ class Chains:
                 self._users.setdefault(x, set()).add(op)
             makers = [x.operation for x in sources]
             # Number of operations outside of chains on the longest way to this one.
-            depth[op] = max((depth.get(m, 0) + (m not in fusable) for m in makers), default=0)
+            depth[op] = max((depth.get(m, 0) + self._is_between(m) for m in makers), default=0)
             if op not in fusable:
                 continue
             # An operation that reads the result of a collective begins a chain.
             near = [m for m in makers if m in fusable and self._is_one_pass(m, op)]
             joins = [m for m in near if depth[m] == depth[op] and not each.collectives]
-            before = joins[0] if joins else None
-            if before is None:
-                self.begun_by[op] = []
-            chain = self._chain_of[before] if before is not None else self.begun_by[op]
-            chain.append(op)
-            self._chain_of[op] = chain
+            self.begun_by[op] = self._chain_of[op] = [op]
+            for m in joins:  # Nothing but chains is between them, so they are one kernel.
+                self._merge(self._chain_of[op], self._chain_of[m])
+        for chain in list(self.begun_by.values()):
+            readers = {user for op in chain for y in op.outputs for user in self._users.get(y, ())}
+            ends = {id(self._chain_of.get(user)): user for user in readers.difference(chain)}
+            user, *others = ends.values() or (None,)
+            # A chain that only one other kernel reads is computed in that kernel.
+            is_inner = user in fusable and not others and self._is_one_pass(chain[0], user)
+            if is_inner and self._needed.isdisjoint(y for op in chain for y in op.outputs):
+                self._merge(chain, self._chain_of[user])
+
+    def _merge(self, chain: list[upstream.Operation], other: list[upstream.Operation]) -> None:
+        """Moves the operations of a chain to another one."""
+        if chain is not other:
+            del self.begun_by[chain[0]]
+            other += chain
+            self._chain_of |= dict.fromkeys(chain, other)
+
+    def _is_between(self, op: upstream.Operation) -> bool:
+        """Whether an operation has a kernel of its own, which ends a chain."""
+        return op not in self.fusable and kind_of(op) != "free"
 
     def _is_one_pass(self, one: upstream.Operation, other: upstream.Operation) -> bool:
         """Whether two operations belong to the same pass of the step."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from t2tp import upstream
 from t2tp.mesh.layout import Layout
 from t2tp.planner.retention import Retained, Retention
-from t2tp.planner.sequence import Placed, as_soon_as_possible, is_weight
+from t2tp.planner.sequence import Placed, as_soon_as_possible, is_sharding, is_weight
 from t2tp.planner.slices import kind_of
 from t2tp.planner.work import BACKWARD, ELEMENTWISE, FORWARD, UPDATE, Memory
 
@@ -75,7 +75,10 @@ class Liveness:
         placed = as_soon_as_possible(placed)
         outputs = list(outputs)
         self._placed = placed
-        self._buffers = retention.keeps_buffers and layout.storage.stage < 3
+        stage = layout.storage.stage
+        self._buffers = retention.keeps_buffers and stage < 3
+        # A processor reduces its shard of a gradient within the buffer of the whole gradient.
+        self._shards_in_place = self._buffers and stage < 2
         self._retained = Retained(placed, outputs, layout, retention)
         self._root: dict[upstream.Tensor, upstream.Tensor] = {}
         self._of: dict[upstream.Tensor, _Buffer] = {}
@@ -108,7 +111,10 @@ class Liveness:
             for y, x in zip(op.outputs, sources, strict=False):
                 self._root[y] = self._root_of(x)
         elif each.is_computed:
-            scaled = self._scaled_gradient(each)
+            if self._shards_in_place and is_sharding(each):
+                scaled: upstream.Tensor | None = self._root_of(op.inputs[0])
+            else:
+                scaled = self._scaled_gradient(each)
             for y in op.outputs:
                 if scaled is None:
                     self._make(y, i)

@@ -1,9 +1,10 @@
 """The communication that overlaps with computation.
 
-A collective of weights or gradients overlaps with the computation of the other layers, and one of
-activations in the backward pass with the gradients of the same layer's weights. A stack says which
-share of them it overlaps at most (`overlap`, `overlap_activations`). It cannot hide more than there
-is to compute meanwhile. For example, with overlap = 0.9:
+A collective of weights or gradients overlaps with the computation of the other layers; one of
+activations in the backward pass with the gradients of the same layer's weights, and in the forward
+pass, tile by tile, with the matmul next to it. A stack says which share of them it overlaps at most
+(`overlap`, `overlap_activations`, `overlap_forward`). It cannot hide more than there is to compute
+meanwhile. For example, with overlap = 0.9:
 
     gradients 4 s, backward pass 10 s                   3.6 s hidden, 0.4 s exposed
     gradients 4 s, backward pass  3 s                   3.0 s hidden, 1.0 s exposed
@@ -18,8 +19,9 @@ from collections.abc import Mapping
 from t2tp.planner.cluster_file import SoftwareStack
 from t2tp.planner.work import BACKWARD, FORWARD, PRODUCT, SEND, Traffic, Work
 
-# The products of a backward pass that compute gradients of weights, and not of activations.
-_OF_WEIGHTS = 0.5
+# The fraction of each pass's products that activations' collectives can overlap with: those that
+# compute gradients of weights, and those next to a collective.
+_PRODUCTS = {BACKWARD: 0.5, FORWARD: 1.0}
 
 
 def hidden_seconds(
@@ -37,7 +39,7 @@ def hidden_seconds(
     for w, seconds in work.items():
         compute[w.phase, True] += seconds
         if w.kind == PRODUCT:
-            compute[w.phase, False] += _OF_WEIGHTS * seconds
+            compute[w.phase, False] += _PRODUCTS.get(w.phase, 0.0) * seconds
     groups: defaultdict[tuple[str, bool, int], dict[Traffic, float]] = defaultdict(dict)
     for t, seconds in traffic.items():
         share = _share(t, stack)
@@ -59,5 +61,6 @@ def _share(traffic: Traffic, stack: SoftwareStack) -> float:
         return 0.0
     if traffic.of_state:
         return stack.overlap
-    is_hidden = traffic.phase == BACKWARD and not traffic.is_recomputed
-    return stack.overlap_activations if is_hidden else 0.0
+    if traffic.phase == FORWARD or traffic.is_recomputed:
+        return stack.overlap_forward
+    return stack.overlap_activations

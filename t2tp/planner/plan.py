@@ -115,7 +115,8 @@ class Plan:
       tokens: tokens of a step on the whole mesh.
       parameters: trainable parameters of the model.
       seconds: seconds of a step.
-      interval: low and high estimate of the seconds, from the spread of the cluster's constants.
+      interval: low and high estimate of the seconds, from the spread of the cluster's constants and
+        the model's error on published steps.
       costs: seconds by kind and phase.
       memory: bytes of a device by purpose, at the peak.
       memory_point: part of the step with the peak.
@@ -257,7 +258,7 @@ class Plan:
             tokens=tokens,
             parameters=step.parameters,
             seconds=seconds,
-            interval=_interval(costs, seconds),
+            interval=_interval(costs, seconds, cluster.software.residual),
             costs=tuple(sorted(costs, key=lambda c: (PHASES.index(c.phase), -c.seconds))),
             memory=by_point[point],
             memory_point=point,
@@ -321,8 +322,11 @@ def _memory(peak: Memory, step: LoweredStep, cluster: ClusterFile) -> dict[str, 
     return memory
 
 
-def _interval(costs: list[Cost], seconds: float) -> tuple[float, float]:
-    """Returns the range of a step's seconds; compute, memory and links err independently."""
+def _interval(costs: list[Cost], seconds: float, residual: float) -> tuple[float, float]:
+    """Returns the range of a step's seconds.
+
+    The constants of compute, memory and links err independently, and so does the model.
+    """
     parts: defaultdict[str, float] = defaultdict(float)
     for cost in costs:
         kind = "links" if cost.is_collective else "compute"
@@ -330,5 +334,5 @@ def _interval(costs: list[Cost], seconds: float) -> tuple[float, float]:
             kind = "memory"
         exposed = cost.seconds / (cost.seconds + cost.hidden) if cost.hidden else 1.0
         parts[kind] += exposed * cost.error
-    error = math.hypot(*parts.values())
+    error = math.hypot(*parts.values(), residual * seconds)
     return (max(0.0, seconds - error), seconds + error)

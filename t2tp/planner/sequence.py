@@ -128,9 +128,13 @@ def _is_of_gradient(each: Placed) -> bool:
     op = each.operation
     if each.phase == FORWARD or each.is_recomputed or GRADIENTS in op.name:
         return False
-    if isinstance(op, upstream.ReshapeOperation):
-        return each.is_of_state
-    return isinstance(op, CastOperation)
+    return isinstance(op, CastOperation) or is_sharding(each)
+
+
+def is_sharding(each: Placed) -> bool:
+    """Whether an operation of the backward pass or the update shards a gradient."""
+    is_reshape = isinstance(each.operation, upstream.ReshapeOperation)
+    return is_reshape and each.phase != FORWARD and each.is_of_state
 
 
 def _with_unneeded(

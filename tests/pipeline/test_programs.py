@@ -28,13 +28,17 @@ def training(layout: Layout, microbatches: int = 4, **changes: object) -> Progra
 
 
 @pytest.mark.slow
-def test_a_stage_sends_one_tensor_each_way_for_each_microbatch():
-    program = training(Layout("stage:2;data:2", f"layers:stage;{MEGATRON}"), microbatches=2)
+@pytest.mark.parametrize("axis", ["data", "model"])
+def test_a_stage_sends_its_part_of_one_tensor_each_way_for_each_microbatch(axis):
+    """Also where tensor parallelism leaves each processor with the whole tensor."""
+    program = training(Layout(f"stage:2;{axis}:2", f"layers:stage;{MEGATRON}"), microbatches=2)
     count, num_bytes = program.collectives()["permute", ("stage",)]
     batch = FAMILIES["lm"].batch()["targets"]
     activations = batch.size * staged_steps.SIZES["d_model"] * 4
     assert count == 2 * 2
     assert num_bytes == 2 * activations / 2
+    if axis == "model":
+        assert program.collectives()["allgather", ("model",)] == (count, num_bytes)
 
 
 def test_a_stage_of_a_deep_model_is_traced_as_fast_as_its_layers_alone():

@@ -9,7 +9,7 @@ import math
 import pytest
 
 from t2tp.planner import ClusterFile, ClusterFileError, Plan
-from t2tp.planner.cluster_file import Device, Link, SoftwareStack
+from t2tp.planner.cluster_file import AttentionKernel, Device, Link, SoftwareStack
 from t2tp.planner.curves import CollectiveCurve, Curve
 from t2tp.trainer.calibration.toml_text import toml_text
 from t2tp.trainer.planning import request
@@ -61,8 +61,14 @@ WHOLE = {
             ],
         },
         "fast": {"product": 0.9},
+        "faster": {"like": "fast", "memory": 0.9},
+    },
+    "kernels": {
+        "flash": {f.name: [[64.0, 0.4, 100.0]] for f in dataclasses.fields(AttentionKernel)}
+        | {"spread": 0.1, "source": "me"}
     },
 }
+WHOLE["stacks"]["plain"]["attention"] = "flash"
 del WHOLE["stacks"]["plain"]["name"]
 
 
@@ -112,7 +118,15 @@ def name_of(path):
 def test_the_whole_file_has_every_key():
     known = {
         f.name
-        for kind in (ClusterFile, Device, Link, SoftwareStack, Curve, CollectiveCurve)
+        for kind in (
+            ClusterFile,
+            Device,
+            Link,
+            SoftwareStack,
+            AttentionKernel,
+            Curve,
+            CollectiveCurve,
+        )
         for f in dataclasses.fields(kind)
     }
     seen = {key for path in PATHS for key in path}
@@ -127,7 +141,9 @@ def test_no_value_of_another_type_or_out_of_range_is_taken(path, tmp_path):
     numbers = [math.nan, math.inf, -1.0, 1e40, "much", True]
     wrong = {
         bool: [1, "true"],
-        str: [1, "nonsense"] if path[-1] in ("kind", "cards", "attention", "stack") else [1],
+        str: [1, "nonsense"]
+        if path[-1] in ("kind", "cards", "attention", "stack", "like")
+        else [1],
         list: [[], [[1, 2]], [POINTS[1], POINTS[0]], [[1.0, 0.0, 0.1]], [[0.0, 1.0, math.nan]]],
     }.get(type(inner), numbers)
     # Any time, size and price may be large.
@@ -196,6 +212,8 @@ def test_whatever_is_taken_can_be_planned_with(measured, step, tmp_path):
 def test_a_stack_is_chosen_by_name(tmp_path):
     cluster = load(WHOLE, tmp_path)
     assert cluster.stack == "plain" and cluster.with_stack("fast").software.product == 0.9
+    faster = cluster.with_stack("faster").software
+    assert (faster.name, faster.product, faster.memory) == ("faster", 0.9, 0.9)
     assert cluster.peak("float16") == cluster.peak("float32") == 1e12
     with pytest.raises(ClusterFileError, match="did you mean fast"):
         cluster.with_stack("fst")

@@ -1,4 +1,4 @@
-"""The two published measurements that constants were fitted to are reproduced."""
+"""The three published measurements that constants were fitted to are reproduced."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def seconds(plan, phase):
     return sum(c.seconds for c in plan.costs if c.phase == phase and c.kind != "copy")
 
 
-def plan_of(cluster, vocab_size, **values):
-    hparams = registry.hparams("gpt3_175b")
+def plan_of(cluster, vocab_size, hparams_set="gpt3_175b", **values):
+    hparams = registry.hparams(hparams_set)
     common = {"batch_size_unit": "sequences_per_batch", "microbatches": 1, "use_bias": False}
     for name, value in {**common, **values}.items():
         hparams.set(name, value)
@@ -80,3 +80,23 @@ def test_mpt_7b_on_eight_h100_takes_what_llm_foundry_measured():
         zero_stage=3,
     )
     assert plan.tokens_per_second / 8 == pytest.approx(10_643, rel=0.02)
+
+
+def test_twelve_layers_of_llama_70b_on_eight_b200_take_what_megatron_measured():
+    plan = plan_of(
+        "b200",
+        128256,
+        "llama_70b",
+        num_hidden_layers=12,
+        batch_size=16,
+        microbatches=8,
+        recompute="none",
+        sequence_parallel=True,
+        zero_stage=1,
+        mesh_shape="data:2;model:4",
+        layout=f"batch:data;{SPLIT};kv_heads:model;residual_length:model",
+    )
+    assert plan.seconds == pytest.approx(0.7656, rel=0.02)
+    # Allocated, without the driver and the libraries.
+    allocated = plan.memory_total - plan.memory["reserved"]
+    assert allocated / 2**30 == pytest.approx(39.07, rel=0.03)

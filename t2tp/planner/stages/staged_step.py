@@ -198,7 +198,7 @@ class StagedStep:
         """Returns the bytes that a chunk saves of a microbatch. The last one saves its results."""
         layers = [max(1, chunk.layers)] * len(self.lowering.stacks)
         steps = self.lowering.of(*layers)
-        results = steps.messages[chunk.stack] if chunk.place == LAST else 0
+        results = steps.results[chunk.stack] if chunk.place == LAST else 0
         return steps.kept[chunk.stack] + results
 
     def _peak(self, peak: Memory, stage: int) -> Memory:

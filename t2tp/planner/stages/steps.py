@@ -21,6 +21,7 @@ from t2tp.mesh.layout import Layout, LayoutError
 from t2tp.mesh.stages import LAYERS
 from t2tp.pipeline.boundary import EnterStage
 from t2tp.pipeline.loop import PipelineLoop
+from t2tp.pipeline.messages import MessageKind
 from t2tp.pipeline.schedule import Action
 from t2tp.planner.depth import depths, lower_by_layers
 from t2tp.planner.lowered import LoweredStep
@@ -47,11 +48,13 @@ class StageSteps:
     Attributes:
       by_place: the steps of the `first`, a `middle` and the `last` stage.
       kept: bytes of activations that a microbatch's forward pass saves in the layers, by chunk.
-      messages: bytes of the results of a chunk's layers.
+      results: bytes of the results of a chunk's layers.
+      messages: bytes that a processor sends of these results.
     """
 
     by_place: dict[str, LoweredStep]
     kept: tuple[float, ...]
+    results: tuple[int, ...]
     messages: tuple[int, ...]
 
     @classmethod
@@ -89,12 +92,14 @@ class StageSteps:
         numbers = range(len(loop.partition.enters))
         pieces = [loop.partition.pieces(c, max(loop.partition.exits[c])) for c in numbers]
         sizes = [_bytes(each.saved_activations, layout) for each in pieces]
+        crossing = [loop.partition.exit_of(c).outputs for c in numbers]
         # Other stacks' kernels may save fewer activations than the engine's.
         share = by_place[MIDDLE].layer_bytes["kept"] / max(1, sum(sizes))
         return cls(
             by_place,
             tuple(size * share for size in sizes),
-            tuple(_bytes(loop.partition.exit_of(c).outputs, layout) for c in numbers),
+            tuple(_bytes(outputs, layout) for outputs in crossing),
+            tuple(MessageKind.of_tensors(outputs, layout).num_bytes for outputs in crossing),
         )
 
     def extended(self, longer: StageSteps, shorter: StageSteps, times: int) -> StageSteps:
@@ -108,6 +113,7 @@ class StageSteps:
                 own + times * (long - short)
                 for own, long, short in zip(self.kept, longer.kept, shorter.kept, strict=True)
             ),
+            self.results,
             self.messages,
         )
 
