@@ -20,7 +20,7 @@ from t2tp.planner.collective_cost import CollectiveCost
 from t2tp.planner.compute_cost import ComputeCost
 from t2tp.planner.depth import depths
 from t2tp.planner.lowered import LoweredStep
-from t2tp.planner.work import BACKWARD, COMPUTE_BOUND, FORWARD, PHASES, UPDATE, Traffic, Work
+from t2tp.planner.work import BACKWARD, COMPUTE_BOUND, COPY, FORWARD, PHASES, UPDATE, Traffic, Work
 
 _WEIGHT, _SLOTS, _GRADIENT, _ACTIVATION = 4, 8, 4, 2
 # Fraction of a layer's saved activations that lies between the blocks: 10 of 34 bytes of each
@@ -76,7 +76,9 @@ class Estimate:
         cost = ComputeCost(self._cluster, 1)
         seconds = dict.fromkeys(((p, bound) for p in PHASES for bound in (False, True)), 0.0)
         for work, number in works.items():
-            key = work.phase, work.kind in COMPUTE_BOUND
+            # Weights are cast once a step, however many rows it has.
+            phase = UPDATE if work.kind == COPY else work.phase
+            key = phase, work.kind in COMPUTE_BOUND
             seconds[key] += number * work.times * cost.seconds(work)
         return seconds
 
@@ -133,8 +135,7 @@ class Estimate:
         """Returns the seconds of a microbatch's messages from and to a stage."""
         if c.stages == 1:
             return 0.0
-        sent = self._stream * micro / (c.model if c.sequence_parallel else 1)
-        return 2 * c.chunks * self._sent(c, "permute", sent, "stage")
+        return 2 * c.chunks * self._sent(c, "permute", self._stream * micro / c.model, "stage")
 
     def _of_weights(self, c: Candidate) -> float:
         """Returns the seconds of the collectives of gradients and weights."""
@@ -186,7 +187,10 @@ class Estimate:
         weights = self._local_weights(c)
         at_rest = self._local_weights(c, at_rest=True)
         state = (_SLOTS + _WEIGHT) * at_rest
-        gradients = _GRADIENT * (at_rest if c.zero_stage >= 2 else weights)
+        # A pipeline sums the gradients of a stage after the backward pass of a microbatch.
+        is_sharded = c.zero_stage >= 2
+        are_whole = not is_sharded or c.stages > 1
+        gradients = _GRADIENT * (is_sharded * at_rest + are_whole * weights)
         gathered = weights * _ACTIVATION / (self._layers if c.zero_stage == 3 else 1)
         micro = rows / c.data / c.microbatches
         split = c.model if c.sequence_parallel else 1

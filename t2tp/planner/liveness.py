@@ -87,6 +87,15 @@ class Liveness:
             self._visit(i, each)
         for tensor in outputs:
             self._read(tensor, len(placed))
+        # A pipeline reduces the gradients of a stage together, at the end of its backward pass.
+        ends = {each.part: i for i, each in enumerate(placed)}
+        self._waiting = {
+            self._root_of(each.operation.inputs[0]): ends[each.part]
+            for each in placed
+            if each.part and is_sharding(each)
+        }
+        for tensor, end in self._waiting.items():
+            self._read(tensor, end)
         for tensor, held in self._of.items():
             self._set_purpose(tensor, held)
         blocks = [
@@ -185,7 +194,7 @@ class Liveness:
             held.counts = made == FORWARD and last != FORWARD
         elif made == FORWARD and last != FORWARD:
             held.purpose = "kept"
-        elif made == BACKWARD and last == UPDATE:
+        elif (made == BACKWARD and last == UPDATE) or tensor in self._waiting:
             held.purpose = "gradients"
         if self._buffers and held.purpose in ("sums", "gathered", "gradients"):
             held.first_def, held.last_use, held.counts = 0, len(self._placed), True

@@ -121,6 +121,25 @@ def test_a_gradient_is_sharded_as_it_comes():
     assert sharded == pytest.approx(whole / 4, rel=0.01)
 
 
+def test_gradients_of_a_stage_wait_unsharded():
+    """A pipeline reduces them together, after the backward pass of each microbatch."""
+    staged = planned(
+        "transformer_lm",
+        512,
+        4,
+        microbatches=2,
+        zero_stage=2,
+        mesh_shape="stage:2;data:4",
+        layout="layers:stage;batch:data",
+    ).staged(ClusterFile.load("h100"))
+    step = staged.of_stage(0)
+    last = next(peak for peak in step.memory if peak.point == "end of the backward pass")
+    # Two layers, unsharded and as sums of shards.
+    layers = 4 * 2 * 12 * WIDTH**2
+    held = last.by_purpose["gradients"] + last.by_purpose["sums"]
+    assert held == pytest.approx(layers * (1 + 1 / 4), rel=0.02)
+
+
 def test_an_update_scales_gradients_in_place():
     parameters = lowered("h100", microbatches=2).parameters
     step = lowered("h100", microbatches=2)
