@@ -55,9 +55,10 @@ def newton_schulz(x: tf.Tensor, steps: int) -> tf.Tensor:
     wide = tf.cast(x, tf.float32) if x.dtype.size < 4 else x
     norm = tf.sqrt(tf.reduce_sum(tf.square(wide), axis=[-2, -1], keepdims=True))
     x = tf.cast(wide / tf.maximum(norm, tf.constant(_LEAST_NORM, wide.dtype)), x.dtype)
+    scaled_identity = a * tf.eye(x.shape[-2], dtype=x.dtype)
     for _ in range(steps):
         gram = tf.matmul(x, x, transpose_b=True)
-        x = a * x + tf.matmul(b * gram + c * tf.matmul(gram, gram), x)
+        x = tf.matmul(scaled_identity + b * gram + c * tf.matmul(gram, gram), x)
     return x
 
 
@@ -235,8 +236,6 @@ class OrthogonalizeOperation(Operation):
     def product_sizes(self, layout: Layout) -> tuple[int, int, int, int]:
         _, share = self._placement.owners(layout, self._count)
         _, (rows, columns) = self._placement.assembly(layout)
-        # Three products an iteration: two of [rows, columns] sum over columns and rows, one of
-        # [rows, rows] sums over rows.
         return share * self._steps, rows, rows, 2 * columns + rows
 
     def is_local(self, layout: Layout) -> bool:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import numpy as np
 import pytest
 import torch
 
+import t2tp
+from t2tp.optim.orthogonalization import OrthogonalizeOperation
 from tests.optim.regression import SHAPES, X, initial_value, make_hparams, train
+from tests.optim.sharded_programs import make
 from tests.optim.test_zero import assert_same, trained
 
 
@@ -73,3 +77,33 @@ def test_a_step_is_that_of_one_device(family, mesh, changes, stage):
     changes = {"weight_decay": 0.1, "optimizer_adam_epsilon": 1e-3, **changes}
     given = trained(family, mesh, stage, "muon", **changes)
     assert_same(given, trained(family, "one device", 0, "muon", **changes))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "stage", "copies", "split"),
+    [("data", 0, 4, 1), ("data", 2, 1, 4), ("both", 0, 2, 2), ("pods", 1, 1, 4)],
+)
+def test_each_slice_travels_once_to_its_owner_and_back(mesh, stage, copies, split):
+    """An all-to-all each way of a slice of each matrix, dealt out over the copies of slices."""
+
+    def bytes_by_kind(optimizer):
+        changes = {"num_hidden_layers": 4, "d_ff": 32}
+        program = make("lm", mesh, stage, optimizer, kind=t2tp.Program, **changes)
+        totals = dict.fromkeys(("alltoall", "allgather"), 0)
+        for (kind, _), (_, size) in program.collectives().items():
+            totals[kind] = totals.get(kind, 0) + size
+        flops = sum(
+            2 * math.prod(op.product_sizes(program.layout))
+            for op in program.graph()[0].operations
+            if isinstance(op, OrthogonalizeOperation)
+        )
+        return totals, flops
+
+    (with_adam, _), (with_muon, flops) = map(bytes_by_kind, ("adam", "muon"))
+    extra = {kind: with_muon[kind] - with_adam.get(kind, 0) for kind in with_muon}
+    slices = 4 * 6 * 16 * 32 * 4 // split
+    assert extra.pop("alltoall") == (2 * slices // copies if split > 1 else 0)
+    assert extra.pop("allgather") == (slices // copies if copies > 1 else 0)
+    assert not any(extra.values())
+    # No two devices orthogonalize the same matrix.
+    assert copies * split * flops == 4 * 6 * 5 * 2 * (2 * 16 * 16 * 32 + 16**3)
