@@ -63,6 +63,14 @@ def base_transformer() -> HParams:
     )
     rate("label_smoothing", 0.0, "label smoothing: probability spread over the other tokens")
     add("z_loss", 0.0, "weight of log(Z)**2 in the loss; PaLM uses 1e-4", min=0)
+    add(
+        "loss_chunk",
+        0,
+        "max tokens of a device whose logits are in memory at once in training; 0: chosen, or all"
+        " if the logits are small; -1: all",
+        min=-1,
+        max=MAX_SIZE,
+    )
     _declare_blocks(hparams)
     _declare_attention(hparams)
     declare_adapters(hparams)

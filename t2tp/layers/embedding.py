@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
+
 import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.layers import variables
 from t2tp.ops.gather import checked_gather
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A product of activations and a table, computed when it is read, or chunk by chunk.
+
+    Attributes:
+      x: [..., d_model].
+      table: [vocab, d_model].
+      bias: [vocab]; None: no bias.
+    """
+
+    x: mtf.Tensor
+    table: mtf.Tensor
+    bias: mtf.Tensor | None
+
+    @property
+    def vocab(self) -> mtf.Dimension:
+        """The dimension of the tokens."""
+        return self.table.shape.dims[0]
+
+    @functools.cached_property
+    def logits(self) -> mtf.Tensor:
+        """[..., vocab]."""
+        shape = self.x.shape - self.x.shape.dims[-1] + self.vocab
+        logits = mtf.einsum([self.x, self.table], output_shape=shape)
+        return logits if self.bias is None else mtf.add(logits, self.bias, output_shape=shape)
 
 
 class Embedding:
@@ -54,15 +84,18 @@ class Embedding:
 
     def logits(self, x: mtf.Tensor) -> mtf.Tensor:
         """Computes [..., d_model] -> [..., vocab]."""
+        return self.projection(x).logits
+
+    def projection(self, x: mtf.Tensor) -> Projection:
+        """Returns the logits of [..., d_model], to be computed where they are needed."""
         name = "embedding" if self._is_tied else "output_embedding"
-        shape = x.shape - self.d_model + self.vocab
         if self._are_logits_scaled:
             x *= self.d_model.size**-0.5
-        logits = mtf.einsum([x, self._table(x.mesh, name, x.dtype)], output_shape=shape)
+        table = self._table(x.mesh, name, x.dtype)
+        bias = None
         if self._has_bias:
             bias = variables.bias(x.mesh, "logits_bias", [self.vocab], x.dtype)
-            logits = mtf.add(logits, bias, output_shape=shape)
-        return logits
+        return Projection(x, table, bias)
 
     def _table(self, mesh: mtf.Mesh, name: str, dtype: tf.DType) -> mtf.Tensor:
         return variables.embedding(mesh, name, [self.vocab], self.d_model, self._stddev, dtype)

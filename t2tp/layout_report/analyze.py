@@ -186,6 +186,10 @@ def _activations(
     for op in operations:
         if op in views or isinstance(op, upstream.Variable):
             continue
+        for shape, dtype in hooks(op).temporaries(layout):
+            sliced = SlicedTensor(f"{op.name} (temporary)", shape, dtype, layout)
+            kind = type(op).__name__.removesuffix("Operation")
+            yield Activation(sliced, kind, phases[op.name], False, False, op not in outside)
         for tensor in op.outputs:
             if tensor not in used:
                 continue

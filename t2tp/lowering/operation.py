@@ -53,6 +53,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from t2tp import upstream
 from t2tp.lowering.context import Lowering, Relayout
 from t2tp.mesh.layout import Layout, LayoutError
@@ -116,6 +118,11 @@ class Hooks:
         """Returns a processor's share of the floating-point operations, also of a gradient's."""
         del layout
         return 0.0
+
+    def temporaries(self, layout: Layout) -> Sequence[tuple[upstream.Shape, tf.DType]]:
+        """Returns shapes and dtypes of large tensors that `lower` computes and does not output."""
+        del layout
+        return ()
 
     def to_gather(self, lowering: Lowering) -> Relayout:
         """Returns the slice that is to be gathered for the only output; see `gathered_variable`."""

@@ -6,7 +6,7 @@ import dataclasses
 
 from t2tp import mtf
 from t2tp.metrics import correct_in_top_k, token_sums
-from t2tp.ops.cross_entropy import softmax_cross_entropy
+from t2tp.ops.cross_entropy.operation import softmax_cross_entropy
 from t2tp.optim.loss import LossOutput, LossTerm
 
 
@@ -39,19 +39,31 @@ def predicted(
       the loss, and the sums `nll` and `tokens`; in evaluation, also `correct` and `correct_top_5`.
     """
     nll = softmax_cross_entropy(logits, targets, classes)
-    if training:
-        metrics = {"nll": mtf.reduce_sum(nll * weights), "tokens": mtf.reduce_sum(weights)}
-    else:
-        metrics = token_sums(nll, logits, targets, weights, classes)
-        if top_5:
-            metrics |= correct_in_top_k(logits, targets, weights, classes)
-    total = metrics["nll"]
+    total = sum_nll = mtf.reduce_sum(nll * weights)
     if label_smoothing or z_loss:
         smoothed = softmax_cross_entropy(
             logits, targets, classes, z_loss=z_loss, label_smoothing=label_smoothing
         )
         total = mtf.reduce_sum(smoothed * weights)
-    return LossOutput({"cross_entropy": LossTerm(total, metrics["tokens"])}, metrics)
+    out = from_sums(total, sum_nll, weights)
+    if training:
+        return out
+    metrics = token_sums(nll, logits, targets, weights, classes)
+    if top_5:
+        metrics |= correct_in_top_k(logits, targets, weights, classes)
+    return with_metrics(out, metrics)
+
+
+def from_sums(total: mtf.Tensor, nll: mtf.Tensor, weights: mtf.Tensor) -> LossOutput:
+    """Returns the loss and the metrics of training.
+
+    Args:
+      total: the weighted sum of the targets' losses, a float32 scalar.
+      nll: the same without label smoothing and z-loss.
+      weights: float32 [...], the weights.
+    """
+    tokens = mtf.reduce_sum(weights)
+    return LossOutput({"cross_entropy": LossTerm(total, tokens)}, {"nll": nll, "tokens": tokens})
 
 
 def with_metrics(out: LossOutput, metrics: dict[str, mtf.Tensor]) -> LossOutput:

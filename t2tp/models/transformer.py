@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
+from t2tp.layers.embedding import Projection
 from t2tp.layers.mixture_of_experts import Totals
 from t2tp.layers.passes import DecodeStep, FullForward, Memory, Prefill, SequenceInfo
 from t2tp.metrics import sequence_sums
@@ -76,13 +77,14 @@ class Transformer(AutoregressiveModel):
           the targets attends to the one of its number in the inputs) and `_position`: integers
           [batch, length].
         """
-        logits, totals = self.logits(mesh, features, training)
+        projection, totals = self._projection(mesh, features, training)
         targets, segments = features["targets"], features["targets_segmentation"]
         weights = weights_of(segments)
-        out = predicted(self.hparams, logits, targets, weights, self._vocab, training)
+        out = predicted(self.hparams, projection, targets, weights, training)
         if not training:
             rows = targets.shape.dims[0]
-            out = with_metrics(out, sequence_sums(logits, targets, weights, self._vocab, rows))
+            sums = sequence_sums(projection.logits, targets, weights, self._vocab, rows)
+            out = with_metrics(out, sums)
         stacks = {"encoder_": features["inputs_segmentation"], "": segments}
         return with_experts(out, self.hparams, totals, stacks)
 
@@ -94,6 +96,12 @@ class Transformer(AutoregressiveModel):
         Returns:
           [batch, length, vocab], and the experts' statistics.
         """
+        projection, totals = self._projection(mesh, features, training)
+        return projection.logits, totals
+
+    def _projection(
+        self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
+    ) -> tuple[Projection, Totals]:
         targets, segments = features["targets"], features["targets_segmentation"]
         sequence = SequenceInfo(features["targets_position"], segments)
         memory, encoder_totals = self._encode(mesh, features, training)
@@ -106,7 +114,7 @@ class Transformer(AutoregressiveModel):
             bias = self._factory.relative_bias(mesh)
             forward = FullForward(sequence, training, memory, bias)
             x, totals = self._decoder(x, forward, encoder_totals)
-        return self._logits(x), totals
+        return self._project(x), totals
 
     def prefill(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension
@@ -142,7 +150,7 @@ class Transformer(AutoregressiveModel):
             x, _ = self._decoder(
                 x, DecodeStep(positions, state, state["inputs_segmentation"], bias)
             )
-        return mtf.cast(self._logits(x), tf.float32), state
+        return mtf.cast(self._project(x).logits, tf.float32), state
 
     def _encode(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
@@ -174,6 +182,6 @@ class Transformer(AutoregressiveModel):
         with tf1.variable_scope("decoder"):
             return self._factory.with_positions(x, positions, training, longest)
 
-    def _logits(self, x: mtf.Tensor) -> mtf.Tensor:
+    def _project(self, x: mtf.Tensor) -> Projection:
         with tf1.variable_scope("" if self._is_shared else "decoder"):
-            return self._embedding.logits(x)
+            return self._embedding.projection(x)

@@ -12,10 +12,12 @@ from t2tp.hparam import HParams
 from t2tp.layers import variables
 from t2tp.layers.dense import Dense
 from t2tp.layers.dropout import Dropout
+from t2tp.layers.embedding import Projection
 from t2tp.layers.feed_forward import activation_of
 from t2tp.layers.mixture_of_experts import Totals
 from t2tp.layers.passes import FullForward, SequenceInfo
 from t2tp.metrics import positive_sums
+from t2tp.models import losses
 from t2tp.models.layer_factory import LayerFactory
 from t2tp.models.losses import with_metrics
 from t2tp.models.model import (
@@ -26,7 +28,7 @@ from t2tp.models.model import (
     classes_of,
     vocab_of,
 )
-from t2tp.models.transformer_losses import predicted, weights_of, with_experts
+from t2tp.models.transformer_losses import loss_options, predicted, weights_of, with_experts
 from t2tp.ops.gather import checked_gather
 from t2tp.ops.random_by_row import random_by_row
 from t2tp.program.program import Mesh
@@ -118,7 +120,8 @@ class TransformerEncoder(Model):
         logits, totals = self._class_logits(mesh, features, training)
         targets, classes = features["targets"], logits.shape.dims[-1]
         weights = mtf.cast(features["weights"], tf.float32)
-        out = predicted(self.hparams, logits, targets, weights, classes, training)
+        options = loss_options(self.hparams)
+        out = losses.predicted(logits, targets, weights, classes, training, **options)
         if not training and classes.size == 2:
             out = with_metrics(out, positive_sums(logits, targets, weights, classes))
         return with_experts(out, self.hparams, totals, {"": features["inputs_segmentation"]})
@@ -135,8 +138,8 @@ class TransformerEncoder(Model):
                 " index of each row in the data that are evaluated on."
             )
         tokens, is_masked = self._masked(targets, segments, examples)
-        logits, totals = self._token_logits(mesh, tokens, features, training)
-        out = predicted(self.hparams, logits, targets, is_masked, self._vocab, training)
+        projection, totals = self._project(mesh, tokens, features, training)
+        out = predicted(self.hparams, projection, targets, is_masked, training)
         if not training:
             visible = mtf.reduce_sum(weights_of(segments) - is_masked)
             out = with_metrics(out, {"unmasked_tokens": visible})
@@ -152,19 +155,19 @@ class TransformerEncoder(Model):
         Returns:
           [batch, length, vocab].
         """
-        return self._token_logits(mesh, features["targets"], features, training=False)[0]
+        return self._project(mesh, features["targets"], features, training=False)[0].logits
 
-    def _token_logits(
+    def _project(
         self,
         mesh: Mesh,
         tokens: mtf.Tensor,
         features: Mapping[str, mtf.Tensor],
         training: bool,
-    ) -> tuple[mtf.Tensor, Totals]:
+    ) -> tuple[Projection, Totals]:
         sequence = SequenceInfo(features["targets_position"], features["targets_segmentation"])
         types = features.get("targets_types")
         x, totals = self._hidden(mesh, tokens, types, sequence, training)
-        return self._embedding.logits(self._before_logits(x)), totals
+        return self._embedding.projection(self._before_logits(x)), totals
 
     def _masked(
         self, targets: mtf.Tensor, segments: mtf.Tensor, examples: mtf.Tensor | None = None

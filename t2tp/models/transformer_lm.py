@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
+from t2tp.layers.embedding import Projection
 from t2tp.layers.mixture_of_experts import Totals
 from t2tp.layers.passes import DecodeStep, FullForward, Prefill, SequenceInfo
 from t2tp.metrics import sequence_sums
@@ -55,12 +56,12 @@ class TransformerLm(AutoregressiveModel):
         Raises:
           ValueError: the length is above `max_length`.
         """
-        logits, totals = self.logits(mesh, features, training)
+        projection, totals = self._projection(mesh, features, training)
         targets, weights = features["targets"], weights_of_targets(features)
-        out = predicted(self.hparams, logits, targets, weights, self._vocab, training)
+        out = predicted(self.hparams, projection, targets, weights, training)
         if not training:
             rows = targets.shape.dims[0]
-            sums = sequence_sums(logits, targets, weights, self._vocab, rows)
+            sums = sequence_sums(projection.logits, targets, weights, self._vocab, rows)
             out = with_metrics(out, sums)
         return with_experts(out, self.hparams, totals, {"": features["targets_segmentation"]})
 
@@ -72,6 +73,12 @@ class TransformerLm(AutoregressiveModel):
         Returns:
           [batch, length, vocab], and the experts' statistics.
         """
+        projection, totals = self._projection(mesh, features, training)
+        return projection.logits, totals
+
+    def _projection(
+        self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
+    ) -> tuple[Projection, Totals]:
         segments = features["targets_segmentation"]
         sequence = SequenceInfo(features["targets_position"], segments)
         tokens = shifted_right(features["targets"], segments, self._factory.bos_token_id)
@@ -79,7 +86,7 @@ class TransformerLm(AutoregressiveModel):
         x = self._factory.with_positions(x, sequence.positions, training, sequence.length.size)
         bias = self._factory.relative_bias(mesh)
         x, totals = self._stack(x, FullForward(sequence, training, relative_bias=bias))
-        return self._embedding.logits(x), totals
+        return self._embedding.projection(x), totals
 
     def prefill(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension

@@ -8,29 +8,37 @@ import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.hparam import HParams
+from t2tp.layers.embedding import Projection
 from t2tp.layers.mixture_of_experts import Totals
 from t2tp.models import losses
+from t2tp.ops.cross_entropy.projected import is_worth_chunks, projected_cross_entropy
 from t2tp.optim.loss import LossOutput, LossTerm
 
 
 def predicted(
     hparams: HParams,
-    logits: mtf.Tensor,
+    projection: Projection,
     targets: mtf.Tensor,
     weights: mtf.Tensor,
-    vocab: mtf.Dimension,
     training: bool,
 ) -> LossOutput:
-    """Calls `losses.predicted` with `label_smoothing` and `z_loss` from the hparams."""
-    return losses.predicted(
-        logits,
-        targets,
-        weights,
-        vocab,
-        training,
-        label_smoothing=hparams.label_smoothing,
-        z_loss=hparams.z_loss,
-    )
+    """Computes the loss of tokens, as `losses.predicted`, with the hparams' options.
+
+    In training, a loss of many large logits is computed chunk by chunk: see `loss_chunk`.
+    """
+    options = loss_options(hparams)
+    x, vocab, chunk = projection.x, projection.vocab, hparams.loss_chunk
+    if training and (chunk > 0 or (chunk == 0 and is_worth_chunks(x, vocab))):
+        total, nll = projected_cross_entropy(
+            x, projection.table, targets, weights, projection.bias, chunk=chunk, **options
+        )
+        return losses.from_sums(total, nll, weights)
+    return losses.predicted(projection.logits, targets, weights, vocab, training, **options)
+
+
+def loss_options(hparams: HParams) -> dict[str, float]:
+    """Returns the options of `losses.predicted` that hparams set."""
+    return {"label_smoothing": hparams.label_smoothing, "z_loss": hparams.z_loss}
 
 
 def with_experts(

@@ -91,7 +91,7 @@ class Request:
                 )
             return self.lowered_before[key]
 
-        return lower_by_layers(lower, self.hparams)
+        return lower_by_layers(lower, self._for_software(cluster))
 
     def staged(self, cluster: ClusterFile) -> StagedStep:
         """Lowers a step with stages.
@@ -109,10 +109,17 @@ class Request:
 
         return StagedStep(
             build,
-            self.hparams,
+            self._for_software(cluster),
             retention=cluster.software.retention,
             lowered_before=self.lowered_before,
         )
+
+    def _for_software(self, cluster: ClusterFile) -> HParams:
+        """Returns the hparams of software that may keep the whole logits."""
+        hparams = self.hparams.copy()
+        if cluster.software.float32_logits and "loss_chunk" in hparams:
+            hparams.set("loss_chunk", -1)
+        return hparams
 
     def program(self, hparams: HParams) -> AbstractProgram:
         """Builds the abstract program of a training step."""

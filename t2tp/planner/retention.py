@@ -8,13 +8,15 @@ Transformer Models" (arXiv:2205.05198), section 4.1, list Megatron's. T. Dao, "F
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from t2tp import upstream
+from t2tp.lowering.operation import hooks
 from t2tp.mesh.layout import Layout
 from t2tp.ops.attention.operation import AttentionOperation
-from t2tp.ops.cross_entropy import CrossEntropyGradOperation, CrossEntropyOperation
+from t2tp.ops.cross_entropy.operation import CrossEntropyGradOperation, CrossEntropyOperation
 from t2tp.ops.dropout import DropoutOperation
 from t2tp.planner.fusion import Chains
 from t2tp.planner.sequence import Placed
@@ -126,6 +128,9 @@ class Retained:
         logits: dict[upstream.Tensor, int] = {}
         for i, each in enumerate(self._placed):
             op = each.operation
+            for shape, dtype in hooks(op).temporaries(self._layout):
+                size = dtype.size * math.prod(self._layout.slice_size(shape))
+                yield Block(size, i, i, "temporary")
             if each.phase == BACKWARD and not each.is_recomputed:
                 for x in op.inputs:
                     if x in self._gathered:

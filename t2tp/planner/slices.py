@@ -77,6 +77,8 @@ def work_of(placed: Placed, layout: Layout) -> Work:
     if kind == PRODUCT:
         is_einsum = isinstance(op, upstream.EinsumOperation)
         sizes = _product_sizes(op, layout) if is_einsum else hooks(op).product_sizes(layout)
+        temporaries = hooks(op).temporaries(layout)  # The results of a product by chunks.
+        moved += 2 * math.prod(sizes[:3]) * sum(dtype.size for _, dtype in temporaries)
         flops = 2.0 * math.prod(sizes)
     elif kind in (ATTENTION, ATTENTION_GRAD):
         sizes, flops, details = _attention(op, kind == ATTENTION, layout)

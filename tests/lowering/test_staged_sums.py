@@ -10,7 +10,7 @@ import t2tp
 from t2tp import mtf
 from t2tp.lowering import staged_sums
 from t2tp.ops.conv.convolution import convolution
-from t2tp.ops.cross_entropy import softmax_cross_entropy
+from t2tp.ops.cross_entropy.operation import softmax_cross_entropy
 from t2tp.ops.norms.batch_norm import batch_norm
 from t2tp.ops.norms.group_norm import group_norm
 

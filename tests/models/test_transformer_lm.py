@@ -20,6 +20,20 @@ from tests.models.small_lm import (
 MEGATRON = "batch:data;heads:model;d_ff:model;vocab:model"
 
 
+def test_a_loss_in_chunks_gives_the_same_gradients():
+    """The last chunk is shorter, and the mesh does not divide the vocabulary."""
+    options = {"training": True, "with_gradients": True, "num_hidden_layers": 1}
+    wanted = loss_program(loss_chunk=-1, **options)(make_batch())
+    chunked = {"loss_chunk": 7, "recompute": "layer"}
+    program = loss_program("data:2;model:4", MEGATRON, **options, **chunked)
+    activations = [each.tensor.name for each in t2tp.explain(program).data.activations]
+    assert "projected_cross_entropy (temporary)" in activations
+    values = program(make_batch())
+    for name, value in wanted.items():
+        atol = 5e-6 * np.abs(value).max()
+        np.testing.assert_allclose(values[name], value, rtol=0, atol=atol, err_msg=name)
+
+
 def test_evaluation_counts_the_real_tokens_and_those_it_got_right():
     batch = make_batch()
     values = loss_program("data:2;model:2", num_hidden_layers=1)(batch)

@@ -11,7 +11,7 @@ from tests.models.small_transformers import MEGATRON
 from tests.pipeline.staged_steps import assert_equal, pipelined, unpipelined
 
 FEW_LAYERS = (("num_hidden_layers", 2),)
-SMOOTHED = (("label_smoothing", 0.1), ("tie_embeddings", False))
+SMOOTHED = (("label_smoothing", 0.1), ("tie_embeddings", False), ("loss_chunk", 5))
 ADAFACTOR = (("optimizer", "adafactor"), ("ema_decay", 0.9), ("clip_grad_norm", 1e-3))
 # family, mesh, and the arguments of `pipelined`. A case takes seconds, so most have two things to
 # get wrong: one of the pipeline and one of the model or its update.
@@ -58,7 +58,13 @@ CASES = {
     "ZeRO 3": (
         "lm",
         "data:2;stage:2",
-        {"rules": MEGATRON, "zero": 3, "microbatches": 2, "schedule": "zero_bubble"},
+        {
+            "rules": MEGATRON,
+            "zero": 3,
+            "microbatches": 2,
+            "schedule": "zero_bubble",
+            "changes": (("loss_chunk", 5),),
+        },
     ),
     "sequence parallel": (
         "lm",

@@ -14,7 +14,7 @@ from t2tp.lowering.operation import Operation
 from t2tp.mesh.layout import Layout
 from t2tp.ops.attention.api import attention
 from t2tp.ops.conv.convolution import convolution
-from t2tp.ops.cross_entropy import softmax_cross_entropy
+from t2tp.ops.cross_entropy.operation import softmax_cross_entropy
 from t2tp.ops.norms.batch_norm import batch_norm
 from t2tp.ops.norms.layer_norm import layer_norm
 from t2tp.planner.work import ATTENTION, ATTENTION_GRAD, CONVOLUTION, PRODUCT

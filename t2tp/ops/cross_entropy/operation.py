@@ -1,0 +1,132 @@
+"""Softmax cross-entropy that never gathers the logits of a split vocabulary."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from t2tp import upstream
+from t2tp.lowering.context import Lowering
+from t2tp.lowering.operation import Operation
+from t2tp.ops.cross_entropy.sliced_softmax import LossOptions, SlicedSoftmax
+
+
+def softmax_cross_entropy(
+    logits: upstream.Tensor,
+    targets: upstream.Tensor,
+    vocab_dim: upstream.Dimension,
+    *,
+    z_loss: float = 0.0,
+    label_smoothing: float = 0.0,
+) -> upstream.Tensor:
+    """Computes the negative log-likelihood of the targets under `softmax(logits)`.
+
+    If the vocabulary is split over the mesh, three numbers per token are all-reduced (the maximum,
+    and in one collective the sum of exponentials and the target's logit), never the logits: M.
+    Shoeybi et al., "Megatron-LM" (arXiv:1909.08053), section 3. Label smoothing needs a fourth, the
+    sum of the logits, in the same collective. Between the collectives XLA fuses each pass over the
+    logits into one kernel; of tensors of their size only the logits are stored for the gradient.
+
+    Args:
+      logits: [..., vocab], any float dtype; converted to float32.
+      targets: [...], integers in [0, vocab).
+      vocab_dim: the dimension of the classes.
+      z_loss: adds `z_loss * log(Z)**2`, where Z is the sum of exponentials, so that the logits do
+        not drift: A. Chowdhery et al., "PaLM" (arXiv:2204.02311), section 5, uses 1e-4.
+      label_smoothing: the probability distributed equally over all *other* classes: C. Szegedy et
+        al. (arXiv:1512.00567), section 7, as in tensor2tensor: the entropy of the smoothed target
+        is subtracted, so that the min loss is 0.
+
+    Returns:
+      float32 [...], in nats; NaN for a target that is not a class.
+
+    Raises:
+      ValueError: the targets do not have the dimensions of the logits without `vocab_dim`, z_loss
+        is negative, or label_smoothing is not in [0, 1) or there is only one class.
+    """
+    batch = logits.shape - vocab_dim
+    if logits.shape.dims[-1] != vocab_dim:
+        logits = upstream.transpose(logits, batch + vocab_dim)
+    if targets.shape != batch:
+        raise ValueError(f"Targets {targets.shape} do not have the dimensions of logits {batch}.")
+    options = LossOptions(z_loss, label_smoothing)
+    options.check(vocab_dim)
+    return CrossEntropyOperation(logits, targets, options).outputs[0]
+
+
+class CrossEntropyOperation(Operation):
+    """Computes the cross-entropy.
+
+    Inputs: logits [..., vocab] and targets [...]. Outputs: the loss [...] and log(Z) [...],
+      float32.
+    """
+
+    cost_kind = "cross_entropy"
+    accepts_padding = True
+
+    def __init__(
+        self, logits: upstream.Tensor, targets: upstream.Tensor, options: LossOptions
+    ) -> None:
+        super().__init__([logits, targets], name="cross_entropy")
+        self._options = options
+        self._outputs = [
+            upstream.Tensor(self, targets.shape, tf.float32, index=0),
+            upstream.Tensor(self, targets.shape, tf.float32, index=1),
+        ]
+        self.ordered_dims = logits.shape.dims[-1:]
+
+    def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor | None]:
+        logits, targets = self.inputs
+        log_z = self.outputs[1]
+        grad = CrossEntropyGradOperation(logits, targets, log_z, grad_ys[0], self._options)
+        return [grad.outputs[0], None]
+
+    def lower(self, lowering: Lowering) -> None:
+        logits, targets = (lowering.slice(x) for x in self.inputs)
+        softmax = _softmax(self.inputs[0], lowering, self._options)
+        losses = softmax.losses(*_flat(logits, targets))
+        lowering.set_slice(self.outputs[0], tf.reshape(losses.loss, targets.shape))
+        lowering.set_slice(self.outputs[1], tf.reshape(losses.log_z, targets.shape))
+
+
+class CrossEntropyGradOperation(Operation):
+    """Computes the gradient of the cross-entropy.
+
+    Inputs: logits [..., vocab], targets, log(Z) and the gradient w.r.t. the loss [...]. Output: the
+      gradient w.r.t. the logits.
+    """
+
+    cost_kind = "cross_entropy"
+    accepts_padding = True
+
+    def __init__(
+        self,
+        logits: upstream.Tensor,
+        targets: upstream.Tensor,
+        log_z: upstream.Tensor,
+        d_loss: upstream.Tensor,
+        options: LossOptions,
+    ) -> None:
+        super().__init__([logits, targets, log_z, d_loss], name="cross_entropy_grad")
+        self._options = options
+        self._outputs = [upstream.Tensor(self, logits.shape, logits.dtype)]
+        self.ordered_dims = logits.shape.dims[-1:]
+
+    def lower(self, lowering: Lowering) -> None:
+        logits, targets, log_z, d_loss = (lowering.slice(x) for x in self.inputs)
+        softmax = _softmax(self.inputs[0], lowering, self._options)
+        d_logits = softmax.gradient(
+            *_flat(logits, targets),
+            tf.reshape(log_z, [-1]),
+            tf.reshape(tf.cast(d_loss, tf.float32), [-1]),
+        )
+        lowering.set_slice(self.outputs[0], tf.reshape(d_logits, logits.shape))
+
+
+def _softmax(logits: upstream.Tensor, lowering: Lowering, options: LossOptions) -> SlicedSoftmax:
+    return SlicedSoftmax(lowering, lowering.mesh_impl(logits), logits.shape.dims[-1], options)
+
+
+def _flat(logits: tf.Tensor, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns [tokens, classes] and int32 [tokens]."""
+    targets = tf.reshape(tf.cast(targets, tf.int32), [-1])
+    return tf.reshape(logits, [-1, logits.shape[-1]]), targets

@@ -1,0 +1,279 @@
+"""Softmax cross-entropy fused with the output projection, in chunks of tokens.
+
+With a vocabulary of 128,000 and 4,096 tokens on a device, the logits take 2 GiB in float32, and
+their gradient takes 2 GiB more. Neither is needed as a whole: the loss is a sum over tokens,
+
+    chunk of x [rows, d_model]  ->  logits [rows, vocab]  ->  loss  ->  d_logits [rows, vocab]
+                                ->  d_x [rows, d_model], addend of d_table [vocab, d_model]
+
+and one chunk is in memory at a time. The gradients are computed in the forward pass, from the
+logits that are there, so that nothing is computed twice. They are the gradients of the sum, and the
+backward pass only multiplies them by the gradient w.r.t. the sum, a scalar. (P. Hsu et al., "Liger
+Kernel", arXiv:2410.10989, section 3.2, has the same idea for one GPU.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from t2tp import upstream
+from t2tp.lowering.context import Lowering
+from t2tp.lowering.operation import Operation
+from t2tp.lowering.shared_constants import shared_constants
+from t2tp.lowering.staged_sums import reduce_sum
+from t2tp.mesh.layout import Layout
+from t2tp.ops.cross_entropy.sliced_softmax import LossOptions, SlicedSoftmax
+
+# Smaller logits, 64 MiB in float32, are computed at once.
+_MIN_CHUNK = 1 << 24
+# Times that the vocabulary must exceed d_model. Below, the logits are no larger than the
+# activations of a layer or two.
+_WORTH = 4
+
+
+def is_worth_chunks(x: upstream.Tensor, vocab: upstream.Dimension) -> bool:
+    """Whether the logits of [..., d_model] are large, and large compared with other activations."""
+    d_model = x.shape.dims[-1].size
+    logits = x.shape.size // d_model * vocab.size
+    return logits >= _MIN_CHUNK and vocab.size >= _WORTH * d_model
+
+
+def projected_cross_entropy(
+    x: upstream.Tensor,
+    table: upstream.Tensor,
+    targets: upstream.Tensor,
+    weights: upstream.Tensor,
+    bias: upstream.Tensor | None = None,
+    *,
+    z_loss: float = 0.0,
+    label_smoothing: float = 0.0,
+    chunk: int = 0,
+) -> tuple[upstream.Tensor, upstream.Tensor]:
+    """Computes the weighted sum of the cross-entropy of `x table + bias`.
+
+    The vocabulary, d_model and the tokens may be split over the mesh. Each chunk has the
+    collectives of `softmax_cross_entropy`. If d_model is split, a chunk's logits are all-reduced.
+
+    Args:
+      x: [..., d_model], any float dtype.
+      table: [vocab, d_model], in the dtype of `x`.
+      targets: [...], integers in [0, vocab).
+      weights: float32 [...], weights of the tokens' losses. They get no gradient.
+      bias: [vocab], in the dtype of `x`; None: no bias.
+      z_loss: see `softmax_cross_entropy`.
+      label_smoothing: see `softmax_cross_entropy`.
+      chunk: max number of a device's tokens whose logits are computed at once. 0: chosen.
+
+    Returns:
+      float32 scalars: the sum, and the sum without z-loss and label smoothing, which has no
+      gradient; NaN if a target is not a class.
+
+    Raises:
+      ValueError: the shapes of `x`, `table` and `targets` do not agree, or as
+        `softmax_cross_entropy`.
+    """
+    vocab, d_model = table.shape.dims
+    if targets.shape != x.shape - d_model or x.shape.dims[-1] != d_model:
+        raise ValueError(
+            f"x {x.shape} does not have the dimensions of targets {targets.shape}, and then the"
+            f" last one of the table {table.shape}."
+        )
+    options = LossOptions(z_loss, label_smoothing)
+    options.check(vocab)
+    inputs = [x, table, targets, weights, *([] if bias is None else [bias])]
+    loss, nll, *_ = ProjectedCrossEntropyOperation(inputs, options, chunk).outputs
+    return loss, upstream.stop_gradient(nll)
+
+
+class ProjectedCrossEntropyOperation(Operation):
+    """Computes the sums of the loss and the nll, and the gradients of the first.
+
+    Inputs: x, table, targets, weights and optionally bias; see `projected_cross_entropy`. Outputs:
+      the two sums, float32; the gradients of the first w.r.t. `x`, in its dtype, and w.r.t. table
+      and bias, float32. Gradients that nothing uses are not computed.
+    """
+
+    cost_kind = "product"
+    accepts_padding = True
+
+    def __init__(self, inputs: Sequence[upstream.Tensor], options: LossOptions, chunk: int) -> None:
+        super().__init__(list(inputs), name="projected_cross_entropy")
+        x, table, targets, _, *bias = inputs
+        self._options = options
+        self._chunk = chunk
+        self._vocab, self._d_model = table.shape.dims
+        scalar = upstream.Shape([])
+        learned = [(x.shape, x.dtype), *((w.shape, tf.float32) for w in (table, *bias))]
+        self._outputs = [
+            upstream.Tensor(self, shape, dtype, index=i)
+            for i, (shape, dtype) in enumerate([(scalar, tf.float32)] * 2 + learned)
+        ]
+        self.ordered_dims = table.shape.dims
+        self.joint_shape = targets.shape + table.shape
+
+    @property
+    def matmul_flops(self) -> int:
+        """See `Hooks`."""
+        return 2 * self.inputs[0].shape.size * self._vocab.size
+
+    def product_sizes(self, layout: Layout) -> tuple[int, int, int, int]:
+        """Returns the sizes of each of its matmuls; see `Hooks`."""
+        vocab, d_model = layout.slice_size(self.inputs[1].shape)
+        return 1, math.prod(layout.slice_size(self.inputs[2].shape)), vocab, d_model
+
+    def chunk_rows(self, layout: Layout) -> int:
+        """Returns the number of tokens whose logits a processor computes at once.
+
+        A chunk's logits are at least twice as large as the table. Adding to its gradient then
+        takes little time compared with the matmuls.
+        """
+        _, tokens, vocab, d_model = self.product_sizes(layout)
+        most = self._chunk or max(_MIN_CHUNK // vocab, 2 * d_model)
+        return -(-tokens // -(-tokens // most)) if tokens else 1
+
+    def temporaries(self, layout: Layout) -> list[tuple[upstream.Shape, tf.DType]]:
+        """Returns the logits of a chunk and their gradient; see `Hooks`."""
+        # The space in the name keeps layout rules from matching it.
+        rows = upstream.Dimension("tokens at once", self.chunk_rows(layout))
+        return [(upstream.Shape([rows, self._vocab]), self.inputs[0].dtype)] * 2
+
+    def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor | None]:
+        d_sum = grad_ys[0]
+        if d_sum is None:
+            return [None] * len(self.inputs)
+        x, table, _, _, *bias = self.inputs
+        d_x, d_table, *d_bias = (
+            ScaledGradientOperation(self, partial, d_sum, of.dtype).outputs[0]
+            for partial, of in zip(self.outputs[2:], (x, table, *bias), strict=True)
+        )
+        return [d_x, d_table, None, None, *d_bias]
+
+    def lower(self, lowering: Lowering) -> None:
+        x, _, targets, weights = self.inputs[:4]
+        kernel = _ChunkKernel(self, lowering)
+        tokens = [
+            tf.reshape(lowering.masked_slice(x, [self._d_model]), [-1, kernel.width]),
+            tf.reshape(tf.cast(lowering.slice(targets), tf.int32), [-1]),
+            tf.reshape(tf.cast(lowering.slice(weights), tf.float32), [-1]),
+        ]
+        sums, d_x = kernel(tokens, self.chunk_rows(lowering.mesh_impl(self).layout))
+        over = targets.shape.dims
+        wanted = [self.outputs[i] for i in (0, 1)]
+        wanted += [y for y in self.outputs[3:] if lowering.users(y)]
+        for output, value in zip(wanted, sums, strict=True):
+            lowering.set_partial_sum(output, value, over)
+        if d_x is not None:
+            d_x = tf.reshape(d_x, lowering.mesh_impl(self).slice_shape(x.shape))
+            lowering.set_partial_sum(self.outputs[2], d_x, [self._vocab])
+
+
+class _ChunkKernel:
+    """The computation of a processor, chunk by chunk."""
+
+    def __init__(self, op: ProjectedCrossEntropyOperation, lowering: Lowering) -> None:
+        _, table, _, _, *bias = op.inputs
+        vocab, d_model = table.shape.dims
+        mesh_impl = lowering.mesh_impl(op)
+        self._collectives = mesh_impl.collectives
+        self._table = lowering.masked_slice(table, [d_model])
+        self._bias = [lowering.slice(b) for b in bias]
+        self._softmax = SlicedSoftmax(lowering, mesh_impl, vocab, op._options)
+        self._needs = [bool(lowering.users(y)) for y in op.outputs[2:]]
+        axis = mesh_impl.tensor_dimension_to_mesh_axis(d_model)
+        self._axes = [] if axis is None else [axis]
+        self.width = self._table.shape[1]
+
+    def __call__(
+        self, tokens: list[tf.Tensor], rows: int
+    ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
+        """Returns sums over all tokens, and the gradient w.r.t. `x` [tokens, d_model]."""
+        number = tokens[0].shape[0]
+        count = max(1, -(-number // rows))
+        if count == 1:
+            return self._chunk(*tokens)
+        added = count * rows - number  # Padding of weight 0.
+        chunks = [
+            tf.reshape(
+                tf.pad(t, [[0, added]] + [[0, 0]] * (t.shape.rank - 1)),
+                [count, rows, *t.shape[1:]],
+            )
+            for t in tokens
+        ]
+        d_xs = tf.TensorArray(tokens[0].dtype, count, element_shape=[rows, self.width])
+
+        def body(i: tf.Tensor, sums: list[tf.Tensor], d_xs: tf.TensorArray) -> tuple:
+            with shared_constants(), self._collectives.repeated(count):
+                addends, d_x = self._chunk(*(chunk[i] for chunk in chunks))
+            written = d_xs if d_x is None else d_xs.write(i, d_x)
+            return i + 1, [a + b for a, b in zip(sums, addends, strict=True)], written
+
+        # One at a time: the collectives of all chunks have one instance key.
+        _, sums, d_xs = tf.while_loop(
+            lambda i, *_: i < count,
+            body,
+            (tf.constant(0), self._zeros(), d_xs),
+            parallel_iterations=1,
+            maximum_iterations=count,
+        )
+        if not self._needs[0]:
+            return sums, None
+        return sums, tf.reshape(d_xs.stack(), [-1, self.width])[:number]
+
+    def _zeros(self) -> list[tf.Tensor]:
+        vocab, width = self._table.shape
+        learned = [tf.zeros(shape) for shape in ([vocab, width], [vocab])]
+        needed = [zero for zero, needs in zip(learned, self._needs[1:], strict=False) if needs]
+        return [tf.zeros([]), tf.zeros([]), *needed]
+
+    def _chunk(
+        self, x: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
+        logits = tf.matmul(x, self._table, transpose_b=True)
+        logits = self._collectives.allreduce(logits, self._axes, "Add")
+        for bias in self._bias:
+            logits += bias
+        losses = self._softmax.losses(logits, targets)
+        sums = [reduce_sum(losses.loss * weights), reduce_sum(losses.nll * weights)]
+        if not any(self._needs):
+            return sums, None
+        d_logits = self._softmax.gradient(logits, targets, losses.log_z, weights)
+        needs_x, *needs = self._needs
+        gradients = (
+            lambda: tf.cast(tf.matmul(d_logits, x, transpose_a=True), tf.float32),
+            lambda: reduce_sum(tf.cast(d_logits, tf.float32), 0),
+        )
+        sums += [of() for of, needed in zip(gradients, needs, strict=False) if needed]
+        return sums, tf.matmul(d_logits, self._table) if needs_x else None
+
+
+class ScaledGradientOperation(Operation):
+    """Multiplies a gradient of a sum by the gradient w.r.t. the sum; a deferred sum stays one."""
+
+    cost_kind = "product"  # It counts the matmul that computed its input.
+    accepts_padding = True
+    accepts_deferred_sums = True
+    ordered_dims = ()
+
+    def __init__(
+        self,
+        of: ProjectedCrossEntropyOperation,
+        gradient: upstream.Tensor,
+        scale: upstream.Tensor,
+        dtype: tf.DType,
+    ) -> None:
+        super().__init__([gradient, scale], name="scaled_gradient")
+        self._of = of
+        self._outputs = [upstream.Tensor(self, gradient.shape, dtype)]
+
+    def product_sizes(self, layout: Layout) -> tuple[int, int, int, int]:
+        """See `ProjectedCrossEntropyOperation`."""
+        return self._of.product_sizes(layout)
+
+    def lower(self, lowering: Lowering) -> None:
+        addend, axes = lowering.partial_sum(self.inputs[0])
+        scale = tf.cast(lowering.slice(self.inputs[1]), tf.float32)
+        scaled = tf.cast(tf.cast(addend, tf.float32) * scale, self.outputs[0].dtype)
+        lowering.set_sum_over_axes(self.outputs[0], scaled, axes)

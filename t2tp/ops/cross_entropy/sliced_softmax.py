@@ -1,0 +1,153 @@
+"""Softmax cross-entropy of the classes of one processor."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from t2tp import upstream
+from t2tp.lowering.context import Lowering
+from t2tp.lowering.mesh_impl import SpmdMeshImpl
+from t2tp.lowering.staged_sums import reduce_sum
+
+
+@dataclass(frozen=True)
+class LossOptions:
+    """See `softmax_cross_entropy`."""
+
+    z_loss: float = 0.0
+    label_smoothing: float = 0.0
+
+    def check(self, vocab: upstream.Dimension) -> None:
+        """Raises ValueError for numbers out of range; see `softmax_cross_entropy`."""
+        if self.z_loss < 0:
+            raise ValueError(f"z_loss must be 0 or above (PaLM has 1e-4), not {self.z_loss}.")
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(
+                f"label_smoothing must be in [0, 1) (0.1 is usual), not {self.label_smoothing}."
+            )
+        if self.label_smoothing and vocab.size == 1:
+            raise ValueError(f"label_smoothing needs at least two classes, and {vocab} has one.")
+
+
+class Losses(NamedTuple):
+    """Per-token results, float32 [tokens].
+
+    Attributes:
+      loss: the loss.
+      nll: the loss without z-loss and label smoothing.
+      log_z: the log of the sum of exponentials.
+    """
+
+    loss: tf.Tensor
+    nll: tf.Tensor
+    log_z: tf.Tensor
+
+
+class SlicedSoftmax:
+    """The cross-entropy of [tokens, classes], where a processor has a slice of the classes."""
+
+    def __init__(
+        self,
+        lowering: Lowering,
+        mesh_impl: SpmdMeshImpl,
+        dim: upstream.Dimension,
+        options: LossOptions,
+    ) -> None:
+        """Prepares the slice of the classes `dim`."""
+        axis = mesh_impl.tensor_dimension_to_mesh_axis(dim)
+        self._lowering = lowering
+        self._options = options
+        self._size = dim.size
+        self._dim = dim
+        self._mesh_impl = mesh_impl
+        self._slice_size = mesh_impl.slice_shape(upstream.Shape([dim]))[0]
+        self._axes = [] if axis is None else [axis]
+        self._collectives = mesh_impl.collectives
+
+    def losses(self, logits: tf.Tensor, targets: tf.Tensor) -> Losses:
+        """Computes the losses of [tokens, classes] and int32 [tokens].
+
+        Three numbers per token are all-reduced, or four with label smoothing.
+        """
+        flat = self._masked(logits, logits.dtype.min)
+        highest = self._allreduce(tf.cast(tf.reduce_max(flat, axis=1), tf.float32), "Max")
+        smoothing = self._options.label_smoothing
+
+        def sums(logits: tf.Tensor, highest: tf.Tensor, local: tf.Tensor) -> tf.Tensor:
+            shifted = tf.cast(logits, tf.float32) - highest[:, None]
+            index, is_here = self._target_index(local)
+            parts = [
+                reduce_sum(tf.exp(shifted), 1),
+                tf.where(is_here, tf.gather_nd(shifted, index), 0.0),
+            ]
+            if smoothing:
+                parts.append(reduce_sum(self._masked(shifted), 1))
+            return tf.stack(parts)
+
+        local_sums = self._lowering.compiled(sums)(flat, highest, self._local(targets))
+        total, at_target, *shifted_sum = tf.unstack(self._allreduce(local_sums, "Add"))
+        # A target that is in no processor's slice must not give a plausible loss.
+        is_class = tf.logical_and(targets >= 0, targets < self._size)
+        log_total = tf.where(is_class, tf.math.log(total), math.nan)
+        log_z = log_total + highest
+        nll = loss = log_total - at_target
+        if self._options.z_loss:
+            loss += self._options.z_loss * tf.square(log_z)
+        if smoothing:
+            per_class = smoothing / (self._size - 1)
+            loss -= per_class * (shifted_sum[0] - self._size * at_target)
+            loss -= _entropy(smoothing, self._size)
+        return Losses(loss, nll, log_z)
+
+    def gradient(
+        self, logits: tf.Tensor, targets: tf.Tensor, log_z: tf.Tensor, d_loss: tf.Tensor
+    ) -> tf.Tensor:
+        """Computes the gradient w.r.t. the logits, from the gradient w.r.t. the loss [tokens]."""
+        z_loss, smoothing = self._options.z_loss, self._options.label_smoothing
+        per_class = smoothing / max(self._size - 1, 1)  # to each other class
+
+        def gradient(
+            logits: tf.Tensor, log_z: tf.Tensor, d_loss: tf.Tensor, local: tf.Tensor
+        ) -> tf.Tensor:
+            index, is_here = self._target_index(local)
+            # d loss / d log(Z) is 1 without z-loss; d log(Z) / d logits is the softmax.
+            by_log_z = d_loss * (1.0 + 2.0 * z_loss * log_z)
+            d_logits = tf.exp(tf.cast(logits, tf.float32) - log_z[:, None]) * by_log_z[:, None]
+            if smoothing:
+                d_logits -= per_class * d_loss[:, None]
+            at_target = tf.where(is_here, d_loss * (1.0 - smoothing - per_class), 0.0)
+            d_logits = tf.tensor_scatter_nd_sub(d_logits, index, at_target)
+            return tf.cast(self._masked(d_logits), logits.dtype)
+
+        return self._lowering.compiled(gradient)(logits, log_z, d_loss, self._local(targets))
+
+    def _allreduce(self, x: tf.Tensor, merge_op: str) -> tf.Tensor:
+        """Reduces over the processors that have the other classes."""
+        return self._collectives.allreduce(x, self._axes, merge_op)
+
+    def _masked(self, x: tf.Tensor, value: float = 0.0) -> tf.Tensor:
+        """Replaces the padding of [token, class] where the mesh does not divide the classes."""
+        shape = upstream.Shape([upstream.Dimension("token", x.shape[0]), self._dim])
+        return self._mesh_impl.masked(x, shape, [self._dim], value)
+
+    def _local(self, targets: tf.Tensor) -> tf.Tensor:
+        """Converts classes to indices in the slice; other processors' classes are out of range."""
+        first = sum(self._collectives.coordinate(axis) * self._slice_size for axis in self._axes)
+        return targets - first
+
+    def _target_index(self, local: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns row and column [token, 2] of each target's logit, and whether it is here."""
+        is_here = tf.logical_and(local >= 0, local < self._slice_size)
+        column = tf.clip_by_value(local, 0, self._slice_size - 1)
+        return tf.stack([tf.range(local.shape[0]), column], axis=1), is_here
+
+
+def _entropy(label_smoothing: float, vocab_size: int) -> float:
+    """Returns the entropy of a smoothed target, in nats."""
+    confidence = 1.0 - label_smoothing
+    per_class = label_smoothing / (vocab_size - 1)
+    return -confidence * math.log(confidence) - label_smoothing * math.log(per_class)

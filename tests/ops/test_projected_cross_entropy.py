@@ -1,0 +1,63 @@
+"""The loss in chunks: the numbers of the whole logits, wherever its dimensions are split."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from t2tp import mtf
+from t2tp.ops.cross_entropy.operation import softmax_cross_entropy
+from t2tp.ops.cross_entropy.projected import projected_cross_entropy
+from tests.ops.on_mesh import assert_close, with_gradients
+
+OPTIONS = {"z_loss": 0.3, "label_smoothing": 0.2}
+
+
+def make_inputs(vocab=14, batch=4, length=4, d_model=6):
+    random = np.random.default_rng(vocab)
+    return {
+        "x": (
+            f"batch:{batch};length:{length};d_model:{d_model}",
+            random.normal(size=(batch, length, d_model)),
+        ),
+        "table": (f"vocab:{vocab};d_model:{d_model}", random.normal(size=(vocab, d_model))),
+        "bias": (f"vocab:{vocab}", random.normal(size=vocab)),
+        "targets": (f"batch:{batch};length:{length}", random.integers(0, vocab, (batch, length))),
+    }
+
+
+def weights_of(targets):
+    return mtf.cast(mtf.not_equal(targets, 3), tf.float32) * 0.7
+
+
+def plain(x, table, bias, targets):
+    vocab = table.shape.dims[0]
+    logits = mtf.einsum([x, table], output_shape=targets.shape + vocab) + bias
+    loss = softmax_cross_entropy(logits, targets, vocab, **OPTIONS)
+    return mtf.reduce_sum(loss * weights_of(targets))
+
+
+def chunked(chunk):
+    def loss(x, table, bias, targets):
+        weights = weights_of(targets)
+        sums = projected_cross_entropy(x, table, targets, weights, bias, chunk=chunk, **OPTIONS)
+        return sums[0]
+
+    return loss
+
+
+@pytest.mark.parametrize("chunk", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("mesh_shape", "layout"),
+    [
+        ("", ""),
+        ("data:2;model:2", "batch:data;vocab:model"),
+        ("data:2;model:4", "length:data;vocab:model"),  # The mesh does not divide 14 classes.
+        ("data:2;model:2", "batch:data;d_model:model"),
+    ],
+)
+def test_any_layout_and_chunk_gives_the_plain_loss_and_gradients(mesh_shape, layout, chunk):
+    inputs = make_inputs()
+    wanted = with_gradients(plain, inputs)
+    assert_close(with_gradients(chunked(chunk), inputs, mesh_shape, layout), wanted, 1e-6)
