@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from t2tp import untrusted_json
 from t2tp.huggingface.safetensors_file import create
 from t2tp.trainer.cli import programs
-from t2tp.trainer.run_dir import kept_files
+from t2tp.trainer.run_dir import huggingface_files
 from t2tp.untrusted_json import UntrustedFileError
 from tests.huggingface.tiny_files import CHAT_TEMPLATE, END, write_tiny_llama
 
@@ -140,7 +140,7 @@ def test_links_stay_inside_the_directory_or_the_hubs_cache(model, tmp_path, caps
             check_is_refused(code, capsys, name)
         else:
             assert code == 0
-            kept = kept_files.directory_in(tmp_path / "run-456")
+            kept = huggingface_files.directory_in(tmp_path / "run-456")
             assert not any(path.is_symlink() for path in kept.iterdir())
             (snapshot / name).unlink()
             shutil.copyfile(target, snapshot / name)

@@ -31,7 +31,7 @@ from t2tp.trainer.processes.multiprocess import (
     checking_same_checkpoint,
 )
 from t2tp.trainer.run_config import RunConfig
-from t2tp.trainer.run_dir import kept_files, run_files
+from t2tp.trainer.run_dir import huggingface_files, run_files
 from t2tp.trainer.run_dir.checkpoint_follower import follow_checkpoints
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory, find
 from t2tp.trainer.run_spec import RunSpec
@@ -411,7 +411,7 @@ class Experiment:
             if cluster.is_main_process:
                 run_files.write(output_dir, self.spec.hparams, self._flags | self._how(schedule))
                 with as_usage_error(OSError):
-                    kept_files.inherit(output_dir, self._config.warm_start_from)
+                    huggingface_files.inherit(output_dir, self._config.warm_start_from)
             resumed_step = self.estimator.steps_done
             if resumed_step:
                 logging.info("resuming from the checkpoint of step %d", resumed_step)

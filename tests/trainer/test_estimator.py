@@ -114,15 +114,6 @@ def test_without_a_checkpoint_nothing_is_evaluated_or_predicted(tmp_path, act):
     assert not (tmp_path / "run").exists()
 
 
-def test_another_shape_is_refused_and_named(tmp_path):
-    estimator(tmp_path).train(toy.inputs(), 1)
-    other = estimator(tmp_path, hparams={"d_out": 8})
-    inputs = toy.inputs()
-    inputs.features["y"] = Feature(f"batch:{toy.BATCH};d_out:8")
-    with pytest.raises(CheckpointMismatchError, match=r"w is \(6, 4\) in the .* \(6, 8\)"):
-        other.train(inputs, 2)
-
-
 def test_another_optimizers_state_is_refused_to_train_with_but_not_to_evaluate(tmp_path):
     estimator(tmp_path).train(toy.inputs(), 1)
     for evaluated_before in (False, True):

@@ -35,7 +35,7 @@ from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.errors import ProcessLostError, UsageError, as_usage_error
 from t2tp.trainer.hparams_fit import completed
 from t2tp.trainer.processes import multiprocess
-from t2tp.trainer.run_dir import kept_files, run_files
+from t2tp.trainer.run_dir import huggingface_files, run_files
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory, find
 
 _PARTIAL = "made"
@@ -95,7 +95,7 @@ def _to_run(flags: absl_flags.FlagValues, share: Share) -> Path:
             raise UsageError(f"--{name} can be used only with --to_hf")
     source = ModelDirectory.from_path(Path(flags.from_hf).expanduser())
     model_type = source.model_type
-    kept_files.check_files(source.path)
+    huggingface_files.check_files(source.path)
     hparams = source.hparams()
     found = source.variables(hparams)
     if "vocab_size" in hparams:
@@ -114,7 +114,7 @@ def _to_run(flags: absl_flags.FlagValues, share: Share) -> Path:
             directory = checkpoint_directory(str(partial))
             import_tensors(source, found, directory, flags.dtype or "", progress, share)
         if share.is_main_process:
-            kept_files.copy_files(source.path, kept_files.directory_in(partial))
+            huggingface_files.copy_files(source.path, huggingface_files.directory_in(partial))
             run_files.write(str(partial), hparams, settings)
     return output_dir
 
@@ -126,7 +126,7 @@ def _to_directory(flags: absl_flags.FlagValues, share: Share) -> Path:
     most_bytes = exporting.bytes_of(flags.max_shard_size or str(exporting.MOST_BYTES))
     saved_run = run_files.read_run(flags.output_dir)
     hparams = completed(saved_run.hparams, saved_run.flags.get("model") or "")
-    kept = kept_files.directory_in(flags.output_dir)
+    kept = huggingface_files.directory_in(flags.output_dir)
     before = read_json(kept / CONFIG_FILE) if (kept / CONFIG_FILE).is_file() else {}
     if "vocab_size" in hparams and not hparams.vocab_size:
         raise UsageError(
@@ -155,7 +155,7 @@ def _to_directory(flags: absl_flags.FlagValues, share: Share) -> Path:
             exporting.export_tensors(saved, found, partial, dtype, progress, most_bytes, share)
         if share.is_main_process:
             if kept.is_dir():
-                kept_files.copy_files(kept, partial)
+                huggingface_files.copy_files(kept, partial)
             dtype = flags.dtype or saved.dtypes()[found[0].name].name
             named = {name: dtype for name in _DTYPE_NAMES if name in config} or {"dtype": dtype}
             text = json.dumps({**config, **named}, indent=2, sort_keys=True)

@@ -22,7 +22,7 @@ from t2tp.trainer.cli.flag_groups import check_given
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.hparams_fit import check_fits, completed, read_set
 from t2tp.trainer.run_config import RunConfig
-from t2tp.trainer.run_dir import kept_files, run_files
+from t2tp.trainer.run_dir import huggingface_files, run_files
 from t2tp.trainer.run_dir.run_files import SavedRun
 from t2tp.trainer.run_spec import RunSpec, find_problem
 
@@ -112,7 +112,7 @@ def use_own_tokenizer(flags: absl_flags.FlagValues) -> None:
 
     A run that has been trained since needs its data, as does one without a tokenizer.
     """
-    found = kept_files.tokenizer_directory(flags.output_dir) if flags.output_dir else None
+    found = huggingface_files.tokenizer_directory(flags.output_dir) if flags.output_dir else None
     if found is not None:
         flags["data_dir"].value = str(found)
 
@@ -124,7 +124,7 @@ def check_same_data(spec: RunSpec) -> None:
       OtherRunError, RunFileError, OSError, FileNotFoundError, DamagedDataError: see
         `RunSpec.check_same_data`.
     """
-    if kept_files.tokenizer_directory(spec.config.output_dir) != Path(spec.data_dir):
+    if huggingface_files.tokenizer_directory(spec.config.output_dir) != Path(spec.data_dir):
         spec.check_same_data()
 
 

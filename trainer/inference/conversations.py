@@ -9,7 +9,7 @@ from t2tp.problems.codec import Codec
 from t2tp.problems.problem import AnyPath, Problem
 from t2tp.problems.vocab.chat_template import ChatTemplate, Messages, has_template, messages_of
 from t2tp.trainer.inference.run_decoder import naming_line
-from t2tp.trainer.run_dir import kept_files
+from t2tp.trainer.run_dir import huggingface_files
 
 # A file with this ending has a conversation in each line, as JSON.
 SUFFIX = ".jsonl"
@@ -23,7 +23,7 @@ def read_template(problem: Problem, data_dir: AnyPath, output_dir: AnyPath) -> C
       ValueError: it is damaged.
     """
     of_data = problem.directory(data_dir)
-    directory = of_data if has_template(of_data) else kept_files.directory_in(output_dir)
+    directory = of_data if has_template(of_data) else huggingface_files.directory_in(output_dir)
     return ChatTemplate.from_directory(directory)
 
 

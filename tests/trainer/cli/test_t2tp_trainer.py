@@ -16,8 +16,6 @@ from tests.trainer.conftest import PROBLEM, set_flags
 from tests.trainer.hooks.events import read_scalars
 from tests.warm_processes import WarmProcess
 
-SET = "transformer_lm_test"
-
 
 def test_it_trains_evaluates_and_goes_on(trainer, tmp_path, capfd):
     mesh = {"mesh_shape": "data:2;model:2"}
@@ -233,38 +231,6 @@ def test_a_wrong_file_is_one_sentence(trainer, tmp_path, capfd, text):
     assert CONFIGS[text] in said
     assert len(said.splitlines()) == 1
     assert not (tmp_path / "run").exists()
-
-
-def test_another_shape_is_refused_untouched(trainer, trained, capfd):
-    before = contents(trained)
-    assert trainer(hparams="d_ff=32") == 2
-    said = capfd.readouterr().err
-    assert len(said.splitlines()) == 1
-    assert "does not fit the model's variables: layer_00/feed_forward/input is (16, 64)" in said
-    assert "hparams that differ from the saved run's: d_ff=32 (saved: 64)" in said
-    assert contents(trained) == before
-
-
-def test_a_damaged_checkpoint_is_skipped_with_a_warning(trainer, trained, capfd):
-    damaged = trained / "checkpoints/step-00000002"
-    (damaged / "FINISHED").unlink()
-    assert trainer(schedule="train", train_steps=3) == 0
-    said = capfd.readouterr().err
-    assert f"warning: Skipping a checkpoint: {damaged}" in said
-    assert "resuming from the checkpoint of step 1" in said
-
-
-def test_damaged_data_are_not_learned_from(trainer, data_dir, tmp_path, monkeypatch, capfd):
-    """Not even where the file is too large to be looked through at the start."""
-    monkeypatch.setattr("t2tp.problems.data.manifest._SMALL_BYTES", 0)
-    data = shutil.copytree(data_dir, tmp_path / "data")
-    for damaged in (data / PROBLEM).glob("train-*.targets"):
-        damaged.write_bytes(bytes(damaged.stat().st_size))
-    assert trainer(data_dir=str(data), schedule="train") == 2
-    said = capfd.readouterr().err
-    assert f"t2tp_trainer: {data / PROBLEM}/train-" in said and "is damaged: its bytes " in said
-    assert "t2tp_datagen --check looks at all files" in said
-    assert "Traceback" not in said
 
 
 def test_registry_help(trainer, capfd):
