@@ -23,9 +23,6 @@ from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory
 
 AVERAGED = "averaged"  # In the metadata: the steps of the checkpoints.
 
-# Max bytes of slices that are written together.
-_PART_BYTES = 64 << 20
-
 
 @dataclass(frozen=True)
 class Averaged:
@@ -61,7 +58,9 @@ def last_checkpoints(output_dir: str, count: int) -> list[Checkpoint]:
     return [Checkpoint(checkpoint.step_directory(directory, step)) for step in steps[-count:]]
 
 
-def average(checkpoints: Sequence[Checkpoint], output_dir: str) -> Averaged:
+def average(
+    checkpoints: Sequence[Checkpoint], output_dir: str, part_bytes: int = 64 << 20
+) -> Averaged:
     """Writes a checkpoint with the averages of the trainable variables.
 
     Their moving averages (`ema_decay`), if any, are averaged too. Sums are in float64, slice by
@@ -72,6 +71,7 @@ def average(checkpoints: Sequence[Checkpoint], output_dir: str) -> Averaged:
       checkpoints: at least one, of the same variables.
       output_dir: the directory of the new run, whose `checkpoints` gets the result. If it has no
         checkpoints yet, `run.yaml` is copied from the run of the latest.
+      part_bytes: max bytes of slices that are written together.
 
     Raises:
       CheckpointMismatchError: a variable differs in name, shape or dtype.
@@ -88,7 +88,7 @@ def average(checkpoints: Sequence[Checkpoint], output_dir: str) -> Averaged:
     metadata = latest.metadata | {AVERAGED: sorted(each.step for each in checkpoints)}
 
     def parts() -> Iterator[list[tuple[Slice, tf.Tensor]]]:
-        yield from _parts(latest, checkpoints, trainable | moving)
+        yield from _parts(latest, checkpoints, trainable | moving, part_bytes)
         # Before the checkpoint is finished: a program that is killed in between can start again.
         _copy_settings(latest, output_dir)
 
@@ -109,7 +109,7 @@ def _copy_settings(latest: Checkpoint, output_dir: str) -> None:
 
 
 def _parts(
-    latest: Checkpoint, checkpoints: Sequence[Checkpoint], averaged: set[str]
+    latest: Checkpoint, checkpoints: Sequence[Checkpoint], averaged: set[str], part_bytes: int
 ) -> Iterator[list[tuple[Slice, tf.Tensor]]]:
     """Yields the slices of the result, some at a time."""
     part: list[tuple[Slice, tf.Tensor]] = []
@@ -119,7 +119,7 @@ def _parts(
             value = _mean(checkpoints, each) if name in averaged else latest.read([each])[0]
             part.append((each, value))
             size += value.dtype.size * int(tf.size(value))
-            if size >= _PART_BYTES:
+            if size >= part_bytes:
                 yield part
                 part, size = [], 0
     if part:
