@@ -15,6 +15,7 @@ from t2tp.problems.data.permutation import permute
 from t2tp.problems.data.sample import BadSampleError, Sample, Samples
 from t2tp.problems.languagemodel import LanguageModelProblem
 from t2tp.problems.prepare.preparable import WrongOptionError
+from t2tp.problems.prepare.prepared import datagen_command
 from t2tp.problems.problem import AnyPath, Problem
 from t2tp.problems.sources.source_changes import changed_sources, named, write_sources
 from t2tp.problems.sources.user_files import Files, Lines, find_files, fingerprint, json_names
@@ -300,14 +301,14 @@ class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
         (files,) = self._files(self.file_options)
         if names := json_names(files[0]):
             field = "text" if "text" in names else names[0]
+            options = {"files": self.options.files, "text": field}
             logging.warning(
                 "%s holds JSON lines: their keys, quotes and escapes will be learned as text. To "
-                "learn the value %r of each line:\n  t2tp_datagen --problem=languagemodel_records "
-                "--problem_options='files=%s,text=%s'",
-                files[0],
-                field,
-                self.options.files,
-                field,
+                "learn the value %r of each line:\n  %s",
+                *(files[0], field),
+                datagen_command(
+                    "languagemodel_records", "", directory.parent, directory, {}, options
+                ),
             )
 
     def more_samples(self) -> str:

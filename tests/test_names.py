@@ -28,7 +28,15 @@ OTHER_FLAGS = {"direct_num_workers", "direct_running_mode", "format", "name", "n
 OTHER_PAGES = {"SECURITY.md"}
 OTHER_MEMBERS = {"SelfAttention.relative_attention_bias"}
 # Backticked names from TensorFlow, Hugging Face, tensor2tensor and Unix, and examples of names.
-OTHER_NAMES = {"bos_token", "Conv1D", "ExponentialMovingAverage", "first_n", "manual", "nohup"}
+OTHER_NAMES = {
+    "GpuBackendConfig",
+    "bos_token",
+    "Conv1D",
+    "ExponentialMovingAverage",
+    "first_n",
+    "manual",
+    "nohup",
+}
 OTHER_NAMES |= {"mtf_bitransformer", "mtf_image_transformer", "mtf_resnet", "mtf_unitransformer"}
 OTHER_NAMES |= {"cifar_4x", "cifar_mp_4x", "save_pretrained", "save_to_disk", "timeout_seconds"}
 OTHER_NAMES |= {

@@ -83,7 +83,7 @@ def _search(
     planned_request = request(model, planned, vocab_size, image_shape)
     best, *_ = Search(planned_request, cluster, devices, rows, fixed=fixed, top=_PLANNED).run()
     message = (
-        f"chosen for {devices} devices of {cluster.name}: {best.flags}"
+        f"chosen for {devices} device{'s' * (devices > 1)} of {cluster.name}: {best.flags}"
         f" ({duration(best.plan.seconds)} a step and {size(best.plan.memory_total)} of a device,"
         " by t2tp_plan)"
     )

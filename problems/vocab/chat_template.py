@@ -2,24 +2,22 @@
 
 A directory of Hugging Face has its template in `chat_template.jinja`, or in older ones in
 `tokenizer_config.json`. It is a program in Jinja that a stranger may have written. So it runs in
-Jinja's sandbox, with the settings and functions that `transformers` gives it, and for a limited
-time.
+Jinja's sandbox, with the settings and functions that `transformers` gives it, and in a process with
+limited memory and time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from t2tp import untrusted_json
 from t2tp.atomic_file import write_text
 from t2tp.problems.vocab.special_tokens import CONFIG_FILES, named_tokens, read_if_there
+from t2tp.problems.vocab.template_process import TemplateProcess
 
 TEMPLATE_FILE = "chat_template.jinja"
 _CONFIG_FILE = CONFIG_FILES[0]
@@ -28,8 +26,6 @@ _CONFIG_FILE = CONFIG_FILES[0]
 _MIN_JINJA = (3, 1, 6)
 # Processor time of a rendering.
 MAX_SECONDS = 10.0
-# Larger powers and products take long or much memory, and Python cannot interrupt them.
-_MAX_SIZE = 10_000_000
 
 # A message has a `role`, such as "user" or "assistant", and mostly `content`, a text.
 Messages = Sequence[Mapping[str, Any]]
@@ -50,7 +46,7 @@ class ChatTemplate:
         Args:
           source: the template, in Jinja.
           tokens: special tokens by the names that templates use, such as `bos_token`.
-          max_seconds: limit of the processor time of a rendering.
+          max_seconds: limit of a rendering's processor time, in seconds.
 
         Raises:
           ModuleNotFoundError: Jinja is not installed or too old; says how to install it.
@@ -66,10 +62,10 @@ class ChatTemplate:
             raise ModuleNotFoundError(
                 f"the sandbox of jinja2 {jinja2.__version__} is not safe: pip install -e '.[text]'"
             )
-        self._source, self._tokens, self._max_seconds = source, dict(tokens), max_seconds
-        not_one = "the chat template is not a template of Jinja"
-        with _as_value_error(not_one), _time_limit(max_seconds):
-            self._template = _environment().from_string(source)
+        self._source, self._tokens = source, dict(tokens)
+        self._process = TemplateProcess(source, max_seconds)
+        with _explained("the chat template is not a template of Jinja"):
+            self._process.start()
 
     @classmethod
     def from_directory(cls, directory: Path) -> ChatTemplate:
@@ -102,17 +98,14 @@ class ChatTemplate:
           add_generation_prompt: whether to write the beginning of the model's reply.
 
         Raises:
-          ValueError: the template refuses the conversation, fails, or takes too long.
+          ValueError: the template refuses the conversation, fails, or takes too long or too much
+            memory.
         """
-        refused = "the chat template does not take this conversation"
-        with _as_value_error(refused), _time_limit(self._max_seconds):
-            return self._template.render(
-                messages=[dict(each) for each in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._tokens,
-            )
+        variables: dict[str, Any] = {"tools": None, "documents": None, **self._tokens}
+        variables["messages"] = [dict(each) for each in messages]
+        variables["add_generation_prompt"] = add_generation_prompt
+        with _explained("the chat template does not take this conversation"):
+            return self._process.render(variables)
 
     def first_token(
         self, encode: Callable[[str], Sequence[int]], conversations: Sequence[Messages] = ()
@@ -178,94 +171,9 @@ def _read_source(directory: Path) -> str | None:
 
 
 @contextlib.contextmanager
-def _as_value_error(sentence: str) -> Iterator[None]:
-    """Turns any error of a template, which is somebody else's program, into a ValueError."""
+def _explained(sentence: str) -> Iterator[None]:
+    """Puts a sentence before the message of a ValueError."""
     try:
         yield
-    except Exception as error:
-        reason = str(error) or type(error).__name__
-        raise ValueError(f"{sentence}: {reason}") from error
-
-
-@contextlib.contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError in the main thread after this processor time.
-
-    Other threads have no limit, as Python delivers signals to the main thread only.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(*_: Any) -> NoReturn:
-        raise TimeoutError(f"it takes longer than {seconds:g} s")
-
-    before = signal.signal(signal.SIGVTALRM, stop)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
-
-
-def _environment() -> Any:
-    """Returns Jinja's sandbox with the settings of `transformers`."""
-    from jinja2 import nodes
-    from jinja2.exceptions import TemplateError
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """`{% generation %}`, which marks the model's text and writes its contents unchanged."""
-
-        tags = {"generation"}
-
-        def parse(self, parser: Any) -> nodes.Node:
-            """Returns the block's contents."""
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.Scope(body, lineno=line)
-
-    class Sandbox(ImmutableSandboxedEnvironment):
-        """Refuses the operators that could compute for hours in one step."""
-
-        intercepted_binops = frozenset({"*", "**"})
-
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            """Computes a product or a power, unless it is too large."""
-            size = 0
-            if operator == "**" and isinstance(left, int) and isinstance(right, int):
-                size = left.bit_length() * right
-            elif hasattr(left, "__len__"):
-                size = len(left) * right
-            elif hasattr(right, "__len__"):
-                size = len(right) * left
-            if size > _MAX_SIZE:
-                raise OverflowError(f"the result of {operator} is too large")
-            return super().call_binop(context, operator, left, right)
-
-    def raise_exception(message: str) -> NoReturn:
-        raise TemplateError(message)
-
-    def to_json(
-        value: Any,
-        ensure_ascii: bool = False,
-        indent: int | None = None,
-        separators: tuple[str, str] | None = None,
-        sort_keys: bool = False,
-    ) -> str:
-        # Jinja's own filter escapes characters for HTML.
-        return json.dumps(
-            value,
-            ensure_ascii=ensure_ascii,
-            indent=indent,
-            separators=separators,
-            sort_keys=sort_keys,
-        )
-
-    made = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
-    made.filters["tojson"] = to_json
-    made.globals["raise_exception"] = raise_exception
-    made.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-    return made
+    except ValueError as error:
+        raise ValueError(f"{sentence}: {error}") from error

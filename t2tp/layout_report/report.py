@@ -66,7 +66,8 @@ class SlicedTensor:
     @property
     def copies(self) -> int:
         """How many devices have the same slice."""
-        return self.layout.size * math.prod(self.slice_shape) // self.shape.size
+        axes = (self.layout.axis_of(dim.name) for dim in self.shape.dims)
+        return self.layout.size // math.prod(axis.size for axis in axes if axis)
 
     def holders(self) -> dict[tuple[range, ...], list[int]]:
         """Maps each distinct slice, as index ranges, to the processors that have it."""

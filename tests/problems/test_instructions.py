@@ -14,7 +14,7 @@ from t2tp import problems, registry
 from t2tp.hparam import HParams
 from t2tp.models.model import FeatureMismatchError
 from t2tp.problems.vocab.vocabulary_file import load_vocabulary
-from t2tp.trainer.cli.programs import t2tp_datagen
+from t2tp.trainer.cli.programs import t2tp_datagen, t2tp_trainer
 from t2tp.trainer.inference.conversations import read_template
 from t2tp.trainer.inputs.problem_inputs import training_inputs
 from tests.huggingface.tiny_files import END, write_tokenizer
@@ -153,6 +153,24 @@ def test_a_model_that_reads_another_first_token_is_warned_of(tmp_path, tokenizer
     caplog.clear()
     training_inputs(problem, tmp_path / "data", hparams, seed=0)
     assert "bos_token_id" not in caplog.text
+
+
+def test_a_training_that_makes_its_data_reads_their_first_token(tmp_path, tokenizer, capsys):
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text("".join(json.dumps({"messages": each}) + "\n" for each in CHATS * 30))
+    command = ["t2tp_trainer", "--generate_data", "--problem=instructions"]
+    command += ["--model=transformer_lm", "--hparams_set=transformer_lm_tiny", "--train_steps=1"]
+    command += ["--hparams=max_length=64,batch_size=128,num_hidden_layers=1"]
+    with_template(tokenizer, TEMPLATE.removeprefix("{{ bos_token }}"))  # The default is 0, END.
+    command += [f"--problem_options=files={chats},vocabulary_from={tokenizer}"]
+    command += [f"--data_dir={tmp_path / 'data'}", f"--output_dir={tmp_path / 'run'}"]
+    assert t2tp_trainer([*command, "--schedule=train"]) == 0
+    assert "begin with token" not in capsys.readouterr().err
+    hparams = HParams.load(tmp_path / "run/hparams.json")
+    begin = hparams.bos_token_id
+    hparams.set("bos_token_id", begin + 1)
+    problems.find("instructions", "").change_hparams(hparams, tmp_path / "data")
+    assert begin == hparams.bos_token_id > 0
 
 
 @pytest.mark.parametrize("kind", tiny_tokenizers.TOKENIZERS)

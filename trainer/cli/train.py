@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import tensorflow as tf
@@ -23,7 +24,7 @@ from t2tp.problems.data.manifest import DamagedDataError
 from t2tp.processes.cluster import Cluster
 from t2tp.registry import UnknownNameError
 from t2tp.trainer.cli.run_program import Invocation
-from t2tp.trainer.cli.spec_from_flags import spec_from_flags
+from t2tp.trainer.cli.spec_from_flags import hparams_to_print, spec_from_flags
 from t2tp.trainer.errors import FailedError, ProcessLostError, UsageError, as_usage_error
 from t2tp.trainer.experiment import SCHEDULES, Experiment
 from t2tp.trainer.hooks.early_stopping import EarlyStopping
@@ -125,6 +126,7 @@ def _carry_out(flags: absl_flags.FlagValues, spec: RunSpec, cluster: Cluster) ->
     with as_usage_error(ValueError, LookupError, OSError):
         if flags.generate_data:
             multiprocess.prepare_data(cluster, spec.problem, flags.data_dir, flags.tmp_dir)
+            spec = _with_prepared_data(flags, spec)
         experiment = _experiment(flags, spec)
         experiment.estimator.connect()
     _look_inside(flags)
@@ -148,6 +150,7 @@ def _explain_layout(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
     with as_usage_error(ValueError, LookupError, OSError):
         if flags.generate_data:
             spec.problem.prepare(flags.data_dir, flags.tmp_dir, num_workers=None)
+            spec = _with_prepared_data(flags, spec)
         experiment = _experiment(flags, spec)
     with building(spec.model):
         explanation = experiment.explain()
@@ -168,6 +171,7 @@ def _check_layout(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
     with as_usage_error(ValueError, LookupError, OSError):
         if flags.generate_data:
             spec.problem.prepare(flags.data_dir, flags.tmp_dir, num_workers=None)
+            spec = _with_prepared_data(flags, spec)
     # Imported here, because a training needs no check of its layout.
     from t2tp.trainer.layout_check import check_run_layout
 
@@ -183,6 +187,14 @@ def _plan(flags: absl_flags.FlagValues) -> RunSpec:
     if flags.output_dir and flags.schedule != "predict":
         run_files.check_writable(flags.output_dir)
     return spec_from_flags(flags)
+
+
+def _with_prepared_data(flags: absl_flags.FlagValues, spec: RunSpec) -> RunSpec:
+    """Returns the spec with the hparams that depend on the data, such as `bos_token_id`."""
+    hparams = hparams_to_print(flags)
+    for name in ("mesh_shape", "layout"):  # They may have been searched.
+        hparams.set(name, spec.hparams.get(name))
+    return replace(spec, hparams=hparams)
 
 
 def _experiment(flags: absl_flags.FlagValues, spec: RunSpec) -> Experiment:

@@ -65,7 +65,7 @@ class TrainingProgress:
 
         Args:
           step: steps done.
-          scalars: `loss`, `step_time` in seconds, and `tokens_per_second` if known.
+          scalars: `loss`, and if known `step_time` in seconds and `tokens_per_second`.
         """
         parts = [f"loss {scalars['loss']:.4f}"]
         if "tokens_per_second" in scalars:
@@ -73,6 +73,8 @@ class TrainingProgress:
         if self._bar is not None:
             self._bar.set_postfix_str("  ".join([*parts, self._next_checkpoint(step)]))
             return
-        left = datetime.timedelta(seconds=round((self._last_step - step) * scalars["step_time"]))
-        parts += [f"{1000 * scalars['step_time']:.1f} ms/step", f"{left} left"]
+        if "step_time" in scalars:
+            seconds = round((self._last_step - step) * scalars["step_time"])
+            parts.append(f"{1000 * scalars['step_time']:.1f} ms/step")
+            parts.append(f"{datetime.timedelta(seconds=seconds)} left")
         logging.info("step %d/%d  %s", step, self._last_step, "  ".join(parts))

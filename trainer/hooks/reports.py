@@ -18,7 +18,7 @@ Sink = Callable[[int, Mapping[str, float]], None]
 
 
 class ReportHook(Hook):
-    """Reports every N steps and at the last: speed since the last report, scalars of the step."""
+    """Reports every N steps and at the last: scalars of the step, and speed after the first."""
 
     def __init__(
         self,
@@ -56,18 +56,20 @@ class ReportHook(Hook):
     def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
         """Reports if it is due."""
         step = training.steps_done
-        if step % self._every == 0 or step == training.max_steps:
+        is_due = step % self._every == 0 or step == training.max_steps
+        if is_due or self._is_first:
             step_scalars = _scalars(outputs)  # Waits for the devices: the time is known only now.
+        if is_due:
             sums = _sums(outputs)
+            # In the first step TensorFlow compiles, so its time says nothing about the others.
+            speed = {} if self._is_first else self._speed(training, sums)
             # The step's own loss, which other model functions than models' may have.
-            scalars = self._metric_values(sums) | step_scalars | self._speed(training, sums)
+            scalars = self._metric_values(sums) | step_scalars | speed
             scalars |= memory_in_use(self._cluster)
             for sink in self._sinks:
                 sink(step, scalars)
-        elif self._is_first:
-            _scalars(outputs)  # In the first step TensorFlow compiles: it has no speed to report.
-            self._last = self._now(training)
-        self._is_first = False
+        if self._is_first:
+            self._last, self._is_first = self._now(training), False
 
     def _metric_values(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Computes the metrics of the step and its perplexity."""

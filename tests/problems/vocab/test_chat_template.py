@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import gc
 import json
+import resource
 
 import pytest
 
@@ -88,6 +91,12 @@ def test_a_template_runs_in_a_sandbox(tmp_path):
         changing.render(MESSAGES)
 
 
+def doubling(value):
+    """A template that doubles a value 40 times."""
+    loop = "{% for i in range(40) %}{% set n.s = n.s + n.s %}{% endfor %}"
+    return "{% set n = namespace(s=" + value + ") %}" + loop
+
+
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 
 
@@ -105,12 +114,40 @@ ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% 
         "{{ 'a' | tojson(default=1) }}",
         ENDLESS,
         "{% for a in range(99999) %}{{ range(99999) | sum }}{% endfor %}",
+        "{{ '%999999999d' % 1 }}",
+        "{{ '{:999999999}'.format(1) }}",
+        "{{ 'a'.ljust(10 ** 9) }}{{ 'a' | center(10 ** 9) }}",
+        doubling("'ab'"),
+        doubling("[1]"),
+        "{{ lipsum(n=10 ** 9) }}",
+        "{{ 'ab' * 10 ** 7 }}",
     ],
 )
 def test_whatever_a_template_does_is_a_sentence_soon(source):
+    children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     with pytest.raises(ValueError, match="chat template") as error:
-        ChatTemplate(source, {}, max_seconds=0.2).render(MESSAGES)
+        ChatTemplate(source, {}, max_seconds=0.5).render(MESSAGES)
     assert len(str(error.value).splitlines()) == 1
+    after = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss  # KiB, of the largest child.
+    assert after <= max(children, 520 * 1024)
+
+
+def test_a_rendering_that_is_stopped_leaves_the_next_ones_alone(recwarn):
+    source = "{% if messages[0].content == 'long' %}" + ENDLESS + "{% endif %}{{ 'a' }}"
+    template = ChatTemplate(source, {}, max_seconds=0.3)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        texts = ["short", "long"] * 4
+        results = [
+            pool.submit(template.render, [{"role": "user", "content": text}]) for text in texts
+        ]
+    for text, result in zip(texts, results, strict=True):
+        if text == "short":
+            assert result.result() == "a"
+        else:
+            assert "longer than 0.3 s" in str(result.exception())
+    del template
+    gc.collect()
+    assert not [each for each in recwarn if issubclass(each.category, ResourceWarning)]
 
 
 def test_an_older_jinja_is_refused(monkeypatch):

@@ -37,10 +37,11 @@ def test_the_time_of_a_step_is_split(run):
     assert 8 not in scalars["time/checkpoint"]
 
 
-def test_a_report_is_about_the_steps_since_the_last_and_not_about_compilation():
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_report_is_about_the_steps_since_the_last_and_not_about_compilation(every):
     """A step takes 1 s, the first one 100 s, an evaluation after step 6 takes 50 s."""
     seconds, reports = [0.0], {}
-    hook = ReportHook(4, [reports.__setitem__], cluster=Cluster(("CPU:0",)), batch_size=2)
+    hook = ReportHook(every, [reports.__setitem__], cluster=Cluster(("CPU:0",)), batch_size=2)
     training = Training(0, 12, TrainingClock(lambda: seconds[0]))
     hook.begin(training)
     for step in range(1, 13):
@@ -51,8 +52,13 @@ def test_a_report_is_about_the_steps_since_the_last_and_not_about_compilation():
         if step == 6:
             with training.clock.stopped("evaluation"):
                 seconds[0] += 50.0
-    assert {step: each["step_time"] for step, each in reports.items()} == {4: 1, 8: 1, 12: 1}
-    assert [each.get("time/evaluation") for each in reports.values()] == [None, 50 / 4, None]
+    if every == 1:
+        first = reports.pop(1)
+        assert not [name for name in first if "time" in name or "per_second" in name]
+    assert [*reports] == [step for step in range(2, 13) if step % every == 0]
+    assert {each["step_time"] for each in reports.values()} == {1}
+    evaluations = {step: each.get("time/evaluation") for step, each in reports.items()}
+    assert {step: s for step, s in evaluations.items() if s} == {8 - 1 // every: 50 / every}
     assert {each["examples_per_second"] for each in reports.values()} == {2}
 
 

@@ -1,0 +1,105 @@
+"""Renders one chat template, as a program with limited memory and time.
+
+`'a' * 10**9` is one instruction, which Python cannot interrupt. So `TemplateProcess` runs this file
+in a process that the system limits. The first line of stdin is the template and each other line the
+variables of a rendering, in JSON. Each is answered by a line with `text` or `error`. The process
+does not survive a request that takes too long.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, NoReturn
+
+# Address space of the process. Python and Jinja take 40 MiB of it.
+_MAX_BYTES = 512 * 2**20
+# Characters of a conversation.
+_MAX_LENGTH = 16_000_000
+
+
+def main() -> None:
+    """Answers the requests on stdin; the argument is the processor time of each, in seconds."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program that waits for this.
+    environment = _environment()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = _MAX_BYTES if hard == resource.RLIM_INFINITY else min(_MAX_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    template: Any = None
+
+    def compiled(source: str) -> str:
+        nonlocal template
+        template = environment.from_string(source)
+        return ""
+
+    def rendered(variables: dict[str, Any]) -> str:
+        text: str = template.render(variables)
+        if len(text) > _MAX_LENGTH:
+            raise OverflowError(f"it writes {len(text):,} characters, more than {_MAX_LENGTH:,}")
+        return text
+
+    for line in sys.stdin:
+        compute: Callable[[Any], str] = compiled if template is None else rendered
+        signal.setitimer(signal.ITIMER_PROF, float(sys.argv[1]))  # Its signal ends the process.
+        try:
+            answer = {"text": compute(json.loads(line))}
+        except MemoryError:
+            answer = {"error": f"it takes more than {_MAX_BYTES // 2**20} MiB of memory"}
+        except Exception as error:  # The template is somebody else's program.
+            answer = {"error": str(error) or type(error).__name__}
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        print(json.dumps(answer), flush=True)
+
+
+def _environment() -> Any:
+    """Returns Jinja's sandbox with the settings and functions of `transformers`."""
+    from jinja2 import nodes
+    from jinja2.exceptions import TemplateError
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %}`, which marks the model's text and writes its contents unchanged."""
+
+        tags = {"generation"}
+
+        def parse(self, parser: Any) -> nodes.Node:
+            """Returns the block's contents."""
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body, lineno=line)
+
+    def raise_exception(message: str) -> NoReturn:
+        raise TemplateError(message)
+
+    def to_json(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        # Jinja's own filter escapes characters for HTML.
+        return json.dumps(
+            value,
+            ensure_ascii=ensure_ascii,
+            indent=indent,
+            separators=separators,
+            sort_keys=sort_keys,
+        )
+
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    made.filters["tojson"] = to_json
+    made.globals["raise_exception"] = raise_exception
+    made.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+    return made
+
+
+if __name__ == "__main__":
+    main()
