@@ -36,15 +36,16 @@ from t2tp.trainer.hooks.nonfinite_diagnosis import (
     StepReplay,
     TrainingDivergedError,
     counting_step,
-    reinitialize,
 )
 from t2tp.trainer.hooks.progress import TrainingProgress
 from t2tp.trainer.hooks.trackers import Tracker, check_tracker, open_tracker
 from t2tp.trainer.inference.saved_model import Signatures, of_features, write_saved_model
 from t2tp.trainer.inputs.inputs import (
     Batch,
+    BatchStream,
     InputFn,
     Inputs,
+    features_of_batch,
     number_of_batches,
     shapes_of_batch,
     shapes_of_features,
@@ -161,7 +162,7 @@ class Estimator:
         shapes = [(name, f.shape.to_string, f.dtype) for name, f in features.items()]
         key = (mode, decode_options, *shapes)
         if key not in self._programs:
-            program = self._program(self._step_fn(mode, decode_options), features)
+            program = self.program(self._step_fn(mode, decode_options), features)
             self._variables = program.variables
             trains = mode == ModeKeys.TRAIN
             # The first training program also needs the optimizer's variables of the checkpoint,
@@ -333,6 +334,48 @@ class Estimator:
         restore(saved, self._variables, strict=self._has_trained, zero_if_missing=NEW_COUNTERS)
         self.steps_done = saved.step
 
+    def rewind(self, inputs: Inputs, steps_done: int) -> tuple[int, BatchStream]:
+        """Gives the variables the values that they had after a number of steps of the run.
+
+        Restores the latest checkpoint up to then, or the initial values, and replays the steps in
+        between. Writes no files.
+
+        Args:
+          inputs: the inputs of the training.
+          steps_done: number of steps.
+
+        Returns:
+          the step of the restored values; and the batches of the run's steps.
+
+        Raises:
+          CheckpointMismatchError, UnusableCheckpointError: see `build`.
+          UsageError: there is no checkpoint up to then, and the run began with another's values.
+        """
+        variables = self.build(ModeKeys.TRAIN, inputs.features).variables
+        stream = inputs.resumed(self._checkpoints.batch_sizes, self.steps_done).stream
+        self.steps_done = self._checkpoints.go_back(variables, steps_done)
+        begun_from = self.steps_done
+        while self.steps_done < steps_done:
+            batch = stream[self.steps_done]
+            self.build(ModeKeys.TRAIN, features_of_batch(batch, inputs.features))(
+                batch, step=self.steps_done
+            )
+            self.steps_done += 1
+        return begun_from, stream
+
+    def count_nonfinite(
+        self, batch: Batch, features: Mapping[str, Feature], step: int
+    ) -> Mapping[str, np.ndarray]:
+        """Counts the non-finite elements of each tensor of a step; see `nonfinite_counts`.
+
+        Args:
+          batch: the step's batch.
+          features: the features of a training, whose sizes the batch need not have.
+          step: the step, from 0.
+        """
+        program = self.program(counting_step(self._loss_fn), features_of_batch(batch, features))
+        return program(batch, step=step)
+
     def parameter_counts(self) -> tuple[int, int, int]:
         """Counts trainable parameters, frozen parameters, and the values of all other variables."""
         sizes: Counter[str] = Counter()
@@ -362,7 +405,7 @@ class Estimator:
             values = self._hparams.values() if isinstance(self._hparams, HParams) else {}
             self._tracker = open_tracker(self.config.tracker, self.config.output_dir, values)
 
-    def _program(self, step_fn: StepFn, features: Mapping[str, Feature]) -> Program:
+    def program(self, step_fn: StepFn, features: Mapping[str, Feature]) -> Program:
         """Builds a program on the run's mesh with the run's variables."""
         return Program(
             step_fn,
@@ -466,19 +509,14 @@ class Estimator:
         self.log.write("diverged", bad.step, {"what": str(bad)})
 
         def restore_step() -> int:
-            variables = saver.variables
-            reinitialize(variables, Variables(self.layout, self.connect(), self.config.random_seed))
-            self.steps_done = self._checkpoints.load(variables, to_train=True)
+            self.steps_done = self._checkpoints.go_back(saver.variables, bad.step - 1)
             return self.steps_done
 
-        def count_nonfinite(step: int) -> Mapping[str, np.ndarray]:
-            batch = inputs.stream[step]
-            shapes = shapes_of_batch(batch)
-            features = next(kind for kind in inputs.kinds if shapes_of_features(kind) == shapes)
-            return self._program(counting_step(self._loss_fn), features)(batch, step=step)
+        def count(step: int) -> Mapping[str, np.ndarray]:
+            return self.count_nonfinite(inputs.stream[step], inputs.features, step)
 
         return StepReplay(
-            restore_step, lambda step: place(inputs.stream[step]), count_nonfinite, saver
+            restore_step, lambda step: place(inputs.stream[step]), count, saver
         ).explain(bad)
 
     def _loss_fn(self, mesh: Mesh, features: dict[str, mtf.Tensor]) -> mtf.Tensor:

@@ -49,6 +49,21 @@ stderr. The run's directory names model, problem and mesh; flags override them:
     answers={"registry_help": _REGISTRY},
 )
 
+REPLAY = ProgramSpec(
+    name="t2tp_replay",
+    intro="""
+Replays one training step of a run, on one device unless --mesh_shape is given. Prints a line of
+JSON for each example of its batch (loss, gradient norm, text; the largest gradient first), and a
+summary on stderr:
+
+  t2tp_replay --output_dir=RUN --data_dir=D --step=1200
+""",
+    groups=(*groups("replay"), *_RUN),
+    body="t2tp.trainer.cli.replay:run",
+    required=("output_dir", "data_dir", "step"),
+    answers={"registry_help": _REGISTRY},
+)
+
 DECODER = ProgramSpec(
     name="t2tp_decoder",
     intro="""
@@ -248,6 +263,7 @@ PROGRAMS = {
         DATAGEN,
         LAUNCH,
         EVAL,
+        REPLAY,
         DECODER,
         EXPORTER,
         AVG_CHECKPOINTS,
@@ -265,6 +281,7 @@ t2tp_trainer = partial(run_program, TRAINER)
 t2tp_datagen = partial(run_program, DATAGEN)
 t2tp_launch = partial(run_program, LAUNCH)
 t2tp_eval = partial(run_program, EVAL)
+t2tp_replay = partial(run_program, REPLAY)
 t2tp_decoder = partial(run_program, DECODER)
 t2tp_exporter = partial(run_program, EXPORTER)
 t2tp_avg_checkpoints = partial(run_program, AVG_CHECKPOINTS)

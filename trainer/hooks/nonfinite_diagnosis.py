@@ -12,7 +12,6 @@ from absl import logging
 from t2tp import mtf
 from t2tp.optim.nonfinite import first_nonfinite, nonfinite_counts
 from t2tp.program.program import Mesh, PlacedFeatures, Program, StepFn
-from t2tp.program.variables import Variables
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.hooks.nonfinite import NonfiniteStepError
 
@@ -88,20 +87,6 @@ class StepReplay:
             "All tensors of the loss and all gradients are finite: the cause is inside of a loop,"
             " or a norm overflows."
         )
-
-
-def reinitialize(variables: Variables, fresh: Variables) -> None:
-    """Resets variables to their initial values.
-
-    Args:
-      variables: the run's variables.
-      fresh: an empty store with the same layout, cluster and seed.
-    """
-    variables.loaded_from_base.clear()
-    for variable in variables:
-        initial = fresh.create(variable.spec)
-        for pnum, own in zip(variable.local_pnums, variable.slices, strict=True):
-            own.assign(initial.slice_of(pnum))
 
 
 def counting_step(loss_fn: Callable[[Mesh, dict[str, mtf.Tensor]], mtf.Tensor]) -> StepFn:

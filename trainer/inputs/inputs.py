@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from t2tp import mtf
 from t2tp.problems.data.batch_sizes import BatchSizes
 from t2tp.program.program import Feature
 
@@ -118,6 +119,16 @@ class Inputs:
 
 # Accepted by `Estimator.train` and `evaluate` instead of inputs.
 InputFn = Callable[[], Inputs]
+
+
+def features_of_batch(batch: Batch, like: Mapping[str, Feature]) -> dict[str, Feature]:
+    """Returns the features of a batch: those of `like`, in the batch's sizes."""
+
+    def resized(feature: Feature, sizes: Sequence[int]) -> Feature:
+        names = [dim.name for dim in feature.shape.dims]
+        return Feature(mtf.Shape([*map(mtf.Dimension, names, sizes)]), feature.dtype)
+
+    return {name: resized(feature, _sizes(batch[name])) for name, feature in like.items()}
 
 
 def shapes_of_features(features: Mapping[str, Feature]) -> Shapes:

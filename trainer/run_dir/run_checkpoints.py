@@ -116,6 +116,11 @@ class RunCheckpoints:
             raise FileNotFoundError(
                 f"{self._config.output_dir} holds no finished checkpoint; train there first"
             )
+        self._warm_start_from(variables)
+        return 0
+
+    def _warm_start_from(self, variables: Variables) -> None:
+        """Gives initialized variables the values of the config's warm start, if it has one."""
         frozen = next((v.spec.name for v in variables if v.spec.frozen), None)
         if self._warm_start is None and frozen is not None:
             raise UsageError(
@@ -126,7 +131,6 @@ class RunCheckpoints:
             table = warm_start(self._warm_start, variables)
             if variables.cluster.is_main_process:
                 logging.info("%s", table)
-        return 0
 
     def _base_elsewhere(self) -> Path | None:
         """Returns where a warm start is from, which the base of adapters may have been moved to."""
@@ -148,6 +152,26 @@ class RunCheckpoints:
         check_same_save(saved, variables.cluster)
         restore(saved, variables, strict=False, zero_if_missing=NEW_COUNTERS)
         return saved.step
+
+    def go_back(self, variables: Variables, steps_done: int) -> int:
+        """Restores the latest checkpoint up to a step, or else what the run began with.
+
+        Returns:
+          the step of the restored values.
+
+        Raises:
+          UnusableCheckpointError: the checkpoint is damaged.
+        """
+        steps = [step for step in checkpoint.all_steps(self._directory) if step <= steps_done]
+        if steps:
+            saved = checkpoint.Checkpoint(checkpoint.step_directory(self._directory, steps[-1]))
+            check_same_save(saved, variables.cluster)
+            restore(saved, variables, strict=True, zero_if_missing=NEW_COUNTERS)
+            return saved.step
+        fresh = Variables(self._layout, variables.cluster, self._config.random_seed)
+        reinitialize(variables, fresh)
+        self._warm_start_from(variables)
+        return 0
 
     def check_untouched(self, cluster: Cluster, steps_done: int) -> None:
         """Checks that no checkpoint later than the restored one exists; the run must be locked.
@@ -248,6 +272,20 @@ class RunCheckpoints:
             f"The last finished checkpoint is {saved.path}, of step {saved.step}: start all"
             " processes again, and they go on from there."
         )
+
+
+def reinitialize(variables: Variables, fresh: Variables) -> None:
+    """Resets variables to their initial values.
+
+    Args:
+      variables: the run's variables.
+      fresh: an empty store with the same layout, cluster and seed.
+    """
+    variables.loaded_from_base.clear()
+    for variable in variables:
+        initial = fresh.create(variable.spec)
+        for pnum, own in zip(variable.local_pnums, variable.slices, strict=True):
+            own.assign(initial.slice_of(pnum))
 
 
 def _batch_sizes_in(metadata: Mapping[str, Any]) -> BatchSizes | None:
