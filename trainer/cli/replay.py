@@ -24,7 +24,7 @@ def run(invocation: Invocation) -> None:
     """
     flags = invocation.flags
     with as_usage_error(ValueError, LookupError, OSError):
-        run_files.check_is_run(flags.output_dir)
+        run_files.read_run(flags.output_dir)
         if flags.mesh_shape is None:
             flags["mesh_shape"].value = ""  # One device, whatever the run has.
         spec = spec_from_flags(flags)

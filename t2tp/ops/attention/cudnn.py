@@ -149,7 +149,7 @@ def _call(
 def _config(
     q: tf.Tensor, k: tf.Tensor, is_causal: bool, contracted: dict[str, tuple[int, int]]
 ) -> str:
-    """Returns the call's configuration, XLA's `GpuBackendConfig` as JSON."""
+    """Returns the call's configuration, as XLA reads it, JSON."""
     scores = [*q.shape[:3], k.shape[2]]
     config: dict[str, Any] = {
         "algorithm": {
