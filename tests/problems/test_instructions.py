@@ -17,6 +17,7 @@ from t2tp.problems.vocab.vocabulary_file import load_vocabulary
 from t2tp.trainer.cli.programs import t2tp_datagen, t2tp_trainer
 from t2tp.trainer.inference.conversations import read_template
 from t2tp.trainer.inputs.problem_inputs import training_inputs
+from t2tp.trainer.run_dir import run_files
 from tests.huggingface.tiny_files import END, write_tokenizer
 from tests.models.small_lm import make_batch
 from tests.models.small_transformers import FAMILIES, feature_of
@@ -166,7 +167,7 @@ def test_a_training_that_makes_its_data_reads_their_first_token(tmp_path, tokeni
     command += [f"--data_dir={tmp_path / 'data'}", f"--output_dir={tmp_path / 'run'}"]
     assert t2tp_trainer([*command, "--schedule=train"]) == 0
     assert "begin with token" not in capsys.readouterr().err
-    hparams = HParams.load(tmp_path / "run/hparams.json")
+    hparams = run_files.read(tmp_path / "run").hparams
     begin = hparams.bos_token_id
     hparams.set("bos_token_id", begin + 1)
     problems.find("instructions", "").change_hparams(hparams, tmp_path / "data")
