@@ -9,6 +9,7 @@ import tensorflow as tf
 from t2tp import mtf
 from t2tp.ops.cross_entropy.operation import softmax_cross_entropy
 from t2tp.ops.cross_entropy.projected import projected_cross_entropy
+from t2tp.ops.cross_entropy.sliced_softmax import subtracted_at
 from tests.ops.on_mesh import assert_close, with_gradients
 
 OPTIONS = {"z_loss": 0.3, "label_smoothing": 0.2}
@@ -61,3 +62,15 @@ def test_any_layout_and_chunk_gives_the_plain_loss_and_gradients(mesh_shape, lay
     inputs = make_inputs()
     wanted = with_gradients(plain, inputs)
     assert_close(with_gradients(chunked(chunk), inputs, mesh_shape, layout), wanted, 1e-6)
+
+
+def test_gpus_and_cpus_subtract_the_same():
+    random = np.random.default_rng(0)
+    x, values = random.normal(size=(6, 5)), random.normal(size=6)
+    columns = [0, 4, -1, 2, 5, 2]
+    ours = [subtracted_at(x, tf.constant(columns), values, scatters=s) for s in (True, False)]
+    for row, column in enumerate(columns):
+        if 0 <= column < 5:
+            x[row, column] -= values[row]
+    for each in ours:
+        np.testing.assert_array_equal(each, x)

@@ -79,7 +79,7 @@ class SlicedSoftmax:
 
         def sums(logits: tf.Tensor, highest: tf.Tensor, local: tf.Tensor) -> tf.Tensor:
             shifted = tf.cast(logits, tf.float32) - highest[:, None]
-            index, is_here = self._target_index(local)
+            index, is_here = _index(local, self._slice_size)
             parts = [
                 reduce_sum(tf.exp(shifted), 1),
                 tf.where(is_here, tf.gather_nd(shifted, index), 0.0),
@@ -113,14 +113,14 @@ class SlicedSoftmax:
         def gradient(
             logits: tf.Tensor, log_z: tf.Tensor, d_loss: tf.Tensor, local: tf.Tensor
         ) -> tf.Tensor:
-            index, is_here = self._target_index(local)
             # d loss / d log(Z) is 1 without z-loss; d log(Z) / d logits is the softmax.
             by_log_z = d_loss * (1.0 + 2.0 * z_loss * log_z)
             d_logits = tf.exp(tf.cast(logits, tf.float32) - log_z[:, None]) * by_log_z[:, None]
             if smoothing:
                 d_logits -= per_class * d_loss[:, None]
-            at_target = tf.where(is_here, d_loss * (1.0 - smoothing - per_class), 0.0)
-            d_logits = tf.tensor_scatter_nd_sub(d_logits, index, at_target)
+            at_target = d_loss * (1.0 - smoothing - per_class)
+            on_cpu = self._mesh_impl.target.on_cpu
+            d_logits = subtracted_at(d_logits, local, at_target, scatters=on_cpu)
             return tf.cast(self._masked(d_logits), logits.dtype)
 
         return self._lowering.compiled(gradient)(logits, log_z, d_loss, self._local(targets))
@@ -139,11 +139,34 @@ class SlicedSoftmax:
         first = sum(self._collectives.coordinate(axis) * self._slice_size for axis in self._axes)
         return targets - first
 
-    def _target_index(self, local: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns row and column [token, 2] of each target's logit, and whether it is here."""
-        is_here = tf.logical_and(local >= 0, local < self._slice_size)
-        column = tf.clip_by_value(local, 0, self._slice_size - 1)
-        return tf.stack([tf.range(local.shape[0]), column], axis=1), is_here
+
+def subtracted_at(
+    x: tf.Tensor, columns: tf.Tensor, values: tf.Tensor, *, scatters: bool
+) -> tf.Tensor:
+    """Subtracts a value from one element of each row.
+
+    On CPUs a scatter takes two thirds of the time of a comparison with each column. On GPUs XLA
+    writes a scatter's operand to memory in float32 first, and fuses the comparison with the rest.
+
+    Args:
+      x: [rows, columns].
+      columns: int32 [rows]; rows with a column out of range stay as they are.
+      values: [rows].
+      scatters: whether to scatter; otherwise all columns are compared.
+    """
+    size = x.shape[1]
+    if scatters:
+        index, is_here = _index(columns, size)
+        return tf.tensor_scatter_nd_sub(x, index, tf.where(is_here, values, 0.0))
+    is_at = tf.equal(tf.range(size), columns[:, None])
+    return x - tf.where(is_at, values[:, None], 0.0)
+
+
+def _index(columns: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns row and column [rows, 2] of each element, and whether the column is in range."""
+    is_here = tf.logical_and(columns >= 0, columns < size)
+    column = tf.clip_by_value(columns, 0, size - 1)
+    return tf.stack([tf.range(columns.shape[0]), column], axis=1), is_here
 
 
 def _entropy(label_smoothing: float, vocab_size: int) -> float:
