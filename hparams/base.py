@@ -112,6 +112,11 @@ def declare_adapters(hparams: HParams) -> None:
 def _declare_optimizer(hparams: HParams) -> None:
     add = hparams.add
     rate = bounded(hparams, RATE)
+    add(
+        "transfer_from",
+        "",
+        "a hparams set: the model takes its hyperparameters, tuned for the sizes of that set",
+    )
     add("optimizer", "adam", "a registered optimizer: sgd, adam, muon, adafactor, lamb or lion")
     rate("optimizer_adam_beta1", 0.9, "first-moment decay (adam, muon, lamb)")
     rate("optimizer_adam_beta2", 0.98, "second-moment decay (adam, muon, lamb)")

@@ -10,6 +10,7 @@ import tensorflow as tf
 from t2tp import mtf
 from t2tp.layers import variables
 from t2tp.ops.gather import checked_gather
+from t2tp.ops.variables.transfer import ratio
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ class Embedding:
     def __call__(self, tokens: mtf.Tensor, dtype: tf.DType) -> mtf.Tensor:
         """Looks up integers [...] -> [..., d_model] in the current scope's variable `embedding`."""
         x = checked_gather(self._table(tokens.mesh, "embedding", dtype), tokens, self.vocab)
-        return x * self.d_model.size**0.5 if self._is_scaled else x
+        width = self.d_model.size / ratio(x.mesh, "d_model")  # Of the small model.
+        return x * width**0.5 if self._is_scaled else x
 
     def logits(self, x: mtf.Tensor) -> mtf.Tensor:
         """Computes [..., d_model] -> [..., vocab]."""
@@ -89,8 +91,12 @@ class Embedding:
     def projection(self, x: mtf.Tensor) -> Projection:
         """Returns the logits of [..., d_model], to be computed where they are needed."""
         name = "embedding" if self._is_tied else "output_embedding"
+        wider = ratio(x.mesh, "d_model")  # Logits fall as fast (arXiv:2203.03466, table 8).
+        factor = 1 / wider
         if self._are_logits_scaled:
-            x *= self.d_model.size**-0.5
+            factor *= (self.d_model.size / wider) ** -0.5
+        if factor != 1.0:
+            x *= factor
         table = self._table(x.mesh, name, x.dtype)
         bias = None
         if self._has_bias:

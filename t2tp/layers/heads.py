@@ -5,6 +5,7 @@ from __future__ import annotations
 from t2tp import mtf
 from t2tp.layers import variables
 from t2tp.layers.linear import linear
+from t2tp.ops.variables.transfer import ratio
 
 # variable -> its kind in `t2tp.choices.ADAPTED`
 _TARGETS = {"q": "query", "k": "key", "v": "value"}
@@ -71,7 +72,11 @@ class Heads:
           [batch..., heads, length, d_kv]; without the length if `length` is None.
         """
         q = self._project(x, "q", self.heads, length)
-        return q if self._is_scaled else q * self.d_kv.size**0.5
+        factor = 1.0 if self._is_scaled else self.d_kv.size**0.5
+        # With `transfer_from`, scores fall as 1 / d_kv (arXiv:2203.03466, definition 4.1).
+        wider = ratio(q.mesh, "d_kv")
+        factor *= wider**-0.5 if self._is_scaled else wider**-1
+        return q if factor == 1.0 else q * factor
 
     def keys_and_values(
         self, x: mtf.Tensor, length: mtf.Dimension | None

@@ -6,6 +6,7 @@ import abc
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import tensorflow as tf
 
@@ -13,8 +14,10 @@ from t2tp import mtf
 from t2tp.choices import PRECISIONS
 from t2tp.hparam import HParams
 from t2tp.layers.adapters import Adapters
+from t2tp.ops.variables.transfer import Transfer
 from t2tp.optim.loss import LossOutput
-from t2tp.program.program import Mesh
+from t2tp.program.abstract_program import AbstractProgram
+from t2tp.program.program import Feature, Mesh
 from t2tp.suggestions import nearest
 
 # The feature with the index of a row's example in its split, int64 [batch]. The trainer feeds it in
@@ -130,10 +133,16 @@ def _with_adapters(method: Callable) -> Callable:
 
     @functools.wraps(method)
     def build(self: Model, mesh: Mesh, *args: object, **kwargs: object) -> object:
+        arguments = signature.bind(self, mesh, *args, **kwargs).arguments
+        transfer = Transfer.from_hparams(self.hparams)
+        if transfer is not None and getattr(mesh, "transfer", None) is None:
+            if method.__name__ == "loss":
+                transfer.compare_with(_small_variables(self, transfer.small, arguments))
+            with transfer.on(mesh):
+                return build(self, mesh, *args, **kwargs)
         adapters = Adapters.from_hparams(self.hparams)
         if adapters is None:
             return method(self, mesh, *args, **kwargs)
-        arguments = signature.bind(self, mesh, *args, **kwargs).arguments
         with adapters.on(mesh, bool(arguments.get("training"))):
             built = method(self, mesh, *args, **kwargs)
         if method.__name__ == "loss":
@@ -141,6 +150,19 @@ def _with_adapters(method: Callable) -> Callable:
         return built
 
     return build
+
+
+def _small_variables(
+    model: Model, small: HParams, arguments: Mapping[str, Any]
+) -> list[mtf.Variable]:
+    """Returns the variables of a model with other hparams, on features of the same shapes."""
+    features = {name: Feature(x.shape, x.dtype) for name, x in arguments["features"].items()}
+
+    def step_fn(mesh: Mesh, features: Mapping[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
+        built = type(model)(small, model.vocab_sizes).loss(mesh, features, arguments["training"])
+        return {"loss": built.loss}
+
+    return AbstractProgram(step_fn, features).graph()[0].all_variables
 
 
 def vocab_of(hparams: HParams, size: int) -> mtf.Dimension:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
+from t2tp.ops.variables.transfer import Growth
 from t2tp.optim.adafactor_statistics import (
     DirectionSquaresOperation,
     Moments,
@@ -63,6 +64,14 @@ class Adafactor(Optimizer):
         """Sets learning rate (a float32 scalar, relative by default), settings and weight decay."""
         super().__init__(learning_rate, weight_decay)
         self._settings = settings or AdafactorSettings()
+
+    def rate_factor(self, role: mtf.Role, growth: Growth) -> float:
+        """Refuses: there are no rules for relative updates.
+
+        Raises:
+          ValueError: always.
+        """
+        raise ValueError("transfer_from has rules for adam, lion, muon and sgd, not for adafactor")
 
     def updates(self, targets: Sequence[Target]) -> list[mtf.Operation]:
         """See the base class."""

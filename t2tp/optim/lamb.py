@@ -11,6 +11,7 @@ from t2tp import mtf, registry
 from t2tp.hparam import HParams
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
+from t2tp.ops.variables.transfer import Growth
 from t2tp.optim.optimizer import (
     Optimizer,
     Target,
@@ -47,6 +48,14 @@ class Lamb(Optimizer):
         self._beta1 = beta1
         self._beta2 = beta2
         self._epsilon = epsilon
+
+    def rate_factor(self, role: mtf.Role, growth: Growth) -> float:
+        """Refuses: there are no rules for relative updates.
+
+        Raises:
+          ValueError: always.
+        """
+        raise ValueError("transfer_from has rules for adam, lion, muon and sgd, not for lamb")
 
     def updates(self, targets: Sequence[Target]) -> list[mtf.Operation]:
         """See the base class."""

@@ -15,6 +15,7 @@ from t2tp.hparam import HParams
 from t2tp.lowering.deferred_sums import BUCKET
 from t2tp.mesh.layout import Layout
 from t2tp.ops.variables.role import MATRIX
+from t2tp.ops.variables.transfer import Growth
 from t2tp.optim.adam import Adam
 from t2tp.optim.optimizer import Target, UpdateOperation, slot, subtract
 from t2tp.optim.orthogonalization import (
@@ -25,12 +26,12 @@ from t2tp.optim.orthogonalization import (
 from t2tp.optim.weight_decay import WeightDecay
 
 
-def scale_to_adam(inputs: int, outputs: int) -> float:
+def scale_to_adam(inputs: float, outputs: float) -> float:
     """Gives updates the root mean square of Adam's, about 0.2 (arXiv:2502.16982, section 2.2)."""
     return 0.2 * math.sqrt(max(inputs, outputs))
 
 
-def scale_by_shape(inputs: int, outputs: int) -> float:
+def scale_by_shape(inputs: float, outputs: float) -> float:
     """Gives updates a norm for their shape: `sqrt(max(1, outputs / inputs))` (K. Jordan, 2024)."""
     return math.sqrt(max(1.0, outputs / inputs))
 
@@ -100,6 +101,14 @@ class Muon(Adam):
                     UpdateOperation("muon", [target.var, moment], inputs, update, is_local=True)
                 )
         return operations
+
+    def rate_factor(self, role: mtf.Role, growth: Growth) -> float:
+        """See the base class; for matrices, updates of the spectral norm of arXiv:2310.17813."""
+        if role.kind != MATRIX:
+            return super().rate_factor(role, growth)
+        inputs, outputs = mtf.Shape(role.inputs).size, mtf.Shape(role.outputs).size
+        small = self._scale(inputs / growth.inputs, outputs / growth.outputs)
+        return math.sqrt(growth.outputs / growth.inputs) * small / self._scale(inputs, outputs)
 
     def _groups(
         self, targets: Sequence[Target], layout: Layout

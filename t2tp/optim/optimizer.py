@@ -13,6 +13,8 @@ from t2tp import mtf
 from t2tp.lowering.context import Lowering
 from t2tp.mesh.graph_memo import GraphMemo
 from t2tp.mesh.layout import Layout
+from t2tp.ops.variables.role import HEAD, MATRIX
+from t2tp.ops.variables.transfer import Growth
 from t2tp.optim.weight_decay import WeightDecay
 from t2tp.program.program import Mesh
 
@@ -61,11 +63,27 @@ class Optimizer(mtf.optimize.Optimizer):
     ) -> list[mtf.Operation]:
         """Updates the variables; returns the update operations."""
         decays = self._weight_decay.rates(variables)
-        targets = [
-            Target(var, mtf.cast(grad, tf.float32), self._learning_rate, decay)
-            for grad, var, decay in zip(grads, variables, decays, strict=True)
-        ]
+        rates = {1.0: self._learning_rate}
+        targets = []
+        for grad, var, decay in zip(grads, variables, decays, strict=True):
+            growth = getattr(var, "growth", Growth())
+            factor = 1.0 if growth == Growth() else self.rate_factor(var.role, growth)
+            if factor not in rates:
+                rates[factor] = self._learning_rate * factor
+            targets.append(Target(var, mtf.cast(grad, tf.float32), rates[factor], decay / factor))
         return self.updates(targets) if targets else []
+
+    def rate_factor(self, role: mtf.Role, growth: Growth) -> float:
+        """Returns the learning rate of a variable relative to the small model's.
+
+        The default is Adam's, whose updates are as large for a wide model as for a small one (G.
+        Yang et al., arXiv:2203.03466, table 3). Weight decay is divided by it.
+
+        Args:
+          role: the variable's role.
+          growth: its growth; see `t2tp.ops.variables.transfer`.
+        """
+        return 1 / growth.inputs if role.kind in (MATRIX, HEAD) else 1.0
 
     def updates(self, targets: Sequence[Target]) -> list[mtf.Operation]:
         """Returns the operations that update one or more variables."""

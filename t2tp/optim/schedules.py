@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
+from t2tp.ops.variables.transfer import Transfer
 
 
 def learning_rate(step: mtf.Tensor, hparams: HParams, train_steps: int) -> mtf.Tensor:
@@ -92,9 +93,10 @@ def rsqrt_normalized_decay(step: tf.Tensor, hparams: HParams, train_steps: int) 
 
 @registry.register_learning_rate_schedule
 def rsqrt_hidden_size(step: tf.Tensor, hparams: HParams, train_steps: int) -> float:
-    """Returns 1 / sqrt(`d_model`)."""
+    """Returns 1 / sqrt(`d_model`), with `transfer_from` of the small model."""
     del step, train_steps
-    return hparams.d_model**-0.5
+    transfer = Transfer.from_hparams(hparams)
+    return (hparams if transfer is None else transfer.small).d_model ** -0.5
 
 
 @registry.register_learning_rate_schedule

@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
+from t2tp.ops.variables.role import HEAD, MATRIX
+from t2tp.ops.variables.transfer import Growth
 from t2tp.optim.optimizer import Optimizer, Target, UpdateOperation, slot, subtract
 from t2tp.optim.weight_decay import WeightDecay
 
@@ -54,6 +56,12 @@ class Sgd(Optimizer):
             )
             for var, grad, rate, decay in targets
         ]
+
+    def rate_factor(self, role: mtf.Role, growth: Growth) -> float:
+        """See the base class; the rules are those of the paper for SGD."""
+        if role.kind in (MATRIX, HEAD):
+            return growth.outputs / growth.inputs
+        return growth.outputs
 
     def _descend(self, decay: float, var: tf.Variable, grad: tf.Tensor, rate: tf.Tensor) -> None:
         self.shrink(var, rate, decay)

@@ -19,6 +19,7 @@ from t2tp.lowering.operation import Hooks, Operation
 from t2tp.mesh.layout_conflicts import check_tensor
 from t2tp.ops.cast import CastOperation, cast
 from t2tp.ops.variables.role import Role
+from t2tp.ops.variables.transfer import Growth
 
 
 def get_variable(
@@ -60,6 +61,11 @@ def get_variable(
     layout = getattr(mesh, "layout", None)
     if layout is not None:
         check_tensor(layout, name, shape)  # Before its dimensions have other names.
+    scope = tf.compat.v1.get_variable_scope().name
+    full_name = f"{scope}/{name}" if scope else name
+    growth, transfer = Growth(), getattr(mesh, "transfer", None)
+    if transfer is not None and role is not None:
+        initializer, growth = transfer.applied(full_name, role, initializer)
     trainable = trainable and not frozen
     stored = shape
     if layout is not None and (trainable or (frozen and layout.storage.stage == 3)):
@@ -68,22 +74,24 @@ def get_variable(
         value = upstream.get_variable(
             mesh, name, shape, dtype=dtype, initializer=initializer, trainable=trainable, **kwargs
         )
-        value.operation.is_frozen, value.operation.role = frozen, role
+        _declare(value.operation, frozen, role, growth)
         return value
     if layout.storage.stage == 3:
         unread = upstream.VariableDType(dtype.master_dtype, dtype.slice_dtype, dtype.slice_dtype)
         part = upstream.get_variable(
             mesh, name, stored, dtype=unread, initializer=initializer, trainable=trainable, **kwargs
         )
-        part.operation.is_frozen, part.operation.role = frozen, role
+        _declare(part.operation, frozen, role, growth)
         return WeightGatherOperation(part, shape, dtype.activation_dtype).outputs[0]
-    scope = tf.compat.v1.get_variable_scope().name
-    full_name = f"{scope}/{name}" if scope else name
     known = mesh.graph.name_to_variable
     if full_name not in known:
         known[full_name] = ShardedVariable(mesh, name, shape, stored, dtype, initializer, **kwargs)
-        known[full_name].role = role
+        _declare(known[full_name], frozen, role, growth)
     return known[full_name].value
+
+
+def _declare(variable: upstream.Variable, frozen: bool, role: Role | None, growth: Growth) -> None:
+    variable.is_frozen, variable.role, variable.growth = frozen, role, growth
 
 
 class ShardedVariable(Hooks, upstream.Variable):

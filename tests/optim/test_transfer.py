@@ -1,0 +1,76 @@
+"""Transfer of hyperparameters: the multipliers of mup 1.0.0, the same on every layout."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from t2tp import mtf
+from t2tp.ops.variables.transfer import Growth
+from t2tp.optim.adam import Adam
+from t2tp.optim.muon import Muon
+from t2tp.optim.sgd import Sgd
+from tests.optim.sharded_programs import make
+from tests.optim.test_zero import assert_same, trained
+
+# The lm of these tests has a d_model of 16, and this set one of 128.
+SET = {"transfer_from": "transformer_lm_tiny"}
+
+
+def role(kind, inputs, outputs):
+    dims = [[mtf.Dimension(name, size)] for name, size in (("i", inputs), ("o", outputs)) if size]
+    return mtf.Role(kind, *dims) if inputs else mtf.Role(kind, (), *dims)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "factors"),
+    [
+        # `set_base_shapes` of a model 4 times as wide, then `MuAdamW` and `MuSGD`. A readout has
+        # their rate 1 and 4, and its logits a fourth; see `Optimizer.rate_factor` on heads.
+        (Adam(None), {"hidden": 1 / 4, "input": 1, "head": 1 / 4, "embedding": 1, "bias": 1}),
+        (Sgd(None), {"hidden": 1, "input": 4, "head": 4 / 4**2, "embedding": 4, "bias": 4}),
+        # An update as large as Adam's has a spectral norm that grows with the root of the width.
+        (Muon(None), {"hidden": 1 / 2, "input": 2 / 2, "head": 1 / 4, "embedding": 1, "bias": 1}),
+        (Muon(None, scale="original"), {"hidden": 1, "input": 1}),
+    ],
+)
+def test_factors_of_a_wide_model_are_those_of_mup(optimizer, factors):
+    variables = {
+        "hidden": (role("matrix", 256, 256), Growth(4, 4)),
+        "input": (role("matrix", 10, 256), Growth(1, 4)),
+        "head": (role("head", 256, 10), Growth(4, 1)),
+        "embedding": (role("embedding", 10, 256), Growth(1, 4)),
+        "bias": (role("bias", 0, 256), Growth(1, 4)),
+    }
+    for name, factor in factors.items():
+        assert optimizer.rate_factor(*variables[name]) == pytest.approx(factor), name
+
+
+def test_initial_values_follow_the_width_of_the_small_model():
+    program = make("lm", "one device", 0, "adam", **SET)
+    variables = {v.name: v for v in program.graph()[0].trainable_variables}
+    small = make("lm", "one device", 0, "adam", d_model=128, d_ff=512, num_heads=4, d_kv=32)
+    wide = {v.name: v for v in small.graph()[0].trainable_variables}
+    for name, variable in variables.items():
+        of_small = getattr(wide[name].get_master().initializer, "stddev", 0.0)
+        growth = [mtf.Shape(v.role.inputs).size for v in (variable, wide[name])]
+        factor = (growth[0] / growth[1]) ** -0.5 if variable.role.kind == "matrix" else 1.0
+        found = getattr(variable.get_master().initializer, "stddev", 0.0)
+        assert found == pytest.approx(of_small * factor), name
+
+
+@pytest.mark.parametrize("optimizer", ["adam", pytest.param("muon", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_transferred_step_is_the_same_on_a_mesh(optimizer, stage):
+    changes = {**SET, "weight_decay": 0.1, "optimizer_adam_epsilon": 1e-3}
+    given = trained("lm", "both", stage, optimizer, **changes)
+    alone = trained("lm", "one device", 0, optimizer, **changes)
+    assert_same(given, alone)
+    assert not np.allclose(alone[0], trained("lm", "one device", 0, optimizer)[0])
+
+
+def test_a_set_with_other_variables_and_an_optimizer_without_rules_are_refused():
+    with pytest.raises(ValueError, match="mlp_tiny.* d_"):
+        make("lm", "one device", 0, transfer_from="mlp_tiny")
+    with pytest.raises(ValueError, match="lamb"):
+        make("lm", "one device", 0, "lamb", **SET)
