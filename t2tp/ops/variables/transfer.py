@@ -21,7 +21,7 @@ import contextlib
 import math
 import re
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from t2tp import registry, upstream
 from t2tp.hparam import HParams
@@ -135,7 +135,7 @@ def _size(dims: Iterable[upstream.Dimension]) -> int:
     return math.prod(dim.size for dim in dims)
 
 
-def _scaled(initializer: object, factor: float, name: str) -> object:
+def _scaled(initializer: Any, factor: float, name: str) -> object:
     kind = type(initializer).__name__
     if factor == 1.0 or kind in ("Zeros", "Ones"):
         return initializer
