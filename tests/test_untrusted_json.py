@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from t2tp.huggingface.safetensors_file import create
 from t2tp.trainer.cli import programs
 from t2tp.trainer.run_dir import huggingface_files
 from t2tp.untrusted_json import UntrustedFileError
+from tests.files import limit_files
 from tests.huggingface.tiny_files import CHAT_TEMPLATE, END, write_tiny_llama
 
 pytest.importorskip("safetensors", reason="pip install -e '.[text]'")
@@ -246,18 +246,13 @@ def test_the_space_of_tensors_is_reserved_before_they_are_written(tmp_path):
 
 
 def test_a_full_disk_is_a_sentence_and_leaves_nothing(run, tmp_path):
-    limit = 20_000  # larger than each other file
-
-    def limited():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
     flags = [f"--to_hf={tmp_path / 'back'}", f"--output_dir={run}"]
     command = (
         "import sys; from t2tp.trainer.cli.programs import t2tp_convert as f; sys.exit(f(sys.argv))"
     )
     done = subprocess.run(
         [sys.executable, "-c", command, *flags],
-        preexec_fn=limited,
+        preexec_fn=lambda: limit_files(20_000),  # larger than each other file
         stderr=subprocess.PIPE,
         text=True,
     )

@@ -24,6 +24,7 @@ from t2tp.checkpoint import (
     save,
 )
 from tests.checkpoint import samples
+from tests.files import flip
 
 DATA = "variables.data-00000-of-00001"
 
@@ -41,12 +42,6 @@ def warnings(caplog, monkeypatch):
     monkeypatch.setattr(logging.get_absl_logger(), "propagate", True)
     caplog.set_level(python_logging.WARNING)
     return lambda: [record.getMessage() for record in caplog.records]
-
-
-def flip(path, position):
-    content = bytearray(path.read_bytes())
-    content[position] ^= 1
-    path.write_bytes(content)
 
 
 def some_of(size):

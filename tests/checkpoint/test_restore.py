@@ -21,13 +21,8 @@ from t2tp.mesh.layout import Layout
 from t2tp.processes.cluster import Cluster
 from t2tp.program.variables import Variables, VariableSpec
 from tests.checkpoint.small_variables import SHAPE, save, small_variables
+from tests.files import flip
 from tests.two_in_threads import run_two
-
-
-def flip_a_byte(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[0] ^= 1
-    path.write_bytes(content)
 
 
 def restore(directories: list[Path]) -> list[object]:
@@ -82,7 +77,7 @@ def test_weights_of_two_runs_are_not_mixed(tmp_path, there):
     assert checkpoint.all_steps(tmp_path / "run") == [1, 2]
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b""), flip_a_byte])
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b""), flip])
 def test_where_all_are_damaged_nothing_is_restored_and_nothing_changes(tmp_path, damage):
     save(tmp_path, small_variables(), 1, 2)
     for step in (1, 2):

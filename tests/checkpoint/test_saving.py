@@ -16,7 +16,7 @@ from t2tp.checkpoint import (
     set_aside,
 )
 from tests.checkpoint import samples
-from tests.checkpoint.full_disk import files_of_at_most
+from tests.files import files_of_at_most
 
 
 def save_step(directory, step):

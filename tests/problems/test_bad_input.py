@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import resource
+import functools
 import subprocess
 import sys
 
 import pytest
 
 from t2tp import problems
+from tests.files import flip, limit_files
 
 DATAGEN = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_datagen"]
 GOOD = b"".join(b"line %d\tZeile %d\n" % (n, n) for n in range(100))
@@ -69,12 +70,6 @@ def shorten(path):
     path.write_bytes(path.read_bytes()[:-2])
 
 
-def flip(path):
-    contents = bytearray(path.read_bytes())
-    contents[-1] ^= 1
-    path.write_bytes(contents)
-
-
 DAMAGED = {
     "a missing shard": ("train-00000-of-00001.inputs", "unlink", " is missing"),
     "a truncated shard": ("train-00000-of-00001.targets", shorten, " bytes were written"),
@@ -118,12 +113,8 @@ def test_a_manifest_that_does_not_fit_on_the_disk(tmp_path):
     largest = sizes.pop("manifest.json") - 1
     assert max(sizes.values()) < largest
 
-    def small_files():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
-
-    full = run(
-        tmp_path / "data", "translate_tsv", options, "--num_shards=30", preexec_fn=small_files
-    )
+    small = functools.partial(limit_files, largest)
+    full = run(tmp_path / "data", "translate_tsv", options, "--num_shards=30", preexec_fn=small)
     assert said_by(full).startswith("[Errno 27] File too large: ")
     assert "/manifest.json'" in said_by(full)
     assert not (tmp_path / "data" / "translate_tsv").exists()

@@ -7,8 +7,6 @@ import json
 import os
 import socket
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ import pytest
 from t2tp.processes.loopback import accept_only_loopback, check_filtered, is_loopback, listeners
 from t2tp.processes.rendezvous import free_port
 from tests import network
+from tests.patience import wait_until
 from tests.program.reaching import connects, own_address
 
 
@@ -89,21 +88,14 @@ def test_no_connection_of_another_host_is_ever_accepted(tmp_path: Path):
             config = {"cluster": cluster, "task": {"type": "worker", "index": number}}
             own = {"TF_CONFIG": json.dumps(config), "START_WHEN": str(go), "T2TP_SECRET": "x"}
             hosts.start(0, phases, {**os.environ, **own}, outputs[number])
-        wait_for(lambda: "there" in said[1].read_text())  # Process 0 listens.
+        wait_until(lambda: "there" in said[1].read_text())  # Process 0 listens.
         before = len(tries.read_text())
-        wait_for(lambda: len(tries.read_text()) > before + 5)
+        wait_until(lambda: len(tries.read_text()) > before + 5)
         go.touch()
-        wait_for(lambda: all("connected" in path.read_text() for path in said[:2]))
+        wait_until(lambda: all("connected" in path.read_text() for path in said[:2]))
         done.touch()
         other.wait()
     assert "accepted 0" in said[2].read_text()
-
-
-def wait_for(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 300
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_listeners_are_found_and_connections_are_not():

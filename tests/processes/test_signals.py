@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE, wait_until
+
 LAUNCH = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_launch"]
-PATIENCE = 300.0
 # Processes that are in the phase at the same time.
 PHASES = {"joining": 2, "starting": 1, "connected": 2, "stepping": 2}
 
@@ -45,13 +46,6 @@ def marked(mark: str) -> list[int]:
     return found
 
 
-def wait_until_all_ended(mark: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while marked(mark):
-        assert time.monotonic() < deadline, "processes are left"
-        time.sleep(0.05)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES)
 def test_sigterm_ends_a_program_in_each_phase(phase):
@@ -62,7 +56,7 @@ def test_sigterm_ends_a_program_in_each_phase(phase):
             assert shown[-1], shown
         launcher.terminate()
         assert launcher.wait(PATIENCE) == 128 + signal.SIGTERM
-        wait_until_all_ended(launcher.mark)
+        wait_until(lambda: not marked(launcher.mark))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -74,7 +68,7 @@ def test_a_launcher_that_is_ended_while_it_starts_processes_leaves_none(number, 
             time.sleep(0.001)
         launcher.send_signal(number)
         launcher.wait(PATIENCE)
-        wait_until_all_ended(launcher.mark)
+        wait_until(lambda: not marked(launcher.mark))
 
 
 def test_exit_codes_are_known_where_sigchld_is_ignored():

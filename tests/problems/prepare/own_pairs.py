@@ -7,6 +7,7 @@ import random
 
 from t2tp.problems.problem import TRAIN
 from t2tp.problems.text_to_text import Text2TextProblem
+from tests.files import files_in
 
 WORDS = ["".join(letters) for letters in itertools.product("etaoin", repeat=3)]
 
@@ -47,9 +48,4 @@ class SubwordPairs(OwnPairs):
 
 
 def files_of(problem, data_dir):
-    directory = problem.directory(data_dir)
-    return {
-        path.relative_to(directory).as_posix(): path.read_bytes()
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
-    }
+    return files_in(problem.directory(data_dir))

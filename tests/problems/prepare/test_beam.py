@@ -19,6 +19,7 @@ from t2tp.problems.languagemodel import LanguageModelProblem
 from t2tp.problems.prepare.settings import BeamSettings
 from t2tp.problems.sources.tfds_source import TfdsSource
 from t2tp.problems.user_dir import import_user_dir
+from tests.files import files_in
 
 OWN_PROBLEMS = Path(__file__).parent / "own_problems"
 import_user_dir(OWN_PROBLEMS)
@@ -45,14 +46,6 @@ def texts(tmp_path_factory) -> Path:
     return directory
 
 
-def _files(directory: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(directory)): path.read_bytes()
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
-    }
-
-
 PROBLEMS = {
     "some_digits": "",
     "image_digits": "",
@@ -70,9 +63,9 @@ def test_beam_makes_the_same_files(name, tmp_path, texts):
     problem = problems.find(name, PROBLEMS[name].format(texts))
     problem.prepare(tmp_path / "here", num_shards=5)
     problem.prepare(tmp_path / "beam", num_shards=5, beam=DIRECT)
-    made = _files(tmp_path / "beam")
+    made = files_in(tmp_path / "beam")
     assert len([path for path in made if "train-" in path]) >= 5
-    assert made == _files(tmp_path / "here")
+    assert made == files_in(tmp_path / "here")
 
 
 @registry.register_problem
@@ -105,7 +98,7 @@ def test_a_dataset_that_is_a_pipeline_has_the_same_runner(tmp_path, monkeypatch)
     assert of_dataset == "DirectRunner"
     assert its_options["direct_num_workers"] == 2
     problem.prepare(tmp_path / "here", num_shards=3)
-    assert _files(tmp_path / "beam") == _files(tmp_path / "here")
+    assert files_in(tmp_path / "beam") == files_in(tmp_path / "here")
 
 
 def test_more_bad_samples_than_may_be_are_refused(tmp_path):
@@ -129,7 +122,7 @@ def test_a_killed_worker_changes_nothing(tmp_path, caplog):
     options = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
     problem.prepare(tmp_path / "beam", num_shards=6, beam=BeamSettings("DirectRunner", options))
     assert re.search(r"a worker process was killed: [1-7] shards are made again", caplog.text)
-    assert _files(tmp_path / "beam") == _files(tmp_path / "here")
+    assert files_in(tmp_path / "beam") == files_in(tmp_path / "here")
 
 
 def test_a_killed_pipeline_goes_on_with_what_was_finished(tmp_path):
@@ -147,6 +140,6 @@ def test_a_killed_pipeline_goes_on_with_what_was_finished(tmp_path):
     ended = subprocess.run([*command, *flags], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     problems.find(name).prepare(tmp_path / "here", num_shards=30)
-    assert _files(tmp_path / "killed" / name) == _files(tmp_path / "here" / name)
+    assert files_in(tmp_path / "killed" / name) == files_in(tmp_path / "here" / name)
     made = tmp_path / "killed" / name
     assert {each: (made / each).stat().st_ino for each in finished} == finished

@@ -13,6 +13,7 @@ from string import ascii_lowercase
 import pytest
 
 from t2tp import problems
+from tests.files import files_in
 
 DATAGEN = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_datagen"]
 ROOT = Path(__file__).parents[3]
@@ -42,14 +43,6 @@ def finish(command):
     said = maker.communicate()[0]
     assert maker.returncode == 0, said
     return said
-
-
-def files_in(directory):
-    return {
-        str(path.relative_to(directory)): path.read_bytes()
-        for path in directory.rglob("*")
-        if path.is_file()
-    }
 
 
 @pytest.mark.slow

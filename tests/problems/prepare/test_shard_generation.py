@@ -5,11 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
-import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,19 +17,16 @@ from t2tp.problems.data.sample import SkippedSampleError
 from t2tp.problems.data.shards import ShardWriter
 from t2tp.problems.prepare import shard_generation
 from t2tp.problems.user_dir import import_user_dir
-from tests.patience import PATIENCE
+from tests.files import limit_files
+from tests.patience import wait_until
 from tests.problems.prepare.few_digits import FewDigits, WatchedDigits
+from tests.problems.prepare.own_pairs import files_of
 
 NAME = "some_digits"
 COMMAND = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_datagen", f"--problem={NAME}"]
 OWN_PROBLEMS = Path(__file__).parent / "own_problems"
 COMMAND += [f"--t2t_usr_dir={OWN_PROBLEMS}"]
 import_user_dir(OWN_PROBLEMS)
-
-
-def files_of(problem, data_dir):
-    directory = problem.directory(data_dir)
-    return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
 
 
 @pytest.fixture(scope="module")
@@ -256,16 +251,12 @@ def run(data_dir, *arguments, **options):
     )
 
 
-def no_file_above_10_kilobytes():
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_a_full_disk_ends_with_a_sentence_and_making_goes_on_later(tmp_path, num_workers):
     arguments = ("--num_shards=20", f"--num_workers={num_workers}")
     # 400 samples of about 21 numbers of 2 bytes exceed the limit.
-    full = run(tmp_path, *arguments, preexec_fn=no_file_above_10_kilobytes)
+    full = run(tmp_path, *arguments, preexec_fn=lambda: limit_files(10_000))
     assert full.returncode == 1
     assert "Traceback" not in full.stderr
     assert "File too large: " in full.stderr.splitlines()[-1]
@@ -284,13 +275,6 @@ def is_running(process):
         return ") Z " not in Path(f"/proc/{process}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def wait_until(condition):
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import resource
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from tensorflow_datasets.core.writer import Writer
 from tensorflow_datasets.image_classification import mnist
 
 from t2tp import problems
+from tests.files import files_of_at_most
 from tests.problems.mocked_datasets import english
 from tests.problems.sources.archives import (
     DIGITS,
@@ -144,30 +144,19 @@ def test_a_text_of_the_catalog_that_is_not_utf8_is_skipped_and_counted(network, 
     assert "1 samples skipped: not UTF-8" in caplog.text
 
 
-@pytest.fixture
-def small_disk():
-    """Limits the size of files in this process until the test ends."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_disk_that_is_full_while_the_dataset_is_written(
-    network, tmp_path, monkeypatch, small_disk
-):
+def test_a_disk_that_is_full_while_the_dataset_is_written(network, tmp_path, monkeypatch):
     network(imdb_archive)
     problem = problems.find("sentiment_imdb", "vocab_size=400")
     finalize = Writer.finalize
 
     def on_a_small_disk(writer):
-        small_disk(2000)
-        return finalize(writer)
+        with files_of_at_most(2000):
+            return finalize(writer)
 
     with monkeypatch.context() as changed:
         changed.setattr(Writer, "finalize", on_a_small_disk)
         with pytest.raises(OSError, match="cannot write the dataset imdb_.*File too large.*record"):
             problem.prepare(tmp_path / "data")
-    small_disk(resource.RLIM_INFINITY)
     with pytest.raises(FileNotFoundError):
         problem.check_prepared(tmp_path / "data")
     assert problem.prepare(tmp_path / "data").splits["train"].examples == 72

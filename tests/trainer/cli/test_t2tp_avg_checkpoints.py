@@ -18,6 +18,7 @@ from t2tp.trainer.model_fn import ModeKeys
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir import averaging
 from t2tp.trainer.run_dir.find_checkpoint import find
+from tests.files import flip
 from tests.trainer import toy
 from tests.trainer.toy_estimator import estimator
 
@@ -142,9 +143,7 @@ def test_what_cannot_be_averaged_is_a_sentence_and_writes_nothing(run, tmp_path,
     with open(tmp_path / "cut/variables.data-00000-of-00001", "r+b") as file:
         file.truncate(5)
     shutil.copytree(step(run, 8), tmp_path / "wrong")
-    data = bytearray((tmp_path / "wrong/variables.data-00000-of-00001").read_bytes())
-    data[0] ^= 1
-    (tmp_path / "wrong/variables.data-00000-of-00001").write_bytes(data)
+    flip(tmp_path / "wrong/variables.data-00000-of-00001")
     out = f"--output_path={tmp_path / 'out'}"
     capsys.readouterr()  # What training said does not matter.
     for flags, said in (

@@ -7,14 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from t2tp.trainer.processes import children
 from t2tp.trainer.processes.launcher import run_rounds
 from t2tp.trainer.processes.local_processes import ALLOCATOR, LocalProcesses, environments_of
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 
 COMMAND = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_launch"]
 
@@ -136,13 +135,8 @@ def test_when_the_launcher_is_killed_its_processes_are_told_to_end_once(tmp_path
             launcher.stdout.readline()
         launcher.kill()
         launcher.wait(timeout=PATIENCE)
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            said = sorted(path.read_text() for path in tmp_path.iterdir())
-            if said == 4 * ["told and ended"]:
-                break
-            time.sleep(0.05)
-    assert said == 4 * ["told and ended"]
+        told = 4 * ["told and ended"]
+        wait_until(lambda: [path.read_text() for path in tmp_path.iterdir()] == told)
 
 
 def test_the_processes_share_a_secret_that_nobody_knows():

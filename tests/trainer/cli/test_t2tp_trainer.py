@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 
 from t2tp.checkpoint import all_steps
 from t2tp.trainer.cli.programs import t2tp_trainer as main
 from t2tp.trainer.run_dir import run_files
+from tests.files import files_in
 from tests.trainer.conftest import PROBLEM, set_flags
 from tests.trainer.hooks.events import read_scalars
 from tests.warm_processes import WarmProcess
@@ -167,7 +167,7 @@ def test_wrong_input_is_one_sentence_and_touches_nothing(trainer, tmp_path, capf
 def test_a_run_that_does_not_fit_is_refused_untouched(trainer, trained, capfd):
     run = trained
     set_flags(run, model="transformer_mt")
-    before = contents(run)
+    before = files_in(run)
     for flags, says in (
         ({}, "holds a run of model transformer_mt"),
         ({"model": None}, "unknown model 'transformer_mt'"),
@@ -176,15 +176,15 @@ def test_a_run_that_does_not_fit_is_refused_untouched(trainer, trained, capfd):
         capfd.readouterr()
         assert trainer(**flags) == 2
         assert says in capfd.readouterr().err
-    assert contents(run) == before
+    assert files_in(run) == before
 
 
 def test_other_data_are_refused(trainer, trained, capfd):
     set_flags(trained, data_digest="other")
-    before = contents(trained)
+    before = files_in(trained)
     assert trainer(schedule="train", train_steps=3) == 2
     assert "are not those that the run in" in capfd.readouterr().err
-    assert contents(trained) == before
+    assert files_in(trained) == before
 
 
 def test_the_file_of_a_run_repeats_it(trained, tmp_path):
@@ -244,11 +244,6 @@ def test_data_are_made_on_request(trainer, tmp_path, data_dir):
     made = tmp_path / "made"
     shutil.copytree(data_dir, made)  # There already: generating checks them, and keeps them.
     assert trainer(schedule="train", train_steps=1, data_dir=made, generate_data=True) == 0
-
-
-def contents(directory: Path) -> dict[Path, bytes]:
-    """All files of a directory."""
-    return {path: path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
 
 
 def test_hparams_are_printed_with_what_they_may_be(trainer, tmp_path, capfd):

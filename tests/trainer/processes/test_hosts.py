@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from t2tp.checkpoint import all_steps
 from tests import network
-from tests.patience import PATIENCE
+from tests.patience import wait_until
 from tests.trainer.processes import stopping_hooks
 from tests.trainer.small_run import assert_same, flags
 
@@ -25,13 +23,6 @@ from tests.trainer import tiny_problem
 sys.exit(t2tp_trainer())
 """
 STEPS = 9
-
-
-def wait_for(is_so: Callable[[], bool], said: Path) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not is_so():
-        assert time.monotonic() < deadline, said.read_text()
-        time.sleep(0.1)
 
 
 @pytest.mark.slow
@@ -63,12 +54,12 @@ def test_a_lost_host_and_other_numbers_of_hosts_change_no_bit(tmp_path: Path, da
         (alone,) = start(1, "alone")
         assert alone.wait() == 0, said.read_text()
         first, _ = start(2, HOLD_AT="5")
-        wait_for(lambda: saved.is_dir() and 4 in all_steps(saved), said)
+        wait_until(lambda: saved.is_dir() and 4 in all_steps(saved), said)
         hosts.power_off(1)
         assert first.wait() == 3, said.read_text()
         hosts.power_on(1)
         (fewer,) = start(1, HOLD_AT="7")
-        wait_for(lambda: 6 in all_steps(saved), said)
+        wait_until(lambda: 6 in all_steps(saved), said)
         hosts.power_off(0)
         hosts.power_on(0)
         assert [process.wait() for process in start(4)] == [0] * 4, said.read_text()

@@ -49,7 +49,7 @@ def flags(output_dir: Path, data_dir: Path, /, **changes: object) -> list[str]:
         "keep_checkpoint_max": 3,
     }
     given = changes if "schedule" in changes else training | changes
-    return small_run.flags(output_dir, data_dir, train_steps=STEPS, **given)
+    return small_run.flags(output_dir, data_dir, **{"train_steps": STEPS, **given})
 
 
 def launch(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -13,7 +13,7 @@ from t2tp.trainer.hooks.json_log import JsonLog
 from t2tp.trainer.hooks.summaries import SummaryWriter
 from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_dir.evaluation_record import EvaluationRecord
-from tests.checkpoint.full_disk import files_of_at_most
+from tests.files import files_of_at_most
 
 
 def write_events(directory):

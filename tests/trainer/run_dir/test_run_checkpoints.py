@@ -13,6 +13,7 @@ from t2tp.checkpoint.variables import CheckpointMismatchError
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.model_fn import ModeKeys
 from t2tp.trainer.run_dir.run_lock import RunLockedError
+from tests.files import flip
 from tests.trainer import toy
 from tests.trainer.toy_estimator import Note, estimator, losses
 
@@ -23,10 +24,7 @@ def step_directory(run: Path, step: int) -> Path:
 
 def damage(run: Path, step: int) -> None:
     """Changes the first byte of a step's values."""
-    path = step_directory(run, step) / "variables.data-00000-of-00001"
-    content = bytearray(path.read_bytes())
-    content[0] ^= 1
-    path.write_bytes(content)
+    flip(step_directory(run, step) / "variables.data-00000-of-00001")
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_kept_aside(run, trained_run):

@@ -8,6 +8,7 @@ import pytest
 
 from t2tp.checkpoint import Checkpoint, all_steps, last_finished
 from t2tp.trainer.processes.local_processes import environments_of
+from tests.files import flip
 from tests.trainer.run_dir.crashing_trainer import Run, begun_at
 from tests.warm_processes import started
 
@@ -37,10 +38,7 @@ def test_they_save_by_one_clock_and_pass_over_what_one_of_them_cannot_read(tmp_p
     assert len(saved) >= 2
     assert saved[-1] == 30
     latest = Checkpoint(last_finished(run.directory / "checkpoints").path)
-    second_half = latest.path / "variables.data-00001-of-00002"
-    content = bytearray(second_half.read_bytes())
-    content[0] ^= 1
-    second_half.write_bytes(content)
+    flip(latest.path / "variables.data-00001-of-00002")  # The second half.
 
     said = train_together(run, tmp_path / "second", "--train_steps=35")
     assert begun_at(said[0]) == saved[-2]

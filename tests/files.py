@@ -1,0 +1,41 @@
+"""Files of tests: what a directory holds, a changed byte, a disk that fills up."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def files_in(directory: Path, ignored: str = "") -> dict[str, bytes]:
+    """Returns the contents of all files below a directory, but for those of an ignored one."""
+    paths = (path.relative_to(directory) for path in sorted(directory.rglob("*")) if path.is_file())
+    return {
+        path.as_posix(): (directory / path).read_bytes()
+        for path in paths
+        if ignored not in path.parts
+    }
+
+
+def flip(path: Path, position: int = 0) -> None:
+    """Flips a bit of a byte."""
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+def limit_files(size: int) -> None:
+    """Limits the size of this process's files, for `preexec_fn`."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """A full disk that needs no root: writing beyond `size` bytes of a file fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
