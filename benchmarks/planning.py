@@ -72,10 +72,7 @@ def _run(number: int, case: Case, what: str, env: dict[str, str]) -> list[dict]:
     command = [sys.executable, str(HERE / "planning_worker.py"), str(number), what]
     started = [
         subprocess.Popen(
-            [*command, str(rank), coordinator],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=env,
+            [*command, str(rank), coordinator], stdout=subprocess.PIPE, text=True, env=env
         )
         for rank in range(case.processes)
     ]

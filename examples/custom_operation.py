@@ -71,10 +71,7 @@ def main() -> None:
     """Trains for 20 steps on a mesh that splits the centered dimension."""
     program = t2tp.Program(
         step_fn,
-        {
-            "x": t2tp.Feature(mtf.Shape([batch, d_in])),
-            "y": t2tp.Feature(mtf.Shape([batch, d_out])),
-        },
+        {"x": t2tp.Feature(mtf.Shape([batch, d_in])), "y": t2tp.Feature(mtf.Shape([batch, d_out]))},
         mesh_shape="data:2;model:2",
         layout="batch:data;d_out:model",
     )

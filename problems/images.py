@@ -117,11 +117,7 @@ class Image2ClassProblem(ImageProblem):
     def features(self, batch_size: int, length: int) -> dict[str, FeatureSpec]:
         """Returns inputs (float32, 0 to 1), targets (the class) and weights."""
         check_positive(batch_size=batch_size, length=length)
-        return {
-            "inputs": pixel_spec(1.0),
-            "targets": NumberField.spec,
-            "weights": WeightField.spec,
-        }
+        return {"inputs": pixel_spec(1.0), "targets": NumberField.spec, "weights": WeightField.spec}
 
     def examples(self, data_dir: AnyPath, split: str, length: int) -> FieldSource:
         """Returns the images of a split; see `Problem.examples`."""

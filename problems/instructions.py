@@ -73,13 +73,7 @@ class Instructions(RecordProblem, TextProblem):
             by segments; "padded" has one per row. Other splits are always padded.
     """
 
-    metric_names = (
-        "loss",
-        "accuracy",
-        "accuracy_per_sequence",
-        "neg_log_perplexity",
-        "perplexity",
-    )
+    metric_names = ("loss", "accuracy", "accuracy_per_sequence", "neg_log_perplexity", "perplexity")
     field_defaults = {"messages": "messages", "prompt": "prompt", "completion": "completion"}
     making_options = (
         *TextProblem.making_options,
@@ -284,11 +278,7 @@ class Instructions(RecordProblem, TextProblem):
         return self._source(data_dir, split, length, pack)
 
     def _source(
-        self,
-        data_dir: AnyPath,
-        split: str,
-        length: int,
-        arrange: Callable[[Texts, int], RowPlan],
+        self, data_dir: AnyPath, split: str, length: int, arrange: Callable[[Texts, int], RowPlan]
     ) -> FieldSource:
         stored = self.stored(data_dir, split)
         title, indexes = f"{split} of {self.name}", self.index_directory(data_dir)

@@ -409,12 +409,7 @@ class Problem(abc.ABC):
         )
 
     def stream(
-        self,
-        data_dir: AnyPath,
-        split: str,
-        batch_size: int,
-        length: int,
-        seed: int = 0,
+        self, data_dir: AnyPath, split: str, batch_size: int, length: int, seed: int = 0
     ) -> Stream:
         """Returns the batches of a split, by step.
 

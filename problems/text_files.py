@@ -376,6 +376,5 @@ class TranslateTextfiles(FileProblem, Text2TextProblem):
                 )
         inputs, targets = (Lines(paths, scratch) for paths in files)
         return GeneratedSamples(
-            len(inputs),
-            lambda number: {"inputs": inputs[number], "targets": targets[number]},
+            len(inputs), lambda number: {"inputs": inputs[number], "targets": targets[number]}
         )

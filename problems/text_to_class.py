@@ -76,11 +76,7 @@ class Text2ClassProblem(TextProblem):
     def features(self, batch_size: int, length: int) -> dict[str, FeatureSpec]:
         """Returns inputs with segmentation and position, targets (the class) and weights."""
         check_positive(batch_size=batch_size, length=length)
-        return {
-            **token_specs("inputs"),
-            "targets": NumberField.spec,
-            "weights": WeightField.spec,
-        }
+        return {**token_specs("inputs"), "targets": NumberField.spec, "weights": WeightField.spec}
 
     def examples(self, data_dir: AnyPath, split: str, length: int) -> FieldSource:
         """Returns all texts of a split, for evaluation; those that are too long are truncated."""

@@ -98,10 +98,7 @@ class TfdsText2Text(TfdsProblem, Text2TextProblem):
 
     def sample(self, example: Mapping[str, Any]) -> Sample:
         """Returns the two features."""
-        return {
-            "inputs": example[self.options.inputs],
-            "targets": example[self.options.targets],
-        }
+        return {"inputs": example[self.options.inputs], "targets": example[self.options.targets]}
 
 
 class TfdsLanguageModel(TfdsProblem, LanguageModelProblem):
@@ -121,10 +118,7 @@ class TfdsText2Class(TfdsProblem, Text2ClassProblem):
 
     def sample(self, example: Mapping[str, Any]) -> Sample:
         """Returns the two features."""
-        return {
-            "inputs": example[self.options.inputs],
-            "label": int(example[self.options.targets]),
-        }
+        return {"inputs": example[self.options.inputs], "label": int(example[self.options.targets])}
 
 
 class _AnyImage(TfdsProblem, ImageProblem):

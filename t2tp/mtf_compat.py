@@ -66,10 +66,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     """Finds modules inside the installed mesh-tensorflow."""
 
     def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None,
-        target: types.ModuleType | None = None,
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """Returns the spec of a module of the package, with the custom loader."""
         del target

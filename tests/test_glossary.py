@@ -21,7 +21,7 @@ ALLOWED = {
         *("problems/algorithmic.py", "problems/codec.py", "tests/problems/test_algorithmic.py"),
         *("docs/data.md", "docs/new_problem.md"),
         "t2tp/processes/libc_calls.py",  # Symbols of a shared library.
-    },
+    }
 }
 # Text that names things outside the repository or in stored files.
 QUOTED = re.compile(r"`[^`\n]*`|\"[^\"\n]*\"|'[^'\n]*'|--\w+|\bSymbolic\b")

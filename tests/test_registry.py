@@ -158,11 +158,7 @@ KINDS = [
     ("register_model", "model", "list_models"),
     ("register_problem", "problem", "list_problems"),
     ("register_optimizer", "optimizer", "list_optimizers"),
-    (
-        "register_learning_rate_schedule",
-        "learning_rate_schedule",
-        "list_learning_rate_schedules",
-    ),
+    ("register_learning_rate_schedule", "learning_rate_schedule", "list_learning_rate_schedules"),
 ]
 
 

@@ -32,11 +32,7 @@ from t2tp.trainer.hooks.heartbeat import Heartbeat
 from t2tp.trainer.hooks.hook import Hook, Training
 from t2tp.trainer.hooks.json_log import JsonLog
 from t2tp.trainer.hooks.nonfinite import NonfiniteStepError
-from t2tp.trainer.hooks.nonfinite_diagnosis import (
-    StepReplay,
-    TrainingDivergedError,
-    counting_step,
-)
+from t2tp.trainer.hooks.nonfinite_diagnosis import StepReplay, TrainingDivergedError, counting_step
 from t2tp.trainer.hooks.progress import TrainingProgress
 from t2tp.trainer.hooks.trackers import Tracker, check_tracker, open_tracker
 from t2tp.trainer.inference.saved_model import Signatures, of_features, write_saved_model

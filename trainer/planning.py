@@ -77,10 +77,7 @@ def request(
             }
         if "image_shape" in hparams:
             pixels = _image(batch, hparams.image_shape)
-            return {
-                "targets": Feature(pixels, tf.int32),
-                "weights": Feature(mtf.Shape([batch])),
-            }
+            return {"targets": Feature(pixels, tf.int32), "weights": Feature(mtf.Shape([batch]))}
         shape = mtf.Shape([batch, mtf.Dimension("length", hparams.max_length)])
         names = model_class(hparams, sizes).takes
         return {name: Feature(shape, tf.int32) for name in names}

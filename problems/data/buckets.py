@@ -58,10 +58,7 @@ class BucketedStream:
     """
 
     def __init__(
-        self,
-        buckets: Sequence[tuple[ExampleSource, int]],
-        batch_size: int | BatchSizes,
-        seed: int,
+        self, buckets: Sequence[tuple[ExampleSource, int]], batch_size: int | BatchSizes, seed: int
     ):
         """Sets the buckets and the order.
 

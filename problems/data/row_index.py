@@ -86,10 +86,7 @@ class Index(NamedTuple):
 
 
 def open_index(
-    directory: IndexDirectory | None,
-    name: str,
-    examples: int,
-    make: Callable[[IndexWriter], None],
+    directory: IndexDirectory | None, name: str, examples: int, make: Callable[[IndexWriter], None]
 ) -> Index:
     """Opens an index, which is computed if it does not exist.
 

@@ -9,11 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from t2tp.problems.data.sample import (
-    NOT_THE_SAMPLES_FAULT,
-    Sample,
-    SkippedSampleError,
-)
+from t2tp.problems.data.sample import NOT_THE_SAMPLES_FAULT, Sample, SkippedSampleError
 
 _DIGEST_BYTES = 16
 

@@ -30,13 +30,7 @@ from t2tp.problems.data.sample import (
     StoredExample,
 )
 from t2tp.problems.data.sample_digest import ChangedSourcesError, SampleDigest
-from t2tp.problems.data.shards import (
-    ShardWriter,
-    finished,
-    finished_names,
-    read_checks,
-    shard_name,
-)
+from t2tp.problems.data.shards import ShardWriter, finished, finished_names, read_checks, shard_name
 from t2tp.problems.prepare.open_samples import open_samples
 from t2tp.problems.prepare.preparable import Preparable
 from t2tp.problems.prepare.settings import BeamSettings, GenerationSettings

@@ -90,8 +90,7 @@ class TfdsSource:
         shown = nullcontext() if has_size else redirect_stdout(io.StringIO())
         with _one_sentence(builder.name, tmp_dir), _few_retries(), shown:
             builder.download_and_prepare(
-                download_dir=tmp_dir / "downloads",
-                download_config=_download_config(),
+                download_dir=tmp_dir / "downloads", download_config=_download_config()
             )
         for leftover in Path(builder.data_dir).parent.glob("*incomplete*"):  # by a killed run
             shutil.rmtree(leftover)

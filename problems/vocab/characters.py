@@ -64,8 +64,7 @@ class CharacterVocabulary(Vocabulary):
         single_bytes = tf.constant(reserved_token_bytes()[FIRST_BYTE:])
         byte_tokens = tf.range(FIRST_BYTE, FIRST_PIECE)
         byte_ids = tf.lookup.StaticHashTable(
-            tf.lookup.KeyValueTensorInitializer(single_bytes, byte_tokens),
-            default_value=0,
+            tf.lookup.KeyValueTensorInitializer(single_bytes, byte_tokens), default_value=0
         )
         if not self._ids:
             return tf.ragged.map_flat_values(byte_ids.lookup, tf.strings.bytes_split(texts))

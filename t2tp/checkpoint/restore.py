@@ -58,11 +58,7 @@ def check_same_save(saved: Checkpoint, cluster: Cluster) -> None:
 
 
 def restore_latest(
-    directory: Path,
-    variables: Variables,
-    *,
-    strict: bool,
-    zero_if_missing: Collection[str] = (),
+    directory: Path, variables: Variables, *, strict: bool, zero_if_missing: Collection[str] = ()
 ) -> Restored | None:
     """Restores the variables from the latest checkpoint; all processes call this.
 

@@ -108,10 +108,7 @@ def slices_as_saved(saved: Checkpoint, name: str) -> list[Slice]:
 
 
 def check_fit(
-    saved: Checkpoint,
-    variables: Variables,
-    strict: bool,
-    zero_if_missing: Collection[str] = (),
+    saved: Checkpoint, variables: Variables, strict: bool, zero_if_missing: Collection[str] = ()
 ) -> None:
     """Checks that the variables can be restored from a checkpoint.
 
@@ -166,11 +163,7 @@ def check_fit(
 
 
 def restore(
-    saved: Checkpoint,
-    variables: Variables,
-    *,
-    strict: bool,
-    zero_if_missing: Collection[str] = (),
+    saved: Checkpoint, variables: Variables, *, strict: bool, zero_if_missing: Collection[str] = ()
 ) -> None:
     """Restores variables from a checkpoint, whatever its mesh and precision.
 
@@ -226,8 +219,7 @@ def load_base(
     of_source = {name: (names or {}).get(name, name) for name in frozen}
     base, of_base = base_with(source, of_source, variables.base_elsewhere)
     check_has(
-        base,
-        [(n, of_base[n], tuple(v.spec.shape.to_integer_list)) for n, v in frozen.items()],
+        base, [(n, of_base[n], tuple(v.spec.shape.to_integer_list)) for n, v in frozen.items()]
     )
     record = reference(base, of_base)
     if variables.base is not None and variables.base["save_id"] != record["save_id"]:

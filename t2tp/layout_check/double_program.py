@@ -74,9 +74,7 @@ def _wide_dtype(dtype: tf.DType) -> tf.DType:
     return tf.float64 if dtype.is_floating else dtype
 
 
-def _widen(
-    traced: tf.types.experimental.ConcreteFunction,
-) -> Callable[..., dict[str, tf.Tensor]]:
+def _widen(traced: tf.types.experimental.ConcreteFunction) -> Callable[..., dict[str, tf.Tensor]]:
     """Returns a traced function with float64 in place of narrower floats."""
     graph = traced.graph
     definition = graph.as_graph_def()

@@ -83,11 +83,7 @@ class Collectives:
     """
 
     def __init__(
-        self,
-        axes: MeshAxes,
-        devices: Sequence[str],
-        pnum: tf.Tensor,
-        nccl: bool = False,
+        self, axes: MeshAxes, devices: Sequence[str], pnum: tf.Tensor, nccl: bool = False
     ) -> None:
         """Initializes the collectives of a processor.
 
@@ -502,11 +498,7 @@ class Collectives:
         return tuple(self._axes.mesh_shape.dims[axis].name for axis in axes)
 
     def _record(
-        self,
-        kind: str,
-        axes: Sequence[int],
-        x: tf.Tensor | tf.TensorSpec,
-        sums: Sequence[str] = (),
+        self, kind: str, axes: Sequence[int], x: tf.Tensor | tf.TensorSpec, sums: Sequence[str] = ()
     ) -> None:
         num_bytes = math.prod(x.shape.as_list()) * x.dtype.size
         scope = tf.compat.v1.get_default_graph().get_name_scope()

@@ -169,8 +169,7 @@ def _softmax(logits: tf.Tensor, axis: int) -> tf.Tensor:
         return tf.exp(logits - logits)
     last = axis == len(shape) - 1
     flat = tf.reshape(
-        logits,
-        [-1, shape[axis]] if last else [-1, shape[axis], math.prod(shape[axis + 1 :])],
+        logits, [-1, shape[axis]] if last else [-1, shape[axis], math.prod(shape[axis + 1 :])]
     )
     return tf.reshape(tf.nn.softmax(flat, axis=1), shape)
 

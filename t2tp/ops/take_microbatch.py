@@ -12,10 +12,7 @@ from t2tp.lowering.operation import Operation, hooks
 
 
 def take_microbatch(
-    x: upstream.Tensor,
-    number: upstream.Tensor,
-    whole: upstream.Dimension,
-    part: upstream.Dimension,
+    x: upstream.Tensor, number: upstream.Tensor, whole: upstream.Dimension, part: upstream.Dimension
 ) -> upstream.Tensor:
     """Returns microbatch `number` of each processor's rows; `x` if there is but one, or no rows.
 

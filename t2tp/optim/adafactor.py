@@ -11,11 +11,7 @@ import tensorflow as tf
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
 from t2tp.ops.variables.transfer import Growth
-from t2tp.optim.adafactor_statistics import (
-    DirectionSquaresOperation,
-    Moments,
-    StatisticsOperation,
-)
+from t2tp.optim.adafactor_statistics import DirectionSquaresOperation, Moments, StatisticsOperation
 from t2tp.optim.optimizer import Optimizer, Target, UpdateOperation, slot, subtract
 from t2tp.optim.weight_decay import WeightDecay
 from t2tp.program.program import Mesh

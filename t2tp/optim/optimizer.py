@@ -101,12 +101,7 @@ class Optimizer(mtf.optimize.Optimizer):
         if number is None:
             number = mtf.cast(mesh.step, tf.float32) + 1.0
         return mtf.slicewise(
-            fn,
-            [number],
-            output_dtype=tf.float32,
-            splittable_dims=[],
-            grad_function=0,
-            name=name,
+            fn, [number], output_dtype=tf.float32, splittable_dims=[], grad_function=0, name=name
         )
 
     def beta_powers(self, mesh: Mesh, *betas: float) -> list[mtf.Tensor]:

@@ -144,9 +144,5 @@ class StepGuard:
 
 def _remembered(mesh: Mesh, name: str, dims: Sequence[mtf.Dimension] = ()) -> mtf.Tensor:
     return mtf.get_variable(
-        mesh,
-        name,
-        mtf.Shape(list(dims)),
-        initializer=tf1.zeros_initializer(),
-        trainable=False,
+        mesh, name, mtf.Shape(list(dims)), initializer=tf1.zeros_initializer(), trainable=False
     )

@@ -93,10 +93,7 @@ class StageChain(Operation, upstream.WhileLoopOperation):
     accepts_padding = True
 
     def __init__(
-        self,
-        layers: Callable[[upstream.Tensor], ChainResults],
-        mesh: Mesh,
-        groups: RowGroups,
+        self, layers: Callable[[upstream.Tensor], ChainResults], mesh: Mesh, groups: RowGroups
     ) -> None:
         """Builds the graph of one stage.
 

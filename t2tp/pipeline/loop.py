@@ -79,9 +79,7 @@ class PipelineLoop(MicrobatchSums):
         except ScheduleError as error:
             raise LayoutError(str(error)) from error
         self.partition = Partition(
-            self._body_ops,
-            self._body_outputs[1:],
-            splits_backward=self.schedule.splits_backward,
+            self._body_ops, self._body_outputs[1:], splits_backward=self.schedule.splits_backward
         )
 
     def lower(self, lowering: Lowering) -> None:

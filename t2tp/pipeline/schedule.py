@@ -174,9 +174,7 @@ class Schedule:
         return [int(count) for count in self.max_kept(ones)]
 
     def max_kept(
-        self,
-        forward: Sequence[Sequence[float]],
-        backward: Sequence[Sequence[float]] | None = None,
+        self, forward: Sequence[Sequence[float]], backward: Sequence[Sequence[float]] | None = None
     ) -> list[float]:
         """Returns the most that each stage saves at once for its backward passes.
 

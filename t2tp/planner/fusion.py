@@ -20,11 +20,7 @@ _VIEWS = (upstream.Depend, upstream.StopGradient)
 
 
 def works(
-    placed: Sequence[Placed],
-    outputs: Iterable[upstream.Tensor],
-    layout: Layout,
-    *,
-    fuses: bool,
+    placed: Sequence[Placed], outputs: Iterable[upstream.Tensor], layout: Layout, *, fuses: bool
 ) -> list[Work]:
     """Returns the work of the operations of a step.
 

@@ -36,9 +36,7 @@ class ProcessSpec:
 
 
 def find_process_spec(
-    num_processes: int | None = None,
-    process_id: int | None = None,
-    coordinator: str | None = None,
+    num_processes: int | None = None, process_id: int | None = None, coordinator: str | None = None
 ) -> ProcessSpec | None:
     """Finds out which process of a run this is; None if it is the only one.
 

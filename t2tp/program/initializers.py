@@ -101,10 +101,7 @@ _RANDOM = ("RandomNormal", "TruncatedNormal", "RandomUniform")
 
 
 def _variance_scaling_types() -> tuple[type, ...]:
-    return (
-        tf1.initializers.variance_scaling,
-        tf.keras.initializers.VarianceScaling,
-    )
+    return (tf1.initializers.variance_scaling, tf.keras.initializers.VarianceScaling)
 
 
 def _variance_scaled(

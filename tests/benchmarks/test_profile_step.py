@@ -36,11 +36,7 @@ def test_a_moment_is_shared_among_what_runs_then():
         Span(8 * SECOND, 20 * SECOND, "norms"),  # beyond the end of the step
     ]
     shares = shared_out(Span(0, 10 * SECOND, ""), spans)
-    assert shares == {
-        "norms": 1 + 0.5 + 2,
-        "attention": 0.5 + 3,
-        profile_step.BETWEEN: 1 + 2,
-    }
+    assert shares == {"norms": 1 + 0.5 + 2, "attention": 0.5 + 3, profile_step.BETWEEN: 1 + 2}
     assert sum(shares.values()) == 10
 
 

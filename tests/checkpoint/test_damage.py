@@ -178,13 +178,7 @@ def _is_a_link_to_itself(path):
 
 @pytest.mark.parametrize(
     "spoil",
-    [
-        _lacks_a_file,
-        _lacks_its_marker,
-        _has_another_steps_name,
-        _is_a_file,
-        _is_a_link_to_itself,
-    ],
+    [_lacks_a_file, _lacks_its_marker, _has_another_steps_name, _is_a_file, _is_a_link_to_itself],
 )
 def test_what_stands_in_the_place_of_a_step_is_kept_aside_when_it_is_saved(run, warnings, spoil):
     path = run / "step-00000002"

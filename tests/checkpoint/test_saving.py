@@ -33,11 +33,7 @@ def test_what_was_saved_comes_back(tmp_path):
     samples.assert_is_step(checkpoint, 300)
     checkpoint.verify()
     assert checkpoint.shapes() == {"table": (16, 12), "global_step": (), "half": (6,)}
-    assert checkpoint.dtypes() == {
-        "table": tf.float32,
-        "global_step": tf.int64,
-        "half": tf.float16,
-    }
+    assert checkpoint.dtypes() == {"table": tf.float32, "global_step": tf.int64, "half": tf.float16}
 
 
 def test_several_slices_of_one_tensor_come_in_the_order_asked_for(tmp_path):

@@ -180,15 +180,7 @@ def test_a_16_bit_base_is_merged_in_the_precision_that_is_asked_for(tmp_path, mo
 
 @pytest.mark.parametrize(
     ("name", "targets", "changes", "flags", "message"),
-    [
-        (
-            "gpt2",
-            ("query",),
-            {"lora_also_trained": "positions"},
-            (),
-            "positions was trained",
-        ),
-    ],
+    [("gpt2", ("query",), {"lora_also_trained": "positions"}, (), "positions was trained")],
 )
 def test_what_peft_has_nothing_for_is_refused(
     name, targets, changes, flags, message, tmp_path, capfd

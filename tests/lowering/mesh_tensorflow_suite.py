@@ -167,9 +167,7 @@ class _ProgramOfGraph(Program):
     def __init__(self, built: Graph, layout: Layout) -> None:
         self._built = built
         super().__init__(
-            step_fn=lambda mesh, features: {},
-            mesh_shape=layout.mesh_text,
-            layout=layout.rules_text,
+            step_fn=lambda mesh, features: {}, mesh_shape=layout.mesh_text, layout=layout.rules_text
         )
 
     def _build(self, step: tf.Tensor, feature_slices: list[tf.Tensor]) -> Graph:

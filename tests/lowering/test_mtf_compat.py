@@ -18,10 +18,7 @@ import t2tp
 from t2tp import mtf
 
 BATCH, LENGTH, BEAM = mtf.Dimension("batch", 4), mtf.Dimension("length", 6), 4
-LAYOUTS = [
-    ("", ""),
-    ("data:2;model:2", "batch:data;heads:model;d_ff:model;vocab:model"),
-]
+LAYOUTS = [("", ""), ("data:2;model:2", "batch:data;heads:model;d_ff:model;vocab:model")]
 INPUTS = np.array([[2, 3, 4, 1, 0, 0], [7, 7, 1, 0, 0, 0], [5, 6, 2, 8, 9, 1], [3, 1, 0, 0, 0, 0]])
 TARGETS = np.array([[3, 3, 1, 0, 0, 0], [7, 8, 9, 2, 3, 1], [5, 1, 0, 0, 0, 0], [9, 8, 7, 6, 5, 1]])
 
@@ -30,10 +27,7 @@ TARGETS = np.array([[3, 3, 1, 0, 0, 0], [7, 8, 9, 2, 3, 1], [5, 1, 0, 0, 0, 0], 
 def theirs() -> ModuleType:
     """`mesh_tensorflow` behind our door, while the tests of this module run."""
     names = {name for name in sys.modules if name.startswith("mesh_tensorflow")}
-    with (
-        mock.patch.dict(sys.modules),
-        mock.patch.object(sys, "meta_path", list(sys.meta_path)),
-    ):
+    with mock.patch.dict(sys.modules), mock.patch.object(sys, "meta_path", list(sys.meta_path)):
         importlib.import_module("t2tp.mtf_compat")
         importlib.import_module("mesh_tensorflow.transformer")
         yield importlib.import_module("mesh_tensorflow")

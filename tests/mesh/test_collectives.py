@@ -198,8 +198,7 @@ def test_permute():
         for source in ([1, 0], [None, 0], [1, 1], [None, None], [0, 1])
     }
     results = run_everywhere(
-        lambda c, x: {name: c.permute(x["x"], *case) for name, case in cases.items()},
-        {"x": values},
+        lambda c, x: {name: c.permute(x["x"], *case) for name, case in cases.items()}, {"x": values}
     )
     for pnum, result in enumerate(results):
         for name, (axis, source) in cases.items():

@@ -176,10 +176,7 @@ WARNED = [
     ("data:2", "batch:data;d_ff:dta", ["no axis 'dta'; did you mean data?"]),
     ("data:2", "batch:data;sequence:data", ["the dimensions are batch, d_ff"]),
     ("data:2", "batch:data;q:y", ["there is neither an axis 'y' nor a dimension 'q'"]),
-    (
-        *("data:2", "data:batch"),
-        ["did you mean 'batch:data'?", "'data' of size 2 splits nothing"],
-    ),
+    (*("data:2", "data:batch"), ["did you mean 'batch:data'?", "'data' of size 2 splits nothing"]),
     (
         *("data:2", "batch:foo"),
         ["has no axis 'foo', which the rule 'batch:foo' names...did you mean 'batch:data'?"],

@@ -140,10 +140,7 @@ AS_IN_BERT = {
 }
 BERTS = {
     "bert_masked": Family(
-        "transformer_encoder",
-        with_types(examples, "targets"),
-        {"targets": VOCAB_SIZE},
-        AS_IN_BERT,
+        "transformer_encoder", with_types(examples, "targets"), {"targets": VOCAB_SIZE}, AS_IN_BERT
     ),
     "bert_classes": Family(
         "transformer_encoder",

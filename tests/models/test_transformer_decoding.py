@@ -11,14 +11,7 @@ import tensorflow as tf
 import t2tp
 from t2tp import mtf
 from t2tp.ops.scatter_update import scatter_update
-from tests.models.small_transformers import (
-    BATCH,
-    FAMILIES,
-    LAYOUTS,
-    LENGTH,
-    VOCAB_SIZE,
-    feature_of,
-)
+from tests.models.small_transformers import BATCH, FAMILIES, LAYOUTS, LENGTH, VOCAB_SIZE, feature_of
 
 NO_DROPS = {"moe_capacity_factor_eval": 8.0}
 CASES = {

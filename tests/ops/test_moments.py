@@ -96,10 +96,7 @@ STATISTICS = {
         lambda x: mtf.reduce_mean(x, output_shape=mtf.Shape(x.shape.dims[-1:])),
         lambda x: x.mean(image_axes),
     ),
-    "pool": (
-        lambda x: pool(x, "mean", 2, 2),
-        lambda x: x.reshape(8, 2, 2, 4, 2, 16).mean((2, 4)),
-    ),
+    "pool": (lambda x: pool(x, "mean", 2, 2), lambda x: x.reshape(8, 2, 2, 4, 2, 16).mean((2, 4))),
     "softmax": (lambda x: mtf.softmax(x, last(x)), plain_softmax),
     "logsumexp": (lambda x: mtf.reduce_logsumexp(x, last(x)), plain_logsumexp),
 }

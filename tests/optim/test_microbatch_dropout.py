@@ -30,10 +30,7 @@ DROPOUT = {"layer_prepostprocess_dropout": 0.2, "attention_dropout": 0.2, "relu_
 TRANSFORMERS = {
     "lm": ("lm", {}),
     "recomputed": ("lm", {"recompute": "layer"}),
-    "local": (
-        "lm",
-        {"attention_type": "local", "attention_window": 4, "position": "sinusoidal"},
-    ),
+    "local": ("lm", {"attention_type": "local", "attention_window": 4, "position": "sinusoidal"}),
     "classes": ("classes", {}),
     "masked": ("masked", {}),
     "switch": ("moe", {}),
@@ -53,10 +50,7 @@ MESHES = {
     "one device": ("", ""),
     "data": ("data:2", MEGATRON),
     "three axes": ("data:2;seq:2;model:2", f"{MEGATRON};length:seq"),
-    "experts of their own axis": (
-        "data:2;expert:2",
-        "batch:data+expert;experts:expert",
-    ),
+    "experts of their own axis": ("data:2;expert:2", "batch:data+expert;experts:expert"),
 }
 CASES = [
     ("lm", 2, "one device"),

@@ -24,8 +24,7 @@ def ancestors(op, known):
 
 
 @pytest.mark.parametrize(
-    ("stage", "collective"),
-    [(0, "CollectiveReduceV2"), (1, "CollectiveAllToAllV2")],
+    ("stage", "collective"), [(0, "CollectiveReduceV2"), (1, "CollectiveAllToAllV2")]
 )
 def test_a_layer_s_gradients_are_summed_before_those_of_earlier_layers_are_computed(
     stage, collective

@@ -74,10 +74,7 @@ def adafactor(
 
 CASES = {
     "adam": (adam, {"optimizer": "adam", "optimizer_adam_epsilon": 0.1}),
-    "lamb": (
-        lamb,
-        {"optimizer": "lamb", "weight_decay": 0.1, "optimizer_adam_epsilon": 1e-6},
-    ),
+    "lamb": (lamb, {"optimizer": "lamb", "weight_decay": 0.1, "optimizer_adam_epsilon": 1e-6}),
     "adafactor": (adafactor, {"optimizer": "adafactor"}),
     "adafactor with all it can": (
         functools.partial(adafactor, beta1=0.9, clipping=0.7, decay=0.3),

@@ -159,10 +159,7 @@ def test_a_model_without_a_stack_is_refused():
 
     with pytest.raises(LayoutError, match="no stack of layers to split"):
         t2tp.Program(
-            step,
-            {"x": t2tp.Feature("batch:4")},
-            mesh_shape="stage:2",
-            layout="layers:stage",
+            step, {"x": t2tp.Feature("batch:4")}, mesh_shape="stage:2", layout="layers:stage"
         )
 
 

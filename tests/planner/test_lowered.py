@@ -26,12 +26,7 @@ CASES = {
     },
     "recomputed": {"mesh_shape": "model:4", "layout": MODEL_LAYOUT, "recompute": "layer"},
     "zero 1": {"mesh_shape": "data:4", "layout": "batch:data", "zero_stage": 1},
-    "zero 2": {
-        "mesh_shape": "data:2",
-        "layout": "batch:data",
-        "zero_stage": 2,
-        "microbatches": 2,
-    },
+    "zero 2": {"mesh_shape": "data:2", "layout": "batch:data", "zero_stage": 2, "microbatches": 2},
     "zero 3": {"mesh_shape": "data:2;model:2", "layout": MODEL_LAYOUT, "zero_stage": 3},
     "joint axes": {"mesh_shape": "pod:2;data:2", "layout": "batch:pod+data"},
     "microbatches": {"mesh_shape": "data:2", "layout": "batch:data", "microbatches": 2},

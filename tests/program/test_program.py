@@ -114,10 +114,7 @@ def test_programs_share_variables():
     program, _ = run(training_step, "data:2;model:2")
     program({"x": X}, step=1)
     other, values = run(
-        mlp_step,
-        "data:2;model:2",
-        cluster=program.cluster,
-        variables=program.variables,
+        mlp_step, "data:2;model:2", cluster=program.cluster, variables=program.variables
     )
     assert other.variables["w"] is program.variables["w"]
     hidden = np.maximum(X @ program.variables["w"].numpy(), 0)

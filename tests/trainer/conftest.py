@@ -76,12 +76,7 @@ def study_address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def trainer(tmp_path: Path, data_dir: Path) -> Callable[..., int]:
     """`t2tp_trainer` in this process: flags by name -> exit code. A flag of None is left out."""
-    defaults = {
-        **_NEW,
-        "data_dir": data_dir,
-        "output_dir": tmp_path / "run",
-        "train_steps": 6,
-    }
+    defaults = {**_NEW, "data_dir": data_dir, "output_dir": tmp_path / "run", "train_steps": 6}
 
     def run(**flags: object) -> int:
         schedule = str(flags.get("schedule", "train_and_evaluate"))

@@ -39,10 +39,7 @@ KINDS = [
     ("vit", IMAGES, "d_model=16,d_ff=32,num_heads=2,d_kv=8,num_hidden_layers=1"),
     ("mlp", IMAGES, ""),
 ]
-SETS = {
-    "mtf_image_transformer": "mtf_image_transformer_digits",
-    "mtf_resnet": "mtf_resnet_digits",
-}
+SETS = {"mtf_image_transformer": "mtf_image_transformer_digits", "mtf_resnet": "mtf_resnet_digits"}
 # Continuous integration has the others, whose model or problem is among these too.
 COVERING = (2, 3, 4, 6, 8, 11, 12)
 # Batch size, mesh and step. Of few splits 4 or 16 rows are whole batches.
@@ -86,9 +83,7 @@ def evaluated(data_dir, kind, batch_size, mesh_shape, step):
     "kind",
     [
         pytest.param(
-            kind,
-            marks=[] if number in COVERING else pytest.mark.ci_only,
-            id=f"{kind[0]} {kind[1]}",
+            kind, marks=[] if number in COVERING else pytest.mark.ci_only, id=f"{kind[0]} {kind[1]}"
         )
         for number, kind in enumerate(KINDS)
     ],

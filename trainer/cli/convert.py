@@ -73,9 +73,7 @@ def run(invocation: Invocation) -> None:
                 coordinator=flags.coordinator,
             )
         share = Share(
-            cluster.process_id,
-            cluster.num_processes,
-            lambda name: cluster.barrier(name, math.inf),
+            cluster.process_id, cluster.num_processes, lambda name: cluster.barrier(name, math.inf)
         )
         settings = {name: flags[name].value for name in _SETTINGS}
         with multiprocess.propagate_failure(cluster):

@@ -24,13 +24,7 @@ class DecodedSamples:
     continuation. A problem of generating images shows images of the split and of the model.
     """
 
-    def __init__(
-        self,
-        decoder: RunDecoder,
-        spec: RunSpec,
-        split: str,
-        count: int,
-    ) -> None:
+    def __init__(self, decoder: RunDecoder, spec: RunSpec, split: str, count: int) -> None:
         """Checks the model without decoding.
 
         Args:

@@ -11,11 +11,7 @@ import tensorflow as tf
 from t2tp import checkpoint
 from t2tp.atomic_file import write_bytes
 from t2tp.checkpoint import Checkpoint, Slice
-from t2tp.checkpoint.variables import (
-    CheckpointMismatchError,
-    slices_as_saved,
-    trainable_names,
-)
+from t2tp.checkpoint.variables import CheckpointMismatchError, slices_as_saved, trainable_names
 from t2tp.layers.convolution import BATCH_STATISTICS
 from t2tp.optim.ema import average_of
 from t2tp.trainer import run_yaml

@@ -219,10 +219,7 @@ class RunCheckpoints:
             ) from error
 
     def saver_of(
-        self,
-        variables: Variables,
-        batch_sizes: BatchSizes | None,
-        saved: Callable[[int], None],
+        self, variables: Variables, batch_sizes: BatchSizes | None, saved: Callable[[int], None]
     ) -> RunSaver:
         """Makes the saver of a training.
 

@@ -59,10 +59,7 @@ def pair(size: int | list[int]) -> list[int]:
 
 def _training(config: Config) -> dict[str, Any]:
     # Not in config.json: our model includes the work of the image processor.
-    return {
-        "image_mean": config.get(IMAGE_MEAN) or [],
-        "image_std": config.get(IMAGE_STD) or [],
-    }
+    return {"image_mean": config.get(IMAGE_MEAN) or [], "image_std": config.get(IMAGE_STD) or []}
 
 
 def _written(hparams: HParams) -> dict[str, Any]:
@@ -86,10 +83,7 @@ def _tensors(hparams: HParams) -> list[Entry]:
     return [
         Entry(f"{_EMBEDDINGS}.cls_token", "1 1 d_model", "class_token", "d_model"),
         Entry(
-            f"{_EMBEDDINGS}.position_embeddings",
-            "1 length d_model",
-            "positions",
-            "length d_model",
+            f"{_EMBEDDINGS}.position_embeddings", "1 length d_model", "positions", "length d_model"
         ),
         Entry(
             f"{patches}.weight",

@@ -129,10 +129,7 @@ def _name(direction: str, bias: Sequence[tf.Tensor]) -> str:
 
 
 def _call(
-    name: str,
-    inputs: Sequence[tf.Tensor],
-    results: Sequence[tuple[tf.DType, Any]],
-    config: str,
+    name: str, inputs: Sequence[tf.Tensor], results: Sequence[tuple[tf.DType, Any]], config: str
 ) -> list[tf.Tensor]:
     """Returns the results of a custom call without its last, the workspace."""
     dtypes, shapes = zip(*results, (tf.uint8, [0]), strict=True)

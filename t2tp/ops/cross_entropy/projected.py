@@ -197,8 +197,7 @@ class _ChunkKernel:
         added = count * rows - number  # Padding of weight 0.
         chunks = [
             tf.reshape(
-                tf.pad(t, [[0, added]] + [[0, 0]] * (t.shape.rank - 1)),
-                [count, rows, *t.shape[1:]],
+                tf.pad(t, [[0, added]] + [[0, 0]] * (t.shape.rank - 1)), [count, rows, *t.shape[1:]]
             )
             for t in tokens
         ]

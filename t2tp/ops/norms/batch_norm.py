@@ -166,12 +166,7 @@ class _Kernels:
         return tf.reshape(y, x.shape)
 
     def straight_gradients(
-        self,
-        x: tf.Tensor,
-        mean: tf.Tensor,
-        variance: tf.Tensor,
-        scale: tf.Tensor,
-        dy: tf.Tensor,
+        self, x: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor, scale: tf.Tensor, dy: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Computes the gradients of `given` w.r.t. x, scale and offset."""
         dx, d_scale, d_offset, *_ = tf.raw_ops.FusedBatchNormGradV3(
@@ -218,12 +213,7 @@ class _Composed:
         return self._normed(x, mean, variance) * scale + offset
 
     def straight_gradients(
-        self,
-        x: tf.Tensor,
-        mean: tf.Tensor,
-        variance: tf.Tensor,
-        scale: tf.Tensor,
-        dy: tf.Tensor,
+        self, x: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor, scale: tf.Tensor, dy: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """See `_Kernels`."""
         rows = _rows(x)

@@ -13,10 +13,7 @@ from t2tp.ops.attention import blockwise
 from t2tp.ops.attention.api import attention
 from t2tp.ops.attention.blocks import Keys, Queries
 from t2tp.ops.attention.mask import Mask
-from tests.ops.attention.attention_cases import (
-    make_ours,
-    set_block_sizes,
-)
+from tests.ops.attention.attention_cases import make_ours, set_block_sizes
 from tests.ops.on_mesh import with_gradients
 
 

@@ -9,11 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from t2tp.problems.data.atomic_directory import (
-    atomic_directory,
-    exclusive_build,
-    scratch_directory,
-)
+from t2tp.problems.data.atomic_directory import atomic_directory, exclusive_build, scratch_directory
 
 
 def contents(directory):

@@ -112,10 +112,7 @@ class PairsWith(OwnPairs):
             OwnTexts({"text": b"bytes"}),
             "own_texts, train, sample 0: 'text' is b'bytes' (bytes), and must be a text (str)",
         ),
-        (
-            OwnTexts({}),
-            "own_texts, train, sample 0: it has no 'text', only nothing",
-        ),
+        (OwnTexts({}), "own_texts, train, sample 0: it has no 'text', only nothing"),
     ],
     ids=["key", "number", "None", "bytes", "nothing"],
 )

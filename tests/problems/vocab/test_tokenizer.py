@@ -8,11 +8,7 @@ import pytest
 
 from t2tp import problems
 from t2tp.problems.vocab.special_tokens import read_special_tokens
-from t2tp.problems.vocab.vocabulary_file import (
-    load_vocabulary,
-    vocabulary_sha256,
-    write_vocabulary,
-)
+from t2tp.problems.vocab.vocabulary_file import load_vocabulary, vocabulary_sha256, write_vocabulary
 from tests.huggingface.tiny_files import END, write_tokenizer
 
 tokenizers = pytest.importorskip("tokenizers", reason="pip install -e '.[text]'")
@@ -110,10 +106,7 @@ def test_files_that_do_not_name_their_special_tokens(tmp_path):
     assert to_predict({"text": "fox"}).columns["targets"].tolist() == [4, 1, 3]
 
 
-WRONG = [
-    ({}, "has no eos_token"),
-    ({"eos_token": "<none>"}, "has no token '<none>'"),
-]
+WRONG = [({}, "has no eos_token"), ({"eos_token": "<none>"}, "has no token '<none>'")]
 
 
 @pytest.mark.parametrize(("config", "wanted"), WRONG)
