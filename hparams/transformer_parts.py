@@ -38,6 +38,7 @@ def base_transformer() -> HParams:
         max=MAX_SIZE,
     )
     size("d_kv", 64, "size per head")
+    add("d_v", 0, "size of the values per head; 0: d_kv", min=0, max=MAX_SIZE)
     add("num_hidden_layers", 12, "number of layers", min=1, max=MAX_LAYERS)
     add(
         "vocab_size",
@@ -56,10 +57,18 @@ def base_transformer() -> HParams:
     add("initializer_stddev", 0.02, "standard deviation of initial embeddings", min=0)
     add("tie_embeddings", True, "whether logits use the embedding matrix")
     add("scale_embeddings", False, "whether to multiply embeddings by sqrt(d_model)")
+    add("embedding_multiplier", 1.0, "further factor of embeddings", above=0)
     add(
         "scale_decoder_outputs",
         False,
         "whether logits are of the last layer's output divided by sqrt(d_model)",
+    )
+    add("logits_divisor", 1.0, "what logits are divided by", above=0)
+    add(
+        "logits_soft_cap",
+        0.0,
+        "logits z become cap * tanh(z / cap), as in Gemma 2; 0: no cap",
+        min=0,
     )
     rate("label_smoothing", 0.0, "label smoothing: probability spread over the other tokens")
     add("z_loss", 0.0, "weight of log(Z)**2 in the loss; PaLM uses 1e-4", min=0)
@@ -137,9 +146,10 @@ def _declare_blocks(hparams: HParams) -> None:
     add(
         "norm_position",
         "pre",
-        "normalize before (pre) or after (post) each block",
+        "what each block normalizes: its input (pre), its output (output), both, or the sum (post)",
         choices=choices.NORM_POSITIONS,
     )
+    add("residual_multiplier", 1.0, "factor of each block's output", above=0)
     add("norm_epsilon", 1e-6, "epsilon added to the variance", above=0)
     rate(
         "layer_prepostprocess_dropout", 0.0, "dropout of the embeddings and of each block's output"
@@ -172,10 +182,24 @@ def _declare_attention(hparams: HParams) -> None:
     add("position", "learned", "position encoding", choices=choices.POSITIONS)
     add("rotary_base", 10000.0, "base of rotary frequencies", above=0)
     add(
-        "rotary_scaling_factor",
-        1.0,
-        "factor by which low rotary frequencies are reduced (Llama 3.1); 1: none",
-        min=1,
+        "local_rotary_base",
+        0.0,
+        "rotary base of layers with a window, whose frequencies are not scaled; 0: as other layers",
+        min=0,
+    )
+    add("rotary_fraction", 1.0, "fraction of a head's elements to rotate", above=0, max=1)
+    add(
+        "rotary_scaling",
+        "llama3",
+        "how rotary_scaling_factor reduces frequencies: low ones (llama3, yarn) or all (linear)",
+        choices=choices.ROTARY_SCALINGS,
+    )
+    add("rotary_scaling_factor", 1.0, "factor by which frequencies are reduced; 1: none", min=1)
+    add(
+        "rotary_attention_factor",
+        0.0,
+        "factor of rotated queries and keys with yarn; 0: 1 + 0.1 ln(rotary_scaling_factor)",
+        min=0,
     )
     add(
         "rotary_low_freq_factor",
@@ -199,6 +223,20 @@ def _declare_attention(hparams: HParams) -> None:
         choices=choices.ATTENTION_TYPES,
     )
     add(
+        "layer_pattern",
+        [],
+        "kinds of layers, which repeat: full or local attention; with _nope without rotary"
+        " positions; []: all as attention_type says",
+        type=list[str],
+        choices=choices.LAYER_KINDS,
+    )
+    add(
+        "qk_norm",
+        "none",
+        "norm of queries and keys: of each head, or of the projection with all heads",
+        choices=choices.QK_NORMS,
+    )
+    add(
         "attention_method",
         "auto",
         "how attention is computed: dense, blockwise, or ring (a split length goes round the"
@@ -206,9 +244,16 @@ def _declare_attention(hparams: HParams) -> None:
         choices=choices.ATTENTION_METHODS,
     )
     add("attention_window", 256, "window of local attention, the query included", min=1)
+    add("attention_multiplier", 0.0, "factor of attention scores; 0: 1/sqrt(d_kv); T5: 1", min=0)
     add(
-        "scale_attn_weights",
-        True,
-        "whether scores of attention are divided by sqrt(d_kv); in T5 they are not",
+        "attention_soft_cap",
+        0.0,
+        "scores s become cap * tanh(s / cap), as in Gemma 2; 0: no cap",
+        min=0,
+    )
+    add(
+        "attention_sinks",
+        False,
+        "whether the softmax of each head has a learned logit without a value, as in gpt-oss",
     )
     rate("attention_dropout", 0.0, "dropout of attention weights")

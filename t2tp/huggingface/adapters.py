@@ -220,46 +220,48 @@ class _Part:
     Attributes:
       down: [rank, in].
       up: [out, rank].
-      number: which of the weights of the module it is.
-      count: how many weights the module has.
+      begin: its first output in the module.
+      size: number of outputs of the module.
       is_in_out: whether their weight is [in, out].
     """
 
     down: np.ndarray
     up: np.ndarray
-    number: int
-    count: int
+    begin: int
+    size: int
     is_in_out: bool
 
     @classmethod
     def read(cls, tuned: Checkpoint, piece: Piece, name: str) -> _Part:
         """Reads the adapter of our weight `name` for one of its pieces."""
         down, up = (_of_piece(tuned, f"{name}{end}", piece) for end in (DOWN, UP))
-        count = 1 if piece.part is None else piece.sizes[piece.order[0]]
         # Where each dimension of ours is among theirs.
         places = piece.order if piece.part is None else piece.order[1:]
         reduced, made = places[: down.ndim - 1], places[down.ndim - 1 :]
         rank = down.shape[-1]
+        size = up.size // rank
+        is_in_out = max(reduced) < min(made)
+        outputs = size if is_in_out else piece.shape[0]
         flat_down = np.moveaxis(down, -1, 0).transpose(0, *(1 + np.argsort(reduced)))
         flat_up = np.moveaxis(up, 0, -1).transpose(*np.argsort(made), up.ndim - 1)
         return cls(
             flat_down.reshape(rank, -1),
             flat_up.reshape(-1, rank),
-            piece.part or 0,
-            count,
-            max(reduced) < min(made),
+            piece.rows[0] + (piece.part or 0) * size,
+            size * piece.sizes[piece.order[0]] if piece.part is not None else outputs,
+            is_in_out,
         )
 
 
 def _module(name: str, parts: Sequence[_Part]) -> _Module:
     """Joins the adapters of a module's weights, whose outputs are one after another."""
     rank = sum(len(part.down) for part in parts)
-    size = len(parts[0].up)
-    up = np.zeros((parts[0].count * size, rank), np.float32)
+    up = np.zeros((parts[0].size, rank), np.float32)
     column = 0
     for part in parts:
         width = len(part.down)
-        up[part.number * size : (part.number + 1) * size, column : column + width] = part.up
+        rows = slice(part.begin, part.begin + len(part.up))
+        up[rows, column : column + width] = part.up
         column += width
     down = np.concatenate([part.down for part in parts])
     return _Module(name, down, up, parts[0].is_in_out)

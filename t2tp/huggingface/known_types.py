@@ -8,17 +8,26 @@ from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.model_type import ModelType
 from t2tp.huggingface.model_types.bert import BERT, BERT_CLASSIFIER
 from t2tp.huggingface.model_types.gemma import GEMMA
+from t2tp.huggingface.model_types.gemma2 import GEMMA2
+from t2tp.huggingface.model_types.gemma3 import GEMMA3
 from t2tp.huggingface.model_types.gpt2 import GPT2
+from t2tp.huggingface.model_types.granite import GRANITE
 from t2tp.huggingface.model_types.llama import LLAMA
 from t2tp.huggingface.model_types.mistral import MISTRAL
 from t2tp.huggingface.model_types.mixtral import MIXTRAL
+from t2tp.huggingface.model_types.olmo2 import OLMO2
+from t2tp.huggingface.model_types.olmo3 import OLMO3
+from t2tp.huggingface.model_types.phi3 import PHI3
 from t2tp.huggingface.model_types.qwen2 import QWEN2
+from t2tp.huggingface.model_types.qwen3 import QWEN3
+from t2tp.huggingface.model_types.smollm3 import SMOLLM3
 from t2tp.huggingface.model_types.t5 import T5
 from t2tp.huggingface.model_types.vit import VIT
 
 # A run without a config is compared with these in order. A type may have several architectures.
 MODEL_TYPES: tuple[ModelType, ...] = (
     *(GPT2, LLAMA, MISTRAL, QWEN2, GEMMA, MIXTRAL, T5),
+    *(QWEN3, OLMO2, OLMO3, GRANITE, SMOLLM3, PHI3, GEMMA2, GEMMA3),
     *(BERT, BERT_CLASSIFIER, VIT),
 )
 

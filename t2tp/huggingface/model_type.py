@@ -28,14 +28,16 @@ _FOUND = (HAS_LOGITS, MASK_TOKEN, IMAGE_MEAN, IMAGE_STD)
 # Types of the entries that `read` and `training` use.
 _TYPES: dict[type | tuple[type, ...], str] = {
     int: "num_key_value_heads head_dim n_inner num_labels num_layers num_decoder_layers"
-    " decoder_start_token_id sliding_window num_local_experts num_channels",
+    " decoder_start_token_id sliding_window num_local_experts num_channels max_window_layers"
+    " no_rope_layer_interval sliding_window_pattern",
     str: "hidden_act hidden_activation activation_function feed_forward_proj dense_act_fn"
     " problem_type",
     bool: "attention_bias mlp_bias output_router_logits is_gated_act scale_decoder_outputs"
-    " tie_word_embeddings",
-    float: "rope_theta router_aux_loss_coef",
+    " tie_word_embeddings use_sliding_window",
+    float: "rope_theta router_aux_loss_coef rope_local_base_freq query_pre_attn_scalar"
+    " attention_multiplier final_logit_softcapping attn_logit_softcapping partial_rotary_factor",
     dict: "rope_parameters rope_scaling id2label",
-    list: "layer_types",
+    list: "layer_types no_rope_layers",
     (int, list): "image_size patch_size bos_token_id",
 }
 
@@ -59,8 +61,14 @@ _WITHOUT_EFFECT = """
     is_decoder add_cross_attention cross_attention_hidden_size tie_encoder_decoder
     """
 
-# Entries of newer configs that replace several older ones. We write the older ones.
-_NEWER = ("rope_parameters",)
+# Entries of newer configs that replace several older ones, and these.
+_ROTARY = ("rope_parameters", "rope_scaling", "rope_theta", "rope_local_base_freq")
+# Hparams of architectures that have their default value in types that do not set them.
+_SWITCHES = (
+    *("layer_pattern", "qk_norm", "attention_soft_cap", "attention_sinks", "d_v"),
+    *("attention_type", "attention_multiplier", "local_rotary_base", "rotary_fraction"),
+    *("embedding_multiplier", "residual_multiplier", "logits_divisor", "logits_soft_cap"),
+)
 _NONE = object()
 _ONE_CLASS = "single_label_classification"
 
@@ -198,12 +206,13 @@ class ModelType:
         if not self.different(changed, hparams):
             return changed
         # An entry is read in the light of another one, which has changed.
-        return {name: value for name, value in kept.items() if name not in _NEWER} | after
+        return {name: value for name, value in kept.items() if name not in _ROTARY} | after
 
     def different(self, config: Config, hparams: HParams) -> dict[str, Any]:
         """Returns the hparams of a config's architecture that differ from given ones, by name."""
-        of_config, of_run = biases_apart(self.hparams(config)), biases_apart(hparams)
+        of_config, of_run = canonical(self.hparams(config)), canonical(hparams)
         names = {*self.same.values(), *self.read({**self.defaults, **config})}
+        names |= {name for name in _SWITCHES if name in of_config}
         if "use_bias" in names:
             names |= {"attention_bias", "qkv_bias", "mlp_bias"}
         return {
@@ -280,18 +289,40 @@ def _image_sizes(values: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def biases_apart(hparams: HParams) -> HParams:
-    """Returns the same hparams with `use_bias` expressed by the other three flags of biases.
+def canonical(hparams: HParams) -> HParams:
+    """Returns hparams that are equal if the architectures are.
 
-    `attention_bias` includes `qkv_bias`, which is then false.
+    `use_bias` is expressed by the other three flags of biases, and `attention_bias` includes
+    `qkv_bias`, which is then false. The pattern of layers is the shortest one, and the multiplier
+    of attention is not 0.
     """
-    apart = hparams.copy()
+    result = hparams.copy()
     if "use_bias" in hparams:
-        apart.attention_bias = hparams.use_bias or hparams.attention_bias
-        apart.mlp_bias = hparams.use_bias or hparams.mlp_bias
-        apart.qkv_bias = hparams.qkv_bias and not apart.attention_bias
-        apart.use_bias = False
-    return apart
+        result.attention_bias = hparams.use_bias or hparams.attention_bias
+        result.mlp_bias = hparams.use_bias or hparams.mlp_bias
+        result.qkv_bias = hparams.qkv_bias and not result.attention_bias
+        result.use_bias = False
+    if "layer_pattern" in hparams:
+        result.attention_multiplier = hparams.attention_multiplier or hparams.d_kv**-0.5
+        result.d_v = 0 if hparams.d_v == hparams.d_kv else hparams.d_v
+        for name, value in pattern_of(kinds_of_layers(hparams)).items():
+            result.set(name, value)
+    return result
+
+
+def kinds_of_layers(hparams: HParams) -> list[str]:
+    """Returns the kind of each layer; see `t2tp.choices.LAYER_KINDS`."""
+    pattern = hparams.layer_pattern or [hparams.attention_type]
+    return [pattern[number % len(pattern)] for number in range(hparams.num_hidden_layers)]
+
+
+def pattern_of(kinds: Sequence[str]) -> dict[str, Any]:
+    """Returns the hparams of layers of some kinds, with the shortest pattern."""
+    if set(kinds) in ({"full"}, {"local"}):
+        return {"attention_type": kinds[0], "layer_pattern": []}
+    lengths = range(1, len(kinds) + 1)
+    period = next(n for n in lengths if all(kinds[i] == kinds[i % n] for i in range(len(kinds))))
+    return {"attention_type": "full", "layer_pattern": list(kinds[:period])}
 
 
 def activation(config: Config, name: str) -> str:

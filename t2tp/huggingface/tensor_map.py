@@ -6,7 +6,9 @@ Entry("h.{layer}.attn.c_attn.weight", "d_model (part heads d_kv)",
 ```
 
 maps GPT-2's matrix [768, 2304] to our three variables [768, 12, 64]. Their second dimension merges
-`part`, `heads` and `d_kv`, and `part` numbers our variables. The last string gives the order of our
+`part`, `heads` and `d_kv`, and `part` numbers our variables. In `(heads d_kv + kv_heads d_kv)` the
+rows of several variables of different sizes follow each other, each with an entry of its own for
+one `term` of the sum. The last string gives the order of our
 dimensions. `{layer}` stands for the number of a layer. `{expert}` stands for the number of an
 expert: they have a tensor for each expert, and our variable has all experts in its first
 dimension.
@@ -40,6 +42,7 @@ class Entry:
       our_dims: the dimensions of each.
       layers: the size that says how many layers there are.
       is_copy: whether another entry has the same values, so that reading skips this one.
+      term: the term of a sum in their first dimension that our variable is.
     """
 
     theirs: str
@@ -48,6 +51,7 @@ class Entry:
     our_dims: str
     layers: str = "layer"
     is_copy: bool = False
+    term: int = 0
 
 
 def dense(
@@ -83,7 +87,8 @@ class Piece:
     Attributes:
       theirs: the tensor's name.
       shape: its shape.
-      sizes: its dimensions, with merged dimensions split.
+      rows: begin and end of our variable along the first of these.
+      sizes: the dimensions of these rows, with merged dimensions split.
       order: permutes these to our order.
       part: the index along the first of the permuted dimensions; None: there is no such dimension.
       expert: the index along the first dimension of our variable; None: it is the full variable.
@@ -92,6 +97,7 @@ class Piece:
 
     theirs: str
     shape: tuple[int, ...]
+    rows: tuple[int, int]
     sizes: tuple[int, ...]
     order: tuple[int, ...]
     part: int | None
@@ -100,7 +106,7 @@ class Piece:
 
     def view(self, tensor: np.ndarray) -> np.ndarray:
         """Returns a view of their tensor with the dimensions of our variable."""
-        ordered = tensor.reshape(self.sizes).transpose(self.order)
+        ordered = tensor[slice(*self.rows)].reshape(self.sizes).transpose(self.order)
         view = ordered if self.part is None else ordered[self.part]
         return view if self.expert is None else view[None]
 
@@ -182,7 +188,11 @@ def _pieces(
     ours = (entry.ours,) if isinstance(entry.ours, str) else entry.ours
     has_parts = re.search(rf"\b{_PART}\b", entry.their_dims) is not None
     known = {**sizes, _PART: len(ours), "1": 1}
-    groups = [g.strip("()").split() for g in re.findall(r"\([^)]*\)|[^\s()]+", entry.their_dims)]
+    first, *others = re.findall(r"\([^)]*\)|[^\s()]+", entry.their_dims)
+    terms = [term.split() for term in first.strip("()").split("+")]
+    groups = [terms[entry.term], *(group.strip("()").split() for group in others)]
+    heights = [math.prod(known[dim] for dim in term) for term in terms]
+    begin = sum(heights[: entry.term])
     flat = [dim for group in groups for dim in group]
     of_all_experts = "{expert}" in entry.theirs
     dims = tuple(entry.our_dims.split())
@@ -198,7 +208,8 @@ def _pieces(
             dims,
             Piece(
                 entry.theirs.format(**numbers),
-                tuple(math.prod(known[dim] for dim in group) for group in groups),
+                (sum(heights), *(math.prod(known[dim] for dim in g) for g in groups[1:])),
+                (begin, begin + heights[entry.term]),
                 atomic,
                 tuple(order),
                 part if has_parts else None,

@@ -30,7 +30,7 @@ class AttentionLayer(Protocol):
 class SelfAttention:
     """Self-attention: full or within a window, causal or bidirectional.
 
-    `Prefill` stores keys and values [batch..., kv_heads, length, d_kv], zero-padded.
+    `Prefill` stores keys and values [batch..., kv_heads, length, d_kv or d_v], zero-padded.
     """
 
     def __init__(
@@ -41,6 +41,8 @@ class SelfAttention:
         window: int | None = None,
         rotary_base: float | None = None,
         rotary_scaling: RotaryScaling | None = None,
+        rotary_fraction: float = 1.0,
+        soft_cap: float = 0.0,
         dropout: float = 0.0,
         method: AttentionMethod | None = None,
     ) -> None:
@@ -52,6 +54,8 @@ class SelfAttention:
           window: number of positions that a position attends to, itself included (local attention).
           rotary_base: base of rotary positions; None: no rotary positions.
           rotary_scaling: scaling of rotary positions for long sequences.
+          rotary_fraction: fraction of the elements of a head to rotate.
+          soft_cap: cap of the scores, see `attention`.
           dropout: dropout rate of the attention weights.
           method: algorithm, see `attention`.
         """
@@ -60,6 +64,8 @@ class SelfAttention:
         self._window = window
         self._rotary_base = rotary_base
         self._rotary_scaling = rotary_scaling
+        self._rotary_fraction = rotary_fraction
+        self._soft_cap = soft_cap
         self._dropout = dropout
         self._method = method
 
@@ -73,6 +79,7 @@ class SelfAttention:
         q = self.heads.queries(x, length)
         k, v = self.heads.keys_and_values(x, length)
         q, k = self._rotated(q, positions), self._rotated(k, positions)
+        sinks = self.heads.sinks(x.mesh)
         if isinstance(forward, DecodeStep):
             attended = attention_step(
                 q,
@@ -80,6 +87,8 @@ class SelfAttention:
                 positions=positions,
                 window=self._window,
                 relative_bias=forward.relative_bias,
+                soft_cap=self._soft_cap,
+                sinks=sinks,
             )
             return self.heads.output(attended, x.shape)
         if isinstance(forward, Prefill):
@@ -93,6 +102,8 @@ class SelfAttention:
             window=self._window,
             segments=forward.sequence.segments,
             relative_bias=forward.relative_bias,
+            soft_cap=self._soft_cap,
+            sinks=sinks,
             dropout_rate=self._dropout if forward.training else 0.0,
             method=self._method,
         )
@@ -101,7 +112,7 @@ class SelfAttention:
     def _rotated(self, x: mtf.Tensor, positions: mtf.Tensor) -> mtf.Tensor:
         if self._rotary_base is None:
             return x
-        return rotary(x, positions, self._rotary_base, self._rotary_scaling)
+        return rotary(x, positions, self._rotary_base, self._rotary_scaling, self._rotary_fraction)
 
 
 class CrossAttention:
@@ -112,10 +123,16 @@ class CrossAttention:
     """
 
     def __init__(
-        self, heads: Heads, *, dropout: float = 0.0, method: AttentionMethod | None = None
+        self,
+        heads: Heads,
+        *,
+        soft_cap: float = 0.0,
+        dropout: float = 0.0,
+        method: AttentionMethod | None = None,
     ) -> None:
         """Sets projections and dropout; arguments as for `SelfAttention`."""
         self.heads = heads
+        self._soft_cap = soft_cap
         self._dropout = dropout
         self._method = method
 
@@ -133,6 +150,8 @@ class CrossAttention:
                 self.heads.queries(x, None),
                 *forward.stored(name),
                 is_seen=mtf.equal(forward.memory_segments, one),
+                soft_cap=self._soft_cap,
+                sinks=self.heads.sinks(x.mesh),
             )
             return self.heads.output(attended, x.shape)
         memory = forward.memory
@@ -151,6 +170,8 @@ class CrossAttention:
             v,
             segments=segments,
             memory_segments=memory.segments,
+            soft_cap=self._soft_cap,
+            sinks=self.heads.sinks(x.mesh),
             dropout_rate=self._dropout if forward.training else 0.0,
             method=self._method,
         )

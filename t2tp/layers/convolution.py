@@ -138,8 +138,8 @@ def make_norm(
 
 def _scale_and_offset(mesh: mtf.Mesh, channels: mtf.Dimension) -> tuple[mtf.Tensor, mtf.Tensor]:
     return (
-        variables.norm(mesh, "norm_scale", channels, 1.0),
-        variables.norm(mesh, "norm_offset", channels, 0.0),
+        variables.norm(mesh, "norm_scale", [channels], 1.0),
+        variables.norm(mesh, "norm_offset", [channels], 0.0),
     )
 
 

@@ -21,11 +21,13 @@ class Projection:
       x: [..., d_model].
       table: [vocab, d_model].
       bias: [vocab]; None: no bias.
+      soft_cap: logits `z` become `soft_cap * tanh(z / soft_cap)`; 0: no cap.
     """
 
     x: mtf.Tensor
     table: mtf.Tensor
     bias: mtf.Tensor | None
+    soft_cap: float = 0.0
 
     @property
     def vocab(self) -> mtf.Dimension:
@@ -37,7 +39,10 @@ class Projection:
         """[..., vocab]."""
         shape = self.x.shape - self.x.shape.dims[-1] + self.vocab
         logits = mtf.einsum([self.x, self.table], output_shape=shape)
-        return logits if self.bias is None else mtf.add(logits, self.bias, output_shape=shape)
+        if self.bias is not None:
+            logits = mtf.add(logits, self.bias, output_shape=shape)
+        cap = self.soft_cap
+        return mtf.tanh(logits * (1 / cap)) * cap if cap else logits
 
 
 class Embedding:
@@ -56,6 +61,9 @@ class Embedding:
         is_scaled: bool = False,
         has_bias: bool = False,
         are_logits_scaled: bool = False,
+        multiplier: float = 1.0,
+        logits_divisor: float = 1.0,
+        logits_soft_cap: float = 0.0,
     ) -> None:
         """Sets dimensions and variants.
 
@@ -69,20 +77,28 @@ class Embedding:
             (arXiv:1706.03762, section 3.4).
           has_bias: whether logits have a bias, `logits_bias`.
           are_logits_scaled: whether logits are of x divided by sqrt(d_model).
+          multiplier: further factor of looked-up vectors.
+          logits_divisor: further divisor of x, and so of logits.
+          logits_soft_cap: see `Projection`.
         """
         self.vocab = vocab
         self.d_model = d_model
         self._stddev = stddev
         self._is_tied = is_tied
         self._is_scaled = is_scaled
+        self._multiplier = multiplier
         self._has_bias = has_bias
         self._are_logits_scaled = are_logits_scaled
+        self._logits_divisor = logits_divisor
+        self._logits_soft_cap = logits_soft_cap
 
     def __call__(self, tokens: mtf.Tensor, dtype: tf.DType) -> mtf.Tensor:
         """Looks up integers [...] -> [..., d_model] in the current scope's variable `embedding`."""
         x = checked_gather(self._table(tokens.mesh, "embedding", dtype), tokens, self.vocab)
-        width = self.d_model.size / ratio(x.mesh, "d_model")  # Of the small model.
-        return x * width**0.5 if self._is_scaled else x
+        factor = self._multiplier
+        if self._is_scaled:
+            factor *= (self.d_model.size / ratio(x.mesh, "d_model")) ** 0.5  # Of the small model.
+        return x if factor == 1.0 else x * factor
 
     def logits(self, x: mtf.Tensor) -> mtf.Tensor:
         """Computes [..., d_model] -> [..., vocab]."""
@@ -92,7 +108,7 @@ class Embedding:
         """Returns the logits of [..., d_model], to be computed where they are needed."""
         name = "embedding" if self._is_tied else "output_embedding"
         wider = ratio(x.mesh, "d_model")  # Logits fall as fast (arXiv:2203.03466, table 8).
-        factor = 1 / wider
+        factor = 1 / (wider * self._logits_divisor)
         if self._are_logits_scaled:
             factor *= (self.d_model.size / wider) ** -0.5
         if factor != 1.0:
@@ -101,7 +117,7 @@ class Embedding:
         bias = None
         if self._has_bias:
             bias = variables.bias(x.mesh, "logits_bias", [self.vocab], x.dtype)
-        return Projection(x, table, bias)
+        return Projection(x, table, bias, self._logits_soft_cap)
 
     def _table(self, mesh: mtf.Mesh, name: str, dtype: tf.DType) -> mtf.Tensor:
         return variables.embedding(mesh, name, [self.vocab], self.d_model, self._stddev, dtype)

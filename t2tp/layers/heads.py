@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
 from t2tp import mtf
 from t2tp.layers import variables
 from t2tp.layers.linear import linear
+from t2tp.layers.normalization import Norm
 from t2tp.ops.variables.transfer import ratio
 
 # variable -> its kind in `t2tp.choices.ADAPTED`
@@ -21,7 +25,8 @@ class Heads:
     Attributes:
       heads: the dimension of the queries.
       kv_heads: the dimension of keys and values.
-      d_kv: the dimension of a head.
+      d_kv: the dimension of queries and keys of a head.
+      d_v: the dimension of its values, by default `d_kv`.
     """
 
     def __init__(
@@ -32,7 +37,11 @@ class Heads:
         num_kv_heads: int = 0,
         use_bias: bool = False,
         qkv_bias: bool | None = None,
-        is_scaled: bool = True,
+        d_v: int = 0,
+        norm: Norm | None = None,
+        norm_all_heads: bool = False,
+        score_multiplier: float = 0.0,
+        has_sinks: bool = False,
         output_scale: float = 1.0,
     ) -> None:
         """Sets the dimensions.
@@ -43,8 +52,12 @@ class Heads:
           num_kv_heads: key-value heads; 0: num_heads.
           use_bias: whether to add a bias after each matrix.
           qkv_bias: whether queries, keys and values have one; None: as `use_bias` says.
-          is_scaled: whether scores are divided by sqrt(d_kv), which attention does; otherwise
-            queries are multiplied by it.
+          d_v: size of a head's values; 0: d_kv.
+          norm: norm of queries and keys before rotary positions; None: none.
+          norm_all_heads: whether it is over all heads together (OLMo 2, arXiv:2501.00656, section
+            3.3.2), not over each head (A. Henry et al., arXiv:2010.04245).
+          score_multiplier: factor of scores; 0: 1 / sqrt(d_kv).
+          has_sinks: whether each head has a sink, see `attention`.
           output_scale: factor of the initial values of `output`.
 
         Raises:
@@ -60,30 +73,41 @@ class Heads:
         if num_kv_heads not in (0, num_heads):
             self.kv_heads = mtf.Dimension("kv_heads", num_kv_heads)
         self.d_kv = mtf.Dimension("d_kv", d_kv)
+        self.d_v = mtf.Dimension("d_v", d_v) if d_v not in (0, d_kv) else self.d_kv
         self._use_bias = use_bias
         self._qkv_bias = use_bias if qkv_bias is None else qkv_bias
-        self._is_scaled = is_scaled
+        self._norm = norm
+        self._norm_all_heads = norm_all_heads
+        self._score_multiplier = score_multiplier
+        self._has_sinks = has_sinks
         self._output_scale = output_scale
 
     def queries(self, x: mtf.Tensor, length: mtf.Dimension | None) -> mtf.Tensor:
-        """Projects [batch..., length, d_model] by the variable `q`.
+        """Projects [batch..., length, d_model] by the variable `q`; the norm's is `q_norm`.
 
         Returns:
           [batch..., heads, length, d_kv]; without the length if `length` is None.
         """
-        q = self._project(x, "q", self.heads, length)
-        factor = 1.0 if self._is_scaled else self.d_kv.size**0.5
+        q = self._normed("q_norm", self._project(x, "q", [self.heads, self.d_kv], length))
         # With `transfer_from`, scores fall as 1 / d_kv (arXiv:2203.03466, definition 4.1).
         wider = ratio(q.mesh, "d_kv")
-        factor *= wider**-0.5 if self._is_scaled else wider**-1
+        # Attention divides scores by sqrt(d_kv).
+        multiplier = self._score_multiplier
+        factor = multiplier * self.d_kv.size**0.5 / wider if multiplier else wider**-0.5
         return q if factor == 1.0 else q * factor
 
     def keys_and_values(
         self, x: mtf.Tensor, length: mtf.Dimension | None
     ) -> tuple[mtf.Tensor, mtf.Tensor]:
         """Projects to keys and values as `queries`, with `kv_heads`. The variables `k` and `v`."""
-        k, v = (self._project(x, name, self.kv_heads, length) for name in ("k", "v"))
-        return k, v
+        k = self._normed("k_norm", self._project(x, "k", [self.kv_heads, self.d_kv], length))
+        return k, self._project(x, "v", [self.kv_heads, self.d_v], length)
+
+    def sinks(self, mesh: mtf.Mesh) -> mtf.Tensor | None:
+        """Returns the variable `sinks` [heads]; None: no sinks."""
+        if not self._has_sinks:
+            return None
+        return variables.bias(mesh, "sinks", [self.heads], tf.float32)
 
     def for_each_query(self, x: mtf.Tensor) -> mtf.Tensor:
         """Repeats [..., kv_heads, ...] to [..., heads, ...].
@@ -99,20 +123,31 @@ class Heads:
         return mtf.reshape(spread, mtf.Shape([*before, self.heads, *after]))
 
     def output(self, attended: mtf.Tensor, shape: mtf.Shape) -> mtf.Tensor:
-        """Projects [batch..., heads, length, d_kv] to `shape` by the variable `output`.
+        """Projects [batch..., heads, length, d_v] to `shape` by the variable `output`.
 
         The shape is [batch..., length, d_model].
         """
         d_model = shape.dims[-1]
-        stddev = (self.heads.size * self.d_kv.size) ** -0.5 * self._output_scale
-        dims = [self.heads, self.d_kv]
+        stddev = (self.heads.size * self.d_v.size) ** -0.5 * self._output_scale
+        dims = [self.heads, self.d_v]
         y = linear(
             attended, "output", dims, [d_model], stddev=stddev, output_shape=shape, target="output"
         )
         return _with_bias(y, "output", [d_model]) if self._use_bias else y
 
+    def _normed(self, name: str, x: mtf.Tensor) -> mtf.Tensor:
+        if self._norm is None:
+            return x
+        of_all = [dim for dim in x.shape.dims if dim in (self.heads, self.kv_heads, self.d_kv)]
+        with tf1.variable_scope(name):
+            return self._norm(x, of_all if self._norm_all_heads else of_all[-1:])
+
     def _project(
-        self, x: mtf.Tensor, name: str, heads: mtf.Dimension, length: mtf.Dimension | None
+        self,
+        x: mtf.Tensor,
+        name: str,
+        made: list[mtf.Dimension],
+        length: mtf.Dimension | None,
     ) -> mtf.Tensor:
         *rest, d_model = x.shape.dims
         batch = [d for d in rest if d != length]
@@ -121,12 +156,12 @@ class Heads:
             x,
             name,
             [d_model],
-            [heads, self.d_kv],
+            made,
             stddev=d_model.size**-0.5,
-            output_shape=mtf.Shape([*batch, heads, *lengths, self.d_kv]),
+            output_shape=mtf.Shape([*batch, made[0], *lengths, made[1]]),
             target=_TARGETS[name],
         )
-        return _with_bias(y, name, [heads, self.d_kv]) if self._qkv_bias else y
+        return _with_bias(y, name, made) if self._qkv_bias else y
 
 
 def _with_bias(y: mtf.Tensor, name: str, dims: list[mtf.Dimension]) -> mtf.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from t2tp import mtf
 from t2tp.choices import NORM_TYPES
 from t2tp.layers import variables
@@ -10,7 +12,7 @@ from t2tp.suggestions import nearest
 
 
 class Norm:
-    """RMS norm or layer norm over the last dimension; variables in the current scope."""
+    """RMS norm or layer norm; variables in the current scope."""
 
     def __init__(self, norm_type: str = "rms", epsilon: float = 1e-6) -> None:
         """Sets type and epsilon.
@@ -29,14 +31,19 @@ class Norm:
         self._norm_type = norm_type
         self._epsilon = epsilon
 
-    def __call__(self, x: mtf.Tensor) -> mtf.Tensor:
-        """Normalizes [..., d_model]; variables `norm_scale`, and `norm_bias` if `layer`."""
-        dim = x.shape.dims[-1]
+    def __call__(self, x: mtf.Tensor, dims: Sequence[mtf.Dimension] | None = None) -> mtf.Tensor:
+        """Normalizes [...]; variables `norm_scale`, and `norm_bias` if `layer`.
+
+        Args:
+          x: activations.
+          dims: the dimensions to normalize over; default: the last one. `layer` supports no others.
+        """
+        dims = x.shape.dims[-1:] if dims is None else dims
         if self._norm_type == "rms_unit_offset":
-            offset = variables.norm(x.mesh, "norm_scale", dim, 0.0)
-            return rms_norm(x, offset + 1.0, dim, self._epsilon)
-        scale = variables.norm(x.mesh, "norm_scale", dim, 1.0)
+            offset = variables.norm(x.mesh, "norm_scale", dims, 0.0)
+            return rms_norm(x, offset + 1.0, dims, self._epsilon)
+        scale = variables.norm(x.mesh, "norm_scale", dims, 1.0)
         if self._norm_type == "rms":
-            return rms_norm(x, scale, dim, self._epsilon)
-        bias = variables.norm(x.mesh, "norm_bias", dim, 0.0)
-        return layer_norm(x, scale, bias, dim, self._epsilon)
+            return rms_norm(x, scale, dims, self._epsilon)
+        bias = variables.norm(x.mesh, "norm_bias", dims, 0.0)
+        return layer_norm(x, scale, bias, dims[-1], self._epsilon)

@@ -77,7 +77,7 @@ def _name(number: int) -> str:
 
 
 class Stack:
-    """The layers of an encoder or a decoder, with a final norm if blocks are pre-norm."""
+    """The layers of an encoder or a decoder, with a final norm unless blocks end with one."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Stack:
         else:
             for number, layer in enumerate(self._layers):
                 x, totals = self._apply_layer(number, layer, x, forward, totals)
-        if self._residual.is_pre:
+        if self._residual.has_final_norm:
             with tf1.variable_scope("final"):
                 x = self._residual.norm(x)
         return self._residual.inside(x), totals

@@ -24,7 +24,15 @@ _Part = Callable[[mtf.Tensor], tuple[mtf.Tensor, ...]]
 
 
 class Residual:
-    """A residual block: `x + dropout(block(norm(x)))`, or `norm(x + dropout(block(x)))`."""
+    """A residual block: x, plus a block with dropout, with norms around it.
+
+    By the position of the norm, with the scopes of their variables:
+
+        pre     x + block(norm(x))
+        post    norm(x + block(x))
+        output  x + norm(block(x))
+        both    x + output_norm(block(norm(x)))
+    """
 
     def __init__(
         self,
@@ -32,14 +40,17 @@ class Residual:
         norm_position: str,
         dropout: Dropout,
         *,
+        multiplier: float = 1.0,
         sequence_parallel: bool = False,
     ) -> None:
         """Sets norm, its position and dropout.
 
         Args:
           norm: the norm.
-          norm_position: `pre` (R. Xiong et al., arXiv:2002.04745) or `post` (arXiv:1706.03762).
+          norm_position: `pre` (R. Xiong et al., arXiv:2002.04745), `post` (arXiv:1706.03762),
+            `output` (OLMo 2, arXiv:2501.00656) or `both` (Gemma 2, arXiv:2408.00118).
           dropout: dropout of the block's output.
+          multiplier: factor of the block's output.
           sequence_parallel: whether the length has another name between blocks; see
             `t2tp.layers.sequence_parallel`.
 
@@ -50,15 +61,24 @@ class Residual:
             known = nearest(norm_position, NORM_POSITIONS, "positions")
             raise ValueError(f"norm_position is {norm_position!r}: {known}")
         self.norm = norm
-        self.is_pre = norm_position == "pre"
+        self.has_final_norm = norm_position != "post"
+        self._position = norm_position
         self._dropout = dropout
+        self._multiplier = multiplier
         self._sequence_parallel = sequence_parallel
 
     def __call__(self, x: mtf.Tensor, block: _Block, training: bool) -> mtf.Tensor:
         """Computes [..., d_model] -> [..., d_model], both with the length's name between blocks."""
-        y = self.inside(self.norm(x) if self.is_pre else x)
-        x += self._dropout(self.between(block(y)), training)
-        return x if self.is_pre else self.norm(x)
+        y = self.inside(self.norm(x) if self._position in ("pre", "both") else x)
+        y = self.between(block(y))
+        if self._position == "output":
+            y = self.norm(y)
+        elif self._position == "both":
+            with tf1.variable_scope("output_norm"):
+                y = self.norm(y)
+        y = self._dropout(y, training)
+        x += y if self._multiplier == 1 else y * self._multiplier
+        return self.norm(x) if self._position == "post" else x
 
     def between(self, x: mtf.Tensor) -> mtf.Tensor:
         """Renames the length of a block's output to its name between blocks."""
@@ -77,16 +97,19 @@ class Layer:
       self_attention: the first block.
       feed_forward: the last block, possibly a mixture of experts.
       cross_attention: the block in between; None: none.
+      pattern: the layer's kind in `t2tp.choices.LAYER_KINDS`; "": all layers are alike.
     """
 
     self_attention: AttentionLayer
     feed_forward: FeedForward | MixtureOfExperts
     cross_attention: CrossAttention | None = None
+    pattern: str = ""
 
     @property
-    def kind(self) -> tuple[type, ...]:
-        """The types of its blocks: layers of one kind differ in nothing but their variables."""
-        return type(self.self_attention), type(self.feed_forward), type(self.cross_attention)
+    def kind(self) -> tuple[object, ...]:
+        """What its blocks are: layers of one kind differ in nothing but their variables."""
+        blocks = self.self_attention, self.feed_forward, self.cross_attention
+        return *map(type, blocks), self.pattern
 
     def apply(
         self,

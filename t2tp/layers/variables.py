@@ -73,9 +73,11 @@ def bias(
     return _variable(mesh, name, role, _normal(stddev), dtype)
 
 
-def norm(mesh: mtf.Mesh, name: str, dim: mtf.Dimension, initial_value: float) -> mtf.Tensor:
-    """Returns the scale or the offset of a norm: float32 [dim]."""
-    role = mtf.Role(NORM, (), [dim])
+def norm(
+    mesh: mtf.Mesh, name: str, dims: Sequence[mtf.Dimension], initial_value: float
+) -> mtf.Tensor:
+    """Returns the scale or the offset of a norm: float32 [dims]."""
+    role = mtf.Role(NORM, (), dims)
     initializer = tf1.ones_initializer() if initial_value else tf1.zeros_initializer()
     return _variable(mesh, name, role, initializer, tf.float32)
 

@@ -6,7 +6,13 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
-from t2tp.choices import ATTENTION_METHODS, ATTENTION_TYPES, POSITIONS
+from t2tp.choices import (
+    ATTENTION_METHODS,
+    ATTENTION_TYPES,
+    LAYER_KINDS,
+    POSITIONS,
+    QK_NORMS,
+)
 from t2tp.hparam import HParams
 from t2tp.layers.attention import CrossAttention, SelfAttention
 from t2tp.layers.dropout import Dropout
@@ -58,8 +64,7 @@ class LayerFactory:
         self._position = hparams.position
         self._learned = LearnedPositions(hparams.max_length, hparams.initializer_stddev)
         self._relative = RelativePositions(hparams.relative_buckets, hparams.relative_max_distance)
-        self._rotary_base = hparams.rotary_base if self._position == "rotary" else None
-        self._rotary_scaling = _rotary_scaling(hparams) if self._position == "rotary" else None
+        self._rotary_scaling = _rotary_scaling(hparams)
         self._method: AttentionMethod | None = (
             None if hparams.attention_method == "auto" else hparams.attention_method
         )
@@ -82,6 +87,23 @@ class LayerFactory:
                 f"attention_type={kind} needs an attention_window of at least 1, not"
                 f" {hparams.attention_window}."
             )
+        if hparams.qk_norm not in QK_NORMS:
+            known = nearest(hparams.qk_norm, QK_NORMS, "norms")
+            raise ValueError(f"qk_norm is {hparams.qk_norm!r}: {known}")
+        if hparams.qk_norm == "projection" and hparams.norm_type == "layer":
+            raise ValueError(
+                "qk_norm=projection supports norm_type=rms and rms_unit_offset, not layer: set"
+                " qk_norm=head, or another norm_type."
+            )
+        for each in hparams.layer_pattern:
+            if each not in LAYER_KINDS:
+                known = nearest(each, LAYER_KINDS, "kinds of layers")
+                raise ValueError(f"layer_pattern has {each!r}: {known}")
+            if each.endswith("_nope") and self._position != "rotary":
+                raise ValueError(
+                    f"layer_pattern has {each}, a layer without rotary positions, and position is"
+                    f" {self._position}: set position=rotary, or {each.removesuffix('_nope')}."
+                )
         half = hparams.relative_buckets // 2
         if self._position == "relative" and hparams.relative_max_distance <= half:
             raise ValueError(
@@ -99,6 +121,9 @@ class LayerFactory:
             is_scaled=self._hparams.scale_embeddings,
             has_bias=logits_bias,
             are_logits_scaled=self._hparams.scale_decoder_outputs,
+            multiplier=self._hparams.embedding_multiplier,
+            logits_divisor=self._hparams.logits_divisor,
+            logits_soft_cap=self._hparams.logits_soft_cap,
         )
 
     def with_positions(
@@ -163,13 +188,17 @@ class LayerFactory:
         scale = (num_layers * (3 if cross else 2)) ** -0.5
         layers = [
             Layer(
-                self._self_attention(causal, scale),
+                self._self_attention(number, causal, scale),
                 self._feed_forward(number, scale),
                 CrossAttention(
-                    self._heads(scale), dropout=hparams.attention_dropout, method=self._method
+                    self._heads(scale),
+                    soft_cap=hparams.attention_soft_cap,
+                    dropout=hparams.attention_dropout,
+                    method=self._method,
                 )
                 if cross
                 else None,
+                self._kind(number),
             )
             for number in range(num_layers)
         ]
@@ -179,6 +208,7 @@ class LayerFactory:
                 self.norm,
                 hparams.norm_position,
                 self._dropout,
+                multiplier=hparams.residual_multiplier,
                 sequence_parallel=hparams.sequence_parallel,
             ),
             recompute=hparams.recompute,
@@ -193,18 +223,34 @@ class LayerFactory:
             num_kv_heads=hparams.num_kv_heads,
             use_bias=use_bias,
             qkv_bias=hparams.qkv_bias or use_bias,
-            is_scaled=hparams.scale_attn_weights,
+            d_v=hparams.d_v,
+            norm=None if hparams.qk_norm == "none" else self.norm,
+            norm_all_heads=hparams.qk_norm == "projection",
+            score_multiplier=hparams.attention_multiplier,
+            has_sinks=hparams.attention_sinks,
             output_scale=output_scale,
         )
 
-    def _self_attention(self, causal: bool, scale: float) -> SelfAttention:
+    def _kind(self, number: int) -> str:
+        """Returns the kind of a layer in `LAYER_KINDS`; "": all layers are alike."""
+        pattern = self._hparams.layer_pattern
+        return pattern[number % len(pattern)] if pattern else ""
+
+    def _self_attention(self, number: int, causal: bool, scale: float) -> SelfAttention:
         hparams = self._hparams
+        kind = self._kind(number) or hparams.attention_type
+        is_local = kind.startswith("local")
+        has_own_base = is_local and hparams.local_rotary_base > 0
+        base = hparams.local_rotary_base if has_own_base else hparams.rotary_base
+        is_rotary = self._position == "rotary" and not kind.endswith("_nope")
         return SelfAttention(
             self._heads(scale),
             causal=causal,
-            window=None if hparams.attention_type == "full" else hparams.attention_window,
-            rotary_base=self._rotary_base,
-            rotary_scaling=self._rotary_scaling,
+            window=hparams.attention_window if is_local else None,
+            rotary_base=base if is_rotary else None,
+            rotary_scaling=None if has_own_base else self._rotary_scaling,
+            rotary_fraction=hparams.rotary_fraction,
+            soft_cap=hparams.attention_soft_cap,
             dropout=hparams.attention_dropout,
             method=self._method,
         )
@@ -243,6 +289,8 @@ def _rotary_scaling(hparams: HParams) -> RotaryScaling | None:
         hparams.rotary_low_freq_factor,
         hparams.rotary_high_freq_factor,
         hparams.rotary_original_length,
+        hparams.rotary_scaling,
+        hparams.rotary_attention_factor,
     )
     return None if scaling.factor == 1 else scaling
 

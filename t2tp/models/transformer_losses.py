@@ -25,10 +25,19 @@ def predicted(
     """Computes the loss of tokens, as `losses.predicted`, with the hparams' options.
 
     In training, a loss of many large logits is computed chunk by chunk: see `loss_chunk`.
+
+    Raises:
+      ValueError: `loss_chunk` asks for chunks of logits with a soft cap.
     """
     options = loss_options(hparams)
     x, vocab, chunk = projection.x, projection.vocab, hparams.loss_chunk
-    if training and (chunk > 0 or (chunk == 0 and is_worth_chunks(x, vocab))):
+    if projection.soft_cap and chunk > 0:
+        raise ValueError(
+            f"loss_chunk={chunk} cannot be combined with logits_soft_cap={projection.soft_cap}: set"
+            " loss_chunk=0, which computes capped logits at once."
+        )
+    is_worth = chunk == 0 and not projection.soft_cap and is_worth_chunks(x, vocab)
+    if training and (chunk > 0 or is_worth):
         total, nll = projected_cross_entropy(
             x, projection.table, targets, weights, projection.bias, chunk=chunk, **options
         )

@@ -86,6 +86,6 @@ def check_layers_match(assigned: Sequence[Sequence[range]], kinds: Sequence[obje
                 raise LayoutError(
                     "The stages of a pipeline must have the same kinds of layers in the same order,"
                     f" and layers {', '.join(map(str, layers))}, which have one place in different"
-                    " stages, differ (some have experts, say): change the number of stages or"
-                    " pipeline_layers so that each stage begins with the same kind."
+                    " stages, differ (in experts, or by layer_pattern): change the number of stages"
+                    " or pipeline_layers so that each stage begins with the same kind."
                 )

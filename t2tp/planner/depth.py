@@ -6,6 +6,7 @@ cost of 2, plus 46 times the difference.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
@@ -58,7 +59,9 @@ def depths(hparams: HParams) -> dict[str, int]:
 
 def period(hparams: HParams) -> int:
     """Returns the period with which the kinds of layers repeat."""
-    return hparams.get("moe_every") if "moe_every" in hparams else 1
+    of_experts = hparams.get("moe_every") if "moe_every" in hparams else 1
+    pattern = hparams.get("layer_pattern") if "layer_pattern" in hparams else []
+    return math.lcm(of_experts, max(len(pattern), 1))
 
 
 def _few(count: int, period: int) -> int:

@@ -14,6 +14,8 @@ from t2tp import mtf, registry
 from t2tp.checkpoint import Checkpoint
 from t2tp.checkpoint.variables import restore
 from t2tp.decoding import DecodeOptions, Decoder, Request
+from t2tp.mesh.zero import Storage
+from t2tp.optim import train_step
 from t2tp.trainer.cli.programs import t2tp_convert
 from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_dir.find_checkpoint import find
@@ -29,6 +31,13 @@ MESHES = {
         "batch:data;heads:model;kv_heads:model;d_ff:model;vocab:model;experts:data",
     ),
     "1x4": ("data:1;model:4", "batch:data;heads:model;d_ff:model;vocab:model;experts:data"),
+    "seq:2": ("seq:2", "length:seq"),
+    "stage:2": ("stage:2", "layers:stage"),
+    "ZeRO 3": ("data:2", "batch:data", Storage(3)),
+}
+_DESCENT = {
+    **{"optimizer": "sgd", "learning_rate_schedule": "constant", "learning_rate_constant": 1.0},
+    **{"weight_decay": 0.0, "clip_grad_norm": 0.0, "optimizer_sgd_momentum": 0.0},
 }
 
 
@@ -82,6 +91,26 @@ def logits(name: str, mesh: str, fed: Features | None = None) -> np.ndarray:
     return program(fed)["logits"][..., :VOCAB]
 
 
+def descent(name: str, mesh: str) -> dict[str, np.ndarray]:
+    """The loss of a step of training, and what the step subtracts from each variable."""
+    made = model_of(name)
+    for key, value in _DESCENT.items():
+        if key in made.hparams:
+            made.hparams.set(key, value)
+
+    def step(on_mesh, made, fed):
+        done = train_step(
+            lambda part: made.loss(on_mesh, part, True), fed, on_mesh, made.hparams, 1
+        )
+        return {"loss": done.loss}
+
+    program = _program(name, mesh, step, features(), made)
+    before = {variable.spec.name: variable.numpy() for variable in program.variables}
+    loss = program(features())["loss"]
+    after = {variable.spec.name: variable.numpy() for variable in program.variables}
+    return {"loss": loss, **{key: value - after[key] for key, value in before.items()}}
+
+
 def loss_and_gradients(name: str, mesh: str, fed: Features | None = None) -> dict[str, np.ndarray]:
     """The loss in training, and its gradient w.r.t. each variable, by the variable's name."""
 
@@ -99,14 +128,12 @@ def generated(
     name: str, mesh: str, rows: list[list[int]], length: int, fed: Features | None = None
 ) -> list[list[int]]:
     """The most probable continuations of prompts, or outputs for inputs."""
-    mesh_shape, layout = MESHES[mesh]
     values = _program(name, mesh, _logits, features() if fed is None else fed)
     options = DecodeOptions.parse("beam_size=1,eos_id=-1")
     decoder = Decoder.from_model(
         model_of(name),
         options,
-        mesh_shape=mesh_shape,
-        layout=layout,
+        layout=t2tp.Layout(*MESHES[mesh]),
         variables=values.variables,
         cluster=values.cluster,
     )
@@ -121,15 +148,13 @@ def _logits(on_mesh, made, fed):
     return {"logits": made.logits(on_mesh, fed, False)[0]}
 
 
-def _program(name: str, mesh: str, step, fed: Features) -> t2tp.Program:
-    mesh_shape, layout = MESHES[mesh]
-    made = model_of(name)
+def _program(name: str, mesh: str, step, fed: Features, made=None) -> t2tp.Program:
+    made = model_of(name) if made is None else made
     kinds = {key: t2tp.Feature(f"batch:4;length:{LENGTH}", tf.int32) for key in fed}
     program = t2tp.Program(
         lambda on_mesh, given: step(on_mesh, made, given),
         kinds,
-        mesh_shape=mesh_shape,
-        layout=layout,
+        layout=t2tp.Layout(*MESHES[mesh]),
     )
     restore(saved(name), program.variables, strict=True)
     return program

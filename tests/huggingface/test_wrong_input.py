@@ -52,7 +52,7 @@ def another_type(source):
 
 
 def a_near_type(source):
-    with_config(source, model_type="qwen3")
+    with_config(source, model_type="qwen4")
 
 
 def another_architecture(source):
@@ -111,8 +111,8 @@ WRONG = [
     (truncated_in_the_header, "model.safetensors is damaged or incomplete"),
     (a_missing_shard, "model-00001-of-00002.safetensors is missing"),
     (a_pickle, "pytorch_model.bin, a pickle"),
-    (another_type, "'mamba', only gpt2, llama, mistral, qwen2, gemma, mixtral, t5, bert, vit$"),
-    (a_near_type, "'qwen3', only ((?!did you mean).)*$"),
+    (another_type, "'mamba', only gpt2, llama, mistral, qwen2, .*, gemma3_text, bert, vit$"),
+    (a_near_type, "'qwen4', only ((?!did you mean).)*$"),
     (another_architecture, "GPT2ForSequenceClassification: .* GPT2LMHeadModel"),
     (another_size, "the two are not of one model"),
     (an_unknown_activation, "did you mean .*gelu_new"),
@@ -140,7 +140,10 @@ OTHER_TYPES = [
     ("t5", {"relative_attention_max_distance": 4}, "must have more than half of .*buckets=8"),
     ("t5", {"relative_attention_num_buckets": 2}, "relative_buckets"),
     ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
-    ("qwen2", {"use_sliding_window": True}, "use_sliding_window=True"),
+    ("qwen2", {"layer_types": ["sliding_attention"] * 2}, "no sliding_window"),
+    ("qwen2", {"layer_types": ["full_attention"]}, "one for each of 2 layers"),
+    ("qwen2", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "default, linear"),
+    ("llama_grouped_scaled", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
 ]
 
 

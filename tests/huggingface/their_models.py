@@ -43,6 +43,10 @@ LANGUAGE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen2ForCausalLM",
         {**_QWEN2, "hidden_size": 24, "tie_word_embeddings": True},
     ),
+    "qwen2_wide": (
+        "Qwen2ForCausalLM",
+        {**_QWEN2, "hidden_size": 128, "intermediate_size": 256, "tie_word_embeddings": True},
+    ),
     "gemma": (
         "GemmaForCausalLM",
         {**_LLAMA, "num_key_value_heads": 2, "head_dim": 8, "attention_bias": True},
@@ -51,23 +55,129 @@ LANGUAGE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "MixtralForCausalLM",
         {**_LLAMA, "hidden_size": 24, "num_key_value_heads": 2, "num_local_experts": 4},
     ),
+    "phi3_joined": (
+        "Phi3ForCausalLM",
+        {**_LLAMA, "hidden_size": 24, "num_key_value_heads": 2, "pad_token_id": None},
+    ),
     "mistral_window": (
         "MistralForCausalLM",
         {**_LLAMA, "num_key_value_heads": 2, "head_dim": 4, "sliding_window": 5},
     ),
-    "mistral_window_of_one": (
-        "MistralForCausalLM",
-        {**_LLAMA, "num_key_value_heads": 4, "head_dim": 4, "sliding_window": 1},
-    ),
 }
-# What single tests are about: sizes at which float32 programs differ by more than 1e-5, and biases.
-_OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen2_wide": (
-        "Qwen2ForCausalLM",
-        {**_QWEN2, "hidden_size": 128, "intermediate_size": 256, "tie_word_embeddings": True},
-    ),
-    "llama_mlp_bias": ("LlamaForCausalLM", {**_TIED_LLAMA, "mlp_bias": True}),
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_BIASES = {"attention_bias": [False, True]}
+_GATED_ACTS = ["silu", "gelu_pytorch_tanh"]
+_SHARED: dict[str, list[Any]] = {
+    "num_key_value_heads": [2, 4],
+    "head_dim": [4, 6, 10],
+    "tie_word_embeddings": [False, True],
+    "hidden_act": _GATED_ACTS,
+    "rms_norm_eps": [1e-5, 1e-2],
 }
+_SCALED = [
+    dict(rope_type="default", rope_theta=30.0),
+    dict(rope_type="linear", rope_theta=100.0, factor=3.0),
+    _ROPE,
+    dict(rope_type="yarn", rope_theta=300.0, factor=4.0, original_max_position_embeddings=16),
+    dict(
+        **dict(rope_type="yarn", rope_theta=90.0, factor=2.5, original_max_position_embeddings=40),
+        **dict(beta_fast=9.0, beta_slow=2.0, attention_factor=0.7),
+    ),
+]
+_WINDOWS = [1, 3, 5]
+_LAYERS = {"layer_types": [None], "sliding_window": _WINDOWS}
+_QWEN_LAYERS = {"use_sliding_window": [False, True], "max_window_layers": [1, 2], **_LAYERS}
+_ROPES = {"rope_parameters": _SCALED}
+_TWO_ROPES = {
+    "rope_parameters": [
+        {_FULL: full, _SLIDING: dict(rope_type="default", rope_theta=base)}
+        for full in _SCALED
+        for base in (30.0, 70.0)
+    ]
+}
+_GEMMA = {
+    **{name: values for name, values in _SHARED.items() if name != "hidden_act"},
+    **{"hidden_activation": _GATED_ACTS, **_BIASES, **_LAYERS},
+    **{"query_pre_attn_scalar": [3, 16], "final_logit_softcapping": [None, 2.0]},
+}
+# For each type its class, and values of the entries that random configs draw.
+KINDS: dict[str, tuple[str, dict[str, list[Any]]]] = {
+    "gpt2": (
+        "GPT2LMHeadModel",
+        {
+            "tie_word_embeddings": [False, True],
+            "activation_function": ["relu", "gelu_new", "gelu"],
+            "n_inner": [None, 28],
+        },
+    ),
+    "llama": ("LlamaForCausalLM", {**_SHARED, **_BIASES, **_ROPES, "mlp_bias": [False, True]}),
+    "mistral": ("MistralForCausalLM", {**_SHARED, **_ROPES, "sliding_window": [None, *_WINDOWS]}),
+    "qwen2": ("Qwen2ForCausalLM", {**_SHARED, **_ROPES, **_QWEN_LAYERS}),
+    "gemma": ("GemmaForCausalLM", {**_SHARED, **_BIASES, **_ROPES}),
+    "mixtral": (
+        "MixtralForCausalLM",
+        {**_SHARED, "sliding_window": [None, *_WINDOWS], "num_local_experts": [2, 4]},
+    ),
+    "qwen3": ("Qwen3ForCausalLM", {**_SHARED, **_BIASES, **_ROPES, **_QWEN_LAYERS}),
+    "olmo2": ("Olmo2ForCausalLM", {**_SHARED, **_BIASES, **_ROPES}),
+    "olmo3": ("Olmo3ForCausalLM", {**_SHARED, **_BIASES, **_LAYERS, **_TWO_ROPES}),
+    "granite": (
+        "GraniteForCausalLM",
+        {
+            **{**_SHARED, **_BIASES, **_ROPES, "mlp_bias": [False, True]},
+            **{"embedding_multiplier": [0.7, 4.0], "logits_scaling": [0.5, 3.0]},
+            **{"residual_multiplier": [0.3, 1.0], "attention_multiplier": [0.1, 1.0]},
+        },
+    ),
+    "smollm3": (
+        "SmolLM3ForCausalLM",
+        {
+            **{**_SHARED, **_BIASES, **_ROPES, **_LAYERS, "mlp_bias": [False, True]},
+            **{"use_sliding_window": [False, True], "no_rope_layer_interval": [2]},
+        },
+    ),
+    "phi3": (
+        "Phi3ForCausalLM",
+        {
+            **{**_SHARED, "head_dim": [None], "sliding_window": [None, *_WINDOWS]},
+            "rope_parameters": [
+                dict(rope_type="default", rope_theta=50.0, partial_rotary_factor=fraction)
+                for fraction in (0.5, 0.75, 1.0)
+            ],
+        },
+    ),
+    "gemma2": (
+        "Gemma2ForCausalLM",
+        {**_GEMMA, **_ROPES, "attn_logit_softcapping": [None, 1.0, 20.0]},
+    ),
+    "gemma3_text": ("Gemma3ForCausalLM", {**_GEMMA, **_TWO_ROPES}),
+}
+
+
+def random_model(kind: str, seed: int) -> str:
+    """The name of a model of a type with a random config.
+
+    It has four layers, of which the last two are like the first two.
+    """
+    name = f"{kind}-{seed}"
+    if name not in _ALL:
+        class_name, entries = KINDS[kind]
+        draw = np.random.default_rng([seed, *kind.encode()])
+        config = {each: values[draw.integers(len(values))] for each, values in entries.items()}
+        if kind == "gpt2":
+            _ALL[name] = class_name, {**_GPT2, "n_layer": 4, **config}
+            return name
+        if "layer_types" in config:
+            half = [(_FULL, _SLIDING)[n] for n in draw.integers(2, size=2)]
+            uses = config.get("use_sliding_window", True)
+            config["layer_types"] = half * 2 if uses else [_FULL] * 4
+        sizes = {"hidden_size": 32 if kind == "phi3" else 24, "num_hidden_layers": 4}
+        sizes["pad_token_id"] = None  # Its embedding would have no gradient in PyTorch.
+        given = {key: value for key, value in config.items() if key != "head_dim" or value}
+        _ALL[name] = class_name, {**_LLAMA, **sizes, **given}
+    return name
+
 
 _T5 = dict(vocab_size=VOCAB, d_model=20, d_ff=28, d_kv=6, num_layers=2, num_heads=4)
 _T5 |= dict(num_decoder_layers=1, dropout_rate=0.0, decoder_start_token_id=0)
@@ -100,7 +210,7 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_VIT, "qkv_bias": False, "hidden_act": "gelu_new", "layer_norm_eps": 1e-3},
     ),
 }
-_ALL = {**LANGUAGE_MODELS, **_OTHERS, **SEQUENCE_TO_SEQUENCE, **ENCODERS}
+_ALL = {**LANGUAGE_MODELS, **SEQUENCE_TO_SEQUENCE, **ENCODERS}
 
 MASK = 5
 _TOKENIZER = {
@@ -158,7 +268,10 @@ def loaded(name: str) -> Any:
     """The model of a directory, as `transformers` reads it."""
     import transformers
 
-    return getattr(transformers, _ALL[name][0]).from_pretrained(directory(name)).eval()
+    model = getattr(transformers, _ALL[name][0]).from_pretrained(directory(name)).eval()
+    if hasattr(model.config, "num_local_experts"):
+        model.set_experts_implementation("eager")  # The other ones have no float64.
+    return model
 
 
 @functools.cache

@@ -554,6 +554,20 @@ for name, both in NORMS.items():
         for scale in (0.0, 1e-4, 1e4):
             TABLE[f"{name} of {scale}"] = Row(*both, *of_norm(words, SPLIT_NORM, False, scale))
 
+
+def norm_of_two(x, scale, bias):
+    scale = mtf.broadcast(scale, mtf.Shape(x.shape.dims[1:]))
+    return rms_norm(x, scale, x.shape.dims[1:], EPSILON) + bias
+
+
+TABLE["rms norm of two dimensions"] = Row(
+    norm_of_two,
+    lambda x, scale, bias: (
+        x / tf.sqrt(tf.reduce_mean(x**2, [1, 2], keepdims=True) + EPSILON) * scale + bias
+    ),
+    *of_norm(SENTENCE, [("a:2", "length:a"), ("a:2;b:2", "length:a;d_model:b")], False),
+)
+
 # Convolutions and pooling.
 SPACE: Layouts = [
     *WHOLE,

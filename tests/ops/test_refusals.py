@@ -197,9 +197,9 @@ REFUSED = {
         lambda x, s: group_norm(x, s, s, 4, 0.1), NORM,
         "size 8 does not divide them: choose a multiple of 8", "a:8", "channels:a",
     ),
-    "rms norm of the first": (
-        lambda x, s: rms_norm(x, s, x.shape.dims[0], 0.1), {"x": "a:4;b:4", "s": "a:4"},
-        "must end in it",
+    "rms norm in another order": (
+        lambda x, s: rms_norm(x, s, x.shape.dims[::-1], 0.1), {"x": "a:4;b:4", "s": "b:4;a:4"},
+        "must have them in this order",
     ),
     "layer norm of the first": (
         lambda x, s: layer_norm(x, s, s, x.shape.dims[0]), {"x": "a:4;b:4", "s": "a:4"},

@@ -7,7 +7,7 @@ from typing import Any
 
 from t2tp.hparam import HParams
 from t2tp.huggingface.errors import ConversionError
-from t2tp.huggingface.model_type import Config, biases_apart
+from t2tp.huggingface.model_type import Config
 from t2tp.huggingface.model_types import llama
 from t2tp.huggingface.model_types.llama import LLAMA
 
@@ -31,9 +31,8 @@ def _read(config: Config) -> dict[str, Any]:
 
 def _written(hparams: HParams) -> dict[str, Any]:
     return {
-        **llama.written(hparams),
+        **llama.with_attention_bias(hparams),
         "hidden_act": "gelu_pytorch_tanh" if hparams.mlp == "geglu" else "silu",
-        "attention_bias": biases_apart(hparams).attention_bias,
     }
 
 

@@ -46,7 +46,7 @@ def _tensors(hparams: HParams) -> list[Entry]:
     return [
         *llama.around(hparams),
         *llama.attention(hparams),
-        llama.norm("post_attention_layernorm", "experts"),
+        *llama.norms(hparams, "experts"),
         Entry(gate, "router_experts d_model", f"{_OURS}/router", "d_model router_experts"),
         Entry(f"{_EXPERT}.w1.weight", "d_ff d_model", f"{_OURS}/gate", into),
         Entry(f"{_EXPERT}.w3.weight", "d_ff d_model", f"{_OURS}/input", into),

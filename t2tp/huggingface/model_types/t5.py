@@ -46,7 +46,7 @@ def _read(config: Config) -> dict[str, Any]:
         "tie_embeddings": not config.get(HAS_LOGITS, not is_tied),
         "shared_embedding": True,
         "scale_decoder_outputs": config.get("scale_decoder_outputs", is_tied),
-        "scale_attn_weights": False,
+        "attention_multiplier": 1.0,
         "bos_token_id": config.get("decoder_start_token_id") or 0,
         "use_bias": False,
         "qkv_bias": False,

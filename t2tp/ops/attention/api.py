@@ -43,6 +43,8 @@ def attention(
     segments: upstream.Tensor | None = None,
     memory_segments: upstream.Tensor | None = None,
     relative_bias: RelativeBias | None = None,
+    soft_cap: float = 0.0,
+    sinks: upstream.Tensor | None = None,
     dropout_rate: float = 0.0,
     method: AttentionMethod | None = None,
 ) -> upstream.Tensor:
@@ -64,13 +66,17 @@ def attention(
       k: [batch..., kv_heads, memory_length, d_kv]. `kv_heads` may be `heads` itself. Otherwise its
         size divides the size of `heads`, and consecutive heads share a kv head. `memory_length`
         may be `length` itself.
-      v: values, same shape as `k`.
+      v: values, like `k`; their last dimension may be another one, d_v.
       causal: whether each position attends only to itself and earlier positions.
       window: number of positions that a query attends to, its own included: earlier positions, and
         without `causal` the same number of later positions.
       segments: integers [batch..., length]. Positions attend within their segment.
       memory_segments: segments of the memory, [batch..., memory_length]. Default: `segments`.
       relative_bias: a bias by distance.
+      soft_cap: scores become `soft_cap * tanh(score / soft_cap)` (M. Rivière et al., "Gemma 2",
+        arXiv:2408.00118, section 2); 0: no cap.
+      sinks: [heads], logits that take part in the softmax and have no value, as in gpt-oss (G. Xiao
+        et al., arXiv:2309.17453, section 3.3).
       dropout_rate: the fraction of the weights to drop, in [0, 1), a multiple of 2**-16. The mask
         depends on the seed, the step and the index in the global tensor, not on the mesh.
       method: `dense` stores all scores. `blockwise` stores one block of them and recomputes them in
@@ -80,7 +86,7 @@ def attention(
         `blockwise` attention of 16-bit floats without bias and dropout runs on cuDNN's kernels.
 
     Returns:
-      like `q`.
+      [batch..., heads, length, d_v].
 
     Raises:
       ValueError: shapes do not match, or an option is out of range.
@@ -88,13 +94,16 @@ def attention(
     """
     _check_shapes(q, k, v)
     length, memory = q.shape.dims[-2], k.shape.dims[-2]
-    _check_options(length, memory, causal, window, dropout_rate, method)
+    _check_options(length, memory, causal, window, soft_cap, dropout_rate, method)
     extras: dict[str, upstream.Tensor] = {}
     if segments is not None or memory_segments is not None:
         extras = _segments(q, k, segments, memory_segments)
     if relative_bias is not None:
         _check_bias(q, relative_bias, causal)
         extras["bias_table"] = relative_bias.table
+    if sinks is not None:
+        check_sinks(sinks, q.shape.dims[-3])
+        extras["sinks"] = sinks
     options = Options(
         causal=causal,
         window=window,
@@ -102,6 +111,8 @@ def attention(
         dropout_rate=dropout_rate,
         method=method or "blockwise",
         extras=tuple(extras),
+        soft_cap=soft_cap,
+        has_other_values=v.shape != k.shape,
     )
     if method is None and length.size * memory.size <= _LARGEST_DENSE:
         has_kernel = options.suits_cudnn and cudnn.takes(q.dtype, q.shape.dims[-1].size)
@@ -111,8 +122,10 @@ def attention(
 
 
 def _check_shapes(q: upstream.Tensor, k: upstream.Tensor, v: upstream.Tensor) -> None:
-    if k.shape != v.shape:
-        raise ValueError(f"attention: k {k.shape} and v {v.shape} must have one shape.")
+    if k.shape.dims[:-1] != v.shape.dims[:-1]:
+        raise ValueError(
+            f"attention: k {k.shape} and v {v.shape} must have the same dimensions except the last."
+        )
     if q.shape.ndims < 3 or k.shape.ndims < 3:
         raise ValueError(
             f"attention: q {q.shape} must be [batch..., heads, length, d_kv], and k {k.shape}"
@@ -139,6 +152,7 @@ def _check_options(
     memory: upstream.Dimension,
     causal: bool,
     window: int | None,
+    soft_cap: float,
     dropout_rate: float,
     method: str | None,
 ) -> None:
@@ -152,12 +166,20 @@ def _check_options(
             f"attention: window must be at least 1, the position itself, not {window}; None is no"
             " window."
         )
+    if soft_cap < 0:
+        raise ValueError(f"attention: soft_cap must be at least 0, not {soft_cap}.")
     if not 0 <= dropout_rate < 1:
         raise ValueError(f"attention: dropout_rate must be in [0, 1), not {dropout_rate}.")
     if method not in (None, *get_args(AttentionMethod)):
         raise ValueError(
             f"attention: method must be 'dense', 'blockwise' or 'ring', not {method!r}."
         )
+
+
+def check_sinks(sinks: upstream.Tensor, heads: upstream.Dimension) -> None:
+    """Checks that there is one sink for each head."""
+    if sinks.shape.dims != [heads]:
+        raise ValueError(f"attention: sinks {sinks.shape} must be [{heads}].")
 
 
 def _segments(

@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from t2tp.ops.attention.blocks import Block, collected, query_key_scores, weighted_values
 from t2tp.ops.attention.mask import MASKED, Mask
-from t2tp.ops.attention.score_terms import Gradients, ScoreTerms
+from t2tp.ops.attention.score_terms import Gradients, ScoreTerms, through_cap
 
 # Block sizes, measured on CPUs. With many rows (batch x heads) a block of 256 keys fits the caches;
 # a block of 512 takes up to 1.4 times longer. With few rows each operation is too short for several
@@ -80,16 +80,21 @@ class Attended(NamedTuple):
 
     Attributes:
       log: the log of each query's sum of exponentials, [block, batch, heads, size, 1].
-      y: the mean of the values, float32 [block, batch, heads, size, d_kv].
+      y: the mean of the values, float32 [block, batch, heads, size, d_v].
     """
 
     log: tf.Tensor
     y: tf.Tensor
 
     @classmethod
-    def nothing(cls, q: tf.Tensor) -> Attended:
-        """Returns the state before the first key, of queries [batch, heads, length, d_kv]."""
-        batch, heads, length, d = q.shape
+    def nothing(cls, q: tf.Tensor, d: int) -> Attended:
+        """Returns the state before the first key, of queries [batch, heads, length, d_kv].
+
+        Args:
+          q: the queries.
+          d: size of a value.
+        """
+        batch, heads, length, _ = q.shape
         size = _query_block(length)
         shape = [-(-length // size), batch, heads, size]
         return cls(tf.fill([*shape, 1], -math.inf), tf.zeros([*shape, d]))
@@ -103,12 +108,12 @@ def forward(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, terms: ScoreTerms) -> tupl
     Args:
       q: [batch, heads, length, d_kv], scaled.
       k: the memory in blocks, see `cut`: [block, batch, kv_heads, size, d_kv].
-      v: likewise.
+      v: likewise, with d_v.
       terms: the other terms of the scores.
 
     Returns:
-      [batch, heads, length, d_kv] in the dtype of q and float32 [batch, heads, length]; for 16 bits
-      also [batch, heads, length, d_kv] in the dtype of q.
+      [batch, heads, length, d_v] in the dtype of q and float32 [batch, heads, length]; for 16 bits
+      also [batch, heads, length, d_v] in the dtype of q.
     """
     return results(attended(q, k, v, terms), q, terms)
 
@@ -125,7 +130,7 @@ def attended(
     Args:
       q: [batch, heads, length, d_kv], scaled.
       k: the keys of the mask of `terms`, in blocks [block, batch, kv_heads, size, d_kv].
-      v: values, same shape as `k`.
+      v: values, like `k`, of size d_v.
       terms: the other terms of the scores.
       so_far: the state after earlier keys. None: no keys yet.
     """
@@ -172,6 +177,11 @@ def results(state: Attended, q: tf.Tensor, terms: ScoreTerms) -> tuple[tf.Tensor
         wide_y *= terms.dropout.scale
     # The sum of a query that attends to nothing consists of masked scores.
     is_blind = log < MASKED / 2
+    if terms.sinks is not None:
+        sinks = terms.sinks[:, None, None]
+        largest = tf.maximum(log, sinks)
+        both = largest + tf.math.log(tf.exp(log - largest) + tf.exp(sinks - largest))
+        wide_y, log = wide_y * tf.exp(log - both), both
     wide_y = tf.where(is_blind, 0.0, wide_y)
     log = tf.squeeze(tf.where(is_blind, 0.0, log), -1)
     y = tf.cast(wide_y, q.dtype)
@@ -187,7 +197,7 @@ class BackwardQueries(NamedTuple):
       q: scaled queries [..., d_kv].
       log: log of each query's sum of exponentials [..., 1].
       mean: weighted mean of the gradients w.r.t. each query's weights [..., 1].
-      dy: gradient w.r.t. the result, float32 [..., d_kv].
+      dy: gradient w.r.t. the result, float32 [..., d_v].
       length: number of queries.
       dtype: dtype of the gradient w.r.t. the result.
     """
@@ -219,7 +229,7 @@ def mean_weight_gradient(y: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
     The mean equals the dot product of the unrounded result with its gradient.
 
     Args:
-      y: the result before rounding, [batch, heads, length, d_kv].
+      y: the result before rounding, [batch, heads, length, d_v].
       dy: gradient w.r.t. `y`.
 
     Returns:
@@ -240,7 +250,7 @@ def backward(
       by_query: one tuple per part: `q` (scaled), its `mean_weight_gradient`, `log` from `forward`,
         and `dy`, the gradient w.r.t. the result.
       k: the memory in blocks, [block, batch, kv_heads, size, d_kv].
-      v: values, same shape as `k`.
+      v: values, like `k`, of size d_v.
       terms: the score terms of each part.
 
     Returns:
@@ -291,7 +301,7 @@ def with_gradients(
       so_far: sums over earlier keys, one for each part of the queries.
       ours: the parts.
       k: the keys of the masks of `terms`, in blocks [block, batch, kv_heads, size, d_kv].
-      v: values, same shape as `k`.
+      v: values, like `k`, of size d_v.
       terms: the score terms of each part.
 
     Returns:
@@ -338,7 +348,7 @@ class _BackwardBlocks:
           ours: the part of the queries.
           terms: the part's score terms.
           k: one block of keys, [batch, kv_heads, size, d_kv].
-          v: values, same shape as `k`.
+          v: values, like `k`, of size d_v.
           index: index of the block of keys.
         """
         self._ours = ours
@@ -371,8 +381,8 @@ class _BackwardBlocks:
         ours, terms, k, v = self._ours, self._terms, self._k, self._v
         kv_heads, memories, queries = k.shape[1], k.shape[2], ours.q.shape[3]
         block = Block(terms.mask.queries.begin + i * queries, queries, self._memory, memories)
-        scores = terms.added(tf.cast(query_key_scores(ours.q[i], k), tf.float32), block)
-        weights = tf.exp(scores - ours.log[i])
+        products = tf.cast(query_key_scores(ours.q[i], k), tf.float32)
+        weights = tf.exp(terms.added(products, block) - ours.log[i])
         d_weights = query_key_scores(ours.dy[i], tf.cast(v, tf.float32))
         used = weights
         if terms.dropout is not None:
@@ -381,6 +391,8 @@ class _BackwardBlocks:
         d_bias = sums.bias
         if terms.bias is not None:
             d_bias = (terms.bias.with_gradient(d_bias[0], block, d_scores),)
+        if terms.soft_cap:
+            d_scores = through_cap(d_scores, products, terms.soft_cap)
         d_scores = tf.cast(d_scores, k.dtype)
         dk = collected(d_scores, ours.q[i], kv_heads)
         dv = collected(tf.cast(used, v.dtype), tf.cast(ours.dy[i], ours.dtype), kv_heads)

@@ -11,10 +11,11 @@ from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.mesh.collectives import Collectives
-from t2tp.ops.attention.api import RelativeBias
+from t2tp.ops.attention.api import RelativeBias, check_sinks
 from t2tp.ops.attention.blocks import query_key_scores, weighted_values
 from t2tp.ops.attention.mask import MASKED
 from t2tp.ops.attention.relative_bias import distance_buckets
+from t2tp.ops.attention.score_terms import capped, softmax_with_sinks
 from t2tp.ops.attention.shared_heads import SharedHeads
 
 # Indices of the positions of a processor's slice of the memory: int32 [memory].
@@ -30,6 +31,8 @@ def attention_step(
     window: int | None = None,
     is_seen: upstream.Tensor | None = None,
     relative_bias: RelativeBias | None = None,
+    soft_cap: float = 0.0,
+    sinks: upstream.Tensor | None = None,
 ) -> upstream.Tensor:
     """Computes attention of one query at a position, in a memory that may be longer.
 
@@ -39,24 +42,27 @@ def attention_step(
     Args:
       q: [batch..., heads, d_kv].
       k: [batch..., kv_heads, memory_length, d_kv], see `attention`.
-      v: values, same shape as `k`.
+      v: values, like `k`; their last dimension may be another one, d_v.
       positions: int32 [batch...]. The query attends to the memory up to this position. Default: all
         of it.
       window: number of positions that a query attends to, its own included.
       is_seen: booleans [batch..., memory_length]: which keys are visible at all.
       relative_bias: a bias by distance, as in causal attention.
+      soft_cap: cap of the scores, see `attention`.
+      sinks: [heads], see `attention`.
 
     Returns:
-      like `q`; zero where nothing is visible.
+      [batch..., heads, d_v]; zero where nothing is visible.
 
     Raises:
       ValueError: shapes do not match, or window or bias are given without positions.
     """
     batch = q.shape.dims[:-2]
-    if k.shape != v.shape or k.shape.dims[:-3] != batch or k.shape.dims[-1] != q.shape.dims[-1]:
+    is_alike = k.shape.dims[:-1] == v.shape.dims[:-1] and k.shape.dims[-1] == q.shape.dims[-1]
+    if not is_alike or k.shape.dims[:-3] != batch:
         raise ValueError(
             f"attention_step: k {k.shape} and v {v.shape} must be [batch..., kv_heads,"
-            f" memory_length, d_kv], with batch and d_kv of q {q.shape}."
+            f" memory_length, d_kv or d_v], with batch and d_kv of q {q.shape}."
         )
     heads, (kv_heads, memory) = q.shape.dims[-2], k.shape.dims[-3:-1]
     if heads.size % kv_heads.size:
@@ -66,17 +72,22 @@ def attention_step(
     extras = {"positions": positions, "is_seen": is_seen}
     if relative_bias is not None:
         extras["bias_table"] = relative_bias.table
+    if sinks is not None:
+        check_sinks(sinks, heads)
+        extras["sinks"] = sinks
     for name, dims in (("positions", batch), ("is_seen", [*batch, memory])):
         given = extras[name]
         if given is not None and given.shape.dims != dims:
             raise ValueError(f"attention_step: {name} {given.shape} must be {dims}.")
     max_distance = relative_bias.max_distance if relative_bias else 0
     given_extras = {name: x for name, x in extras.items() if x is not None}
-    return AttentionStepOperation([q, k, v], given_extras, window, max_distance).outputs[0]
+    return AttentionStepOperation([q, k, v], given_extras, window, max_distance, soft_cap).outputs[
+        0
+    ]
 
 
 class AttentionStepOperation(Operation):
-    """Inputs: q [batch..., heads, d_kv], k and v [batch..., kv_heads, memory, d_kv], and extras."""
+    """Inputs: q [batch..., heads, d_kv], k [batch..., kv_heads, memory, d_kv], v, and extras."""
 
     def __init__(
         self,
@@ -84,14 +95,17 @@ class AttentionStepOperation(Operation):
         extras: dict[str, upstream.Tensor],
         window: int | None,
         max_distance: int,
+        soft_cap: float,
     ) -> None:
-        """Creates the operation (extras: `positions`, `is_seen`, `bias_table`)."""
+        """Creates the operation (extras: `positions`, `is_seen`, `bias_table`, `sinks`)."""
         super().__init__([*qkv, *extras.values()], name="attention_step")
         self._extras = tuple(extras)
         self._window = window
         self._max_distance = max_distance
-        q, k, _ = qkv
-        self._outputs = [upstream.Tensor(self, q.shape, q.dtype)]
+        self._soft_cap = soft_cap
+        q, k, v = qkv
+        result = upstream.Shape([*q.shape.dims[:-1], v.shape.dims[-1]])
+        self._outputs = [upstream.Tensor(self, result, q.dtype)]
         splittable = [d.name for d in (*q.shape.dims[:-1], *k.shape.dims[-3:-1])]
         self._splittable_dims, self._unsplittable_dims = (
             self._initialize_splittable_and_unsplittable_dims("unsplittable", splittable)
@@ -112,7 +126,8 @@ class AttentionStepOperation(Operation):
         extras = {
             name: lowering.slice(x) for name, x in zip(self._extras, self.inputs[3:], strict=True)
         }
-        scores = tf.cast(query_key_scores(queries, keys), tf.float32)
+        scores = capped(tf.cast(query_key_scores(queries, keys), tf.float32), self._soft_cap)
+        sinks = tf.cast(extras["sinks"], tf.float32) if "sinks" in extras else None
         part = upstream.Shape([memory])
         (begin,) = mesh_impl.slice_begin_tensors(part)
         places = np.arange(mesh_impl.slice_shape(part)[0], dtype=np.int32) + begin
@@ -128,10 +143,12 @@ class AttentionStepOperation(Operation):
         if axis is None:
             # A query attends at least to its own position, unless that is hidden.
             surely = "is_seen" not in extras
-            y = weighted_values(tf.cast(_softmax(scores, visible, surely), q.dtype), values)
+            weights = _softmax(scores, visible, surely, sinks)
+            y = weighted_values(tf.cast(weights, q.dtype), values)
         else:
-            y = _attended_in_parts(scores, visible, values, mesh_impl.collectives, axis)
-        lowering.set_slice(self.outputs[0], tf.reshape(y, mesh_impl.slice_shape(q.shape)))
+            y = _attended_in_parts(scores, visible, values, sinks, mesh_impl.collectives, axis)
+        sizes = mesh_impl.slice_shape(self.outputs[0].shape)
+        lowering.set_slice(self.outputs[0], tf.reshape(y, sizes))
 
     def _seen(self, extras: dict[str, tf.Tensor], places: Places) -> tf.Tensor | None:
         """Returns booleans [batch, 1, 1, memory]; None: everything is visible."""
@@ -164,11 +181,13 @@ class AttentionStepOperation(Operation):
         return tf.transpose(bias, [0, 2, 1])[:, :, None]
 
 
-def _softmax(scores: tf.Tensor, visible: tf.Tensor | None, surely: bool) -> tf.Tensor:
+def _softmax(
+    scores: tf.Tensor, visible: tf.Tensor | None, surely: bool, sinks: tf.Tensor | None
+) -> tf.Tensor:
     """Computes weights, zero where invisible; `surely`: each query attends to something."""
     if visible is None:
-        return tf.nn.softmax(scores)
-    weights = tf.nn.softmax(tf.where(visible, scores, MASKED))
+        return softmax_with_sinks(scores, sinks)
+    weights = softmax_with_sinks(tf.where(visible, scores, MASKED), sinks)
     return weights if surely else tf.where(visible, weights, 0.0)
 
 
@@ -176,6 +195,7 @@ def _attended_in_parts(
     scores: tf.Tensor,
     visible: tf.Tensor | None,
     values: tf.Tensor,
+    sinks: tf.Tensor | None,
     collectives: Collectives,
     axis: int,
 ) -> tf.Tensor:
@@ -184,20 +204,27 @@ def _attended_in_parts(
     Args:
       scores: float32 [batch, heads, 1, slice of the memory].
       visible: see `_softmax`.
-      values: [batch, kv_heads, slice of the memory, d_kv].
+      values: [batch, kv_heads, slice of the memory, d_v].
+      sinks: see `softmax_with_sinks`.
       collectives: this processor's collectives.
       axis: the mesh axis that splits the memory.
 
     Returns:
-      [batch, heads, 1, d_kv].
+      [batch, heads, 1, d_v].
     """
     if visible is not None:
         scores = tf.where(visible, scores, MASKED)
     highest = tf.reduce_max(scores, -1, keepdims=True)
-    weights = tf.exp(scores - collectives.allreduce(highest, [axis], "Max"))
+    highest = collectives.allreduce(highest, [axis], "Max")
+    if sinks is not None:
+        highest = tf.maximum(highest, sinks[:, None, None])
+    weights = tf.exp(scores - highest)
     if visible is not None:
         weights = tf.where(visible, weights, 0.0)
     y = weighted_values(tf.cast(weights, values.dtype), values)
     sums = [tf.cast(y, tf.float32), tf.reduce_sum(weights, -1, keepdims=True)]
     sums = collectives.allreduce(tf.concat(sums, -1), [axis], "Add")
+    if sinks is not None:
+        at_sink = tf.exp(sinks[:, None, None] - highest)
+        sums = tf.concat([sums[..., :-1], sums[..., -1:] + at_sink], -1)
     return tf.cast(tf.math.divide_no_nan(sums[..., :-1], sums[..., -1:]), values.dtype)

@@ -6,7 +6,12 @@ import tensorflow as tf
 
 from t2tp.ops.attention.blocks import collected, query_key_scores, weighted_values
 from t2tp.ops.attention.mask import MASKED
-from t2tp.ops.attention.score_terms import Gradients, ScoreTerms
+from t2tp.ops.attention.score_terms import (
+    Gradients,
+    ScoreTerms,
+    softmax_with_sinks,
+    through_cap,
+)
 from t2tp.ops.dropout import scaled
 
 
@@ -25,7 +30,7 @@ def forward(
       [batch, heads, length, d_kv] and [batch, heads, length, memory_length] in the dtype of q.
     """
     scores = terms.added_to_all(tf.cast(query_key_scores(q, k), tf.float32))
-    weights = tf.nn.softmax(scores)
+    weights = softmax_with_sinks(scores, terms.sinks)
     if terms.mask.may_be_blind:
         highest = tf.reduce_max(scores, axis=-1, keepdims=True)
         weights = tf.where(highest < MASKED / 2, 0.0, weights)
@@ -60,11 +65,15 @@ def backward(
         # the sum of the rounded weights, their sum would exceed the gradients themselves if values
         # have a common component.
         mean = tf.reduce_sum(wide_weights * d_weights, -1, keepdims=True)
-        mean = tf.math.divide_no_nan(mean, tf.reduce_sum(wide_weights, -1, keepdims=True))
+        if terms.sinks is None:
+            mean = tf.math.divide_no_nan(mean, tf.reduce_sum(wide_weights, -1, keepdims=True))
     d_scores = wide_weights * (d_weights - mean)
     d_bias = None
     if terms.bias is not None:
         d_bias = terms.bias.with_gradient(terms.bias.no_gradient(), terms.mask.whole, d_scores)
+    if terms.soft_cap:
+        scores = tf.cast(query_key_scores(q, k), tf.float32)
+        d_scores = through_cap(d_scores, scores, terms.soft_cap)
     kv_heads = k.shape[1]
     d_scores = tf.cast(d_scores, q.dtype)
     return Gradients(

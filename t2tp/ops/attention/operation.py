@@ -29,13 +29,19 @@ if TYPE_CHECKING:
     from t2tp.lowering.mesh_impl import SpmdMeshImpl
 
 
+# The inputs with a gradient, besides q, k and v.
+_TRAINED = ("bias_table", "sinks")
+
+
 @dataclass(frozen=True)
 class Options:
     """Options of both passes; see `attention`.
 
     Attributes:
       method: `dense`, `blockwise` or `ring`.
-      extras: names of the inputs after q, k and v: `segments`, `memory_segments`, `bias_table`.
+      extras: names of the inputs after q, k and v: `segments`, `memory_segments`, `bias_table`,
+        `sinks`.
+      has_other_values: whether values have another size than keys.
     """
 
     causal: bool
@@ -44,6 +50,8 @@ class Options:
     dropout_rate: float
     method: str
     extras: tuple[str, ...]
+    soft_cap: float = 0.0
+    has_other_values: bool = False
 
     @property
     def is_blockwise(self) -> bool:
@@ -52,9 +60,13 @@ class Options:
 
     @property
     def suits_cudnn(self) -> bool:
-        """Whether cuDNN's kernels compute it: no dropout, no bias, no query that sees nothing."""
-        has_other_terms = {"bias_table", "memory_segments"} & {*self.extras}
-        return self.method == "blockwise" and not self.dropout_rate and not has_other_terms
+        """Whether cuDNN's kernels compute it: a softmax of scores with a mask, and nothing else.
+
+        In `memory_segments` a query may see nothing.
+        """
+        has_other_terms = {"bias_table", "memory_segments", "sinks"} & {*self.extras}
+        is_plain = not (has_other_terms or self.soft_cap or self.has_other_values)
+        return self.method == "blockwise" and not self.dropout_rate and is_plain
 
     @property
     def is_balanced_by_order(self) -> bool:
@@ -69,12 +81,13 @@ class Options:
 class AttentionOperation(Operation):
     """Computes attention.
 
-    Inputs: q [batch..., heads, length, d_kv], k and v [batch..., kv_heads, memory, d_kv], extras.
+    Inputs: q [batch..., heads, length, d_kv], k [batch..., kv_heads, memory, d_kv], v [batch...,
+      kv_heads, memory, d_v], extras.
 
-    Outputs: the result, like q, and the activations saved for the backward pass. Blockwise: the log
-    of each query's sum of exponentials [batch..., heads, length] and, for 16 bits, the rounding
-    error of the result, like q. Dense: the weights [batch..., heads, length, memory]. Their memory
-    dimension is never split, even if a layout splits the memory of k and v.
+    Outputs: the result [batch..., heads, length, d_v], and the activations saved for the backward
+    pass. Blockwise: the log of each query's sum of exponentials [batch..., heads, length] and, for
+    16 bits, the rounding error of the result, like it. Dense: the weights [batch..., heads, length,
+    memory]. Their memory dimension is never split, even if a layout splits the memory of k and v.
     """
 
     cost_kind = "attention"
@@ -84,8 +97,9 @@ class AttentionOperation(Operation):
         self._options = options
         self.chooses_orders = options.is_blockwise
         self._rng_name = self.name
-        q, k = inputs[:2]
+        q, k, v = inputs[:3]
         *batch, heads, length, _ = q.shape.dims
+        result = upstream.Shape([*batch, heads, length, v.shape.dims[-1]])
         kv_heads, memory, _ = k.shape.dims[-3:]
         if options.is_blockwise:
             kept = upstream.Tensor(
@@ -97,9 +111,9 @@ class AttentionOperation(Operation):
             kept = upstream.Tensor(
                 self, upstream.Shape([*batch, heads, length, whole]), q.dtype, index=1
             )
-        self._outputs = [upstream.Tensor(self, q.shape, q.dtype, index=0), kept]
+        self._outputs = [upstream.Tensor(self, result, q.dtype, index=0), kept]
         if options.is_blockwise and q.dtype.size < 4:
-            self._outputs.append(upstream.Tensor(self, q.shape, q.dtype, index=2))
+            self._outputs.append(upstream.Tensor(self, result, q.dtype, index=2))
         self._splittable_dims, self._unsplittable_dims = (
             self._initialize_splittable_and_unsplittable_dims(
                 "unsplittable", [d.name for d in (*batch, heads, kv_heads, length, memory)]
@@ -110,15 +124,16 @@ class AttentionOperation(Operation):
     def matmul_flops(self) -> int:
         """The FLOPs of scores and weighted values, including causally masked ones."""
         memory = self.inputs[1].shape.dims[-2].size
-        return 4 * self.inputs[0].shape.size * min(memory, self._options.window or memory)
+        size = self.inputs[0].shape.size + self.outputs[0].shape.size
+        return 2 * size * min(memory, self._options.window or memory)
 
     def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor | None]:
         inputs = [*self.inputs, *self.outputs, grad_ys[0]]
         backward = AttentionGradOperation(inputs, len(self.outputs), self._options, self._rng_name)
         backward.rng_dependency = self.rng_dependency
         extras: dict[str, upstream.Tensor | None] = dict.fromkeys(self._options.extras)
-        if "bias_table" in extras:
-            extras["bias_table"] = backward.outputs[3]
+        trained = [name for name in _TRAINED if name in extras]
+        extras |= zip(trained, backward.outputs[3:], strict=True)
         return [*backward.outputs[:3], *extras.values()]
 
     def is_local(self, layout: Layout) -> bool:
@@ -157,14 +172,14 @@ def _is_local(op: AttentionOperation | AttentionGradOperation, layout: Layout) -
         layout.axis_index(dim.name) for dim in (heads, length, kv_heads, memory)
     )
     is_whole = length_axis is None and memory_axis is None and heads_axis == kv_heads_axis
-    return is_whole and "bias_table" not in op._options.extras
+    return is_whole and not {*_TRAINED} & {*op._options.extras}
 
 
 class AttentionGradOperation(Operation):
     """Computes the gradient of attention.
 
     Inputs: the inputs of attention, its `num_outputs` outputs and the gradient w.r.t. the result.
-    Outputs: the gradients w.r.t. q, k, v and, if there is one, the bias table.
+    Outputs: the gradients w.r.t. q, k, v and, if they are inputs, the bias table and the sinks.
     """
 
     cost_kind = "attention_grad"
@@ -178,9 +193,8 @@ class AttentionGradOperation(Operation):
         self._num_outputs = num_outputs
         self._options = options
         self._rng_name = rng_name
-        by = list(inputs[:3])
-        if "bias_table" in options.extras:
-            by.append(inputs[3 + options.extras.index("bias_table")])
+        trained = [name for name in _TRAINED if name in options.extras]
+        by = [*inputs[:3], *(inputs[3 + options.extras.index(name)] for name in trained)]
         self._outputs = [upstream.Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(by)]
 
     def is_local(self, layout: Layout) -> bool:
@@ -211,13 +225,23 @@ class AttentionGradOperation(Operation):
             d = reshaped(d, mesh_impl.slice_shape(output.shape))
             lowering.set_sum_over_axes(output, d, axes)
             lowering.orders.set(output, part.memory_order)
-        bias = part.terms[0].bias
+        summed = [dim for dim in q.shape.dims[:-1] if dim != q.shape.dims[-3]]
+        trained = list(self.outputs[3:])
+        bias, sinks = part.terms[0].bias, part.terms[0].sinks
         if bias is not None:
-            table = self.outputs[3]
+            table = trained.pop(0)
             d_bias = _added([grads.bias for grads in computed])
             by_table = tf.cast(bias.table_gradient(d_bias), table.dtype)
-            summed = [dim for dim in q.shape.dims[:-1] if dim not in table.shape.dims]
             lowering.set_partial_sum(table, by_table, summed)
+        if sinks is not None:
+            # Of a sink, whose value is 0, the gradient is its weight times minus the mean.
+            if self._options.is_blockwise:
+                weights, mean = tf.exp(sinks[:, None] - kept), of_y
+            else:
+                weights = 1.0 - tf.reduce_sum(tf.cast(kept, tf.float32), -1)
+                mean = blockwise.mean_weight_gradient(y, dy)
+            by_sink = tf.cast(-tf.reduce_sum(weights * mean, [0, 2]), trained[0].dtype)
+            lowering.set_partial_sum(trained[0], by_sink, summed)
 
     def _computed(
         self, part: _AttentionSlice, by_query: Sequence[Sequence[tf.Tensor]]
@@ -345,7 +369,8 @@ class _AttentionSlice:
             )
         if options.dropout_rate:
             dropout = _dropout(lowering, q, memory.size, masks[0], options, rng_name)
-        self.terms = [ScoreTerms(mask, bias, dropout) for mask in masks]
+        sinks = tf.cast(lowering.slice(extras["sinks"]), tf.float32) if "sinks" in extras else None
+        self.terms = [ScoreTerms(mask, bias, dropout, options.soft_cap, sinks) for mask in masks]
 
     def _masks(
         self,

@@ -30,19 +30,19 @@ from t2tp.ops.attention import blockwise
 from t2tp.ops.attention.blocks import Keys
 from t2tp.ops.attention.score_terms import Gradients, ScoreTerms
 
-# The dimension of the positions in [2, batch, kv_heads, keys, d_kv].
-_POSITIONS = 3
+# The dimension of the positions in [batch, kv_heads, keys, d_kv].
+_POSITIONS = 2
 
 
 class Visiting(NamedTuple):
     """A slice of the memory that is at a processor.
 
     Attributes:
-      kv: keys and values, [2, batch, kv_heads, keys, d_kv].
+      kv: keys and values, [batch, kv_heads, keys, d_kv] and the same with d_v.
       segments: int32 [batch, keys]; empty if there are none.
     """
 
-    kv: tf.Tensor
+    kv: tuple[tf.Tensor, tf.Tensor]
     segments: tuple[tf.Tensor, ...]
 
 
@@ -88,7 +88,7 @@ class Ring:
           mesh_impl: the processor's.
           axis: the mesh axis that splits the memory.
           k: [batch, kv_heads, keys, d_kv].
-          v: likewise.
+          v: likewise, with d_v.
           segments: int32 [batch, keys], or None.
           rows: batch x heads of the queries.
           is_head_tail: whether slices are in head-tail order.
@@ -99,7 +99,7 @@ class Ring:
         self._size = k.shape[2]
         self._is_head_tail = is_head_tail
         self.key_block = blockwise.key_block_of(self.part_sizes[0], rows)
-        self.begin = Visiting(tf.stack([k, v]), () if segments is None else (segments,))
+        self.begin = Visiting((k, v), () if segments is None else (segments,))
 
     @property
     def part_sizes(self) -> list[int]:
@@ -112,13 +112,16 @@ class Ring:
         places = [*head_and_tail(owner, self.count)] if self._is_head_tail else [owner]
         cut = [
             tf.split(x, len(places), dim)
-            for x, dim in [(visiting.kv, _POSITIONS), *((x, 1) for x in visiting.segments)]
+            for x, dim in [
+                *((x, _POSITIONS) for x in visiting.kv),
+                *((x, 1) for x in visiting.segments),
+            ]
         ]
         parts = []
-        for place, size, (kv, *segments) in zip(
+        for place, size, (k, v, *segments) in zip(
             places, self.part_sizes, zip(*cut, strict=True), strict=True
         ):
-            k, v = (blockwise.cut(x, self.key_block) for x in tf.unstack(kv))
+            k, v = (blockwise.cut(x, self.key_block) for x in (k, v))
             parts.append(Part(k, v, Keys(size, place * size), segments))
         return parts
 
@@ -160,7 +163,8 @@ def forward(
             ]
         return t + 1, coming, states
 
-    start = [blockwise.Attended.nothing(q) for q in qs]
+    d_v = ring.begin.kv[1].shape[-1]
+    start = [blockwise.Attended.nothing(q, d_v) for q in qs]
     *_, states = _loop(ring, step, (ring.begin, start))
     return [
         blockwise.results(state, q, of_part)
@@ -187,22 +191,25 @@ def backward(
         for (q, mean, log, dy), of_part in zip(by_query, terms, strict=True)
     ]
 
-    def step(t: tf.Tensor, here: Visiting, d_kv: tf.Tensor, sums: list[blockwise.Sums]) -> tuple:
+    def step(
+        t: tf.Tensor, here: Visiting, d_kv: list[tf.Tensor], sums: list[blockwise.Sums]
+    ) -> tuple:
         coming = ring.next(here, t)
         # The gradients of a slice follow it one step later, because this step still adds to them.
-        d_kv = ring.passed_if(t > 0, d_kv)
+        d_kv = [ring.passed_if(t > 0, x) for x in d_kv]
         d_parts = []
         for k, v, keys, segments in ring.parts(here, t):
             with_keys = [of_part.of_keys(keys, *segments) for of_part in terms]
             sums, d_part = blockwise.with_gradients(sums, ours, k, v, with_keys)
-            d_parts.append(tf.stack([blockwise.joined(x, keys.size) for x in d_part]))
-        return t + 1, coming, d_kv + tf.concat(d_parts, _POSITIONS), sums
+            d_parts.append([blockwise.joined(x, keys.size) for x in d_part])
+        own = [tf.concat(parts, _POSITIONS) for parts in zip(*d_parts, strict=True)]
+        return t + 1, coming, [a + b for a, b in zip(d_kv, own, strict=True)], sums
 
     start = [blockwise.Sums.nothing(*part) for part in zip(ours, terms, strict=True)]
-    no_gradient = tf.zeros(ring.begin.kv.shape)
+    no_gradient = [tf.zeros(x.shape) for x in ring.begin.kv]
     *_, d_kv, sums = _loop(ring, step, (ring.begin, no_gradient, start))
     grads = [of_part.gradients(part) for of_part, part in zip(sums, ours, strict=True)]
-    d_k, d_v = tf.unstack(ring.passed_on(d_kv))
+    d_k, d_v = (ring.passed_on(x) for x in d_kv)
     return grads, (d_k, d_v)
 
 

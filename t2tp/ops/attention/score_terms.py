@@ -1,4 +1,4 @@
-"""Terms of attention scores other than q * k: mask, relative bias, dropout."""
+"""What attention does with scores q * k: soft cap, relative bias, mask, sinks, dropout."""
 
 from __future__ import annotations
 
@@ -15,21 +15,32 @@ from t2tp.ops.attention.weight_dropout import AttentionDropout
 
 @dataclass(frozen=True)
 class ScoreTerms:
-    """Mask, bias and dropout of one processor's slice."""
+    """The terms of one processor's slice.
+
+    Attributes:
+      mask: which keys a query attends to.
+      bias: bias by distance.
+      dropout: dropout of the weights.
+      soft_cap: scores `s` become `soft_cap * tanh(s / soft_cap)`; 0: no cap.
+      sinks: float32 [heads], logits that take part in each softmax and have no value.
+    """
 
     mask: Mask
     bias: Bias | None
     dropout: AttentionDropout | None
+    soft_cap: float = 0.0
+    sinks: tf.Tensor | None = None
 
     def added(self, scores: tf.Tensor, block: Block) -> tf.Tensor:
-        """Adds bias and mask to a block's scores, float32 [batch, heads, queries, memories]."""
+        """Caps a block's scores, adds bias and mask; float32 [batch, heads, queries, memories]."""
         return self._added(scores, block, self.mask.block(block))
 
     def added_to_all(self, scores: tf.Tensor) -> tf.Tensor:
-        """Adds bias and mask to all scores, float32 [batch, heads, queries, memories]."""
+        """Caps all scores, adds bias and mask; float32 [batch, heads, queries, memories]."""
         return self._added(scores, self.mask.whole, self.mask.of_whole)
 
     def _added(self, scores: tf.Tensor, block: Block, mask: tf.Tensor | None) -> tf.Tensor:
+        scores = capped(scores, self.soft_cap)
         if self.bias is None:
             return scores if mask is None else scores + mask
         bias = self.bias.block(block)
@@ -38,6 +49,24 @@ class ScoreTerms:
     def of_keys(self, keys: Keys, segments: tf.Tensor | None = None) -> ScoreTerms:
         """Returns the terms of the same queries for other keys, with segments [batch, keys]."""
         return replace(self, mask=self.mask.of_keys(keys, segments))
+
+
+def capped(scores: tf.Tensor, soft_cap: float) -> tf.Tensor:
+    """Returns scores between `-soft_cap` and `soft_cap`; as they are if it is 0."""
+    return soft_cap * tf.tanh(scores / soft_cap) if soft_cap else scores
+
+
+def through_cap(d_scores: tf.Tensor, scores: tf.Tensor, soft_cap: float) -> tf.Tensor:
+    """Returns the gradient w.r.t. `scores` from the gradient w.r.t. the capped scores."""
+    return d_scores * (1.0 - tf.square(tf.tanh(scores / soft_cap)))
+
+
+def softmax_with_sinks(scores: tf.Tensor, sinks: tf.Tensor | None) -> tf.Tensor:
+    """Computes the softmax of scores [batch, heads, queries, memories] and a sink for each head."""
+    if sinks is None:
+        return tf.nn.softmax(scores)
+    column = tf.broadcast_to(sinks[:, None, None], [*scores.shape[:-1], 1])
+    return tf.nn.softmax(tf.concat([scores, column], -1))[..., :-1]
 
 
 class Gradients(NamedTuple):

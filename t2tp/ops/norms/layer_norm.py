@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
+from t2tp.lowering.slice_shapes import expanded
 from t2tp.lowering.staged_sums import reduce_mean, reduce_sum
 from t2tp.mesh.layout import Layout
 from t2tp.ops.cast import wide_dtype
@@ -14,25 +18,33 @@ from t2tp.ops.norms.moments import combined_moments
 
 
 def rms_norm(
-    x: upstream.Tensor, scale: upstream.Tensor, dim: upstream.Dimension, epsilon: float = 1e-6
+    x: upstream.Tensor,
+    scale: upstream.Tensor,
+    dims: upstream.Dimension | Sequence[upstream.Dimension],
+    epsilon: float = 1e-6,
 ) -> upstream.Tensor:
-    """Computes `x / rms(x) * scale`, with the root mean square over `dim`.
+    """Computes `x / rms(x) * scale`, with the root mean square over `dims`, which may be split.
 
     B. Zhang and R. Sennrich, "Root Mean Square Layer Normalization" (arXiv:1910.07467), section 4.
     Computed in float32 (float64 for float64).
 
     Args:
-      x: [..., dim].
-      scale: [dim].
-      dim: the last dimension of x.
+      x: [...].
+      scale: [dims].
+      dims: a dimension of x, or several in its order.
       epsilon: added to the mean square.
 
     Returns:
-      [..., dim] in the dtype of x.
+      like x.
+
+    Raises:
+      ValueError: x has not these dimensions in this order, or scale is not [dims].
     """
-    if x.shape.dims[-1] != dim or scale.shape.dims != [dim]:
+    dims = [dims] if isinstance(dims, upstream.Dimension) else list(dims)
+    if [dim for dim in x.shape.dims if dim in dims] != dims or scale.shape.dims != dims:
         raise ValueError(
-            f"rms_norm over {dim}: x {x.shape} must end in it, scale {scale.shape} be it."
+            f"rms_norm over {dims}: x {x.shape} must have them in this order, and scale"
+            f" {scale.shape} must be them."
         )
     return RmsNormOperation(x, scale, epsilon).outputs[0]
 
@@ -40,7 +52,7 @@ def rms_norm(
 class RmsNormOperation(Operation):
     """Computes RMS norm.
 
-    Inputs: x [..., dim] and scale [dim]. Outputs: y [..., dim] and 1 / rms(x) [...] (at least
+    Inputs: x [...] and scale [dims]. Outputs: y, like x, and 1 / rms(x), without dims (at least
       float32).
     """
 
@@ -52,7 +64,7 @@ class RmsNormOperation(Operation):
         self._epsilon = epsilon
         self._outputs = [
             upstream.Tensor(self, x.shape, x.dtype, index=0),
-            upstream.Tensor(self, x.shape - x.shape.dims[-1], wide_dtype(x), index=1),
+            upstream.Tensor(self, x.shape - scale.shape, wide_dtype(x), index=1),
         ]
 
     def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor]:
@@ -60,22 +72,22 @@ class RmsNormOperation(Operation):
         return RmsNormGradOperation(x, scale, self.outputs[1], grad_ys[0]).outputs
 
     def is_local(self, layout: Layout) -> bool:
-        return layout.axis_index(self.inputs[0].shape.dims[-1].name) is None
+        return all(layout.axis_index(dim.name) is None for dim in self.inputs[1].shape.dims)
 
     def lower(self, lowering: Lowering) -> None:
-        dtype = wide_dtype(self.inputs[0])
-        x, scale = (tf.cast(lowering.slice(tensor), dtype) for tensor in self.inputs)
-        (mean_square,) = _means(lowering, self.inputs[0], tf.square(x))
+        whole, dims = self.inputs[0], self.inputs[1].shape.dims
+        x, scale = _broadcastable(lowering, self.inputs, whole)
+        (mean_square,) = _means(lowering, whole, dims, tf.square(x))
         inverse = tf.math.rsqrt(mean_square + self._epsilon)
         y = x * inverse * scale
         lowering.set_slice(self.outputs[0], tf.cast(y, self.outputs[0].dtype))
-        lowering.set_slice(self.outputs[1], tf.squeeze(inverse, -1))
+        lowering.set_slice(self.outputs[1], tf.squeeze(inverse, _axes(whole, dims)))
 
 
 class RmsNormGradOperation(Operation):
     """Computes the gradient of RMS norm.
 
-    Inputs: x, scale, 1 / rms(x) and dy. Outputs: the gradients w.r.t. x [..., dim] and scale [dim].
+    Inputs: x, scale, 1 / rms(x) and dy. Outputs: the gradients w.r.t. x and scale.
     """
 
     cost_kind = "norm"
@@ -95,20 +107,17 @@ class RmsNormGradOperation(Operation):
         ]
 
     def lower(self, lowering: Lowering) -> None:
-        dtype = wide_dtype(self.inputs[0])
-        x, scale, inverse, dy = (tf.cast(lowering.slice(tensor), dtype) for tensor in self.inputs)
-        inverse = tf.expand_dims(inverse, -1)
+        whole, dims = self.inputs[0], self.inputs[1].shape.dims
+        x, scale, inverse, dy = _broadcastable(lowering, self.inputs, whole)
         normed = x * inverse
-        d_scale = reduce_sum(dy * normed, list(range(x.shape.rank - 1)))
+        others = [dim for dim in whole.shape.dims if dim not in dims]
+        d_scale = reduce_sum(dy * normed, _axes(whole, others))
         scaled = dy * scale
-        (projection,) = _means(lowering, self.inputs[0], scaled * normed)
+        (projection,) = _means(lowering, whole, dims, scaled * normed)
         dx = inverse * (scaled - normed * projection)
         lowering.set_slice(self.outputs[0], tf.cast(dx, self.outputs[0].dtype))
-        lowering.set_partial_sum(
-            self.outputs[1],
-            tf.cast(d_scale, self.outputs[1].dtype),
-            self.inputs[0].shape.dims[:-1],
-        )
+        d_scale = tf.cast(d_scale, self.outputs[1].dtype)
+        lowering.set_partial_sum(self.outputs[1], d_scale, others)
 
 
 def layer_norm(
@@ -210,7 +219,9 @@ class LayerNormGradOperation(Operation):
         inverse = tf.expand_dims(inverse, -1)
         normed = (x - tf.expand_dims(mean, -1)) * inverse
         scaled = dy * scale
-        mean_scaled, projection = _means(lowering, self.inputs[0], scaled, scaled * normed)
+        whole = self.inputs[0]
+        parts = scaled, scaled * normed
+        mean_scaled, projection = _means(lowering, whole, whole.shape.dims[-1:], *parts)
         dx = inverse * (scaled - mean_scaled - normed * projection)
         lowering.set_slice(self.outputs[0], tf.cast(dx, self.outputs[0].dtype))
         rows = list(range(x.shape.rank - 1))
@@ -234,16 +245,35 @@ def _moments(
     return combined_moments(mesh_impl.collectives, axes, mean, variance)
 
 
-def _means(lowering: Lowering, tensor: upstream.Tensor, *parts: tf.Tensor) -> list[tf.Tensor]:
-    """Computes means [..., 1] over the last dimension of `tensor`, which may be split.
+def _means(
+    lowering: Lowering,
+    tensor: upstream.Tensor,
+    dims: Sequence[upstream.Dimension],
+    *parts: tf.Tensor,
+) -> list[tf.Tensor]:
+    """Computes means over `dims` of `tensor`, which may be split; they stay as sizes of 1.
 
     The means are of tensors whose slices are `parts`, in one collective for all.
     """
-    dim = tensor.shape.dims[-1]
     mesh_impl = lowering.mesh_impl(tensor)
-    axis = mesh_impl.tensor_dimension_to_mesh_axis(dim)
-    if axis is None:
-        return [reduce_sum(part, -1, keepdims=True) / dim.size for part in parts]
-    totals = tf.stack([reduce_sum(part, -1) for part in parts])
-    totals = mesh_impl.collectives.allreduce(totals, [axis], "Add")
-    return tf.unstack(totals[..., None] / dim.size)
+    split = [mesh_impl.tensor_dimension_to_mesh_axis(dim) for dim in dims]
+    mesh_axes = [axis for axis in split if axis is not None]
+    count = math.prod(dim.size for dim in dims)
+    sums = [reduce_sum(part, _axes(tensor, dims), keepdims=True) for part in parts]
+    if not mesh_axes:
+        return [total / count for total in sums]
+    totals = mesh_impl.collectives.allreduce(tf.stack(sums), mesh_axes, "Add")
+    return tf.unstack(totals / count)
+
+
+def _axes(tensor: upstream.Tensor, dims: Sequence[upstream.Dimension]) -> list[int]:
+    """Returns the indices of dimensions of `tensor`."""
+    return [tensor.shape.dims.index(dim) for dim in dims]
+
+
+def _broadcastable(
+    lowering: Lowering, tensors: Sequence[upstream.Tensor], whole: upstream.Tensor
+) -> list[tf.Tensor]:
+    """Returns slices, at least in float32, that broadcast with the slice of `whole`."""
+    dtype = wide_dtype(whole)
+    return [tf.cast(expanded(lowering.slice(x), x.shape, whole.shape), dtype) for x in tensors]

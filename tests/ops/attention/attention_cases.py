@@ -17,6 +17,11 @@ OPTIONS = {
     "segments": {"segments": True},
     "causal_segments_bias": {"causal": True, "segments": True, "bias": True},
     "window_segments_bias": {"window": 4, "segments": True, "bias": True},
+    "causal_cap": {"causal": True, "soft_cap": 1.5},
+    "all_with_cap_sinks_and_wide_values": {
+        **{"causal": True, "window": 4, "segments": True, "bias": True},
+        **{"soft_cap": 2.0, "sinks": True, "d_v": 12},
+    },
 }
 
 
@@ -47,8 +52,9 @@ def make_inputs(
     memory_length, groups = memory or length, kv_heads or heads
     k_shape = f"batch:{batch};{k_heads};{k_length};d_kv:{d_kv}"
     inputs = {"q": (q_shape, scale * random.normal(size=(batch, heads, length, d_kv)))}
-    for name in "kv":
-        inputs[name] = (k_shape, random.normal(size=(batch, groups, memory_length, d_kv)))
+    for name, size in {"k": d_kv, "v": options.get("d_v", d_kv)}.items():
+        shape = k_shape.replace(f"d_kv:{d_kv}", f"d_v:{size}") if size != d_kv else k_shape
+        inputs[name] = (shape, random.normal(size=(batch, groups, memory_length, size)))
     if options.get("segments"):
         rows = SEGMENTS[np.arange(batch) % 4]
         inputs["segments"] = (f"batch:{batch};length:{length}", spread(rows, length))
@@ -57,6 +63,8 @@ def make_inputs(
             inputs["memory_segments"] = (f"batch:{batch};memory:{memory}", theirs)
     if options.get("bias"):
         inputs["table"] = (f"heads:{heads};buckets:8", random.normal(size=(heads, 8)))
+    if options.get("sinks"):
+        inputs["sinks"] = (f"heads:{heads}", random.normal(size=heads))
     return inputs
 
 
@@ -65,8 +73,8 @@ def spread(rows, length):
     return rows[:, np.arange(length) * 6 // length]
 
 
-def make_ours(method=None, dropout_rate=0.0, causal=False, window=None, **_):
-    def ours(q, k, v, segments=None, memory_segments=None, table=None):
+def make_ours(method=None, dropout_rate=0.0, causal=False, window=None, soft_cap=0.0, **_):
+    def ours(q, k, v, segments=None, memory_segments=None, table=None, sinks=None):
         return attention(
             q,
             k,
@@ -76,6 +84,8 @@ def make_ours(method=None, dropout_rate=0.0, causal=False, window=None, **_):
             segments=segments,
             memory_segments=memory_segments,
             relative_bias=None if table is None else RelativeBias(table, MAX_DISTANCE),
+            soft_cap=soft_cap,
+            sinks=sinks,
             dropout_rate=dropout_rate,
             method=method,
         )
@@ -83,5 +93,7 @@ def make_ours(method=None, dropout_rate=0.0, causal=False, window=None, **_):
     return ours
 
 
-def make_composed(causal=False, window=None, kept=None, **_):
-    return composed_attention(causal=causal, window=window, max_distance=MAX_DISTANCE, kept=kept)
+def make_composed(causal=False, window=None, kept=None, soft_cap=0.0, **_):
+    return composed_attention(
+        causal=causal, window=window, max_distance=MAX_DISTANCE, soft_cap=soft_cap, kept=kept
+    )

@@ -14,21 +14,25 @@ def composed_attention(
     causal: bool = False,
     window: int | None = None,
     max_distance: int = 0,
+    soft_cap: float = 0.0,
     kept: np.ndarray | None = None,
 ) -> Callable[..., tf.Tensor]:
     """A function of q [b, h, t, d], k and v [b, g, m, d], and `segments`, `memory_segments`,
-    `table`.
+    `table`, `sinks`.
 
     Args:
       causal: see `attention`.
       window: see `attention`.
       max_distance: of the buckets of `table`.
+      soft_cap: see `attention`.
       kept: what to multiply the weights by, [b, h, t, m].
     """
 
-    def attend(q, k, v, segments=None, memory_segments=None, table=None):
+    def attend(q, k, v, segments=None, memory_segments=None, table=None, sinks=None):
         k, v = (tf.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
         scores = tf.einsum("bhtd,bhmd->bhtm", q, k) / math.sqrt(q.shape[-1])
+        if soft_cap:
+            scores = soft_cap * tf.tanh(scores / soft_cap)
         if table is not None:
             both_ways = not causal
             number = [
@@ -38,7 +42,11 @@ def composed_attention(
             scores += tf.gather(table, number, axis=1)
         is_seen = seen(scores.shape, segments, memory_segments, causal, window)
         # The softmax of nothing would be NaN, and its gradient.
-        weights = tf.nn.softmax(tf.where(is_seen, scores, -1e300)) * is_seen
+        scores = tf.where(tf.cast(is_seen, bool), scores, -1e300)
+        if sinks is not None:
+            column = tf.broadcast_to(sinks[:, None, None], [*scores.shape[:-1], 1])
+            scores = tf.concat([scores, column], -1)
+        weights = tf.nn.softmax(scores)[..., : k.shape[2]] * is_seen
         return tf.einsum("bhtm,bhmd->bhtd", weights * (1.0 if kept is None else kept), v)
 
     return attend

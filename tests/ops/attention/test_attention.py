@@ -285,7 +285,7 @@ def refused(said, *, q="b:2;heads:4;t:6;d:4", k="b:2;heads:4;t:6;d:4", v=None, *
 
 
 def test_shapes_that_do_not_fit_are_refused():
-    refused("k .* and v .* must have one shape", v="b:2;heads:4;t:5;d:4")
+    refused("k .* and v .* must have the same dimensions except the last", v="b:2;heads:4;t:5;d:4")
     refused(r"must be \[batch\.\.\., heads, length, d_kv\]", q="t:6;d:4")
     refused("same batch dimensions", k="b:3;heads:4;t:6;d:4")
     refused("same last dimension", k="b:2;heads:4;t:6;d:5")

@@ -150,8 +150,8 @@ def test_a_ring_holds_as_much_on_any_number_of_devices(method):
     few, many = (
         Counter(tensor_sizes(ring_program(count, method=method).trace().graph)) for count in (2, 8)
     )
-    # The keys and values of a slice.
-    assert few[2 * 2 * 4 * 8 * 4 * 4] > 0
+    # The keys of a slice.
+    assert few[2 * 4 * 8 * 4 * 4] > 0
     if method == "ring":
         assert many == few
     else:
