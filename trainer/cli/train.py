@@ -94,6 +94,9 @@ def run(invocation: Invocation) -> None:
     if flags.check_layout:
         _check_layout(flags, spec)
         return
+    if flags.check_transfer:
+        _check_transfer(flags, spec)
+        return
     try:
         # Rendezvous before anything that may start TensorFlow, as generating data may.
         with as_usage_error(ValueError):
@@ -180,6 +183,30 @@ def _check_layout(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
     print(found)
     if not found.check.agrees:
         raise FailedError("the layout does not compute what one device computes")
+
+
+def _check_transfer(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
+    """Compares activations over widths, prints the table, and draws it in the run's directory.
+
+    Raises:
+      FailedError: activations grow with the width.
+    """
+    with as_usage_error(ValueError, LookupError, OSError):
+        if flags.generate_data:
+            spec.problem.prepare(flags.data_dir, flags.tmp_dir, num_workers=None)
+            spec = _with_prepared_data(flags, spec)
+    from t2tp.trainer.transfer_check import check_transfer
+
+    with building(spec.model):
+        found = check_transfer(spec)
+    print(found)
+    path = Path(spec.config.output_dir, "transfer.svg")
+    with as_usage_error(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(found.svg(), encoding="utf-8")
+    logging.info("drawn in %s", path)
+    if not found.agrees:
+        raise FailedError("activations grow with the width: the rates do not transfer")
 
 
 def _plan(flags: absl_flags.FlagValues) -> RunSpec:

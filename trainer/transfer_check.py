@@ -1,0 +1,169 @@
+"""`--check_transfer`: the coordinate check of `transfer_from`, over widths.
+
+With the right rules of transfer the activations of a wide model are as large as a small one's, and
+change as much in the first steps (G. Yang et al., arXiv:2203.03466, appendix D.1). So models of
+widths from the small one to the run's train a few steps on the same batches, on one device, and the
+mean size of each product of activations and weights is compared over the widths.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+import numpy as np
+import tensorflow as tf
+
+from t2tp import mtf
+from t2tp.hparam import HParams
+from t2tp.ops.variables.transfer import Transfer
+from t2tp.program.program import Mesh, Program
+from t2tp.trainer.errors import UsageError
+from t2tp.trainer.inputs.problem_inputs import training_inputs
+from t2tp.trainer.model_fn import ModeKeys, model_fn_of
+from t2tp.trainer.run_spec import RunSpec
+
+STEPS = 10
+_MOST_WIDTHS = 5
+# Growth of a size per doubling of the width that is reported, as a factor.
+_LARGEST_GROWTH = 1.25
+# Pixels of the picture.
+_WIDTH, _HEIGHT, _MARGIN = 640, 400, 50
+# Settings of a comparison on one device, with the whole learning rate from the first step.
+_PLAIN = {
+    "mesh_shape": "",
+    "layout": "",
+    "zero_stage": 0,
+    "storage_layout": "",
+    "zero_axes": "",
+    "microbatches": 1,
+    "recompute": "none",
+    "learning_rate_schedule": "constant",
+}
+
+
+@dataclass(frozen=True)
+class TransferCheck:
+    """Mean sizes of activations.
+
+    Attributes:
+      widths: how many times as wide as the small model each model is.
+      sizes: [width, step] mean absolute values after each number of steps from 0, by name.
+    """
+
+    widths: Sequence[float]
+    sizes: Mapping[str, np.ndarray]
+
+    def growth(self, name: str, steps: int) -> float:
+        """Returns the factor of a size per doubling of the width: the fit of a power law."""
+        sizes = np.log2(np.maximum(self.sizes[name][:, steps], 1e-30))
+        return float(2 ** np.polyfit(np.log2(self.widths), sizes, 1)[0])
+
+    @property
+    def agrees(self) -> bool:
+        """Whether no size grows with the width in the first steps."""
+        return all(self.growth(name, STEPS) < _LARGEST_GROWTH for name in self.sizes)
+
+    def __str__(self) -> str:
+        """A row per activation."""
+        head = "".join(f"{f'{width:.3g}x':>10}" for width in self.widths)
+        longest = max(map(len, self.sizes))
+        lines = [f"{f'mean size after {STEPS} steps':{longest}}{head}   growth per doubling of the"]
+        lines.append(f"{'':{longest}}{'':{len(head)}}   width after 0, 1 and {STEPS} steps")
+        for name, sizes in self.sizes.items():
+            cells = "".join(f"{size:10.4g}" for size in sizes[:, STEPS])
+            growths = (self.growth(name, steps) for steps in (0, 1, STEPS))
+            mark = "  grows" if self.growth(name, STEPS) >= _LARGEST_GROWTH else ""
+            factors = " ".join(f"{growth:.2f}" for growth in growths)
+            lines.append(f"{name:{longest}}{cells}   {factors}{mark}")
+        return "\n".join(lines)
+
+    def svg(self) -> str:
+        """Draws sizes after the last step over widths, both logarithmic; titles name the lines."""
+        values = np.log2(np.maximum([s[:, STEPS] for s in self.sizes.values()], 1e-30))
+        low, high = math.floor(values.min()), math.ceil(values.max())
+        across = (_WIDTH - 2 * _MARGIN) / math.log2(self.widths[-1])
+        up = (_HEIGHT - 2 * _MARGIN) / (high - low or 1)
+        xs = [_MARGIN + across * math.log2(width) for width in self.widths]
+        marks = []
+        for x, width in zip(xs, self.widths, strict=True):
+            marks.append(f'<text x="{x:.0f}" y="{_HEIGHT - 20}">{width:.3g}x</text>')
+        for power in range(low, high + 1):
+            y = _HEIGHT - _MARGIN - up * (power - low)
+            marks.append(f'<text x="5" y="{y:.0f}">{2.0**power:.3g}</text>')
+        for number, (name, row) in enumerate(zip(self.sizes, values, strict=True)):
+            points = (
+                f"{x:.1f},{_HEIGHT - _MARGIN - up * (value - low):.1f}"
+                for x, value in zip(xs, row, strict=True)
+            )
+            color = f"hsl({360 * number // len(self.sizes)} 70% 40%)"
+            marks.append(
+                f'<polyline points="{" ".join(points)}" fill="none" stroke="{color}"'
+                f' stroke-width="2"><title>{escape(name)}</title></polyline>'
+            )
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
+            f' font-family="sans-serif" font-size="11">{"".join(marks)}</svg>\n'
+        )
+
+
+def check_transfer(spec: RunSpec) -> TransferCheck:
+    """Trains models of several widths for some steps and records the sizes of activations.
+
+    Raises:
+      UsageError: there is no `transfer_from`, or its set is not smaller.
+    """
+    transfer = Transfer.from_hparams(spec.hparams)
+    if transfer is None:
+        raise UsageError("--check_transfer compares the run with the set that transfer_from names")
+    wide, small = spec.hparams.values(), transfer.small.values()
+    grown = {
+        name: (small[name], value)
+        for name, value in wide.items()
+        if type(value) is int and value > small[name]
+    }
+    if not grown:
+        raise UsageError(
+            f"transfer_from={spec.hparams.transfer_from}: its set has no smaller sizes than the run"
+        )
+    factor = max(last / first for first, last in grown.values())
+    count = min(_MOST_WIDTHS, max(2, round(math.log2(factor)) + 1))
+    sizes = []
+    for place in range(count):
+        hparams = spec.hparams.copy()
+        for name, value in _PLAIN.items():
+            if name in hparams:
+                hparams.set(name, value)
+        for name, (first, last) in grown.items():
+            hparams.set(name, round(first * (last / first) ** (place / (count - 1))))
+        sizes.append(_train(spec, hparams))
+    names = [name for name in sizes[0] if all(name in each for each in sizes)]
+    widths = [factor ** (place / (count - 1)) for place in range(count)]
+    return TransferCheck(widths, {name: np.array([s[name] for s in sizes]) for name in names})
+
+
+def _train(spec: RunSpec, hparams: HParams) -> dict[str, list[float]]:
+    """Returns the mean absolute value of each product before each step, and after the last."""
+    inputs = training_inputs(spec.problem, spec.data_dir, hparams, spec.config.random_seed)
+    vocab_sizes = spec.problem.vocab_sizes(spec.data_dir)
+    model_fn = model_fn_of(spec.model_class, vocab_sizes, spec.train_steps)
+
+    def step_fn(mesh: Mesh, features: dict[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
+        model_fn(mesh, features, ModeKeys.TRAIN, hparams)
+        return {
+            op.name: mtf.reduce_mean(mtf.abs(mtf.cast(op.outputs[0], tf.float32)))
+            for op in list(mesh.graph.operations)
+            if isinstance(op, mtf.EinsumOperation)
+            and "gradients" not in op.name
+            and "batch" in op.outputs[0].shape.dimension_names
+            and any(isinstance(x.operation, mtf.Variable) for x in op.inputs)
+        }
+
+    program = Program(step_fn, inputs.features)
+    sizes: dict[str, list[float]] = {}
+    for step in range(STEPS + 1):
+        for name, size in program(inputs.stream[step], step).items():
+            sizes.setdefault(name, []).append(float(size))
+    return sizes
