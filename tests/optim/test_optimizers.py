@@ -13,6 +13,7 @@ import t2tp
 from t2tp import mtf
 from t2tp.optim.adam import Adam
 from tests.optim.regression import make_hparams, train, train_with_keras
+from tests.page_blocks import blocks
 
 MESHES = ["", "data:2;model:2"]
 # Data-parallel and tensor-parallel; and a matrix that is cut both ways.
@@ -121,6 +122,16 @@ def test_variables_without_a_fused_kernel_are_updated_by_the_same_formula(name):
     ours = train(make_hparams(**REFERENCES[name][1]), *LAID_OUT[1], dtype=tf.float64)
     for each, wanted in keras_result(name).items():
         np.testing.assert_allclose(ours[each], wanted, rtol=2e-5, atol=2e-5, err_msg=each)
+
+
+def test_the_optimizer_of_the_docs_is_the_same_on_a_mesh():
+    (code,) = blocks("new_optimizer.md", "python")
+    exec(compile(code, "new_optimizer.md", "exec"), {})
+    hparams = make_hparams(optimizer="signum", weight_decay=0.1, learning_rate_constant=0.002)
+    alone, split = train(hparams, ""), train(hparams, *LAID_OUT[1])
+    assert alone["loss"][-1] < 0.98 * alone["loss"][0]
+    for each, wanted in alone.items():
+        np.testing.assert_allclose(split[each], wanted, rtol=1e-6, atol=2e-6, err_msg=each)
 
 
 @pytest.mark.parametrize("name", ["momentum", "lion", "lamb", "adamw", "adafactor"])
