@@ -14,7 +14,14 @@ from tests.huggingface import our_models, test_encoders, test_sequence_to_sequen
 
 transformers = pytest.importorskip("transformers", reason="pip install -e '.[hf-tests]'")
 
-_LANGUAGE_MODELS = ["gpt2", "llama_grouped_scaled", "mistral_window", "qwen2", "gemma", "mixtral"]
+_LANGUAGE_MODELS = [
+    *("gpt2", "llama_grouped_scaled", "mistral_window", "qwen2", "gemma", "mixtral"),
+    *(
+        their_models.random_model(kind, 0)
+        for kind in their_models.KINDS
+        if kind not in ("gpt2", "llama", "mistral", "qwen2", "gemma", "mixtral")
+    ),
+]
 MODELS = [*_LANGUAGE_MODELS, "t5", "bert_masked", "bert_classifier", "vit"]
 
 # Entries that some type has, or had, for all types.
@@ -42,6 +49,14 @@ MORE = {
     "embedding_size": 8,
     "position_embedding_type": "relative_key",
     "attention_chunk_size": 2,
+    "no_rope_layers": [1, 0, 1, 1],
+    "no_rope_layer_interval": 3,
+    "query_pre_attn_scalar": 7,
+    "final_logit_softcapping": 0.5,
+    "attn_logit_softcapping": 0.5,
+    "sliding_window_pattern": 2,
+    "rope_local_base_freq": 7.0,
+    "clip_qkv": 0.1,
     "num_labels": 1,
     "problem_type": "regression",
     "tie_word_embeddings": False,

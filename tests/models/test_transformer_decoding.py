@@ -23,6 +23,10 @@ CASES = {
         {"attention_type": "local", "attention_window": 3, "num_kv_heads": 1, "use_bias": True},
     ),
     "lm untied sinusoidal": ("lm", {"position": "sinusoidal", "tie_embeddings": False}),
+    "lm sinks, wide values": (
+        "lm",
+        {"attention_sinks": True, "d_v": 12, "attention_soft_cap": 2.0, "qk_norm": "projection"},
+    ),
     "encdec": ("encdec", {}),
     "moe": ("moe", {**NO_DROPS, "moe_gating": "top_2"}),
     "moe_encdec": ("moe_encdec", NO_DROPS),

@@ -193,6 +193,10 @@ CHOICES = {
         "rotary_original_length": 10,
     },
     "scaled embeddings": {"scale_embeddings": True},
+    "sinks, wide values, norms of all heads, caps": {
+        **{"attention_sinks": True, "d_v": 12, "attention_soft_cap": 2.0, "qk_norm": "projection"},
+        **{"norm_position": "both", "logits_soft_cap": 3.0, "residual_multiplier": 0.5},
+    },
     "untied, inputs and targets share": {"tie_embeddings": False, "shared_embedding": True},
 }
 # What has another part in an encoder-decoder.
