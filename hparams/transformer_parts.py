@@ -109,8 +109,38 @@ def declare_experts(hparams: HParams) -> None:
     add(
         "moe_gating",
         "top_1",
-        "top_1 (Switch), top_2 (GShard) or expert_choice (encoders)",
+        "top_1 (Switch), top_2 (GShard), top_k (moe_top_k experts) or expert_choice (encoders)",
         choices=choices.GATINGS,
+    )
+    add("moe_top_k", 2, "experts per token of moe_gating=top_k", min=1, max=MAX_SIZE)
+    add("moe_normalize_gates", True, "whether a token's gates add up to 1 with top_k")
+    add("moe_gate_scale", 1.0, "factor of the gates with top_k", above=0)
+    add(
+        "moe_router_scores",
+        "softmax",
+        "scores of the experts: their softmax, or a sigmoid of each (DeepSeek-V3)",
+        choices=choices.ROUTER_SCORES,
+    )
+    add("moe_router_bias", False, "whether the router has a bias")
+    add(
+        "moe_balance_rate",
+        0.0,
+        "step of the terms that balance experts without a loss (arXiv:2408.15664 has 0.001); 0:"
+        " there are none",
+        min=0,
+    )
+    add(
+        "moe_shared_d_ff",
+        0,
+        "hidden size of the expert that all tokens use; 0: none",
+        min=0,
+        max=MAX_SIZE,
+    )
+    add(
+        "moe_dispatch",
+        "capacity",
+        "capacity: experts drop tokens above their capacity; dropless: they compute all tokens",
+        choices=choices.DISPATCHES,
     )
     add(
         "moe_capacity_factor_train",

@@ -16,7 +16,7 @@ BATCH_SIZE_UNITS = (
 # Transformers.
 # Feed-forward network -> activation of the layer or its gate, in `t2tp.ops.activations` or `mtf`.
 PLAIN_MLPS = {"relu": "relu", "gelu": "gelu", "gelu_erf": "gelu_erf", "silu": "swish"}
-GATED_MLPS = {"swiglu": "swish", "geglu": "gelu"}
+GATED_MLPS = {"swiglu": "swish", "geglu": "gelu", "clamped_swiglu": "clamped_swiglu"}
 MLPS = (*PLAIN_MLPS, *GATED_MLPS)
 NORM_TYPES = ("rms", "rms_unit_offset", "layer")
 NORM_POSITIONS = ("pre", "post", "output", "both")
@@ -29,7 +29,9 @@ ATTENTION_TYPES = ("full", "local")
 LAYER_KINDS = ("full", "local", "full_nope", "local_nope")
 ADAPTED = ("query", "key", "value", "output", "feed_forward")
 ATTENTION_METHODS = ("auto", "dense", "blockwise", "ring")
-GATINGS = ("top_1", "top_2", "expert_choice")
+GATINGS = ("top_1", "top_2", "top_k", "expert_choice")
+ROUTER_SCORES = ("softmax", "sigmoid")
+DISPATCHES = ("capacity", "dropless")
 
 # Image models.
 IMAGE_ATTENTION_TYPES = ("full", "local_1d", "local_2d")

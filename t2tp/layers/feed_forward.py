@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from t2tp import mtf
 from t2tp.choices import GATED_MLPS, MLPS, PLAIN_MLPS
 from t2tp.layers import variables
+from t2tp.layers.adapters import of_mesh
 from t2tp.layers.dropout import Dropout
 from t2tp.layers.linear import linear
 from t2tp.ops import activations
+from t2tp.ops.expert_network import expert_network
 from t2tp.suggestions import nearest
 
 
@@ -25,12 +27,18 @@ def activation_of(mlp: str) -> Callable[[mtf.Tensor], mtf.Tensor]:
     return getattr(activations, name, None) or getattr(mtf, name)
 
 
+def _gated(mlp: str, gate: mtf.Tensor, hidden: mtf.Tensor) -> mtf.Tensor:
+    if mlp == "clamped_swiglu":
+        return mtf.cwise(activations.clamped_swiglu, [gate, hidden])
+    return activation_of(mlp)(gate) * hidden
+
+
 class FeedForward:
     """A feed-forward network: two matrices with an activation between them, or three with a gate.
 
     `relu`, `gelu` (its tanh form), `gelu_erf` (the exact one) and `silu`: `activation(x input)
     output`; `swiglu` and `geglu` (N. Shazeer, arXiv:2002.05202): `(activation(x gate) * x input)
-    output`.
+    output`; `clamped_swiglu`: gpt-oss's (`t2tp.ops.activations.clamped_swiglu`).
     """
 
     def __init__(
@@ -56,10 +64,12 @@ class FeedForward:
         Raises:
           ValueError: the name is unknown.
         """
-        self._activation = activation_of(mlp)
+        activation_of(mlp)
+        self._mlp = mlp
         self._is_gated = mlp in GATED_MLPS
         self._d_ff = mtf.Dimension("d_ff", d_ff)
         self._use_bias = use_bias
+        self._has_dropout = dropout > 0
         self._dropout = Dropout(dropout)
         self._output_scale = output_scale
         self._experts = list(experts)
@@ -73,12 +83,48 @@ class FeedForward:
         hidden = self._times(x, "input", self._d_ff, d_model.size**-0.5)
         if self._is_gated:
             gate = self._times(x, "gate", self._d_ff, d_model.size**-0.5)
-            hidden = self._activation(gate) * hidden
+            hidden = _gated(self._mlp, gate, hidden)
         else:
-            hidden = self._activation(hidden)
+            hidden = activation_of(self._mlp)(hidden)
         hidden = self._dropout(hidden, training)
         stddev = self._d_ff.size**-0.5 * self._output_scale
         return self._times(hidden, "output", d_model, stddev)
+
+    def chosen(self, x: mtf.Tensor, choices: mtf.Tensor, gates: mtf.Tensor) -> mtf.Tensor:
+        """Applies to each row the experts that it chose, without a capacity.
+
+        Args:
+          x: [..., d_model].
+          choices: int32 [..., k].
+          gates: float32 [..., k].
+
+        Returns:
+          like `x`: see `t2tp.ops.expert_network`.
+
+        Raises:
+          ValueError: dropout, or adapters of feed-forward layers, which this does not support.
+        """
+        adapters = of_mesh(x.mesh)
+        if self._has_dropout or (adapters is not None and "feed_forward" in adapters.targets):
+            raise ValueError(
+                "moe_dispatch=dropless supports neither relu_dropout nor feed_forward among"
+                " lora_targets: use moe_dispatch=capacity."
+            )
+        d_model = x.shape.dims[-1]
+        sizes = {"input": (d_model, self._d_ff), "output": (self._d_ff, d_model)}
+        if self._is_gated:
+            sizes["gate"] = sizes["input"]
+        weights = {}
+        for name, (dim, to) in sizes.items():
+            scale = self._output_scale if name == "output" else 1.0
+            weights[name] = variables.matrix(
+                x.mesh, name, [dim], [to], scale * dim.size**-0.5, x.dtype, experts=self._experts
+            )
+            if self._use_bias:
+                weights[f"{name}_bias"] = variables.bias(
+                    x.mesh, f"{name}_bias", [to], x.dtype, experts=self._experts
+                )
+        return expert_network(x, choices, gates, weights, self._mlp)
 
     def _times(self, x: mtf.Tensor, name: str, to: mtf.Dimension, stddev: float) -> mtf.Tensor:
         """Multiplies by a variable: [..., d] -> [..., to]."""

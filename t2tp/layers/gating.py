@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.ops.top_k import top_k
+
+# More than scores and balances differ by.
+_BELOW_ALL = 1e6
 
 
 @dataclass(frozen=True)
@@ -18,11 +22,16 @@ class Router:
       logits: float32 [groups, group, router_experts].
       token_mask: float32 [groups, group]: 0 for padding.
       experts: the dimension router_experts.
+      scores: `softmax`, or `sigmoid` of each logit.
+      balance: float32 [router_experts], added to the scores where experts are chosen, but not to
+        gates: L. Wang et al. (arXiv:2408.15664), section 3. None: nothing is added.
     """
 
     logits: mtf.Tensor
     token_mask: mtf.Tensor
     experts: mtf.Dimension
+    scores: str = "softmax"
+    balance: mtf.Tensor | None = None
 
     @property
     def tokens(self) -> mtf.Dimension:
@@ -30,7 +39,9 @@ class Router:
         return self.token_mask.shape.dims[-1]
 
     def probabilities(self) -> mtf.Tensor:
-        """Returns [groups, group, router_experts], zero for padding."""
+        """Returns the scores [groups, group, router_experts], zero for padding."""
+        if self.scores == "sigmoid":
+            return mtf.sigmoid(self.logits) * self.token_mask
         return mtf.softmax(self.logits, self.experts) * self.token_mask
 
     def z_sum(self) -> mtf.Tensor:
@@ -43,8 +54,23 @@ class Router:
 
 
 @dataclass(frozen=True)
-class ExpertAssignment:
+class Choice:
     """One expert per token.
+
+    Attributes:
+      expert: int32 [groups, group].
+      chosen: float32 [groups, group, router_experts], one-hot; zero for padding.
+      gate: float32 [groups, group], the factor of the expert's output.
+    """
+
+    expert: mtf.Tensor
+    chosen: mtf.Tensor
+    gate: mtf.Tensor
+
+
+@dataclass(frozen=True)
+class ExpertAssignment:
+    """One expert per token, with a place at it.
 
     Attributes:
       slots: int32 [groups, group], the token's index into [experts * capacity]; out of range if it
@@ -59,55 +85,84 @@ class ExpertAssignment:
 
 
 def token_choices(
-    router: Router, k: int, capacity: int
-) -> tuple[list[ExpertAssignment], mtf.Tensor]:
-    """Assigns each token to its k most probable experts, up to their capacity.
+    router: Router, k: int, *, normalize: bool, scale: float = 1.0
+) -> tuple[list[Choice], mtf.Tensor]:
+    """Chooses the k experts of the highest scores for each token.
 
     k of 1: W. Fedus et al., "Switch Transformers" (arXiv:2101.03961), section 2.1; the gate is the
-    probability. k of 2: D. Lepikhin et al., "GShard" (arXiv:2006.16668), section 2.2; the gates are
-    the two probabilities, normalized to a sum of 1, and first choices take precedence over second
-    ones. (GShard drops second choices of small weight at random; this does not.)
+    score. k of 2: D. Lepikhin et al., "GShard" (arXiv:2006.16668), section 2.2; the gates are the
+    two scores, normalized to a sum of 1. (GShard drops second choices of small weight at random;
+    this does not.)
 
     Args:
       router: the tokens' router.
       k: experts per token.
-      capacity: slots of an expert in a group.
+      normalize: whether a token's gates have a sum of 1, before they are scaled.
+      scale: factor of the gates.
 
     Returns:
-      the assignments, and the load-balancing loss summed over tokens, each with the loss of its
-      group: experts * sum_e f_e * P_e (Switch, equation 4), where f_e is the fraction of the
-      group's tokens whose first choice is e, and P_e their mean probability of e.
+      the choices, and the load-balancing loss summed over tokens, each with the loss of its group:
+      experts * sum_e f_e * P_e (Switch, equation 4), where f_e is the fraction of the group's
+      tokens whose first choice is e, and P_e their mean score of e. Sigmoid scores are normalized
+      over the experts first.
     """
-    experts, tokens = router.experts, router.tokens
+    experts = router.experts
     probabilities = router.probabilities()
     remaining = mtf.stop_gradient(probabilities)
-    picks, gates = [], []
+    if router.balance is not None:
+        remaining += mtf.stop_gradient(router.balance)
+    choices = []
     for _ in range(k):
         pick = mtf.argmax(remaining, experts)
         chosen = mtf.one_hot(pick, experts, dtype=tf.float32)
-        # Chosen experts become -1, below all probabilities, so that the next argmax skips them.
-        remaining = remaining * (1.0 - chosen) - chosen
-        picks.append((pick, chosen * router.token_mask))
-        gates.append(mtf.reduce_sum(probabilities * chosen, reduced_dim=experts))
-    if k > 1:
-        total = mtf.maximum(sum(gates[1:], gates[0]), 1e-9)
-        gates = [gate / total for gate in gates]
-    choices = []
+        # Chosen experts fall below all others, so that the next argmax skips them.
+        remaining = remaining - chosen * _BELOW_ALL
+        gate = mtf.reduce_sum(probabilities * chosen, reduced_dim=experts)
+        choices.append(Choice(pick, chosen * router.token_mask, gate))
+    factor: mtf.Tensor | float = scale
+    if normalize:
+        factor = scale / mtf.maximum(mtf.add_n([choice.gate for choice in choices]), 1e-9)
+    choices = [replace(choice, gate=choice.gate * factor) for choice in choices]
+    if router.scores == "sigmoid":
+        total = mtf.reduce_sum(probabilities, reduced_dim=experts)
+        probabilities = probabilities / mtf.maximum(total, 1e-9)
+    return choices, _load_balance(router, probabilities, choices[0].chosen)
+
+
+def imbalance(router: Router, choices: Sequence[Choice]) -> mtf.Tensor:
+    """Returns 0, whose gradient w.r.t. the balance is each expert's load above the mean.
+
+    A step down along the sign of this gradient is the update of arXiv:2408.15664, algorithm 1.
+    """
+    load = mtf.add_n([choice.chosen for choice in choices])
+    load -= mtf.reduce_mean(load, reduced_dim=router.experts)
+    total = mtf.reduce_sum(mtf.stop_gradient(load) * router.balance)
+    return total - mtf.stop_gradient(total)
+
+
+def assigned(router: Router, choices: Sequence[Choice], capacity: int) -> list[ExpertAssignment]:
+    """Gives the choices places at their experts, up to the capacity of these in a group.
+
+    First choices take precedence over second ones, and earlier tokens over later ones.
+    """
+    assignments = []
     taken = None
-    for (pick, chosen), gate in zip(picks, gates, strict=True):
+    for choice in choices:
+        chosen = choice.chosen
         # A token's position at its expert: how many earlier tokens chose it too.
-        before = mtf.cumsum(chosen, tokens, exclusive=True)
+        before = mtf.cumsum(chosen, router.tokens, exclusive=True)
         if taken is not None:
             before += taken
-        position = mtf.reduce_sum(before * chosen, reduced_dim=experts)
-        counts = mtf.reduce_sum(chosen, reduced_dim=tokens)
+        position = mtf.reduce_sum(before * chosen, reduced_dim=router.experts)
+        counts = mtf.reduce_sum(chosen, reduced_dim=router.tokens)
         taken = counts if taken is None else taken + counts
         has_room = _float(mtf.less(position, float(capacity))) * router.token_mask
-        slot = pick * capacity + mtf.cast(position, tf.int32)
-        nowhere = mtf.zeros_like(slot) + experts.size * capacity
+        slot = choice.expert * capacity + mtf.cast(position, tf.int32)
+        nowhere = mtf.zeros_like(slot) + router.experts.size * capacity
         slots = mtf.where(mtf.greater(has_room, 0.0), slot, nowhere)
-        choices.append(ExpertAssignment(slots, gate * has_room, router.token_mask - has_room))
-    return choices, _load_balance(router, probabilities, picks[0][1])
+        is_dropped = router.token_mask - has_room
+        assignments.append(ExpertAssignment(slots, choice.gate * has_room, is_dropped))
+    return assignments
 
 
 def _load_balance(router: Router, probabilities: mtf.Tensor, first: mtf.Tensor) -> mtf.Tensor:

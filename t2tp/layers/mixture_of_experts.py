@@ -8,12 +8,21 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
-from t2tp.choices import GATINGS
+from t2tp.choices import DISPATCHES, GATINGS, ROUTER_SCORES
 from t2tp.layers import variables
 from t2tp.layers.feed_forward import FeedForward
-from t2tp.layers.gating import ExpertAssignment, Router, expert_choices, token_choices
+from t2tp.layers.gating import (
+    Choice,
+    ExpertAssignment,
+    Router,
+    assigned,
+    expert_choices,
+    imbalance,
+    token_choices,
+)
 from t2tp.layers.grouping import group_tokens
 from t2tp.ops.gather import checked_gather
 from t2tp.suggestions import nearest
@@ -77,10 +86,17 @@ class RoutingConfig:
 
     Attributes:
       num_experts: number of experts.
-      gating: `top_1` (Switch), `top_2` (GShard) or `expert_choice`.
+      gating: `top_1` (Switch), `top_2` (GShard), `top_k` or `expert_choice`.
       capacity_factor_train: capacity of an expert relative to a perfectly balanced load.
       capacity_factor_eval: the same outside training.
       group_size: see `grouping.group_tokens`.
+      top_k: experts per token of `top_k`.
+      normalize_gates: whether a token's gates have a sum of 1, in `top_k`.
+      gate_scale: factor of the gates of `top_k`.
+      scores: scores of the experts, one of `t2tp.choices.ROUTER_SCORES`.
+      has_bias: whether the router has a bias.
+      is_balanced: whether a variable, `balance`, is added to the scores to choose experts.
+      dispatch: `capacity`, or `dropless`: each expert computes all tokens that chose it.
     """
 
     num_experts: int
@@ -88,17 +104,56 @@ class RoutingConfig:
     capacity_factor_train: float = 1.25
     capacity_factor_eval: float = 2.0
     group_size: int = 0
+    top_k: int = 2
+    normalize_gates: bool = True
+    gate_scale: float = 1.0
+    scores: str = "softmax"
+    has_bias: bool = False
+    is_balanced: bool = False
+    dispatch: str = "capacity"
+
+    @property
+    def choices(self) -> int:
+        """Experts per token."""
+        return {"top_2": 2, "top_k": self.top_k}.get(self.gating, 1)
+
+    @property
+    def is_dropless(self) -> bool:
+        """Whether experts have no capacity."""
+        return self.dispatch == "dropless"
+
+    def check(self) -> None:
+        """Raises ValueError if an option is unknown, a number out of range, or two contradict."""
+        for name, value, known in (
+            ("moe_gating", self.gating, GATINGS),
+            ("moe_router_scores", self.scores, ROUTER_SCORES),
+            ("moe_dispatch", self.dispatch, DISPATCHES),
+        ):
+            if value not in known:
+                raise ValueError(f"{name} is {value!r}: {nearest(value, known, 'choices')}")
+        if not 1 <= self.choices <= self.num_experts or self.group_size < 0:
+            raise ValueError(
+                f"{self.gating} needs at least {max(self.choices, 1)} experts, and groups of a size"
+                f" of 0 (a row) or above, not {self.num_experts} and {self.group_size}."
+            )
+        if min(self.capacity_factor_train, self.capacity_factor_eval) <= 0:
+            raise ValueError("capacity factors must be above 0.")
+        if self.gating == "expert_choice" and (self.is_dropless or self.is_balanced):
+            raise ValueError(
+                "moe_gating=expert_choice has balanced experts with a capacity: it supports neither"
+                " moe_dispatch=dropless nor moe_balance_rate."
+            )
 
     def capacity(self, group: int, training: bool) -> int:
         """Returns an expert's capacity in a group of `group` tokens."""
         factor = self.capacity_factor_train if training else self.capacity_factor_eval
-        capacity = group * (2 if self.gating == "top_2" else 1) * factor / self.num_experts
+        capacity = group * self.choices * factor / self.num_experts
         # 1e-9: a rounding error above an integer must not raise the capacity.
         return max(1, min(group, math.ceil(capacity - 1e-9)))
 
 
 class MixtureOfExperts:
-    """Feed-forward networks; each token uses one or two of them.
+    """Feed-forward networks; each token uses some of them, and all use the shared one, if any.
 
     Experts are the dimension `experts`. If it is split over the axis that splits the batch, an
     all-to-all sends tokens to their experts, and another one back (GShard, arXiv:2006.16668,
@@ -108,33 +163,33 @@ class MixtureOfExperts:
     elsewhere and rows have several groups, add `length_groups:<that axis>`:
     the all-to-alls are then over it. (An axis that splits the length and no experts may split
     `length_groups` and `expert_length_groups`, which is their name at the experts.)
+
+    Dropless, the tokens are all-gathered over the axis of the experts, and the results are
+    reduce-scattered. At the experts, batch and length are `expert_groups` and `expert_length`,
+    which are split like these, except over the axis of the experts.
     """
 
-    def __init__(self, routing: RoutingConfig, **feed_forward: object) -> None:
+    def __init__(
+        self, routing: RoutingConfig, shared_d_ff: int = 0, **feed_forward: object
+    ) -> None:
         """Sets routing and experts.
 
         Args:
           routing: routing hyperparameters.
+          shared_d_ff: hidden size of the expert that all tokens use; 0: none.
           **feed_forward: arguments of `FeedForward`, the experts.
 
         Raises:
-          ValueError: the gating is unknown, or a number is out of range.
+          ValueError: see `RoutingConfig.check`.
         """
-        if routing.gating not in GATINGS:
-            known = nearest(routing.gating, GATINGS, "gatings")
-            raise ValueError(f"moe_gating is {routing.gating!r}: {known}")
-        min_experts = 2 if routing.gating == "top_2" else 1
-        if routing.num_experts < min_experts or routing.group_size < 0:
-            raise ValueError(
-                f"{routing.gating} needs at least {min_experts} experts, and groups of a size of 0"
-                f" (a row) or above, not {routing.num_experts} and {routing.group_size}."
-            )
-        if min(routing.capacity_factor_train, routing.capacity_factor_eval) <= 0:
-            raise ValueError("capacity factors must be above 0.")
+        routing.check()
         self._routing = routing
         self._experts = mtf.Dimension("experts", routing.num_experts)
         self._router_experts = mtf.Dimension("router_experts", routing.num_experts)
         self._feed_forward = FeedForward(experts=[self._experts], **feed_forward)  # type: ignore[arg-type]
+        self._shared = None
+        if shared_d_ff:
+            self._shared = FeedForward(**{**feed_forward, "d_ff": shared_d_ff})  # type: ignore[arg-type]
 
     def __call__(
         self, x: mtf.Tensor, training: bool, token_mask: mtf.Tensor | None = None
@@ -162,7 +217,7 @@ class MixtureOfExperts:
         if self._routing.gating == "expert_choice":
             raise ValueError(
                 "moe_gating=expert_choice looks at the whole sequence, so there is no decoding with"
-                " it: use top_1 or top_2."
+                " it: use top_1, top_2 or top_k."
             )
         tokens, router = self._routed(x, None, group_size=0)
         return self._mixed(x, tokens, router, router.tokens.size, training=False)[0]
@@ -171,8 +226,9 @@ class MixtureOfExperts:
         self, x: mtf.Tensor, token_mask: mtf.Tensor | None, group_size: int | None = None
     ) -> tuple[mtf.Tensor, Router]:
         """Returns the grouped tokens and their router, which computes in float32."""
-        size = self._routing.group_size if group_size is None else group_size
-        tokens = group_tokens(x, size)
+        routing = self._routing
+        size = routing.group_size if group_size is None else group_size
+        tokens = x if routing.is_dropless else group_tokens(x, size)
         *groups, group, d_model = tokens.shape.dims
         matrix = variables.matrix(
             x.mesh,
@@ -187,12 +243,17 @@ class MixtureOfExperts:
             [mtf.cast(tokens, tf.float32), matrix],
             output_shape=mtf.Shape([*groups, group, self._router_experts]),
         )
+        if routing.has_bias:
+            logits += variables.bias(x.mesh, "router_bias", [self._router_experts], tf.float32)
+        balance = None
+        if routing.is_balanced:
+            balance = variables.balance(x.mesh, "balance", self._router_experts)
         shape = mtf.Shape([*groups, group])
         if token_mask is None:
             mask = mtf.ones(x.mesh, shape, tf.float32)
         else:
             mask = mtf.reshape(mtf.cast(token_mask, tf.float32), shape)
-        return tokens, Router(logits, mask, self._router_experts)
+        return tokens, Router(logits, mask, self._router_experts, routing.scores, balance)
 
     def _mixed(
         self,
@@ -207,14 +268,29 @@ class MixtureOfExperts:
         else:
             y, load_balance, choices, dropped = self._by_token(tokens, router, capacity, training)
         sums = ExpertSums(load_balance, router.z_sum(), choices, dropped)
-        return mtf.reshape(y, x.shape), sums
+        y = mtf.reshape(y, x.shape)
+        if self._shared is not None:
+            with tf1.variable_scope("shared"):
+                y += self._shared(x, training)
+        return y, sums
 
     def _by_token(
         self, tokens: mtf.Tensor, router: Router, capacity: int, training: bool
     ) -> tuple[mtf.Tensor, ...]:
         """Returns [groups, group, d_model], load balance, choices and dropped, by token choice."""
-        k = 2 if self._routing.gating == "top_2" else 1
-        choices, load_balance = token_choices(router, k, capacity)
+        routing = self._routing
+        k = routing.choices
+        options = {"normalize": routing.gating == "top_2"}
+        if routing.gating == "top_k":
+            options = {"normalize": routing.normalize_gates, "scale": routing.gate_scale}
+        choices, load_balance = token_choices(router, k, **options)
+        num_choices = mtf.reduce_sum(router.token_mask) * float(k)
+        if router.balance is not None:  # Only its gradient counts: see `transformer_losses`.
+            num_choices += imbalance(router, choices)
+        if routing.is_dropless:
+            y = self._dropless(tokens, router, choices)
+            return y, load_balance, num_choices, mtf.zeros(y.mesh, [], tf.float32)
+        assignments = assigned(router, choices, capacity)
         *groups, _, d_model = tokens.shape.dims
         slots = mtf.Dimension("expert_slots", self._experts.size * capacity)
         dispatched = [
@@ -222,16 +298,38 @@ class MixtureOfExperts:
                 [_one_hot(choice, slots, tokens.dtype), tokens],
                 output_shape=mtf.Shape([*groups, slots, d_model]),
             )
-            for choice in choices
+            for choice in assignments
         ]
-        y = self._apply(sum(dispatched[1:], dispatched[0]), capacity, training)
+        y = self._apply(mtf.add_n(dispatched), capacity, training)
         parts = []
-        for choice in choices:
+        for choice in assignments:
             back = mtf.einsum([_one_hot(choice, slots, y.dtype), y], output_shape=tokens.shape)
             parts.append(back * mtf.cast(choice.gate, back.dtype))
-        dropped = sum((c.is_dropped for c in choices[1:]), choices[0].is_dropped)
-        num_choices = mtf.reduce_sum(router.token_mask) * float(k)
-        return sum(parts[1:], parts[0]), load_balance, num_choices, mtf.reduce_sum(dropped)
+        dropped = mtf.reduce_sum(mtf.add_n([choice.is_dropped for choice in assignments]))
+        return mtf.add_n(parts), load_balance, num_choices, dropped
+
+    def _dropless(
+        self, tokens: mtf.Tensor, router: Router, choices: Sequence[Choice]
+    ) -> mtf.Tensor:
+        """Applies the experts to [batch, ..., d_model] without a capacity.
+
+        The reshapes gather the tokens of the processors among which the experts are split, and
+        reduce-scatter the results.
+        """
+        rows = tokens.shape.dims[:-1]
+        names = [*("expert_groups", "expert_length")[: len(rows)], *(d.name for d in rows[2:])]
+        at_experts = [mtf.Dimension(n, dim.size) for n, dim in zip(names, rows, strict=True)]
+        k = mtf.Dimension("choices", len(choices))
+        nowhere = mtf.cast(mtf.equal(router.token_mask, 0.0), tf.int32) * self._experts.size
+        picks = mtf.stack([choice.expert + nowhere for choice in choices], k.name, len(rows))
+        gates = mtf.stack([choice.gate for choice in choices], k.name, len(rows))
+        y = self._feed_forward.chosen(
+            *(
+                mtf.reshape(t, mtf.Shape([*at_experts, t.shape.dims[-1]]))
+                for t in (tokens, picks, gates)
+            )
+        )
+        return mtf.reshape(y, tokens.shape)
 
     def _by_expert(
         self, tokens: mtf.Tensor, router: Router, capacity: int, training: bool

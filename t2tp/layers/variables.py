@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
 from t2tp.layers.adapters import of_mesh
-from t2tp.ops.variables.role import BIAS, EMBEDDING, HEAD, MATRIX, NORM
+from t2tp.ops.variables.role import BALANCE, BIAS, EMBEDDING, HEAD, MATRIX, NORM
 
 
 def matrix(
@@ -71,6 +71,11 @@ def bias(
     """Returns a bias [experts, outputs], initially 0; arguments as for `matrix`."""
     role = mtf.Role(BIAS, (), outputs, experts)
     return _variable(mesh, name, role, _normal(stddev), dtype)
+
+
+def balance(mesh: mtf.Mesh, name: str, experts: mtf.Dimension) -> mtf.Tensor:
+    """Returns a term of the scores by which experts are chosen: float32 [experts], initially 0."""
+    return _variable(mesh, name, mtf.Role(BALANCE, (), [experts]), _normal(0.0), tf.float32)
 
 
 def norm(

@@ -23,8 +23,8 @@ from t2tp.mesh.zero import Storage, axes_at_rest, name_in_use
 _PADDED = ("vocab",)
 
 # Dimensions without a rule that inherit axes: `expert_groups` inherits the batch's axes, minus the
-# experts'.
-_FOLLOWERS = {"expert_groups": ("batch", "experts")}
+# experts', and `expert_length` the length's.
+_FOLLOWERS = {"expert_groups": ("batch", "experts"), "expert_length": ("length", "experts")}
 
 
 class Layout:

@@ -181,7 +181,7 @@ class LayerFactory:
         if self._has_experts and causal and hparams.moe_gating == "expert_choice":
             raise ValueError(
                 "moe_gating=expert_choice looks at the whole sequence, so that a model which"
-                " predicts the next token would see it: use top_1 or top_2."
+                " predicts the next token would see it: use top_1, top_2 or top_k."
             )
         # Scales initial values so that the residual does not grow with the depth (GPT-2, section
         # 2.3).
@@ -272,9 +272,17 @@ class LayerFactory:
             hparams.moe_capacity_factor_train,
             hparams.moe_capacity_factor_eval,
             hparams.moe_group_size,
+            hparams.moe_top_k,
+            hparams.moe_normalize_gates,
+            hparams.moe_gate_scale,
+            hparams.moe_router_scores,
+            hparams.moe_router_bias,
+            hparams.moe_balance_rate > 0,
+            hparams.moe_dispatch,
         )
         return MixtureOfExperts(
             routing,
+            hparams.moe_shared_d_ff,
             mlp=hparams.mlp,
             d_ff=hparams.d_ff,
             use_bias=use_bias,

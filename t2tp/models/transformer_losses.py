@@ -77,6 +77,10 @@ def with_experts(
         ):
             if coefficient:
                 terms[f"{prefix}{name}"] = LossTerm(total * (coefficient / layers), tokens)
+        if hparams.moe_balance_rate:
+            # It is 0, and so is its gradient except w.r.t. the balance of each router.
+            excess = each.choices - mtf.stop_gradient(each.choices)
+            terms[f"{prefix}balance"] = LossTerm(excess, tokens)
     sums = {
         "expert_choices": mtf.add_n([t.choices for t in stacks.values()]),
         "expert_dropped": mtf.add_n([t.dropped for t in stacks.values()]),

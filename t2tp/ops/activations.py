@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import tensorflow as tf
 
 from t2tp import upstream
@@ -36,3 +39,27 @@ def _relu_grad(dy: upstream.Tensor, y: upstream.Tensor) -> upstream.Tensor:
         name="relu_grad",
         grad_function=lambda op, d: [_relu_grad(d, op.inputs[1]), None],
     )
+
+
+def clamped_swiglu(gate: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """Computes gpt-oss's gated activation, with clamped inputs (arXiv:2508.10925, section 2)."""
+    gate, x = tf.minimum(gate, 7.0), tf.clip_by_value(x, -7.0, 7.0)
+    return (x + 1.0) * gate * tf.sigmoid(1.702 * gate)
+
+
+def _gated(activation: Callable[[tf.Tensor], tf.Tensor]) -> Callable[..., tf.Tensor]:
+    return lambda gate, x: activation(gate) * x
+
+
+_gelu = partial(tf.nn.gelu, approximate=True)
+# Network, one of `t2tp.choices.MLPS` -> TensorFlow function of the hidden layer, after the gate if
+# it has one.
+MLP_FUNCTIONS: dict[str, Callable[..., tf.Tensor]] = {
+    "relu": tf.nn.relu,
+    "gelu": _gelu,
+    "gelu_erf": partial(tf.nn.gelu, approximate=False),
+    "silu": tf.nn.silu,
+    "swiglu": _gated(tf.nn.silu),
+    "geglu": _gated(_gelu),
+    "clamped_swiglu": clamped_swiglu,
+}

@@ -11,6 +11,7 @@ from t2tp import mtf, registry
 from t2tp.hparam import HParams
 from t2tp.lowering.side_effects import conditional_updates
 from t2tp.mesh.stages import is_of_stage
+from t2tp.ops.variables.role import BALANCE
 from t2tp.ops.variables.sharded_variable import gradients_at_rest
 from t2tp.optim.clipping import clip
 from t2tp.optim.ema import average_weights
@@ -123,6 +124,9 @@ def _apply(
     """Divides gradients by the loss scale, clips them, and updates the variables."""
     variables = list(mesh.graph.trainable_variables)
     grads = gradients_at_rest(grads, variables)
+    balances = [(v, g) for v, g in zip(variables, grads, strict=True) if _is_balance(v)]
+    grads = [g for v, g in zip(variables, grads, strict=True) if not _is_balance(v)]
+    variables = [v for v in variables if not _is_balance(v)]
     of_stage = [is_of_stage(variable) for variable in variables]
     divisor = None if loss_scale is None else loss_scale.value
     grads, norm = clip(grads, divisor, hparams, of_stage)
@@ -149,6 +153,7 @@ def _apply(
         scalars["skipped_steps"] = skipped.total
         optimizer.update_number = skipped.update_number
     updates = list(optimizer.apply_grads(grads, variables))
+    updates += [_rebalanced(v, g, hparams.moe_balance_rate) for v, g in balances]
     if hparams.ema_decay:
         updates += average_weights(variables, hparams.ema_decay)
     if is_good is not None:
@@ -157,6 +162,25 @@ def _apply(
         scalars["parameter_norm"] = movement.parameter_norm
         scalars["update_norm"] = movement.update_norm()
     return scalars
+
+
+def _is_balance(variable: mtf.Variable) -> bool:
+    return variable.role is not None and variable.role.kind == BALANCE
+
+
+def _rebalanced(variable: mtf.Variable, load: mtf.Tensor, rate: float) -> mtf.Operation:
+    """Moves the balance of experts against the sign of their load (arXiv:2408.15664).
+
+    Args:
+      variable: the balance, [experts].
+      load: number of tokens above the mean, times any positive factor.
+      rate: size of the step.
+    """
+    zero = mtf.zeros_like(load)
+    above, below = (
+        mtf.cast(c, tf.float32) for c in (mtf.greater(load, zero), mtf.less(load, zero))
+    )
+    return mtf.assign_add(variable, rate * (below - above))
 
 
 def _loss_scale(mesh: Mesh, hparams: HParams) -> LossScale | None:

@@ -9,8 +9,10 @@ import pytest
 import tensorflow as tf
 
 import t2tp
-from t2tp import mtf
+import t2tp.hparams
+from t2tp import mtf, registry
 from t2tp.layers.mixture_of_experts import MixtureOfExperts, RoutingConfig
+from t2tp.optim import apply_gradients
 from tests.cases import in_turn
 from tests.layers.running import run
 
@@ -39,6 +41,7 @@ ROUTINGS = {
     "expert_choice": RoutingConfig(EXPERTS, "expert_choice", 0.6, 4.0),
     "small_groups": RoutingConfig(EXPERTS, "top_1", 1.0, 4.0, group_size=3),
     "large_groups": RoutingConfig(EXPERTS, "top_2", 0.75, 4.0, group_size=12),
+    "top_3": RoutingConfig(EXPERTS, "top_k", 0.75, 4.0, top_k=3, scores="sigmoid", gate_scale=2.5),
     "small_groups_choose": RoutingConfig(EXPERTS, "expert_choice", 0.6, 4.0, group_size=3),
 }
 
@@ -81,6 +84,8 @@ def loop(routing, variables, training=True):
         logits = vectors @ variables["router"]
         z = np.log(np.exp(logits).sum(-1))
         p = np.exp(logits - z[:, None]) * is_token[:, None]
+        if routing.scores == "sigmoid":
+            p = is_token[:, None] / (1 + np.exp(-logits))
         sums["router_z"] += (z**2 * is_token).sum()
         fill = fill_by_expert if routing.gating == "expert_choice" else fill_by_token
         fill(routing, variables, vectors, is_token, p, factor, y[group], sums)
@@ -88,7 +93,7 @@ def loop(routing, variables, training=True):
 
 
 def fill_by_token(routing, variables, vectors, is_token, p, factor, y, sums):
-    k = 2 if routing.gating == "top_2" else 1
+    k = routing.choices
     capacity = max(1, min(len(p), math.ceil(len(p) * k * factor / EXPERTS)))
     order = np.argsort(-p, axis=-1, kind="stable")
     used = np.zeros(EXPERTS, int)
@@ -97,13 +102,15 @@ def fill_by_token(routing, variables, vectors, is_token, p, factor, y, sums):
             expert = order[t, choice]
             gate = p[t, expert] / (p[t, order[t, :k]].sum() if k > 1 else 1)
             if used[expert] < capacity:
-                y[t] += gate * apply(variables, expert, vectors[t])
+                y[t] += routing.gate_scale * gate * apply(variables, expert, vectors[t])
             else:
                 sums["dropped"] += 1
             used[expert] += 1
             sums["choices"] += 1
     count = max(is_token.sum(), 1)
     share = np.bincount(order[is_token == 1, 0], minlength=EXPERTS) / count
+    if routing.scores == "sigmoid":
+        p = p / np.maximum(p.sum(-1, keepdims=True), 1e-9)
     sums["load_balance"] += EXPERTS * (share * p.sum(0)).sum()
 
 
@@ -201,6 +208,28 @@ def test_gates_reach_the_router():
         assert np.abs(gradient).max() > 1e-3
 
 
+@pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[1]])
+def test_the_balance_moves_against_the_load(layout):
+    hparams = registry.hparams("transformer_moe_tiny")
+    hparams.moe_balance_rate = 0.5
+    routing = RoutingConfig(EXPERTS, "top_k", is_balanced=True, dispatch="dropless")
+
+    def build(x, token_mask):
+        y, sums = MixtureOfExperts(routing, mlp="relu", d_ff=D_FF)(x, True)
+        (balance,) = [v for v in x.graph.trainable_variables if v.name == "balance"]
+        (load,) = mtf.gradients([sums.choices], [balance.value])
+        apply_gradients(mtf.reduce_sum(y) + sums.choices, x.mesh, hparams, 10)
+        return {"load": load}
+
+    ran = run(build, inputs(), *layout)
+    tokens = ran["load"] + BATCH * LENGTH * routing.choices / EXPERTS
+    assert tokens.sum() == BATCH * LENGTH * routing.choices
+    assert (tokens == tokens.round()).all()
+    assert tokens.min() >= 0
+    assert np.ptp(tokens) > 0
+    np.testing.assert_array_equal(ran.variables["balance"], -0.5 * np.sign(ran["load"]))
+
+
 def test_decoding_turns_nobody_away():
     routing = RoutingConfig(EXPERTS, "top_1", 0.25, 0.25)
 
@@ -242,6 +271,7 @@ def test_experts_may_be_gated_networks():
     [
         (RoutingConfig(4, "top_3"), "did you mean top_"),
         (RoutingConfig(1, "top_2"), "at least 2 experts"),
+        (RoutingConfig(4, "expert_choice", dispatch="dropless"), "supports neither"),
         (RoutingConfig(4, group_size=-1), "0 .a row. or above"),
         (RoutingConfig(4, capacity_factor_train=0.0), "above 0"),
     ],
@@ -255,7 +285,7 @@ def test_experts_that_choose_do_not_decode():
     def build(x, token_mask):
         return {"y": MixtureOfExperts(ROUTINGS["expert_choice"], mlp="relu", d_ff=8).decode(x)}
 
-    with pytest.raises(ValueError, match="use top_1 or top_2"):
+    with pytest.raises(ValueError, match="use top_1"):
         t2tp.Program(
             lambda mesh, given: build(given["x"], None), {"x": t2tp.Feature(inputs()["x"][0])}
         )

@@ -267,5 +267,5 @@ def test_the_share_of_tokens_that_find_no_place_is_said(layout):
 
 @pytest.mark.parametrize("name", ["moe", "moe_encdec"])
 def test_experts_do_not_choose_among_what_is_still_to_come(name):
-    with pytest.raises(ValueError, match="use top_1 or top_2"):
+    with pytest.raises(ValueError, match="use top_1"):
         FAMILIES[name].make(moe_gating="expert_choice")

@@ -12,6 +12,15 @@ from tests.pipeline.staged_steps import assert_equal, pipelined, unpipelined
 
 FEW_LAYERS = (("num_hidden_layers", 2),)
 SMOOTHED = (("label_smoothing", 0.1), ("tie_embeddings", False), ("loss_chunk", 5))
+DROPLESS = (
+    ("moe_every", 2),
+    ("moe_dispatch", "dropless"),
+    ("relu_dropout", 0.0),
+    ("moe_gating", "top_k"),
+    ("moe_router_scores", "sigmoid"),
+    ("moe_balance_rate", 0.01),
+    ("moe_shared_d_ff", 8),
+)
 ADAFACTOR = (("optimizer", "adafactor"), ("ema_decay", 0.9), ("clip_grad_norm", 1e-3))
 # family, mesh, and the arguments of `pipelined`. A case takes seconds, so most have two things to
 # get wrong: one of the pipeline and one of the model or its update.
@@ -82,7 +91,7 @@ CASES = {
             "rules": MEGATRON,
             "schedule": "zero_bubble",
             "microbatches": 2,
-            "changes": (("moe_every", 2),),
+            "changes": DROPLESS,
         },
     ),
     "two stacks": ("encdec", "stage:2", {"changes": FEW_LAYERS}),

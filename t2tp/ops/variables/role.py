@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from t2tp import upstream
 
 MATRIX, HEAD, EMBEDDING, BIAS, NORM = "matrix", "head", "embedding", "bias", "norm"
+# No optimizer updates it: see `t2tp.optim.train_step`.
+BALANCE = "balance"
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Role:
     Attributes:
       kind: `MATRIX` (convolution filters too), `HEAD` (matrices whose outputs are scores: of
         classes, or of experts), `EMBEDDING` (tables of vectors), `BIAS` (everything that is added)
-        or `NORM` (scales and offsets of norms).
+        `NORM` (scales and offsets of norms) or `BALANCE` (terms that balance experts).
       inputs: dimensions that are summed over, or looked up.
       outputs: dimensions of the result.
       experts: dimensions along which each index has its own weights.

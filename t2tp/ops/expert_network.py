@@ -1,0 +1,213 @@
+"""Feed-forward networks of experts without a capacity: each expert computes the rows that chose it.
+
+Rows are sorted by expert, and each expert multiplies its own rows, however many they are (T. Gale
+et al., "MegaBlocks", arXiv:2211.15841, section 4). No row is dropped, and none is padding:
+
+    choices of 4 rows           2 0 2 1
+    sorted by expert            row 1 | row 3 | rows 0 and 2
+    products                    row 1 by matrix 0, row 3 by matrix 1, rows 0 and 2 by matrix 2
+
+A processor has all rows and some of the experts. Its result is the sum over those of a row's
+choices that are its own, so that the sum over processors is the whole result.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from t2tp import upstream
+from t2tp.lowering.context import Lowering
+from t2tp.lowering.operation import Operation
+from t2tp.mesh.layout import Layout
+from t2tp.ops.activations import MLP_FUNCTIONS
+
+_MATRICES = ("input", "gate", "output")
+_BIASES = tuple(f"{name}_bias" for name in _MATRICES)
+
+
+def expert_network(
+    x: upstream.Tensor,
+    choices: upstream.Tensor,
+    gates: upstream.Tensor,
+    weights: Mapping[str, upstream.Tensor],
+    mlp: str,
+) -> upstream.Tensor:
+    """Sums the outputs of each row's experts, times their gates.
+
+    Args:
+      x: [..., d_model].
+      choices: int32 [..., k], the experts of each row; out of range: none.
+      gates: float32 [..., k].
+      weights: by name, `input` and `gate` [experts, d_model, d_ff], `output` [experts, d_ff,
+        d_model], and the biases `input_bias`, `gate_bias` [experts, d_ff] and `output_bias`
+        [experts, d_model]. `gate` and biases are optional.
+      mlp: the network's name, one of `t2tp.choices.MLPS`.
+
+    Returns:
+      like `x`.
+    """
+    return ExpertNetworkOperation(x, choices, gates, weights, mlp).outputs[0]
+
+
+class _Forward(NamedTuple):
+    """A processor's forward pass: its floating-point inputs, and its addend of the output."""
+
+    inputs: list[tf.Tensor]
+    output: tf.Tensor
+
+
+class ExpertNetworkOperation(Operation):
+    """Applies the experts. Inputs: x, choices, gates and weights. Output: like x."""
+
+    cost_kind = "convolution"  # Counted by FLOPs.
+
+    def __init__(
+        self,
+        x: upstream.Tensor,
+        choices: upstream.Tensor,
+        gates: upstream.Tensor,
+        weights: Mapping[str, upstream.Tensor],
+        mlp: str,
+    ) -> None:
+        names = [name for name in (*_MATRICES, *_BIASES) if name in weights]
+        super().__init__([x, choices, gates, *map(weights.get, names)], name="expert_network")
+        self._names = names
+        self._mlp = mlp
+        self._outputs = [upstream.Tensor(self, x.shape, x.dtype)]
+        self.rows = x.shape.dims[:-1]
+        self.experts, self._d_model, self._d_ff = weights["input"].shape.dims
+        unsplit = [self._d_model.name, choices.shape.dims[-1].name]
+        self._splittable_dims, self._unsplittable_dims = (
+            self._initialize_splittable_and_unsplittable_dims("splittable", unsplit)
+        )
+        self.ordered_dims = [choices.shape.dims[-1], *weights["input"].shape.dims]
+        self.joint_shape = upstream.Shape([*self.rows, *weights["input"].shape.dims])
+
+    @property
+    def matmul_flops(self) -> int:
+        """See `Hooks`."""
+        matrices = sum(name in _MATRICES for name in self._names)
+        return 2 * self.inputs[1].shape.size * matrices * self._d_model.size * self._d_ff.size
+
+    def slice_flops(self, layout: Layout) -> float:
+        """Returns a processor's share if the load is balanced."""
+        split = upstream.Shape([*self.rows, self.experts, self._d_ff])
+        return self.matmul_flops * math.prod(layout.slice_size(split)) / split.size
+
+    def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor | None]:
+        grads = ExpertNetworkGradOperation(self, grad_ys[0]).outputs
+        return [grads[0], None, *grads[1:]]
+
+    def lower(self, lowering: Lowering) -> None:
+        summed = [self.experts, self._d_ff]
+        lowering.set_partial_sum(self.outputs[0], self.forward(lowering).output, summed)
+
+    def forward(self, lowering: Lowering) -> _Forward:
+        """Returns the forward pass, computed once in a TensorFlow graph.
+
+        The gradient reuses its intermediate results. In another graph, or where a layer is
+        recomputed, it computes them again.
+        """
+        return lowering.shared(("experts", id(self)), lambda: self._forward(lowering))
+
+    def _forward(self, lowering: Lowering) -> _Forward:
+        mesh_impl = lowering.mesh_impl(self)
+        x, choices, *others = (lowering.slice(t) for t in self.inputs)
+        inputs = [tf.identity(t) for t in (x, *others)]
+        x, gates, *weights = inputs
+        (first,) = mesh_impl.slice_begin_tensors(upstream.Shape([self.experts]))
+        axis = mesh_impl.tensor_dimension_to_mesh_axis(self._d_ff)
+        # Of the processors that have a part of d_ff, one adds the output's bias.
+        is_first = 1.0 if axis is None else mesh_impl.collectives.coordinate(axis) == 0
+        named = dict(zip(self._names, weights, strict=True))
+        if "output_bias" in named:
+            named["output_bias"] *= tf.cast(is_first, x.dtype)
+        experts = [
+            dict(zip(named, parts, strict=True))
+            for parts in zip(*(tf.unstack(w) for w in named.values()), strict=True)
+        ]
+        flat = tf.reshape(x, [-1, x.shape[-1]])
+        k = choices.shape[-1]
+        local = tf.reshape(choices, [-1]) - first
+        apply = functools.partial(_network, MLP_FUNCTIONS[self._mlp])
+        if mesh_impl.target.compiles_step:
+            # XLA has no shapes that depend on the choices: each expert computes all rows.
+            y = tf.add_n(
+                [
+                    apply(flat, expert) * tf.cast(_gate(gates, local, e, k), x.dtype)
+                    for e, expert in enumerate(experts)
+                ]
+            )
+            return _Forward(inputs, tf.reshape(y, x.shape))
+        count = len(experts)
+        local = tf.where((local < 0) | (local >= count), count, local)
+        sizes = tf.math.bincount(local, minlength=count + 1, maxlength=count + 1)
+        order = tf.argsort(local, stable=True)[: tf.reduce_sum(sizes[:count])]
+        rows = order // k
+        parts = tf.split(tf.gather(flat, rows), sizes[:count], num=count)
+        y = tf.concat([apply(p, e) for p, e in zip(parts, experts, strict=True)], 0)
+        gate = tf.gather(tf.reshape(gates, [-1, 1]), order)
+        y = tf.cast(y, tf.float32) * gate
+        y = tf.math.unsorted_segment_sum(y, rows, flat.shape[0])
+        return _Forward(inputs, tf.reshape(tf.cast(y, x.dtype), x.shape))
+
+
+class ExpertNetworkGradOperation(Operation):
+    """Differentiates the experts. Outputs: gradients w.r.t. x, gates and weights."""
+
+    cost_kind = "convolution"
+
+    def __init__(self, forward: ExpertNetworkOperation, dy: upstream.Tensor) -> None:
+        super().__init__([*forward.inputs, dy], name="expert_network_grad")
+        self._forward = forward
+        self._splittable_dims = forward.splittable_dims
+        self._unsplittable_dims = forward.unsplittable_dims
+        self.ordered_dims, self.joint_shape = forward.ordered_dims, forward.joint_shape
+        x, _, *others = forward.inputs
+        self._outputs = [
+            upstream.Tensor(self, t.shape, t.dtype, index=i) for i, t in enumerate((x, *others))
+        ]
+
+    def slice_flops(self, layout: Layout) -> float:
+        """See `ExpertNetworkOperation`."""
+        return 2 * self._forward.slice_flops(layout)
+
+    def lower(self, lowering: Lowering) -> None:
+        forward = self._forward.forward(lowering)
+        dy = lowering.slice(self.inputs[-1])
+        grads = tf.gradients(
+            forward.output,
+            forward.inputs,
+            dy,
+            stop_gradients=forward.inputs,
+            unconnected_gradients=tf.UnconnectedGradients.ZERO,
+        )
+        experts, _, d_ff = self._forward.joint_shape.dims[-3:]
+        inner = {experts, d_ff, *self._forward.rows}
+        for output, grad in zip(self.outputs, grads, strict=True):
+            summed = inner - {*output.shape.dims}
+            lowering.set_partial_sum(output, tf.convert_to_tensor(grad), summed)
+
+
+def _network(
+    mlp: Callable[..., tf.Tensor], rows: tf.Tensor, expert: Mapping[str, tf.Tensor]
+) -> tf.Tensor:
+    """Applies one expert to [rows, d_model]."""
+
+    def times(x: tf.Tensor, name: str) -> tf.Tensor:
+        y = tf.matmul(x, expert[name])
+        return y + expert[f"{name}_bias"] if f"{name}_bias" in expert else y
+
+    gate = [times(rows, "gate")] if "gate" in expert else []
+    return times(mlp(*gate, times(rows, "input")), "output")
+
+
+def _gate(gates: tf.Tensor, local: tf.Tensor, expert: int, k: int) -> tf.Tensor:
+    """Returns [rows, 1], the gate of an expert in each row; 0 if the row did not choose it."""
+    is_chosen = tf.reshape(tf.equal(local, expert), [-1, k])
+    return tf.reduce_sum(tf.where(is_chosen, tf.reshape(gates, [-1, k]), 0.0), 1, keepdims=True)

@@ -1,0 +1,154 @@
+"""Experts equal transformers' blocks in values and gradients, on any mesh, also at any skew."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+from t2tp import mtf
+from t2tp.layers.mixture_of_experts import MixtureOfExperts, RoutingConfig
+from tests.cases import in_turn
+from tests.layers.running import run
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+BATCH, LENGTH, D_MODEL, EXPERTS, K, D_FF = 4, 4, 8, 4, 3, 6
+# Of the outputs in the loss.
+WEIGHTS = np.sin(np.arange(BATCH * LENGTH * D_MODEL, dtype=np.float32) + 1)
+WEIGHTS = WEIGHTS.reshape(BATCH, LENGTH, D_MODEL)
+COMMON = {"hidden_size": D_MODEL, "num_experts_per_tok": K}
+TOP_K = functools.partial(RoutingConfig, EXPERTS, "top_k", top_k=K)
+# Block -> its class, config, our routing, and our other arguments.
+BLOCKS = {
+    "qwen3_moe": (
+        "Qwen3MoeSparseMoeBlock",
+        {"num_experts": EXPERTS, "moe_intermediate_size": D_FF, "norm_topk_prob": False},
+        TOP_K(normalize_gates=False),
+        {"mlp": "swiglu"},
+    ),
+    "deepseek_v3": (
+        "DeepseekV3MoE",
+        {
+            "num_local_experts": EXPERTS,
+            "moe_intermediate_size": D_FF,
+            "n_group": 1,
+            "topk_group": 1,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 2.5,
+        },
+        TOP_K(scores="sigmoid", is_balanced=True, gate_scale=2.5),
+        {"mlp": "swiglu", "shared_d_ff": 2 * D_FF},
+    ),
+    "gpt_oss": (
+        "GptOssMLP",
+        {"num_local_experts": EXPERTS, "intermediate_size": D_FF},
+        TOP_K(has_bias=True),
+        {"mlp": "clamped_swiglu", "use_bias": True},
+    ),
+}
+LAYOUTS = [
+    ("", ""),
+    ("data:4", "batch:data;experts:data"),
+    ("data:2;model:2", "batch:data;experts:data;d_ff:model"),
+    ("expert:2;data:2", "batch:data+expert;experts:expert"),
+    ("data:2;seq:2", "batch:data;length:seq;experts:data"),
+    ("expert:4", "length:expert;experts:expert"),
+]
+
+
+def our_names(tensors):
+    """Our variables of a block's parameters, or of their gradients."""
+    ours = {}
+    for name, value in tensors.items():
+        kind = name.split(".")[-1]
+        if "shared" in name:
+            part = {"up_proj": "input", "gate_proj": "gate", "down_proj": "output"}
+            ours[f"shared/{part[name.split('.')[-2]]}"] = value.T
+        elif kind == "weight":
+            ours["router"] = value.T
+        elif kind == "bias":
+            ours["router_bias"] = value
+        elif kind == "e_score_correction_bias":
+            ours["balance"] = value
+        elif "gate_up" in kind:
+            interleaved = value.shape[1] == D_MODEL or value.ndim == 2
+            value = value if interleaved else np.moveaxis(value, 1, 2)
+            gate, up = (
+                (value[..., ::2], value[..., 1::2])
+                if interleaved
+                else (value[..., :D_FF], value[..., D_FF:])
+            )
+            suffix = "_bias" if value.ndim == 2 else ""
+            ours |= {f"gate{suffix}": gate, f"input{suffix}": up}
+        elif kind == "down_proj_bias":
+            ours["output_bias"] = value
+        else:
+            ours["output"] = value if value.shape[1] == D_FF else np.moveaxis(value, 1, 2)
+    return ours
+
+
+@functools.cache
+def theirs(name, skewed):
+    """The block's parameters, input, output and gradients."""
+    block_name, options, _, _ = BLOCKS[name]
+    module = __import__(f"transformers.models.{name}.modeling_{name}", fromlist=[block_name])
+    made = getattr(module, block_name)(transformers.AutoConfig.for_model(name, **COMMON, **options))
+    generator = torch.Generator().manual_seed(0)
+    tensors = {**dict(made.named_parameters()), **dict(made.named_buffers())}
+    for tensor in tensors.values():
+        tensor.data.normal_(0, 0.5, generator=generator)
+    if skewed:  # All tokens choose the first K experts, and no other.
+        first = torch.arange(EXPERTS) < K
+        tensors["router.bias"].data = torch.where(first, 100.0, -100.0)
+    x = torch.normal(0, 1, (BATCH, LENGTH, D_MODEL), generator=generator, requires_grad=True)
+    y = made(x)
+    y = y[0] if isinstance(y, tuple) else y
+    (y * torch.tensor(WEIGHTS)).sum().backward()
+    grads = {n: p.grad.numpy() for n, p in made.named_parameters()}
+    values = our_names({n: t.detach().numpy() for n, t in tensors.items()})
+    wanted = {"y": y.detach().numpy(), "d_x": x.grad.numpy()}
+    return values, x.detach().numpy(), wanted | {f"d_{n}": g for n, g in our_names(grads).items()}
+
+
+def ours(name, dispatch, mesh_shape, layout, skewed=False):
+    values, x, _ = theirs(name, skewed)
+    _, _, routing, arguments = BLOCKS[name]
+    changes = {**vars(routing), "dispatch": dispatch, "capacity_factor_train": float(EXPERTS)}
+    experts = MixtureOfExperts(RoutingConfig(**changes), d_ff=D_FF, **arguments)
+
+    def build(x):
+        y, sums = experts(x, True)
+        loss = mtf.reduce_sum(y * mtf.import_tf_tensor(x.mesh, WEIGHTS, shape=y.shape))
+        learned = [v for v in x.graph.trainable_variables if v.name != "balance"]
+        grads = mtf.gradients([loss], [x, *(v.value for v in learned)])
+        named = zip(["x", *(v.name for v in learned)], grads, strict=True)
+        return {"y": y, "dropped": sums.dropped} | {f"d_{n}": g for n, g in named}
+
+    inputs = {"x": (f"batch:{BATCH};length:{LENGTH};d_model:{D_MODEL}", x)}
+    return run(build, inputs, mesh_shape, layout, lambda n, value: values[n].reshape(value.shape))
+
+
+def assert_equal(got, wanted):
+    assert got.pop("dropped") == 0
+    assert set(got) == set(wanted)
+    for name, value in wanted.items():
+        atol = 2e-6 * np.abs(value).max()
+        np.testing.assert_allclose(got[name], value, rtol=0, atol=atol, err_msg=name)
+
+
+@pytest.mark.parametrize(("mesh_shape", "layout", "name"), in_turn(LAYOUTS, BLOCKS, times=1))
+def test_dropless_experts_equal_the_block_on_any_mesh(mesh_shape, layout, name):
+    assert_equal(ours(name, "dropless", mesh_shape, layout), theirs(name, False)[2])
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_with_room_for_all_tokens_capacity_does_too(name):
+    assert_equal(ours(name, "capacity", *LAYOUTS[1]), theirs(name, False)[2])
+
+
+@pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[3]])
+def test_no_token_is_lost_where_all_choose_the_same_experts(layout):
+    assert_equal(ours("gpt_oss", "dropless", *layout, skewed=True), theirs("gpt_oss", True)[2])
