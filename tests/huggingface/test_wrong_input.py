@@ -30,105 +30,50 @@ def with_config(source, **values):
     file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
 
 
-def truncated(source):
-    os.truncate(source / "model.safetensors", 5000)
-
-
-def truncated_in_the_header(source):
-    os.truncate(source / "model.safetensors", 20)
-
-
-def a_missing_shard(source):
-    names = {"transformer.wte.weight": "model-00001-of-00002.safetensors"}
-    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
-
-
-def a_pickle(source):
-    (source / "model.safetensors").rename(source / "pytorch_model.bin")
-
-
-def another_type(source):
-    with_config(source, model_type="mamba")
-
-
-def a_near_type(source):
-    with_config(source, model_type="qwen4")
-
-
-def another_architecture(source):
-    with_config(source, architectures=["GPT2ForSequenceClassification"])
-
-
-def another_size(source):
-    with_config(source, n_inner=32)
-
-
-def an_unknown_activation(source):
-    with_config(source, activation_function="gelu_neww")
-
-
-def more_layers(source):
-    with_config(source, n_layer=3)
-
-
-def fewer_layers(source):
-    with_config(source, n_layer=1)
-
-
-def other_attention(source):
-    with_config(source, scale_attn_by_inverse_layer_idx=True)
-
-
-def no_config(source):
-    (source / "config.json").unlink()
-
-
-def a_larger_tokenizer(source):
-    tokenizer = {"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 53, "content": "<end>"}]}
-    (source / "tokenizer.json").write_text(json.dumps(tokenizer))
-
-
 def with_logits(source, scale):
     """Adds a tensor of logits, the embedding times a scale, to files that say they are tied."""
     file = source / "model.safetensors"
     tensors = {key: np.array(each.opened()) for key, each in read_header(file).items()}
-    tensors["lm_head.weight"] = scale * tensors["transformer.wte.weight"]
+    tensors["lm_head.weight"] = np.float32(scale) * tensors["transformer.wte.weight"]
     made = create(file, {key: ("F32", each.shape) for key, each in tensors.items()})
     for key, value in tensors.items():
         made[key].opened("r+")[...] = value
 
 
-def other_logits(source):
-    with_logits(source, np.float32(2))
+def without_pieces(source):
+    names = {"transformer.wte.weight": "model-00001-of-00002.safetensors"}
+    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
 
 
-def no_json(source):
-    (source / "config.json").write_text("{")
+def with_a_larger_tokenizer(source):
+    tokenizer = {"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 53, "content": "<end>"}]}
+    (source / "tokenizer.json").write_text(json.dumps(tokenizer))
 
 
+# What to do with a directory, or entries of its config; what is said.
 WRONG = [
-    (truncated, "model.safetensors is damaged or incomplete"),
-    (truncated_in_the_header, "model.safetensors is damaged or incomplete"),
-    (a_missing_shard, "model-00001-of-00002.safetensors is missing"),
-    (a_pickle, "pytorch_model.bin, a pickle"),
-    (another_type, "'mamba', only gpt2, llama, mistral, qwen2, .*, gemma3_text, bert, vit$"),
-    (a_near_type, "'qwen4', only ((?!did you mean).)*$"),
-    (another_architecture, "GPT2ForSequenceClassification: .* GPT2LMHeadModel"),
-    (another_size, "the two are not of one model"),
-    (an_unknown_activation, "did you mean .*gelu_new"),
-    (more_layers, "has no tensor transformer.h.2"),
-    (fewer_layers, "has a tensor transformer.h.1"),
-    (other_attention, "scale_attn_by_inverse_layer_idx=True"),
-    (no_config, "has no config.json"),
-    (a_larger_tokenizer, "has tokens up to 53, and the model has 53"),
-    (other_logits, "lm_head.weight that differs from the embedding"),
-    (no_json, "config.json is not JSON"),
+    (lambda at: os.truncate(at / "model.safetensors", 5000), "tensors is damaged or incomplete"),
+    (lambda at: os.truncate(at / "model.safetensors", 20), "tensors is damaged or incomplete"),
+    (without_pieces, "model-00001-of-00002.safetensors is missing"),
+    (lambda at: (at / "model.safetensors").rename(at / "pytorch_model.bin"), "bin, a pickle"),
+    ({"model_type": "mamba"}, "'mamba', only gpt2, llama, .*, gemma3_text, bert, vit$"),
+    ({"model_type": "qwen4"}, "'qwen4', only ((?!did you mean).)*$"),
+    ({"architectures": ["GPT2ForSequenceClassification"]}, "Classification: .* GPT2LMHeadModel"),
+    ({"n_inner": 32}, "the two are not of one model"),
+    ({"activation_function": "gelu_neww"}, "did you mean .*gelu_new"),
+    ({"n_layer": 3}, "has no tensor transformer.h.2"),
+    ({"n_layer": 1}, "has a tensor transformer.h.1"),
+    ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
+    (lambda at: (at / "config.json").unlink(), "has no config.json"),
+    (with_a_larger_tokenizer, "has tokens up to 53, and the model has 53"),
+    (lambda at: with_logits(at, 2), "lm_head.weight that differs from the embedding"),
+    (lambda at: (at / "config.json").write_text("{"), "config.json is not JSON"),
 ]
 
 
-@pytest.mark.parametrize(("damage", "wanted"), WRONG, ids=[each.__name__ for each, _ in WRONG])
+@pytest.mark.parametrize(("damage", "wanted"), WRONG, ids=[each for _, each in WRONG])
 def test_a_sentence_says_what_is_wrong(damage, wanted, source, tmp_path, capsys):
-    damage(source)
+    with_config(source, **damage) if isinstance(damage, dict) else damage(source)
     assert our_models.convert(f"--from_hf={source}", f"--output_dir={tmp_path / 'run'}") == 2
     said = capsys.readouterr().err.strip()
     assert re.search(wanted, said), said
@@ -159,7 +104,7 @@ def test_a_sentence_says_what_another_type_cannot_be(name, values, wanted, tmp_p
 
 
 def test_logits_that_are_a_copy_of_the_embedding_are_accepted(source, tmp_path):
-    with_logits(source, np.float32(1))
+    with_logits(source, 1)
     run, back = tmp_path / "run", tmp_path / "back"
     assert our_models.convert(f"--from_hf={source}", f"--output_dir={run}") == 0
     assert our_models.convert(f"--to_hf={back}", f"--output_dir={run}") == 0
