@@ -2,8 +2,8 @@
 
     python benchmarks/mesh_invariance.py DATA_DIR [STEPS]
 
-`transformer_lm_tiny` on `languagemodel_python_stdlib`, 300 steps, one seed. The reference is one
-device and float32.
+`transformer_lm_plain_tiny` on `languagemodel_python_stdlib`, 300 steps, one seed. The reference is
+one device and float32.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ RUNS = [
 
 def loss_curve(mesh_shape: str, dtype: str, others: str, data_dir: str, steps: int) -> np.ndarray:
     """Losses of a run, float32 [steps]."""
-    hparams = registry.hparams("transformer_lm_tiny")
+    hparams = registry.hparams("transformer_lm_plain_tiny")
     hparams.activation_dtype = dtype
     hparams.mesh_shape = mesh_shape
     hparams.parse(others)

@@ -75,7 +75,7 @@ def _work(schedule: str, chunks: int, rank: int, coordinator: str) -> None:
     from t2tp.optim import train_step
     from t2tp.pipeline.loop import PipelineLoop
 
-    hparams = registry.hparams("transformer_lm_tiny")
+    hparams = registry.hparams("transformer_lm_plain_tiny")
     hparams.parse(
         f"d_model=64,d_ff=256,d_kv=16,max_length={LENGTH},optimizer=sgd"
         f",num_hidden_layers={STAGES * LAYERS_PER_STAGE},microbatches={MICROBATCHES}"

@@ -14,7 +14,7 @@ _SPLIT = "batch:data;heads:model;d_ff:model;vocab:model"
 
 # Model -> registered name, hparams set, vocabulary or classes, and hparams of all of its cases.
 MODELS = {
-    "lm": ("transformer_lm", "transformer_lm_tiny", 4096, f"{_WIDTH},num_hidden_layers=4"),
+    "lm": ("transformer_lm", "transformer_lm_plain_tiny", 4096, f"{_WIDTH},num_hidden_layers=4"),
     "moe": (
         "transformer_moe",
         "transformer_moe_tiny",

@@ -127,7 +127,7 @@ def measured(args: argparse.Namespace) -> dict[str, object]:
     from t2tp.mesh.layout import Layout
 
     count = int(os.environ["WORLD_SIZE"])
-    hparams = registry.hparams("transformer_lm_tiny")
+    hparams = registry.hparams("transformer_lm_plain_tiny")
     hparams.parse(
         f"d_model={args.d_model},d_ff={4 * args.d_model},num_heads={args.d_model // 64},d_kv=64,"
         f"num_hidden_layers={args.layers},max_length={LENGTH},layer_prepostprocess_dropout=0.0,"

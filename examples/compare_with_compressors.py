@@ -29,7 +29,7 @@ def last_bits_per_byte(run_dir: Path) -> tuple[int, float]:
 
 
 def main(data_dir: str, run_dir: str) -> None:
-    """Prints the table."""
+    """Prints a bar for each."""
     problem = LanguagemodelPythonStdlib()
     text = problem.split_text(data_dir, "validation")
     step, model = last_bits_per_byte(Path(run_dir))
@@ -37,11 +37,12 @@ def main(data_dir: str, run_dir: str) -> None:
         ("unigram model of the tokens", problem.unigram_bits_per_byte(data_dir, "validation")),
         ("gzip -9", 8 * len(gzip.compress(text, 9)) / len(text)),
         ("xz -9", 8 * len(lzma.compress(text, preset=9)) / len(text)),
-        (f"this model after {step} steps", model),
+        (f"t2tp, after {step:,} steps", model),
     ]
-    print(f"bits per byte of the validation text ({len(text):,} bytes)")
+    print(f"bits per byte of the validation text ({len(text):,} bytes); shorter is better")
+    longest = max(bits for _, bits in rows)
     for name, bits in rows:
-        print(f"  {name:32} {bits:.3f}")
+        print(f"  {name:28} {bits:.3f}  {'█' * round(40 * bits / longest)}")
 
 
 if __name__ == "__main__":

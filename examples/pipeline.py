@@ -21,7 +21,7 @@ from t2tp.optim import train_step
 
 BATCH, LENGTH, TOKENS, STEPS = 32, 16, 32, 30
 
-hparams = registry.hparams("transformer_lm_tiny")
+hparams = registry.hparams("transformer_lm_plain_tiny")
 hparams.parse(
     "mesh_shape=stage:2;model:2,layout=layers:stage;heads:model;d_ff:model;vocab:model,"
     "pipeline_schedule=1f1b,microbatches=8,num_hidden_layers=4,d_model=64,d_ff=128,d_kv=16,"

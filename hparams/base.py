@@ -133,6 +133,12 @@ def _declare_optimizer(hparams: HParams) -> None:
         "scale of matrices' updates (muon): match_rms_adamw (learning rates as Adam's), original",
         choices=("match_rms_adamw", "original"),
     )
+    add(
+        "optimizer_muon_relative_rate",
+        1.0,
+        "learning rate of matrices, relative to the rate of all other variables (muon)",
+        above=0,
+    )
     rate("optimizer_adafactor_beta1", 0.0, "momentum of updates (adafactor); 0: none, and no slots")
     add(
         "optimizer_adafactor_factored",
@@ -192,6 +198,14 @@ def _declare_learning_rate(hparams: HParams) -> None:
     add("learning_rate_constant", 1e-3, "value of the factor constant", min=0)
     add("learning_rate_warmup_steps", 100, "warm-up steps", min=0)
     add("learning_rate_decay_steps", 0, "steps of the decay; 0: to the end of training", min=0)
+    add(
+        "learning_rate_decay_fraction",
+        1.0,
+        "last fraction of training that linear and sqrt decays take, if learning_rate_decay_steps"
+        " is 0",
+        above=0,
+        max=1,
+    )
     add(
         "learning_rate_decay_floor",
         0.0,

@@ -34,7 +34,6 @@ def transformer_encoder_base() -> HParams:
         min=0,
         max=MAX_SIZE,
     )
-    add("embedding_norm", False, "normalize the embeddings before the first layer")
     add(
         "token_types",
         0,

@@ -8,6 +8,6 @@ from t2tp.hparams import transformer_parts
 
 
 @registry.register_hparams
-def transformer_lm_base() -> HParams:
-    """12 layers of 768: 85 million parameters excluding embeddings."""
+def transformer_lm_plain() -> HParams:
+    """12 layers of 768 with the defaults of all hparams: the parent of published models."""
     return transformer_parts.base_transformer()

@@ -6,7 +6,7 @@ from t2tp import registry
 from t2tp.hparam import HParams
 from t2tp.hparams.transformer import transformer_base
 from t2tp.hparams.transformer_encoder import transformer_encoder_base
-from t2tp.hparams.transformer_lm import transformer_lm_base
+from t2tp.hparams.transformer_lm import transformer_lm_plain
 from t2tp.hparams.transformer_parts import declare_experts
 
 _LAYOUT = "batch:data;experts:data;heads:model;d_ff:model;vocab:model"
@@ -21,8 +21,8 @@ def _with_experts(hparams: HParams) -> HParams:
 
 @registry.register_hparams
 def transformer_moe_base() -> HParams:
-    """`transformer_lm_base` with 64 experts in every other layer."""
-    return _with_experts(transformer_lm_base())
+    """`transformer_lm_plain` with 64 experts in every other layer."""
+    return _with_experts(transformer_lm_plain())
 
 
 @registry.register_hparams

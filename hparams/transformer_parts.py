@@ -54,7 +54,20 @@ def base_transformer() -> HParams:
         min=0,
         max=2**31 - 1,
     )
-    add("initializer_stddev", 0.02, "standard deviation of initial embeddings", min=0)
+    add(
+        "initializer",
+        "fan_in",
+        "initial values of matrices: by their inputs (fan_in), inputs and outputs (fan_avg,"
+        " spectral), or initializer_stddev (normal)",
+        choices=choices.INITIALIZERS,
+    )
+    add(
+        "initializer_stddev",
+        0.02,
+        "standard deviation of initial embeddings, and of matrices with initializer=normal",
+        min=0,
+    )
+    add("embedding_norm", False, "normalize the embeddings before the first layer")
     add("tie_embeddings", True, "whether logits use the embedding matrix")
     add("scale_embeddings", False, "whether to multiply embeddings by sqrt(d_model)")
     add("embedding_multiplier", 1.0, "further factor of embeddings", above=0)

@@ -72,7 +72,7 @@ class LanguageModelProblem(TextProblem):
         return {"targets": len(self.vocabulary(data_dir))}
 
     def features(self, batch_size: int, length: int) -> dict[str, FeatureSpec]:
-        """Returns targets, targets_segmentation and targets_position; see `PackedWindows`."""
+        """Returns targets, their segmentation, position and previous; see `PackedWindows`."""
         check_positive(batch_size=batch_size, length=length)
         return dict(FEATURES)
 

@@ -18,6 +18,7 @@ BATCH_SIZE_UNITS = (
 PLAIN_MLPS = {"relu": "relu", "gelu": "gelu", "gelu_erf": "gelu_erf", "silu": "swish"}
 GATED_MLPS = {"swiglu": "swish", "geglu": "gelu", "clamped_swiglu": "clamped_swiglu"}
 MLPS = (*PLAIN_MLPS, *GATED_MLPS)
+INITIALIZERS = ("fan_in", "fan_avg", "spectral", "normal")
 NORM_TYPES = ("rms", "rms_unit_offset", "layer")
 NORM_POSITIONS = ("pre", "post", "output", "both")
 QK_NORMS = ("none", "head", "projection")

@@ -17,7 +17,7 @@ if on_gpu:
 
 def make(sizes: gpt.Sizes, length: int):
     """(hparams, model)."""
-    hparams = registry.hparams("transformer_lm_base")
+    hparams = registry.hparams("transformer_lm_plain")
     hparams.parse(
         f"d_model={sizes.d_model},d_ff={sizes.d_ff},num_heads={sizes.heads},d_kv={sizes.d_kv},"
         f"num_hidden_layers={sizes.layers},max_length={length},mlp=gelu,norm_type=layer,"

@@ -78,14 +78,14 @@ CASES = {
     "language_model": Case(
         "transformer_lm",
         "languagemodel_python_stdlib",
-        "transformer_lm_tiny",
+        "transformer_lm_plain_tiny",
         "batch_size=8,max_length=256,d_model=256,d_ff=704,num_heads=8,num_hidden_layers=4,"
         "mlp=swiglu,position=rotary,learning_rate_constant=0.0015",
         5500,
         500,
     ),
     "dense": Case(
-        "transformer_lm", "languagemodel_python_stdlib", "transformer_lm_tiny", _MOE, 1000
+        "transformer_lm", "languagemodel_python_stdlib", "transformer_lm_plain_tiny", _MOE, 1000
     ),
     "experts": Case(
         "transformer_moe", "languagemodel_python_stdlib", "transformer_moe_tiny", _MOE, 1000

@@ -28,7 +28,7 @@ def model(
       mesh_shape: "": one device.
       changes: hparams that are set last.
     """
-    hparams = registry.hparams("transformer_lm_tiny")
+    hparams = registry.hparams("transformer_lm_plain_tiny")
     hparams.parse(
         f"d_model={sizes.d_model},d_ff={sizes.d_ff},num_heads={sizes.heads},d_kv={sizes.d_kv},"
         f"num_hidden_layers={sizes.layers},max_length={max_length or sizes.length},"

@@ -12,25 +12,29 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from t2tp.problems.data.columns import Column
-from t2tp.problems.data.fields import INT, fill_rows, token_specs
+from t2tp.problems.data.fields import INT, NumberField, fill_rows, token_specs
 from t2tp.problems.data.stream import EMPTY
 
 if TYPE_CHECKING:
     from t2tp.problems.vocab.vocabulary import Vocabulary
 
-FEATURES = token_specs("targets")
-_KINDS = dict(zip(FEATURES, ("tokens", "segmentation", "position"), strict=True))
+_TOKENS = token_specs("targets")
+_KINDS = dict(zip(_TOKENS, ("tokens", "segmentation", "position"), strict=True))
+PREVIOUS = "targets_previous"
+FEATURES = {**_TOKENS, PREVIOUS: NumberField.spec}
 
 
 class PackedWindows:
     """Windows of a split: example i is `length` tokens from i * length on; an `ExampleSource`.
 
-    Its features, int32 [batch, length] and 0 for padding:
+    Its features, int32 [batch, length] (`targets_previous`: [batch]) and 0 for padding:
 
     targets: token ids.
     targets_segmentation: the index of the document in the window, from 1.
     targets_position: position of the token in its document, from 0. A document that began in an
         earlier window counts from the window's start, so a position is always below `length`.
+    targets_previous: the token before the window; 0 if the window begins with a document. So the
+        first token of a window is predicted from a token too.
     """
 
     features = FEATURES
@@ -63,12 +67,16 @@ class PackedWindows:
         return -(-self._column.size // self._length)
 
     def shape(self, feature: str) -> tuple[int, ...]:
-        """Returns (length,)."""
-        return (self._length,)
+        """Returns (length,); for `targets_previous` ()."""
+        return () if feature == PREVIOUS else (self._length,)
 
     def read(self, feature: str, examples: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
         """Reads columns of windows; see `ExampleSource.read`."""
         begins = np.where(examples == EMPTY, 0, examples * self._length)
+        if feature == PREVIOUS:
+            tokens = self._column.values(np.maximum(begins - 1, 0)).astype(INT)
+            ends_document = self._separate & (tokens == self._vocabulary.end_of_document)
+            return np.where((begins == 0) | ends_document, 0, tokens).astype(INT)
         ends = np.where(examples == EMPTY, 0, np.minimum(begins + self._length, self._column.size))
         kind = _KINDS[feature]
         if kind == "tokens" or self._separate:

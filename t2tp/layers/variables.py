@@ -13,6 +13,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
+from t2tp.layers import initial_values
 from t2tp.layers.adapters import of_mesh
 from t2tp.ops.variables.role import BALANCE, BIAS, EMBEDDING, HEAD, MATRIX, NORM
 
@@ -36,13 +37,16 @@ def matrix(
       name: variable name, relative to the current scope.
       inputs: dimensions that the product sums over.
       outputs: dimensions of the result.
-      stddev: standard deviation of the initial values; 0: all are 0.
+      stddev: standard deviation of the initial values by the rule `fan_in`; 0: all are 0. The
+        model's rule scales it (`t2tp.layers.initial_values`), but not of adapters.
       dtype: activation dtype.
       experts: dimensions along which each index has its own matrix.
       is_adapter: whether the matrix is trained although the model's weights are frozen.
       is_head: whether the outputs are scores, of classes or of experts; see `mtf.Role`.
     """
     role = mtf.Role(HEAD if is_head else MATRIX, inputs, outputs, experts)
+    if not is_adapter:
+        stddev *= initial_values.of_mesh(mesh).scale(role)
     return _variable(mesh, name, role, _normal(stddev), dtype, is_adapter)
 
 

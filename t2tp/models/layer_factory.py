@@ -132,16 +132,14 @@ class LayerFactory:
         positions: mtf.Tensor,
         training: bool,
         longest: int,
-        norm: Norm | None = None,
     ) -> mtf.Tensor:
-        """Adds positions to token embeddings and applies dropout, named as between blocks.
+        """Adds positions to embeddings, applies norm and dropout, and names as between blocks.
 
         Args:
           x: [batch..., d_model].
           positions: int32 [batch...].
           training: whether dropout is on.
           longest: the max number of positions.
-          norm: norm of the sum, before dropout; none by default.
 
         Raises:
           ValueError: `longest` exceeds the learned positions.
@@ -158,9 +156,9 @@ class LayerFactory:
             x += self._learned(positions, self.d_model, self.dtype)
         elif self._position == "sinusoidal":
             x += sinusoidal(positions, self.d_model, self.dtype)
-        if norm is not None:
+        if self._hparams.embedding_norm:
             with tf1.variable_scope("embedding_norm"):
-                x = norm(x)
+                x = self.norm(x)
         return self._dropout(x, training)
 
     def relative_bias(self, mesh: mtf.Mesh) -> RelativeBias | None:
@@ -304,7 +302,10 @@ def _rotary_scaling(hparams: HParams) -> RotaryScaling | None:
 
 
 def shifted_right(
-    targets: mtf.Tensor, segments: mtf.Tensor | None, bos_token_id: int = 0
+    targets: mtf.Tensor,
+    segments: mtf.Tensor | None,
+    bos_token_id: int = 0,
+    previous: mtf.Tensor | None = None,
 ) -> mtf.Tensor:
     """Returns the input of each target: the previous one in its segment.
 
@@ -312,6 +313,7 @@ def shifted_right(
       targets: integers [batch, length].
       segments: integers [batch, length]; None: a row is one segment.
       bos_token_id: the input of the first target of a segment.
+      previous: integers [batch], the input of the first target of each row if it is not 0.
     """
     length = targets.shape.dims[-1]
     before = mtf.shift(targets, 1, length, wrap=False)
@@ -319,10 +321,16 @@ def shifted_right(
         if not bos_token_id:
             return before
         segments = mtf.ones_like(targets)
-    continues = mtf.equal(segments, mtf.shift(segments, 1, length, wrap=False))
-    continues = mtf.cast(continues, before.dtype)
+    segments_before = mtf.shift(segments, 1, length, wrap=False)
+    continues = mtf.cast(mtf.equal(segments, segments_before), before.dtype)
     before *= continues
-    return before + (1 - continues) * bos_token_id if bos_token_id else before
+    if bos_token_id:
+        before += (1 - continues) * bos_token_id
+    if previous is None:
+        return before
+    is_first = mtf.logical_and(mtf.equal(segments_before, 0), mtf.not_equal(segments, 0))
+    known = mtf.cast(mtf.not_equal(previous, 0), before.dtype)
+    return before + mtf.cast(is_first, before.dtype) * (known * (previous - bos_token_id))
 
 
 def token_positions(x: mtf.Tensor) -> mtf.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +15,7 @@ from t2tp import mtf
 from t2tp.choices import PRECISIONS
 from t2tp.hparam import HParams
 from t2tp.layers.adapters import Adapters
+from t2tp.layers.initial_values import InitialValues
 from t2tp.ops.variables.transfer import Transfer
 from t2tp.optim.loss import LossOutput
 from t2tp.program.abstract_program import AbstractProgram
@@ -54,10 +56,10 @@ class Model(abc.ABC):
     may_take: tuple[str, ...] = ()
 
     def __init_subclass__(cls, **kwargs: object) -> None:
-        """Makes the methods of a model build its adapters."""
+        """Makes the methods of a model build its adapters, and initialize by its rule."""
         super().__init_subclass__(**kwargs)
         for name in set(_BUILDING) & set(vars(cls)):
-            setattr(cls, name, _with_adapters(vars(cls)[name]))
+            setattr(cls, name, _as_in_hparams(vars(cls)[name]))
 
     def __init__(self, hparams: HParams, vocab_sizes: Mapping[str, int]) -> None:
         """Stores the arguments; variables are created when the graph is built."""
@@ -128,7 +130,7 @@ def classes_of(hparams: HParams, size: int) -> mtf.Dimension:
     return mtf.Dimension("classes", size)
 
 
-def _with_adapters(method: Callable) -> Callable:
+def _as_in_hparams(method: Callable) -> Callable:
     signature = inspect.signature(method)
 
     @functools.wraps(method)
@@ -140,12 +142,15 @@ def _with_adapters(method: Callable) -> Callable:
                 transfer.compare_with(_small_variables(self, transfer.small, arguments))
             with transfer.on(mesh):
                 return build(self, mesh, *args, **kwargs)
+        values = InitialValues.from_hparams(self.hparams)
         adapters = Adapters.from_hparams(self.hparams)
-        if adapters is None:
-            return method(self, mesh, *args, **kwargs)
-        with adapters.on(mesh, bool(arguments.get("training"))):
+        with contextlib.ExitStack() as settings:
+            if values is not None:
+                settings.enter_context(values.on(mesh))
+            if adapters is not None:
+                settings.enter_context(adapters.on(mesh, bool(arguments.get("training"))))
             built = method(self, mesh, *args, **kwargs)
-        if method.__name__ == "loss":
+        if adapters is not None and method.__name__ == "loss":
             adapters.check_also_trained(mesh.graph)
         return built
 

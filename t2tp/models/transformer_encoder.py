@@ -224,9 +224,7 @@ class TransformerEncoder(Model):
         x = self._embedding(tokens, self._factory.dtype)
         if self.hparams.token_types:
             x += self._embedded_types(mtf.zeros_like(tokens) if types is None else types)
-        norm = self._factory.norm if self.hparams.embedding_norm else None
-        positions, longest = sequence.positions, sequence.length.size
-        x = self._factory.with_positions(x, positions, training, longest, norm)
+        x = self._factory.with_positions(x, sequence.positions, training, sequence.length.size)
         bias = self._factory.relative_bias(mesh)
         return self._stack(x, FullForward(sequence, training, relative_bias=bias))
 

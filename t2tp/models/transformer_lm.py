@@ -51,7 +51,8 @@ class TransformerLm(AutoregressiveModel):
         """Computes the mean negative log-likelihood of the tokens without padding, in nats.
 
         Features: `targets`, `targets_segmentation` (0: padding), `targets_position`, integers
-          [batch, length]; and optionally `targets_weights` (0: a token that is only read).
+          [batch, length]; and optionally `targets_weights` (0: a token that is only read) and
+          `targets_previous`, integers [batch], the token before each row (0: none).
 
         Raises:
           ValueError: the length is above `max_length`.
@@ -81,7 +82,12 @@ class TransformerLm(AutoregressiveModel):
     ) -> tuple[Projection, Totals]:
         segments = features["targets_segmentation"]
         sequence = SequenceInfo(features["targets_position"], segments)
-        tokens = shifted_right(features["targets"], segments, self._factory.bos_token_id)
+        tokens = shifted_right(
+            features["targets"],
+            segments,
+            self._factory.bos_token_id,
+            features.get("targets_previous"),
+        )
         x = self._embedding(tokens, self._factory.dtype)
         x = self._factory.with_positions(x, sequence.positions, training, sequence.length.size)
         bias = self._factory.relative_bias(mesh)

@@ -55,6 +55,7 @@ class Muon(Adam):
         steps: int = 5,
         scale: str = "match_rms_adamw",
         dtype: tf.DType = tf.float32,
+        relative_rate: float = 1.0,
         **adam: Any,
     ) -> None:
         """Sets the hyperparameters.
@@ -65,6 +66,7 @@ class Muon(Adam):
           steps: number of Newton-Schulz iterations.
           scale: the factor of updates, one of `SCALES`, as PyTorch names them.
           dtype: dtype of iterations, and of the matrices that processors send each other.
+          relative_rate: learning rate of matrices, relative to the rate of other variables.
           **adam: arguments of `Adam`.
         """
         super().__init__(learning_rate, **adam)
@@ -72,6 +74,7 @@ class Muon(Adam):
         self._steps = steps
         self._scale = SCALES[scale]
         self._dtype = dtype
+        self._relative_rate = relative_rate
 
     def updates(self, targets: Sequence[Target]) -> list[mtf.Operation]:
         """See the base class."""
@@ -96,7 +99,7 @@ class Muon(Adam):
                 group, moments, directions, strict=True
             ):
                 update = functools.partial(self._move, target.decay, self._scale(*matrices.size))
-                inputs = [target.grad, direction, target.rate]
+                inputs = [target.grad, direction, target.rate * self._relative_rate]
                 operations.append(
                     UpdateOperation("muon", [target.var, moment], inputs, update, is_local=True)
                 )
@@ -162,6 +165,7 @@ def muon(learning_rate: mtf.Tensor, hparams: HParams) -> Muon:
         hparams.optimizer_muon_scale,
         # float16 does not hold small gradients.
         tf.bfloat16 if dtype == tf.float16 else dtype,
+        hparams.optimizer_muon_relative_rate,
         beta1=hparams.optimizer_adam_beta1,
         beta2=hparams.optimizer_adam_beta2,
         epsilon=hparams.optimizer_adam_epsilon,

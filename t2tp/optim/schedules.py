@@ -110,7 +110,8 @@ def relative_step(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Ten
 def linear_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
     """Falls linearly to `learning_rate_decay_floor` at the end of the training.
 
-    It begins `learning_rate_decay_steps` before the end (0: at the first step).
+    It begins `learning_rate_decay_steps` before the end; if these are 0, it takes the last
+    `learning_rate_decay_fraction` of the training.
     """
     return _above_floor(_left_at_the_end(step, hparams, train_steps), hparams)
 
@@ -201,8 +202,9 @@ def piecewise(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
 
 
 def _left_at_the_end(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
-    """Returns the remaining fraction of the last `learning_rate_decay_steps` (0: all): 1 to 0."""
-    over = hparams.learning_rate_decay_steps or train_steps
+    """Returns the remaining fraction of the decay, which ends with the training: 1 to 0."""
+    fraction = hparams.learning_rate_decay_fraction
+    over = hparams.learning_rate_decay_steps or max(1.0, fraction * train_steps)
     return tf.clip_by_value((train_steps - step) / over, 0.0, 1.0)
 
 

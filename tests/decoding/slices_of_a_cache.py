@@ -21,7 +21,7 @@ MESH = {"mesh_shape": "data:2;model:2", "layout": "batch:data;heads:model"}
 
 def make_model() -> TransformerLm:
     """Of few parameters and large heads."""
-    hparams = registry.hparams("transformer_lm_tiny")
+    hparams = registry.hparams("transformer_lm_plain_tiny")
     sizes = {"d_model": 16, "d_ff": 16, "num_heads": HEADS, "d_kv": D_KV, "position": "none"}
     for name, value in {**sizes, "num_hidden_layers": LAYERS}.items():
         hparams.set(name, value)

@@ -26,7 +26,7 @@ def small(name: str) -> HParams:
 
 
 def decoder(options: str) -> Decoder:
-    model = TransformerLm(small("transformer_lm_tiny"), {"targets": VOCAB})
+    model = TransformerLm(small("transformer_lm_plain_tiny"), {"targets": VOCAB})
     return Decoder.from_model(model, DecodeOptions.parse(options), seed=1)
 
 
@@ -40,7 +40,7 @@ def test_a_prompt_as_long_as_the_model_is_left_as_it_is(options):
 def test_what_is_written_has_the_score_that_the_loss_gives_it(mesh_shape, layout):
     options = "beam_size=1,extra_length=8,batch_size=4"
     found = [row[0] for row in decoder(options)([Request()] * 1)]
-    model = TransformerLm(small("transformer_lm_tiny"), {"targets": VOCAB})
+    model = TransformerLm(small("transformer_lm_plain_tiny"), {"targets": VOCAB})
 
     def evaluate(features, batch):
         def step(mesh, given):

@@ -13,6 +13,7 @@ from t2tp.layers.dropout import Dropout
 from t2tp.layers.embedding import Embedding
 from t2tp.layers.feed_forward import FeedForward
 from t2tp.layers.grouping import group_tokens
+from t2tp.layers.initial_values import InitialValues
 from t2tp.layers.normalization import Norm
 from t2tp.layers.positions import LearnedPositions, sinusoidal
 from tests.layers.running import not_zero, run
@@ -33,6 +34,28 @@ def test_layer_norm_has_scale_and_bias_and_rms_norm_a_scale(mesh_shape, layout):
     wanted = X / np.sqrt((X**2).mean(-1, keepdims=True) + 1e-3) * ran.variables["norm_scale"]
     np.testing.assert_allclose(ran["y"], wanted, atol=3e-6)
     assert set(ran.variables) == {"norm_scale"}
+
+
+# Rule -> standard deviations of matrices of 64 x 1024 and 1024 x 64.
+RULES = {
+    "fan_in": (1 / 8, 1 / 32),
+    "fan_avg": ((2 / 1088) ** 0.5, (2 / 1088) ** 0.5),
+    "spectral": (1 / 8, 1 / 128),
+    "normal": (0.02, 0.02),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_sets_initial_values_by_inputs_and_outputs_times_the_gain(rule):
+    def network(x):
+        with InitialValues(rule, 0.02).on(x.mesh):
+            return {"y": FeedForward("relu", 1024, output_scale=0.5)(x, training=False)}
+
+    x = {"x": ("batch:2;d_model:64", np.ones([2, 64]))}
+    made = run(network, x, "a:2", "d_ff:a").variables
+    of_input, of_output = RULES[rule]
+    assert made["input"].std() == pytest.approx(of_input, rel=0.02)
+    assert made["output"].std() == pytest.approx(of_output / 2, rel=0.02)
 
 
 def gelu(x):

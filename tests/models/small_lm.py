@@ -33,7 +33,7 @@ SMALLER = {
 
 def make_hparams(**values: object) -> HParams:
     """The tiny set made smaller; embeddings of unit size, so that attention is not uniform."""
-    hparams = registry.hparams("transformer_lm_tiny")
+    hparams = registry.hparams("transformer_lm_plain_tiny")
     for name, value in {**SMALLER, **values}.items():
         hparams.set(name, value)
     return hparams

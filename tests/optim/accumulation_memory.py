@@ -21,7 +21,7 @@ BATCH, LENGTH, VOCAB_SIZE = 128, 128, 4096
 
 
 def run(microbatches: int) -> int:
-    hparams = registry.hparams("transformer_lm_tiny")
+    hparams = registry.hparams("transformer_lm_plain_tiny")
     hparams.parse(f"d_model=64,d_ff=256,d_kv=16,optimizer=sgd,microbatches={microbatches}")
     model = registry.model("transformer_lm")(hparams, {"targets": VOCAB_SIZE})
 

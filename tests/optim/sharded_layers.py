@@ -28,7 +28,7 @@ LAYER_BYTES = 2 * MATRIX_BYTES
 
 def run(cluster: t2tp.Cluster, num_layers: int, changes: str) -> dict[str, object]:
     """Trains; the most that steps add to the memory at rest, and losses."""
-    hparams = registry.hparams("transformer_lm_tiny")
+    hparams = registry.hparams("transformer_lm_plain_tiny")
     hparams.parse(
         "optimizer=adam,weight_decay=0.1,learning_rate_constant=1e-5,"
         "learning_rate_schedule=constant,"

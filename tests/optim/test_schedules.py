@@ -50,6 +50,7 @@ CASES = [
     ("relative_step", {}, lambda step: min(0.01, (step + 1) ** -0.5)),
     ("linear_decay", {}, lambda step: linear(step, TRAIN_STEPS)),
     ("linear_decay", {"learning_rate_decay_steps": 200}, lambda step: linear(step, 200)),
+    ("linear_decay", {"learning_rate_decay_fraction": 0.2}, lambda step: linear(step, 200)),
     (
         "linear_decay",
         {"learning_rate_decay_steps": 200, "learning_rate_decay_floor": 0.1},

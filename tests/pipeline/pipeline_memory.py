@@ -27,7 +27,7 @@ BATCH = 4 * MICROBATCHES
 
 
 def run(schedule: str) -> tuple[int, int]:
-    hparams = registry.hparams("transformer_lm_tiny")
+    hparams = registry.hparams("transformer_lm_plain_tiny")
     hparams.parse(
         f"d_model=64,d_ff=256,d_kv=16,max_length={LENGTH},optimizer=sgd,num_hidden_layers={STAGES},"
         f"microbatches={MICROBATCHES}"

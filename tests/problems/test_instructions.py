@@ -146,7 +146,7 @@ def test_training_reads_the_tokens_of_apply_chat_template(tmp_path, kind, templa
 
 def test_a_model_that_reads_another_first_token_is_warned_of(tmp_path, tokenizer, caplog):
     problem = prepared(tmp_path, CHATS * 30, with_template(tokenizer))
-    hparams = registry.hparams("transformer_lm_tiny")
+    hparams = registry.hparams("transformer_lm_plain_tiny")
     hparams.set("bos_token_id", 9)
     training_inputs(problem, tmp_path / "data", hparams, seed=0)
     assert "bos_token_id=9" in caplog.text

@@ -24,7 +24,7 @@ class LanguagemodelEncodings(LanguagemodelPythonStdlib):
 @registry.register_hparams
 def transformer_lm_test() -> HParams:
     """1 layer of 16."""
-    hparams = registry.hparams("transformer_lm_tiny")
+    hparams = registry.hparams("transformer_lm_plain_tiny")
     hparams.batch_size = 8
     hparams.max_length = 32
     hparams.d_model = 16

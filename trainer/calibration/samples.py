@@ -147,7 +147,7 @@ def _update(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
         x = _variable(mesh, f"x{i}", size, 256)
         part = mtf.reduce_sum(mtf.square(x))
         total = part if total is None else total + part
-    hparams = registry.hparams("transformer_lm_tiny")
+    hparams = registry.hparams("transformer_lm_plain_tiny")
     hparams.parse("clip_grad_norm=0.0,weight_decay=0.0")
     optim.apply_gradients(total, mesh, hparams, 1000)
     return total

@@ -63,7 +63,7 @@ GPT2 = ModelType(
     name="gpt2",
     architecture="GPT2LMHeadModel",
     model="transformer_lm",
-    hparams_set="transformer_lm_base",
+    hparams_set="transformer_lm_plain",
     problem="languagemodel_textfiles",
     same={
         "vocab_size": "vocab_size",

@@ -80,6 +80,16 @@ def test_positions_restart_with_each_document_and_each_window(windows):
     ]
 
 
+@pytest.mark.parametrize(("separate", "before_20"), [(True, 0), (False, 1)])
+def test_a_window_has_the_token_before_it_unless_a_document_begins(tmp_path, separate, before_20):
+    written = column(tmp_path, (1, 2))
+    for length, previous in ((4, [0, 13, 30, 0]), (5, [0, before_20, 32, 0])):
+        windows = PackedWindows(written, length, CharacterVocabulary(), separate)
+        values = windows.read("targets_previous", np.array([0, 1, 2, -1]), ())
+        assert values.dtype == np.int32
+        assert values.tolist() == previous
+
+
 @pytest.mark.parametrize("feature", ["targets", "targets_segmentation", "targets_position"])
 def test_a_part_is_the_part_of_the_whole(windows, feature):
     whole = np.array(read(windows, feature, [2, 0, -1, 1]))
