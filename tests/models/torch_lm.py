@@ -18,6 +18,7 @@ def loss_of(p: Mapping[str, torch.Tensor], tokens: torch.Tensor) -> torch.Tensor
         block = f"layer_{layer:02d}/attention"
         y = rms_norm(x, p[f"{block}/norm_scale"])
         q, k, v = (torch.einsum("btd,dhk->bhtk", y, p[f"{block}/{name}"]) for name in "qkv")
+        q, k = (rms_norm(t, p[f"{block}/{n}_norm/norm_scale"]) for n, t in (("q", q), ("k", k)))
         attended = F.scaled_dot_product_attention(rotated(q), rotated(k), v, is_causal=True)
         x = x + torch.einsum("bhtk,hkd->btd", attended, p[f"{block}/output"])
         block = f"layer_{layer:02d}/feed_forward"

@@ -14,7 +14,7 @@ from tests.optim.sharded_programs import make
 from tests.optim.test_zero import assert_same, trained
 
 # The lm of these tests has a d_model of 16, and this set one of 128.
-SET = {"transfer_from": "transformer_lm_tiny"}
+SET = {"transfer_from": "transformer_lm_plain_tiny"}
 
 
 def role(kind, inputs, outputs):
