@@ -4,7 +4,6 @@
 
 Each run takes back one choice and leaves the others. Prints bits per byte of the validation text,
 and the processor time of the process, data and evaluation included. Each run is a process.
-docs/learning.md has the results.
 """
 
 from __future__ import annotations
@@ -38,6 +37,7 @@ CHOICES = {
     OTHER_SEED: "",
     "optimizer=adam": "optimizer=adam,learning_rate_constant=0.004",
     "embedding_norm=false": "embedding_norm=false",
+    "qk_norm=none": "qk_norm=none",
     "initializer=fan_in": "initializer=fan_in",
     "fan_in, no embedding norm": "initializer=fan_in,embedding_norm=false",
     "position=learned": "position=learned",

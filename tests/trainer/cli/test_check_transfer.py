@@ -9,8 +9,8 @@ import pytest
 from t2tp.optim.optimizer import Optimizer
 
 WIDE = (
-    "transfer_from=transformer_lm_tiny,d_model=512,d_ff=2048,num_heads=16,num_hidden_layers=1,"
-    "learning_rate_constant=0.003,batch_size=4,max_length=32,layer_prepostprocess_dropout=0.0"
+    "transfer_from=transformer_lm_plain_tiny,d_model=512,d_ff=2048,num_heads=16,"
+    "num_hidden_layers=1,learning_rate_constant=0.003,batch_size=4,max_length=32,layer_prepostprocess_dropout=0.0"
 )
 
 
