@@ -280,10 +280,13 @@ class MixtureOfExperts:
         """Returns [groups, group, d_model], load balance, choices and dropped, by token choice."""
         routing = self._routing
         k = routing.choices
-        options = {"normalize": routing.gating == "top_2"}
-        if routing.gating == "top_k":
-            options = {"normalize": routing.normalize_gates, "scale": routing.gate_scale}
-        choices, load_balance = token_choices(router, k, **options)
+        is_free = routing.gating == "top_k"
+        choices, load_balance = token_choices(
+            router,
+            k,
+            normalize=routing.normalize_gates if is_free else k > 1,
+            scale=routing.gate_scale if is_free else 1.0,
+        )
         num_choices = mtf.reduce_sum(router.token_mask) * float(k)
         if router.balance is not None:  # Only its gradient counts: see `transformer_losses`.
             num_choices += imbalance(router, choices)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import tensorflow as tf
 
@@ -45,7 +46,7 @@ def predicted(
     return losses.predicted(projection.logits, targets, weights, vocab, training, **options)
 
 
-def loss_options(hparams: HParams) -> dict[str, float]:
+def loss_options(hparams: HParams) -> dict[str, Any]:
     """Returns the options of `losses.predicted` that hparams set."""
     return {"label_smoothing": hparams.label_smoothing, "z_loss": hparams.z_loss}
 

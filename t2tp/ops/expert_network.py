@@ -80,7 +80,8 @@ class ExpertNetworkOperation(Operation):
         self._mlp = mlp
         self._outputs = [upstream.Tensor(self, x.shape, x.dtype)]
         self.rows = x.shape.dims[:-1]
-        self.experts, self._d_model, self._d_ff = weights["input"].shape.dims
+        self._experts, self._d_model, self._d_ff = weights["input"].shape.dims
+        self.summed = [self._experts, self._d_ff]
         unsplit = [self._d_model.name, choices.shape.dims[-1].name]
         self._splittable_dims, self._unsplittable_dims = (
             self._initialize_splittable_and_unsplittable_dims("splittable", unsplit)
@@ -96,7 +97,7 @@ class ExpertNetworkOperation(Operation):
 
     def slice_flops(self, layout: Layout) -> float:
         """Returns a processor's share if the load is balanced."""
-        split = upstream.Shape([*self.rows, self.experts, self._d_ff])
+        split = upstream.Shape([*self.rows, *self.summed])
         return self.matmul_flops * math.prod(layout.slice_size(split)) / split.size
 
     def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor | None]:
@@ -104,8 +105,7 @@ class ExpertNetworkOperation(Operation):
         return [grads[0], None, *grads[1:]]
 
     def lower(self, lowering: Lowering) -> None:
-        summed = [self.experts, self._d_ff]
-        lowering.set_partial_sum(self.outputs[0], self.forward(lowering).output, summed)
+        lowering.set_partial_sum(self.outputs[0], self.forward(lowering).output, self.summed)
 
     def forward(self, lowering: Lowering) -> _Forward:
         """Returns the forward pass, computed once in a TensorFlow graph.
@@ -120,7 +120,7 @@ class ExpertNetworkOperation(Operation):
         x, choices, *others = (lowering.slice(t) for t in self.inputs)
         inputs = [tf.identity(t) for t in (x, *others)]
         x, gates, *weights = inputs
-        (first,) = mesh_impl.slice_begin_tensors(upstream.Shape([self.experts]))
+        (first,) = mesh_impl.slice_begin_tensors(upstream.Shape([self._experts]))
         axis = mesh_impl.tensor_dimension_to_mesh_axis(self._d_ff)
         # Of the processors that have a part of d_ff, one adds the output's bias.
         is_first = 1.0 if axis is None else mesh_impl.collectives.coordinate(axis) == 0
@@ -187,10 +187,8 @@ class ExpertNetworkGradOperation(Operation):
             stop_gradients=forward.inputs,
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )
-        experts, _, d_ff = self._forward.joint_shape.dims[-3:]
-        inner = {experts, d_ff, *self._forward.rows}
         for output, grad in zip(self.outputs, grads, strict=True):
-            summed = inner - {*output.shape.dims}
+            summed = {*self._forward.rows, *self._forward.summed} - {*output.shape.dims}
             lowering.set_partial_sum(output, tf.convert_to_tensor(grad), summed)
 
 
