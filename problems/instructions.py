@@ -55,6 +55,13 @@ _ARRANGEMENTS = ("packed", "padded")
 # The role whose messages are learned.
 _LEARNED_ROLE = "assistant"
 
+# Roles in conversations of ShareGPT's shape.
+_SHAREGPT_ROLES = {
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant"), _LEARNED_ROLE),
+    "system": "system",
+}
+
 # Begin and end of learned characters.
 Span = tuple[int, int]
 
@@ -64,7 +71,9 @@ class Instructions(RecordProblem, TextProblem):
     """Instruction data: --problem_options='files=chats.jsonl,vocabulary_from=run/huggingface'.
 
     A record has `messages`, a list of objects with `role` and `content`, or `prompt` and
-    `completion`, two texts. A model learns completions and the messages of the role "assistant",
+    `completion`, two texts. It may also have the shape of ShareGPT's data (`conversations`, a list
+    of objects with `from` and `value`), or of Alpaca's (`instruction`, `output`, and optionally
+    `input`, which follows the instruction after an empty line). A model learns completions and the messages of the role "assistant",
     each with its end tokens. The chat template in `vocabulary_from` formats conversations.
 
     Options, in addition to the options of `RecordProblem` and `TextProblem`:
@@ -144,6 +153,7 @@ class Instructions(RecordProblem, TextProblem):
     def _sample(self, record: Mapping[str, Any], location: str) -> Sample:
         options = self.options
         try:
+            record = self._in_our_shape(record)
             adds_end = options.messages not in record  # A template writes the ends itself.
             if not adds_end:
                 text, spans = self._conversation(messages_of(record[options.messages]))
@@ -166,6 +176,33 @@ class Instructions(RecordProblem, TextProblem):
         except ValueError as error:
             raise BadSampleError(f"{location}: {error}") from error
         return {"text": text, "spans": spans, "adds_end": adds_end}
+
+    def _in_our_shape(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns a record of ShareGPT's or Alpaca's shape in ours, and any other as it is.
+
+        Raises:
+          ValueError: a value is no text, or a role is unknown.
+        """
+        options = self.options
+        if options.messages in record or options.prompt in record:
+            return record
+        if isinstance(turns := record.get("conversations"), list):
+            messages = []
+            for turn in turns:
+                if not isinstance(turn, dict) or turn.get("from") not in _SHAREGPT_ROLES:
+                    known = ", ".join(_SHAREGPT_ROLES)
+                    raise ValueError(f"'conversations' has {turn!r}: 'from' must be one of {known}")
+                role = _SHAREGPT_ROLES[turn["from"]]
+                messages.append({"role": role, "content": _text(turn, "value")})
+            return {options.messages: messages}
+        if "instruction" not in record or "output" not in record:
+            return record
+        parts = [_text(record, name) for name in ("instruction", "input") if record.get(name)]
+        prompt, reply = "\n\n".join(parts), _text(record, "output")
+        if self._template is None:
+            return {options.prompt: f"{prompt}\n\n", options.completion: reply}
+        said = {"user": prompt, _LEARNED_ROLE: reply}
+        return {options.messages: [{"role": r, "content": text} for r, text in said.items()]}
 
     def _conversation(self, messages: Messages) -> tuple[str, list[Span]]:
         """Returns a conversation as text, and the spans of its replies.

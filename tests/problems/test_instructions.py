@@ -195,6 +195,35 @@ def test_a_prompt_and_its_completion_are_encoded_as_one_text(tmp_path, kind):
     }
 
 
+def test_shapes_of_sharegpt_and_alpaca_are_those_conversations(tmp_path, tokenizer):
+    names = {"system": "system", "user": "human", "assistant": "gpt"}
+    turns = [{"from": names[each["role"]], "value": each["content"]} for each in CHAT]
+    alpaca = {"instruction": "the", "input": "fox?", "output": "quick"}
+    short = {"instruction": "the dog?", "input": "", "output": "lazy"}
+    told = [{"role": "user", "content": "the\n\nfox?"}, {"role": "assistant", "content": "quick"}]
+    asked = [{"role": "user", "content": "the dog?"}, {"role": "assistant", "content": "lazy"}]
+    theirs = [{"conversations": turns}, alpaca, short] * 20
+    ours = [{"messages": each} for each in (CHAT, told, asked)] * 20
+    learned = []
+    for name, records in {"theirs": theirs, "ours": ours}.items():
+        (tmp_path / name).mkdir()
+        problem = prepared(tmp_path / name, records, with_template(tokenizer))
+        learned.append(learned_texts(problem, tmp_path / name / "data"))
+    assert learned[0] == learned[1]
+    assert len(learned[0]) == 3
+
+
+def test_an_instruction_without_a_template_is_a_prompt(tmp_path, tokenizer):
+    records = [{"instruction": f"the fox {n}", "output": f"over {n} dogs"} for n in range(60)]
+    pairs = [{"prompt": f"the fox {n}\n\n", "completion": f"over {n} dogs"} for n in range(60)]
+    learned = []
+    for name, each in {"theirs": records, "ours": pairs}.items():
+        (tmp_path / name).mkdir()
+        problem = prepared(tmp_path / name, each, tokenizer)
+        learned.append(learned_texts(problem, tmp_path / name / "data"))
+    assert learned[0] == learned[1]
+
+
 def test_conversations_without_a_template_are_refused(tmp_path, tokenizer):
     with pytest.raises(ValueError, match=rf"data.jsonl, line \d+: .*{tokenizer}"):
         prepared(tmp_path, CHATS * 30, tokenizer)
@@ -233,6 +262,7 @@ def test_the_rows_of_a_batch_have_the_weights_of_their_tokens(tmp_path, tokenize
         ({"prompt": "a", "completion": 3}, "'completion' is 3, and must be a text"),
         ({"prompt": "a", "completion": ""}, "there is nothing to learn"),
         ({"messages": []}, "a conversation is a list of messages"),
+        ({"conversations": [{"from": "me", "value": "a"}]}, "'from' must be one of human, user"),
         ({"messages": CHAT[:2]}, "there is nothing to learn"),
         ({"messages": [{"role": "assistant"}]}, "'content' is None, and must be a text"),
     ],
