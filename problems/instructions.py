@@ -73,8 +73,10 @@ class Instructions(RecordProblem, TextProblem):
     A record has `messages`, a list of objects with `role` and `content`, or `prompt` and
     `completion`, two texts. It may also have the shape of ShareGPT's data (`conversations`, a list
     of objects with `from` and `value`), or of Alpaca's (`instruction`, `output`, and optionally
-    `input`, which follows the instruction after an empty line). A model learns completions and the messages of the role "assistant",
-    each with its end tokens. The chat template in `vocabulary_from` formats conversations.
+    `input`, which follows the instruction after an empty line): a conversation, or without a chat
+    template a prompt and its completion. A model learns completions and the messages of the role
+    "assistant", each with its end tokens. The chat template in `vocabulary_from` formats
+    conversations.
 
     Options, in addition to the options of `RecordProblem` and `TextProblem`:
         messages, prompt, completion: names of the values in a record.
