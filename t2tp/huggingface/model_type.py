@@ -68,6 +68,7 @@ _SWITCHES = (
     *("layer_pattern", "qk_norm", "attention_soft_cap", "attention_sinks", "d_v"),
     *("attention_type", "attention_multiplier", "local_rotary_base", "rotary_fraction"),
     *("embedding_multiplier", "residual_multiplier", "logits_divisor", "logits_soft_cap"),
+    *("moe_router_scores", "moe_router_bias", "moe_balance_rate", "moe_shared_d_ff"),
 )
 _NONE = object()
 _ONE_CLASS = "single_label_classification"
