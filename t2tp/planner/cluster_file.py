@@ -147,6 +147,9 @@ class SoftwareStack:
       attention: one of `ClusterFile.kernels`, `unfused` or `engine`; see `Retention`.
       fuses: whether chains of element-wise operations are one kernel.
       keeps_masks, float32_logits, keeps_buffers, gathers_again, repeats_all: see `Retention`.
+      unsharded_layers: layers whose weights ZeRO 3 has gathered at once, in use or ahead; the
+        gradients of one layer wait whole, too.
+      fragmentation: share of the bytes allocated in each step that the allocator cannot use.
       link: share of a link's bandwidth that collectives reach.
       overlap: share of the collectives of gradients and weights that overlaps with computation.
       overlap_activations: share of the backward pass's collectives of activations that overlaps
@@ -174,6 +177,8 @@ class SoftwareStack:
     float32_logits: int = key(0, min=0, max=4)
     keeps_buffers: bool = False
     gathers_again: bool = False
+    unsharded_layers: int = key(0, min=0)
+    fragmentation: float = _fraction(0.0)
     link: float = _share(0.8)
     overlap: float = _fraction(0.0)
     overlap_activations: float = _fraction(0.0)
@@ -333,10 +338,6 @@ class ClusterFile:
             known = nearest(name, self.stacks, "stacks")
             raise ClusterFileError(f"cluster {self.name} has no stack {name!r}: {known}")
         return replace(self, stack=name)
-
-    def with_processes(self, processes: int) -> ClusterFile:
-        """Returns the cluster with the devices of a host divided among processes."""
-        return replace(self, processes=processes)
 
     def sharing(self, devices: int) -> int:
         """Returns how many devices of a mesh share the memory and the cores of a host; or 1."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from t2tp import upstream
 from t2tp.mesh.layout import Layout
+from t2tp.mesh.zero import name_in_use
 from t2tp.ops.attention.operation import AttentionOperation
 from t2tp.ops.flops import matmul_flops
 from t2tp.planner import fusion
@@ -33,6 +34,7 @@ class LoweredStep:
       layer_bytes: see `Liveness`.
       flops: FLOPs of the forward pass's matmuls on the whole mesh, as `matmul_flops` counts them.
       hidden_flops: FLOPs of scores that a causal mask hides.
+      layer_weights: number of weights of a further layer that a processor uses; 0 without one.
     """
 
     layout: Layout
@@ -44,6 +46,7 @@ class LoweredStep:
     layer_bytes: Counter[str]
     flops: float
     hidden_flops: float
+    layer_weights: int = 0
 
     @classmethod
     def from_program(
@@ -128,7 +131,16 @@ class LoweredStep:
             added(self.layer_bytes, "layer_bytes"),
             self.flops + times * (longer.flops - shorter.flops),
             self.hidden_flops + times * (longer.hidden_flops - shorter.hidden_flops),
+            self._in_use(_difference(longer.shapes, shorter.shapes)),
         )
+
+    def _in_use(self, shapes: Counter[tuple[upstream.Dimension, ...]]) -> int:
+        """Returns the number of weights of these shapes that a processor uses."""
+        total = 0
+        for dims, number in shapes.items():
+            in_use = [upstream.Dimension(name_in_use(dim.name), dim.size) for dim in dims]
+            total += number * math.prod(self.layout.slice_size(upstream.Shape(in_use)))
+        return total
 
 
 def _difference(longer: Counter, shorter: Counter) -> Counter:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from t2tp.planner.cluster_file import ClusterFile
+from t2tp.planner.cluster_file import ClusterFile, SoftwareStack
 from t2tp.planner.collective_cost import CollectiveCost, axes_text
 from t2tp.planner.compute_cost import ComputeCost
 from t2tp.planner.liveness import WITH_ACTIVATIONS
@@ -18,6 +19,8 @@ from t2tp.planner.work import ATTENTION, COMPUTE_BOUND, PHASES, PURPOSES, UPDATE
 # The bottlenecks of a step; communication also names its mesh axes.
 MATMULS, MEMORY, BUBBLE = "matmuls", "memory-bound operations", "the pipeline's bubble"
 OPTIMIZER, COMMUNICATION = "the optimizer's update", "communication"
+
+_BFLOAT16, _FLOAT32 = 2, 4  # Bytes.
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,7 @@ class Plan:
       memory: bytes of a device by purpose, at the peak.
       memory_point: part of the step with the peak.
       memory_by_point: bytes by purpose at the peak of each part of the step.
+      fragmentation: bytes to allow for the allocator's fragmentation at this peak.
       memory_limit: bytes of a device.
       usable_memory: bytes of a device, without the headroom.
       model_flops: FLOPs of a step on the whole mesh, with all scores of attention.
@@ -146,6 +150,7 @@ class Plan:
     memory: dict[str, float]
     memory_point: str
     memory_by_point: dict[str, dict[str, float]]
+    fragmentation: float
     memory_limit: float
     usable_memory: float
     model_flops: float
@@ -165,9 +170,10 @@ class Plan:
     @property
     def fits(self) -> str:
         """Whether a device has enough memory: `yes`, `borderline` (in the headroom) or `no`."""
-        if self.memory_total <= self.usable_memory:
+        needed = self.memory_total + self.fragmentation
+        if needed <= self.usable_memory:
             return "yes"
-        return "borderline" if self.memory_total <= self.memory_limit else "no"
+        return "borderline" if needed <= self.memory_limit else "no"
 
     @property
     def tokens_per_second(self) -> float:
@@ -263,6 +269,7 @@ class Plan:
             memory=by_point[point],
             memory_point=point,
             memory_by_point=by_point,
+            fragmentation=_fragmentation(by_point[point], cluster.software),
             memory_limit=cluster.device.memory / sharing,
             usable_memory=cluster.usable_memory(devices),
             model_flops=3 * step.flops,
@@ -314,12 +321,25 @@ def _memory(peak: Memory, step: LoweredStep, cluster: ClusterFile) -> dict[str, 
         memory["buffers"] = float(
             max((t.num_bytes for t in step.traffic if t.kind == "allreduce"), default=0)
         )
+    if step.layout.storage.stage == 3:
+        layer, stack = float(step.layer_weights), cluster.software
+        memory["buffers"] += _BFLOAT16 * stack.unsharded_layers * layer
+        if peak.point not in WITH_ACTIVATIONS and stack.unsharded_layers:
+            memory["buffers"] += (_BFLOAT16 + _FLOAT32) * layer
     processes = cluster.processes / step.layout.size if cluster.device.cores else 1
     # Virtual devices share cores, and a device that waits for a core holds no temporaries.
     if cluster.device.cores:
         memory["temporary"] *= min(1.0, cluster.device.cores * processes)
     memory["reserved"] = cluster.device.reserved * processes
     return memory
+
+
+def _fragmentation(memory: Mapping[str, float], stack: SoftwareStack) -> float:
+    """Returns the bytes that the allocator cannot use, of those allocated in each step."""
+    lasting = {"weights", "optimizer", "features", "reserved"}
+    if stack.keeps_buffers:
+        lasting |= {"gradients", "gathered"}
+    return stack.fragmentation * sum(n for name, n in memory.items() if name not in lasting)
 
 
 def _interval(costs: list[Cost], seconds: float, residual: float) -> tuple[float, float]:

@@ -108,7 +108,8 @@ def _memory(plan: Plan) -> list[str]:
     free = plan.memory_limit - plan.usable_memory
     lines = [
         f"Memory of a device at the peak ({plan.memory_point}): {size(plan.memory_total)} of"
-        f" {size(plan.memory_limit)}, {FITS[plan.fits]} (headroom {size(free)})"
+        f" {size(plan.memory_limit)}, {FITS[plan.fits]} (headroom {size(free)}, allowance for"
+        f" fragmentation {size(plan.fragmentation)})"
     ]
     for purpose, what in PURPOSES.items():
         if plan.memory.get(purpose):

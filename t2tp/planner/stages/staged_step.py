@@ -303,6 +303,7 @@ def staged_plan(
         memory=worst.memory,
         memory_point=f"{worst.memory_point}, stage {fullest}",
         memory_by_point=worst.memory_by_point,
+        fragmentation=worst.fragmentation,
         bubble=max(0.0, 1 - chosen.seconds / total),
         pipeline=pipeline,
     )
