@@ -61,7 +61,8 @@ def _options(hparams: HParams, layout: Layout) -> Iterator[tuple[tuple[str, ...]
     """Yields the bottlenecks that a change may relieve, and the change."""
     microbatches, stage = hparams.microbatches, hparams.zero_stage
     yield _COMPUTE, {"recompute": "none"}
-    yield (_SPACE,), {"recompute": "layer"}
+    for part in ("layer", "attention", "feed_forward"):
+        yield (_SPACE,), {"recompute": part}
     yield (_SPACE, BUBBLE), {"microbatches": 2 * microbatches}
     if microbatches % 2 == 0 and layout.num_stages == 1:
         yield (*_COMPUTE, _BATCH), {"microbatches": microbatches // 2}

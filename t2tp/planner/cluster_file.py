@@ -19,7 +19,7 @@ from t2tp.choices import PRECISIONS
 from t2tp.hparam_limits import Limits
 from t2tp.hparam_types import declared_type
 from t2tp.planner.curves import COLLECTIVE_KINDS, CollectiveCurve, Curve, Point, key, share_at
-from t2tp.planner.retention import Retention
+from t2tp.planner.retention import KernelMemory
 from t2tp.planner.work import COMPUTE_BOUND, ELEMENTWISE, MEMORY_BOUND, PRODUCT
 from t2tp.suggestions import nearest
 
@@ -144,9 +144,9 @@ class SoftwareStack:
       product_inner: length of the summed dimension at which a matmul reaches half of that.
       batched: share of the peak that batched matmuls reach (unfused attention).
       memory: share of the bandwidth that memory-bound operations reach.
-      attention: one of `ClusterFile.kernels`, `unfused` or `engine`; see `Retention`.
+      attention: one of `ClusterFile.kernels`, `unfused` or `engine`; see `KernelMemory`.
       fuses: whether chains of element-wise operations are one kernel.
-      keeps_masks, float32_logits, keeps_buffers, gathers_again, repeats_all: see `Retention`.
+      keeps_masks, float32_logits, keeps_buffers, gathers_again, repeats_all: see `KernelMemory`.
       unsharded_layers: layers whose weights ZeRO 3 has gathered at once, in use or ahead; the
         gradients of one layer wait whole, too.
       fragmentation: share of the bytes allocated in each step that the allocator cannot use.
@@ -192,11 +192,11 @@ class SoftwareStack:
     source: str = ""
 
     @property
-    def retention(self) -> Retention:
+    def retention(self) -> KernelMemory:
         """The tensors that the stack's kernels save for the backward pass."""
-        values = {f.name: getattr(self, f.name) for f in fields(Retention)}
+        values = {f.name: getattr(self, f.name) for f in fields(KernelMemory)}
         attention = self.attention if self.attention in WITHOUT_KERNEL else "fused"
-        return Retention(**values | {"attention": attention})
+        return KernelMemory(**values | {"attention": attention})
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from t2tp.planner.lowered import LoweredStep
 from t2tp.planner.work import BACKWARD, COMPUTE_BOUND, COPY, FORWARD, PHASES, UPDATE, Traffic, Work
 
 _WEIGHT, _SLOTS, _GRADIENT, _ACTIVATION = 4, 8, 4, 2
+_BUCKET = 1 << 22  # Bytes of small gradients that are reduced together.
 # Fraction of a layer's saved activations that lies between the blocks: 10 of 34 bytes of each
 # element (arXiv:2205.05198, table 2). Tensor parallelism splits it only with sequence parallelism.
 _BETWEEN = 10 / 34
@@ -52,6 +53,7 @@ class Estimate:
         self._in_layers = {
             dims: more * (number - one_layer.shapes[dims]) for dims, number in row.shapes.items()
         }
+        self._matrices = sum(number for dims, number in row.shapes.items() if len(dims) > 1)
         # Bytes that a row saves in all layers, and outside, as the loss does.
         whole_kept, one_kept = (step.layer_bytes["kept"] for step in (row, one_layer))
         self._kept = more * (whole_kept - one_kept) if more else whole_kept
@@ -103,7 +105,9 @@ class Estimate:
             self._inside[UPDATE, bound] + self._outside[UPDATE, bound] for bound in (False, True)
         )
         update *= self._local_weights(c, at_rest=True) / self._parameters
-        return c.microbatches * busiest + waiting * stage + update + self._of_weights(c)
+        reductions = c.microbatches if c.zero_stage >= 2 else 1
+        exposed = self._of_weights(c, busiest * reductions)
+        return c.microbatches * busiest + waiting * stage + update + exposed
 
     def _share_of_stage(self, c: Candidate) -> float:
         """Returns the fraction of the layers in the stage with the most layers."""
@@ -137,18 +141,29 @@ class Estimate:
             return 0.0
         return 2 * c.chunks * self._sent(c, "permute", self._stream * micro / c.model, "stage")
 
-    def _of_weights(self, c: Candidate) -> float:
-        """Returns the seconds of the collectives of gradients and weights."""
+    def _of_weights(self, c: Candidate, busy: float) -> float:
+        """Returns the exposed seconds of the collectives of gradients and weights.
+
+        Args:
+          c: the candidate.
+          busy: seconds of computation that they can overlap with.
+        """
         weights, part = self._local_weights(c), self._local_weights(c, at_rest=True)
         # A weight whose dimensions the axes do not divide stays whole.
         stage = c.zero_stage if part < weights else 0
-        exposed = 1 - self._cluster.software.overlap
         scatters = c.microbatches if stage >= 2 else 1
-        kind = "reducescatter" if stage else "allreduce"
-        seconds = scatters * self._sent(c, kind, weights * _GRADIENT, "data", "expert")
         gathers = {0: 0, 1: 1, 2: 1, 3: 2 * c.microbatches}[stage]
-        gathered = self._sent(c, "allgather", part * _ACTIVATION, "data", "expert")
-        return exposed * (seconds + gathers * gathered)
+        # Each large matrix has a collective of its own, with its latency.
+        matrices = self._share_of_stage(c) * self._matrices
+        others = max(0.0, min(matrices, weights * _GRADIENT / _BUCKET) - 1)
+
+        def sent(kind: str, num_bytes: float) -> float:
+            each = functools.partial(self._sent, c, kind)
+            return each(num_bytes, "data", "expert") + others * each(0, "data", "expert")
+
+        total = scatters * sent("reducescatter" if stage else "allreduce", weights * _GRADIENT)
+        total += gathers * sent("allgather", part * _ACTIVATION)
+        return max((1 - self._cluster.software.overlap) * total, total - busy)
 
     def _sent(self, c: Candidate, kind: str, num_bytes: float, *axes: str) -> float:
         """Returns the seconds of a collective over axes of the mesh, by default `model`."""

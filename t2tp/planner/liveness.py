@@ -15,11 +15,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from t2tp import upstream
 from t2tp.mesh.layout import Layout
-from t2tp.planner.retention import Retained, Retention
+from t2tp.planner.retention import Buffer, KernelMemory, Retained
 from t2tp.planner.sequence import Placed, as_soon_as_possible, is_sharding, is_weight
 from t2tp.planner.slices import kind_of
 from t2tp.planner.work import BACKWARD, ELEMENTWISE, FORWARD, UPDATE, Memory
@@ -27,25 +26,6 @@ from t2tp.planner.work import BACKWARD, ELEMENTWISE, FORWARD, UPDATE, Memory
 # Parts of a step whose peak includes saved activations.
 _FORWARD_END, _BACKWARD_BEGIN = "end of the forward pass", "beginning of the backward pass"
 WITH_ACTIVATIONS = (_FORWARD_END, _BACKWARD_BEGIN)
-
-
-@dataclass(eq=False)
-class _Buffer:
-    """A buffer of a processor.
-
-    Attributes:
-      num_bytes: size.
-      first_def: index of the operation that computes it.
-      last_use: index of the last operation that reads it.
-      purpose: one of `PURPOSES`, or `sums`.
-      counts: whether each further layer adds such a buffer.
-    """
-
-    num_bytes: int
-    first_def: int
-    last_use: int
-    purpose: str = "temporary"
-    counts: bool = True
 
 
 class Liveness:
@@ -62,7 +42,7 @@ class Liveness:
         placed: Sequence[Placed],
         outputs: Iterable[upstream.Tensor],
         layout: Layout,
-        retention: Retention,
+        retention: KernelMemory,
     ) -> None:
         """Computes the lifetimes.
 
@@ -81,7 +61,7 @@ class Liveness:
         self._shards_in_place = self._buffers and stage < 2
         self._retained = Retained(placed, outputs, layout, retention)
         self._root: dict[upstream.Tensor, upstream.Tensor] = {}
-        self._of: dict[upstream.Tensor, _Buffer] = {}
+        self._of: dict[upstream.Tensor, Buffer] = {}
         self._last_reader = {x: each for each in placed for x in self._retained.reads(each)}
         for i, each in enumerate(placed):
             self._visit(i, each)
@@ -98,11 +78,7 @@ class Liveness:
             self._read(tensor, end)
         for tensor, held in self._of.items():
             self._set_purpose(tensor, held)
-        blocks = [
-            _Buffer(b.num_bytes, b.first_def, b.last_use, b.purpose)
-            for b in self._retained.blocks()
-        ]
-        self._held = [*self._of.values(), *blocks]
+        self._held = [*self._of.values(), *self._retained.buffers()]
         self.layer_bytes = Counter(
             {name: self._sum(name) for name in ("kept", "gathered", "gradients", "sums")}
         )
@@ -148,12 +124,12 @@ class Liveness:
                 return root
         return None
 
-    def _is_gradient(self, tensor: upstream.Tensor, held: _Buffer) -> bool:
+    def _is_gradient(self, tensor: upstream.Tensor, held: Buffer) -> bool:
         is_sum = isinstance(tensor.operation, upstream.WhileLoopOperation)
         return is_sum or self._phase(held.first_def) == BACKWARD
 
     def _make(self, tensor: upstream.Tensor, i: int) -> None:
-        self._of[tensor] = _Buffer(self._retained.num_bytes(tensor), i, i)
+        self._of[tensor] = Buffer(self._retained.num_bytes(tensor), i, i)
 
     def _read(self, tensor: upstream.Tensor, i: int) -> None:
         held = self._of.get(self._root_of(tensor))
@@ -182,7 +158,7 @@ class Liveness:
     def _phase(self, i: int) -> str:
         return self._placed[i].phase if i < len(self._placed) else UPDATE
 
-    def _set_purpose(self, tensor: upstream.Tensor, held: _Buffer) -> None:
+    def _set_purpose(self, tensor: upstream.Tensor, held: Buffer) -> None:
         made, last = self._phase(held.first_def), self._phase(held.last_use)
         op = tensor.operation
         if isinstance(op, upstream.ops.ImportLaidOutTensorOperation):
@@ -203,8 +179,8 @@ class Liveness:
         """Returns the peak of each part of a step."""
         alive: dict[str, float] = {}
         peaks: dict[tuple[str, tuple[str, ...]], Memory] = {}
-        born: dict[int, list[_Buffer]] = {}
-        freed: dict[int, list[_Buffer]] = {}
+        born: dict[int, list[Buffer]] = {}
+        freed: dict[int, list[Buffer]] = {}
         for held in self._held:
             born.setdefault(held.first_def, []).append(held)
             freed.setdefault(held.last_use, []).append(held)

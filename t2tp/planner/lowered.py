@@ -14,7 +14,7 @@ from t2tp.ops.attention.operation import AttentionOperation
 from t2tp.ops.flops import matmul_flops
 from t2tp.planner import fusion
 from t2tp.planner.liveness import Liveness
-from t2tp.planner.retention import Retention
+from t2tp.planner.retention import KernelMemory
 from t2tp.planner.sequence import Placed, program_order
 from t2tp.planner.work import FORWARD, Memory, Traffic, Work
 from t2tp.program.abstract_program import AbstractProgram
@@ -53,7 +53,7 @@ class LoweredStep:
         cls,
         program: AbstractProgram,
         *,
-        retention: Retention = Retention(),  # noqa: B008  (immutable)
+        retention: KernelMemory = KernelMemory(),  # noqa: B008  (immutable)
     ) -> LoweredStep:
         """Lowers a program.
 
@@ -75,7 +75,7 @@ class LoweredStep:
         graph: upstream.Graph,
         layout: Layout,
         *,
-        retention: Retention,
+        retention: KernelMemory,
     ) -> LoweredStep:
         """Counts the operations of a processor.
 

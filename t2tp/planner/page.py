@@ -37,18 +37,16 @@ _STAGE_PARTS = {
     "backward passes": "#f28e2b",
     "waiting and messages": "#c9ced6",
 }
-_DEVICE_PARTS = {"tokens/s per device": "#2f6fde"}
 # Max number of stages with a bar each.
 _MOST_STAGES = 16
 
 
-def page(plan: Plan, proposals: Sequence[Proposal] = (), scaling: Sequence[Plan] = ()) -> str:
+def page(plan: Plan, proposals: Sequence[Proposal] = ()) -> str:
     """Renders the page.
 
     Args:
       plan: the plan.
       proposals: the proposals of a search, if there was one.
-      scaling: plans for other numbers of devices, with the same rows on each.
     """
     sections = {"memory": ("Memory of a device", _memory(plan, proposals))}
     sections["step"] = ("The step", _timeline(plan))
@@ -56,8 +54,6 @@ def page(plan: Plan, proposals: Sequence[Proposal] = (), scaling: Sequence[Plan]
         sections["stages"] = ("Pipeline stages", _stages(plan.pipeline))
     if proposals:
         sections["front"] = ("Time against memory", _front(proposals))
-    if len(scaling) > 1:
-        sections["scaling"] = ("More devices", _scaling(scaling))
     sections["costs"] = ("Seconds by kind", _costs(plan))
     title = f"{plan.title} on {plan.devices:,} devices of {plan.cluster}"
     return html_page(title, sections, style=charts.STYLE + _STYLE, intro="".join(_facts(plan)))
@@ -189,20 +185,6 @@ def _front(proposals: Sequence[Proposal]) -> Iterator[str]:
             for i, each in enumerate(proposals, start=1)
         ),
     )
-
-
-def _scaling(plans: Sequence[Plan]) -> Iterator[str]:
-    name, *_ = _DEVICE_PARTS
-    bars = [
-        Bar(
-            f"{plan.devices:,} devices",
-            [(name, plan.tokens_per_second / plan.devices)],
-            f"{plan.tokens_per_second:,.0f} tokens/s, MFU {plan.mfu:.1%}",
-        )
-        for plan in plans
-    ]
-    yield "<p>Tokens/s per device, with the same rows on each.</p>"
-    yield stacked_bars(bars, _DEVICE_PARTS, lambda n: f"{n:,.1f}")
 
 
 def _costs(plan: Plan) -> Iterator[str]:

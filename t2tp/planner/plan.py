@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -203,14 +203,18 @@ class Plan:
         return hidden / (hidden + exposed) if hidden + exposed else 0.0
 
     @property
+    def parts(self) -> Counter[str]:
+        """Seconds of the step by their bottleneck."""
+        parts: Counter[str] = Counter({BUBBLE: self.bubble * self.seconds})
+        for cost in self.costs:
+            parts[cost.bottleneck] += cost.seconds
+        return parts
+
+    @property
     def bottleneck(self) -> tuple[str, float]:
         """The part of the step that takes longest, and its fraction of the step."""
-        parts: dict[str, float] = defaultdict(float)
-        for cost in self.costs:
-            parts[cost.bottleneck] += cost.seconds / self.seconds
-        parts[BUBBLE] = self.bubble
-        part = max(parts, key=lambda name: parts[name])
-        return part, parts[part]
+        ((part, seconds),) = self.parts.most_common(1)
+        return part, seconds / self.seconds
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the plan as a JSON object."""

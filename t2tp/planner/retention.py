@@ -27,7 +27,7 @@ _FLOAT32, _MASK = 4, 1
 
 
 @dataclass(frozen=True)
-class Retention:
+class KernelMemory:
     """The tensors that a stack's kernels save.
 
     Attributes:
@@ -56,20 +56,23 @@ class Retention:
     repeats_all: bool = False
 
 
-@dataclass(frozen=True)
-class Block:
-    """A buffer that is no tensor of the program.
+@dataclass(eq=False)
+class Buffer:
+    """A buffer of a processor.
 
     Attributes:
-      num_bytes: size on a processor.
-      first_def, last_use: indices of the first and the last operation that use it.
-      purpose: one of `PURPOSES`.
+      num_bytes: size.
+      first_def: index of the operation that computes it.
+      last_use: index of the last operation that reads it.
+      purpose: one of `PURPOSES`, or `sums`.
+      counts: whether each further layer adds such a buffer.
     """
 
     num_bytes: int
     first_def: int
     last_use: int
-    purpose: str = "kept"
+    purpose: str = "temporary"
+    counts: bool = True
 
 
 class Retained:
@@ -80,7 +83,7 @@ class Retained:
         placed: Sequence[Placed],
         outputs: Iterable[upstream.Tensor],
         layout: Layout,
-        retention: Retention,
+        retention: KernelMemory,
     ) -> None:
         self._placed = placed
         self._layout = layout
@@ -122,7 +125,7 @@ class Retained:
             else:
                 yield from self._chains.read_for(x, op)
 
-    def blocks(self) -> Iterator[Block]:
+    def buffers(self) -> Iterator[Buffer]:
         """Yields the buffers that kernels need in addition to the program's tensors."""
         made: dict[str, tuple[int, int]] = {}
         logits: dict[upstream.Tensor, int] = {}
@@ -134,7 +137,7 @@ class Retained:
             if each.phase == BACKWARD and not each.is_recomputed:
                 for x in op.inputs:
                     if x in self._gathered:
-                        yield Block(slice_bytes(x, self._layout), i, i, "temporary")
+                        yield Buffer(slice_bytes(x, self._layout), i, i)
             if self._retention.keeps_masks and isinstance(op, DropoutOperation):
                 if op in self._repeated and not each.is_recomputed:
                     continue
@@ -143,14 +146,14 @@ class Retained:
                 elif op._rng_name in made:
                     begin, size = made.pop(op._rng_name)
                     is_kept = self._placed[begin].phase == FORWARD
-                    yield Block(size, begin, i, "kept" if is_kept else "temporary")
+                    yield Buffer(size, begin, i, "kept" if is_kept else "temporary")
             copies = self._retention.float32_logits
             if copies and isinstance(op, CrossEntropyOperation):
                 logits[op.inputs[0]] = i
             if isinstance(op, CrossEntropyGradOperation) and op.inputs[0] in logits:
                 size = _FLOAT32 * slice_elements(op.inputs[0], self._layout)
-                yield Block(size, logits.pop(op.inputs[0]), i)
-                yield Block((copies - 1) * size, i, i, "temporary")
+                yield Buffer(size, logits.pop(op.inputs[0]), i, "kept")
+                yield Buffer((copies - 1) * size, i, i)
 
     def _attention_bytes(self, op: AttentionOperation, output: int) -> int:
         """Returns the bytes of an output of another stack's attention."""

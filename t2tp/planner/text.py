@@ -76,10 +76,23 @@ def search_text(proposals: Sequence[Proposal], train_tokens: float = 0.0) -> str
         memory = f"{size(each.plan.memory_total):>9}"
         mark = "*" if each in front else " "
         lines += [f"  {mark} {step:30} {each.plan.mfu:5.1%}  {memory}", f"      {each.flags}"]
+        if each is not proposals[0]:
+            lines.append(f"      {slower_text(best, each.plan)}")
     lines += ["", "*: no other is both faster and smaller."]
     if train_tokens:
         lines.append(f"The fastest takes {training_text(best, train_tokens)}.")
     return "\n".join(lines)
+
+
+def slower_text(best: Plan, other: Plan) -> str:
+    """Says which parts of a step make it slower than the best one."""
+    more, less = other.parts, best.parts
+    differences = sorted(
+        ((more[name] - less[name], name) for name in {**more, **less}), reverse=True
+    )
+    reasons = [f"{name} +{duration(n)}" for n, name in differences[:2] if n > best.seconds / 1000]
+    gap = duration(other.seconds - best.seconds)
+    return f"{gap} slower: {', '.join(reasons) or 'a little in each part'}"
 
 
 def training_text(plan: Plan, tokens: float) -> str:

@@ -181,3 +181,14 @@ def test_the_loss_holds_float32_copies_of_the_logits():
         peak = next(p for p in step.memory if p.point == "beginning of the backward pass")
         peaks.append(peak.total)
     assert peaks[1] - peaks[0] == pytest.approx((2 * 4 + 2) * ROWS * LENGTH * vocab_size, rel=1e-3)
+
+
+@pytest.mark.parametrize(("cluster", "stack"), [("h100", "fsdp"), ("a100", "fsdp")])
+def test_llama_8b_with_32k_tokens_a_device_does_not_fit(cluster, stack):
+    """It held 83.9 GiB in a published run, most of it for the float32 copies of its logits."""
+    hparams = registry.hparams("llama_8b")
+    hparams.parse("batch_size=32,batch_size_unit=sequences_per_batch,microbatches=1,zero_stage=3")
+    hparams.parse("mesh_shape=data:8,layout=batch:data")
+    plan = request("transformer_lm", hparams, 128_256).plan(ClusterFile.load(cluster, stack))
+    assert plan.memory_total / 2**30 == pytest.approx(83.9, rel=0.02)
+    assert plan.fits == "no"

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from t2tp.planner import ClusterFile
 from t2tp.planner.charts import Bar, Dot, scatter, stacked_bars
 from t2tp.planner.page import page
-from t2tp.planner.scaling import scaled_plans
 from t2tp.planner.search import Search, pareto
 from t2tp.planner.text import duration, size
 from t2tp.planner.work import PURPOSES
@@ -93,9 +92,8 @@ def test_axes_span_the_points(places, factor):
 @pytest.mark.parametrize("width", [1280, 700])
 def test_no_text_of_a_page_is_cut_or_covers_another(found, cluster, tmp_path, width):
     """Neither in a window nor at the width of a printed page."""
-    plans = [dataclasses.replace(each.plan, devices=2 << i) for i, each in enumerate(found)]
     path = tmp_path / "plan.html"
-    path.write_text(page(found[0].plan, found, plans).replace("</body>", f"{MEASURE}</body>"))
+    path.write_text(page(found[0].plan, found).replace("</body>", f"{MEASURE}</body>"))
     dom = chromium(tmp_path, path, "--dump-dom", f"--window-size={width},800")
     said = json.loads(unescape(re.search("<title>(.*?)</title>", dom)[1]))
     assert said == {"cut": [], "covered": [], "width": width}
@@ -117,19 +115,3 @@ MEASURE = """
   });
 </script>
 """
-
-
-def test_more_devices_have_more_rows_and_no_more_work(cluster):
-    hparams = make_hparams(mesh_shape="data:2", layout="batch:data", batch_size=8)
-    plans = scaled_plans(request("transformer_lm", hparams, vocab_size=30), cluster, (0.5, 1, 2))
-    assert [plan.devices for plan in plans] == [1, 2, 4]
-    assert [plan.tokens / plan.devices for plan in plans] == [plans[0].tokens] * 3
-    compute = [sum(c.seconds for c in plan.costs if not c.is_collective) for plan in plans]
-    assert compute == pytest.approx([compute[0]] * 3, rel=0.05)
-    assert plans[0].seconds < plans[1].seconds
-
-
-def test_without_a_split_batch_there_is_one_number_of_devices(cluster):
-    hparams = make_hparams(mesh_shape="model:2", layout="heads:model", batch_size=8)
-    plans = scaled_plans(request("transformer_lm", hparams, vocab_size=30), cluster)
-    assert [plan.devices for plan in plans] == [2]

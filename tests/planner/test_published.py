@@ -1,4 +1,4 @@
-"""The three published measurements that constants were fitted to are reproduced."""
+"""The published measurements that constants were fitted to are reproduced, and some others."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from t2tp import registry
 from t2tp.ops.attention import api
 from t2tp.planner import ClusterFile
 from t2tp.trainer.planning import request
+from tests.planner.published_steps import FOUNDRY, foundry_plan, megatron_plan
 
 pytestmark = pytest.mark.slow
 
@@ -100,3 +101,18 @@ def test_twelve_layers_of_llama_70b_on_eight_b200_take_what_megatron_measured():
     # Allocated, without the driver and the libraries.
     allocated = plan.memory_total - plan.memory["reserved"]
     assert allocated / 2**30 == pytest.approx(39.07, rel=0.03)
+
+
+# Long and short sequences, large and small models, with recomputation and without.
+UNFITTED = {
+    **{f"{row[0]}, {row[1]}": lambda row=row: foundry_plan(row) for row in FOUNDRY[1::3]},
+    "530B": lambda: megatron_plan("530B", is_selective=False),
+    "1T": lambda: megatron_plan("1T", is_selective=True),
+}
+
+
+@pytest.mark.parametrize("name", UNFITTED)
+def test_a_step_to_which_nothing_is_fitted_is_inside_the_interval(name):
+    plan, seconds = UNFITTED[name]()
+    assert plan.seconds == pytest.approx(seconds, rel=0.1)
+    assert plan.interval[0] <= seconds <= plan.interval[1]

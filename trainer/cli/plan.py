@@ -22,7 +22,6 @@ from t2tp.planner import ClusterFile, Plan, Request
 from t2tp.planner.advice import tried
 from t2tp.planner.candidates import CHOSEN, RESET
 from t2tp.planner.page import page
-from t2tp.planner.scaling import scaled_plans
 from t2tp.planner.search import Proposal, Search, days_of, pareto, price_of
 from t2tp.planner.text import advice_text, plan_text, search_text, training_text
 from t2tp.problems.problem import Problem
@@ -73,7 +72,7 @@ def _plan(
     flags: absl_flags.FlagValues, planned: Request, cluster: ClusterFile, train_tokens: float
 ) -> None:
     plan = planned.plan(cluster)
-    _draw(flags, planned, cluster, plan, ())
+    _draw(flags, plan, ())
     changes = tried(planned, cluster, plan) if flags.advise else []
     if flags.json:
         advice = [{"hparams": values, **_entry(each, 0.0)} for values, each in changes]
@@ -111,8 +110,7 @@ def _search(
     )
     days = flags.days
     proposals = search.fewest_devices(train_tokens, days) if days else search.run()
-    best = dataclasses.replace(planned, hparams=proposals[0].hparams)
-    _draw(flags, best, cluster, proposals[0].plan, proposals)
+    _draw(flags, proposals[0].plan, proposals)
     if not flags.json:
         print(search_text(proposals, train_tokens))
         return
@@ -179,17 +177,11 @@ def _without_effect(
             yield f"{name}=auto", "use --search --devices=N"
 
 
-def _draw(
-    flags: absl_flags.FlagValues,
-    planned: Request,
-    cluster: ClusterFile,
-    plan: Plan,
-    proposals: Sequence[Proposal],
-) -> None:
+def _draw(flags: absl_flags.FlagValues, plan: Plan, proposals: Sequence[Proposal]) -> None:
     """Writes the page of --html, if it is given."""
     if flags.html:
         with as_usage_error(OSError):
-            write_text(flags.html, page(plan, proposals, scaled_plans(planned, cluster)))
+            write_text(flags.html, page(plan, proposals))
 
 
 def _set_batch(flags: absl_flags.FlagValues, hparams: HParams) -> None:

@@ -22,7 +22,7 @@ from t2tp.planner.depth import period
 from t2tp.planner.lowered import LoweredStep
 from t2tp.planner.overlap import hidden_seconds
 from t2tp.planner.plan import PipelinePlan, Plan, StagePlan
-from t2tp.planner.retention import Retention
+from t2tp.planner.retention import KernelMemory
 from t2tp.planner.sequence import FIRST, LAST
 from t2tp.planner.stages.steps import MIDDLE, StageLowering
 from t2tp.planner.stages.timing import Table, Timing
@@ -64,7 +64,7 @@ class StagedStep:
         build: BuildProgram,
         hparams: HParams,
         *,
-        retention: Retention,
+        retention: KernelMemory,
         lowered_before: dict[Hashable, Any],
     ) -> None:
         """Assigns the layers to stages.

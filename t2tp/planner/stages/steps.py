@@ -25,7 +25,7 @@ from t2tp.pipeline.messages import MessageKind
 from t2tp.pipeline.schedule import Action
 from t2tp.planner.depth import depths, lower_by_layers
 from t2tp.planner.lowered import LoweredStep
-from t2tp.planner.retention import Retention
+from t2tp.planner.retention import KernelMemory
 from t2tp.planner.sequence import FIRST, LAST, Placed, program_order
 from t2tp.planner.slices import slice_bytes
 from t2tp.planner.work import Memory, Traffic
@@ -59,7 +59,7 @@ class StageSteps:
 
     @classmethod
     def from_program(
-        cls, program: AbstractProgram, stages: int, *, retention: Retention
+        cls, program: AbstractProgram, stages: int, *, retention: KernelMemory
     ) -> StageSteps:
         """Lowers a program; arguments as for `LoweredStep.from_program`.
 
@@ -160,7 +160,7 @@ class StageLowering:
         layout: Layout,
         *,
         splits_backward: bool,
-        retention: Retention,
+        retention: KernelMemory,
         lowered_before: dict[Hashable, Any],
     ) -> None:
         """Prepares the lowering.

@@ -1,0 +1,141 @@
+"""Published steps to which no constant of a cluster file is fitted, against their plans.
+
+    python -m tests.planner.published_steps
+
+Prints each step's error, and the medians. Llm-foundry's rows: scripts/train/benchmarking/README.md
+of its repository, tables of October 2023 (fewer than 128 devices).
+"""
+
+from __future__ import annotations
+
+import statistics
+from unittest import mock
+
+from t2tp import registry
+from t2tp.ops.attention import api
+from t2tp.planner import ClusterFile, Plan
+from t2tp.trainer.planning import request
+
+# arXiv:2205.05198, tables 3 and 5: width, heads, layers, stages, rows, rows of a microbatch,
+# chunks;
+# seconds with full recomputation, and with selective recomputation and sequence parallelism.
+MEGATRON = {
+    "22B": (6144, 64, 48, 1, 4, 4, 1, 1.42, 1.10),
+    "175B": (12288, 96, 96, 8, 64, 1, 3, 18.13, 13.75),
+    "530B": (20480, 128, 105, 35, 280, 1, 3, 49.05, 37.83),
+    "1T": (25600, 160, 128, 64, 512, 1, 1, 94.42, 71.49),
+}
+# Width, heads and layers of MPT.
+MPT = {
+    "760m": (1536, 12, 24),
+    "1b": (2048, 16, 24),
+    "3b": (2560, 20, 32),
+    "7b": (4096, 32, 32),
+    "13b": (5120, 40, 40),
+    "30b": (7168, 56, 48),
+    "70b": (8192, 64, 80),
+}
+# Model, length, devices, rows of a microbatch, microbatches, recomputation, tokens/s of a device.
+FOUNDRY = (
+    ("70b", 2048, 64, 8, 4, "layer", 1039),
+    ("70b", 2048, 32, 2, 16, "layer", 882),
+    ("30b", 4096, 8, 1, 21, "layer", 1802),
+    ("30b", 2048, 8, 3, 21, "layer", 2002),
+    ("13b", 16384, 8, 3, 3, "layer", 2985),
+    ("13b", 2048, 32, 2, 1, "none", 4811),
+    ("13b", 1024, 8, 40, 3, "layer", 5502),
+    ("7b", 8192, 8, 8, 2, "layer", 6935),
+    ("7b", 1024, 8, 64, 2, "layer", 10203),
+    ("3b", 16384, 8, 1, 6, "none", 11152),
+    ("3b", 2048, 64, 6, 3, "none", 22525),
+    ("3b", 1024, 8, 20, 6, "none", 27046),
+    ("1b", 32768, 8, 1, 4, "none", 12025),
+    ("1b", 4096, 8, 7, 4, "none", 38535),
+    ("1b", 512, 8, 56, 4, "none", 52275),
+    ("760m", 8192, 8, 6, 2, "none", 41825),
+    ("760m", 2048, 16, 24, 1, "none", 68551),
+    ("760m", 512, 8, 96, 2, "none", 83749),
+)
+
+
+def _planned(cluster: ClusterFile, vocab_size: int, sizes: tuple[int, int, int], **values) -> Plan:
+    width, heads, layers = sizes
+    hparams = registry.hparams("gpt3_175b")
+    values |= {"d_model": width, "d_ff": 4 * width, "num_heads": heads, "d_kv": width // heads}
+    values |= {"num_hidden_layers": layers, "batch_size_unit": "sequences_per_batch"}
+    for name, value in (values | {"use_bias": False}).items():
+        hparams.set(name, value)
+    return request("transformer_lm", hparams, vocab_size).plan(cluster)
+
+
+def megatron_plan(name: str, *, is_selective: bool) -> tuple[Plan, float]:
+    """Returns the plan of a step of table 5, and its published seconds."""
+    width, heads, layers, stages, rows, part, chunks, full, selective = MEGATRON[name]
+    rules = "heads:model;d_ff:model;vocab:model"
+    values = {"mesh_shape": "model:8", "layer_prepostprocess_dropout": 0.1}
+    if stages > 1:
+        values["mesh_shape"] = f"stage:{stages};model:8"
+        rules += ";layers:stage"
+        values |= {"pipeline_schedule": "interleaved" if chunks > 1 else "1f1b"}
+        values |= {"pipeline_chunks": chunks}
+    # Dense attention saves its weights, and blockwise attention recomputes them.
+    with mock.patch.object(api, "_LARGEST_DENSE", 0 if is_selective else 1 << 30):
+        plan = _planned(
+            ClusterFile.load("a100", "megatron"),
+            51200,
+            (width, heads, layers),
+            max_length=2048,
+            batch_size=rows,
+            microbatches=rows // part,
+            zero_stage=0,
+            recompute="none" if is_selective else "layer",
+            sequence_parallel=is_selective,
+            layout=rules + (";residual_length:model" if is_selective else ""),
+            attention_dropout=0.1,
+            **values,
+        )
+    return plan, selective if is_selective else full
+
+
+def foundry_plan(row: tuple) -> tuple[Plan, float]:
+    """Returns the plan of one of llm-foundry's steps, and its published seconds."""
+    name, length, devices, part, microbatches, recompute, rate = row
+    plan = _planned(
+        ClusterFile.load("h100", "fsdp"),
+        50368,
+        MPT[name],
+        max_length=length,
+        batch_size=part * microbatches * devices,
+        microbatches=microbatches,
+        recompute=recompute,
+        mesh_shape=f"data:{devices}",
+        layout="batch:data",
+        zero_stage=3,
+    )
+    return plan, plan.tokens / devices / rate
+
+
+def main() -> None:
+    """Prints the errors."""
+    groups = {
+        "Megatron-LM on A100": [
+            (name, megatron_plan(name, is_selective=is_selective))
+            for name in MEGATRON
+            for is_selective in (False, True)
+        ],
+        "llm-foundry on H100": [(f"{row[0]}, {row[1]}", foundry_plan(row)) for row in FOUNDRY],
+    }
+    for title, steps in groups.items():
+        errors, inside = [], 0
+        for name, (plan, seconds) in steps:
+            errors.append(abs(plan.seconds / seconds - 1))
+            inside += plan.interval[0] <= seconds <= plan.interval[1]
+            print(f"{name:12} {seconds:7.3f} s, planned {plan.seconds:7.3f} s")
+        print(
+            f"{title}: {statistics.median(errors):.1%} in the median, {max(errors):.1%} at worst,"
+            f" {inside} of {len(steps)} inside the interval"
+        )
+
+
+if __name__ == "__main__":
+    main()
