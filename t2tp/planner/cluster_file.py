@@ -19,7 +19,6 @@ from t2tp.choices import PRECISIONS
 from t2tp.hparam_limits import Limits
 from t2tp.hparam_types import declared_type
 from t2tp.planner.curves import COLLECTIVE_KINDS, CollectiveCurve, Curve, Point, key, share_at
-from t2tp.planner.retention import KernelMemory
 from t2tp.planner.work import COMPUTE_BOUND, ELEMENTWISE, MEMORY_BOUND, PRODUCT
 from t2tp.suggestions import nearest
 
@@ -144,9 +143,20 @@ class SoftwareStack:
       product_inner: length of the summed dimension at which a matmul reaches half of that.
       batched: share of the peak that batched matmuls reach (unfused attention).
       memory: share of the bandwidth that memory-bound operations reach.
-      attention: one of `ClusterFile.kernels`, `unfused` or `engine`; see `KernelMemory`.
-      fuses: whether chains of element-wise operations are one kernel.
-      keeps_masks, float32_logits, keeps_buffers, gathers_again, repeats_all: see `KernelMemory`.
+      attention: one of `ClusterFile.kernels`, which save no scores; `unfused`, which saves them if
+        the program has them; or `engine`: the program's tensors.
+      fuses: whether chains of element-wise operations are one kernel, which saves no intermediate
+        result: the backward pass recomputes it from their inputs.
+      keeps_masks: dropout saves its mask, a byte per element, and unfused attention its weights
+        before and after dropout. Otherwise masks are drawn again.
+      float32_logits: number of float32 copies of the logits at the loss's gradient, the first of
+        which is saved by the forward pass. A fused loss has none, Megatron's works in place on one,
+        and PyTorch's `cross_entropy` has three: log-probabilities, and the gradients with respect
+        to these and to the logits.
+      keeps_buffers: gradients, and weights in the activations' dtype, have permanent buffers.
+      gathers_again: activations that are split between blocks and gathered for a product are
+        saved as slices, and gathered again for the gradient of the weights.
+      repeats_all: recomputation repeats whole layers, also operations that no gradient needs.
       unsharded_layers: layers whose weights ZeRO 3 has gathered at once, in use or ahead; the
         gradients of one layer wait whole, too.
       fragmentation: share of the bytes allocated in each step that the allocator cannot use.
@@ -192,11 +202,9 @@ class SoftwareStack:
     source: str = ""
 
     @property
-    def retention(self) -> KernelMemory:
-        """The tensors that the stack's kernels save for the backward pass."""
-        values = {f.name: getattr(self, f.name) for f in fields(KernelMemory)}
-        attention = self.attention if self.attention in WITHOUT_KERNEL else "fused"
-        return KernelMemory(**values | {"attention": attention})
+    def has_kernel(self) -> bool:
+        """Whether a kernel of its own computes attention, and saves no scores."""
+        return self.attention not in WITHOUT_KERNEL
 
 
 @dataclass(frozen=True)

@@ -211,7 +211,7 @@ class Estimate:
         split = c.model if c.sequence_parallel else 1
         kept = micro * self._kept * ((1 - _BETWEEN) / c.model + _BETWEEN / split)
         alive = self._share_of_stage(c) * self._microbatches_alive(c)
-        if c.sequence_parallel and not self._cluster.software.retention.gathers_again:
+        if c.sequence_parallel and not self._cluster.software.gathers_again:
             kept += micro * _GATHERED * self._layers * self._stream
         share = self._share_of_stage(c)
         if c.recompute == "layer":

@@ -18,7 +18,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from t2tp import upstream
 from t2tp.mesh.layout import Layout
-from t2tp.planner.retention import Buffer, KernelMemory, Retained
+from t2tp.planner.cluster_file import SoftwareStack
+from t2tp.planner.retention import Buffer, Retained
 from t2tp.planner.sequence import Placed, as_soon_as_possible, is_sharding, is_weight
 from t2tp.planner.slices import kind_of
 from t2tp.planner.work import BACKWARD, ELEMENTWISE, FORWARD, UPDATE, Memory
@@ -42,7 +43,7 @@ class Liveness:
         placed: Sequence[Placed],
         outputs: Iterable[upstream.Tensor],
         layout: Layout,
-        retention: KernelMemory,
+        software: SoftwareStack,
     ) -> None:
         """Computes the lifetimes.
 
@@ -50,16 +51,16 @@ class Liveness:
           placed: the operations in program order.
           outputs: outputs of the program.
           layout: mesh and rules.
-          retention: the tensors that kernels save.
+          software: the tensors that kernels save.
         """
         placed = as_soon_as_possible(placed)
         outputs = list(outputs)
         self._placed = placed
         stage = layout.storage.stage
-        self._buffers = retention.keeps_buffers and stage < 3
+        self._buffers = software.keeps_buffers and stage < 3
         # A processor reduces its shard of a gradient within the buffer of the whole gradient.
         self._shards_in_place = self._buffers and stage < 2
-        self._retained = Retained(placed, outputs, layout, retention)
+        self._retained = Retained(placed, outputs, layout, software)
         self._root: dict[upstream.Tensor, upstream.Tensor] = {}
         self._of: dict[upstream.Tensor, Buffer] = {}
         self._last_reader = {x: each for each in placed for x in self._retained.reads(each)}

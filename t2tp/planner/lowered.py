@@ -13,8 +13,8 @@ from t2tp.mesh.zero import name_in_use
 from t2tp.ops.attention.operation import AttentionOperation
 from t2tp.ops.flops import matmul_flops
 from t2tp.planner import fusion
+from t2tp.planner.cluster_file import SoftwareStack
 from t2tp.planner.liveness import Liveness
-from t2tp.planner.retention import KernelMemory
 from t2tp.planner.sequence import Placed, program_order
 from t2tp.planner.work import FORWARD, Memory, Traffic, Work
 from t2tp.program.abstract_program import AbstractProgram
@@ -53,19 +53,19 @@ class LoweredStep:
         cls,
         program: AbstractProgram,
         *,
-        retention: KernelMemory = KernelMemory(),  # noqa: B008  (immutable)
+        software: SoftwareStack = SoftwareStack(attention="engine", fuses=False),  # noqa: B008  (immutable)
     ) -> LoweredStep:
         """Lowers a program.
 
         Args:
           program: program of a training step.
-          retention: the tensors that kernels save, and whether they fuse element-wise operations.
+          software: the tensors that kernels save, and whether they fuse element-wise operations.
         """
         log = program.collective_log()
         graph, outputs = program.graph()
         needed = list(outputs.values())
-        placed = program_order(graph.operations, needed, log, repeats_all=retention.repeats_all)
-        return cls.from_placed(placed, needed, graph, program.layout, retention=retention)
+        placed = program_order(graph.operations, needed, log, repeats_all=software.repeats_all)
+        return cls.from_placed(placed, needed, graph, program.layout, software=software)
 
     @classmethod
     def from_placed(
@@ -75,7 +75,7 @@ class LoweredStep:
         graph: upstream.Graph,
         layout: Layout,
         *,
-        retention: KernelMemory,
+        software: SoftwareStack,
     ) -> LoweredStep:
         """Counts the operations of a processor.
 
@@ -84,13 +84,13 @@ class LoweredStep:
           needed: outputs of the program.
           graph: that they are of.
           layout: mesh and rules.
-          retention: see `from_program`.
+          software: see `from_program`.
         """
-        liveness = Liveness(placed, needed, layout, retention)
+        liveness = Liveness(placed, needed, layout, software)
         flops, hidden = _model_flops(placed)
         return cls(
             layout,
-            Counter(fusion.works(placed, needed, layout, fuses=retention.fuses)),
+            Counter(fusion.works(placed, needed, layout, fuses=software.fuses)),
             Counter(_traffic(placed)),
             _variables(graph, layout),
             Counter(tuple(v.shape.dims) for v in graph.trainable_variables),

@@ -81,13 +81,13 @@ class Request:
         Raises:
           LayoutError: the layout cannot work.
         """
-        retention = cluster.software.retention
+        software = cluster.software
 
         def lower(hparams: HParams) -> LoweredStep:
-            key = repr(hparams), retention
+            key = repr(hparams), software
             if key not in self.lowered_before:
                 self.lowered_before[key] = LoweredStep.from_program(
-                    self.program(hparams), retention=retention
+                    self.program(hparams), software=software
                 )
             return self.lowered_before[key]
 
@@ -110,7 +110,7 @@ class Request:
         return StagedStep(
             build,
             self._for_software(cluster),
-            retention=cluster.software.retention,
+            software=cluster.software,
             lowered_before=self.lowered_before,
         )
 

@@ -18,42 +18,13 @@ from t2tp.mesh.layout import Layout
 from t2tp.ops.attention.operation import AttentionOperation
 from t2tp.ops.cross_entropy.operation import CrossEntropyGradOperation, CrossEntropyOperation
 from t2tp.ops.dropout import DropoutOperation
+from t2tp.planner.cluster_file import SoftwareStack
 from t2tp.planner.fusion import Chains
 from t2tp.planner.sequence import Placed
 from t2tp.planner.slices import slice_bytes, slice_elements
 from t2tp.planner.work import BACKWARD, FORWARD
 
 _FLOAT32, _MASK = 4, 1
-
-
-@dataclass(frozen=True)
-class KernelMemory:
-    """The tensors that a stack's kernels save.
-
-    Attributes:
-      fuses: chains of element-wise operations save no intermediate result: the backward pass
-        recomputes it from their inputs.
-      attention: `engine`: the program's tensors; `fused`: no scores; `unfused`: scores if the
-        program has them.
-      keeps_masks: dropout saves its mask, a byte per element, and unfused attention its weights
-        before and after dropout. Otherwise masks are drawn again.
-      float32_logits: number of float32 copies of the logits at the loss's gradient, the first of
-        which is saved by the forward pass. A fused loss has none, Megatron's works in place on one,
-        and PyTorch's `cross_entropy` has three: log-probabilities, and the gradients with respect
-        to these and to the logits.
-      gathers_again: activations that are split between blocks and gathered for a product are
-        saved as slices, and gathered again for the gradient of the weights.
-      keeps_buffers: gradients, and weights in the activations' dtype, have permanent buffers.
-      repeats_all: recomputation repeats whole layers, also operations that no gradient needs.
-    """
-
-    fuses: bool = False
-    attention: str = "engine"
-    keeps_masks: bool = False
-    float32_logits: int = 0
-    gathers_again: bool = False
-    keeps_buffers: bool = False
-    repeats_all: bool = False
 
 
 @dataclass(eq=False)
@@ -83,12 +54,12 @@ class Retained:
         placed: Sequence[Placed],
         outputs: Iterable[upstream.Tensor],
         layout: Layout,
-        retention: KernelMemory,
+        software: SoftwareStack,
     ) -> None:
         self._placed = placed
         self._layout = layout
-        self._retention = retention
-        self._chains = Chains(placed, outputs, layout) if retention.fuses else None
+        self._software = software
+        self._chains = Chains(placed, outputs, layout) if software.fuses else None
         # A recomputed function does not save the masks of its first execution.
         self._repeated = {
             op
@@ -99,7 +70,7 @@ class Retained:
         self._gathered = {
             each.operation.outputs[0]: each.operation.inputs[0]
             for each in placed
-            if retention.gathers_again and _gathers_activations(each)
+            if software.gathers_again and _gathers_activations(each)
         }
 
     def num_bytes(self, tensor: upstream.Tensor) -> int:
@@ -107,7 +78,7 @@ class Retained:
         if self._chains is not None and not self._chains.is_written(tensor):
             return 0
         op = tensor.operation
-        if isinstance(op, AttentionOperation) and self._retention.attention != "engine":
+        if isinstance(op, AttentionOperation) and self._software.attention != "engine":
             return self._attention_bytes(op, op.outputs.index(tensor))
         return slice_bytes(tensor, self._layout)
 
@@ -116,7 +87,7 @@ class Retained:
         op = each.operation
         is_loss = isinstance(op, CrossEntropyGradOperation)
         for i, x in enumerate(op.inputs):
-            if is_loss and i == 0 and self._retention.float32_logits == 1:
+            if is_loss and i == 0 and self._software.float32_logits == 1:
                 continue  # It reads the float32 copy, and the logits are freed.
             if each.phase == BACKWARD and not each.is_recomputed:
                 x = self._gathered.get(x, x)
@@ -133,12 +104,12 @@ class Retained:
             op = each.operation
             for shape, dtype in hooks(op).temporaries(self._layout):
                 size = dtype.size * math.prod(self._layout.slice_size(shape))
-                yield Block(size, i, i, "temporary")
+                yield Buffer(size, i, i)
             if each.phase == BACKWARD and not each.is_recomputed:
                 for x in op.inputs:
                     if x in self._gathered:
                         yield Buffer(slice_bytes(x, self._layout), i, i)
-            if self._retention.keeps_masks and isinstance(op, DropoutOperation):
+            if self._software.keeps_masks and isinstance(op, DropoutOperation):
                 if op in self._repeated and not each.is_recomputed:
                     continue
                 if op.name == op._rng_name:  # It draws the mask.
@@ -147,7 +118,7 @@ class Retained:
                     begin, size = made.pop(op._rng_name)
                     is_kept = self._placed[begin].phase == FORWARD
                     yield Buffer(size, begin, i, "kept" if is_kept else "temporary")
-            copies = self._retention.float32_logits
+            copies = self._software.float32_logits
             if copies and isinstance(op, CrossEntropyOperation):
                 logits[op.inputs[0]] = i
             if isinstance(op, CrossEntropyGradOperation) and op.inputs[0] in logits:
@@ -163,14 +134,14 @@ class Retained:
         if output == 2:  # The rounding error of the result, which only the engine saves.
             return 0
         options = op._options
-        if self._retention.attention == "fused" or options.is_blockwise:
+        if self._software.has_kernel or options.is_blockwise:
             # Unfused, each score is recomputed, and not even the sums are saved.
-            is_fused = self._retention.attention == "fused"
+            is_fused = self._software.has_kernel
             queries = slice_elements(result, self._layout) // result.shape.dims[-1].size
             return _FLOAT32 * queries if is_fused else 0
         weights = op.outputs[1]
         size = slice_bytes(weights, self._layout)
-        if self._retention.keeps_masks and options.dropout_rate > 0:
+        if self._software.keeps_masks and options.dropout_rate > 0:
             return 2 * size + _MASK * slice_elements(weights, self._layout)
         return size
 

@@ -72,7 +72,7 @@ def test_work_and_memory_of_many_layers_follow_from_few(case):
     """Lowering all layers says the same as multiplying: time, FLOPs and the peak of memory."""
     deep = wanted(num_hidden_layers=5, **CASES[case])
     cluster = engine_stack()
-    all_layers = LoweredStep.from_program(whole(deep), retention=cluster.software.retention)
+    all_layers = LoweredStep.from_program(whole(deep), software=cluster.software)
     few_layers = deep.lowered(cluster)
     assert few_layers.flops == all_layers.flops
     assert totals(few_layers) == totals(all_layers)

@@ -84,7 +84,7 @@ def test_fused_attention_keeps_neither_scores_nor_masks():
 
 
 def test_kernels_that_fuse_nothing_keep_what_the_program_says():
-    stack = ClusterFile.load("h100").software.retention
+    stack = ClusterFile.load("h100").software
     assert stack.fuses
     kept = [
         kept_by_a_layer(cluster, recompute="none", d_ff=d_ff)

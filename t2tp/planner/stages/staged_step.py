@@ -15,14 +15,13 @@ from t2tp.mesh.layout import Layout, LayoutError
 from t2tp.mesh.stages import LAYERS
 from t2tp.pipeline.assign_layers import assign_layers, check_layers_match
 from t2tp.pipeline.schedule import Action, ScheduleError
-from t2tp.planner.cluster_file import ClusterFile
+from t2tp.planner.cluster_file import ClusterFile, SoftwareStack
 from t2tp.planner.collective_cost import CollectiveCost
 from t2tp.planner.compute_cost import ComputeCost
 from t2tp.planner.depth import period
 from t2tp.planner.lowered import LoweredStep
 from t2tp.planner.overlap import hidden_seconds
 from t2tp.planner.plan import PipelinePlan, Plan, StagePlan
-from t2tp.planner.retention import KernelMemory
 from t2tp.planner.sequence import FIRST, LAST
 from t2tp.planner.stages.steps import MIDDLE, StageLowering
 from t2tp.planner.stages.timing import Table, Timing
@@ -64,7 +63,7 @@ class StagedStep:
         build: BuildProgram,
         hparams: HParams,
         *,
-        retention: KernelMemory,
+        software: SoftwareStack,
         lowered_before: dict[Hashable, Any],
     ) -> None:
         """Assigns the layers to stages.
@@ -72,7 +71,7 @@ class StagedStep:
         Args:
           build: builds the program of hparams, with features mapped by a function.
           hparams: hparams of the whole model.
-          retention: see `LoweredStep.from_program`.
+          software: see `LoweredStep.from_program`.
           lowered_before: see `Request`.
 
         Raises:
@@ -86,7 +85,7 @@ class StagedStep:
             build,
             hparams,
             layout,
-            retention=retention,
+            software=software,
             lowered_before=lowered_before,
         )
         stacks = probe(splits_backward=False).stacks

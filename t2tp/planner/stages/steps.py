@@ -23,9 +23,9 @@ from t2tp.pipeline.boundary import EnterStage
 from t2tp.pipeline.loop import PipelineLoop
 from t2tp.pipeline.messages import MessageKind
 from t2tp.pipeline.schedule import Action
+from t2tp.planner.cluster_file import SoftwareStack
 from t2tp.planner.depth import depths, lower_by_layers
 from t2tp.planner.lowered import LoweredStep
-from t2tp.planner.retention import KernelMemory
 from t2tp.planner.sequence import FIRST, LAST, Placed, program_order
 from t2tp.planner.slices import slice_bytes
 from t2tp.planner.work import Memory, Traffic
@@ -59,14 +59,14 @@ class StageSteps:
 
     @classmethod
     def from_program(
-        cls, program: AbstractProgram, stages: int, *, retention: KernelMemory
+        cls, program: AbstractProgram, stages: int, *, software: SoftwareStack
     ) -> StageSteps:
         """Lowers a program; arguments as for `LoweredStep.from_program`.
 
         Args:
           program: program of a training step.
           stages: number of stages of the real pipeline.
-          retention: see there.
+          software: see there.
         """
         layout = program.layout
         log = program.collective_log()
@@ -79,10 +79,10 @@ class StageSteps:
             for each in log
         ]
         needed = list(outputs.values())
-        placed = program_order(graph.operations, needed, log, repeats_all=retention.repeats_all)
+        placed = program_order(graph.operations, needed, log, repeats_all=software.repeats_all)
         by_place = {
             place: LoweredStep.from_placed(
-                _of(placed, have), needed, graph, layout, retention=retention
+                _of(placed, have), needed, graph, layout, software=software
             )
             for place, have in _HAVE.items()
         }
@@ -160,7 +160,7 @@ class StageLowering:
         layout: Layout,
         *,
         splits_backward: bool,
-        retention: KernelMemory,
+        software: SoftwareStack,
         lowered_before: dict[Hashable, Any],
     ) -> None:
         """Prepares the lowering.
@@ -170,7 +170,7 @@ class StageLowering:
           hparams: hparams of the whole model.
           layout: layout of the whole mesh.
           splits_backward: whether the schedule has separate entries for gradients of weights.
-          retention: see `LoweredStep.from_program`.
+          software: see `LoweredStep.from_program`.
           lowered_before: see `Request`.
 
         Raises:
@@ -184,7 +184,7 @@ class StageLowering:
             )
         self._program = program
         self._layout = layout
-        self._retention = retention
+        self._software = software
         self._lowered_before = lowered_before
         self._microbatches = hparams.microbatches
         self._hparams = hparams.copy()
@@ -227,12 +227,12 @@ class StageLowering:
     def _lower(self, layers: Sequence[int]) -> StageSteps:
         hparams = self._with([_STAGES * n for n in layers])
         stages = self._layout.num_stages
-        key = repr(hparams), self._microbatches, stages, self._retention
+        key = repr(hparams), self._microbatches, stages, self._software
         if key not in self._lowered_before:
             steps = StageSteps.from_program(
                 self._program(hparams, self._fewer_rows),
                 stages,
-                retention=self._retention,
+                software=self._software,
             )
             for step in steps.by_place.values():
                 step.memory = [self._with_all_rows(peak) for peak in step.memory]
