@@ -347,6 +347,10 @@ class ClusterFile:
             raise ClusterFileError(f"cluster {self.name} has no stack {name!r}: {known}")
         return replace(self, stack=name)
 
+    def with_processes(self, processes: int) -> ClusterFile:
+        """Returns the cluster with the devices of a host divided among processes."""
+        return replace(self, processes=processes)
+
     def sharing(self, devices: int) -> int:
         """Returns how many devices of a mesh share the memory and the cores of a host; or 1."""
         return min(devices, self.host_devices) if self.device.cores else 1
