@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.huggingface.tiny_files import write_tiny_chat_gpt2, write_tiny_llama
+from tests.page_blocks import blocks
 from tests.page_commands import PAGES, check_flags, commands, inline_commands, run
 from tests.trainer.calibration import tiny_machine
 
@@ -98,6 +99,8 @@ WALKS = [
             "prompts.txt": "the\na b\n",
             "examples.jsonl": '{"prompt": "the quick", "completion": " fox"}\n' * 50,
             "chats.jsonl": '[{"role": "user", "content": "the fox?"}]\n' * 2,
+            "tasks/animals.yaml": blocks("huggingface.md", "yaml")[0],
+            "animals.jsonl": '{"question": "the", "choices": [" fox", " dog"], "answer": 1}\n' * 3,
         },
         makes={"gpt2": write_tiny_chat_gpt2, "llama": write_tiny_llama},
     ),
@@ -166,6 +169,7 @@ def data(tmp_path_factory) -> Path:
 def test_the_commands_of_a_page_work_one_after_another(walk, tmp_path, data):
     (tmp_path / "data").symlink_to(data)
     for name, text in walk.files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     for name, make in walk.makes.items():
         make(tmp_path / name)

@@ -37,6 +37,7 @@ SUBJECTS = {
 PACKAGES = {
     "trainer": ("trainer", "programs, Experiment, Estimator, the directory of a run"),
     "huggingface": ("data and settings", "weights of transformers, in and out"),
+    "evaluation": ("models", "lm-evaluation-harness"),
     "problems": ("data and settings", "data sets and streams"),
     "hparams": ("data and settings", "registered sets of hyperparameters"),
     "decoding": ("models", "beam search and sampling"),

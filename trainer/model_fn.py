@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.decoding import DecodeOptions, decode
+from t2tp.decoding.scoring import score
 from t2tp.hparam import HParams
 from t2tp.models.autoregressive import AutoregressiveModel
 from t2tp.models.classifier import Classifier
@@ -24,6 +25,7 @@ class ModeKeys(enum.Enum):
     TRAIN = "train"
     EVAL = "eval"
     PREDICT = "predict"
+    SCORE = "score"  # The log-probability of each row's targets.
     LOSS = "loss"  # As TRAIN, but without the update: to inspect a step.
 
 
@@ -49,7 +51,7 @@ class EstimatorSpec:
 
     def outputs(self) -> dict[str, mtf.Tensor]:
         """Returns the outputs of a step in this mode."""
-        if self.mode == ModeKeys.PREDICT:
+        if self.mode in (ModeKeys.PREDICT, ModeKeys.SCORE):
             return dict(self.predictions)
         metrics = {f"metrics/{name}": tensor for name, tensor in self.metrics.items()}
         if self.mode == ModeKeys.EVAL:
@@ -91,6 +93,8 @@ def model_fn_of(
             return EstimatorSpec(
                 mode, predictions=_predictions(model, mesh, features, decode_options)
             )
+        if mode == ModeKeys.SCORE:
+            return EstimatorSpec(mode, predictions=score(model, mesh, features))
         model.check_features(features)
         if mode == ModeKeys.LOSS:
             return EstimatorSpec(mode, model.loss(mesh, features, training=True).loss)
@@ -119,7 +123,7 @@ def model_fn_of(
         decode_options: DecodeOptions | None = None,
     ) -> EstimatorSpec:
         spec = model_fn(mesh, features, mode, hparams, decode_options)
-        if hparams.ema_decay and mode in (ModeKeys.EVAL, ModeKeys.PREDICT):
+        if hparams.ema_decay and mode in (ModeKeys.EVAL, ModeKeys.PREDICT, ModeKeys.SCORE):
             read_averages(mesh)
         return spec
 

@@ -84,6 +84,11 @@ class ChatTemplate:
             )
         return cls(source, named_tokens(directory))
 
+    @property
+    def source(self) -> str:
+        """The template as text."""
+        return self._source
+
     def write(self, directory: Path) -> None:
         """Writes the template for `from_directory`."""
         config = {**self._tokens, "chat_template": self._source}

@@ -115,6 +115,10 @@ class TokenizerVocabulary(Vocabulary):
         """Returns the token ids of a text; see `Vocabulary.encode`."""
         return self._encoding(text).ids
 
+    def encode_with_special_tokens(self, text: str) -> list[int]:
+        """Returns the token ids of a text with those that the tokenizer adds, such as BOS."""
+        return self._tokenizer.encode(text, add_special_tokens=True).ids
+
     def encode_spans(self, text: str) -> list[tuple[int, int, int]]:
         """Returns token ids with their characters; see `Vocabulary.encode_spans`."""
         encoding = self._encoding(text)

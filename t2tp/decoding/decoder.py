@@ -11,6 +11,7 @@ from absl import logging
 from t2tp.decoding.decode import decode
 from t2tp.decoding.options import DecodeOptions
 from t2tp.decoding.prompt_batch import (
+    first_token,
     pad,
     prompt_arrays,
     row_features,
@@ -36,11 +37,13 @@ class Request:
       inputs: tokens that the model reads; None for a model without inputs.
       limit: max number of tokens to generate, EOS included; by default `DecodeOptions.extra_length`
         more than there are inputs.
+      first_token: the input token at position 0; None: the model's `bos_token_id`.
     """
 
     prefix: Sequence[int] = ()
     inputs: Sequence[int] | None = None
     limit: int | None = None
+    first_token: int | None = None
 
 
 @dataclass(frozen=True)
@@ -246,7 +249,8 @@ class Decoder:
             inputs_length = self._rounded(max(1, *(inputs for inputs, _, _ in sizes)))
             inputs = [requests[number].inputs or () for number in numbers]
             batch |= sequence_arrays("inputs", *pad(inputs, rows, inputs_length))
-        return row_features(rows, length, prefix_length, inputs_length), batch
+        features = row_features(rows, length, prefix_length, inputs_length)
+        return first_token(features, batch, [requests[number].first_token for number in numbers])
 
     def _rounded(self, size: int) -> int:
         """Rounds a length up, so that few programs are traced."""

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.lowering import random
+from t2tp.models.autoregressive import FIRST_TOKEN
 from t2tp.program.program import Feature
 
 Array = TypeVar("Array", np.ndarray, tf.Tensor)
@@ -136,6 +137,31 @@ def sequence_arrays(name: str, tokens: Array, sizes: Array) -> dict[str, Array]:
     segments = xp.asarray(positions < sizes[:, None], np.int32)
     names = (name, f"{name}_segmentation", f"{name}_position")
     return dict(zip(names, (tokens, segments, positions * segments), strict=True))
+
+
+def first_token(
+    features: dict[str, Feature], batch: dict[str, np.ndarray], tokens: Sequence[int | None]
+) -> tuple[dict[str, Feature], dict[str, np.ndarray]]:
+    """Adds the feature `first_token`, int32 [batch], if the rows have such tokens.
+
+    Args:
+      features: features of a batch.
+      batch: their arrays.
+      tokens: the input token of each row at position 0; rows beyond them are empty.
+
+    Raises:
+      ValueError: some rows have one and some have none.
+    """
+    given = [token for token in tokens if token is not None]
+    if not given:
+        return features, batch
+    if len(given) < len(tokens):
+        raise ValueError("some rows have a first token and some have none: run them separately")
+    rows = next(iter(features.values())).shape.dims[0]
+    values = np.zeros([rows.size], np.int32)
+    values[: len(given)] = given
+    feature = Feature(mtf.Shape([rows]), tf.int32)
+    return features | {FIRST_TOKEN: feature}, batch | {FIRST_TOKEN: values}
 
 
 def pad(

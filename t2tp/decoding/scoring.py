@@ -1,62 +1,145 @@
-"""Log-probabilities of given targets."""
+"""Log-probabilities of given targets, row by row."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import tensorflow as tf
 
+from t2tp import mtf
 from t2tp.decoding.decoder import Predict, check_length, round_up
-from t2tp.decoding.prompt_batch import pad, sequence_arrays, sequence_features
+from t2tp.decoding.prompt_batch import first_token, pad, sequence_arrays, sequence_features
 from t2tp.mesh.layout import Layout
-from t2tp.program.program import Feature
+from t2tp.models.autoregressive import AutoregressiveModel
+from t2tp.models.transformer_losses import TARGETS_WEIGHTS, weights_of_targets
+from t2tp.ops.cross_entropy.operation import softmax_cross_entropy
+from t2tp.program.program import Feature, Mesh
+
+
+@dataclass(frozen=True)
+class ScoredRow:
+    """Targets to score.
+
+    Attributes:
+      targets: their tokens; with EOS if it counts.
+      inputs: tokens that the model reads; None for a model without inputs.
+      start: index of the first target that counts; those before it are only read.
+      first_token: the input token at position 0; None: the model's `bos_token_id`.
+    """
+
+    targets: Sequence[int]
+    inputs: Sequence[int] | None = None
+    start: int = 0
+    first_token: int | None = None
+
+
+@dataclass(frozen=True)
+class Score:
+    """The score of a row.
+
+    Attributes:
+      log_prob: natural logarithm of the probability of the targets that count.
+      is_greedy: whether each of these targets is the most probable token.
+    """
+
+    log_prob: float
+    is_greedy: bool
+
+
+def score(
+    model: AutoregressiveModel, mesh: Mesh, features: Mapping[str, mtf.Tensor]
+) -> dict[str, mtf.Tensor]:
+    """Builds the scores of a batch.
+
+    Args:
+      model: a model with a method `logits`, as `TransformerLm.logits`.
+      mesh: the program's mesh.
+      features: as of the model's `loss`, and `targets_weights`.
+
+    Returns:
+      `log_probs`, float32 [batch]; and `mistakes`, float32 [batch]: how many targets that count are
+      not the most probable token.
+
+    Raises:
+      ValueError: the model has no method `logits`.
+    """
+    if not hasattr(model, "logits"):
+        raise ValueError(
+            f"{type(model).__name__} has no method logits(mesh, features, training), from which"
+            " rows are scored"
+        )
+    logits = mtf.cast(model.logits(mesh, features, False)[0], tf.float32)
+    targets, weights = features["targets"], weights_of_targets(features)
+    rows, vocab = mtf.Shape([targets.shape.dims[0]]), logits.shape.dims[-1]
+    nll = softmax_cross_entropy(logits, targets, vocab)
+    is_wrong = mtf.cast(mtf.not_equal(mtf.argmax(logits, vocab), targets), tf.float32)
+    return {
+        "log_probs": -mtf.reduce_sum(nll * weights, output_shape=rows),
+        "mistakes": mtf.reduce_sum(is_wrong * weights, output_shape=rows),
+    }
 
 
 class Scorer:
-    """Sums the log-probabilities of target tokens, in one forward pass per row.
+    """Scores rows in batches of similar length; each batch shape is a program, traced once."""
 
-    The pass is the model's `loss`, whose sums are over a whole batch; so a batch has one row that
-    counts, and empty rows if the layout requires more.
-    """
-
-    def __init__(self, evaluate: Predict, layout: Layout, max_length: int) -> None:
+    def __init__(
+        self, evaluate: Predict, layout: Layout, max_length: int, batch_size: int = 1
+    ) -> None:
         """Sets the programs to score with.
 
         Args:
-          evaluate: runs a model's `loss` without dropout; returns its metrics, which must include
-            `nll`.
-          layout: the mesh's layout.
+          evaluate: runs `score` of a model.
+          layout: the mesh's layout; a batch has at least one row per slice.
           max_length: max tokens of targets, and of inputs.
+          batch_size: number of rows scored together. Experts with a capacity see the whole batch,
+            so their rows are scored one by one.
         """
         self._evaluate = evaluate
         self._max_length = max_length
         axis = layout.axis_of("batch")
-        self._rows = axis.size if axis else 1
+        parts = axis.size if axis else 1
+        self._rows = -(-batch_size // parts) * parts
+        self._count = min(batch_size, self._rows)
 
-    def iterate(
-        self, targets: Sequence[Sequence[int]], inputs: Sequence[Sequence[int]] | None = None
-    ) -> Iterator[float]:
-        """Scores rows, one after the other.
+    def __call__(self, rows: Sequence[ScoredRow]) -> list[Score]:
+        """Scores rows; see `iterate`."""
+        scores = dict(self.iterate(rows))
+        return [scores[number] for number in range(len(rows))]
 
-        Args:
-          targets: tokens, with EOS.
-          inputs: the model's inputs for each; None for a model without inputs.
-
-        Yields:
-          the natural logarithm of the probability of the row's tokens.
+    def iterate(self, rows: Sequence[ScoredRow]) -> Iterator[tuple[int, Score]]:
+        """Scores rows; yields each with its index as soon as its batch is done.
 
         Raises:
           ValueError: a row is longer than `max_length`.
         """
-        for number, sequence in enumerate(targets):
-            read = {"targets": sequence}
-            if inputs is not None:
-                read["inputs"] = inputs[number]
-            features: dict[str, Feature] = {}
-            batch: dict[str, np.ndarray] = {}
-            for name, tokens in read.items():
-                check_length(name, tokens, self._max_length)
-                length = min(round_up(len(tokens)), self._max_length)
-                features |= sequence_features(name, self._rows, length)
-                batch |= sequence_arrays(name, *pad([tokens], self._rows, length))
-            yield -float(np.asarray(self._evaluate(features, batch)["nll"]))
+        for each in rows:
+            check_length("target", each.targets, self._max_length)
+            check_length("input", each.inputs or (), self._max_length)
+        sizes = [(len(each.targets), len(each.inputs or ())) for each in rows]
+        order = sorted(range(len(rows)), key=lambda number: sizes[number], reverse=True)
+        for begin in range(0, len(order), self._count):
+            numbers = order[begin : begin + self._count]
+            outputs = self._evaluate(*self._batch([rows[number] for number in numbers]))
+            log_probs, mistakes = (np.asarray(outputs[name]) for name in ("log_probs", "mistakes"))
+            for row, number in enumerate(numbers):
+                yield number, Score(float(log_probs[row]), not mistakes[row])
+
+    def _batch(self, rows: Sequence[ScoredRow]) -> tuple[dict[str, Feature], dict[str, np.ndarray]]:
+        """Returns features and arrays of some rows."""
+        read = {"targets": [each.targets for each in rows]}
+        if rows[0].inputs is not None:
+            read["inputs"] = [each.inputs or () for each in rows]
+        features: dict[str, Feature] = {}
+        batch: dict[str, np.ndarray] = {}
+        for name, tokens in read.items():
+            length = min(round_up(max(map(len, tokens))), self._max_length)
+            features |= sequence_features(name, self._rows, length)
+            batch |= sequence_arrays(name, *pad(tokens, self._rows, length))
+        features[TARGETS_WEIGHTS] = features["targets"]
+        weights = np.zeros_like(batch["targets"])
+        for row, each in enumerate(rows):
+            weights[row, each.start : len(each.targets)] = 1
+        batch[TARGETS_WEIGHTS] = weights
+        return first_token(features, batch, [each.first_token for each in rows])

@@ -10,6 +10,10 @@ from t2tp.layers.passes import DecodeState
 from t2tp.models.model import Model
 from t2tp.program.program import Mesh
 
+# The optional feature with the input token of each row at position 0, int32 [batch], in place of
+# the hparam `bos_token_id`; models that read it name it in `may_take`.
+FIRST_TOKEN = "first_token"
+
 
 class AutoregressiveModel(Model):
     """A model that predicts each token of `targets` from the previous ones.
@@ -74,12 +78,14 @@ class AutoregressiveModel(Model):
         """
 
 
-def previous_tokens(tokens: mtf.Tensor, positions: mtf.Tensor, bos_token_id: int = 0) -> mtf.Tensor:
+def previous_tokens(
+    tokens: mtf.Tensor, positions: mtf.Tensor, bos_token_id: int | mtf.Tensor = 0
+) -> mtf.Tensor:
     """Returns the input tokens of `decode_step`.
 
     Args:
       tokens: int32 [batch...].
       positions: int32 [batch...].
-      bos_token_id: the input token at position 0.
+      bos_token_id: the input token at position 0, or int32 [batch...] of them.
     """
     return mtf.where(mtf.equal(positions, 0), mtf.zeros_like(tokens) + bos_token_id, tokens)

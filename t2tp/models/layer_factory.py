@@ -304,7 +304,7 @@ def _rotary_scaling(hparams: HParams) -> RotaryScaling | None:
 def shifted_right(
     targets: mtf.Tensor,
     segments: mtf.Tensor | None,
-    bos_token_id: int = 0,
+    bos_token_id: int | mtf.Tensor = 0,
     previous: mtf.Tensor | None = None,
 ) -> mtf.Tensor:
     """Returns the input of each target: the previous one in its segment.
@@ -312,7 +312,7 @@ def shifted_right(
     Args:
       targets: integers [batch, length].
       segments: integers [batch, length]; None: a row is one segment.
-      bos_token_id: the input of the first target of a segment.
+      bos_token_id: the input of the first target of a segment, or integers [batch] of them.
       previous: integers [batch], the input of the first target of each row if it is not 0.
     """
     length = targets.shape.dims[-1]

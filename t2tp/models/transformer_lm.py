@@ -18,7 +18,12 @@ from t2tp.layers.embedding import Projection
 from t2tp.layers.mixture_of_experts import Totals
 from t2tp.layers.passes import DecodeStep, FullForward, Prefill, SequenceInfo
 from t2tp.metrics import sequence_sums
-from t2tp.models.autoregressive import AutoregressiveModel, DecodeState, previous_tokens
+from t2tp.models.autoregressive import (
+    FIRST_TOKEN,
+    AutoregressiveModel,
+    DecodeState,
+    previous_tokens,
+)
 from t2tp.models.layer_factory import LayerFactory, shifted_right, token_positions
 from t2tp.models.losses import with_metrics
 from t2tp.models.model import LossOutput, vocab_of
@@ -36,7 +41,7 @@ class TransformerLm(AutoregressiveModel):
     """Decoder-only transformer language model."""
 
     takes = ("targets", "targets_segmentation", "targets_position")
-    may_take = (TARGETS_WEIGHTS,)
+    may_take = (TARGETS_WEIGHTS, FIRST_TOKEN)
     has_experts = False
 
     def __init__(self, hparams: HParams, vocab_sizes: Mapping[str, int]) -> None:
@@ -51,8 +56,9 @@ class TransformerLm(AutoregressiveModel):
         """Computes the mean negative log-likelihood of the tokens without padding, in nats.
 
         Features: `targets`, `targets_segmentation` (0: padding), `targets_position`, integers
-          [batch, length]; and optionally `targets_weights` (0: a token that is only read) and
-          `targets_previous`, integers [batch], the token before each row (0: none).
+          [batch, length]; and optionally `targets_weights` (0: a token that is only read),
+          `targets_previous`, integers [batch], the token before each row (0: none), and
+          `first_token`, integers [batch], the input of each row's first target.
 
         Raises:
           ValueError: the length is above `max_length`.
@@ -85,7 +91,7 @@ class TransformerLm(AutoregressiveModel):
         tokens = shifted_right(
             features["targets"],
             segments,
-            self._factory.bos_token_id,
+            features.get(FIRST_TOKEN, self._factory.bos_token_id),
             features.get("targets_previous"),
         )
         x = self._embedding(tokens, self._factory.dtype)
@@ -104,10 +110,9 @@ class TransformerLm(AutoregressiveModel):
         """
         prefix = self.prefix_of(features)
         positions = token_positions(prefix)
-        state: DecodeState = {}
-        x = self._embedding(
-            shifted_right(prefix, None, self._factory.bos_token_id), self._factory.dtype
-        )
+        state: DecodeState = {n: x for n, x in features.items() if n == FIRST_TOKEN}
+        first = state.get(FIRST_TOKEN, self._factory.bos_token_id)
+        x = self._embedding(shifted_right(prefix, None, first), self._factory.dtype)
         x = self._factory.with_positions(x, positions, False, length.size)
         bias = self._factory.relative_bias(mesh)
         self._stack(x, Prefill(SequenceInfo(positions), length, state, relative_bias=bias))
@@ -117,7 +122,8 @@ class TransformerLm(AutoregressiveModel):
         self, mesh: Mesh, tokens: mtf.Tensor, positions: mtf.Tensor, state: DecodeState
     ) -> tuple[mtf.Tensor, DecodeState]:
         """See `AutoregressiveModel`."""
-        before = previous_tokens(tokens, positions, self._factory.bos_token_id)
+        first = state.get(FIRST_TOKEN, self._factory.bos_token_id)
+        before = previous_tokens(tokens, positions, first)
         x = self._embedding(before, self._factory.dtype)
         x = self._factory.with_positions(x, positions, False, 1)
         state = dict(state)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import t2tp.hparams  # noqa: F401 (registers sets)
 from t2tp import registry
 from t2tp.decoding import DecodeOptions, Decoder, Request
-from t2tp.decoding.scoring import Scorer
+from t2tp.decoding.scoring import ScoredRow, Scorer, score
 from t2tp.hparam import HParams
 from t2tp.mesh.layout import Layout
 from t2tp.models.transformer_lm import TransformerLm
@@ -36,22 +38,32 @@ def test_a_prompt_as_long_as_the_model_is_left_as_it_is(options):
     assert full[0].tokens == [] and len(other[0].tokens) <= 1
 
 
+@pytest.mark.parametrize("first", [None, 5])
 @pytest.mark.parametrize(("mesh_shape", "layout"), [("", ""), ("data:2", "batch:data")])
-def test_what_is_written_has_the_score_that_the_loss_gives_it(mesh_shape, layout):
-    options = "beam_size=1,extra_length=8,batch_size=4"
-    found = [row[0] for row in decoder(options)([Request()] * 1)]
+def test_what_is_written_is_scored_as_it_was_decoded(mesh_shape, layout, first):
+    prefixes = [[], [2, 3, 4], [6]]
+    requests = [Request(prefix, first_token=first) for prefix in prefixes]
+    found = [row[0] for row in decoder("beam_size=1,extra_length=8,batch_size=4")(requests)]
     model = TransformerLm(small("transformer_lm_plain_tiny"), {"targets": VOCAB})
 
     def evaluate(features, batch):
         def step(mesh, given):
-            return {"nll": model.loss(mesh, given, training=False).metrics["nll"]}
+            return score(model, mesh, given)
 
         return Program(step, features, mesh_shape=mesh_shape, layout=layout, seed=1)(batch)
 
-    targets = [h.tokens + [1] * h.has_ended for h in found]
-    scorer = Scorer(evaluate, Layout(mesh_shape, layout), max_length=24)
+    scorer = Scorer(evaluate, Layout(mesh_shape, layout), max_length=24, batch_size=2)
+    rows = [
+        ScoredRow([*prefix, *h.tokens, *[1] * h.has_ended], start=len(prefix), first_token=first)
+        for prefix, h in zip(prefixes, found, strict=True)
+    ]
+    scores = scorer(rows)
     np.testing.assert_allclose(
-        list(scorer.iterate(targets)), [h.log_prob for h in found], rtol=1e-4
+        [each.log_prob for each in scores], [h.log_prob for h in found], rtol=1e-4
     )
+    assert all(each.is_greedy for each in scores)
+    other = scorer([replace(rows[1], first_token=7), replace(rows[1], start=0, first_token=7)])
+    assert other[0].log_prob != pytest.approx(scores[1].log_prob, rel=1e-4)
+    assert other[1].log_prob < other[0].log_prob and not other[1].is_greedy
     with pytest.raises(ValueError, match="max_length is 24"):
-        list(scorer.iterate([[2] * 25]))
+        scorer([ScoredRow([2] * 25)])

@@ -11,12 +11,16 @@ from pathlib import Path
 from absl import flags as absl_flags
 
 from t2tp import checkpoint
+from t2tp.decoding import DecodeOptions
 from t2tp.problems.data.manifest import DamagedDataError
+from t2tp.trainer.cli.flag_groups import check_given
 from t2tp.trainer.cli.run_program import Invocation
-from t2tp.trainer.cli.spec_from_flags import spec_from_flags
+from t2tp.trainer.cli.spec_from_flags import check_same_data, spec_from_flags, use_own_tokenizer
 from t2tp.trainer.cli.train import building
-from t2tp.trainer.errors import ProcessLostError, as_usage_error
+from t2tp.trainer.errors import ProcessLostError, UsageError, as_usage_error
 from t2tp.trainer.experiment import Experiment
+from t2tp.trainer.inference.harness import HarnessTasks
+from t2tp.trainer.inference.run_decoder import RunDecoder, check_writes, codec_for
 from t2tp.trainer.processes import multiprocess
 from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory, find, find_all
@@ -33,9 +37,14 @@ def run(invocation: Invocation) -> None:
       ProcessLostError: another process was lost or did not join.
     """
     flags = invocation.flags
-    with as_usage_error(ValueError, LookupError, OSError):
+    with as_usage_error(ValueError, LookupError, OSError, ModuleNotFoundError):
+        if not flags.tasks:
+            check_given(flags, ("data_dir",))
+        elif not flags.data_dir:
+            use_own_tokenizer(flags)
         spec = _plan(flags)
         paths = _checkpoints(flags)
+        tasks = _tasks(flags, spec) if flags.tasks else None
     try:
         with as_usage_error(ValueError):
             cluster = multiprocess.connect_as(spec.config, spec.layout)
@@ -43,6 +52,10 @@ def run(invocation: Invocation) -> None:
             with as_usage_error(ValueError, LookupError, OSError):
                 if flags.generate_data:
                     multiprocess.prepare_data(cluster, spec.problem, flags.data_dir, flags.tmp_dir)
+            if tasks is not None:
+                _run_tasks(tasks, spec, paths, flags.task_batch_size)
+                return
+            with as_usage_error(ValueError, LookupError, OSError):
                 experiment = _experiment(flags, spec, paths[0])
             rows = _evaluate(experiment, paths, spec.model, prints=cluster.is_main_process)
     except multiprocess.OTHERS_FAULT as error:
@@ -71,6 +84,40 @@ def _checkpoints(flags: absl_flags.FlagValues) -> list[Path]:
         return paths
     given = flags.checkpoint_path
     return [saved.path for saved in (find_all(given) if given else [find(flags.output_dir)])]
+
+
+def _tasks(flags: absl_flags.FlagValues, spec: RunSpec) -> HarnessTasks:
+    """Finds the tasks that the flags name.
+
+    Raises:
+      UsageError: there is no such task, or the model is not a language model.
+      ModuleNotFoundError: the harness is not installed.
+    """
+    check_writes(spec.model)
+    if spec.problem.reads_inputs:
+        raise UsageError(f"--tasks is for language models, and {spec.problem.name} has inputs")
+    check_same_data(spec)
+    codec_for(spec.problem, spec.data_dir)
+    return HarnessTasks(
+        flags.tasks,
+        flags.task_dir,
+        num_fewshot=flags.num_fewshot,
+        limit=flags.task_limit,
+        apply_chat_template=flags.apply_chat_template,
+        log_samples=flags.log_samples,
+    )
+
+
+def _run_tasks(tasks: HarnessTasks, spec: RunSpec, paths: Sequence[Path], batch_size: int) -> None:
+    """Evaluates each checkpoint on the tasks; process 0 prints and writes the results."""
+    for path in paths:
+        of_path = replace(spec, config=replace(spec.config, checkpoint_path=str(path)))
+        with building(spec.model), as_usage_error(ValueError, OSError):
+            estimator = of_path.make_estimator()
+            decoder = RunDecoder(of_path, estimator, DecodeOptions(1, batch_size=batch_size))
+            results = tasks.run(of_path, decoder)
+            if estimator.connect().is_main_process:
+                tasks.write(results, spec.config.output_dir, estimator.steps_done)
 
 
 def _experiment(flags: absl_flags.FlagValues, spec: RunSpec, path: Path) -> Experiment:

@@ -42,10 +42,14 @@ Evaluates checkpoints of a run. Prints a line of JSON for each on stdout, and at
 stderr. The run's directory names model, problem and mesh; flags override them:
 
   t2tp_eval --output_dir=O --data_dir=D
+
+or a language model on tasks of lm-evaluation-harness:
+
+  t2tp_eval --output_dir=O --tasks=hellaswag,arc_easy
 """,
-    groups=(*groups("evaluation"), *_RUN),
+    groups=(*groups("evaluation", "harness"), *_RUN),
     body="t2tp.trainer.cli.evaluate:run",
-    required=("output_dir", "data_dir"),
+    required=("output_dir",),
     answers={"registry_help": _REGISTRY},
 )
 

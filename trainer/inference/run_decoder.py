@@ -14,7 +14,7 @@ import numpy as np
 from t2tp import registry
 from t2tp.decoding import DecodeOptions, Decoder, Request
 from t2tp.decoding.decoder import check_length
-from t2tp.decoding.scoring import Scorer
+from t2tp.decoding.scoring import ScoredRow, Scorer
 from t2tp.models.autoregressive import AutoregressiveModel
 from t2tp.problems.codec import Codec
 from t2tp.problems.data.stream import ExampleSource
@@ -71,19 +71,23 @@ class RunDecoder:
           estimator: the run's estimator.
           options: decoding options; see `with_eos`.
         """
-        problem, max_length = spec.problem, spec.hparams.max_length
-        options = with_eos(options, problem, spec.data_dir)
         self._estimator = estimator
-        self._problem = problem
+        self._problem = spec.problem
         self._data_dir = spec.data_dir
-        self._max_length = max_length
-        images = problem.generated_images
-        self._decoder = Decoder(
-            functools.partial(estimator.predict, decode_options=options),
-            estimator.layout,
+        self._max_length = spec.hparams.max_length
+        self._has_experts = getattr(spec.model_class, "has_experts", False)
+        self._decoder = self.with_options(options)
+
+    def with_options(self, options: DecodeOptions) -> Decoder:
+        """Returns a decoder with the same checkpoint and other options."""
+        options = with_eos(options, self._problem, self._data_dir)
+        images = self._problem.generated_images
+        return Decoder(
+            functools.partial(self._estimator.predict, decode_options=options),
+            self._estimator.layout,
             options,
-            seed=estimator.config.random_seed,
-            max_length=images.num_values if images else max_length,
+            seed=self._estimator.config.random_seed,
+            max_length=images.num_values if images else self._max_length,
         )
 
     @functools.cached_property
@@ -204,15 +208,15 @@ class RunDecoder:
         hypotheses = self._decoder([Request(limit=images.num_values)] * count)
         return images.from_tokens([best.tokens for best, *_ in hypotheses])
 
-    def scores(self, lines: Sequence[str], path: str = "") -> Iterator[float]:
+    def scores(self, lines: Sequence[str], path: str = "") -> list[float]:
         """Computes the log-probabilities of targets.
 
         Args:
           lines: `inputs<TAB>targets`; for a model without inputs, `targets`.
           path: file of the lines, for errors.
 
-        Yields:
-          The natural logarithm of the probability of the targets, EOS included.
+        Returns:
+          The natural logarithm of the probability of each line's targets, EOS included.
 
         Raises:
           UsageError: the problem has no text.
@@ -220,24 +224,29 @@ class RunDecoder:
         """
         codec = self._codec
         reads_inputs, eos_id = self._problem.reads_inputs, codec.eos_id
-        targets, inputs = [], []
+        rows = []
         for number, line in enumerate(lines, start=1):
             with naming_line(path, number):
                 source, tab, target = line.partition("\t") if reads_inputs else ("", "\t", line)
                 if not tab:
                     raise ValueError(f"no tab between inputs and targets: {line!r}")
-                targets.append([*codec.encode(target), eos_id])
-                inputs.append([*codec.encode(source), eos_id])
-                for name, tokens in (("target", targets[-1]), ("input", inputs[-1])):
+                targets = [*codec.encode(target), eos_id]
+                inputs = [*codec.encode(source), eos_id] if reads_inputs else None
+                for name, tokens in (("target", targets), ("input", inputs or ())):
                     check_length(name, tokens, self._max_length)
-        scorer = Scorer(self._evaluate, self._estimator.layout, self._max_length)
-        yield from scorer.iterate(targets, inputs if reads_inputs else None)
+                rows.append(ScoredRow(targets, inputs))
+        return [each.log_prob for each in self.scorer(rows)]
 
-    def _evaluate(
+    @functools.cached_property
+    def scorer(self) -> Scorer:
+        """Scores rows with the checkpoint, `batch_size` of the options together."""
+        size = 1 if self._has_experts else self._decoder.options.batch_size
+        return Scorer(self._score, self._estimator.layout, self._max_length, size)
+
+    def _score(
         self, features: Mapping[str, Feature], batch: Mapping[str, np.ndarray]
     ) -> Mapping[str, np.ndarray]:
-        outputs = self._estimator.build(ModeKeys.EVAL, features)(batch)
-        return {"nll": outputs["metrics/nll"]}
+        return self._estimator.build(ModeKeys.SCORE, features)(batch)
 
 
 def tokens_of(source: ExampleSource, feature: str, rows: np.ndarray) -> list[list[int]]:

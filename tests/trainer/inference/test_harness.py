@@ -1,0 +1,178 @@
+"""Runs on tasks of lm-evaluation-harness, compared with its own `--model hf` on the same model."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from t2tp.trainer.cli.programs import t2tp_convert, t2tp_eval, t2tp_launch
+from tests.huggingface import tiny_files
+from tests.trainer.hooks.events import read_scalars
+
+lm_eval = pytest.importorskip("lm_eval", reason="pip install -e '.[harness]'")
+pytest.importorskip("torch", reason="pip install -e '.[hf-tests]'")
+
+_WORDS = (
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "lazy",
+    "dog",
+    "and",
+    "a",
+    "cat",
+    "river",
+)
+_CHOICE = "output_type: multiple_choice\ndoc_to_choice: '{{choices}}'\ndoc_to_target: answer\n"
+_TEXT = "output_type: generate_until\ndoc_to_target: x\nmetric_list: [{metric: exact_match}]\n"
+_TASKS = {
+    "choice": _CHOICE + "doc_to_text: 'Q: {{question}}\\nA:'\nmetric_list: [{metric: acc_norm}]\n",
+    "no_context": _CHOICE + "doc_to_text: ''\n",
+    "few_shot": _CHOICE + "doc_to_text: '{{question}}'\nnum_fewshot: 1\nfewshot_split: test\n",
+    "perplexity": "output_type: loglikelihood_rolling\ndoc_to_text: ''\ndoc_to_target: '{{text}}'\n"
+    "metric_list: [{metric: bits_per_byte}]\n",
+    "continue": _TEXT + "doc_to_text: '{{question}}'\n"
+    "generation_kwargs: {until: [' the', 'q'], max_gen_toks: 36, do_sample: false}\n",
+    "reply": _TEXT + "doc_to_text: '{{text}}'\n"
+    "generation_kwargs: {until: [fox], max_gen_toks: 8}\n",
+}
+NAMES = [f"tiny_{name}" for name in _TASKS]
+_SIZES = {
+    "gpt2": {"n_positions": 128, "n_layer": 2, "vocab_size": 289},
+    "llama": {"max_position_embeddings": 128, "num_hidden_layers": 2, "vocab_size": 289},
+}
+
+
+def _write_tasks(directory: Path, count: int = 4) -> None:
+    directory.mkdir()
+    draw = random.Random(0)
+
+    def text(words: int) -> str:
+        return " ".join(draw.choices(_WORDS, k=words))
+
+    documents = [
+        {"question": text(5), "choices": [text(1), text(2)], "answer": 1, "text": text(20)}
+        for _ in range(count)
+    ]
+    data = directory / "documents.jsonl"
+    data.write_text("".join(json.dumps(each) + "\n" for each in documents))
+    where = f"dataset_path: json\ndataset_kwargs: {{data_files: {{test: {data}}}}}\n"
+    for name, body in _TASKS.items():
+        task = f"task: tiny_{name}\ntest_split: test\n{where}{body}"
+        (directory / f"{name}.yaml").write_text(task)
+
+
+def _sequence(name: str) -> dict:
+    return {"Sequence": {"id": name, "type_id": 0}}
+
+
+@pytest.fixture(scope="module", params=_SIZES)
+def model(request, tmp_path_factory) -> Path:
+    """A directory with `tasks`, the model `hf`, and the same as a `run`."""
+    directory = tmp_path_factory.mktemp("harness")
+    _write_tasks(directory / "tasks")
+    write = {"gpt2": tiny_files.write_tiny_gpt2, "llama": tiny_files.write_tiny_llama}
+    write[request.param](directory / "hf", eos_token_id=0, **_SIZES[request.param])
+    tokens = {"eos_token": tiny_files.END, "tokenizer_class": "PreTrainedTokenizerFast"}
+    if request.param == "llama":  # Begins each text with BOS.
+        path = directory / "hf/tokenizer.json"
+        tokenizer = json.loads(path.read_text())
+        begin = {"id": "!", "ids": [1], "tokens": ["!"]}
+        tokenizer["post_processor"] = {
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "!", "type_id": 0}}, _sequence("A")],
+            "pair": [_sequence("A"), _sequence("B")],
+            "special_tokens": {"!": begin},
+        }
+        path.write_text(json.dumps(tokenizer))
+        tokens["bos_token"] = "!"
+    tokens["chat_template"] = tiny_files.CHAT_TEMPLATE
+    (directory / "hf/tokenizer_config.json").write_text(json.dumps(tokens))
+    flags = [f"--from_hf={directory / 'hf'}", f"--output_dir={directory / 'run'}"]
+    assert t2tp_convert(["t2tp_convert", *flags]) == 0
+    return directory
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "chat"])
+def expected(request, model) -> tuple[bool, dict[str, list]]:
+    """Whether prompts are conversations, and the harness's own answers by task."""
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    results = lm_eval.simple_evaluate(
+        HFLM(str(model / "hf"), device="cpu", batch_size=4, dtype="float32"),
+        tasks=NAMES,
+        task_manager=TaskManager(include_path=str(model / "tasks")),
+        apply_chat_template=request.param,
+        bootstrap_iters=0,
+    )
+    return request.param, results["samples"]
+
+
+def _answers(rows: list[dict]) -> list:
+    """The answers of each document, in the harness's types or as text in its files."""
+    answers = []
+    for row in sorted(rows, key=lambda row: row["doc_id"]):
+        for (answer,) in row["resps"]:
+            parts = answer if isinstance(answer, (tuple, list)) else (answer,)
+            answers.append([str(part) for part in parts])
+    return answers
+
+
+LAYOUTS = {
+    "one device": [],
+    "2x2": ["--mesh_shape=data:2;model:2", "--layout=batch:data;heads:model;d_ff:model"],
+    "stages": ["--mesh_shape=stage:2", "--layout=layers:stage"],
+    "two processes": ["--mesh_shape=data:2", "--layout=batch:data"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_layout_gives_the_answers_of_the_harness_itself(model, expected, layout):
+    is_chat, theirs = expected
+    flags = [f"--output_dir={model / 'run'}", f"--tasks={','.join(NAMES)}", "--log_samples"]
+    flags += [f"--task_dir={model / 'tasks'}", "--task_batch_size=4", *LAYOUTS[layout]]
+    flags += ["--apply_chat_template"] * is_chat
+    written = model / "run/eval_tasks"
+    before = set(written.glob("*"))
+    if layout == "two processes":
+        assert t2tp_launch(["t2tp_launch", "-n", "2", "t2tp_eval", *flags]) == 0
+    else:
+        assert t2tp_eval(["t2tp_eval", *flags]) == 0
+    new = set(written.glob("*")) - before
+    for name in NAMES:
+        (path,) = [each for each in new if each.name.startswith(f"samples_{name}")]
+        ours = _answers([json.loads(line) for line in path.read_text().splitlines()])
+        for one, other in zip(ours, _answers(theirs[name]), strict=True):
+            if name in ("tiny_continue", "tiny_reply"):
+                assert one == other
+            else:
+                assert float(one[0]) == pytest.approx(float(other[0]), abs=1e-4)
+                assert one[1:] == other[1:]
+    assert read_scalars(written)["tiny_choice/acc_norm"].keys() == {0}
+    assert len([each for each in new if each.name.startswith("step-00000000_")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"tasks": "tiny_chioce"}, "did you mean tiny_choice"),
+        ({"tasks": "tiny_choice", "output_dir": "/nowhere"}, "/nowhere holds no run"),
+        ({"num_fewshot": 1}, "--num_fewshot has no effect here: it is for --tasks"),
+    ],
+)
+def test_a_wrong_request_is_one_sentence(model, capfd, flags, says):
+    given = {"output_dir": model / "run", "task_dir": model / "tasks", **flags}
+    if "tasks" not in given:
+        del given["task_dir"]
+    capfd.readouterr()
+    assert t2tp_eval(["t2tp_eval", *(f"--{name}={value}" for name, value in given.items())]) == 2
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("t2tp_eval: ")]
+    assert len(said) == 1 and says in said[0]

@@ -1,0 +1,157 @@
+"""Evaluates runs on tasks of lm-evaluation-harness."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from t2tp.models.autoregressive import FIRST_TOKEN
+from t2tp.problems.vocab.special_tokens import named_tokens, token_ids
+from t2tp.suggestions import nearest
+from t2tp.trainer.errors import UsageError
+from t2tp.trainer.hooks.summaries import SummaryWriter
+from t2tp.trainer.inference.conversations import read_template
+from t2tp.trainer.inference.run_decoder import RunDecoder, codec_for
+from t2tp.trainer.run_dir import huggingface_files
+
+if TYPE_CHECKING:
+    from t2tp.evaluation import HarnessModel
+    from t2tp.trainer.run_spec import RunSpec
+
+# Results and TensorBoard's events, in a run's directory.
+DIRECTORY = "eval_tasks"
+
+
+class HarnessTasks:
+    """Tasks, and how they are evaluated."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        directory: str | None = None,
+        *,
+        num_fewshot: int | None = None,
+        limit: int | None = None,
+        apply_chat_template: bool = False,
+        log_samples: bool = False,
+    ) -> None:
+        """Finds the tasks.
+
+        Args:
+          names: tasks or groups.
+          directory: directory of further tasks, in the harness's YAML format.
+          num_fewshot: examples in each prompt; None: as each task says.
+          limit: number of documents of each task; None: all.
+          apply_chat_template: whether prompts are conversations.
+          log_samples: whether the requests and answers of each document are written.
+
+        Raises:
+          ModuleNotFoundError: the harness is not installed; the message says how to install it.
+          UsageError: there is no such task.
+        """
+        try:
+            from lm_eval.tasks import TaskManager
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "tasks need lm-evaluation-harness: pip install -e '.[harness]'"
+            ) from error
+        self._manager = TaskManager(include_path=directory)
+        for name in names:
+            if name not in self._manager.all_tasks:
+                raise UsageError(f"task {name}: {nearest(name, self._manager.all_tasks, 'tasks')}")
+        self._settings = {
+            "tasks": list(names),
+            "num_fewshot": num_fewshot,
+            "limit": limit,
+            "apply_chat_template": apply_chat_template,
+            "log_samples": log_samples,
+        }
+
+    def run(self, spec: RunSpec, decoder: RunDecoder) -> dict[str, Any]:
+        """Evaluates the tasks; all processes of a run return the same results.
+
+        Args:
+          spec: the run.
+          decoder: scores and decodes with one of its checkpoints.
+
+        Returns:
+          the harness's results, with `samples` if they are logged.
+
+        Raises:
+          ValueError, OSError: a task does not fit the model, or its data are missing.
+        """
+        from lm_eval.evaluator import simple_evaluate
+
+        model = harness_model(spec, decoder, self._settings["apply_chat_template"])
+        return simple_evaluate(model, task_manager=self._manager, **self._settings)
+
+    def write(self, results: dict[str, Any], output_dir: str, step: int) -> Path:
+        """Prints results; writes them in the harness's format, and the metrics for TensorBoard.
+
+        Args:
+          results: the result of `run`.
+          output_dir: directory of the run.
+          step: training step of the checkpoint.
+
+        Returns:
+          the directory of the written files.
+        """
+        from lm_eval.loggers import EvaluationTracker
+        from lm_eval.utils import make_table
+
+        directory = Path(output_dir, DIRECTORY)
+        tracker = EvaluationTracker(str(directory / f"step-{step:08d}.json"))
+        tracker.general_config_tracker.model_source = "t2tp"
+        tracker.general_config_tracker.model_name = output_dir
+        samples = results.pop("samples", {})
+        tracker.save_results_aggregated(results, samples)
+        for name, rows in samples.items():
+            tracker.save_results_samples(name, rows)
+        scalars = {
+            f"{task}/{metric.removesuffix(',none')}": value
+            for task, metrics in results["results"].items()
+            for metric, value in metrics.items()
+            if isinstance(value, float)
+        }
+        summaries = SummaryWriter(os.fspath(directory))
+        summaries.write(step, scalars)
+        summaries.close()
+        print(make_table(results), flush=True)
+        return directory
+
+
+def harness_model(
+    spec: RunSpec, decoder: RunDecoder, apply_chat_template: bool = False
+) -> HarnessModel:
+    """Returns a run as a model of the harness.
+
+    Args:
+      spec: the run, of a language model.
+      decoder: scores and decodes with one of its checkpoints.
+      apply_chat_template: whether the chat template is needed.
+
+    Raises:
+      FileNotFoundError: there is no chat template.
+    """
+    from t2tp.evaluation import HarnessModel
+
+    kept = huggingface_files.directory_in(spec.config.output_dir)
+    names, codec = named_tokens(kept), codec_for(spec.problem, spec.data_dir)
+    prefix = spec.hparams.bos_token_id
+    if names:  # The tokenizer of a converted run decides, as in `--model hf`.
+        ids = token_ids(kept / "tokenizer.json")
+        prefix = ids.get(names.get("bos_token") or names.get("eos_token") or "", prefix)
+    template = None
+    if apply_chat_template:
+        template = read_template(spec.problem, spec.data_dir, spec.config.output_dir)
+    return HarnessModel(
+        decoder.scorer,
+        lambda requests, options: decoder.with_options(options)(requests),
+        codec,
+        max_length=spec.hparams.max_length,
+        prefix_token=prefix,
+        template=template,
+        reads_first_token=FIRST_TOKEN in spec.model_class.may_take,
+    )
