@@ -88,6 +88,7 @@ WALKS = [
             "pairs.txt": "0 1 1\t1 1 0\n",
         },
     ),
+    Walk("docs/litert.md", before=(_TRAIN_REVERSE + "run",)),
     Walk(
         "docs/huggingface.md",
         {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -246,6 +247,18 @@ class Program:
         by_pnum = dict(zip(self.cluster.local_pnums, placed.slices, strict=True))
         slices = self._calls(lambda pnum: self._call(pnum, step, by_pnum[pnum]), self._log)
         return Outputs(self.layout, self.cluster, self._output_shapes, slices)
+
+    def for_conversion(self) -> Program:
+        """Returns this program for another runtime, such as LiteRT.
+
+        It shares the variables, and has no kernel that only TensorFlow has: instead of writing into
+        a cache in place, it makes a changed copy.
+        """
+        program = copy.copy(self)
+        program._target = self._target._replace(on_cpu=False, compiles_regions=False)
+        program._run = tf.function(program._program, autograph=False)
+        program._concrete = None
+        return program
 
     def on_tensors(self, features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Runs the step of a one-device program on TensorFlow tensors, inside a `tf.function`.

@@ -1,4 +1,4 @@
-"""`t2tp_exporter`: exports a run as a SavedModel."""
+"""`t2tp_exporter`: exports a run as a SavedModel or for LiteRT."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from t2tp.trainer.run_dir import run_files
 
 
 def run(invocation: Invocation) -> None:
-    """Exports the run that the flags name and prints the directory.
+    """Exports the run that the flags name and prints the path.
 
     Raises:
       UsageError: the request is invalid; no file was written.
@@ -37,7 +37,13 @@ def run(invocation: Invocation) -> None:
             use_own_tokenizer(flags)
         spec = spec_from_flags(flags)
         check_same_data(spec)
-        options = DecodeOptions.parse(flags.decode_hparams, batch_size=1)
-        exporter = RunExporter(spec, options, flags.max_input_length)
+        is_litert = flags.format == "litert"
+        given = {"beam_size": 1} if is_litert else {}
+        options = DecodeOptions.parse(flags.decode_hparams, batch_size=1, **given)
+        dtype = "float32" if is_litert else None  # LiteRT has no kernels of bfloat16.
+        exporter = RunExporter(spec, options, flags.max_input_length, dtype)
     with as_usage_error(OSError, ModuleNotFoundError), building(spec.model):
-        print(exporter.export(target))
+        if is_litert:
+            print(exporter.export_litert(target, flags.int8))
+        else:
+            print(exporter.export(target))

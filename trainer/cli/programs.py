@@ -90,6 +90,10 @@ Writes the latest checkpoint of a run, trained on any mesh, as a SavedModel: a n
 OUTPUT_DIR/export, named after the time. Plain TensorFlow loads it.
 
   t2tp_exporter --output_dir=RUN --data_dir=D --decode_hparams=beam_size=4,alpha=0.6
+
+or as a file for LiteRT, OUTPUT_DIR/export/TIME.tflite:
+
+  t2tp_exporter --output_dir=RUN --data_dir=D --format=litert --int8
 """,
     groups=(*groups("export", "what"), groups("where")[0].without("tmp_dir", "generate_data")),
     body="t2tp.trainer.cli.export:run",

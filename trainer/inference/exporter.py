@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -13,15 +13,18 @@ import tensorflow as tf
 from absl import logging
 
 from t2tp.decoding import DecodeOptions
+from t2tp.decoding.options import GREEDY
 from t2tp.models.autoregressive import AutoregressiveModel
 from t2tp.models.classifier import Classifier
 from t2tp.models.model import EXAMPLE_INDEX
 from t2tp.program.program import Feature
 from t2tp.trainer.errors import UsageError
+from t2tp.trainer.inference.litert import SUFFIX, write_litert
 from t2tp.trainer.inference.run_decoder import with_eos
 from t2tp.trainer.inference.saved_model import Signatures, traced
 from t2tp.trainer.inference.serving import Step, TextDecoding, TokenDecoding, in_chunks
 from t2tp.trainer.inputs.problem_inputs import evaluation_inputs
+from t2tp.trainer.model_fn import ModeKeys
 
 if TYPE_CHECKING:
     from t2tp.trainer.run_spec import RunSpec
@@ -31,7 +34,11 @@ class RunExporter:
     """Exporter of a run's model: text to text, tokens to tokens, or features to classes."""
 
     def __init__(
-        self, spec: RunSpec, options: DecodeOptions, max_input_length: int | None = None
+        self,
+        spec: RunSpec,
+        options: DecodeOptions,
+        max_input_length: int | None = None,
+        activation_dtype: str | None = None,
     ) -> None:
         """Determines the kind of the model and makes its estimator.
 
@@ -40,6 +47,7 @@ class RunExporter:
           options: decoding options of the exported model, which decodes `batch_size` rows at a
             time.
           max_input_length: max tokens of inputs or prompt; by default the model's `max_length`.
+          activation_dtype: dtype of the exported model's activations; by default as trained.
 
         Raises:
           UsageError: the model neither generates nor classifies, or the length is out of range.
@@ -70,6 +78,8 @@ class RunExporter:
         # Serving runs on one device, whatever the mesh of the training.
         on_one_device = spec.hparams.copy()
         on_one_device.mesh_shape = on_one_device.layout = ""
+        if activation_dtype and "activation_dtype" in on_one_device:
+            on_one_device.activation_dtype = activation_dtype
         config = replace(spec.config, xla=False)  # Not every server has XLA.
         self._estimator = replace(spec, hparams=on_one_device, config=config).make_estimator()
 
@@ -85,20 +95,67 @@ class RunExporter:
         Raises:
           UsageError: see `Estimator.export_saved_model`, also for its other errors.
         """
-        stamp = int(time.time())
-        while (path := Path(directory, str(stamp))).exists():
-            stamp += 1
+        path = _new(directory)
         if not self._writes:
             return self._estimator.export_saved_model(path, *self._classifying())
-        tokens = TokenDecoding(
+        tokens = self._tokens()
+        return self._estimator.export_saved_model(
+            path, tokens.features, self._writing(tokens), tokens.options
+        )
+
+    def export_litert(self, directory: str | PathLike[str], int8: bool = False) -> Path:
+        """Writes a file for LiteRT, named after the time, for `batch_size` rows at a time.
+
+        A model that generates maps `ids`, int32 [rows, max_input_length], and `lengths`, int32
+        [rows], to `ids`, int32 [rows, tokens], and `lengths`, by greedy decoding. A classifier maps
+        its features to `classes`, int32 [rows], and `probabilities`, float32 [rows, classes].
+
+        Args:
+          directory: the parent directory.
+          int8: see `write_litert`.
+
+        Returns:
+          The path of the file.
+
+        Raises:
+          UsageError: the options are not greedy, or LiteRT lacks an operation; see `write_litert`.
+        """
+        path = _new(directory, SUFFIX)
+        if not self._writes:
+            features = self._class_features()
+            program = self._estimator.build(ModeKeys.PREDICT, features)
+            specs = {
+                name: tf.TensorSpec(f.shape.to_integer_list, f.dtype)
+                for name, f in features.items()
+            }
+            return write_litert(
+                program, path, lambda step: lambda **given: step.run(given), int8, **specs
+            )
+        if self._options.method != GREEDY:
+            raise UsageError("--format=litert decodes greedily: leave beams and sampling out")
+        tokens = self._tokens()
+        program = self._estimator.build(ModeKeys.PREDICT, tokens.features, tokens.options)
+        rows = self._options.batch_size
+
+        def signature(step: Step) -> Callable[..., Mapping[str, tf.Tensor]]:
+            def decode(ids: tf.Tensor, lengths: tf.Tensor) -> Mapping[str, tf.Tensor]:
+                keys = tf.zeros([rows], tf.int64)
+                done = step.run(tokens.fed({"ids": ids, "lengths": lengths, "keys": keys}))
+                return {"ids": done["symbols"][:, 0], "lengths": done["sizes"][:, 0]}
+
+            return decode
+
+        ids = tf.TensorSpec([rows, self._most], tf.int32)
+        lengths = tf.TensorSpec([rows], tf.int32)
+        return write_litert(program, path, signature, int8, ids=ids, lengths=lengths)
+
+    def _tokens(self) -> TokenDecoding:
+        return TokenDecoding(
             self._options,
             self._problem.reads_inputs,
             self._most,
             self._hparams.max_length,
             self._estimator.config.random_seed,
-        )
-        return self._estimator.export_saved_model(
-            path, tokens.features, self._writing(tokens), tokens.options
         )
 
     def _writing(self, tokens: TokenDecoding) -> Signatures:
@@ -135,8 +192,8 @@ class RunExporter:
 
         return signatures
 
-    def _classifying(self) -> tuple[dict[str, Feature], Signatures]:
-        """Returns features and signature of a classifier: to `classes` and `probabilities`."""
+    def _class_features(self) -> dict[str, Feature]:
+        """Returns the features of a classifier, of `batch_size` rows."""
         size = self._options.batch_size
         hparams = self._hparams.copy()
         hparams.set("batch_size", size)
@@ -144,7 +201,11 @@ class RunExporter:
         hparams.set("max_length", self._most)
         inputs = evaluation_inputs(self._problem, self._data_dir, hparams, self._problem.splits[-1])
         omitted = ("targets", "weights", EXAMPLE_INDEX)
-        features = {name: f for name, f in inputs.features.items() if name not in omitted}
+        return {name: f for name, f in inputs.features.items() if name not in omitted}
+
+    def _classifying(self) -> tuple[dict[str, Feature], Signatures]:
+        """Returns features and signature of a classifier: to `classes` and `probabilities`."""
+        size, features = self._options.batch_size, self._class_features()
         specs = {
             name: tf.TensorSpec([None, *f.shape.to_integer_list[1:]], f.dtype, name=name)
             for name, f in features.items()
@@ -157,3 +218,11 @@ class RunExporter:
             return {"serving_default": traced(serve, **specs)}
 
         return features, signatures
+
+
+def _new(directory: str | PathLike[str], suffix: str = "") -> Path:
+    """Returns a path in a directory that does not exist, named after the time."""
+    stamp = int(time.time())
+    while (path := Path(directory, f"{stamp}{suffix}")).exists():
+        stamp += 1
+    return path

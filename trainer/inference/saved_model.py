@@ -56,14 +56,11 @@ def write_saved_model(program: Program, path: str | PathLike[str], signatures: S
         raise UsageError(f"{path} exists already: name a directory that does not")
     module = tf.Module()
     module.variables_held = [v for each in program.variables for v in each.slices]
-    specs = {
-        name: tf.TensorSpec(x.shape, x.dtype)
-        for name, x in program.trace().structured_outputs.items()
-    }
+    step = step_of(program)
     # Vocabulary tables are created while functions are traced; the module must reference them.
     tracker = resource.ResourceTracker()
     with resource.resource_tracker_scope(tracker):
-        functions = dict(signatures(Step(program.on_tensors, specs)))
+        functions = dict(signatures(step))
     module.resources_held = list(tracker.resources)
     path.parent.mkdir(parents=True, exist_ok=True)
     with scratch_directory(path.parent, ".t2tp-export-") as scratch:
@@ -73,6 +70,13 @@ def write_saved_model(program: Program, path: str | PathLike[str], signatures: S
             raise OSError(f"{path} cannot be written: {reason(error)}") from error
         (scratch / path.name).rename(path)
     return path
+
+
+def step_of(program: Program) -> Step:
+    """Returns the step of a program of one device."""
+    outputs = program.trace().structured_outputs.items()
+    specs = {name: tf.TensorSpec(x.shape, x.dtype) for name, x in outputs}
+    return Step(program.on_tensors, specs)
 
 
 def traced(

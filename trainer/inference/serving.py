@@ -115,7 +115,7 @@ class TokenDecoding:
         numbers = tf.range(tf.shape(ids)[0], dtype=tf.int64)
         rows = {"ids": ids, "lengths": lengths, "keys": row_keys(self._seed, numbers)}
         done = in_chunks(
-            lambda chunk: step.run(self._fed(chunk)),
+            lambda chunk: step.run(self.fed(chunk)),
             rows,
             self.options.batch_size,
             step.outputs,
@@ -124,8 +124,13 @@ class TokenDecoding:
         outputs = {"ids": done["symbols"], "lengths": done["sizes"], "scores": done["scores"]}
         return {name: tensor[:, :beams] for name, tensor in outputs.items()}
 
-    def _fed(self, chunk: Tensors) -> dict[str, tf.Tensor]:
-        """Returns the program's features for a chunk."""
+    def fed(self, chunk: Tensors) -> dict[str, tf.Tensor]:
+        """Returns the program's features for rows.
+
+        Args:
+          chunk: `ids`, int32 [batch_size, max_tokens]; `lengths`, int32 [batch_size]; and `keys`,
+            int64 [batch_size], of the samples.
+        """
         ids, sizes, keys = chunk["ids"], chunk["lengths"], chunk["keys"]
         extra = self.options.extra_length
         if not self.reads_inputs:

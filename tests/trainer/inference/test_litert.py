@@ -1,0 +1,109 @@
+"""Files for LiteRT, run by its interpreter."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from t2tp import mtf, registry
+from t2tp.program.program import Feature, Program
+from t2tp.trainer.cli.programs import t2tp_exporter
+from t2tp.trainer.errors import UsageError
+from t2tp.trainer.inference.litert import write_litert
+from tests.page_blocks import blocks
+from tests.trainer.trained_runs import Run, train
+
+interpreter = pytest.importorskip("ai_edge_litert.interpreter", reason="pip install -e '.[litert]'")
+
+
+def _export(run: Run, capsys, **flags: object) -> Path:
+    capsys.readouterr()
+    assert t2tp_exporter(["t2tp_exporter", *run.flags(**flags)]) == 0
+    return Path(capsys.readouterr().out.split()[-1])
+
+
+def _runner(path: Path):
+    return interpreter.Interpreter(str(path)).get_signature_runner("serving_default")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("problem", "model", "hparams_set", "lines"),
+    [
+        ("translate_upper_case", "transformer", "transformer_test", ["two one", "sechs acht", "x"]),
+        ("languagemodel_encodings", "transformer_lm", "transformer_lm_test", ["import ", "", "de"]),
+    ],
+)
+def test_a_text_model_decodes_as_the_decoder(
+    tmp_path, capsys, monkeypatch, problem, model, hparams_set, lines
+):
+    run = train(tmp_path, problem, model, hparams_set)
+    options = {"decode_hparams": "beam_size=1,extra_length=6"}
+    (tmp_path / "lines").write_text("".join(f"{line}\n" for line in lines))
+    files = {"decode_from_file": tmp_path / "lines", "decode_to_file": tmp_path / "decoded"}
+    assert run.decode(xla="false", **files, **options) == 0
+    decoded = (tmp_path / "decoded").read_text().split("\n")[:-1]
+    path = _export(run, capsys, format="litert", max_input_length=16, **options)
+    decode, codec = _runner(path), registry.problem(problem)().codec(run.data_dir)
+    for line, expected in zip(lines, decoded, strict=True):
+        tokens = codec.encode(line) + [codec.eos_id] * (model == "transformer")
+        ids = np.zeros([1, 16], np.int32)
+        ids[0, : len(tokens)] = tokens
+        result = decode(ids=ids, lengths=np.array([len(tokens)], np.int32))
+        text = codec.decode(result["ids"][0, : result["lengths"][0]])
+        assert text.translate({9: "\\t", 10: "\\n", 13: "\\r"}) == expected
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks("litert.md", "python")
+    exec(compile(code, "litert.md", "exec"), {})
+    assert re.fullmatch(r"\[[\d\s]*\]\n", capsys.readouterr().out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "hparams_set", "hparams"),
+    [("vit", "vit_tiny", "d_model=128,d_ff=512"), ("mtf_resnet", "mtf_resnet_tiny", "mesh_shape=")],
+)
+def test_an_image_model_names_the_classes_of_the_saved_model(
+    tmp_path, capsys, model, hparams_set, hparams
+):
+    pytest.importorskip("sklearn", reason="pip install -e '.[digits]'")
+    run = train(tmp_path, "image_digits", model, hparams_set, hparams=hparams, train_steps=20)
+    rows = {"decode_hparams": "batch_size=10"}
+    saved = tf.saved_model.load(str(_export(run, capsys, **rows))).signatures["serving_default"]
+    paths = [_export(run, capsys, format="litert", int8=int8, **rows) for int8 in (False, True)]
+    source = registry.problem("image_digits")().examples(run.data_dir, "test", 64)
+    images = np.asarray(source.read("inputs", np.arange(250), (slice(None),) * 3))
+    expected = saved(inputs=tf.constant(images))
+    found = []
+    for path in paths:
+        classify = _runner(path)
+        parts = [classify(inputs=images[begin : begin + 10]) for begin in range(0, 250, 10)]
+        found.append({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+    assert (found[0]["classes"] == expected["classes"].numpy()).all()
+    difference = found[0]["probabilities"] - expected["probabilities"].numpy()
+    assert np.abs(difference).max() < 1e-5
+    assert np.mean(found[0]["classes"] == found[1]["classes"]) >= 0.99
+    exact, quantized = (path.stat().st_size for path in paths)
+    assert quantized <= 0.30 * exact
+
+
+def test_an_operation_that_litert_lacks_is_named(tmp_path):
+    """Where a file cannot be written, and nothing is."""
+
+    def step(mesh, features):
+        return {"y": mtf.slicewise(tf.math.erfinv, [features["x"]])}
+
+    program = Program(step, {"x": Feature("rows:2", tf.float32)}, xla=False)
+    path = tmp_path / "model.tflite"
+    with pytest.raises(UsageError, match=r"LiteRT cannot run this model: it does not have Erfinv;"):
+        write_litert(
+            program,
+            path,
+            lambda step: lambda x: step.run({"x": x}),
+            x=tf.TensorSpec([2], tf.float32),
+        )
+    assert not path.exists()
