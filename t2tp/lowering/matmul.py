@@ -32,6 +32,8 @@ def einsum(
 ) -> tf.Tensor:
     """Computes `tf.einsum`, as a matmul if that only requires reshaping.
 
+    Where Einsum would have to compute in float32, slices are also transposed for a matmul.
+
     Args:
       equation: an equation such as `abc,cd->abd`, without repeated letters in a term.
       *slices: floats, of static shapes, in a graph.
@@ -42,6 +44,11 @@ def einsum(
     if matrices is None:
         dtype = slices[0].dtype
         if widen is not None and dtype in (tf.bfloat16, tf.float16):
+            if (terms := _transposed_terms(equation)) is not None:
+                x, y, product, out = terms
+                before = equation.partition("->")[0].split(",")
+                operands = map(_transposed, slices, before, (x, y))
+                return _transposed(einsum(f"{x},{y}->{product}", *operands), product, out)
             return tf.cast(tf.einsum(equation, *map(widen, slices)), dtype)
         return tf.einsum(equation, *slices)
     x, y = slices[::-1] if matrices.is_swapped else slices
@@ -53,8 +60,8 @@ def einsum(
     return result if len(shape) == 2 else tf.reshape(result, shape)
 
 
-def _as_matrices(equation: str) -> _Matrices | None:
-    """Returns the matmul that an einsum is; None if it is not one."""
+def _transposed_terms(equation: str) -> tuple[str, str, str, str] | None:
+    """Returns both terms as matrices, their product and the output; None if it is no matmul."""
     terms, _, out = equation.partition("->")
     if terms.count(",") != 1:
         return None
@@ -63,10 +70,29 @@ def _as_matrices(equation: str) -> _Matrices | None:
     if not summed or {*x} & {*y} & {*out}:
         return None
     free_x, free_y = ("".join(letter for letter in term if letter not in summed) for term in (x, y))
-    if not free_x or not free_y or out not in (free_x + free_y, free_y + free_x):
+    if not free_x or not free_y or {*free_x, *free_y} != {*out}:
         return None
-    if x not in (free_x + summed, summed + free_x) or y not in (free_y + summed, summed + free_y):
+    x = x if x in (free_x + summed, summed + free_x) else free_x + summed
+    y = y if y in (free_y + summed, summed + free_y) else summed + free_y
+    return x, y, out if out == free_y + free_x else free_x + free_y, out
+
+
+def _transposed(x: tf.Tensor, letters: str, wanted: str) -> tf.Tensor:
+    order = [letters.index(letter) for letter in wanted]
+    return x if letters == wanted else tf.transpose(x, order)
+
+
+def _as_matrices(equation: str) -> _Matrices | None:
+    """Returns the matmul that an einsum is; None if it is not one."""
+    terms = _transposed_terms(equation)
+    if terms is None:
         return None
+    x, y, product, out = terms
+    if equation != f"{x},{y}->{product}" or out != product:
+        return None
+    summed = "".join(letter for letter in x if letter in y)
+    free_x = "".join(letter for letter in x if letter not in summed)
+    free_y = "".join(letter for letter in y if letter not in summed)
     is_swapped = out != free_x + free_y
     first, second = (y, x) if is_swapped else (x, y)
     return _Matrices(is_swapped, (first.startswith(summed), second.endswith(summed)), len(summed))

@@ -21,12 +21,18 @@ MATRICES = [
     "bcd,abc->ad",
     "abd,abc->dc",  # the gradient of a weight
 ]
-OTHERS = [
-    "ab,b->a",
-    "abc,abd->acd",  # a dimension of both that stays
+TRANSPOSED = [
     "abc,cbd->ad",  # summed over in two orders
     "bac,cd->bda",  # a result in another order
     "abc,bd->acd",  # the sum stands between others
+    "abc,cde->adbe",  # heads before the length
+    "adbe,cde->abc",
+    "abc,adbe->cde",
+]
+OTHERS = [
+    *TRANSPOSED,
+    "ab,b->a",
+    "abc,abd->acd",  # a dimension of both that stays
     "a,b->ab",
     "ab,bc,cd->ad",
 ]
@@ -54,6 +60,21 @@ def test_two_matrices_are_multiplied_as_such(equation):
 @pytest.mark.parametrize("equation", OTHERS)
 def test_what_is_no_product_of_two_matrices_is_left_to_tensorflow(equation):
     assert "Einsum" in kinds(equation)
+
+
+@pytest.mark.parametrize("equation", MATRICES + OTHERS)
+def test_short_floats_are_multiplied_as_such_and_summed_in_float32(equation):
+    xs = [tf.cast(x, tf.bfloat16) for x in operands(equation)]
+    wide = [tf.cast(x, tf.float32) for x in xs]
+
+    def einsum(*slices):
+        return matmul.einsum(equation, *slices, widen=lambda x: tf.cast(x, tf.float32))
+
+    traced = tf.function(einsum).get_concrete_function(*xs)
+    is_matrix = equation in MATRICES + TRANSPOSED
+    assert ("Cast" in {op.type for op in traced.graph.get_operations()}) != is_matrix
+    rounded = tf.cast(traced(*xs), tf.float32)
+    np.testing.assert_allclose(rounded, tf.einsum(equation, *wide), rtol=2**-8, atol=1e-5)
 
 
 def test_weights_are_reshaped_before_the_loop_that_multiplies_by_them():

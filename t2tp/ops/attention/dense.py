@@ -52,8 +52,10 @@ def backward(
 ) -> Gradients:
     """Computes gradients w.r.t. q (scaled), k, v and the bias; the softmax's is in float32."""
     used, wide_weights, wide_dy = weights, tf.cast(weights, tf.float32), tf.cast(dy, tf.float32)
+    used_dy = dy
     if terms.dropout is not None:
         wide_dy *= terms.dropout.scale
+        used_dy = tf.cast(wide_dy, dy.dtype)
     d_weights = query_key_scores(wide_dy, tf.cast(v, tf.float32))
     if terms.dropout is not None:
         used, d_weights = terms.dropout.dropped(None, weights, d_weights)
@@ -79,6 +81,6 @@ def backward(
     return Gradients(
         weighted_values(d_scores, k),
         collected(d_scores, q, kv_heads),
-        collected(used, tf.cast(wide_dy, dy.dtype), kv_heads),
+        collected(used, used_dy, kv_heads),
         d_bias,
     )
