@@ -44,8 +44,8 @@ def expert_network(
       choices: int32 [..., k], the experts of each row; out of range: none.
       gates: float32 [..., k].
       weights: by name, `input` and `gate` [experts, d_model, d_ff], `output` [experts, d_ff,
-        d_model], and the biases `input_bias`, `gate_bias` [experts, d_ff] and `output_bias`
-        [experts, d_model]. `gate` and biases are optional.
+        d_model], and the biases of each, such as `input_bias`, [experts, d_ff] or [experts,
+        d_model]. `gate` and biases are optional.
       mlp: the network's name, one of `t2tp.choices.MLPS`.
 
     Returns:
