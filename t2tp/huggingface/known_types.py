@@ -20,6 +20,7 @@ from t2tp.huggingface.model_types.olmo3 import OLMO3
 from t2tp.huggingface.model_types.phi3 import PHI3
 from t2tp.huggingface.model_types.qwen2 import QWEN2
 from t2tp.huggingface.model_types.qwen3 import QWEN3
+from t2tp.huggingface.model_types.qwen3_moe import QWEN3_MOE
 from t2tp.huggingface.model_types.smollm3 import SMOLLM3
 from t2tp.huggingface.model_types.t5 import T5
 from t2tp.huggingface.model_types.vit import VIT
@@ -27,7 +28,7 @@ from t2tp.huggingface.model_types.vit import VIT
 # A run without a config is compared with these in order. A type may have several architectures.
 MODEL_TYPES: tuple[ModelType, ...] = (
     *(GPT2, LLAMA, MISTRAL, QWEN2, GEMMA, MIXTRAL, T5),
-    *(QWEN3, OLMO2, OLMO3, GRANITE, SMOLLM3, PHI3, GEMMA2, GEMMA3),
+    *(QWEN3, QWEN3_MOE, OLMO2, OLMO3, GRANITE, SMOLLM3, PHI3, GEMMA2, GEMMA3),
     *(BERT, BERT_CLASSIFIER, VIT),
 )
 

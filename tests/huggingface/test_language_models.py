@@ -116,20 +116,23 @@ def check_without_their_config(name, kind, wanted, tmp_path):
 
 
 def their_gradients(model):
-    """The gradients by the names in files, where Mixtral's experts are apart."""
+    """The gradients by the names in files, where experts are apart."""
+    is_mixtral = model.config.model_type == "mixtral"
+    block = "block_sparse_moe" if is_mixtral else "mlp"
+    parts = ("w1", "w3", "w2") if is_mixtral else ("gate_proj", "up_proj", "down_proj")
     gradients = {}
     for name, parameter in model.named_parameters():
         gradient = parameter.grad.numpy()
-        *_, last = name.split(".")
-        before = name.removesuffix(f"mlp.experts.{last}") + "block_sparse_moe.experts"
-        if last == "gate_up_proj":
-            for expert, each in enumerate(gradient):
-                for part, half in zip(("w1", "w3"), np.split(each, 2), strict=True):
-                    gradients[f"{before}.{expert}.{part}.weight"] = half
-        elif last == "down_proj":
-            gradients |= {f"{before}.{n}.w2.weight": each for n, each in enumerate(gradient)}
-        else:
-            gradients[name.replace("mlp.gate.", "block_sparse_moe.gate.")] = gradient
+        layer, found, last = name.partition(".mlp.experts.")
+        before = f"{layer}.{block}.experts"
+        if not found:
+            gradients[name.replace("mlp.gate.", f"{block}.gate.")] = gradient
+            continue
+        for expert, each in enumerate(gradient):
+            halves = np.split(each, 2) if last == "gate_up_proj" else [each]
+            names = parts[:2] if last == "gate_up_proj" else parts[2:]
+            for part, half in zip(names, halves, strict=True):
+                gradients[f"{before}.{expert}.{part}.weight"] = half
     return gradients
 
 

@@ -120,6 +120,19 @@ KINDS: dict[str, tuple[str, dict[str, list[Any]]]] = {
         {**_SHARED, "sliding_window": [None, *_WINDOWS], "num_local_experts": [2, 4]},
     ),
     "qwen3": ("Qwen3ForCausalLM", {**_SHARED, **_BIASES, **_ROPES, **_QWEN_LAYERS}),
+    "qwen3_moe": (
+        "Qwen3MoeForCausalLM",
+        {
+            **{
+                **_SHARED,
+                **_BIASES,
+                **_ROPES,
+                "num_experts": [4, 6],
+                "norm_topk_prob": [False, True],
+            },
+            **{"num_experts_per_tok": [1, 3], "moe_intermediate_size": [10, 16]},
+        },
+    ),
     "olmo2": ("Olmo2ForCausalLM", {**_SHARED, **_BIASES, **_ROPES}),
     "olmo3": ("Olmo3ForCausalLM", {**_SHARED, **_BIASES, **_LAYERS, **_TWO_ROPES}),
     "granite": (
