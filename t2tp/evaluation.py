@@ -134,7 +134,8 @@ class HarnessModel(TemplateLM):
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
         """Returns the log-likelihood of each text, in windows of `max_length` tokens."""
-        windows, owners = [], []
+        windows: list[Any] = []
+        owners: list[int] = []
         for number, request in enumerate(requests):
             (text,) = request.args
             tokens = self.tok_encode(text)

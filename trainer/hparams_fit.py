@@ -63,7 +63,8 @@ def declared(values: Mapping[str, Any], set_name: str | None, model: str | None)
       ValueError: a value is not of its type or out of range.
     """
     is_known = set_name in registry.list_hparams()
-    preset = next(map(registry.hparams, [set_name] if is_known else _sets_of(model)), HParams())
+    sets = [set_name] if set_name and is_known else _sets_of(model)
+    preset = next(map(registry.hparams, sets), HParams())
     found = HParams()
     try:
         for name, value in values.items():

@@ -94,6 +94,7 @@ def model_fn_of(
                 mode, predictions=_predictions(model, mesh, features, decode_options)
             )
         if mode == ModeKeys.SCORE:
+            assert isinstance(model, AutoregressiveModel)  # `RunDecoder` has checked it.
             return EstimatorSpec(mode, predictions=score(model, mesh, features))
         model.check_features(features)
         if mode == ModeKeys.LOSS:

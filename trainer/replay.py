@@ -146,8 +146,9 @@ def _examples(
     for index, row in enumerate(rows):
         one = {name: value[index : index + 1] for name, value in batch.items()}
         outputs = program(one)
-        tokens = [one[name][0] for name in _TEXT_FEATURES if name in one] if codec else []
-        text = " => ".join(codec.decode(ids[ids != 0].tolist()) for ids in tokens)
+        tokens = [one[name][0] for name in _TEXT_FEATURES if name in one]
+        texts = [codec.decode(ids[ids != 0].tolist()) for ids in tokens] if codec else []
+        text = " => ".join(texts)
         examples.append(
             ReplayedExample(row, float(outputs["loss"]), float(outputs["gradient_norm"]), text)
         )

@@ -445,7 +445,7 @@ class _Branch:
 
     def _arrived(self, wire: str | None, chunk: int) -> list[tf.Tensor]:
         """Returns the tensors of the message that arrived for this entry."""
-        if wire is None:
+        if wire is None or self._boundary is None:
             raise ScheduleError(f"no message arrives for chunk {self._chunk}")
         messages = self._branches.tables[wire].read(self._slots[wire], self._row.arrived)
         with self._collectives.attributed_to(self._boundary.name):

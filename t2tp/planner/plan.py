@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -203,9 +203,9 @@ class Plan:
         return hidden / (hidden + exposed) if hidden + exposed else 0.0
 
     @property
-    def parts(self) -> Counter[str]:
+    def parts(self) -> Mapping[str, float]:
         """Seconds of the step by their bottleneck."""
-        parts: Counter[str] = Counter({BUBBLE: self.bubble * self.seconds})
+        parts = defaultdict(float, {BUBBLE: self.bubble * self.seconds})
         for cost in self.costs:
             parts[cost.bottleneck] += cost.seconds
         return parts
@@ -213,7 +213,7 @@ class Plan:
     @property
     def bottleneck(self) -> tuple[str, float]:
         """The part of the step that takes longest, and its fraction of the step."""
-        ((part, seconds),) = self.parts.most_common(1)
+        part, seconds = max(self.parts.items(), key=lambda part: part[1])
         return part, seconds / self.seconds
 
     def to_dict(self) -> dict[str, Any]:

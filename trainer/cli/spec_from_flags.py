@@ -139,8 +139,8 @@ def _user_dir(flags: absl_flags.FlagValues, saved: SavedRun | None) -> str | Non
     if directory:  # `run_program` has imported it.
         return str(Path(directory).expanduser().absolute())
     config = value_of(flags, "config")
-    before = config_file.user_dir_of(config) if config else None
-    before = before or (saved and saved.flags.get("t2t_usr_dir"))
+    of_config = config_file.user_dir_of(config) if config else None
+    before = of_config or (saved and saved.flags.get("t2t_usr_dir"))
     if before:
         raise UsageError(
             f"the run in {config or flags.output_dir} was started with --t2t_usr_dir={before},"
@@ -223,7 +223,8 @@ def _hparams(
 
 def _of_config(flags: absl_flags.FlagValues, hparams: HParams) -> dict[str, Any]:
     """Applies the hparams in the file of --config; returns its values by name."""
-    path, values = value_of(flags, "config"), {}
+    path = value_of(flags, "config")
+    values: dict[str, Any] = {}
     if path:
         text = ValueType(str, nullable=True).format
         for name, value in run_yaml.read(path).hparams.items():

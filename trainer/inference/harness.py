@@ -84,7 +84,7 @@ class HarnessTasks:
         """
         from lm_eval.evaluator import simple_evaluate
 
-        model = harness_model(spec, decoder, self._settings["apply_chat_template"])
+        model = harness_model(spec, decoder, bool(self._settings["apply_chat_template"]))
         return simple_evaluate(model, task_manager=self._manager, **self._settings)
 
     def write(self, results: dict[str, Any], output_dir: str, step: int) -> Path:

@@ -94,7 +94,8 @@ def backward(
             _config(q, k, mask.is_causal, _BACKWARD),
         )
 
-    return Gradients(*_run(call, mask, target, q, k, v, y, log, dy), None)
+    d_q, d_k, d_v = _run(call, mask, target, q, k, v, y, log, dy)
+    return Gradients(d_q, d_k, d_v, None)
 
 
 def _run(
