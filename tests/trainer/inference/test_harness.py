@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -143,7 +144,8 @@ def test_any_layout_gives_the_answers_of_the_harness_itself(model, expected, lay
     written = model / "run/eval_tasks"
     before = set(written.glob("*"))
     if layout == "two processes":
-        assert t2tp_launch(["t2tp_launch", "-n", "2", "t2tp_eval", *flags]) == 0
+        command = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_eval", *flags]
+        assert t2tp_launch(["t2tp_launch", "-n", "2", *command]) == 0
     else:
         assert t2tp_eval(["t2tp_eval", *flags]) == 0
     new = set(written.glob("*")) - before

@@ -71,7 +71,7 @@ def test_an_image_model_names_the_classes_of_the_saved_model(
     tmp_path, capsys, model, hparams_set, hparams
 ):
     pytest.importorskip("sklearn", reason="pip install -e '.[digits]'")
-    run = train(tmp_path, "image_digits", model, hparams_set, hparams=hparams, train_steps=20)
+    run = train(tmp_path, "image_digits", model, hparams_set, hparams=hparams, train_steps=100)
     rows = {"decode_hparams": "batch_size=10"}
     saved = tf.saved_model.load(str(_export(run, capsys, **rows))).signatures["serving_default"]
     paths = [_export(run, capsys, format="litert", int8=int8, **rows) for int8 in (False, True)]
