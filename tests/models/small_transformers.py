@@ -31,7 +31,7 @@ ALL_DROPOUT = {
 
 @dataclass(frozen=True)
 class Family:
-    """A model with its tiny set made smaller.
+    """A model with its tiny set, of a language model the plain one, made smaller.
 
     Attributes:
       model: its registered name.
@@ -47,7 +47,8 @@ class Family:
 
     def hparams(self, **changes: object) -> HParams:
         """The tiny set, smaller, with changes."""
-        hparams = registry.hparams(f"{self.model}_tiny")
+        plain = "_plain" if self.model == "transformer_lm" else ""
+        hparams = registry.hparams(f"{self.model}{plain}_tiny")
         for name, value in {**SMALLER, **self.changes, **changes}.items():
             hparams.set(name, value)
         return hparams
