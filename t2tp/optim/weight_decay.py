@@ -49,9 +49,10 @@ class WeightDecay:
         Raises:
           ValueError: no variable has a name that `exclude` matches.
         """
-        if not self._rate:
+        if not self._rate or not variables:
             return [0.0] * len(variables)
-        names = [var.name for var in variables]
+        # Of frozen ones, too: fine-tuning uses the set of the whole training.
+        names = [var.name for var in variables[0].mesh.graph.all_variables]
         if self._exclude and not any(self._pattern.search(name) for name in names):
             raise ValueError(
                 f"weight_decay_exclude={self._exclude!r} matches none of the variables:"

@@ -22,7 +22,9 @@ BATCH, LENGTH, VOCAB_SIZE = 128, 128, 4096
 
 def run(microbatches: int) -> int:
     hparams = registry.hparams("transformer_lm_plain_tiny")
-    hparams.parse(f"d_model=64,d_ff=256,d_kv=16,optimizer=sgd,microbatches={microbatches}")
+    hparams.parse(
+        f"d_model=64,d_ff=256,d_kv=16,optimizer=sgd,microbatches={microbatches},loss_chunk=-1"
+    )
     model = registry.model("transformer_lm")(hparams, {"targets": VOCAB_SIZE})
 
     def step(mesh, features):

@@ -253,3 +253,13 @@ def test_adapters_that_cannot_be_are_refused(changes, message):
 def test_an_unknown_target_gets_the_nearest_known():
     with pytest.raises(ValueError, match=r"lora_targets .*'quer'.* did you mean query"):
         hparams_of("lm").parse("lora_targets=[quer,value]")
+
+
+def test_weights_without_decay_may_be_frozen():
+    def build(exclude):
+        hparams = hparams_of("lm", weight_decay=0.1, weight_decay_exclude=exclude)
+        AbstractProgram(step_of("lm", hparams), FAMILIES["lm"].features())
+
+    build("embedding")
+    with pytest.raises(ValueError, match="weight_decay_exclude='embeding'"):
+        build("embeding")

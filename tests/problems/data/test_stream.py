@@ -14,7 +14,8 @@ def stream(problem, data_dir, batch_size, split="train", **options):
 
 def test_a_batch_has_named_features_of_global_shape(problem, data_dir):
     batch = stream(problem, data_dir, 3)[0]
-    assert list(batch) == ["targets", "targets_segmentation", "targets_position"]
+    kinds = ("", "_segmentation", "_position", "_previous")
+    assert list(batch) == [f"targets{kind}" for kind in kinds]
     assert list(batch) == list(problem.features(3, LENGTH))
     for name, (dimensions, dtype) in problem.features(3, LENGTH).items():
         assert dimensions == ("batch", "length")
