@@ -70,7 +70,8 @@ def check_run_layout(spec: RunSpec) -> RunLayoutCheck:
     with _without_warnings():
         model = _shrunk(_Model(spec, spec.hparams.copy()))
     batch = {
-        name: _small_ids(_whole(value), model.vocab_sizes.get(name))
+        # `targets_previous` has tokens of the same vocabulary as `targets`.
+        name: _small_ids(_whole(value), model.vocab_sizes.get(name.removesuffix("_previous")))
         for name, value in model.inputs.stream[0].items()
     }
     check = check_layout(

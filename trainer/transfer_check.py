@@ -29,7 +29,7 @@ STEPS = 10
 _MOST_WIDTHS = 5
 # Growth of a size per doubling of the width that is reported, as a factor.
 _LARGEST_GROWTH = 1.25
-# Pixels of the picture.
+# Pixels of the image.
 _WIDTH, _HEIGHT, _MARGIN = 640, 400, 50
 # Settings of a comparison on one device, with the whole learning rate from the first step.
 _PLAIN = {

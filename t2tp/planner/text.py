@@ -85,7 +85,7 @@ def search_text(proposals: Sequence[Proposal], train_tokens: float = 0.0) -> str
 
 
 def slower_text(best: Plan, other: Plan) -> str:
-    """Says which parts of a step make it slower than the best one."""
+    """Returns which parts of a step make it slower than the best one."""
     more, less = other.parts, best.parts
     differences = sorted(
         ((more[name] - less[name], name) for name in {**more, **less}), reverse=True

@@ -29,7 +29,8 @@ class PlantedStream:
         return PlantedStream(self._stream.with_batch_sizes(batch_sizes))
 
     def __getitem__(self, step):
-        batch = {name: np.asarray(x[:, :]).copy() for name, x in self._stream[step].items()}
+        lazy = self._stream[step]
+        batch = {name: np.array(x[tuple(map(slice, x.shape))]) for name, x in lazy.items()}
         if step == PLANTED_STEP - 1:
             batch["targets"][PLANTED_ROW] = 7
         return batch
