@@ -12,6 +12,7 @@ from t2tp.models import resnet
 
 # Text that a declaration cannot know: wrong values are found when the model is built.
 CHECKED_LATER = {
+    "transfer_from": "no_such_set",
     "mesh_shape": "data",
     "layout": "batch",
     "storage_layout": "d_model",
