@@ -22,8 +22,8 @@ t2tp_trainer $run --schedule=train_and_evaluate --train_steps="$steps" --local_e
   --save_checkpoints_steps=200
 
 echo
-echo "== 3. A sample: the model continues 'def '"
-echo "def " | t2tp_decoder --output_dir="$directory/run" --data_dir="$directory/data" \
+echo "== 3. A sample: the model continues 'class Reader'"
+echo "class Reader" | t2tp_decoder --output_dir="$directory/run" --data_dir="$directory/data" \
   --decode_interactive --decode_hparams=temperature=0.7,extra_length=200
 
 echo

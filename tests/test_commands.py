@@ -121,6 +121,8 @@ WALKS = [
             "--local_eval_frequency=50": "--local_eval_frequency=1",
             "--eval_steps=8": "--eval_steps=1",
             "--hparams=batch_size=64": f"--hparams=batch_size=8,{_TINY_TRANSFORMER}",
+            "--hparams_set=transformer_lm_base": "--hparams_set=transformer_lm_small"
+            " --train_steps=1 --eval_steps=1",
         },
     ),
     Walk("docs/image_models.md", {"--train_steps=300": "--train_steps=2 --eval_steps=1"}),

@@ -82,7 +82,7 @@ def check_gradients(name, mesh, bound):
             got = ours[variable.name][begin : begin + len(wanted)]
             scale = max(1, np.abs(wanted).max())
             np.testing.assert_allclose(
-                got, wanted, rtol=0, atol=1e-5 * scale, err_msg=variable.name
+                got, wanted, rtol=0, atol=2e-5 * scale, err_msg=variable.name
             )
 
 
@@ -112,7 +112,7 @@ def check_without_their_config(name, kind, wanted, tmp_path):
     with torch.no_grad():
         inputs = torch.tensor(with_first(name, their_models.targets()[:, :-1]))
         logits = model.eval()(inputs).logits.numpy()
-    np.testing.assert_allclose(logits, wanted, rtol=0, atol=1e-6 * np.abs(wanted).max())
+    np.testing.assert_allclose(logits, wanted, rtol=0, atol=3e-6 * np.abs(wanted).max())
 
 
 def their_gradients(model):

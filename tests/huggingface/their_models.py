@@ -130,7 +130,7 @@ KINDS: dict[str, tuple[str, dict[str, list[Any]]]] = {
                 "num_experts": [4, 6],
                 "norm_topk_prob": [False, True],
             },
-            **{"num_experts_per_tok": [1, 3], "moe_intermediate_size": [10, 16]},
+            **{"num_experts_per_tok": [1, 3], "moe_intermediate_size": [12, 16]},
         },
     ),
     "olmo2": ("Olmo2ForCausalLM", {**_SHARED, **_BIASES, **_ROPES}),

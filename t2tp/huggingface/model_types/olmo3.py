@@ -10,7 +10,7 @@ from t2tp.huggingface.model_type import Config
 from t2tp.huggingface.model_types import llama, olmo2
 from t2tp.huggingface.model_types.olmo2 import OLMO2
 
-_BASE = 500_000.0
+_BASE, _WINDOW = 500_000.0, 4096
 
 
 def _read(config: Config) -> dict[str, Any]:
@@ -28,7 +28,10 @@ def _written(hparams: HParams) -> dict[str, Any]:
     found = llama.with_attention_bias(hparams)
     for name in ("rope_theta", "rope_scaling"):
         found.pop(name, None)
-    return {**found, **llama.written_layers(hparams), **llama.written_rotaries(hparams)}
+    layers = llama.written_layers(hparams)
+    # transformers makes a mask of this size even if no layer has a window.
+    layers["sliding_window"] = hparams.attention_window or _WINDOW
+    return {**found, **layers, **llama.written_rotaries(hparams)}
 
 
 OLMO3 = replace(
@@ -38,5 +41,5 @@ OLMO3 = replace(
     read=_read,
     written=_written,
     reads=(*OLMO2.reads, "layer_types"),
-    defaults={**OLMO2.defaults, "sliding_window": 4096},
+    defaults={**OLMO2.defaults, "sliding_window": _WINDOW},
 )
