@@ -345,19 +345,24 @@ class Estimator:
 
         Raises:
           CheckpointMismatchError, UnusableCheckpointError: see `build`.
-          UsageError: there is no checkpoint up to then, and the run began with another's values.
         """
+        self.build(ModeKeys.TRAIN, inputs.features)
+        inputs = inputs.resumed(self._checkpoints.batch_sizes, self.steps_done)
+        return self._replay_to(steps_done, inputs), inputs.stream
+
+    def _replay_to(self, steps_done: int, inputs: Inputs) -> int:
+        """Restores the latest checkpoint up to a step and replays up to it; returns its step."""
         variables = self.build(ModeKeys.TRAIN, inputs.features).variables
-        stream = inputs.resumed(self._checkpoints.batch_sizes, self.steps_done).stream
-        self.steps_done = self._checkpoints.go_back(variables, steps_done)
-        begun_from = self.steps_done
+        begun_from = self.steps_done = self._checkpoints.go_back(variables, steps_done)
+        if begun_from < steps_done:
+            count = steps_done - begun_from
+            logging.info("replaying %d steps from step %d (Ctrl-C ends)", count, begun_from)
         while self.steps_done < steps_done:
-            batch = stream[self.steps_done]
-            self.build(ModeKeys.TRAIN, features_of_batch(batch, inputs.features))(
-                batch, step=self.steps_done
-            )
+            batch = inputs.stream[self.steps_done]
+            program = self.build(ModeKeys.TRAIN, features_of_batch(batch, inputs.features))
+            program(batch, step=self.steps_done)
             self.steps_done += 1
-        return begun_from, stream
+        return begun_from
 
     def count_nonfinite(
         self, batch: Batch, features: Mapping[str, Feature], step: int
@@ -504,15 +509,14 @@ class Estimator:
         """Restores the values before a non-finite step and diagnoses it."""
         self.log.write("diverged", bad.step, {"what": str(bad)})
 
-        def restore_step() -> int:
-            self.steps_done = self._checkpoints.go_back(saver.variables, bad.step - 1)
-            return self.steps_done
-
         def count(step: int) -> Mapping[str, np.ndarray]:
             return self.count_nonfinite(inputs.stream[step], inputs.features, step)
 
         return StepReplay(
-            restore_step, lambda step: place(inputs.stream[step]), count, saver
+            lambda steps_done: self._replay_to(steps_done, inputs),
+            lambda step: place(inputs.stream[step]),
+            count,
+            saver,
         ).explain(bad)
 
     def _loss_fn(self, mesh: Mesh, features: dict[str, mtf.Tensor]) -> mtf.Tensor:

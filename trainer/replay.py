@@ -80,8 +80,7 @@ def replay(spec: RunSpec, step: int, without_rows: Sequence[int] = ()) -> Replay
       without_rows: rows of the batch to leave out.
 
     Raises:
-      UsageError: the mesh splits the batch or the model into stages, the batch lacks a row, or
-        there is nothing to begin with.
+      UsageError: the mesh splits the batch or has stages, or the batch lacks a row.
     """
     _check(spec, step)
     estimator = spec.make_estimator()

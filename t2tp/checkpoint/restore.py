@@ -58,7 +58,12 @@ def check_same_save(saved: Checkpoint, cluster: Cluster) -> None:
 
 
 def restore_latest(
-    directory: Path, variables: Variables, *, strict: bool, zero_if_missing: Collection[str] = ()
+    directory: Path,
+    variables: Variables,
+    *,
+    strict: bool,
+    zero_if_missing: Collection[str] = (),
+    last_step: int | None = None,
 ) -> Restored | None:
     """Restores the variables from the latest checkpoint; all processes call this.
 
@@ -71,6 +76,7 @@ def restore_latest(
       variables: the variables to restore.
       strict: see `variables.check_fit`.
       zero_if_missing: see `variables.check_fit`.
+      last_step: later checkpoints are ignored; None: none is.
 
     Returns:
       None if there is no checkpoint: the variables are unchanged.
@@ -84,7 +90,7 @@ def restore_latest(
     """
     cluster = variables.cluster
     damaged: list[Path] = []
-    before: int | None = None
+    before = None if last_step is None else last_step + 1
     while True:
         choice = _choose(cluster, directory, lambda: latest(directory, before))  # noqa: B023
         if choice is None:
@@ -97,7 +103,9 @@ def restore_latest(
             before = choice.step
         else:
             return Restored(choice.step, tuple(damaged), saved.metadata)
-    has_checkpoints = cluster.is_main_process and bool(step_directories(directory))
+    has_checkpoints = cluster.is_main_process and any(
+        last_step is None or step <= last_step for step in step_directories(directory)
+    )
     if json.loads(cluster.process_broadcast("checkpoints", json.dumps(has_checkpoints))):
         raise UnusableCheckpointError(
             f"{directory} holds checkpoints, but none of them can be used: each is damaged. To"

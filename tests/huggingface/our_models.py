@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from t2tp import mtf, registry
 from t2tp.checkpoint import Checkpoint
 from t2tp.checkpoint.variables import restore
 from t2tp.decoding import DecodeOptions, Decoder, Request
+from t2tp.huggingface.safetensors_file import read_header
 from t2tp.mesh.zero import Storage
 from t2tp.optim import train_step
 from t2tp.trainer.cli.programs import t2tp_convert
@@ -158,3 +160,16 @@ def _program(name: str, mesh: str, step, fed: Features, made=None) -> t2tp.Progr
     )
     restore(saved(name), program.variables, strict=True)
     return program
+
+
+def check_there_and_back(name: str, back: Path) -> None:
+    """Converts a run of their model back, and compares all bits and the config."""
+    source = their_models.directory(name)
+    assert convert(f"--to_hf={back}", f"--output_dir={run_of(name)}") == 0
+    ours, theirs = (read_header(path / "model.safetensors") for path in (back, source))
+    assert set(ours) == set(theirs)
+    for key, tensor in theirs.items():
+        assert (ours[key].dtype, ours[key].shape) == (tensor.dtype, tensor.shape)
+        assert ours[key].opened().tobytes() == tensor.opened().tobytes(), key
+    configs = [json.loads((path / "config.json").read_text()) for path in (back, source)]
+    assert configs[0] == configs[1]

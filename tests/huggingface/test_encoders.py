@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import numpy as np
@@ -98,15 +97,8 @@ def test_the_logits_are_theirs_on_any_mesh(name, mesh):
 def test_there_and_back_all_tensors_are_the_same_bits_and_transformers_loads_them(name, tmp_path):
     import transformers
 
-    source, back = their_models.directory(name), tmp_path / "back"
-    assert our_models.convert(f"--to_hf={back}", f"--output_dir={our_models.run_of(name)}") == 0
-    ours, theirs = (read_header(path / "model.safetensors") for path in (back, source))
-    assert set(ours) == set(theirs)
-    for key, tensor in theirs.items():
-        assert (ours[key].dtype, ours[key].shape) == (tensor.dtype, tensor.shape)
-        assert ours[key].opened().tobytes() == tensor.opened().tobytes(), key
-    configs = [json.loads((path / "config.json").read_text()) for path in (back, source)]
-    assert configs[0] == configs[1]
+    back = tmp_path / "back"
+    our_models.check_there_and_back(name, back)
     model_class = getattr(transformers, ENCODERS[name][0])
     _, info = model_class.from_pretrained(back, output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import shutil
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 
 from t2tp.huggingface.model_directory import ModelDirectory
 from t2tp.huggingface.model_types.llama import LLAMA
-from t2tp.huggingface.safetensors_file import read_header
 from t2tp.huggingface.tensor_map import variables
 from t2tp.ops.rotary import RotaryScaling, turns_of
 from tests.huggingface import our_models, their_models
@@ -38,7 +36,7 @@ def test_a_random_model_is_theirs_on_a_mesh(kind, mesh, seed, tmp_path):
     check_gradients(name, mesh, bound)
     for prompt, text in zip(PROMPTS, our_models.generated(name, mesh, PROMPTS, 50), strict=True):
         check_greedy(name, prompt, text)
-    check_there_and_back(name, tmp_path)
+    our_models.check_there_and_back(name, tmp_path / "back")
     check_without_their_config(name, kind, logits, tmp_path)
 
 
@@ -134,18 +132,6 @@ def their_gradients(model):
             for part, half in zip(names, halves, strict=True):
                 gradients[f"{before}.{expert}.{part}.weight"] = half
     return gradients
-
-
-def check_there_and_back(name, tmp_path):
-    source, back = their_models.directory(name), tmp_path / "back"
-    assert our_models.convert(f"--to_hf={back}", f"--output_dir={our_models.run_of(name)}") == 0
-    ours, theirs = (read_header(path / "model.safetensors") for path in (back, source))
-    assert set(ours) == set(theirs)
-    for key, tensor in theirs.items():
-        assert (ours[key].dtype, ours[key].shape) == (tensor.dtype, tensor.shape)
-        assert ours[key].opened().tobytes() == tensor.opened().tobytes(), key
-    configs = [json.loads((path / "config.json").read_text()) for path in (back, source)]
-    assert configs[0] == configs[1]
 
 
 @pytest.mark.slow

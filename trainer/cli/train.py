@@ -151,9 +151,7 @@ def _carry_out(flags: absl_flags.FlagValues, spec: RunSpec, cluster: Cluster) ->
 def _explain_layout(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
     """Prints the layout report of the training program and renders it in the run's directory."""
     with as_usage_error(ValueError, LookupError, OSError):
-        if flags.generate_data:
-            spec.problem.prepare(flags.data_dir, flags.tmp_dir, num_workers=None)
-            spec = _with_prepared_data(flags, spec)
+        spec = _prepared(flags, spec)
         experiment = _experiment(flags, spec)
     with building(spec.model):
         explanation = experiment.explain()
@@ -172,9 +170,7 @@ def _check_layout(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
       FailedError: they differ.
     """
     with as_usage_error(ValueError, LookupError, OSError):
-        if flags.generate_data:
-            spec.problem.prepare(flags.data_dir, flags.tmp_dir, num_workers=None)
-            spec = _with_prepared_data(flags, spec)
+        spec = _prepared(flags, spec)
     # Imported here, because a training needs no check of its layout.
     from t2tp.trainer.layout_check import check_run_layout
 
@@ -192,9 +188,7 @@ def _check_transfer(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
       FailedError: activations grow with the width.
     """
     with as_usage_error(ValueError, LookupError, OSError):
-        if flags.generate_data:
-            spec.problem.prepare(flags.data_dir, flags.tmp_dir, num_workers=None)
-            spec = _with_prepared_data(flags, spec)
+        spec = _prepared(flags, spec)
     from t2tp.trainer.transfer_check import check_transfer
 
     with building(spec.model):
@@ -214,6 +208,14 @@ def _plan(flags: absl_flags.FlagValues) -> RunSpec:
     if flags.output_dir and flags.schedule != "predict":
         run_files.check_writable(flags.output_dir)
     return spec_from_flags(flags)
+
+
+def _prepared(flags: absl_flags.FlagValues, spec: RunSpec) -> RunSpec:
+    """Makes the data in a single process if the flags ask for it; returns the spec that fits."""
+    if not flags.generate_data:
+        return spec
+    spec.problem.prepare(flags.data_dir, flags.tmp_dir, num_workers=None)
+    return _with_prepared_data(flags, spec)
 
 
 def _with_prepared_data(flags: absl_flags.FlagValues, spec: RunSpec) -> RunSpec:

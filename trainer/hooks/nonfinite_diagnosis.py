@@ -31,13 +31,14 @@ class StepReplay:
     """Replays steps from the latest checkpoint.
 
     Attributes:
-      go_back: restores the latest checkpoint, or the initial values; returns the step.
+      replay_to: number of steps -> the step of the checkpoint that it restores to replay them; 0:
+        the initial values.
       place: returns the training program and the batch of a step.
       counts: step, from 0 -> its non-finite tensors, see `nonfinite_counts`.
       saver: the run's saver.
     """
 
-    go_back: Callable[[], int]
+    replay_to: Callable[[int], int]
     place: LoadStep
     counts: Callable[[int], Mapping[str, np.ndarray]]
     saver: RunSaver
@@ -55,17 +56,9 @@ class StepReplay:
           The error to raise: it names the first non-finite tensor.
         """
         self.saver.wait()
-        saved, last_good = self.go_back(), error.step - 1
         logging.error("%s", error)
-        if saved < last_good:
-            logging.info(
-                "replaying %d steps from step %d to find the first non-finite tensor (Ctrl-C ends)",
-                last_good - saved,
-                saved,
-            )
-            for step in range(saved, last_good):
-                program, batch = self.place(step)
-                program(batch, step=step)
+        last_good = error.step - 1
+        if self.replay_to(last_good) < last_good:
             self.saver.save(last_good)
             self.saver.wait()
         bad_step = first_nonfinite(self.counts(last_good))

@@ -70,7 +70,7 @@ class RunCheckpoints:
         """The latest finished checkpoint; None if there is none."""
         return checkpoint.latest(self._directory)
 
-    def load(self, variables: Variables, *, to_train: bool) -> int:
+    def load(self, variables: Variables, *, to_train: bool, last_step: int | None = None) -> int:
         """Restores variables from the latest readable checkpoint, or from the one in the config.
 
         Without a checkpoint, training starts from the initial values, or from a warm
@@ -79,6 +79,7 @@ class RunCheckpoints:
         Args:
           variables: are restored.
           to_train: whether training continues with them, which needs all variables of a checkpoint.
+          last_step: later checkpoints are ignored; None: none is.
 
         Returns:
           The training step of the values.
@@ -92,7 +93,7 @@ class RunCheckpoints:
         """
         try:
             with checking_same_checkpoint():
-                return self._load(variables, to_train)
+                return self._load(variables, to_train, last_step)
         except CheckpointMismatchError as error:
             if not error.only_optimizer_differs:
                 raise
@@ -101,12 +102,16 @@ class RunCheckpoints:
                 " values and a fresh optimizer"
             ) from error
 
-    def _load(self, variables: Variables, to_train: bool) -> int:
+    def _load(self, variables: Variables, to_train: bool, last_step: int | None) -> int:
         variables.base_elsewhere = self._base_elsewhere()
         if self._config.checkpoint_path:
             return self._load_named(variables, to_train)
         restored = restore_latest(
-            self._directory, variables, strict=to_train, zero_if_missing=NEW_COUNTERS
+            self._directory,
+            variables,
+            strict=to_train,
+            zero_if_missing=NEW_COUNTERS,
+            last_step=last_step,
         )
         if restored is not None:
             self._damaged = restored.damaged
@@ -153,25 +158,19 @@ class RunCheckpoints:
         restore(saved, variables, strict=False, zero_if_missing=NEW_COUNTERS)
         return saved.step
 
-    def go_back(self, variables: Variables, steps_done: int) -> int:
-        """Restores the latest checkpoint up to a step, or else what the run began with.
+    def go_back(self, variables: Variables, last_step: int) -> int:
+        """Restores what training had after a step at the latest, as `load` does.
+
+        Args:
+          variables: the run's variables.
+          last_step: later checkpoints are ignored.
 
         Returns:
-          the step of the restored values.
-
-        Raises:
-          UnusableCheckpointError: the checkpoint is damaged.
+          The training step of the values.
         """
-        steps = [step for step in checkpoint.all_steps(self._directory) if step <= steps_done]
-        if steps:
-            saved = checkpoint.Checkpoint(checkpoint.step_directory(self._directory, steps[-1]))
-            check_same_save(saved, variables.cluster)
-            restore(saved, variables, strict=True, zero_if_missing=NEW_COUNTERS)
-            return saved.step
         fresh = Variables(self._layout, variables.cluster, self._config.random_seed)
         reinitialize(variables, fresh)
-        self._warm_start_from(variables)
-        return 0
+        return self.load(variables, to_train=True, last_step=last_step)
 
     def check_untouched(self, cluster: Cluster, steps_done: int) -> None:
         """Checks that no checkpoint later than the restored one exists; the run must be locked.

@@ -147,7 +147,7 @@ def _call(
 def _config(
     q: tf.Tensor, k: tf.Tensor, is_causal: bool, contracted: dict[str, tuple[int, int]]
 ) -> str:
-    """Returns the call's configuration, as XLA reads it, JSON."""
+    """Returns the configuration of a call, JSON that XLA parses."""
     scores = [*q.shape[:3], k.shape[2]]
     config: dict[str, Any] = {
         "algorithm": {

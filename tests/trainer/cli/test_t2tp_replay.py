@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
 
 from t2tp import registry
 from t2tp.trainer.cli.programs import t2tp_replay, t2tp_trainer
+from tests.files import flip
 from tests.trainer import small_run
 from tests.trainer.tiny_problem import LanguagemodelEncodings
 
@@ -90,6 +92,15 @@ def test_a_replayed_step_is_the_runs(run, capfd, step, begun_from):
     assert norms == sorted(norms, reverse=True)
     assert norms[0] > norm  # Of different directions, their mean is shorter than the longest.
     assert sorted(where["output_dir"].rglob("*")) == before
+
+
+def test_a_damaged_checkpoint_is_skipped(run, capfd, tmp_path):
+    copied = shutil.copytree(run[0]["output_dir"], tmp_path / "run")
+    for path in (copied / f"checkpoints/step-{STEPS:08d}").glob("*.data-*"):
+        flip(path)
+    code, _, summary = replayed({**run[0], "output_dir": copied}, capfd, step=STEPS + 1)
+    assert code == 0
+    assert f"step {STEPS + 1}, replayed from step 5: " in summary
 
 
 def test_a_planted_row_comes_first(run, capfd):
