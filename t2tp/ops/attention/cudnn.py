@@ -106,6 +106,7 @@ def _run(
     The kernels know causal masks. Any other mask is a bias that they read once per head, so rows
     that consist of one segment go without.
     """
+    has_one_segment = mask.has_one_segment  # Of the caller's graph, for all layers.
 
     def masked(*inputs: tf.Tensor) -> list[Any]:
         if mask.is_only_causal:
@@ -116,9 +117,9 @@ def _run(
             shape = [inputs[0].shape[0], 1, *bias.shape[2:]]
             return call((tf.broadcast_to(bias, shape),), *inputs)
 
-        if mask.has_one_segment is None:
+        if has_one_segment is None:
             return with_bias()
-        return tf.cond(mask.has_one_segment, lambda: call((), *inputs), with_bias)
+        return tf.cond(has_one_segment, lambda: call((), *inputs), with_bias)
 
     if target.compiles_step:
         return masked(*inputs)

@@ -87,6 +87,20 @@ def test_results(causal, window, has_segments, calls):
         assert error < 5e-3
 
 
+def test_layers_share_a_mask_where_regions_are_compiled():
+    tensors, segments = inputs()
+    target = GPU._replace(compiles_step=False, compiles_regions=True)
+
+    @tf.function(autograph=False)
+    def layers(q, k, v):
+        mask = mask_of(True, None, segments)
+        for _ in range(2):
+            q, *_ = cudnn.forward(q, k, v, mask, target)
+        return q
+
+    layers.get_concrete_function(*tensors[:3])
+
+
 @pytest.mark.parametrize(
     ("dtype", "d_kv", "target", "expected"),
     [
