@@ -11,6 +11,8 @@ from t2tp.huggingface.model_type import Config, canonical
 from t2tp.huggingface.model_types import llama
 from t2tp.huggingface.model_types.gemma import GEMMA
 
+_WINDOW = 4096
+
 
 def read(config: Config, is_local: Sequence[bool]) -> dict[str, Any]:
     """Returns the hparams that are not simply entries of a config.
@@ -42,7 +44,7 @@ def written(hparams: HParams) -> dict[str, Any]:
     scalar = round(canonical(hparams).attention_multiplier ** -2, 9)
     return {
         **found,
-        **llama.written_layers(hparams),
+        **llama.written_layers(hparams, _WINDOW),
         "hidden_activation": found.pop("hidden_act").replace("gelu_new", "gelu_pytorch_tanh"),
         "query_pre_attn_scalar": int(scalar) if scalar == int(scalar) else scalar,
         "final_logit_softcapping": hparams.logits_soft_cap or None,
@@ -63,7 +65,7 @@ GEMMA2 = replace(
         "num_key_value_heads": 4,
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": 256,
-        "sliding_window": 4096,
+        "sliding_window": _WINDOW,
         "final_logit_softcapping": 30.0,
         "attn_logit_softcapping": 50.0,
     },

@@ -133,11 +133,19 @@ def layer_types(config: Config, defaults: Sequence[bool]) -> list[str]:
     return kinds
 
 
-def written_layers(hparams: HParams) -> dict[str, Any]:
-    """Returns the entries of a config that say which layers have a sliding window."""
+def written_layers(hparams: HParams, needed_window: int | None = None) -> dict[str, Any]:
+    """Returns the entries of a config that say which layers have a sliding window.
+
+    Args:
+      hparams: the model's hparams.
+      needed_window: default size of a type whose code in transformers makes a mask with a window
+        even if no layer has one.
+    """
     theirs = {ours: theirs for theirs, ours in _KINDS.items()}
     kinds = [kind.removesuffix("_nope") for kind in kinds_of_layers(hparams)]
-    size = hparams.attention_window if "local" in kinds else None
+    size = None
+    if "local" in kinds or needed_window is not None:
+        size = hparams.attention_window or needed_window
     return {"layer_types": [theirs[kind] for kind in kinds], "sliding_window": size}
 
 

@@ -28,9 +28,7 @@ def _written(hparams: HParams) -> dict[str, Any]:
     found = llama.with_attention_bias(hparams)
     for name in ("rope_theta", "rope_scaling"):
         found.pop(name, None)
-    layers = llama.written_layers(hparams)
-    # transformers makes a mask of this size even if no layer has a window.
-    layers["sliding_window"] = hparams.attention_window or _WINDOW
+    layers = llama.written_layers(hparams, _WINDOW)
     return {**found, **layers, **llama.written_rotaries(hparams)}
 
 
