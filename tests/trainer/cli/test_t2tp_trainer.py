@@ -251,7 +251,7 @@ def test_hparams_are_printed_with_what_they_may_be(trainer, tmp_path, capfd):
     assert trainer(print_hparams=True, hparams="d_ff=64", **nothing) == 0
     said = capfd.readouterr().out.splitlines()
     assert said[said.index("d_ff=64") + 1].startswith("    int, at least 1 and at most 1,048,576")
-    assert any("one of pre, post; " in line for line in said)
+    assert any("one of pre, post, output, both; " in line for line in said)
     assert trainer(print_hparams=True, hparams="d_ff=0", **nothing) == 2
     assert "d_ff is 0, and must be at least 1" in capfd.readouterr().err
     assert trainer(print_hparams=True, hparams_set=None, **nothing) == 2
