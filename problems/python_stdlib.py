@@ -2,42 +2,56 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import sysconfig
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from absl import logging
 
 from t2tp import registry
+from t2tp.problems.data.sample import Samples
 from t2tp.problems.languagemodel import LanguageModelProblem
-from t2tp.problems.sources.tfds_source import TfdsSource, import_tfds, quiet
 
-if TYPE_CHECKING:
-    import tensorflow_datasets as tfds
+_NOT_OURS = {"site-packages", "dist-packages", "__pycache__"}
+
+# Percentage of the files by split; the rest is train.
+_PERCENT = {"validation": 3, "test": 3}
 
 
 @registry.register_problem
-class LanguagemodelPythonStdlib(TfdsSource, LanguageModelProblem):
+class LanguagemodelPythonStdlib(LanguageModelProblem):
     """The standard library's .py sources, about 30 MB; the same Python gives the same data."""
 
     def source_dir(self) -> Path:
         """Returns the directory of the sources: the standard library of the running Python."""
         return Path(sysconfig.get_path("stdlib"))
 
-    def dataset_builder(self, directory: Path, tmp_dir: Path) -> tfds.core.DatasetBuilder:
-        """Returns the builder of the `python_stdlib` dataset, which is stored with the data."""
-        import_tfds()
-        from t2tp.problems.python_stdlib_builder import PythonStdlib, SourcesConfig
+    def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
+        """Returns the documents of a split: its files that are UTF-8 and not empty, by path.
 
-        config = SourcesConfig(name=_python(), source_dir=self.source_dir())
-        return PythonStdlib(
-            data_dir=directory / "dataset", config=config, file_format="array_record"
-        )
+        Raises:
+          ValueError: there are no sources.
+        """
+        sources = self.source_dir()
+        texts, num_skipped = [], 0
+        for path in source_files(sources):
+            if split_of(path) == split:
+                try:
+                    # Not read_text(): it would turn "\r\n" into "\n".
+                    texts.append((sources / path).read_bytes().decode("utf-8"))
+                except UnicodeDecodeError:
+                    # Tests of the standard library itself need some files in other encodings.
+                    num_skipped += 1
+        documents = [{"text": text} for text in texts if text]
+        num_skipped += len(texts) - len(documents)
+        logging.info("%s: skipped %d files, empty or not UTF-8, in %s", split, num_skipped, sources)
+        return documents
 
     def provenance(self, directory: Path, tmp_dir: Path) -> dict[str, Any]:
-        """Returns the version of Python and the numbers of skipped files."""
-        with quiet():
-            metadata = self.dataset_builder(directory, tmp_dir).info.metadata
-        return {"python": _python(), **(metadata or {})}
+        """Returns the version of Python."""
+        return {"python": _python()}
 
     def data_dependencies(self) -> dict[str, Any]:
         """Returns the version of Python and the path of its library."""
@@ -58,6 +72,29 @@ class LanguagemodelPythonStdlibCharacters(LanguagemodelPythonStdlib):
 
     vocabulary_kind = "character"
     vocabulary_size = 259 + 256
+
+
+def source_files(directory: Path) -> list[str]:
+    """Returns the `.py` files below a directory, without installed packages, sorted.
+
+    Raises:
+      ValueError: there are none.
+    """
+    found = (path.relative_to(directory) for path in directory.rglob("*.py") if path.is_file())
+    paths = sorted(path.as_posix() for path in found if _NOT_OURS.isdisjoint(path.parts))
+    if not paths:
+        raise ValueError(f"no .py files in {directory}")
+    return paths
+
+
+def split_of(path: str) -> str:
+    """Returns the split of a file, which depends on its path only."""
+    percentile = int.from_bytes(hashlib.sha256(path.encode("utf-8")).digest()[:8], "big") % 100
+    for split, percent in _PERCENT.items():
+        if percentile < percent:
+            return split
+        percentile -= percent
+    return "train"
 
 
 def _python() -> str:

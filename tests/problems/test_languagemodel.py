@@ -6,7 +6,6 @@ from collections import Counter
 
 import pytest
 
-from t2tp.problems.python_stdlib_builder import read_sources, split_of
 from t2tp.problems.vocab.vocabulary import END_OF_DOCUMENT
 
 
@@ -24,9 +23,9 @@ def documents(problem, data_dir, split):
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
-def test_every_document_comes_back(problem, data_dir, sources, split):
+def test_every_document_comes_back(problem, data_dir, split):
     vocabulary = problem.vocabulary(data_dir)
-    wanted = [t for path, t in read_sources(sources).texts.items() if split_of(path) == split]
+    wanted = [sample["text"] for sample in problem.samples(split, data_dir, data_dir)]
     stored = [vocabulary.decode(ids) for ids in documents(problem, data_dir, split)]
     assert Counter(stored) == Counter(wanted)
     assert split != "train" or stored != wanted  # shuffled

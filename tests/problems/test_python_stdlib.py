@@ -5,11 +5,10 @@ import subprocess
 import sys
 
 import pytest
-import tensorflow_datasets as tfds
 
 import t2tp.problems  # noqa: F401  (registers the problems)
 from t2tp import registry
-from t2tp.problems.python_stdlib_builder import read_sources, split_of
+from t2tp.problems.python_stdlib import source_files, split_of
 from tests.problems.conftest import AWKWARD, SMALL, TinyStdlib
 
 REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
@@ -32,17 +31,19 @@ def test_importing_the_problems_does_not_import_what_is_slow():
     assert shown.stdout == "set()\n"
 
 
-def test_sources_are_the_utf8_files_in_the_order_of_their_paths(sources):
-    found = read_sources(sources)
-    assert list(found.texts) == sorted(found.texts)
-    ours = {name: text.encode() for name, text in found.texts.items() if "/" in name}
-    assert ours == AWKWARD | SMALL  # unchanged, and without files that are not documents
-    assert (found.not_utf8, found.empty) == (1, 1)
+def test_documents_are_the_utf8_files_of_each_split_in_the_order_of_their_paths(problem, sources):
+    documents = AWKWARD | SMALL
+    names = [name for name in source_files(sources) if "/" in name]
+    assert names == sorted([*documents, "awkward/empty.py", "awkward/latin_1.py"])
+    for split in problem.splits:
+        texts = [sample["text"].encode() for sample in problem.samples(split, sources, sources)]
+        own = [documents[name] for name in names if name in documents and split_of(name) == split]
+        assert [text for text in texts if text in own] == own  # unchanged, and without the others
+        assert b"" not in texts
 
 
-def test_what_was_skipped_is_reported(problem, data_dir):
+def test_the_version_of_python_is_recorded(problem, data_dir):
     origin = problem.check_prepared(data_dir).origin
-    assert (origin["skipped_not_utf8"], origin["skipped_empty"]) == (1, 1)
     assert origin["python"].startswith(sys.implementation.name)
 
 
@@ -55,17 +56,6 @@ def test_the_split_of_a_file_never_changes():
         assert splits.count(split) == pytest.approx(100 * percent, abs=100)
 
 
-def test_the_dataset_is_one_of_tfds_with_random_access(problem, data_dir, sources):
-    directory = next(problem.directory(data_dir).glob("dataset/python_stdlib/*/1.0.0"))
-    builder = tfds.builder_from_directory(directory)
-    train = builder.as_data_source("train")
-    assert len(train) == problem.check_prepared(data_dir).splits["train"].examples
-    for i in (len(train) - 1, 0):
-        path = train[i]["path"].decode()
-        assert train[i]["text"] == (sources / path).read_bytes()
-        assert split_of(path) == "train"
-
-
 SECOND_RUN = """
 import pathlib, sys
 from tests.problems.conftest import TinyStdlib
@@ -76,14 +66,12 @@ TinyStdlib(pathlib.Path(sys.argv[1])).prepare(sys.argv[2])
 @pytest.mark.slow
 def test_the_same_python_gives_the_same_bytes(problem, data_dir, sources, tmp_path):
     environment = os.environ | {"PYTHONHASHSEED": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run(
+    subprocess.run(
         [sys.executable, "-c", SECOND_RUN, str(sources), str(tmp_path)],
         check=True,
-        capture_output=True,
         cwd=REPOSITORY,
         env=environment,
     )
-    assert not done.stdout  # TFDS does not speak of a download.
     first, second = (problem.directory(directory) for directory in (data_dir, tmp_path))
     names = {path.name for path in first.iterdir() if path.is_file()}
     assert "train-00000-of-00001.targets" in names and "vocabulary.model" in names
@@ -96,7 +84,7 @@ def test_the_same_python_gives_the_same_bytes(problem, data_dir, sources, tmp_pa
     [
         ([], "no .py files in "),
         (["notes.txt"], "no .py files in "),
-        (["os.py"], "no file for the validation split among the 1 .py files"),
+        (["os.py"], "tiny_stdlib has no samples for its split validation"),
     ],
 )
 def test_too_few_files_are_said_and_leave_nothing(tmp_path, files, message):
