@@ -13,19 +13,30 @@ import numpy as np
 from t2tp import registry
 from t2tp.problems.data.permutation import permute
 from t2tp.problems.data.sample import Samples
-from t2tp.problems.images import Image2ClassProblem, ImageGenerationProblem
+from t2tp.problems.images import Image2ClassProblem, ImageGenerationProblem, ImageProblem
 
 _HELD_OUT = {"validation": 250, "test": 250}
 
 
-@registry.register_problem
-class ImageDigits(Image2ClassProblem):
-    """Classification of digits: 1,297 training images, 250 each for validation and test."""
+class _Digits(ImageProblem):
+    """Images of digits."""
 
     image_shape = (8, 8, 1)
+    hparams_changes = {"batch_size": 64}
+
+    def provenance(self, directory: Path, tmp_dir: Path) -> dict[str, Any]:
+        """Returns the source of the digits."""
+        import sklearn
+
+        return {"dataset": "sklearn.datasets.load_digits", "scikit-learn": sklearn.__version__}
+
+
+@registry.register_problem
+class ImageDigits(_Digits, Image2ClassProblem):
+    """Classification of digits: 1,297 training images, 250 each for validation and test."""
+
     levels = 17
     class_names = tuple("0123456789")
-    hparams_changes = {"batch_size": 64}
 
     def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
         """Returns the images and their digits."""
@@ -35,22 +46,16 @@ class ImageDigits(Image2ClassProblem):
             for image, label in zip(images, labels.tolist(), strict=True)
         ]
 
-    def provenance(self, directory: Path, tmp_dir: Path) -> dict[str, Any]:
-        """Returns the source of the digits."""
-        return _provenance()
-
 
 @registry.register_problem
-class ImageDigitsGen(ImageGenerationProblem):
+class ImageDigitsGen(_Digits, ImageGenerationProblem):
     """Generation of digits, in 16 shades: shade 16 is stored as 15.
 
     The samples are these images, and decoding the stored data restores them. Blocks of
     4 x 4 pixels of the scan that are all black have shade 16; `image_digits` keeps all 17.
     """
 
-    image_shape = (8, 8, 1)
     levels = 16
-    hparams_changes = {"batch_size": 64}
 
     def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
         """Returns the images."""
@@ -59,7 +64,7 @@ class ImageDigitsGen(ImageGenerationProblem):
 
     def provenance(self, directory: Path, tmp_dir: Path) -> dict[str, Any]:
         """Returns the source of the digits, and how their shades were changed."""
-        return {**_provenance(), "shades": "16, as 16 counts as 15"}
+        return {**super().provenance(directory, tmp_dir), "shades": "16, as 16 counts as 15"}
 
 
 def _digits(split: str) -> tuple[np.ndarray, np.ndarray]:
@@ -76,9 +81,3 @@ def _digits(split: str) -> tuple[np.ndarray, np.ndarray]:
     validation, test, train = np.split(order, [_HELD_OUT["validation"], held_out])
     numbers = {"train": train, "validation": validation, "test": test}[split]
     return images[numbers].astype(np.uint8).reshape(-1, 8, 8, 1), labels[numbers]
-
-
-def _provenance() -> dict[str, Any]:
-    import sklearn
-
-    return {"dataset": "sklearn.datasets.load_digits", "scikit-learn": sklearn.__version__}

@@ -30,7 +30,13 @@ from t2tp.problems.codec import TextCodec
 from t2tp.problems.data.fields import Field, FieldSource, TokenField, token_fields, token_specs
 from t2tp.problems.data.row_layout import Texts, one_per_row, pack
 from t2tp.problems.data.row_plan import RowPlan
-from t2tp.problems.data.sample import BadSampleError, Sample, Samples, StoredExample
+from t2tp.problems.data.sample import (
+    BadSampleError,
+    GeneratedSamples,
+    Sample,
+    Samples,
+    StoredExample,
+)
 from t2tp.problems.data.shards import token_dtype
 from t2tp.problems.data.stream import FeatureSpec
 from t2tp.problems.prepare.split_samples import ShuffledSamples
@@ -38,7 +44,6 @@ from t2tp.problems.problem import AnyPath, check_positive
 from t2tp.problems.record_problems import RecordProblem
 from t2tp.problems.sources.records import Records
 from t2tp.problems.text import TextProblem
-from t2tp.problems.text_files import GeneratedSamples
 from t2tp.problems.vocab.chat_template import (
     TEMPLATE_FILE,
     ChatTemplate,

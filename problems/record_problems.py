@@ -14,12 +14,18 @@ import numpy as np
 from t2tp import registry
 from t2tp.atomic_file import write_text
 from t2tp.hparam import HParams
-from t2tp.problems.data.sample import Sample, Samples, SkippedSampleError, StoredExample
+from t2tp.problems.data.sample import (
+    GeneratedSamples,
+    Sample,
+    Samples,
+    SkippedSampleError,
+    StoredExample,
+)
 from t2tp.problems.languagemodel import LanguageModelProblem
 from t2tp.problems.prepare.split_samples import ShuffledSamples
 from t2tp.problems.problem import AnyPath
 from t2tp.problems.sources.records import ENDINGS, Records
-from t2tp.problems.text_files import FileProblem, GeneratedSamples
+from t2tp.problems.text_files import FileProblem
 from t2tp.problems.text_to_class import Text2ClassProblem
 from t2tp.problems.text_to_text import Text2TextProblem
 

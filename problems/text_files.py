@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from absl import logging
 from t2tp import registry
 from t2tp.hparam import HParams
 from t2tp.problems.data.permutation import permute
-from t2tp.problems.data.sample import BadSampleError, Sample, Samples
+from t2tp.problems.data.sample import BadSampleError, GeneratedSamples, Sample, Samples
 from t2tp.problems.languagemodel import LanguageModelProblem
 from t2tp.problems.prepare.preparable import WrongOptionError
 from t2tp.problems.prepare.prepared import datagen_command
@@ -96,14 +96,14 @@ class FileProblem(Problem):
         held_out = self._held_out()
         if validation not in held_out:
             everything = self.read(self._files(self.file_options), tmp_dir)
-            return SampleSubset(everything, self._drawn(split, len(everything)))
+            return _subset(everything, self._drawn(split, len(everything)))
         if split == train or test in held_out:
             return self.read(self._files_of(split), tmp_dir)
         # Validation and test alternate.
         both = self.read(self._files_of(validation), tmp_dir)
         if len(both) < 2:
             raise ValueError(self._too_few(len(both), (validation, test), self.test_options))
-        return SampleSubset(both, np.arange([validation, test].index(split), len(both), 2))
+        return _subset(both, np.arange([validation, test].index(split), len(both), 2))
 
     def more_samples(self) -> str:
         """Returns the option that makes more samples of the same files; "" if there is none."""
@@ -229,32 +229,8 @@ def _without(files: list[list[Path]], taken: set[Path]) -> list[list[Path]]:
     return [[row[index] for row in rows] for index in range(len(files))]
 
 
-class SampleSubset:
-    """A subset of the samples, read on access."""
-
-    def __init__(self, samples: Samples, numbers: np.ndarray):
-        self._samples = samples
-        self._numbers = numbers
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __getitem__(self, number: int) -> Sample:
-        return self._samples[int(self._numbers[number])]
-
-
-class GeneratedSamples:
-    """A sample for each index, computed on access."""
-
-    def __init__(self, count: int, sample: Callable[[int], Sample]):
-        self._count = count
-        self._sample = sample
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, number: int) -> Sample:
-        return self._sample(int(number))
+def _subset(samples: Samples, numbers: np.ndarray) -> Samples:
+    return GeneratedSamples(len(numbers), lambda number: samples[int(numbers[number])])
 
 
 @registry.register_problem

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -25,6 +25,20 @@ class Samples(Protocol):
 
     def __getitem__(self, index: int, /) -> Sample:
         """Returns a sample; raises `SkippedSampleError` to skip it."""
+
+
+class GeneratedSamples:
+    """A sample for each index, computed on access."""
+
+    def __init__(self, count: int, sample: Callable[[int], Sample]):
+        self._count = count
+        self._sample = sample
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, number: int) -> Sample:
+        return self._sample(int(number))
 
 
 class StoredExample(NamedTuple):

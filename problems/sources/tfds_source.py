@@ -7,7 +7,7 @@ import shutil
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from absl import logging
 
-from t2tp.problems.data.sample import Sample, Samples, SkippedSampleError
+from t2tp.problems.data.sample import GeneratedSamples, Sample, Samples, SkippedSampleError
 from t2tp.problems.prepare.settings import beam_of_downloads
 from t2tp.quiet import quiet_import
 
@@ -107,7 +107,8 @@ class TfdsSource:
                 f"{split}={named} has no example: of the dataset {self.dataset} there are "
                 + ", ".join(f"{size:,} in {name}" for name, size in sizes.items())
             )
-        return _Mapped(builder.as_data_source(named), self.sample)
+        source = builder.as_data_source(named)
+        return GeneratedSamples(len(source), lambda number: self.sample(_Example(source[number])))
 
     def provenance(self, directory: Path, tmp_dir: Path) -> dict[str, Any]:
         """Returns the dataset and its splits."""
@@ -189,20 +190,6 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         logging.set_verbosity(before)
-
-
-class _Mapped:
-    """The examples of a data source as samples."""
-
-    def __init__(self, source: Sequence[Mapping[str, Any]], sample: Callable[[Any], Sample]):
-        self._source = source
-        self._sample = sample
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __getitem__(self, number: int) -> Sample:
-        return self._sample(_Example(self._source[number]))
 
 
 class _Example(Mapping[str, Any]):
