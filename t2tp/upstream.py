@@ -88,14 +88,7 @@ if TYPE_CHECKING:
 
 with stand_ins():
     from mesh_tensorflow import *  # noqa: F403
-    from mesh_tensorflow import (  # noqa: F401
-        beam_search,
-        layers,
-        ops,
-        optimize,
-        placement_mesh_impl,
-        utils,
-    )
+    from mesh_tensorflow import beam_search, layers, ops, optimize, placement_mesh_impl, utils  # noqa: F401
 
 # Logged for each variable without an initializer, whenever a step is built.
 _tf.get_logger().addFilter(

@@ -48,16 +48,8 @@ class Walk:
 
 
 WALKS = [
-    Walk(
-        "README.md",
-        {"--train_steps=1000": "--train_steps=2 --eval_steps=1"},
-    ),
-    Walk(
-        "docs/trainer.md",
-        {
-            "--train_steps=1000": "--train_steps=2 --eval_steps=1",
-        },
-    ),
+    Walk("README.md", {"--train_steps=1000": "--train_steps=2 --eval_steps=1"}),
+    Walk("docs/trainer.md", {"--train_steps=1000": "--train_steps=2 --eval_steps=1"}),
     Walk(
         "docs/checkpoints.md",
         {
@@ -146,9 +138,7 @@ WALKS = [
 # What `make test` walks; continuous integration walks all.
 WALKED_EARLY = {"README.md", "docs/data.md"}
 # Their commands are run elsewhere, in tests of what comes of them; or they leave something out.
-ELSEWHERE = {
-    *("docs/new_model.md", "docs/new_problem.md", "docs/own_data.md", "docs/watching.md"),
-}
+ELSEWHERE = {*("docs/new_model.md", "docs/new_problem.md", "docs/own_data.md", "docs/watching.md")}
 
 
 def _leaves_something_out(words: list[str]) -> bool:

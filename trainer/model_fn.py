@@ -67,9 +67,7 @@ ModelFn = Callable[..., EstimatorSpec]
 
 
 def model_fn_of(
-    model_class: type[Model],
-    vocab_sizes: Mapping[str, int],
-    train_steps: int,
+    model_class: type[Model], vocab_sizes: Mapping[str, int], train_steps: int
 ) -> ModelFn:
     """Returns the model function of a registered model.
 

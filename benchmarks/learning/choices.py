@@ -26,10 +26,7 @@ from t2tp.trainer.run_spec import RunSpec
 
 VOCABULARY = 2048
 # Width -> other sizes. Without a gate d_ff is 3 / 2 times as large, for as many parameters.
-SIZES = {
-    64: "d_model=64,d_ff=176,num_heads=2,num_hidden_layers=2",
-    128: "num_hidden_layers=3",
-}
+SIZES = {64: "d_model=64,d_ff=176,num_heads=2,num_hidden_layers=2", 128: "num_hidden_layers=3"}
 UNGATED = {64: 264, 128: 528}
 NO_PREVIOUS, OTHER_SEED, PLAIN = "no token before a window", "another seed", "none of these choices"
 CHOICES = {

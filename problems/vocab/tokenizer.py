@@ -9,11 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from t2tp import untrusted_json
-from t2tp.problems.vocab.special_tokens import (
-    CONFIG_FILES,
-    TOKENIZER_FILE,
-    read_special_tokens,
-)
+from t2tp.problems.vocab.special_tokens import CONFIG_FILES, TOKENIZER_FILE, read_special_tokens
 from t2tp.problems.vocab.vocabulary import Vocabulary
 
 if TYPE_CHECKING:

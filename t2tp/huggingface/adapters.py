@@ -124,10 +124,7 @@ def _product(tuned: Checkpoint, part: Slice) -> np.ndarray:
     a = _read(tuned, f"{part.name}{DOWN}", (*begin[:reduced], 0), (*size[:reduced], rank))
     of_experts, after = (begin[:experts], size[:experts]), (begin[reduced:], size[reduced:])
     b = _read(
-        tuned,
-        f"{part.name}{UP}",
-        (*of_experts[0], 0, *after[0]),
-        (*of_experts[1], rank, *after[1]),
+        tuned, f"{part.name}{UP}", (*of_experts[0], 0, *after[0]), (*of_experts[1], rank, *after[1])
     )
     lead = math.prod(size[:experts])
     flat = a.reshape(lead, -1, rank) @ b.reshape(lead, rank, -1)

@@ -143,11 +143,7 @@ class Heads:
             return self._norm(x, of_all if self._norm_all_heads else of_all[-1:])
 
     def _project(
-        self,
-        x: mtf.Tensor,
-        name: str,
-        made: list[mtf.Dimension],
-        length: mtf.Dimension | None,
+        self, x: mtf.Tensor, name: str, made: list[mtf.Dimension], length: mtf.Dimension | None
     ) -> mtf.Tensor:
         *rest, d_model = x.shape.dims
         batch = [d for d in rest if d != length]

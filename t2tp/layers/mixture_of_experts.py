@@ -256,12 +256,7 @@ class MixtureOfExperts:
         return tokens, Router(logits, mask, self._router_experts, routing.scores, balance)
 
     def _mixed(
-        self,
-        x: mtf.Tensor,
-        tokens: mtf.Tensor,
-        router: Router,
-        capacity: int,
-        training: bool,
+        self, x: mtf.Tensor, tokens: mtf.Tensor, router: Router, capacity: int, training: bool
     ) -> tuple[mtf.Tensor, ExpertSums]:
         if self._routing.gating == "expert_choice":
             y, load_balance, choices, dropped = self._by_expert(tokens, router, capacity, training)

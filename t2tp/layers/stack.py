@@ -80,11 +80,7 @@ class Stack:
     """The layers of an encoder or a decoder, with a final norm unless blocks end with one."""
 
     def __init__(
-        self,
-        layers: Sequence[Layer],
-        residual: Residual,
-        *,
-        recompute: str = "none",
+        self, layers: Sequence[Layer], residual: Residual, *, recompute: str = "none"
     ) -> None:
         """Sets layers, residual blocks and recomputation.
 
@@ -135,12 +131,7 @@ class Stack:
         return self._residual.inside(x), totals
 
     def _apply_layer(
-        self,
-        number: int,
-        layer: Layer,
-        x: mtf.Tensor,
-        forward: ForwardPass,
-        totals: Totals,
+        self, number: int, layer: Layer, x: mtf.Tensor, forward: ForwardPass, totals: Totals
     ) -> tuple[mtf.Tensor, Totals]:
         """Applies one layer; returns its output and the statistics of the layers up to it."""
         name = _name(number)

@@ -135,18 +135,12 @@ class Layer:
         def attend(x: mtf.Tensor) -> tuple[mtf.Tensor]:
             with tf1.variable_scope("attention"):
                 x = residual(
-                    x,
-                    lambda y: self.self_attention(y, forward, f"{name}/self"),
-                    forward.training,
+                    x, lambda y: self.self_attention(y, forward, f"{name}/self"), forward.training
                 )
             cross = self.cross_attention
             if cross is not None:
                 with tf1.variable_scope("cross_attention"):
-                    x = residual(
-                        x,
-                        lambda y: cross(y, forward, f"{name}/cross"),
-                        forward.training,
-                    )
+                    x = residual(x, lambda y: cross(y, forward, f"{name}/cross"), forward.training)
             return (x,)
 
         def feed_forward(x: mtf.Tensor) -> tuple[mtf.Tensor, ...]:

@@ -6,13 +6,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
-from t2tp.choices import (
-    ATTENTION_METHODS,
-    ATTENTION_TYPES,
-    LAYER_KINDS,
-    POSITIONS,
-    QK_NORMS,
-)
+from t2tp.choices import ATTENTION_METHODS, ATTENTION_TYPES, LAYER_KINDS, POSITIONS, QK_NORMS
 from t2tp.hparam import HParams
 from t2tp.layers.attention import CrossAttention, SelfAttention
 from t2tp.layers.dropout import Dropout
@@ -127,11 +121,7 @@ class LayerFactory:
         )
 
     def with_positions(
-        self,
-        x: mtf.Tensor,
-        positions: mtf.Tensor,
-        training: bool,
-        longest: int,
+        self, x: mtf.Tensor, positions: mtf.Tensor, training: bool, longest: int
     ) -> mtf.Tensor:
         """Adds positions to embeddings, applies norm and dropout, and names as between blocks.
 

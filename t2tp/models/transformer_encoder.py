@@ -158,11 +158,7 @@ class TransformerEncoder(Model):
         return self._project(mesh, features["targets"], features, training=False)[0].logits
 
     def _project(
-        self,
-        mesh: Mesh,
-        tokens: mtf.Tensor,
-        features: Mapping[str, mtf.Tensor],
-        training: bool,
+        self, mesh: Mesh, tokens: mtf.Tensor, features: Mapping[str, mtf.Tensor], training: bool
     ) -> tuple[Projection, Totals]:
         sequence = SequenceInfo(features["targets_position"], features["targets_segmentation"])
         types = features.get("targets_types")

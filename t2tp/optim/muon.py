@@ -18,11 +18,7 @@ from t2tp.ops.variables.role import MATRIX
 from t2tp.ops.variables.transfer import Growth
 from t2tp.optim.adam import Adam
 from t2tp.optim.optimizer import Target, UpdateOperation, slot, subtract
-from t2tp.optim.orthogonalization import (
-    Matrices,
-    OrthogonalizeOperation,
-    moving_average,
-)
+from t2tp.optim.orthogonalization import Matrices, OrthogonalizeOperation, moving_average
 from t2tp.optim.weight_decay import WeightDecay
 
 

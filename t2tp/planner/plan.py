@@ -235,13 +235,7 @@ class Plan:
 
     @classmethod
     def from_step(
-        cls,
-        step: LoweredStep,
-        cluster: ClusterFile,
-        *,
-        title: str,
-        tokens: int,
-        dtype: str,
+        cls, step: LoweredStep, cluster: ClusterFile, *, title: str, tokens: int, dtype: str
     ) -> Plan:
         """Computes the costs of a lowered step.
 

@@ -378,11 +378,7 @@ class Program:
         return self._lower(self._build(step, feature_slices), pnum, step, variable_slices)
 
     def _lower(
-        self,
-        built: Graph,
-        pnum: tf.Tensor,
-        step: tf.Tensor,
-        variable_slices: list[tf.Variable],
+        self, built: Graph, pnum: tf.Tensor, step: tf.Tensor, variable_slices: list[tf.Variable]
     ) -> dict[str, tf.Tensor]:
         """Lowers a step's graph for one processor; returns its slices of the outputs."""
         _check_same_variables(built.graph, [variable.spec for variable in self._used])

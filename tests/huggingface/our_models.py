@@ -154,9 +154,7 @@ def _program(name: str, mesh: str, step, fed: Features, made=None) -> t2tp.Progr
     made = model_of(name) if made is None else made
     kinds = {key: t2tp.Feature(f"batch:4;length:{LENGTH}", tf.int32) for key in fed}
     program = t2tp.Program(
-        lambda on_mesh, given: step(on_mesh, made, given),
-        kinds,
-        layout=t2tp.Layout(*MESHES[mesh]),
+        lambda on_mesh, given: step(on_mesh, made, given), kinds, layout=t2tp.Layout(*MESHES[mesh])
     )
     restore(saved(name), program.variables, strict=True)
     return program

@@ -39,10 +39,7 @@ LANGUAGE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_LLAMA, "num_key_value_heads": 2, "head_dim": 6, "rope_parameters": _ROPE},
     ),
     "llama_tied_attention_bias": ("LlamaForCausalLM", {**_TIED_LLAMA, "attention_bias": True}),
-    "qwen2": (
-        "Qwen2ForCausalLM",
-        {**_QWEN2, "hidden_size": 24, "tie_word_embeddings": True},
-    ),
+    "qwen2": ("Qwen2ForCausalLM", {**_QWEN2, "hidden_size": 24, "tie_word_embeddings": True}),
     "qwen2_wide": (
         "Qwen2ForCausalLM",
         {**_QWEN2, "hidden_size": 128, "intermediate_size": 256, "tie_word_embeddings": True},

@@ -13,12 +13,7 @@ import t2tp
 import t2tp.hparams
 from t2tp import mtf, optim, registry
 from t2tp.mesh.layout import Layout
-from tests.peak_memory import (
-    begin_peak_again,
-    give_back_freed_blocks,
-    peak_bytes,
-    resident_bytes,
-)
+from tests.peak_memory import begin_peak_again, give_back_freed_blocks, peak_bytes, resident_bytes
 
 BATCH, D_MODEL = mtf.Dimension("batch", 8), mtf.Dimension("d_model", 512)
 D_FF = mtf.Dimension("d_ff", 2048)

@@ -153,10 +153,7 @@ def test_without_warmup_steps_the_first_rate_is_whole():
 def test_the_last_rates_of_a_long_training_are_exact(schedule, formula, train_steps):
     lefts = [3, 2, 1, 0]
     ours = rates(
-        schedule,
-        [train_steps - left for left in lefts],
-        train_steps,
-        learning_rate_warmup_steps=0,
+        schedule, [train_steps - left for left in lefts], train_steps, learning_rate_warmup_steps=0
     )
     np.testing.assert_allclose(ours, [formula(left, train_steps) for left in lefts], rtol=1e-5)
 

@@ -78,21 +78,13 @@ CASES = {
     "sequence parallel": (
         "lm",
         "stage:2;model:2",
-        {
-            "rules": f"{MEGATRON};residual_length:model",
-            "changes": (("sequence_parallel", True),),
-        },
+        {"rules": f"{MEGATRON};residual_length:model", "changes": (("sequence_parallel", True),)},
     ),
     "experts": ("moe", "stage:2", {}),
     "experts in every other layer": (
         "moe",
         "stage:2;data:2",
-        {
-            "rules": MEGATRON,
-            "schedule": "zero_bubble",
-            "microbatches": 2,
-            "changes": DROPLESS,
-        },
+        {"rules": MEGATRON, "schedule": "zero_bubble", "microbatches": 2, "changes": DROPLESS},
     ),
     "two stacks": ("encdec", "stage:2", {"changes": FEW_LAYERS}),
     "two stacks, tensor": (

@@ -7,12 +7,7 @@ from collections.abc import Callable, Mapping
 import tensorflow as tf
 
 from t2tp.decoding import DecodeOptions
-from t2tp.decoding.prompt_batch import (
-    prompt_arrays,
-    row_features,
-    row_keys,
-    sequence_arrays,
-)
+from t2tp.decoding.prompt_batch import prompt_arrays, row_features, row_keys, sequence_arrays
 from t2tp.problems.vocab.vocabulary import Vocabulary
 from t2tp.trainer.inference.saved_model import Step, Tensors
 
@@ -115,10 +110,7 @@ class TokenDecoding:
         numbers = tf.range(tf.shape(ids)[0], dtype=tf.int64)
         rows = {"ids": ids, "lengths": lengths, "keys": row_keys(self._seed, numbers)}
         done = in_chunks(
-            lambda chunk: step.run(self.fed(chunk)),
-            rows,
-            self.options.batch_size,
-            step.outputs,
+            lambda chunk: step.run(self.fed(chunk)), rows, self.options.batch_size, step.outputs
         )
         beams = None if self.options.return_beams else 1
         outputs = {"ids": done["symbols"], "lengths": done["sizes"], "scores": done["scores"]}

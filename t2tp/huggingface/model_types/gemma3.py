@@ -36,10 +36,7 @@ GEMMA3 = replace(
     read=_read,
     written=_written,
     # Their attention does not read its soft cap.
-    without_effect=(
-        *GEMMA2.without_effect,
-        *("attn_logit_softcapping", "_sliding_window_pattern"),
-    ),
+    without_effect=(*GEMMA2.without_effect, *("attn_logit_softcapping", "_sliding_window_pattern")),
     defaults={
         **{name: v for name, v in GEMMA2.defaults.items() if name != "attn_logit_softcapping"},
         "max_position_embeddings": 131072,

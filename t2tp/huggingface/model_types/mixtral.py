@@ -34,10 +34,7 @@ def _training(config: Config) -> dict[str, Any]:
 
 
 def _written(hparams: HParams) -> dict[str, Any]:
-    return {
-        **mistral.written(hparams),
-        "num_local_experts": hparams.num_experts,
-    }
+    return {**mistral.written(hparams), "num_local_experts": hparams.num_experts}
 
 
 def _tensors(hparams: HParams) -> list[Entry]:

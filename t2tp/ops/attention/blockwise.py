@@ -119,11 +119,7 @@ def forward(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, terms: ScoreTerms) -> tupl
 
 
 def attended(
-    q: tf.Tensor,
-    k: tf.Tensor,
-    v: tf.Tensor,
-    terms: ScoreTerms,
-    so_far: Attended | None = None,
+    q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, terms: ScoreTerms, so_far: Attended | None = None
 ) -> Attended:
     """Attends to more keys.
 
@@ -239,10 +235,7 @@ def mean_weight_gradient(y: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
 
 
 def backward(
-    by_query: Sequence[Sequence[tf.Tensor]],
-    k: tf.Tensor,
-    v: tf.Tensor,
-    terms: Sequence[ScoreTerms],
+    by_query: Sequence[Sequence[tf.Tensor]], k: tf.Tensor, v: tf.Tensor, terms: Sequence[ScoreTerms]
 ) -> tuple[list[Gradients], tuple[tf.Tensor, tf.Tensor]]:
     """Computes the gradients w.r.t. each part of the queries, and w.r.t. keys and values.
 
@@ -335,12 +328,7 @@ class _BackwardBlocks:
     """Blocks of the scores of a part of the queries with one block of keys."""
 
     def __init__(
-        self,
-        ours: BackwardQueries,
-        terms: ScoreTerms,
-        k: tf.Tensor,
-        v: tf.Tensor,
-        index: tf.Tensor,
+        self, ours: BackwardQueries, terms: ScoreTerms, k: tf.Tensor, v: tf.Tensor, index: tf.Tensor
     ) -> None:
         """Takes the keys.
 

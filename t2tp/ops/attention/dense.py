@@ -6,12 +6,7 @@ import tensorflow as tf
 
 from t2tp.ops.attention.blocks import collected, query_key_scores, weighted_values
 from t2tp.ops.attention.mask import MASKED
-from t2tp.ops.attention.score_terms import (
-    Gradients,
-    ScoreTerms,
-    softmax_with_sinks,
-    through_cap,
-)
+from t2tp.ops.attention.score_terms import Gradients, ScoreTerms, softmax_with_sinks, through_cap
 from t2tp.ops.dropout import scaled
 
 

@@ -495,8 +495,7 @@ def _whole_rows(lowering: Lowering, segments: upstream.Tensor) -> tf.Tensor:
     axis = mesh_impl.tensor_dimension_to_mesh_axis(segments.shape.dims[-1])
     gathered = GatheredDimension(mesh_impl, axis)
     return lowering.shared(
-        (segments, "whole rows"),
-        lambda: gathered.whole(_rows(lowering.slice(segments)), 1),
+        (segments, "whole rows"), lambda: gathered.whole(_rows(lowering.slice(segments)), 1)
     )
 
 

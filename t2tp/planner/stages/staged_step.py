@@ -81,19 +81,11 @@ class StagedStep:
         pipeline = layout.pipeline
         self.microbatches: int = hparams.microbatches
         probe = functools.partial(
-            StageLowering,
-            build,
-            hparams,
-            layout,
-            software=software,
-            lowered_before=lowered_before,
+            StageLowering, build, hparams, layout, software=software, lowered_before=lowered_before
         )
         stacks = probe(splits_backward=False).stacks
         self.table = Table(
-            pipeline.schedule,
-            layout.num_stages,
-            self.microbatches,
-            len(stacks) * pipeline.chunks,
+            pipeline.schedule, layout.num_stages, self.microbatches, len(stacks) * pipeline.chunks
         )
         try:
             self.lowering = probe(splits_backward=self.table.splits_backward)

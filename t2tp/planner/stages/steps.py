@@ -230,9 +230,7 @@ class StageLowering:
         key = repr(hparams), self._microbatches, stages, self._software
         if key not in self._lowered_before:
             steps = StageSteps.from_program(
-                self._program(hparams, self._fewer_rows),
-                stages,
-                software=self._software,
+                self._program(hparams, self._fewer_rows), stages, software=self._software
             )
             for step in steps.by_place.values():
                 step.memory = [self._with_all_rows(peak) for peak in step.memory]

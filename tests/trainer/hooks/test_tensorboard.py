@@ -10,9 +10,7 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 
 from t2tp.trainer.cli.programs import t2tp_trainer as main
 from t2tp.trainer.hooks.summaries import SummaryWriter
-from tests.trainer import (
-    tiny_pairs,  # noqa: F401 (registers problems)
-)
+from tests.trainer import tiny_pairs  # noqa: F401 (registers problems)
 from tests.trainer.conftest import PROBLEM
 from tests.trainer.hooks.events import read, read_texts
 from tests.trainer.trained_runs import train
