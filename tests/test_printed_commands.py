@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from t2tp import problems
 from t2tp.trainer.cli.programs import t2tp_trainer
+from t2tp.trainer.run_dir import run_files
 
 
 def paste(said, directory):
@@ -53,3 +55,13 @@ def test_commands_that_make_data(tmp_path, capsys, name):
     assert "their keys, quotes and escapes will be learned" in warned
     paste(re.search(r"  t2tp_datagen --problem=languagemodel_records.*", warned)[0], tmp_path)
     problems.find("languagemodel_records").check_prepared(data)
+
+
+@pytest.mark.parametrize("flag", ["--warm_start_from", "--checkpoint_path"])
+def test_flags_that_name_a_run_without_settings(tmp_path, flag):
+    run = tmp_path / "it's a run"
+    (run / "checkpoints/step-00000003").mkdir(parents=True)
+    with pytest.raises(run_files.RunFileError) as error:
+        run_files.check_known(str(run), None)
+    words = shlex.split(re.search(rf"{flag}=.* to ", str(error.value))[0].split(" to ")[0])
+    assert words == [f"{flag}={run}"]

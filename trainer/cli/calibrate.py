@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def run(invocation: Invocation) -> None:
             len(busy),
             len(disturbed),
         )
-    print(f"{path}: written; t2tp_plan --cluster={path} reads it")
+    print(f"{path}: written; t2tp_plan --cluster={shlex.quote(str(path))} reads it")
 
 
 def _counts(flags: absl_flags.FlagValues, name: str) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -97,8 +98,9 @@ class RunCheckpoints:
         except CheckpointMismatchError as error:
             if not error.only_optimizer_differs:
                 raise
+            flag = f"--warm_start_from={shlex.quote(str(error.path))}"
             raise CheckpointMismatchError(
-                f"{error}: a new run with --warm_start_from={error.path} begins with the model's"
+                f"{error}: a new run with {flag} begins with the model's"
                 " values and a fresh optimizer"
             ) from error
 

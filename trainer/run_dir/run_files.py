@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,8 +83,8 @@ def check_known(output_dir: str, saved: SavedRun | None) -> None:
         raise RunFileError(
             f"{output_dir} holds checkpoints but no {run_yaml.FILE}, which says of what model,"
             " problem and data they are: put a copy of it back, or name them from another"
-            f" output_dir, with --warm_start_from={output_dir} to train and"
-            f" --checkpoint_path={output_dir} to evaluate"
+            f" output_dir, with --warm_start_from={shlex.quote(output_dir)} to train and"
+            f" --checkpoint_path={shlex.quote(output_dir)} to evaluate"
         )
 
 
