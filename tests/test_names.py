@@ -70,23 +70,25 @@ def _texts() -> Iterator[tuple[str, str]]:
         for token in tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline):
             if token.type == tokenize.COMMENT:
                 yield f"{place}:{token.start[0]}", token.string
+    for spec in PROGRAMS.values():
+        yield f"{spec.name} --help", spec.intro
     for page in [*sorted((REPOSITORY / "docs").glob("*.md")), *REPOSITORY.glob("*.md")]:
         yield str(page.relative_to(REPOSITORY)), page.read_text("utf-8")
 
 
 def commands() -> Iterator[tuple[str, str, list[str]]]:
-    """(place, program, flags) of each command in a string of the source."""
+    """(place, program, flags) of each command in a string of the source and in `--help`."""
+    found = [(f"{spec.name} --help", spec.intro) for spec in PROGRAMS.values()]
     for path, module in modules().items():
         for node in ast.walk(module):
-            if not isinstance(node, (ast.JoinedStr, ast.Constant)):
-                continue
-            pieces = node.values if isinstance(node, ast.JoinedStr) else [node]
-            text = "".join(
-                str(each.value) if isinstance(each, ast.Constant) else "X" for each in pieces
-            )
-            for program, rest in re.findall(r"\b(t2tp_\w+)((?: \\?\s*--?[\w=:;,.*/'{}-]+)+)", text):
-                place = f"{path.relative_to(REPOSITORY)}:{node.lineno}"
-                yield place, program, re.findall(r"--(\w+)", rest)
+            if isinstance(node, (ast.JoinedStr, ast.Constant)):
+                pieces = node.values if isinstance(node, ast.JoinedStr) else [node]
+                constants = (isinstance(each, ast.Constant) and str(each.value) for each in pieces)
+                text = "".join(constant or "X" for constant in constants)
+                found.append((f"{path.relative_to(REPOSITORY)}:{node.lineno}", text))
+    for place, text in found:
+        for program, rest in re.findall(r"\b(t2tp_\w+)((?: \\?\s*--?[\w=:;,.*/'{}-]+)+)", text):
+            yield place, program, re.findall(r"--(\w+)", rest)
 
 
 @functools.cache
@@ -176,6 +178,8 @@ def test_modules_exist():
 def words() -> set[str]:
     """Every name in the code, and every word in a string that is no docstring."""
     found = {*dir(builtins), *sys.stdlib_module_names, *registry.list_hparams()}
+    for spec in PROGRAMS.values():
+        found |= {spec.name, *re.findall(r"\w+", spec.intro), *(p.name for p in spec.positional)}
     for path, module in modules().items():
         found |= {path.stem, path.parent.name}
         documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

@@ -1,6 +1,6 @@
 """The command-line programs.
 
-`programs.py` describes each program: its name, its flags and the module that does its work.
+`programs.toml` describes each program: its name, its flags and the module that does its work.
 `run_program()` runs one: it reads the command line, answers `--help` and `--version`, finds the
 processes of the run, and turns errors into one sentence and an exit code. The module that does the
 work is imported only after that, because it imports TensorFlow, which takes seconds.

@@ -16,7 +16,7 @@ from t2tp.problems.metrics import METRICS
 from t2tp.ranged_hparams import RangedHParams
 from t2tp.suggestions import nearest
 from t2tp.trainer.cli import flag_groups
-from t2tp.trainer.cli.programs import TRAINER
+from t2tp.trainer.cli.programs import PROGRAMS
 from t2tp.trainer.cli.run_program import Invocation, import_user_dir_of
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.hparams_fit import read_set
@@ -130,7 +130,7 @@ def _parse(trainer_flags: Sequence[str]) -> absl_flags.FlagValues:
     Raises:
       UsageError: a flag is invalid or missing, or is one that t2tp_tune sets.
     """
-    values, _ = flag_groups.parse(TRAINER.groups, [TRAINER.name, *trainer_flags])
+    values, _ = flag_groups.parse(PROGRAMS["t2tp_trainer"].groups, ["t2tp_trainer", *trainer_flags])
     for name in _OWN:
         if values[name].present:
             raise UsageError(f"--{name} is among the flags after --, and t2tp_tune sets it itself")

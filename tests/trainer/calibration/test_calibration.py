@@ -19,8 +19,7 @@ from t2tp.program.abstract_program import AbstractProgram
 from t2tp.trainer.calibration import disturbance, machine, worker
 from t2tp.trainer.calibration.samples import SAMPLES
 from t2tp.trainer.calibration.toml_text import toml_text
-from t2tp.trainer.cli.programs import CALIBRATE
-from t2tp.trainer.cli.run_program import run_program
+from t2tp.trainer.cli.programs import t2tp_calibrate
 from tests.models.small_lm import make_hparams
 from tests.trainer.calibration import tiny_machine
 from tests.trainer.calibration.tiny_machine import FOUND, POINTS
@@ -165,7 +164,7 @@ def test_what_is_measured_is_written_as_it_comes(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(machine, "measure", fake_measure)
     arguments = ["t2tp_calibrate", "--output=found.toml", "--devices=2,1", "--processes=2"]
-    assert run_program(CALIBRATE, arguments) == 1
+    assert t2tp_calibrate(arguments) == 1
     assert "gone" in capfd.readouterr().err
     found = ClusterFile.load("found.toml").software.curves
     assert [(each.kind, each.devices) for each in found] == [
@@ -179,7 +178,7 @@ def test_what_is_measured_is_written_as_it_comes(tmp_path, monkeypatch, capfd):
 def test_progress_and_disturbance_are_reported(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(machine, "measure", fake_measure)
-    assert run_program(CALIBRATE, ["t2tp_calibrate", "--devices=1", "--processes="]) == 0
+    assert t2tp_calibrate(["t2tp_calibrate", "--devices=1", "--processes="]) == 0
     said = capfd.readouterr()
     points = machine.Piece(1).points
     assert points > 30 and f"{points}/{points}" in said.err
@@ -199,7 +198,7 @@ WRONG = {
 def test_wrong_flags_are_one_sentence(case, capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments, says = WRONG[case]
-    assert run_program(CALIBRATE, ["t2tp_calibrate", *arguments]) == 2
+    assert t2tp_calibrate(["t2tp_calibrate", *arguments]) == 2
     assert says in capfd.readouterr().err
 
 

@@ -19,7 +19,7 @@ from types import FrameType
 import t2tp.hparams  # noqa: F401  (registers the sets)
 from t2tp import registry
 from t2tp.trainer.cli.flag_groups import parse
-from t2tp.trainer.cli.programs import TRAINER
+from t2tp.trainer.cli.programs import PROGRAMS
 from t2tp.trainer.run_dir.evaluation_record import EvaluationRecord
 from t2tp.trainer.run_dir.lock_file import LOCK_FILE
 
@@ -38,7 +38,7 @@ def _save(number: int, frame: FrameType | None) -> None:
 
 def main() -> int:
     """Returns the exit code."""
-    flags, _ = parse(TRAINER.groups, sys.argv)
+    flags, _ = parse(PROGRAMS["t2tp_trainer"].groups, sys.argv)
     if flags.model == "fails":
         return 1
     if flags.model == "waits":

@@ -12,7 +12,6 @@ from t2tp import registry
 from t2tp.trainer import run_yaml
 from t2tp.trainer.cli import programs
 from t2tp.trainer.cli.flag_groups import parse
-from t2tp.trainer.cli.programs import TRAINER
 from t2tp.trainer.cli.spec_from_flags import spec_from_flags
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.run_dir import run_files
@@ -29,7 +28,9 @@ def resolve(tmp_path, data_dir):
     def resolve(new=new, **flags):
         given = {**new, "data_dir": data_dir, "output_dir": tmp_path / "run", **flags}
         command_line = [f"--{name}={value}" for name, value in given.items()]
-        return spec_from_flags(parse(TRAINER.groups, ["t2tp_trainer", *command_line])[0])
+        return spec_from_flags(
+            parse(programs.PROGRAMS["t2tp_trainer"].groups, ["t2tp_trainer", *command_line])[0]
+        )
 
     return resolve
 

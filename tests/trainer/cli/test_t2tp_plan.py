@@ -9,8 +9,7 @@ import shlex
 
 import pytest
 
-from t2tp.trainer.cli.programs import PLAN
-from t2tp.trainer.cli.run_program import run_program
+from t2tp.trainer.cli.programs import t2tp_plan
 
 FLAGS = {
     "model": "transformer_lm",
@@ -23,7 +22,7 @@ FLAGS = {
 
 def planned(**flags):
     given = {name: value for name, value in {**FLAGS, **flags}.items() if value is not None}
-    return run_program(PLAN, ["t2tp_plan", *(f"--{name}={value}" for name, value in given.items())])
+    return t2tp_plan(["t2tp_plan", *(f"--{name}={value}" for name, value in given.items())])
 
 
 def test_it_prints_a_plan(capfd):

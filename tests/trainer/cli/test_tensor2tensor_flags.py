@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from t2tp.trainer.cli.flag_groups import define, parse
-from t2tp.trainer.cli.programs import TRAINER, TUNE
+from t2tp.trainer.cli.programs import PROGRAMS
 from t2tp.trainer.cli.tensor2tensor_flags import flag_table, markdown_table
 from t2tp.trainer.errors import UsageError
 
@@ -22,13 +22,13 @@ def test_every_flag_of_tensor2tensor_has_its_line():
 
 
 def test_flags_are_here_or_not_as_the_table_says():
-    here = set(define(TRAINER.groups))
+    here = set(define(PROGRAMS["t2tp_trainer"].groups))
     for name, (kind, _) in flag_table().items():
         assert (name in here) == (kind == "same"), name
 
 
 def test_what_the_table_names_exists():
-    here = set(define(TRAINER.groups)) | set(define(TUNE.groups))
+    here = set(define(PROGRAMS["t2tp_trainer"].groups)) | set(define(PROGRAMS["t2tp_tune"].groups))
     for _, note in flag_table().values():
         for flag in re.findall(r"--(\w+)", note):
             assert {flag, flag.removeprefix("no")} & here, flag
@@ -45,7 +45,7 @@ def test_what_the_table_names_exists():
 )
 def test_a_flag_that_is_gone_is_answered_with_what_to_do(argument, says):
     with pytest.raises(UsageError, match=re.escape(says)):
-        parse(TRAINER.groups, ["t2tp_trainer", argument])
+        parse(PROGRAMS["t2tp_trainer"].groups, ["t2tp_trainer", argument])
 
 
 def test_the_page_has_the_table():
