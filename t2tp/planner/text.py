@@ -85,12 +85,12 @@ def search_text(proposals: Sequence[Proposal], train_tokens: float = 0.0) -> str
 
 
 def slower_text(best: Plan, other: Plan) -> str:
-    """Returns which parts of a step make it slower than the best one."""
+    """Returns which parts of a step make it slower than the best one, and which part is faster."""
     more, less = other.parts, best.parts
-    differences = sorted(
-        ((more[name] - less[name], name) for name in {**more, **less}), reverse=True
-    )
-    reasons = [f"{name} +{duration(n)}" for n, name in differences[:2] if n > best.seconds / 1000]
+    changes = sorted(((more[name] - less[name], name) for name in {**more, **less}), reverse=True)
+    least = best.seconds / 1000
+    reasons = [f"{name} +{duration(n)}" for n, name in changes[:2] if n > least]
+    reasons += [f"{name} -{duration(-n)}" for n, name in changes[-1:] if -n > least]
     gap = duration(other.seconds - best.seconds)
     return f"{gap} slower: {', '.join(reasons) or 'a little in each part'}"
 

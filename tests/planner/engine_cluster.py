@@ -9,6 +9,6 @@ from t2tp.planner import ClusterFile
 
 def engine_stack():
     """A cluster whose software recomputes what t2tp's engine does, and no more."""
-    cluster = ClusterFile.load("a100")
+    cluster = ClusterFile.load("a100", "megatron")
     stack = dataclasses.replace(cluster.software, repeats_all=False)
     return dataclasses.replace(cluster, stacks={cluster.stack: stack})

@@ -34,7 +34,7 @@ def plan_of(cluster, vocab_size, hparams_set="gpt3_175b", **values):
     common = {"batch_size_unit": "sequences_per_batch", "microbatches": 1, "use_bias": False}
     for name, value in {**common, **values}.items():
         hparams.set(name, value)
-    return request("transformer_lm", hparams, vocab_size).plan(ClusterFile.load(cluster))
+    return request("transformer_lm", hparams, vocab_size).plan(ClusterFile.load(*cluster.split()))
 
 
 @pytest.mark.parametrize("case", TABLE_4)
@@ -43,7 +43,7 @@ def test_a_layer_of_the_22b_model_takes_what_table_4_says(case, monkeypatch):
     monkeypatch.setattr(api, "_LARGEST_DENSE", 1 << 30 if stores_weights else 0)
     two, one = (
         plan_of(
-            "a100",
+            "a100 megatron",
             51200,
             d_model=6144,
             d_ff=4 * 6144,
@@ -85,7 +85,7 @@ def test_mpt_7b_on_eight_h100_takes_what_llm_foundry_measured():
 
 def test_twelve_layers_of_llama_70b_on_eight_b200_take_what_megatron_measured():
     plan = plan_of(
-        "b200",
+        "b200 megatron",
         128256,
         "llama_70b",
         num_hidden_layers=12,
