@@ -1,12 +1,18 @@
 """Registers the hparams sets of the TOML files of this package.
 
-Most sets differ from another set only in values. Such a set is a table `[model.name]` with its
-`parent`, its help text `doc`, and the values that differ:
+A set is a table `[model.name]`: its help text `doc`, its `parent`, and the values that differ. A
+set without a parent has the hyperparameters of the trainer. It `declares` others, which its model
+reads, by groups of declarations.toml:
 
-    [transformer_lm.gpt2_medium]
-    parent = "gpt2_small"
-    doc = "24 layers of 1024: 355 million parameters; 8 rows at a time on one device."
-    d_model = 1024
+    [vit.vit_base]
+    declares = ["adapters", "vit"]
+    doc = "ViT-B/16 (arXiv:2010.11929, table 1): 86 million parameters."
+    batch_size = 1024
+
+    [vit.vit_small]
+    parent = "vit_base"
+    doc = "ViT-S/16 (arXiv:2012.12877): 22 million parameters."
+    d_model = 384
 """
 
 from __future__ import annotations
@@ -18,6 +24,7 @@ from typing import Any
 
 from t2tp import registry
 from t2tp.hparam import HParams
+from t2tp.hparams.base import DECLARATIONS, base_hparams, declare
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -25,9 +32,14 @@ else:
     import tomli as tomllib
 
 
-def _register(model: str, name: str, parent: str, doc: str, values: Mapping[str, Any]) -> None:
+def _register(model: str, name: str, row: Mapping[str, Any]) -> None:
+    values = dict(row)
+    parent, groups = values.pop("parent", ""), values.pop("declares", ())
+    doc = values.pop("doc")
+
     def variant() -> HParams:
-        hparams = registry.hparams(parent)
+        hparams = registry.hparams(parent) if parent else base_hparams()
+        declare(hparams, *groups)
         for each, value in values.items():
             hparams.set(each, value)
         return hparams
@@ -37,12 +49,12 @@ def _register(model: str, name: str, parent: str, doc: str, values: Mapping[str,
 
 
 def register_variants(text: str) -> None:
-    """Registers the sets of a table: `[model.name]` with `parent`, `doc` and values."""
+    """Registers the sets of a file: `[model.name]` with `doc` and values."""
     for model, sets in tomllib.loads(text).items():
         for name, row in sets.items():
-            _register(model, name, row.pop("parent"), row.pop("doc"), row)
+            _register(model, name, row)
 
 
 for file in importlib.resources.files(__package__).iterdir():
-    if file.name.endswith(".toml"):
+    if file.name.endswith(".toml") and file.name != DECLARATIONS:
         register_variants(file.read_text("utf-8"))

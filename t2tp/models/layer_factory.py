@@ -38,7 +38,7 @@ class LayerFactory:
         """Reads the hparams.
 
         Args:
-          hparams: see `t2tp.hparams.transformer`.
+          hparams: see `hparams/declarations.toml`.
           dtype: activation dtype.
           has_experts: whether every `moe_every`-th layer has experts.
 
