@@ -3,8 +3,6 @@
 Hparams sets use them in declarations; layers and models check their arguments against them.
 """
 
-from __future__ import annotations
-
 PRECISIONS = ("float32", "bfloat16", "float16")
 BATCH_SIZE_UNITS = (
     "sequences_per_batch",

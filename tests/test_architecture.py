@@ -1,7 +1,5 @@
 """The packages are what docs/architecture.md says. (What they may import, `make lint` checks.)"""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

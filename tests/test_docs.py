@@ -1,7 +1,5 @@
 """What the pages in docs/ show is what comes of it."""
 
-from __future__ import annotations
-
 import re
 
 from tests.page_blocks import blocks

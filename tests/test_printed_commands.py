@@ -1,7 +1,5 @@
 """Commands that messages print work when a user pastes them into a shell."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

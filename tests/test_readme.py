@@ -1,7 +1,5 @@
 """What the README shows works."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Files that a stranger wrote end in one sentence, quickly, whatever they are."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

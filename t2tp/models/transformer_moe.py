@@ -3,8 +3,6 @@
 Switch Transformers (arXiv:2101.03961) and GShard (arXiv:2006.16668).
 """
 
-from __future__ import annotations
-
 from t2tp import registry
 from t2tp.models.transformer import Transformer
 from t2tp.models.transformer_encoder import TransformerEncoder

@@ -1,7 +1,5 @@
 """The benchmarks are programs in a directory of their own."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

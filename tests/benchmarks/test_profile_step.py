@@ -1,7 +1,5 @@
 """The shares of a profile add up to the step."""
 
-from __future__ import annotations
-
 import profile_step
 import pytest
 from profile_step import Span, part_of, shared_out

@@ -1,7 +1,5 @@
 """docs/benchmarks.md is what the stored results give."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Ratios, rates and tables follow from the repetitions that are kept."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

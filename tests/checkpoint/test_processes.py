@@ -1,7 +1,5 @@
 """Several processes save together. Threads stand in for them where only the order matters."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor

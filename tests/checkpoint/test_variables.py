@@ -1,7 +1,5 @@
 """Variables are restored from a checkpoint that fits, whatever mesh and precision it is of."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """When decoding is compiled by XLA."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The key/value cache: each device holds its part, once."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Converted encoders, of texts and of images, are those of `transformers`."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Converted language models are those of `transformers`: logits, texts, gradients, and files."""
 
-from __future__ import annotations
-
 import copy
 import shutil
 

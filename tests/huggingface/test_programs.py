@@ -1,7 +1,5 @@
 """Runs that were made of a directory, in the programs: decoding, conversations, the example."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Converted models of an encoder and a decoder are those of `transformers`."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

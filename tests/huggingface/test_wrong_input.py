@@ -1,7 +1,5 @@
 """What cannot be converted gets one sentence and exit code 2, and nothing is written."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

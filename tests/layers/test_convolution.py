@@ -1,7 +1,5 @@
 """Convolutions and batch norm as layers: what they learn, and what they remember."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

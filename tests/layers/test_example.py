@@ -1,7 +1,5 @@
 """The page on models shows what comes of its example."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Experts equal transformers' blocks in values and gradients, on any mesh, also at any skew."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

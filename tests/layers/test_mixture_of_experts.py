@@ -1,7 +1,5 @@
 """Experts: what a loop over the tokens gives, on any mesh."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The attention layers: what their formulas say, with every option."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Norms, positions, networks, embeddings, dropout: what their formulas say."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Stacks: recomputation that changes nothing, layers that are one, norms before and after."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

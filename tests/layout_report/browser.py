@@ -1,7 +1,5 @@
 """Chromium, if it is installed."""
 
-from __future__ import annotations
-
 import shutil
 
 CHROMIUM = next(

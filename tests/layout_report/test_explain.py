@@ -1,7 +1,5 @@
 """What is said of a program is what its layout and its graph make of it."""
 
-from __future__ import annotations
-
 import errno
 import math
 import re

@@ -1,7 +1,5 @@
 """How names of like layers are brought together."""
 
-from __future__ import annotations
-
 import pytest
 
 from t2tp.layout_report.layer_groups import common_name, group_layers

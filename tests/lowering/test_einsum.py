@@ -1,7 +1,5 @@
 """Products with one-hot tensors: the numbers of mesh-tensorflow's, without making the tensors."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -3,8 +3,6 @@
 `test_any_layout` has other operations in any order of theirs.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

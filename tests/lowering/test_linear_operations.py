@@ -1,7 +1,5 @@
 """Sums over the mesh are deferred past linear operations, and none is reduced twice."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """mesh-tensorflow's own `ops_test` and `layers_test` pass on our engine, on any mesh."""
 
-from __future__ import annotations
-
 import unittest
 
 import pytest

@@ -1,7 +1,5 @@
 """Elements of a microbatch's tensors are numbered as those of the whole batch's are."""
 
-from __future__ import annotations
-
 import itertools
 from fractions import Fraction
 

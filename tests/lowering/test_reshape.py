@@ -1,7 +1,5 @@
 """Reshapes between any two layouts, and what they move."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -4,8 +4,6 @@ Every call is made with mesh-tensorflow's operations on its own engine, and with
 docs/porting.md lists the differences that are meant.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

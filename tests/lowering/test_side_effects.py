@@ -1,7 +1,5 @@
 """Operations that print, report, or wait for others; and those that mesh-tensorflow gets wrong."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Slices are reshaped and broadcast, with no node that changes nothing."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

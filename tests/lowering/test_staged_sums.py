@@ -1,7 +1,5 @@
 """Sums of many elements: XLA's are as exact as TensorFlow's, and 16 bits are summed in float32."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """While loops on any mesh."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Each collective against NumPy, on groups of one, two and three axes of a mesh of eight."""
 
-from __future__ import annotations
-
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 

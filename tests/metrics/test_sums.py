@@ -1,7 +1,5 @@
 """What models count, on several meshes, compared with NumPy."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The classifiers' numbers: those of their descriptions, in any layout."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Models of images learn scikit-learn's digits, on a mesh that splits the images."""
 
-from __future__ import annotations
-
 import pytest
 
 from t2tp import hparams as _hparams  # noqa: F401  (it registers the sets)

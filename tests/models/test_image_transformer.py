@@ -1,7 +1,5 @@
 """The image transformer's numbers: those of its description, in any layout and step by step."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The example of a model of one's own, as docs/new_model.md walks through it."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

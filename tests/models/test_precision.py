@@ -1,7 +1,5 @@
 """Training in bfloat16 and float16: the variables stay float32, and so does the curve, nearly."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """What a step of each family moves between devices: as many collectives as the textbooks say."""
 
-from __future__ import annotations
-
 import pytest
 
 from t2tp.optim import apply_gradients

@@ -1,7 +1,5 @@
 """Reading token by token gives the logits that the whole sequence gives."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The encoder: what it masks, what it counts, and what it sees."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,8 +1,6 @@
 """Every family of transformers: loss and all gradients are those of the description in float64, on
 any mesh."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The language model's numbers: those of its description, in any layout."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

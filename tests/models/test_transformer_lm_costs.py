@@ -1,7 +1,5 @@
 """What the language model costs: parameters, and collectives by layer."""
 
-from __future__ import annotations
-
 import pytest
 
 from t2tp.lowering import deferred_sums

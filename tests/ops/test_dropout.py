@@ -1,7 +1,5 @@
 """Dropout: one mask for value and gradient, the same on any mesh."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Edges that no reference has: NaN, infinities, indices out of range, ties of indices."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

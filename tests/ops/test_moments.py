@@ -1,8 +1,6 @@
 """Means, variances and sums of exponentials over split dimensions are as exact as over whole ones,
 however far the mean is from 0 and however small the variance."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

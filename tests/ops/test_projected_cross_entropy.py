@@ -1,7 +1,5 @@
 """The loss in chunks: the numbers of the whole logits, wherever its dimensions are split."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Recomputation: the same gradients, and it is really done."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Arguments and layouts that operations refuse, with messages that name what is wrong."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """Rotary positions: pairs turned as complex numbers are."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Variables that are sharded at rest: values, gradients, updates and traffic, in float64."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What operations move on split dimensions: collectives and their bytes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

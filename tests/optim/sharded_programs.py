@@ -1,7 +1,5 @@
 """Programs that train a model on a mesh, with variables sharded at rest."""
 
-from __future__ import annotations
-
 from t2tp import registry
 from t2tp.layout_check.double_program import DoubleProgram
 from t2tp.mesh.layout import Layout

@@ -3,8 +3,6 @@
 In float64, so that nothing hides behind rounding.
 """
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Weights that are sharded at rest are gathered a bounded number of layers ahead of their use."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

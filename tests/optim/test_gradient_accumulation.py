@@ -1,7 +1,5 @@
 """Microbatches: the large batch's loss, gradients and dropout, with less memory."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Muon: PyTorch's steps on one device, the same steps on every layout, and the least traffic."""
 
-from __future__ import annotations
-
 import functools
 import math
 

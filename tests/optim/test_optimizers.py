@@ -1,7 +1,5 @@
 """Optimizers: 20 steps as of the references, on one device and on a mesh."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """When gradients are reduced, and variables updated, in a step."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Learning-rate schedules: the formulas, step by step."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Steps that are left out, averages of weights, and the search for the first bad number."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

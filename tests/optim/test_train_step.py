@@ -1,7 +1,5 @@
 """Gradients to updates: clipping by the exact global norm, and variables nobody uses."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

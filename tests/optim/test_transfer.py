@@ -1,7 +1,5 @@
 """Transfer of hyperparameters: the multipliers of mup 1.0.0, the same on every layout."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Weight decay applies to matrices and embeddings, and to nothing else, in every model."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

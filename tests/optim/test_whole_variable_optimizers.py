@@ -1,7 +1,5 @@
 """LAMB and Adafactor, whose steps depend on whole variables: the papers' formulas in float64."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

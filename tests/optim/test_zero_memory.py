@@ -1,7 +1,5 @@
 """In stage 3 a step needs a few whole layers, and nothing whole of all layers."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

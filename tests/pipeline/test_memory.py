@@ -1,7 +1,5 @@
 """What the stages of a pipeline keep, in memory that processes really need."""
 
-from __future__ import annotations
-
 import pytest
 
 from t2tp.pipeline.schedules import make_schedule

@@ -1,7 +1,5 @@
 """A cluster of A100s whose software recomputes as the engine does."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from t2tp.planner import ClusterFile

@@ -1,7 +1,5 @@
 """A cluster file is read strictly: each error names the file, the key and a valid value."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import math

@@ -1,7 +1,5 @@
 """A plan counts the program's variables and collectives exactly, at any depth."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """What a layer keeps for the backward pass, against the published algebra."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

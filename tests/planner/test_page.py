@@ -1,7 +1,5 @@
 """The page of a plan: self-contained, valid, and with the numbers of the plan."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

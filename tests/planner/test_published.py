@@ -1,7 +1,5 @@
 """The published measurements that constants were fitted to are reproduced, and some others."""
 
-from __future__ import annotations
-
 import pytest
 
 from t2tp import registry

@@ -1,7 +1,5 @@
 """What a search proposes runs; what cannot be found is said."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """A plan with stages counts what their program does, and takes its time from the table."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """Streams of every kind, with few examples. This module imports no TensorFlow."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Failures end with a one-sentence error and leave no invalid data."""
 
-from __future__ import annotations
-
 import functools
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Problems on TFDS's catalog, with mocked data. With archives: `sources/test_archives.py`."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The report of --inspect, for each family."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

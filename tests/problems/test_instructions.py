@@ -1,7 +1,5 @@
 """Instruction data: what is learned of a conversation, how it is packed, and what is refused."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import pickle

@@ -1,7 +1,5 @@
 """Mixed problems with text have a common vocabulary, and the mixture has separate data."""
 
-from __future__ import annotations
-
 import shlex
 from itertools import repeat
 

@@ -1,7 +1,5 @@
 """Texts with classes that are longer than a row."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from t2tp import registry

@@ -1,7 +1,5 @@
 """A problem knows what its models read and write; the programs query it."""
 
-from __future__ import annotations
-
 import pytest
 
 from t2tp import problems

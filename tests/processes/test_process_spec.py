@@ -1,7 +1,5 @@
 """Who the processes are, how they meet, and what their outputs lack; all in one process."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Abstract programs: on meshes and with variables that no machine has."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """A process holds its part of a model, and nobody ever the whole."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

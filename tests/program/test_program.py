@@ -1,7 +1,5 @@
 """Programs: any mesh gives the numbers of mesh-tensorflow's own engine, and of one device."""
 
-from __future__ import annotations
-
 import gc
 import operator as op_module
 

@@ -1,8 +1,6 @@
 """Steps that cannot work are refused with a sentence that says why, and TensorFlow tensors in them
 are imported as a `model_fn` for Estimator imports its features."""
 
-from __future__ import annotations
-
 import itertools
 import re
 

@@ -1,7 +1,5 @@
 """`--mesh_shape=auto --layout=auto`: the fastest layout for the machine's devices."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Model functions of registered models: what hparams of training make of them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

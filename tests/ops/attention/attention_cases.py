@@ -1,7 +1,5 @@
 """Cases of attention: options, inputs, and ours beside the composed computation."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from t2tp.ops.attention import blockwise

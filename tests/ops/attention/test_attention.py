@@ -1,7 +1,5 @@
 """Attention: the composed computation's numbers, in every layout it allows, by both methods."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Attention block by block: what it does not compute, and what it does not keep."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """cuDNN's attention: the calls that XLA gets; on a GPU (`T2TP_TEST_GPU=1`) also their results."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """A step of decoding attends as the whole sequence does."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

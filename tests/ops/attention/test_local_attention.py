@@ -1,7 +1,5 @@
 """Attention in blocks: what the description says, however the sequence or image is split."""
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -1,7 +1,5 @@
 """Relative position bias: T5's buckets, and blocks of it without the whole."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

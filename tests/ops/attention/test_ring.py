@@ -1,7 +1,5 @@
 """Ring attention: what one device computes with all scores at once, to the last digits."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Attention of 16 bits: the softmax and its gradient are computed in float32."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Attention with its length and its memory split: what one device computes, on any mesh."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

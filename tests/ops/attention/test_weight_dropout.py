@@ -1,7 +1,5 @@
 """Dropout within attention: which weights go depends on nothing but seed, step and place."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Damaged data are detected before they are trained on, however large their files are."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """The order in which a mixture's rows are mixed, and the stability of the orders of old runs."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

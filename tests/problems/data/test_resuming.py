@@ -1,7 +1,5 @@
 """The batch of a step is the same bytes after a restart, on any mesh and number of processes."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import random

@@ -1,7 +1,5 @@
 """The arrangement of examples in rows, and that it is computed only once."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno

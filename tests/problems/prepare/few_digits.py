@@ -1,7 +1,5 @@
 """A problem with few samples, and one that shows which processes encode them."""
 
-from __future__ import annotations
-
 import os
 
 from t2tp import registry

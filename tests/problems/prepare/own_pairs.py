@@ -1,7 +1,5 @@
 """Problems that make pairs of random words, and the files of what they prepare."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

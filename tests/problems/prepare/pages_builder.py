@@ -1,7 +1,5 @@
 """A dataset of TFDS that is a pipeline of Apache Beam; importing TFDS takes seconds."""
 
-from __future__ import annotations
-
 import tensorflow_datasets as tfds
 
 COUNTS = {"train": 600, "validation": 20, "test": 20}

@@ -1,7 +1,5 @@
 """Bad samples are reported, and skipped if there are few; finished shards are kept."""
 
-from __future__ import annotations
-
 import pytest
 
 from t2tp.problems.data.sample import BadSampleError, SkippedSampleError

@@ -1,7 +1,5 @@
 """A process that is killed while it downloads, trains a vocabulary or encodes can be resumed."""
 
-from __future__ import annotations
-
 import random
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Examples of any kind that occur in two splits are found and reported."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What an interrupted run has made is used, unless what it was made from has changed."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Shards are the same however they are made: by several processes, in several attempts."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import random

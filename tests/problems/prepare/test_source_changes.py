@@ -1,7 +1,5 @@
 """User files that change after data were made from them."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Problems on TFDS's catalog, made by TFDS's own code from small archives."""
 
-from __future__ import annotations
-
 import contextlib
 
 import numpy as np

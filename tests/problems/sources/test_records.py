@@ -1,7 +1,5 @@
 """Records of every format with random access, and the commands of the page on your own data."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """No example of a TFDS dataset is in two splits, unless the user asks for it."""
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
 

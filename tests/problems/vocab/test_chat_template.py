@@ -1,7 +1,5 @@
 """Chat templates: the text of a conversation is that of `transformers`."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import gc
 import json

@@ -1,7 +1,5 @@
 """Vocabularies of a tokenizer.json: the model's ids, its EOS, and the bytes of each token."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What is measured of a machine becomes a cluster file that a plan reads."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

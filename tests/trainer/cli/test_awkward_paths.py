@@ -1,7 +1,5 @@
 """Every program with directories of awkward names: it works, or refuses with one sentence."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

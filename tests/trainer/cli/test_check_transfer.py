@@ -1,7 +1,5 @@
 """`t2tp_trainer --check_transfer`: activations over widths."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

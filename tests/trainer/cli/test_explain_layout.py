@@ -1,7 +1,5 @@
 """`t2tp_trainer --explain_layout`: says how training would lie on a mesh, and does no more."""
 
-from __future__ import annotations
-
 import pytest
 
 MESH = {"mesh_shape": "data:2;model:2"}

@@ -1,7 +1,5 @@
 """What the flags, the saved run and the defaults make together; nothing is built."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`t2tp_avg_checkpoints` on runs of the toy model."""
 
-from __future__ import annotations
-
 import re
 import shutil
 

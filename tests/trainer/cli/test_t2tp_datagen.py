@@ -1,7 +1,5 @@
 """The program as a user runs it, on the whole standard library."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

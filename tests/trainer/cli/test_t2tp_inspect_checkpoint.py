@@ -1,7 +1,5 @@
 """`t2tp_inspect_checkpoint` on runs of the toy model."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`t2tp_plan`: text, JSON, and errors of one sentence."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """`t2tp_replay` as people type it (in this process)."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The program as people type it (here in this process: starting TensorFlow takes seconds)."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What the table of tensor2tensor's flags says is so."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

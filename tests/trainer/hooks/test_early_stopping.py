@@ -1,7 +1,5 @@
 """When a metric has reached its plateau, and the record that it is read from."""
 
-from __future__ import annotations
-
 import json
 import math
 

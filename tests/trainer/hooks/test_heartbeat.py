@@ -1,7 +1,5 @@
 """By the heartbeat a supervisor sees whether the loop is at work."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """Lines of JSON for programs that watch a run."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """Hooks of one's own, from `--t2t_usr_dir`."""
 
-from __future__ import annotations
-
 import json
 
 HOOK = """

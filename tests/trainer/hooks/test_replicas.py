@@ -1,7 +1,5 @@
 """A training whose devices disagree stops before it saves, and names variable and device."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

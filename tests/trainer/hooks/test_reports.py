@@ -1,7 +1,5 @@
 """What a training shows of its steps, as the event files have it."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

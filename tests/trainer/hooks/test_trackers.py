@@ -1,7 +1,5 @@
 """--tracker, with packages that only note what they are given."""
 
-from __future__ import annotations
-
 import json
 import sys
 from types import ModuleType, SimpleNamespace

@@ -1,7 +1,5 @@
 """Between files and tokens."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

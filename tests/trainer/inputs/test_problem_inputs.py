@@ -1,7 +1,5 @@
 """Problems that the trainer finds by more than a registered name."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

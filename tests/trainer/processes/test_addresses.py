@@ -1,7 +1,5 @@
 """Lists of hosts, and which of them this one is."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

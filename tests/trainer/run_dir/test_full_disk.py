@@ -1,7 +1,5 @@
 """A disk that fills up under a run: a sentence, and whatever is whole stays so."""
 
-from __future__ import annotations
-
 import pytest
 
 from t2tp.checkpoint import all_steps

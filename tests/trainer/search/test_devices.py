@@ -1,7 +1,5 @@
 """Trials at once share the devices of a host."""
 
-from __future__ import annotations
-
 import pytest
 
 from t2tp.trainer.search.devices import Devices
