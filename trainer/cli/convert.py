@@ -22,6 +22,7 @@ from t2tp.hparam import HParams
 from t2tp.huggingface import exporting
 from t2tp.huggingface.adapters import MergedCheckpoint, export_adapters
 from t2tp.huggingface.errors import ConversionError
+from t2tp.huggingface.hub import local_directory
 from t2tp.huggingface.importing import import_tensors
 from t2tp.huggingface.known_types import MODEL_TYPES, find_types
 from t2tp.huggingface.model_directory import CONFIG_FILE, ModelDirectory, read_json
@@ -91,7 +92,7 @@ def _to_run(flags: absl_flags.FlagValues, share: Share) -> Path:
     for name in ("checkpoint_path", "model_type", "max_shard_size", "merge_lora"):
         if flags[name].value:
             raise UsageError(f"--{name} can be used only with --to_hf")
-    source = ModelDirectory.from_path(Path(flags.from_hf).expanduser())
+    source = ModelDirectory.from_path(local_directory(flags.from_hf, share))
     model_type = source.model_type
     huggingface_files.check_files(source.path)
     hparams = source.hparams()

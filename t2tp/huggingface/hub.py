@@ -1,0 +1,112 @@
+"""Downloads models from the Hugging Face Hub, or from another server that `HF_ENDPOINT` names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from t2tp import untrusted_json
+from t2tp.huggingface.errors import ConversionError
+from t2tp.huggingface.known_types import find_type
+from t2tp.huggingface.model_directory import (
+    CONFIG_FILE,
+    IMAGES_FILE,
+    INDEX_FILE,
+    WEIGHTS_FILE,
+    read_json,
+)
+from t2tp.huggingface.share import Share
+from t2tp.problems.vocab.chat_template import TEMPLATE_FILE
+from t2tp.problems.vocab.special_tokens import CONFIG_FILES, GENERATION_FILE, TOKENIZER_FILE
+
+# An organization or user, a model, and a branch, tag or commit.
+_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
+
+_SMALL_FILES = (
+    *(CONFIG_FILE, GENERATION_FILE, IMAGES_FILE, INDEX_FILE),
+    *(TOKENIZER_FILE, *CONFIG_FILES, TEMPLATE_FILE),
+    *("added_tokens.json", "vocab.json", "merges.txt", "vocab.txt"),
+    *("tokenizer.model", "spiece.model"),
+)
+
+
+def local_directory(name: str, share: Share) -> Path:
+    """Returns the directory of a model, which is downloaded into the Hub's cache if needed.
+
+    Args:
+      name: a directory, or a model's name on the Hub: `org/name` or `org/name@revision`.
+      share: this process's share; process 0 downloads first.
+
+    Raises:
+      ConversionError: the model cannot be downloaded, or is of a type that t2tp lacks.
+      ModuleNotFoundError: the library `huggingface_hub` is not installed; says how to install it.
+    """
+    path, match = Path(name).expanduser(), _NAME.fullmatch(name)
+    if match is None or path.exists():
+        return path
+    if not share.is_main_process:
+        share.barrier("the model is downloaded")
+    directory = _download(match[1], match[2])
+    if share.is_main_process:
+        share.barrier("the model is downloaded")
+    return directory
+
+
+def _download(model: str, revision: str | None) -> Path:
+    """Downloads config and tokenizer, and the weights if the config is of a known type."""
+    directory = _snapshot(model, revision, _SMALL_FILES)
+    config = read_json(directory / CONFIG_FILE, {"model_type": str, "architectures": list})
+    find_type(str(config.get("model_type")), config.get("architectures"))
+    weights = [WEIGHTS_FILE]
+    if (directory / INDEX_FILE).exists():
+        files = read_json(directory / INDEX_FILE, {"weight_map": dict}).get("weight_map") or {}
+        untrusted_json.check_values(files, directory / INDEX_FILE, str)
+        weights = sorted(set(files.values()))
+    # The commit, so that all files are of one.
+    return _snapshot(model, directory.name, weights)
+
+
+def _snapshot(model: str, revision: str | None, files: list[str] | tuple[str, ...]) -> Path:
+    """Downloads files of a model.
+
+    Errors are explained without their own messages, so that no token is ever printed.
+    """
+    try:
+        import huggingface_hub
+        from huggingface_hub import constants, errors
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"there is no directory {model}, and to download it needs the library huggingface_hub:"
+            " pip install huggingface_hub"
+        ) from error
+    where = f"{model} on {constants.ENDPOINT}"
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(model, revision=revision, allow_patterns=list(files))
+        )
+    except Exception as error:
+        kinds = {
+            errors.GatedRepoError: f"{where} is gated: accept its conditions there and log in, with"
+            " `hf auth login` or HF_TOKEN",
+            errors.RepositoryNotFoundError: f"there is no directory {model} and no {where}, or it"
+            " is private: log in, with `hf auth login` or HF_TOKEN",
+            errors.RevisionNotFoundError: f"{where} has no revision {revision}",
+            errors.HFValidationError: f"{model} is neither a directory nor a name on the Hub",
+        }
+        known = next((text for kind, text in kinds.items() if isinstance(error, kind)), None)
+        # The library reports other answers of the server as the cause of a missing local file.
+        status = next((s for s in map(_status, (error, error.__cause__)) if s), None)
+        if known is None and status is not None:
+            known = f"{where} cannot be downloaded: the server answers {status}"
+            known += ", access is denied: log in with a token that may read it" * (status == 403)
+        if known is None and isinstance(error, OSError) and error.errno is not None:
+            raise  # Such as a full disk.
+        raise ConversionError(
+            known
+            or f"there is no directory {model}, and {where} cannot be downloaded and is not in the"
+            f" Hub's cache ({type(error).__name__}): check the network, or name a directory"
+        ) from None
+
+
+def _status(error: BaseException | None) -> int | None:
+    return getattr(getattr(error, "response", None), "status_code", None)
