@@ -22,6 +22,7 @@ from t2tp.decoding import DecodeOptions
 from t2tp.hparam import HParams
 from t2tp.layout_report import LayoutReport, explain
 from t2tp.mesh.layout import Layout
+from t2tp.problems.vocab.vocabulary import Vocabulary
 from t2tp.processes.cluster import Cluster
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Feature, Mesh, PlacedFeatures, Program, StepFn
@@ -79,6 +80,7 @@ class Estimator:
         config: RunConfig,
         hparams: Any = None,
         layout: Layout | None = None,
+        vocabulary: Callable[[], Vocabulary | None] = lambda: None,
     ) -> None:
         """Checks the settings without building a program.
 
@@ -90,6 +92,7 @@ class Estimator:
           hparams: `HParams` or a mapping, passed to `model_fn`. Its `mesh_shape` and `layout`
             define the mesh; without them it is one device.
           layout: what the hparams define, if it is known.
+          vocabulary: returns the vocabulary of the data, for warm starts from another one.
 
         Raises:
           LayoutError: mesh shape or layout cannot be parsed.
@@ -107,7 +110,7 @@ class Estimator:
         self._programs: dict[tuple, Program] = {}
         self._has_trained = False
         self._num_loaded = 0  # Variables that have their initial or restored values.
-        self._checkpoints = RunCheckpoints(config, self.layout)
+        self._checkpoints = RunCheckpoints(config, self.layout, vocabulary)
         self._lock: RunLock | None = None
         self.log = JsonLog()
         self._tracker: Tracker | None = None

@@ -21,6 +21,7 @@ from t2tp.trainer.errors import as_usage_error
 from t2tp.trainer.evaluations import SplitEvaluation
 from t2tp.trainer.hooks.early_stopping import EarlyStopping
 from t2tp.trainer.hooks.hook import EvaluationHook, Hook
+from t2tp.trainer.inference.generation_config import default_options
 from t2tp.trainer.inference.run_decoder import RunDecoder, check_writes
 from t2tp.trainer.inference.samples import DecodedSamples
 from t2tp.trainer.inputs.problem_inputs import evaluation_inputs, training_inputs
@@ -31,9 +32,10 @@ from t2tp.trainer.processes.multiprocess import (
     checking_same_checkpoint,
 )
 from t2tp.trainer.run_config import RunConfig
-from t2tp.trainer.run_dir import huggingface_files, run_files
+from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_dir.checkpoint_follower import follow_checkpoints
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory, find
+from t2tp.trainer.run_dir.warm_start import WarmStart, inherit_files
 from t2tp.trainer.run_spec import RunSpec
 
 # Flags that may differ between the processes of a run.
@@ -92,7 +94,7 @@ class Experiment:
           eval_timeout_mins: how many minutes `continuous_eval` waits for the next checkpoint.
           eval_samples: number of examples decoded at each evaluation, for TensorBoard.
           early_stopping: when evaluations end the training. Default: never.
-          decode_options: options of `predict`. Default: beam search of width 4.
+          decode_options: options of `predict`. Default: see `generation_config.default_options`.
           hooks: called around the steps of a training, before a step is saved.
 
         Raises:
@@ -108,7 +110,7 @@ class Experiment:
         self._early_stopping = early_stopping
         if early_stopping is not None:
             early_stopping.check(spec.problem.metric_names, local_eval_frequency)
-        self._decode_options = decode_options or DecodeOptions()
+        self._decode_options = decode_options or DecodeOptions(**default_options(spec))
         self.estimator = spec.make_estimator()
         self._train_inputs = training_inputs(
             spec.problem, spec.data_dir, spec.hparams, spec.config.random_seed
@@ -410,8 +412,10 @@ class Experiment:
         with self.estimator.lock():
             if cluster.is_main_process:
                 run_files.write(output_dir, self.spec.hparams, self._flags | self._how(schedule))
-                with as_usage_error(OSError):
-                    huggingface_files.inherit(output_dir, self._config.warm_start_from)
+                source = WarmStart.parse(self._config.warm_start_from)
+                if source is not None:
+                    with as_usage_error(OSError):
+                        inherit_files(output_dir, source, self.spec.vocabulary())
             resumed_step = self.estimator.steps_done
             if resumed_step:
                 logging.info("resuming from the checkpoint of step %d", resumed_step)

@@ -54,7 +54,7 @@ def read_special_tokens(directory: Path) -> SpecialTokens:
     def bert_token(name: str) -> str | None:
         return named.get(name) or (_BERT_TOKENS[name] if _BERT_TOKENS[name] in ids else None)
 
-    listed = [token for file in _ID_FILES for token in _end_ids(directory / file)]
+    listed = [token for file in _ID_FILES for token in end_ids(directory / file)]
     texts = {number: token for token, number in ids.items()}
     end = named.get("eos_token") or named.get("sep_token") or bert_token("sep_token")
     end = end or next((texts[token] for token in listed if token in texts), None)
@@ -106,7 +106,7 @@ def read_if_there(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _end_ids(path: Path) -> list[int]:
+def end_ids(path: Path) -> list[int]:
     """Returns the ids of the tokens that a model's config says end a text."""
     ends = read_if_there(path).get("eos_token_id")
     ends = ends if isinstance(ends, list) else [ends]

@@ -124,6 +124,10 @@ class SubwordVocabulary(Vocabulary):
         """The bytes of each piece; see `Vocabulary.token_bytes`."""
         return [self._bytes_of(token) for token in range(self._processor.vocab_size())]
 
+    def special_name(self, token: int) -> str:
+        """Returns the name of a token without bytes."""
+        return self._processor.id_to_piece(token)
+
     def _bytes_of(self, token: int) -> bytes:
         if self._processor.is_control(token) or self._processor.is_unknown(token):
             return b""

@@ -140,6 +140,10 @@ class TokenizerVocabulary(Vocabulary):
             raise ValueError(f"token {outside[0]} is not in a vocabulary of {len(self)} pieces")
         return self._tokenizer.decode(ids, skip_special_tokens=True)
 
+    def special_name(self, token: int) -> str:
+        """Returns the name of a token without bytes; "" for an id without a token."""
+        return self._tokenizer.id_to_token(token) or ""
+
     @cached_property
     def token_bytes(self) -> list[bytes]:
         """The bytes of each token; see `Vocabulary.token_bytes`."""

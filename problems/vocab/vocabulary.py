@@ -23,6 +23,8 @@ PADDING = 0
 END_OF_DOCUMENT = 1
 UNKNOWN = 2  # required by SentencePiece; with byte pieces no text needs it
 
+_SPECIAL_NAMES = {PADDING: "<pad>", END_OF_DOCUMENT: "</s>", UNKNOWN: "<unk>"}
+
 # The token of byte b is FIRST_BYTE + b; then come the tokens that differ between vocabularies.
 FIRST_BYTE = 3
 FIRST_PIECE = FIRST_BYTE + 256
@@ -108,6 +110,15 @@ class Vocabulary(abc.ABC):
     @abc.abstractmethod
     def token_bytes(self) -> list[bytes]:
         """The UTF-8 bytes of each token; empty for the special ones."""
+
+    @cached_property
+    def token_texts(self) -> list[bytes | str]:
+        """The text of each token: its bytes, a special token's name, or "" if it has neither."""
+        return [text or self.special_name(n) for n, text in enumerate(self.token_bytes)]
+
+    def special_name(self, token: int) -> str:
+        """Returns the name of a token without bytes."""
+        return _SPECIAL_NAMES.get(token, "")
 
     def __len__(self) -> int:
         return len(self.token_bytes)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
@@ -242,10 +243,21 @@ def load(saved: Checkpoint, name: str, variable: SlicedVariable) -> None:
     stored = saved.dtypes()[name]
     owners = variable.local_owners()
     values = saved.read([_slice(variable, pnum, name, stored) for pnum in owners.values()])
-    by_begin = dict(zip(owners, values, strict=True))
+    assign_slices(variable, dict(zip(owners, values, strict=True)))
+
+
+def assign_slices(
+    variable: SlicedVariable, values: Mapping[tuple[int, ...], tf.Tensor | np.ndarray]
+) -> None:
+    """Sets the slices of this process, in the variable's dtype.
+
+    Args:
+      variable: the variable.
+      values: the value of each slice, by its begin, without padding.
+    """
     for pnum, part in zip(variable.local_pnums, variable.slices, strict=True):
         with tf.device(part.device):
-            value = by_begin.get(variable.begin(pnum))
+            value = values.get(variable.begin(pnum))
             value = tf.zeros_like(part) if value is None else padded(value, part.shape)
             part.assign(tf.cast(value, variable.spec.dtype))
 

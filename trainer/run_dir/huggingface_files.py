@@ -12,7 +12,6 @@ from pathlib import Path
 
 from t2tp.problems.vocab.special_tokens import TOKENIZER_FILE
 from t2tp.trainer.run_dir import run_files
-from t2tp.trainer.run_dir.warm_start import WarmStart
 from t2tp.untrusted_json import file_inside
 
 _DIRECTORY = "huggingface"
@@ -62,20 +61,3 @@ def copy_files(source: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for file in check_files(source):
         shutil.copyfile(file, target / file.name)
-
-
-def inherit(output_dir: str | PathLike[str], warm_start_from: str) -> None:
-    """Copies the files of the run that this run starts from, unless it has files of its own.
-
-    Args:
-      output_dir: directory of this run.
-      warm_start_from: value of the flag; "": none.
-
-    Raises:
-      OSError: a file cannot be read or written.
-    """
-    source = WarmStart.parse(warm_start_from)
-    before = run_files.run_of(source.path) if source else None
-    own = directory_in(output_dir)
-    if before is not None and directory_in(before).is_dir() and not own.exists():
-        copy_files(directory_in(before), own)

@@ -19,6 +19,7 @@ from t2tp.checkpoint.variables import CheckpointMismatchError, metadata_of, rest
 from t2tp.mesh.layout import Layout
 from t2tp.optim.step_skipping import SKIPPED_STEPS
 from t2tp.problems.data.batch_sizes import BatchSizes
+from t2tp.problems.vocab.vocabulary import Vocabulary
 from t2tp.processes.cluster import Cluster
 from t2tp.program.variables import Variables
 from t2tp.trainer.errors import UsageError, as_usage_error
@@ -47,18 +48,25 @@ class RunCheckpoints:
       batch_sizes: batch sizes of the steps that the values were trained for; None if unknown.
     """
 
-    def __init__(self, config: RunConfig, layout: Layout) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        layout: Layout,
+        vocabulary: Callable[[], Vocabulary | None] = lambda: None,
+    ) -> None:
         """Parses the settings without reading the directory.
 
         Args:
           config: config of the run.
           layout: layout of the run, recorded in its checkpoints.
+          vocabulary: returns the vocabulary of the data; see `warm_start`.
 
         Raises:
           ValueError: a checkpoint setting cannot be parsed.
         """
         self._config = config
         self._layout = layout
+        self._vocabulary = vocabulary
         self._directory = checkpoint_directory(config.output_dir)
         self._retention = retention_of(config)
         self._warm_start = WarmStart.parse(config.warm_start_from)
@@ -135,7 +143,7 @@ class RunCheckpoints:
                 " frozen: name the run or checkpoint that has them with --warm_start_from"
             )
         if self._warm_start is not None:
-            table = warm_start(self._warm_start, variables)
+            table = warm_start(self._warm_start, variables, self._vocabulary())
             if variables.cluster.is_main_process:
                 logging.info("%s", table)
 

@@ -11,10 +11,18 @@ from t2tp.checkpoint import Checkpoint
 from t2tp.checkpoint.frozen_base import BASE, open_base
 from t2tp.checkpoint.restore import check_same_save
 from t2tp.checkpoint.variables import TRAINABLE, load, load_base
+from t2tp.problems.vocab.vocabulary import Vocabulary
 from t2tp.program.variables import SlicedVariable, Variables
 from t2tp.suggestions import nearest
 from t2tp.trainer.errors import UsageError
+from t2tp.trainer.run_dir import huggingface_files, run_files
 from t2tp.trainer.run_dir.find_checkpoint import find
+from t2tp.trainer.run_dir.token_rows import (
+    TokenRows,
+    UnknownVocabularyError,
+    vocab_axis,
+    vocabulary_of_run,
+)
 
 ARROW = "=>"
 
@@ -107,21 +115,49 @@ def _split(text: str) -> tuple[str, str]:
     return path, text[len(path) + 1 :]
 
 
-def warm_start(source: WarmStart, variables: Variables) -> str:
+def inherit_files(
+    output_dir: str | os.PathLike[str], source: WarmStart, vocabulary: Vocabulary | None
+) -> None:
+    """Copies the Hugging Face files of the run that a run starts from.
+
+    Does nothing if the run has files of its own, or has another vocabulary.
+
+    Args:
+      output_dir: directory of the run.
+      source: where it starts from.
+      vocabulary: the vocabulary of its data.
+
+    Raises:
+      OSError: a file cannot be read or written.
+    """
+    before = run_files.run_of(source.path)
+    own = huggingface_files.directory_in(output_dir)
+    if before is None or own.exists() or not huggingface_files.directory_in(before).is_dir():
+        return
+    if _token_rows(source.path, vocabulary)[0] is None:
+        huggingface_files.copy_files(huggingface_files.directory_in(before), own)
+
+
+def warm_start(
+    source: WarmStart, variables: Variables, vocabulary: Vocabulary | None = None
+) -> str:
     """Loads trainable variables from tensors of the checkpoint with equal name and shape.
 
-    The frozen weights of a model with adapters must all be there, or in the base of the adapters
-    that are there.
+    If the run there has another vocabulary, the rows of embedding and logits follow the texts of
+    their tokens; see `token_rows`. The frozen weights of a model with adapters must all be there,
+    or in the base of the adapters that are there.
 
     Args:
       source: the checkpoint and the rules for its names.
       variables: variables with their initial values.
+      vocabulary: the vocabulary of the run's data; None: there is no text.
 
     Returns:
       A summary: how many variables were loaded, and which were not, with the reason.
 
     Raises:
-      WarmStartError: no variable fits, or a rule matches no name.
+      WarmStartError: no variable fits, a rule matches no name, or a frozen table has the tokens of
+        another vocabulary.
       BaseError: a frozen weight is neither in the checkpoint nor in its base.
       FileNotFoundError: there is no such checkpoint.
       UnusableCheckpointError: the checkpoint is damaged.
@@ -129,15 +165,24 @@ def warm_start(source: WarmStart, variables: Variables) -> str:
     saved = find(source.path)
     check_same_save(saved, variables.cluster)
     sources = source.renamed(sorted(_names_in(saved)))
+    rows, reason = _token_rows(source.path, vocabulary)
     frozen = sum(v.spec.frozen for v in variables)
+    tables = [v.spec.name for v in variables if v.spec.frozen and vocab_axis(v) is not None]
+    if tables and rows is not None and rows.moves:
+        raise WarmStartError(
+            f"warm_start_from: {tables[0]} is frozen, and in {source.path} its rows are of another"
+            f" vocabulary: train it with lora_also_trained={'|'.join(tables)}, or prepare the data"
+            " with that vocabulary (--problem_options=vocabulary_from=...)"
+        )
     if frozen:
         load_base(saved, variables, sources)
     trainable = [v for v in variables if v.spec.trainable]
-    outcomes = {v.spec.name: _load(saved, v, sources) for v in trainable}
+    outcomes = {v.spec.name: _load(saved, v, sources, rows) for v in trainable}
     groups: dict[str, list[str]] = {}
     for outcome, text in outcomes.values():
         groups.setdefault(outcome, []).append(text)
-    loaded = len(groups.pop(_LOADED, [])) + len(groups.get(_RENAMED, []))
+    loaded = len(groups.pop(_LOADED, []))
+    loaded += sum(len(groups.get(each, [])) for each in (_RENAMED, _BY_TEXT))
     if not loaded and not frozen:
         raise WarmStartError(_nothing_fits(saved, trainable, sources, outcomes))
     used = {sources.get(v.spec.name) for v in variables}
@@ -155,13 +200,19 @@ def warm_start(source: WarmStart, variables: Variables) -> str:
                 for group, texts in groups.items()
                 if texts
             ),
+            *([f"  {rows.describe()}"] if rows is not None and _BY_TEXT in groups else []),
+            *(
+                [f"  vocabulary there unknown, token 0 is taken for token 0: {reason}"]
+                if reason
+                else []
+            ),
             *([f"  {others} optimizer variables start from scratch"] if others else []),
         ]
     )
 
 
 # Outcomes of loading a variable.
-_LOADED, _RENAMED = "loaded", "renamed"
+_LOADED, _RENAMED, _BY_TEXT = "loaded", "renamed", "with the rows of another vocabulary"
 
 # Max number of variables that a line names.
 _NAMED = 3
@@ -172,8 +223,21 @@ def _first(texts: Sequence[str]) -> str:
     return "; ".join(texts[:_NAMED]) + more
 
 
+def _token_rows(path: str, vocabulary: Vocabulary | None) -> tuple[TokenRows | None, str]:
+    """Returns the rows of another vocabulary, if there is one, and why this is unknown."""
+    try:
+        there = vocabulary_of_run(path) if vocabulary is not None else None
+    except UnknownVocabularyError as error:
+        return None, str(error)
+    both = there is not None and vocabulary is not None
+    return (TokenRows.between(there, vocabulary) if both else None), ""
+
+
 def _load(
-    saved: Checkpoint, variable: SlicedVariable, sources: Mapping[str, str]
+    saved: Checkpoint,
+    variable: SlicedVariable,
+    sources: Mapping[str, str],
+    rows: TokenRows | None,
 ) -> tuple[str, str]:
     """Loads a variable if it fits; returns the outcome, and a text that names the variable."""
     name, shape = variable.spec.name, tuple(variable.spec.shape.to_integer_list)
@@ -182,8 +246,11 @@ def _load(
         return "not in the checkpoint, initialized", name
     if source not in saved.shapes():
         return "frozen in the checkpoint, initialized", name
-    if saved.shapes()[source] != shape:
-        there = saved.shapes()[source]
+    there = saved.shapes()[source]
+    if rows is not None and rows.fits(there, variable):
+        rows.load(saved, source, variable)
+        return _BY_TEXT, name
+    if there != shape:
         return "of another shape, initialized", f"{name}, {there} in the checkpoint, {shape} here"
     dtype = saved.dtypes()[source]
     if not dtype.is_floating:

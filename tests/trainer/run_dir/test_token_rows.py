@@ -1,0 +1,163 @@
+"""Rows of embedding and logits in a new run with another vocabulary."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from t2tp import Layout, mtf
+from t2tp.checkpoint import Checkpoint, Retention, latest
+from t2tp.checkpoint.variables import metadata_of
+from t2tp.mesh.zero import Storage
+from t2tp.problems.vocab.characters import CharacterVocabulary
+from t2tp.problems.vocab.vocabulary_file import load_vocabulary
+from t2tp.processes.cluster import connect
+from t2tp.program.variables import Variables, VariableSpec
+from t2tp.trainer.cli import programs
+from t2tp.trainer.run_dir.run_saver import RunSaver
+from t2tp.trainer.run_dir.token_rows import TokenRows
+from tests.huggingface import our_models
+from tests.huggingface.tiny_files import END, write_tiny_gpt2
+
+MESHES = [
+    ("", ""),
+    ("data:2;model:2", "vocab:model;d_model:data"),
+    ("data:4", "batch:data", Storage(3)),
+    ("stage:2;model:2", "layers:stage;vocab:model"),
+]
+
+
+class Texts(CharacterVocabulary):
+    """A vocabulary of any texts, some of them several times, as of bytes and pieces."""
+
+    def __init__(self, texts: list[bytes]) -> None:
+        self.token_bytes = [b"", b"", b"", *texts]
+
+
+def tables(layout: Layout, seed: int, size: int) -> Variables:
+    """Embedding, its transpose and a bias."""
+    vocab, d_model = mtf.Dimension("vocab", int(size)), mtf.Dimension("d_model", 6)
+    made = Variables(layout, connect(layout.size), seed)
+    for name, dims in {"table": [vocab, d_model], "head": [d_model, vocab], "b": [vocab]}.items():
+        normal = tf1.random_normal_initializer()
+        made.create(VariableSpec(name, mtf.Shape(dims), tf.float32, normal, trainable=True))
+    return made
+
+
+def draw_texts(draw, size: int) -> list[bytes]:
+    return [bytes([draw.integers(65, 65 + 2 * size)]) for _ in range(size)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_each_row_is_where_its_text_is(tmp_path, seed):
+    draw = np.random.default_rng(seed)
+    there, here = (Texts(draw_texts(draw, size)) for size in draw.integers(4, 24, 2))
+    extra = draw.integers(0, 4, 2)  # Rows without tokens.
+    from_layout = Layout(*MESHES[seed % len(MESHES)])
+    old = tables(from_layout, 1, len(there) + extra[0])
+    metadata = metadata_of(old, from_layout) if seed % 2 else {}
+    with RunSaver(tmp_path / "saved", old, Retention(1), metadata) as saver:
+        saver.save(7)
+    saved = latest(tmp_path / "saved")
+    rows = TokenRows.between(there, here)
+    old_texts = there.token_texts
+    for mesh in MESHES:
+        new = tables(Layout(*mesh), 2, len(here) + extra[1])
+        for name in ("table", "head", "b"):
+            assert rows.fits(saved.shapes()[name], new[name])
+            rows.load(saved, name, new[name])
+            was, now = (
+                (x[name].numpy().T if name == "head" else x[name].numpy()) for x in (old, new)
+            )
+            found = [text in old_texts for text in here.token_texts] + [False] * extra[1]
+            for token in np.flatnonzero(found):
+                text = here.token_texts[token]
+                same = [row for row, each in enumerate(old_texts) if each == text]
+                later = here.token_texts[token + 1 :].count(text)
+                np.testing.assert_array_equal(now[token], was[same[max(len(same) - 1 - later, 0)]])
+            mean = np.broadcast_to(now[found].mean(0, dtype=np.float64), now.shape)
+            np.testing.assert_allclose(now[~np.array(found)], mean[~np.array(found)], 1e-6, 1e-7)
+    count = sum(found)
+    assert f"{count} of {len(here)} tokens found" in rows.describe()
+    lost = [text for text in old_texts if text not in here.token_texts]
+    assert len(rows.lost) == len(set(lost))
+    assert TokenRows.between(there, there) is None
+
+
+TEXTS = ["the quick brown fox jumps over the lazy dog", "a brown dog jumps over the quick cat"]
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory):
+    """A run of a GPT-2 with its tokenizer."""
+    directory = tmp_path_factory.mktemp("converted")
+    write_tiny_gpt2(directory / "source")
+    made = directory / "run"
+    assert our_models.convert(f"--from_hf={directory / 'source'}", f"--output_dir={made}") == 0
+    return made
+
+
+def train(tmp_path, name: str, warm, texts: str, options: str, hparams: str, *flags: str):
+    """Trains a step that changes nothing; returns the run and its vocabulary."""
+    file, data, run = (tmp_path / f"{name}{end}" for end in (".txt", ".data", ""))
+    file.write_text(f"{texts}\n" * 40)
+    problem = [
+        *("--problem=languagemodel_textfiles", f"--data_dir={data}"),
+        f"--problem_options=files={file},documents=lines,{options}",
+    ]
+    assert programs.t2tp_datagen(["t2tp_datagen", *problem]) == 0
+    still = "learning_rate_constant=0,learning_rate_schedule=constant,batch_size=4,max_length=32"
+    given = [
+        *("t2tp_trainer", f"--warm_start_from={warm}", f"--hparams_set={warm}/run.yaml"),
+        *("--model=transformer_lm", f"--output_dir={run}", "--train_steps=1"),
+        *("--schedule=train", f"--hparams={still},{hparams}", *problem, *flags),
+    ]
+    code = programs.t2tp_trainer(given)
+    return code, run, load_vocabulary(data / "languagemodel_textfiles")
+
+
+def values(run) -> dict[str, np.ndarray]:
+    saved: Checkpoint = latest(run / "checkpoints")
+    return {
+        name: tf.train.load_checkpoint(saved.prefix).get_tensor(name) for name in saved.shapes()
+    }
+
+
+def test_a_run_with_other_data_begins_with_the_rows_of_its_tokens(converted, tmp_path, capsys):
+    mesh = ("--mesh_shape=data:2;model:2", "--layout=batch:data;vocab:model")
+    hparams = "vocab_size=0"
+    code, run, vocabulary = train(
+        tmp_path, "subwords", converted, TEXTS[1], "vocab_size=300", hparams, *mesh
+    )
+    assert code == 0
+    log = capsys.readouterr().err
+    assert f"of {len(vocabulary)} tokens found by their texts" in log and " lost: " in log
+    theirs = load_vocabulary(converted / "huggingface")
+    was, now = values(converted)["embedding"], values(run)["embedding"]
+    of_bytes = {text: row for row, text in enumerate(theirs.token_texts)}
+    assert now.shape[0] == len(vocabulary) and (run / "huggingface").exists() is False
+    shared = [(t, text) for t, text in enumerate(vocabulary.token_texts) if text in of_bytes]
+    assert len(shared) > 256 and max(len(text) for _, text in shared) > 2
+    for token, text in shared:
+        np.testing.assert_array_equal(now[token], was[of_bytes[text]])
+    end = json.loads((converted / "huggingface/tokenizer_config.json").read_text())["eos_token"]
+    assert end == END
+    np.testing.assert_array_equal(now[vocabulary.end_of_document], was[of_bytes[END]])
+    # And on, to another vocabulary of sub-words, on one device.
+    code, last, of_last = train(tmp_path, "others", run, TEXTS[0], "vocab_size=290", hparams)
+    assert code == 0
+    before, after = vocabulary.token_texts, values(last)["embedding"]
+    for token, text in enumerate(of_last.token_texts):
+        if before.count(text) == 1 and of_last.token_texts.count(text) == 1:
+            np.testing.assert_array_equal(after[token], now[before.index(text)])
+
+
+def test_frozen_rows_cannot_follow(converted, tmp_path, capsys):
+    hparams = "vocab_size=0,lora_rank=2,lora_targets=[query]"
+    code, *_ = train(tmp_path, "frozen", converted, TEXTS[1], "vocab_size=300", hparams)
+    assert code == 2
+    assert "embedding is frozen" in capsys.readouterr().err

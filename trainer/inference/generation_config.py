@@ -1,0 +1,82 @@
+"""Decoding options of a run that its user does not name, by its `generation_config.json`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from absl import logging
+
+from t2tp import untrusted_json
+from t2tp.decoding import DecodeOptions
+from t2tp.problems.vocab.special_tokens import GENERATION_FILE, end_ids, read_if_there
+from t2tp.trainer.run_dir import huggingface_files
+
+if TYPE_CHECKING:
+    from t2tp.trainer.run_spec import RunSpec
+
+_SAMPLING = {"temperature": float, "top_k": int, "top_p": float}
+_LENGTHS = {"max_new_tokens": "extra_length", "min_new_tokens": "min_length"}
+_TYPES = {**_SAMPLING, **dict.fromkeys(_LENGTHS, int), "do_sample": bool, "num_beams": int}
+
+# What `transformers` samples with if the file does not say otherwise.
+_THEIR_DEFAULTS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
+
+# Entries that do not change which tokens are generated, or that a run has elsewhere.
+_NEUTRAL_NAMES = (
+    *("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id"),
+    *("transformers_version", "_from_model_config", "use_cache", "cache_implementation"),
+    *("return_dict_in_generate", "output_attentions", "output_hidden_states", "output_scores"),
+)
+
+
+def default_options(spec: RunSpec, *, can_sample: bool = True) -> dict[str, Any]:
+    """Returns the defaults of a run's decoding, for `DecodeOptions.parse`.
+
+    A language model decodes greedily and an encoder-decoder with beam search, unless the
+    `generation_config.json` of the checkpoint that the run was converted from says otherwise. The
+    settings of that file that have no option here are listed in a warning.
+
+    Args:
+      spec: the run.
+      can_sample: whether tokens may be sampled; else decoding is greedy.
+
+    Raises:
+      ValueError: the file is damaged, or a value is out of range.
+      OSError: the file cannot be read.
+    """
+    reads_inputs, output_dir = spec.problem.reads_inputs, spec.config.output_dir
+    options = {} if reads_inputs and can_sample else {"beam_size": 1}
+    path = huggingface_files.directory_in(output_dir) / GENERATION_FILE
+    config = read_if_there(path)
+    untrusted_json.check_types(config, path, _TYPES)
+    config = {name: value for name, value in config.items() if value is not None}
+    used = {"do_sample", *_SAMPLING}
+    if can_sample and config.get("do_sample"):
+        options |= {name: config.get(name, _THEIR_DEFAULTS[name]) for name in _SAMPLING}
+    elif can_sample and "num_beams" in config:
+        options["beam_size"] = config["num_beams"]
+        used.add("num_beams")
+    if not reads_inputs:  # With inputs, the lengths of outputs are relative to theirs.
+        options |= {ours: config[name] for name, ours in _LENGTHS.items() if name in config}
+        used |= _LENGTHS.keys()
+    if huggingface_files.tokenizer_directory(output_dir) == Path(spec.data_dir):
+        # A run that was trained since ends texts with the token of its data as well.
+        options |= {"eos_id": ends} if (ends := tuple(end_ids(path))) else {}
+    unused = [
+        f"{name}={value}"
+        for name, value in config.items()
+        if name not in used and name not in _NEUTRAL_NAMES and not _is_neutral(value)
+    ]
+    if unused:
+        logging.warning("%s: t2tp has no option for %s, ignored", path, ", ".join(unused))
+    try:
+        DecodeOptions(**options)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return options
+
+
+def _is_neutral(value: Any) -> bool:
+    """Whether a setting is off, such as a penalty of 1."""
+    return value is False or (not isinstance(value, bool) and value in (0, 1))

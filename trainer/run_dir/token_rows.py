@@ -1,0 +1,224 @@
+"""Rows of a vocabulary's tables that follow the texts of their tokens into a new run.
+
+A run that starts from another may have another vocabulary. Token 7 there and token 40 here may both
+stand for " the", so row 40 of the new embedding is row 7 of the saved one. The same holds for
+separate logits and their bias: for each variable with the dimension `vocab`.
+
+    tokens there:  <pad>  </s>  <unk>  a  " the"
+    tokens here:   <pad>  </s>  <unk>  b  " the"  a
+    rows:          0      1     2      -1  4      3
+
+Rows without a source start at the mean of the rows that have one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from t2tp import problems
+from t2tp.checkpoint import Checkpoint, Slice
+from t2tp.checkpoint.variables import MESH_SHAPE, assign_slices, slices_as_saved
+from t2tp.problems.problem import AnyPath, Problem
+from t2tp.problems.text import TextProblem
+from t2tp.problems.vocab.vocabulary import Vocabulary
+from t2tp.program.variables import SlicedVariable
+from t2tp.trainer.run_dir import huggingface_files, run_files
+
+# The dimension of tokens.
+_VOCAB = "vocab"
+
+# Elements that are read at a time if the layout of a checkpoint is unknown.
+_BLOCK = 1 << 23
+
+# Max number of tokens that a line names.
+_NAMED = 5
+
+
+class UnknownVocabularyError(ValueError):
+    """The vocabulary of a run cannot be read; `str()` is the reason."""
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """The sources of a new vocabulary's rows.
+
+    Attributes:
+      rows: int64 [tokens], the token of the same text there; -1: none.
+      new: texts without a source.
+      lost: texts there that no row has as its source.
+    """
+
+    rows: np.ndarray
+    new: Sequence[str]
+    lost: Sequence[str]
+
+    @classmethod
+    def between(cls, there: Vocabulary, here: Vocabulary) -> TokenRows | None:
+        """Matches the tokens of two vocabularies by their texts; None if these are the same.
+
+        The token that ends a text has the row of the token that ends a text there, if its own text
+        is not found.
+        """
+        old, new = there.token_texts, here.token_texts
+        if old == new:
+            return None
+        sources, rows = _tokens_by_text(old), np.full(len(new), -1, np.int64)
+        for text, tokens in _tokens_by_text(new).items():
+            found = sources.get(text, [])
+            # The tokens of a text that has several, such as a byte and a piece, are matched from
+            # the last on: the piece is the one that texts have.
+            for back, token in enumerate(reversed(tokens) if found else ()):
+                rows[token] = found[max(len(found) - 1 - back, 0)]
+        if rows[here.end_of_document] < 0:
+            rows[here.end_of_document] = there.end_of_document
+        kept = {old[row] for row in rows if row >= 0}
+        return cls(
+            rows,
+            [_shown(text) for text, row in zip(new, rows, strict=True) if row < 0 and text],
+            [_shown(text) for text in sources if text not in kept],
+        )
+
+    @property
+    def moves(self) -> bool:
+        """Whether a token that is found has another row there."""
+        return bool(np.any((self.rows >= 0) & (self.rows != np.arange(len(self.rows)))))
+
+    def describe(self) -> str:
+        """Returns how many tokens are found, new and lost, with the first ones."""
+        found = np.count_nonzero(self.rows >= 0)
+        return (
+            f"{found:,} of {len(self.rows):,} tokens found by their texts"
+            f"{_listed('new, at the mean of the found', self.new)}{_listed('lost', self.lost)}"
+        )
+
+    def fits(self, saved_shape: Sequence[int], variable: SlicedVariable) -> bool:
+        """Whether only the number of tokens differs between a saved table and a variable."""
+        axis = vocab_axis(variable)
+        here = variable.spec.shape.to_integer_list
+        return axis is not None and [*saved_shape[:axis], here[axis], *saved_shape[axis + 1 :]] == [
+            *here
+        ]
+
+    def load(self, saved: Checkpoint, name: str, variable: SlicedVariable) -> None:
+        """Loads a table of the vocabulary, each row from its source.
+
+        Each process reads the columns of its slices once, a block of rows at a time.
+
+        Args:
+          saved: the checkpoint.
+          name: a tensor there that `fits`.
+          variable: the table, with the dimension `vocab`.
+        """
+        axis, shape = vocab_axis(variable), saved.shapes()[name]
+        assert axis is not None
+        sources = np.full(variable.spec.shape.to_integer_list[axis], -1, np.int64)
+        count = min(len(self.rows), len(sources))
+        sources[:count] = self.rows[:count]
+        sources[sources >= shape[axis]] = -1
+        # Slices with the same columns are loaded in one pass.
+        groups: dict[tuple, list[tuple[int, ...]]] = {}
+        regions = {
+            begin: [(part.start, part.stop - part.start) for part in variable.region(pnum)]
+            for begin, pnum in variable.local_owners().items()
+        }
+        for begin, region in regions.items():
+            groups.setdefault((*region[:axis], *region[axis + 1 :]), []).append(begin)
+        values = {}
+        for columns, begins in groups.items():
+            tables = {begin: np.zeros([size for _, size in regions[begin]]) for begin in begins}
+            by_row = {begin: np.moveaxis(table, axis, 0) for begin, table in tables.items()}
+            total, found = np.zeros([size for _, size in columns]), 0
+            for first, last in _row_ranges(saved, name, axis):
+                box = [*columns[:axis], (first, last - first), *columns[axis:]]
+                part = Slice(name, shape, *zip(*box, strict=True), saved.dtypes()[name])
+                (block,) = saved.read([part])
+                block = np.moveaxis(block.numpy().astype(np.float64), axis, 0)
+                targets = np.flatnonzero((sources >= first) & (sources < last))
+                block = block[sources[targets] - first]
+                total, found = total + block.sum(0), found + len(targets)
+                for begin, table in by_row.items():
+                    inside = (targets >= begin[axis]) & (targets < begin[axis] + len(table))
+                    table[targets[inside] - begin[axis]] = block[inside]
+            for begin, table in by_row.items():
+                own = sources[begin[axis] : begin[axis] + len(table)]
+                table[own < 0] = total / max(found, 1)
+                values[begin] = tables[begin]
+        assign_slices(variable, values)
+
+
+def vocab_axis(variable: SlicedVariable) -> int | None:
+    """Returns the number of a variable's dimension of tokens; None if it has none."""
+    names = variable.spec.shape.dimension_names
+    return names.index(_VOCAB) if _VOCAB in names else None
+
+
+def vocabulary_of(problem: Problem, data_dir: AnyPath) -> Vocabulary | None:
+    """Returns the vocabulary of a problem's data; None if the problem has no text.
+
+    Raises:
+      ValueError, OSError: the data are not there or damaged.
+    """
+    if isinstance(problem, TextProblem):
+        return problem.vocabulary(data_dir)
+    codec = problem.codec(data_dir)
+    return codec and codec.vocabulary
+
+
+def vocabulary_of_run(path: str) -> Vocabulary | None:
+    """Returns the vocabulary of the run that a checkpoint belongs to; None if it has no text.
+
+    Args:
+      path: see `find_checkpoint.find`.
+
+    Raises:
+      UnknownVocabularyError: the path is not in a run, or the run's data are not there any more.
+    """
+    run = run_files.run_of(path)
+    if run is None:
+        raise UnknownVocabularyError(f"{path} is not in the directory of a run")
+    try:
+        flags = run_files.read_flags(run) or {}
+        problem = problems.find(flags["problem"], flags.get("problem_options") or "")
+        own, data_dir = huggingface_files.tokenizer_directory(run), flags.get("data_dir")
+        digest = flags.get("data_digest")
+        if digest and problem.digest(data_dir or "") != digest:
+            raise UnknownVocabularyError(f"the data of {run} in {data_dir} were made again")
+        return vocabulary_of(problem, own or data_dir or "")
+    except (ValueError, LookupError, OSError) as error:
+        raise UnknownVocabularyError(str(error)) from error
+
+
+def _row_ranges(saved: Checkpoint, name: str, axis: int) -> list[tuple[int, int]]:
+    """Returns begin and end of blocks of rows, which are the saved ones if these are known.
+
+    TensorFlow reads a saved slice as a whole, so other blocks would read it several times.
+    """
+    shape = saved.shapes()[name]
+    if MESH_SHAPE in saved.metadata:
+        parts = slices_as_saved(saved, name)
+        return sorted({(part.begin[axis], part.begin[axis] + part.size[axis]) for part in parts})
+    rows = max(1, _BLOCK * shape[axis] // math.prod(shape))
+    return [(begin, min(begin + rows, shape[axis])) for begin in range(0, shape[axis], rows)]
+
+
+def _tokens_by_text(texts: Sequence[bytes | str]) -> dict[bytes | str, list[int]]:
+    found: dict[bytes | str, list[int]] = {}
+    for token, text in enumerate(texts):
+        if text:
+            found.setdefault(text, []).append(token)
+    return found
+
+
+def _shown(text: bytes | str) -> str:
+    return repr(text if isinstance(text, str) else text.decode("utf-8", errors="replace"))
+
+
+def _listed(what: str, texts: Sequence[str]) -> str:
+    if not texts:
+        return ""
+    more = f", and {len(texts) - _NAMED:,} more" if len(texts) > _NAMED else ""
+    return f"; {len(texts):,} {what}: {', '.join(texts[:_NAMED])}{more}"
