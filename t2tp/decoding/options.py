@@ -10,6 +10,7 @@ from t2tp.hparam import HParams
 GREEDY, SAMPLE, BEAM = "greedy", "sample", "beam"
 _DEFAULT_BEAM_SIZE = 4
 _DEFAULT_EOS_ID = 1
+_SAMPLING = ("temperature", "top_k", "top_p")
 
 _HELP = {
     "beam_size": "width of beam search; 1: greedy",
@@ -32,7 +33,8 @@ class DecodeOptions:
     """How rows are decoded.
 
     Sampling (`temperature`, `top_k` or `top_p` is given), beam search (`beam_size` above 1) and
-    greedy decoding exclude each other. Without any of these it is beam search of width 4.
+    greedy decoding exclude each other. Without any of these it is beam search of width 4. Programs
+    decode language models greedily by default.
 
     Attributes:
       beam_size: width of beam search; 1: greedy.
@@ -106,6 +108,8 @@ class DecodeOptions:
     def parse(cls, text: str, **defaults: object) -> DecodeOptions:
         """Parses text such as `beam_size=4,alpha=0.6,extra_length=50`.
 
+        A method in the text replaces the method of the defaults.
+
         Args:
           text: options.
           **defaults: options that the text does not name, if not the usual defaults.
@@ -118,7 +122,13 @@ class DecodeOptions:
             kind = {"beam_size": int, "temperature": float}.get(field.name)
             declared.add(field.name, field.default, _HELP[field.name], type=kind)
         try:
-            return cls(**{**defaults, **declared.parse(text)})
+            given = declared.parse(text)
+            searches = "beam_size" in given or given.get("return_beams")
+            if searches or given.get("temperature") == 0:
+                defaults = {name: x for name, x in defaults.items() if name not in _SAMPLING}
+            if given.get("return_beams") or not given.keys().isdisjoint(_SAMPLING):
+                defaults.pop("beam_size", None)
+            return cls(**{**defaults, **given})
         except ValueError as error:
             raise ValueError(f"decode_hparams: {error}") from error
 

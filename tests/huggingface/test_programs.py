@@ -136,27 +136,28 @@ def test_replies_end_where_those_of_transformers_do(tmp_path, kind, template, nu
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(source)
     asked = [chat[:1] for chat in CHATS] + [CHATS[1][:4]]
 
-    def generate(messages, ends):
+    def generate(messages, **options):
         given = tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
         )
-        out = model.generate(
-            **given, max_new_tokens=12, do_sample=False, eos_token_id=ends, pad_token_id=0
-        )
+        out = model.generate(**given, pad_token_id=0, **options)
         return out[0, given["input_ids"].shape[1] :].tolist()
 
     # Tokens that the model writes, so that replies end after different numbers of tokens.
-    ends = list(dict.fromkeys([generate(each, None)[3 + n] for n, each in enumerate(asked)]))
+    greedy = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": None}
+    ends = list(dict.fromkeys([generate(each, **greedy)[3 + n] for n, each in enumerate(asked)]))
     ends = [*ends, tokenizer.eos_token_id][:num_ends]
-    (source / "generation_config.json").write_text(
-        json.dumps({"eos_token_id": ends[0] if num_ends == 1 else ends})
-    )
+    settings = {"eos_token_id": ends[0] if num_ends == 1 else ends, "max_new_tokens": 12}
+    if num_ends > 1:  # Sampling, which has no choice.
+        settings |= {"do_sample": True, "temperature": 0.7, "top_k": 1, "min_new_tokens": 4}
+    (source / "generation_config.json").write_text(json.dumps(settings))
+    model.generation_config = transformers.GenerationConfig.from_pretrained(source)
     assert our_models.convert(f"--from_hf={source}", f"--output_dir={run}") == 0
     (tmp_path / "chats.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in asked))
     capsys.readouterr()
     flags = [f"--decode_from_file={tmp_path / 'chats.jsonl'}", "--decode_to_file=-"]
-    assert decode(run, *flags, hparams="beam_size=1,extra_length=12") == 0
-    written = [generate(each, [*ends, tokenizer.eos_token_id]) for each in asked]
+    assert decode(run, *flags, hparams="") == 0
+    written = [generate(each) for each in asked]
     kept = [[token for token in each if token not in ends] for each in written]
     wanted = [tokenizer.decode(each, skip_special_tokens=True) for each in kept]
     assert min(map(len, written)) < 12

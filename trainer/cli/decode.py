@@ -33,6 +33,7 @@ from t2tp.trainer.inference.conversations import (
     read_template,
     without_first,
 )
+from t2tp.trainer.inference.generation_config import default_options
 from t2tp.trainer.inference.run_decoder import Decoded, Result, RunDecoder, check_writes, codec_for
 from t2tp.trainer.local_paths import read_lines
 from t2tp.trainer.processes import multiprocess
@@ -57,7 +58,7 @@ def run(invocation: Invocation) -> None:
         if not (flags.data_dir or flags.split or flags.generate_data):
             use_own_tokenizer(flags)
         spec = spec_from_flags(flags)
-        options = DecodeOptions.parse(flags.decode_hparams)
+        options = DecodeOptions.parse(flags.decode_hparams, **default_options(spec))
         check_writes(spec.model)
         path = flags.decode_from_file or flags.score_file
         lines = read_lines(path) if path else []

@@ -11,6 +11,7 @@ from t2tp.trainer.cli.spec_from_flags import check_same_data, spec_from_flags, u
 from t2tp.trainer.cli.train import building
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.inference.exporter import RunExporter
+from t2tp.trainer.inference.generation_config import default_options
 from t2tp.trainer.run_dir import run_files
 
 
@@ -38,8 +39,8 @@ def run(invocation: Invocation) -> None:
         spec = spec_from_flags(flags)
         check_same_data(spec)
         is_litert = flags.format == "litert"
-        given = {"beam_size": 1} if is_litert else {}
-        options = DecodeOptions.parse(flags.decode_hparams, batch_size=1, **given)
+        defaults = default_options(spec, can_sample=not is_litert)
+        options = DecodeOptions.parse(flags.decode_hparams, batch_size=1, **defaults)
         dtype = "float32" if is_litert else None  # LiteRT has no kernels of bfloat16.
         exporter = RunExporter(spec, options, flags.max_input_length, dtype)
     with as_usage_error(OSError, ModuleNotFoundError), building(spec.model):
