@@ -234,10 +234,7 @@ def _token_rows(path: str, vocabulary: Vocabulary | None) -> tuple[TokenRows | N
 
 
 def _load(
-    saved: Checkpoint,
-    variable: SlicedVariable,
-    sources: Mapping[str, str],
-    rows: TokenRows | None,
+    saved: Checkpoint, variable: SlicedVariable, sources: Mapping[str, str], rows: TokenRows | None
 ) -> tuple[str, str]:
     """Loads a variable if it fits; returns the outcome, and a text that names the variable."""
     name, shape = variable.spec.name, tuple(variable.spec.shape.to_integer_list)
