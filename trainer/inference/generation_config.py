@@ -46,7 +46,7 @@ def default_options(spec: RunSpec, *, can_sample: bool = True) -> dict[str, Any]
       OSError: the file cannot be read.
     """
     reads_inputs, output_dir = spec.problem.reads_inputs, spec.config.output_dir
-    options = {} if reads_inputs and can_sample else {"beam_size": 1}
+    options: dict[str, Any] = {} if reads_inputs and can_sample else {"beam_size": 1}
     path = huggingface_files.directory_in(output_dir) / GENERATION_FILE
     config = read_if_there(path)
     untrusted_json.check_types(config, path, _TYPES)

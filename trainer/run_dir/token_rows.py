@@ -127,14 +127,17 @@ class TokenRows:
         }
         for begin, region in regions.items():
             groups.setdefault((*region[:axis], *region[axis + 1 :]), []).append(begin)
-        values = {}
+        values, dtype = {}, variable.spec.dtype.as_numpy_dtype
         for columns, begins in groups.items():
-            tables = {begin: np.zeros([size for _, size in regions[begin]]) for begin in begins}
+            tables = {
+                begin: np.zeros([size for _, size in regions[begin]], dtype) for begin in begins
+            }
             by_row = {begin: np.moveaxis(table, axis, 0) for begin, table in tables.items()}
             total, found = np.zeros([size for _, size in columns]), 0
             for first, last in _row_ranges(saved, name, axis):
                 box = [*columns[:axis], (first, last - first), *columns[axis:]]
-                part = Slice(name, shape, *zip(*box, strict=True), saved.dtypes()[name])
+                begin, size = zip(*box, strict=True)
+                part = Slice(name, shape, begin, size, saved.dtypes()[name])
                 (block,) = saved.read([part])
                 block = np.moveaxis(block.numpy().astype(np.float64), axis, 0)
                 targets = np.flatnonzero((sources >= first) & (sources < last))
@@ -165,7 +168,7 @@ def vocabulary_of(problem: Problem, data_dir: AnyPath) -> Vocabulary | None:
     if isinstance(problem, TextProblem):
         return problem.vocabulary(data_dir)
     codec = problem.codec(data_dir)
-    return codec and codec.vocabulary
+    return codec.vocabulary if codec is not None else None
 
 
 def vocabulary_of_run(path: str) -> Vocabulary | None:

@@ -225,12 +225,13 @@ def _first(texts: Sequence[str]) -> str:
 
 def _token_rows(path: str, vocabulary: Vocabulary | None) -> tuple[TokenRows | None, str]:
     """Returns the rows of another vocabulary, if there is one, and why this is unknown."""
+    if vocabulary is None:
+        return None, ""
     try:
-        there = vocabulary_of_run(path) if vocabulary is not None else None
+        there = vocabulary_of_run(path)
     except UnknownVocabularyError as error:
         return None, str(error)
-    both = there is not None and vocabulary is not None
-    return (TokenRows.between(there, vocabulary) if both else None), ""
+    return (None if there is None else TokenRows.between(there, vocabulary)), ""
 
 
 def _load(
