@@ -11,6 +11,7 @@ from t2tp.huggingface.model_types.gemma import GEMMA
 from t2tp.huggingface.model_types.gemma2 import GEMMA2
 from t2tp.huggingface.model_types.gemma3 import GEMMA3
 from t2tp.huggingface.model_types.gpt2 import GPT2
+from t2tp.huggingface.model_types.gpt_oss import GPT_OSS
 from t2tp.huggingface.model_types.granite import GRANITE
 from t2tp.huggingface.model_types.llama import LLAMA
 from t2tp.huggingface.model_types.mistral import MISTRAL
@@ -28,7 +29,7 @@ from t2tp.huggingface.model_types.vit import VIT
 # A run without a config is compared with these in order. A type may have several architectures.
 MODEL_TYPES: tuple[ModelType, ...] = (
     *(GPT2, LLAMA, MISTRAL, QWEN2, GEMMA, MIXTRAL, T5),
-    *(QWEN3, QWEN3_MOE, OLMO2, OLMO3, GRANITE, SMOLLM3, PHI3, GEMMA2, GEMMA3),
+    *(QWEN3, QWEN3_MOE, OLMO2, OLMO3, GRANITE, SMOLLM3, PHI3, GEMMA2, GEMMA3, GPT_OSS),
     *(BERT, BERT_CLASSIFIER, VIT),
 )
 

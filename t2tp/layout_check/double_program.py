@@ -123,7 +123,15 @@ class _Widening:
             self._nodes(function.node_def)
 
     def _nodes(self, nodes: Iterable[node_def_pb2.NodeDef]) -> None:
+        bits: set[str] = set()  # Nodes that move floats as integers with the same bits.
         for node in nodes:
+            is_bitcast = node.op == "Bitcast"
+            if (is_bitcast and node.attr["T"].type in _NARROW) or bits & _inputs(node):
+                if not (is_bitcast and node.attr["type"].type in _NARROW):
+                    bits.add(node.name)
+                for value in node.attr.values():
+                    if value.type and tf.as_dtype(value.type).is_integer:
+                        value.type = types_pb2.DT_INT64
             node.op = self._functions.get(node.op, node.op)
             node.ClearField("experimental_type")  # TensorFlow infers it again.
             self._attributes(node.attr)
@@ -146,3 +154,8 @@ class _Widening:
     def _function(self, function: attr_value_pb2.NameAttrList) -> None:
         function.name = self._functions.get(function.name, function.name)
         self._attributes(function.attr)
+
+
+def _inputs(node: node_def_pb2.NodeDef) -> set[str]:
+    """Returns the names of the nodes whose outputs a node reads."""
+    return {name.partition(":")[0] for name in node.input}

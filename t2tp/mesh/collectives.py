@@ -374,7 +374,9 @@ class Collectives:
             return carried(lambda c: self._broadcast(c, axis, source), x)
         parts = sorted(self._real_axes([axis]))
         self._record("broadcast", parts, x)
-        own = tf.where(tf.equal(self.coordinate(axis), source), x, tf.zeros_like(x))
+        # tf.zeros_like would be a constant, whose dtype `DoubleProgram` cannot infer.
+        zeros = tf.raw_ops.ZerosLike(x=x)
+        own = tf.where(tf.equal(self.coordinate(axis), source), x, zeros)
         return self._reduce(own, parts, "Add")
 
     def _reduce(self, x: tf.Tensor, axes: Sequence[int], merge_op: str) -> tf.Tensor:

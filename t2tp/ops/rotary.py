@@ -24,14 +24,16 @@ class RotaryScaling:
     - `llama3` (Llama 3.1): it is 1 from `high_freq_factor` turns in `original_length` positions on,
       0 up to `low_freq_factor` turns, and linear in the number of turns between them.
     - `yarn` (B. Peng et al., arXiv:2309.00071, section 3.2): the same bounds, and linear in the
-      pair's number between them. Rotated elements are then multiplied by `amplitude`.
+      pair's number between them, each rounded to a pair. Rotated elements are then multiplied by
+      `amplitude`.
+    - `yarn_unrounded` (gpt-oss): the same, without rounding.
 
     Attributes:
       factor: how many times longer sequences may be.
       low_freq_factor: bound in turns.
       high_freq_factor: bound in turns, above `low_freq_factor`.
       original_length: length of the first training, in positions.
-      kind: `linear`, `llama3` or `yarn`.
+      kind: `linear`, `llama3`, `yarn` or `yarn_unrounded`.
       attention_factor: the amplitude of `yarn`; 0: `1 + 0.1 * ln(factor)`.
     """
 
@@ -57,7 +59,7 @@ class RotaryScaling:
     @property
     def amplitude(self) -> float:
         """The factor of rotated elements."""
-        if self.kind != "yarn":
+        if not self.kind.startswith("yarn"):
             return 1.0
         return self.attention_factor or 1.0 + 0.1 * math.log(max(self.factor, 1.0))
 
@@ -71,10 +73,11 @@ class RotaryScaling:
             times = self.original_length / (2 * np.pi / turns)
             span = self.high_freq_factor - self.low_freq_factor
             return np.clip((times - self.low_freq_factor) / span, 0.0, 1.0)
-        first = max(math.floor(self._pair(self.high_freq_factor, len(turns), base)), 0)
-        last = min(
-            math.ceil(self._pair(self.low_freq_factor, len(turns), base)), 2 * len(turns) - 1
-        )
+        first = self._pair(self.high_freq_factor, len(turns), base)
+        last = self._pair(self.low_freq_factor, len(turns), base)
+        if self.kind == "yarn":
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, 2 * len(turns) - 1)
         return 1.0 - np.clip((np.arange(len(turns)) - first) / max(last - first, 0.001), 0.0, 1.0)
 
     def _pair(self, count: float, pairs: int, base: float) -> float:

@@ -15,9 +15,12 @@ from t2tp import mtf, registry
 from t2tp.checkpoint import Checkpoint
 from t2tp.checkpoint.variables import restore
 from t2tp.decoding import DecodeOptions, Decoder, Request
+from t2tp.decoding.decode import decode
 from t2tp.huggingface.safetensors_file import read_header
+from t2tp.layout_check.double_program import DoubleProgram
 from t2tp.mesh.zero import Storage
 from t2tp.optim import train_step
+from t2tp.program.variables import real_part
 from t2tp.trainer.cli.programs import t2tp_convert
 from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_dir.find_checkpoint import find
@@ -107,10 +110,21 @@ def descent(name: str, mesh: str) -> dict[str, np.ndarray]:
         return {"loss": done.loss}
 
     program = _program(name, mesh, step, features(), made)
-    before = {variable.spec.name: variable.numpy() for variable in program.variables}
+    before = _values(program)
     loss = program(features())["loss"]
-    after = {variable.spec.name: variable.numpy() for variable in program.variables}
+    after = _values(program)
     return {"loss": loss, **{key: value - after[key] for key, value in before.items()}}
+
+
+def _values(program: DoubleProgram) -> dict[str, np.ndarray]:
+    """The variables of a program."""
+    values = {}
+    for variable in program.variables:
+        whole = values[variable.spec.name] = np.empty(variable.spec.shape.to_integer_list)
+        for pnum in variable.local_pnums:
+            region = variable.region(pnum)
+            whole[region] = real_part(program.value_of(variable, pnum), region)
+    return values
 
 
 def loss_and_gradients(name: str, mesh: str, fed: Features | None = None) -> dict[str, np.ndarray]:
@@ -130,19 +144,19 @@ def generated(
     name: str, mesh: str, rows: list[list[int]], length: int, fed: Features | None = None
 ) -> list[list[int]]:
     """The most probable continuations of prompts, or outputs for inputs."""
-    values = _program(name, mesh, _logits, features() if fed is None else fed)
     options = DecodeOptions.parse("beam_size=1,eos_id=-1")
-    decoder = Decoder.from_model(
-        model_of(name),
-        options,
-        layout=t2tp.Layout(*MESHES[mesh]),
-        variables=values.variables,
-        cluster=values.cluster,
-    )
+    made, layout = model_of(name), t2tp.Layout(*MESHES[mesh])
+
+    def predict(kinds, batch):
+        return _restored(
+            name, mesh, lambda on_mesh, given: decode(made, on_mesh, given, options), kinds
+        )(batch)
+
     requests = [
         Request(prefix=row, limit=length) if fed is None else Request(inputs=row, limit=length)
         for row in rows
     ]
+    decoder = Decoder(predict, layout, options, max_length=made.max_length)
     return [best.tokens for (best,) in decoder(requests)]
 
 
@@ -150,14 +164,17 @@ def _logits(on_mesh, made, fed):
     return {"logits": made.logits(on_mesh, fed, False)[0]}
 
 
-def _program(name: str, mesh: str, step, fed: Features, made=None) -> t2tp.Program:
+def _program(name: str, mesh: str, step, fed: Features, made=None) -> DoubleProgram:
     made = model_of(name) if made is None else made
     kinds = {key: t2tp.Feature(f"batch:4;length:{LENGTH}", tf.int32) for key in fed}
-    program = t2tp.Program(
-        lambda on_mesh, given: step(on_mesh, made, given), kinds, layout=t2tp.Layout(*MESHES[mesh])
-    )
-    restore(saved(name), program.variables, strict=True)
-    return program
+    return _restored(name, mesh, lambda on_mesh, given: step(on_mesh, made, given), kinds)
+
+
+def _restored(name: str, mesh: str, step, kinds: dict[str, t2tp.Feature]) -> DoubleProgram:
+    """A program of a model, in float64, with the variables of its run."""
+    made = DoubleProgram(step, kinds, layout=t2tp.Layout(*MESHES[mesh]), xla=False)
+    restore(saved(name), made.variables, strict=True)
+    return made
 
 
 def check_there_and_back(name: str, back: Path) -> None:

@@ -9,6 +9,7 @@ import functools
 import json
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ import numpy as np
 
 VOCAB, LENGTH = 53, 12
 
-_GPT2 = dict(vocab_size=VOCAB, n_positions=64, n_embd=20, n_layer=2, n_head=4, n_inner=28)
+_GPT2 = dict(vocab_size=VOCAB, n_positions=256, n_embd=20, n_layer=2, n_head=4, n_inner=28)
 _GPT2 |= dict(bos_token_id=7, eos_token_id=7, resid_pdrop=0.0, attn_pdrop=0.0, embd_pdrop=0.0)
 
 _LLAMA = dict(vocab_size=VOCAB, hidden_size=20, intermediate_size=28, num_hidden_layers=2)
-_LLAMA |= dict(num_attention_heads=4, max_position_embeddings=128, bos_token_id=3)
+_LLAMA |= dict(num_attention_heads=4, max_position_embeddings=256, bos_token_id=3)
 _ROPE = dict(rope_type="llama3", rope_theta=300.0, factor=8.0, original_max_position_embeddings=16)
 _ROPE |= dict(low_freq_factor=1.0, high_freq_factor=4.0)
 
@@ -82,6 +83,8 @@ _SCALED = [
         **dict(beta_fast=9.0, beta_slow=2.0, attention_factor=0.7),
     ),
 ]
+_UNROUNDED = dict(rope_type="yarn", rope_theta=150.0, factor=8.0, truncate=False)
+_UNROUNDED |= dict(original_max_position_embeddings=24, beta_fast=4.0, beta_slow=1.0)
 _WINDOWS = [1, 3, 5]
 _LAYERS = {"layer_types": [None], "sliding_window": _WINDOWS}
 _QWEN_LAYERS = {"use_sliding_window": [False, True], "max_window_layers": [1, 2], **_LAYERS}
@@ -155,6 +158,14 @@ KINDS: dict[str, tuple[str, dict[str, list[Any]]]] = {
                 dict(rope_type="default", rope_theta=50.0, partial_rotary_factor=fraction)
                 for fraction in (0.5, 0.75, 1.0)
             ],
+        },
+    ),
+    "gpt_oss": (
+        "GptOssForCausalLM",
+        {
+            **{name: values for name, values in _SHARED.items() if name != "hidden_act"},
+            **{"attention_bias": [False, True], **_LAYERS, "num_local_experts": [4, 6]},
+            **{"num_experts_per_tok": [1, 3], "rope_parameters": [*_SCALED, _UNROUNDED]},
         },
     ),
     "gemma2": (
@@ -278,10 +289,36 @@ def loaded(name: str) -> Any:
     """The model of a directory, as `transformers` reads it."""
     import transformers
 
-    model = getattr(transformers, _ALL[name][0]).from_pretrained(directory(name)).eval()
+    return getattr(transformers, _ALL[name][0]).from_pretrained(directory(name)).eval()
+
+
+def in_float64(model: Any) -> Callable[[np.ndarray], Any]:
+    """Makes a model compute in float64, also where its code asks for float32.
+
+    Returns:
+      maps rows of tokens to logits.
+    """
+    import torch
+
+    def wide(value: Any) -> Any:
+        return torch.float64 if value is torch.float32 else value
+
+    class Wide(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            del types
+            function = torch.Tensor.double if function is torch.Tensor.float else function
+            named = {key: wide(value) for key, value in (kwargs or {}).items()}
+            return function(*map(wide, args), **named)
+
+    model.double()
     if hasattr(model.config, "num_local_experts"):
         model.set_experts_implementation("eager")  # The other ones have no float64.
-    return model
+
+    def logits(rows: np.ndarray) -> Any:
+        with Wide():
+            return model(torch.tensor(rows)).logits
+
+    return logits
 
 
 @functools.cache

@@ -49,7 +49,7 @@ _SCALINGS: dict[str, dict[str, str]] = {
 _YARN = {"beta_slow": 1.0, "beta_fast": 32.0, "attention_factor": 0.0}
 _ROPE = ("rope_theta", "rope_type", "type")
 _KINDS = {"full_attention": "full", "sliding_attention": "local"}
-_LAYER, _BLOCK = "layer_{layer}", "model.layers.{layer}"
+LAYER, BLOCK = "layer_{layer}", "model.layers.{layer}"
 
 SAME = {
     "vocab_size": "vocab_size",
@@ -178,7 +178,7 @@ def tensors(hparams: HParams) -> list[Entry]:
     """Returns the entries of all tensors; see `tensor_map`."""
 
     def network(theirs: str, ours: str, into: str, out: str) -> list[Entry]:
-        theirs, ours = f"{_BLOCK}.mlp.{theirs}", f"{_LAYER}/feed_forward/{ours}"
+        theirs, ours = f"{BLOCK}.mlp.{theirs}", f"{LAYER}/feed_forward/{ours}"
         return dense(theirs, ours, into, out, bias=canonical(hparams).mlp_bias)
 
     return [
@@ -205,7 +205,7 @@ def around(hparams: HParams) -> list[Entry]:
 def attention(hparams: HParams) -> list[Entry]:
     """Returns the entries of attention, with norms of queries and keys."""
     biases = canonical(hparams)
-    theirs, ours = f"{_BLOCK}.self_attn", f"{_LAYER}/attention"
+    theirs, ours = f"{BLOCK}.self_attn", f"{LAYER}/attention"
     found, has_bias = [], biases.attention_bias
     for name, heads in {"q": "heads", "k": "kv_heads", "v": "kv_heads"}.items():
         into = f"{theirs}.{name}_proj", f"{ours}/{name}", "d_model", f"{heads} d_kv"
@@ -228,7 +228,7 @@ def norms(hparams: HParams, network: str = "feed_forward") -> list[Entry]:
     blocks = (f"{block}{end}" for block in ("attention", network) for end in ("", "/output_norm"))
     return [
         Entry(
-            f"{_BLOCK}.{name}_layernorm.weight", "d_model", f"{_LAYER}/{ours}/norm_scale", "d_model"
+            f"{BLOCK}.{name}_layernorm.weight", "d_model", f"{LAYER}/{ours}/norm_scale", "d_model"
         )
         for name, ours in zip(names, blocks, strict=True)
         if name
@@ -305,9 +305,9 @@ def _scaling(rope: Mapping[str, Any], config: Config, also: Sequence[str] = ()) 
             f"config.json has rope_type={kind!r}: t2tp has {', '.join(_SCALINGS)}"
         )
     ours = _SCALINGS[kind]
-    unscaled = {"partial_rotary_factor": 1.0, **({"truncate": True} if kind == "yarn" else {})}
     for name, value in rope.items():
-        if name not in (*_ROPE, *ours, *also) and value != unscaled.get(name):
+        is_known = name in (*_ROPE, *ours, *also) or (kind, name) == ("yarn", "truncate")
+        if not is_known and value != {"partial_rotary_factor": 1.0}.get(name):
             raise ConversionError(
                 f"config.json has {name}={value!r} for rotary positions of type {kind!r}, which"
                 " t2tp does not support"
@@ -319,7 +319,7 @@ def _scaling(rope: Mapping[str, Any], config: Config, also: Sequence[str] = ()) 
     values = {name: given[name] if name in given else defaults[name] for name in ours}
     return {
         "rotary_base": rope["rope_theta"],
-        "rotary_scaling": kind,
+        "rotary_scaling": kind if rope.get("truncate", True) else "yarn_unrounded",
         **{ours[name]: value for name, value in values.items()},
     }
 
@@ -328,11 +328,11 @@ def _written_scaling(hparams: HParams) -> dict[str, Any]:
     """Returns the entry of scaled rotary positions; {}: they are not scaled."""
     if hparams.rotary_scaling_factor == 1:
         return {}
-    names = _SCALINGS[hparams.rotary_scaling]
-    values = {theirs: hparams.get(ours) for theirs, ours in names.items()}
+    kind, _, unrounded = hparams.rotary_scaling.partition("_")
+    values = {theirs: hparams.get(ours) for theirs, ours in _SCALINGS[kind].items()}
     if not values.get("attention_factor", 1):
         del values["attention_factor"]
-    return {"rope_type": hparams.rotary_scaling, **values}
+    return {"rope_type": kind, **values, **({"truncate": False} if unrounded else {})}
 
 
 def with_biases(hparams: HParams) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,10 +10,17 @@ from t2tp.hparam import HParams
 from t2tp.huggingface.model_type import Config
 from t2tp.huggingface.model_types import llama, mistral
 from t2tp.huggingface.model_types.llama import LLAMA
-from t2tp.huggingface.tensor_map import Entry
+from t2tp.huggingface.tensor_map import Entry, dense
 
-_EXPERT = "model.layers.{layer}.block_sparse_moe.experts.{expert}"
-_OURS = "layer_{layer}/experts"
+
+def dropless(num_experts: int) -> dict[str, Any]:
+    """Returns the hparams of layers of experts that have no capacity."""
+    return {
+        "num_experts": num_experts,
+        "moe_every": 1,
+        "moe_gating": "top_k",
+        "moe_dispatch": "dropless",
+    }
 
 
 def _read(config: Config) -> dict[str, Any]:
@@ -37,17 +45,32 @@ def _written(hparams: HParams) -> dict[str, Any]:
     return {**mistral.written(hparams), "num_local_experts": hparams.num_experts}
 
 
-def _tensors(hparams: HParams) -> list[Entry]:
-    gate = "model.layers.{layer}.block_sparse_moe.gate.weight"
+def tensors(module: str, names: Sequence[str]) -> Callable[[HParams], list[Entry]]:
+    """Returns the table of models in whose files each expert has tensors of its own.
+
+    Args:
+      module: the name of the experts' module.
+      names: the names of the matrices of an expert: gate, input and output.
+    """
+    theirs, ours = f"{llama.BLOCK}.{module}", f"{llama.LAYER}/experts"
     into, out_of = "experts d_model d_ff", "experts d_ff d_model"
-    return [
+    experts = (
+        ("gate", "d_ff d_model", into),
+        ("input", "d_ff d_model", into),
+        ("output", "d_model d_ff", out_of),
+    )
+    entries = [
+        *dense(f"{theirs}.gate", f"{ours}/router", "d_model", "router_experts", bias=False),
+        *(
+            Entry(f"{theirs}.experts.{{expert}}.{name}.weight", their_dims, f"{ours}/{each}", dims)
+            for name, (each, their_dims, dims) in zip(names, experts, strict=True)
+        ),
+    ]
+    return lambda hparams: [
         *llama.around(hparams),
         *llama.attention(hparams),
         *llama.norms(hparams, "experts"),
-        Entry(gate, "router_experts d_model", f"{_OURS}/router", "d_model router_experts"),
-        Entry(f"{_EXPERT}.w1.weight", "d_ff d_model", f"{_OURS}/gate", into),
-        Entry(f"{_EXPERT}.w3.weight", "d_ff d_model", f"{_OURS}/input", into),
-        Entry(f"{_EXPERT}.w2.weight", "d_model d_ff", f"{_OURS}/output", out_of),
+        *entries,
     ]
 
 
@@ -60,7 +83,7 @@ MIXTRAL = replace(
     read=_read,
     written=_written,
     training=_training,
-    tensors=_tensors,
+    tensors=tensors("block_sparse_moe", ("w1", "w3", "w2")),
     reads=(*llama.READS, "output_router_logits"),
     defaults={
         **llama.DEFAULTS,

@@ -7,11 +7,9 @@ from typing import Any
 
 from t2tp.hparam import HParams
 from t2tp.huggingface.model_type import Config
-from t2tp.huggingface.model_types import llama
+from t2tp.huggingface.model_types import llama, mixtral
 from t2tp.huggingface.model_types.mixtral import MIXTRAL
-from t2tp.huggingface.tensor_map import Entry
 
-_THEIRS, _OURS = "model.layers.{layer}.mlp", "layer_{layer}/experts"
 # The hidden size of an expert is not that of layers without experts, which t2tp does not have here.
 _SAME = {name: ours for name, ours in llama.SAME.items() if ours != "d_ff"}
 
@@ -22,10 +20,7 @@ def _read(config: Config) -> dict[str, Any]:
         **llama.read({**config, "sliding_window": size}),
         "qk_norm": "head",
         # Configs of transformers 5 have the first entry, and older ones the second.
-        "num_experts": config.get("num_local_experts", config["num_experts"]),
-        "moe_every": 1,
-        "moe_gating": "top_k",
-        "moe_dispatch": "dropless",
+        **mixtral.dropless(config.get("num_local_experts", config["num_experts"])),
     }
 
 
@@ -37,20 +32,6 @@ def _written(hparams: HParams) -> dict[str, Any]:
         "use_sliding_window": size is not None,
         "num_local_experts": hparams.num_experts,
     }
-
-
-def _tensors(hparams: HParams) -> list[Entry]:
-    into, out_of = "experts d_model d_ff", "experts d_ff d_model"
-    router, expert = "d_model router_experts", f"{_THEIRS}.experts.{{expert}}"
-    return [
-        *llama.around(hparams),
-        *llama.attention(hparams),
-        *llama.norms(hparams, "experts"),
-        Entry(f"{_THEIRS}.gate.weight", "router_experts d_model", f"{_OURS}/router", router),
-        Entry(f"{expert}.gate_proj.weight", "d_ff d_model", f"{_OURS}/gate", into),
-        Entry(f"{expert}.up_proj.weight", "d_ff d_model", f"{_OURS}/input", into),
-        Entry(f"{expert}.down_proj.weight", "d_model d_ff", f"{_OURS}/output", out_of),
-    ]
 
 
 QWEN3_MOE = replace(
@@ -65,7 +46,7 @@ QWEN3_MOE = replace(
     },
     read=_read,
     written=_written,
-    tensors=_tensors,
+    tensors=mixtral.tensors("mlp", ("gate_proj", "up_proj", "down_proj")),
     reads=(
         *MIXTRAL.reads,
         *("attention_bias", "use_sliding_window", "intermediate_size", "num_local_experts"),
