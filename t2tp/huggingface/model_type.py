@@ -69,7 +69,7 @@ _SWITCHES = (
     *("attention_type", "attention_multiplier", "local_rotary_base", "rotary_fraction"),
     *("embedding_multiplier", "residual_multiplier", "logits_divisor", "logits_soft_cap"),
     *("moe_router_scores", "moe_router_bias", "moe_balance_rate", "moe_shared_d_ff"),
-    "moe_gate_scale",
+    *("moe_gate_scale", "moe_router_groups"),
 )
 _NONE = object()
 _ONE_CLASS = "single_label_classification"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import tensorflow as tf
@@ -25,6 +25,8 @@ class Router:
       scores: `softmax`, or `sigmoid` of each logit.
       balance: float32 [router_experts], added to the scores where experts are chosen, but not to
         gates: L. Wang et al. (arXiv:2408.15664), section 3. None: nothing is added.
+      groups: number of groups of consecutive experts.
+      top_groups: groups per token; see `token_choices`.
     """
 
     logits: mtf.Tensor
@@ -32,6 +34,8 @@ class Router:
     experts: mtf.Dimension
     scores: str = "softmax"
     balance: mtf.Tensor | None = None
+    groups: int = 1
+    top_groups: int = 1
 
     @property
     def tokens(self) -> mtf.Dimension:
@@ -94,6 +98,9 @@ def token_choices(
     two scores, normalized to a sum of 1. (GShard drops second choices of small weight at random;
     this does not.)
 
+    With groups of experts, a token chooses the `top_groups` whose two highest scores have the
+    highest sums, and then its experts among theirs (DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
+
     Args:
       router: the tokens' router.
       k: experts per token.
@@ -111,12 +118,10 @@ def token_choices(
     remaining = mtf.stop_gradient(probabilities)
     if router.balance is not None:
         remaining += mtf.stop_gradient(router.balance)
+    if router.groups > 1:
+        remaining = _in_top_groups(remaining, router)
     choices = []
-    for _ in range(k):
-        pick = mtf.argmax(remaining, experts)
-        chosen = mtf.one_hot(pick, experts, dtype=tf.float32)
-        # Chosen experts fall below all others, so that the next argmax skips them.
-        remaining = remaining - chosen * _BELOW_ALL
+    for pick, chosen in _highest(remaining, experts, k):
         gate = mtf.reduce_sum(probabilities * chosen, reduced_dim=experts)
         choices.append(Choice(pick, chosen * router.token_mask, gate))
     factor: mtf.Tensor | float = scale
@@ -127,6 +132,32 @@ def token_choices(
         total = mtf.reduce_sum(probabilities, reduced_dim=experts)
         probabilities = probabilities / mtf.maximum(total, 1e-9)
     return choices, _load_balance(router, probabilities, choices[0].chosen)
+
+
+def _highest(
+    scores: mtf.Tensor, dim: mtf.Dimension, k: int
+) -> Iterator[tuple[mtf.Tensor, mtf.Tensor]]:
+    """Yields the index along `dim` of each of the k highest scores, and its one-hot tensor."""
+    for _ in range(k):
+        pick = mtf.argmax(scores, dim)
+        chosen = mtf.one_hot(pick, dim, dtype=tf.float32)
+        yield pick, chosen
+        # Chosen ones fall below all others, so that the next argmax skips them.
+        scores -= chosen * _BELOW_ALL
+
+
+def _in_top_groups(scores: mtf.Tensor, router: Router) -> mtf.Tensor:
+    """Lowers the scores of experts outside of a token's groups below all others."""
+    *tokens, experts = scores.shape.dims
+    group = mtf.Dimension("router_groups", router.groups)
+    member = mtf.Dimension("group_experts", experts.size // router.groups)
+    members = mtf.reshape(scores, mtf.Shape([*tokens, group, member]))
+    highest = [
+        mtf.reduce_sum(members * chosen, reduced_dim=member)
+        for _, chosen in _highest(members, member, 2)
+    ]
+    of_token = [chosen for _, chosen in _highest(mtf.add_n(highest), group, router.top_groups)]
+    return mtf.reshape(members + (mtf.add_n(of_token) - 1.0) * _BELOW_ALL, scores.shape)
 
 
 def imbalance(router: Router, choices: Sequence[Choice]) -> mtf.Tensor:

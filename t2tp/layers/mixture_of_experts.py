@@ -97,6 +97,8 @@ class RoutingConfig:
       has_bias: whether the router has a bias.
       is_balanced: whether a variable, `balance`, is added to the scores to choose experts.
       dispatch: `capacity`, or `dropless`: each expert computes all tokens that chose it.
+      router_groups: number of groups of consecutive experts.
+      top_groups: groups per token: its experts are among theirs.
     """
 
     num_experts: int
@@ -111,6 +113,8 @@ class RoutingConfig:
     has_bias: bool = False
     is_balanced: bool = False
     dispatch: str = "capacity"
+    router_groups: int = 1
+    top_groups: int = 1
 
     @property
     def choices(self) -> int:
@@ -136,12 +140,20 @@ class RoutingConfig:
                 f"{self.gating} needs at least {max(self.choices, 1)} experts, and groups of a size"
                 f" of 0 (a row) or above, not {self.num_experts} and {self.group_size}."
             )
+        size, rest = divmod(self.num_experts, self.router_groups)
+        is_grouped, fits = self.router_groups > 1, self.choices <= self.top_groups * size
+        if is_grouped and (rest or size < 2 or self.top_groups > self.router_groups or not fits):
+            raise ValueError(
+                f"moe_router_groups={self.router_groups} must divide num_experts={self.num_experts}"
+                f" into groups of 2 or more, and moe_top_groups={self.top_groups} of them must have"
+                f" the {self.choices} experts of a token."
+            )
         if min(self.capacity_factor_train, self.capacity_factor_eval) <= 0:
             raise ValueError("capacity factors must be above 0.")
-        if self.gating == "expert_choice" and (self.is_dropless or self.is_balanced):
+        if self.gating == "expert_choice" and (self.is_dropless or self.is_balanced or is_grouped):
             raise ValueError(
                 "moe_gating=expert_choice has balanced experts with a capacity: it supports neither"
-                " moe_dispatch=dropless nor moe_balance_rate."
+                " moe_dispatch=dropless nor moe_balance_rate nor moe_router_groups."
             )
 
     def capacity(self, group: int, training: bool) -> int:
@@ -253,7 +265,11 @@ class MixtureOfExperts:
             mask = mtf.ones(x.mesh, shape, tf.float32)
         else:
             mask = mtf.reshape(mtf.cast(token_mask, tf.float32), shape)
-        return tokens, Router(logits, mask, self._router_experts, routing.scores, balance)
+        groups_of_experts = routing.router_groups, routing.top_groups
+        router = Router(
+            logits, mask, self._router_experts, routing.scores, balance, *groups_of_experts
+        )
+        return tokens, router
 
     def _mixed(
         self, x: mtf.Tensor, tokens: mtf.Tensor, router: Router, capacity: int, training: bool

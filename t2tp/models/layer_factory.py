@@ -267,6 +267,8 @@ class LayerFactory:
             hparams.moe_router_bias,
             hparams.moe_balance_rate > 0,
             hparams.moe_dispatch,
+            hparams.moe_router_groups,
+            hparams.moe_top_groups,
         )
         return MixtureOfExperts(
             routing,

@@ -259,6 +259,8 @@ def directory(name: str) -> Path:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
+        if class_name == "GptOssForCausalLM":  # As it is published.
+            model.bfloat16()
         if name == "bert_masked_untied":  # The second bias is unused, or the same one.
             model.cls.predictions.bias.copy_(model.cls.predictions.decoder.bias)
     path = _scratch() / name
@@ -292,12 +294,8 @@ def loaded(name: str) -> Any:
     return getattr(transformers, _ALL[name][0]).from_pretrained(directory(name)).eval()
 
 
-def in_float64(model: Any) -> Callable[[np.ndarray], Any]:
-    """Makes a model compute in float64, also where its code asks for float32.
-
-    Returns:
-      maps rows of tokens to logits.
-    """
+def float64() -> Any:
+    """A context in which code of PyTorch that asks for float32 gets float64."""
     import torch
 
     def wide(value: Any) -> Any:
@@ -310,12 +308,19 @@ def in_float64(model: Any) -> Callable[[np.ndarray], Any]:
             named = {key: wide(value) for key, value in (kwargs or {}).items()}
             return function(*map(wide, args), **named)
 
+    return Wide()
+
+
+def in_float64(model: Any) -> Callable[[np.ndarray], Any]:
+    """Makes a model compute in float64; returns what maps rows of tokens to its logits."""
+    import torch
+
     model.double()
     if hasattr(model.config, "num_local_experts"):
         model.set_experts_implementation("eager")  # The other ones have no float64.
 
     def logits(rows: np.ndarray) -> Any:
-        with Wide():
+        with float64():
             return model(torch.tensor(rows)).logits
 
     return logits

@@ -32,6 +32,7 @@ def run(
     mesh_shape: str = "",
     layout: str = "",
     change: Callable[[str, np.ndarray], np.ndarray] | None = None,
+    program_class: type[t2tp.Program] = t2tp.Program,
 ) -> Ran:
     """The outputs of `build(**inputs)`.
 
@@ -41,12 +42,13 @@ def run(
       mesh_shape: of the mesh.
       layout: of the program.
       change: from a variable's name and value to the value that it is given before it runs.
+      program_class: the program's class, such as `DoubleProgram`.
     """
     features = {
         name: t2tp.Feature(shape, tf.float32 if array.dtype.kind == "f" else tf.int32)
         for name, (shape, array) in inputs.items()
     }
-    program = t2tp.Program(
+    program = program_class(
         lambda mesh, given: build(**given), features, mesh_shape=mesh_shape, layout=layout
     )
     for variable in program.variables if change else ():

@@ -1,4 +1,7 @@
-"""Experts equal transformers' blocks in values and gradients, on any mesh, also at any skew."""
+"""Experts equal transformers' blocks in values and gradients, on any mesh, also at any skew.
+
+Both are computed in float64.
+"""
 
 import functools
 
@@ -7,7 +10,9 @@ import pytest
 
 from t2tp import mtf
 from t2tp.layers.mixture_of_experts import MixtureOfExperts, RoutingConfig
+from t2tp.layout_check.double_program import DoubleProgram
 from tests.cases import in_turn
+from tests.huggingface import their_models
 from tests.layers.running import run
 
 torch = pytest.importorskip("torch")
@@ -30,14 +35,17 @@ BLOCKS = {
     "deepseek_v3": (
         "DeepseekV3MoE",
         {
-            "num_local_experts": EXPERTS,
+            "num_local_experts": 2 * EXPERTS,
             "moe_intermediate_size": D_FF,
-            "n_group": 1,
-            "topk_group": 1,
+            "n_group": 4,
+            "topk_group": 2,
             "n_shared_experts": 2,
             "routed_scaling_factor": 2.5,
         },
-        TOP_K(scores="sigmoid", is_balanced=True, gate_scale=2.5),
+        RoutingConfig(
+            **{"num_experts": 2 * EXPERTS, "gating": "top_k", "top_k": K, "gate_scale": 2.5},
+            **{"scores": "sigmoid", "is_balanced": True, "router_groups": 4, "top_groups": 2},
+        ),
         {"mlp": "swiglu", "shared_d_ff": 2 * D_FF},
     ),
     "gpt_oss": (
@@ -93,7 +101,9 @@ def theirs(name, skewed):
     """The block's parameters, input, output and gradients."""
     block_name, options, _, _ = BLOCKS[name]
     module = __import__(f"transformers.models.{name}.modeling_{name}", fromlist=[block_name])
-    made = getattr(module, block_name)(transformers.AutoConfig.for_model(name, **COMMON, **options))
+    config = transformers.AutoConfig.for_model(name, **COMMON, **options)
+    config._experts_implementation = "eager"  # The other ones have no float64.
+    made = getattr(module, block_name)(config)
     generator = torch.Generator().manual_seed(0)
     tensors = {**dict(made.named_parameters()), **dict(made.named_buffers())}
     for tensor in tensors.values():
@@ -102,7 +112,9 @@ def theirs(name, skewed):
         first = torch.arange(EXPERTS) < K
         tensors["router.bias"].data = torch.where(first, 100.0, -100.0)
     x = torch.normal(0, 1, (BATCH, LENGTH, D_MODEL), generator=generator, requires_grad=True)
-    y = made(x)
+    made, x = made.double(), x.detach().double().requires_grad_()
+    with their_models.float64():
+        y = made(x)
     y = y[0] if isinstance(y, tuple) else y
     (y * torch.tensor(WEIGHTS)).sum().backward()
     grads = {n: p.grad.numpy() for n, p in made.named_parameters()}
@@ -126,15 +138,21 @@ def ours(name, dispatch, mesh_shape, layout, skewed=False):
         return {"y": y, "dropped": sums.dropped} | {f"d_{n}": g for n, g in named}
 
     inputs = {"x": (f"batch:{BATCH};length:{LENGTH};d_model:{D_MODEL}", x)}
-    return run(build, inputs, mesh_shape, layout, lambda n, value: values[n].reshape(value.shape))
+    return run(
+        build,
+        inputs,
+        mesh_shape,
+        layout,
+        lambda n, value: values[n].reshape(value.shape),
+        DoubleProgram,
+    )
 
 
 def assert_equal(got, wanted):
     assert got.pop("dropped") == 0
     assert set(got) == set(wanted)
     for name, value in wanted.items():
-        atol = 2e-6 * np.abs(value).max()
-        np.testing.assert_allclose(got[name], value, rtol=0, atol=atol, err_msg=name)
+        np.testing.assert_allclose(got[name], value, rtol=0, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize(("mesh_shape", "layout", "name"), in_turn(LAYOUTS, BLOCKS, times=1))

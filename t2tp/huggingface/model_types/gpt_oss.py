@@ -25,47 +25,35 @@ def _read(config: Config) -> dict[str, Any]:
     is_local = [number % 2 == 0 for number in range(config["num_hidden_layers"])]
     rope = config.get("rope_scaling") or config.get("rope_parameters") or _YARN
     # Their experts have one activation, whatever hidden_act says.
-    plain = {**config, "hidden_act": "silu", "rope_scaling": rope}
     return {
-        **llama.read(plain),
+        **llama.read({**config, "hidden_act": "silu", "rope_scaling": rope}),
         **llama.layers(config, llama.layer_types(config, is_local)),
         **mixtral.dropless(config["num_local_experts"]),
-        "attention_sinks": True,
-        "mlp": "clamped_swiglu",
-        "mlp_bias": True,
-        "moe_normalize_gates": True,
-        "moe_router_bias": True,
+        **{"attention_sinks": True, "mlp": "clamped_swiglu", "mlp_bias": True},
+        **{"moe_normalize_gates": True, "moe_router_bias": True},
     }
 
 
 def _written(hparams: HParams) -> dict[str, Any]:
     found = {"rope_scaling": {"rope_type": "default"}, **llama.with_attention_bias(hparams)}
-    del found["hidden_act"]
-    layers = llama.written_layers(hparams, _WINDOW)
-    return {**found, **layers, "num_local_experts": hparams.num_experts}
+    found |= llama.written_layers(hparams, _WINDOW)
+    return {**found, "hidden_act": "silu", "num_local_experts": hparams.num_experts}
 
 
 def _tensors(hparams: HParams) -> list[Entry]:
     theirs, ours = f"{llama.BLOCK}.mlp", f"{llama.LAYER}/experts"
-    hidden, output = (f"{ours}/gate", f"{ours}/input"), f"{ours}/output"
-    biases = tuple(f"{name}_bias" for name in hidden)
-    into, out_of = "experts d_model d_ff", "experts d_ff d_model"
-    sinks = f"{llama.BLOCK}.self_attn.sinks", "heads", f"{llama.LAYER}/attention/sinks", "heads"
+    hidden, biases = ((f"{ours}/gate{end}", f"{ours}/input{end}") for end in ("", "_bias"))
+    into, out_of, bias = "experts d_model d_ff", "experts d_ff d_model", "experts d_model"
     return [
         *llama.around(hparams),
         *llama.attention(hparams),
-        Entry(*sinks),
+        Entry(f"{llama.BLOCK}.self_attn.sinks", "heads", f"{llama.LAYER}/attention/sinks", "heads"),
         *llama.norms(hparams, "experts"),
         *dense(f"{theirs}.router", f"{ours}/router", "d_model", "router_experts"),
         Entry(f"{theirs}.experts.gate_up_proj", "experts d_model (d_ff part)", hidden, into),
         Entry(f"{theirs}.experts.gate_up_proj_bias", "experts (d_ff part)", biases, "experts d_ff"),
-        Entry(f"{theirs}.experts.down_proj", out_of, output, out_of),
-        Entry(
-            f"{theirs}.experts.down_proj_bias",
-            "experts d_model",
-            f"{output}_bias",
-            "experts d_model",
-        ),
+        Entry(f"{theirs}.experts.down_proj", out_of, f"{ours}/output", out_of),
+        Entry(f"{theirs}.experts.down_proj_bias", bias, f"{ours}/output_bias", bias),
     ]
 
 
@@ -83,7 +71,7 @@ GPT_OSS = replace(
         **{name: value for name, value in MIXTRAL.defaults.items() if name != "hidden_act"},
         **{"bos_token_id": None, "rope_theta": 150_000.0, "sliding_window": _WINDOW},
         **{"head_dim": 64, "attention_bias": True, "num_experts_per_tok": 4},
-        "num_local_experts": 128,
+        **{"num_local_experts": 128},
     },
     required={**llama.REQUIRED, "swiglu_alpha": 1.702, "swiglu_limit": 7.0},
 )
