@@ -1,36 +1,43 @@
 """The effect of each choice in `transformer_lm_base`, at two sizes.
 
-    python benchmarks/learning/choices.py --data_dir=data [--steps=300] [--sizes=64] [CHOICE ...]
+    python benchmarks/learning/choices.py --data_dir=data [CHOICE ...]
 
-Each run takes back one choice and leaves the others. Prints bits per byte of the validation text,
-and the processor time of the process, data and evaluation included. Each run is a process.
+Each run takes back one choice and leaves the others, on one thread. Its bits per byte of validation
+text are stored in choices.json at once, and a stored run is not repeated. At the end prints the
+table of docs/learning.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import resource
-import subprocess
-import sys
+import json
 import tempfile
 from pathlib import Path
+
+import tensorflow as tf
 
 from t2tp import hparams as _hparams  # noqa: F401  (it registers the sets)
 from t2tp import models as _models  # noqa: F401
 from t2tp import problems, registry
+from t2tp.atomic_file import write_text
 from t2tp.problems.data.packing import FEATURES, PREVIOUS
 from t2tp.trainer.cli import console
 from t2tp.trainer.experiment import Experiment
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_spec import RunSpec
 
+STORED = Path(__file__).resolve().parent / "choices.json"
 VOCABULARY = 2048
+STEPS = 160
+# Batches of the validation text.
+EVALUATED = 40
 # Width -> other sizes. Without a gate d_ff is 3 / 2 times as large, for as many parameters.
-SIZES = {64: "d_model=64,d_ff=176,num_heads=2,num_hidden_layers=2", 128: "num_hidden_layers=3"}
+SIZES = {64: "d_model=64,d_ff=176,num_heads=2", 128: ""}
 UNGATED = {64: 264, 128: 528}
-NO_PREVIOUS, OTHER_SEED, PLAIN = "no token before a window", "another seed", "none of these choices"
+AS_IT_IS, OTHER_SEED = "as it is", "another seed"
+NO_PREVIOUS, PLAIN = "no token before a window", "none of these choices"
 CHOICES = {
-    "as it is": "",
+    AS_IT_IS: "",
     OTHER_SEED: "",
     "optimizer=adam": "optimizer=adam,learning_rate_constant=0.004",
     "embedding_norm=false": "embedding_norm=false",
@@ -47,10 +54,11 @@ CHOICES = {
 }
 
 
-def train(choice: str, size: int, steps: int, data_dir: Path) -> None:
-    """Trains without a choice, and prints a line."""
-    if choice in (NO_PREVIOUS, PLAIN):
-        FEATURES.pop(PREVIOUS)
+def bits_per_byte(choice: str, size: int, data_dir: Path) -> float:
+    """Trains without a choice."""
+    feature = FEATURES.pop(PREVIOUS)
+    if choice not in (NO_PREVIOUS, PLAIN):
+        FEATURES[PREVIOUS] = feature
     problem = problems.find("languagemodel_python_stdlib", f"vocab_size={VOCABULARY}")
     problem.prepare(data_dir)
     hparams_set = "transformer_lm_plain_tiny" if choice == PLAIN else "transformer_lm_tiny"
@@ -64,34 +72,45 @@ def train(choice: str, size: int, steps: int, data_dir: Path) -> None:
             hparams,
             RunConfig(directory, random_seed=int(choice == OTHER_SEED)),
             data_dir=data_dir,
-            train_steps=steps,
+            train_steps=STEPS,
             problem_options=f"vocab_size={VOCABULARY}",
         )
-        score = Experiment(spec, local_eval_frequency=0).train_and_evaluate()["bits_per_byte"]
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    seconds = usage.ru_utime + usage.ru_stime
-    print(f"| {choice} | {size} | {score:.3f} | {seconds:.0f} s |", flush=True)
+        experiment = Experiment(spec, local_eval_frequency=0, eval_steps=EVALUATED)
+        result = experiment.train_and_evaluate()["bits_per_byte"]
+    FEATURES[PREVIOUS] = feature
+    return round(result, 4)
+
+
+def table(stored: dict[str, dict[str, float]]) -> str:
+    """The bits per byte of each choice, and how many more they are than with all choices."""
+    whole = stored[AS_IT_IS]
+    sizes = [str(size) for size in SIZES if str(size) in whole]
+    heads = " | ".join(f"width {size}" for size in sizes)
+    lines = [f"| one choice changed | {heads} |", "| -- |" + " -- |" * len(sizes)]
+    for choice, results in stored.items():
+        cells = []
+        for size in sizes:
+            more = results[size] - whole[size]
+            cells.append(f"{results[size]:.3f}" + (f" ({more:+.3f})" if choice != AS_IT_IS else ""))
+        lines.append(f"| {choice} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("choices", nargs="*", help="by default all")
     parser.add_argument("--data_dir", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=300, help="of 16 windows of 128 tokens")
-    parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
     args = parser.parse_args()
-    sizes, choices = [int(size) for size in args.sizes.split(",")], args.choices or list(CHOICES)
-    if len(sizes) == len(choices) == 1:
-        console.use_plain_lines()
-        train(choices[0], sizes[0], args.steps, args.data_dir)
-        return
-    print("| choice | width | bits per byte | processor time |\n| -- | -- | -- | -- |", flush=True)
-    for size in sizes:
-        for choice in choices:
-            flags = [f"--data_dir={args.data_dir}", f"--steps={args.steps}", f"--sizes={size}"]
-            command = [sys.executable, __file__, choice, *flags]
-            lines = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-            print(next(line for line in lines.splitlines() if line.startswith("| ")), flush=True)
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    console.use_plain_lines()
+    stored = json.loads(STORED.read_text("utf-8")) if STORED.exists() else {}
+    for size in map(str, SIZES):
+        for choice in args.choices or CHOICES:
+            if size not in stored.setdefault(choice, {}):
+                stored[choice][size] = bits_per_byte(choice, int(size), args.data_dir)
+                write_text(STORED, json.dumps(stored, indent=1) + "\n")
+    print(table(stored))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Muon: PyTorch's steps on one device, the same steps on every layout, and the least traffic."""
+"""Muon: the steps of PyTorch and optax, the same on every layout, and the least traffic."""
 
 import functools
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,11 +44,19 @@ def torch_result(scale, weight_decay):
     }
 
 
+def optax_result(scale, weight_decay):
+    """The same of `optax.contrib.muon`, as benchmarks/muon_optax.py stores it."""
+    assert weight_decay == 0.1
+    stored = json.loads(Path(__file__).with_name("muon_optax.json").read_text("utf-8"))
+    return {name: np.array(value) for name, value in stored[scale].items()}
+
+
+@pytest.mark.parametrize("peer_result", [torch_result, optax_result])
 @pytest.mark.parametrize("layout", [("", ""), ("data:2;model:2", "batch:data;d_ff:model")])
 @pytest.mark.parametrize("scale", ["match_rms_adamw", "original"])
-def test_twenty_steps_are_those_of_pytorch(scale, layout):
+def test_twenty_steps_are_those_of_a_peer(scale, layout, peer_result):
     hparams = make_hparams(optimizer="muon", weight_decay=0.1, optimizer_muon_scale=scale)
-    ours, wanted = train(hparams, *layout), torch_result(scale, 0.1)
+    ours, wanted = train(hparams, *layout), peer_result(scale, 0.1)
     assert wanted["loss"][-1] < 0.9 * wanted["loss"][0]
     for name in wanted:
         np.testing.assert_allclose(ours[name], wanted[name], rtol=1e-6, atol=1e-6, err_msg=name)

@@ -1,0 +1,267 @@
+"""The loss over learning rates at several widths, with and without `transfer_from`.
+
+    python benchmarks/learning/widths.py --data_dir=data [--models=lm] [--optimizers=adam]
+
+Trains each model for some steps with a constant rate after a warm-up, on the same batches, on one
+thread. From a first rate it doubles and halves until the best rate has two worse ones on each side.
+Each result is stored in widths.json at once, and a stored run is not repeated. At the end draws
+docs/images/widths.png and prints the table of docs/learning.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from t2tp import hparams as _hparams  # noqa: F401  (it registers the sets)
+from t2tp import models as _models  # noqa: F401
+from t2tp import problems, registry
+from t2tp.atomic_file import write_text
+from t2tp.hparam import HParams
+from t2tp.program.program import Program
+from t2tp.trainer.inputs.problem_inputs import training_inputs
+from t2tp.trainer.model_fn import ModeKeys, model_fn_of
+
+HERE = Path(__file__).resolve().parent
+STORED = HERE / "widths.json"
+PICTURE = HERE.parents[1] / "docs" / "images" / "widths.png"
+SMALLEST = 64
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models of several widths.
+
+    Attributes:
+      model: name of the model.
+      hparams_set: name of the set.
+      problem: name of the problem.
+      problem_options: options of the problem.
+      changes: changes to the set.
+      sizes: changes for a width.
+      steps: number of training steps.
+    """
+
+    model: str
+    hparams_set: str
+    problem: str
+    problem_options: str
+    changes: str
+    sizes: Callable[[int], str]
+    steps: int
+
+
+def _transformer(width: int) -> str:
+    return f"d_model={width},d_ff={4 * width},num_heads={width // 32},d_kv=32"
+
+
+def _gated(width: int) -> str:
+    return f"d_model={width},d_ff={11 * width // 4},num_heads={width // 32},d_kv=32"
+
+
+TEXT = ("languagemodel_python_stdlib_bytes", "", "batch_size=8,max_length=64")
+# Embeddings of size 1 and a head of their own, as in the paper.
+UNTIED = (*TEXT[:2], f"{TEXT[2]},initializer_stddev=1,tie_embeddings=false", _transformer, 120)
+FAN_IN = (*TEXT[:2], f"{TEXT[2]},initializer=fan_in,initializer_stddev=0.1")
+FAMILIES = {
+    "untied": Family("transformer_lm", "transformer_lm_plain_tiny", *UNTIED),
+    "lm": Family("transformer_lm", "transformer_lm_tiny", *TEXT, _gated, 120),
+    "lm_fan_in": Family("transformer_lm", "transformer_lm_tiny", *FAN_IN, _gated, 120),
+    "experts": Family("transformer_moe", "transformer_moe_tiny", *UNTIED),
+    "resnet": Family(
+        "mtf_resnet",
+        "mtf_resnet_digits",
+        "image_digits",
+        "",
+        "",
+        lambda width: f"filter_sizes=[{width // 4},{width // 4},{width // 2}]",
+        60,
+    ),
+}
+# Exponents of 2 of the first rate to try.
+FIRST = {"adam": -7, "muon": -5}
+RATE: tf.Variable
+
+
+def tried(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor | float:
+    """Returns the rate that is tried: a variable, for a program that is traced once."""
+    del step, hparams, train_steps
+    return RATE.read_value() if tf.inside_function() else 1.0
+
+
+def small_model(name: str) -> Callable[[], HParams]:
+    """The set that `transfer_from` names."""
+
+    def small() -> HParams:
+        return hparams_of(FAMILIES[name], SMALLEST, "adam", "")
+
+    return small
+
+
+def hparams_of(family: Family, width: int, optimizer: str, transfer_from: str) -> HParams:
+    hparams = registry.hparams(family.hparams_set)
+    hparams.parse(family.changes)
+    hparams.parse(family.sizes(width))
+    hparams.parse("learning_rate_schedule=tried*linear_warmup,learning_rate_warmup_steps=20")
+    hparams.parse(f"weight_decay=0,optimizer={optimizer},transfer_from={transfer_from}")
+    return hparams
+
+
+class Trained:
+    """A model that is trained from its initial values with one rate after the other."""
+
+    def __init__(self, family: Family, hparams: HParams, data_dir: Path) -> None:
+        problem = problems.find(family.problem, family.problem_options)
+        problem.prepare(data_dir)
+        problem.change_hparams(hparams, data_dir)
+        inputs = training_inputs(problem, data_dir, hparams, seed=0)
+        model = registry.model(family.model)
+        model_fn = model_fn_of(model, problem.vocab_sizes(data_dir), family.steps)
+
+        def step_fn(mesh, features):
+            return {"loss": model_fn(mesh, features, ModeKeys.TRAIN, hparams).loss}
+
+        self._program = Program(step_fn, inputs.features)
+        self._initial = {v.spec.name: v.numpy() for v in self._program.variables}
+        self._batches = [inputs.stream[step] for step in range(family.steps)]
+
+    def loss(self, rate: float) -> float | None:
+        """Trains, and returns the mean loss of the last sixth of the steps; None: it diverged."""
+        RATE.assign(rate)
+        for variable in self._program.variables:
+            variable.assign(self._initial[variable.spec.name])
+        losses: list[float] = []
+        for step, batch in enumerate(self._batches):
+            losses.append(float(self._program(batch, step)["loss"]))
+            if not losses[-1] < 1.5 * losses[0]:
+                return None
+        return round(float(np.mean(losses[-len(losses) // 6 :])), 4)
+
+
+def best_exponent(losses: dict[str, float | None]) -> int:
+    return int(min(losses, key=lambda e: math.inf if losses[e] is None else losses[e]))
+
+
+def sweep(key: str, make: Callable[[], Trained], first: int, stored: dict) -> int:
+    """Adds the losses by exponent of the rate to the stored results, and returns the best."""
+    trained = None
+    losses = stored.setdefault(key, {})
+    while True:
+        best = best_exponent(losses) if losses else first
+        near = (best + away for away in (0, 1, -1, 2, -2))
+        missing = next((e for e in near if str(e) not in losses), None)
+        if missing is None:
+            return best
+        trained = trained or make()
+        began = time.process_time()
+        losses[str(missing)] = trained.loss(2.0**missing)
+        seconds = time.process_time() - began
+        print(f"{key}, rate 2^{missing}: {losses[str(missing)]} ({seconds:.0f} s)", flush=True)
+        write_text(STORED, json.dumps(stored, indent=1) + "\n")
+
+
+def _order(key: str) -> tuple[int, str, int, int]:
+    model, optimizer, width, *transfer = key.split()
+    return list(FAMILIES).index(model), optimizer, len(transfer), int(width)
+
+
+def runs_by_arm(stored: dict) -> dict[tuple[str, str, str], dict[int, dict[int, float | None]]]:
+    """Returns the losses of each model, optimizer and way of scaling, by width and exponent."""
+    arms: dict = {}
+    for key, losses in sorted(stored.items(), key=lambda run: _order(run[0])):
+        model, optimizer, width, *transfer = key.split()
+        arm = arms.setdefault((model, optimizer, " ".join(transfer)), {})
+        arm[int(width)] = {int(e): losses[e] for e in sorted(losses, key=int)}
+    return arms
+
+
+def table(stored: dict) -> str:
+    """The best rate of each width and its loss."""
+    widths = sorted({width for arm in runs_by_arm(stored).values() for width in arm})
+    lines = ["| model | optimizer |  | " + " | ".join(f"width {w}" for w in widths) + " | moves |"]
+    lines.append("| -- |" + " -- |" * (len(widths) + 3))
+    for (model, optimizer, transfer), arm in runs_by_arm(stored).items():
+        best = {width: best_exponent(losses) for width, losses in arm.items()}
+        cells = [f"2^{best[w]}: {arm[w][best[w]]:.3f}" if w in best else "" for w in widths]
+        moves = max(best.values()) - min(best.values())
+        way = "with" if transfer else "without"
+        lines.append(f"| `{model}` | `{optimizer}` | {way} | {' | '.join(cells)} | {moves} |")
+    return "\n".join(lines)
+
+
+def draw(stored: dict) -> None:
+    """Draws the losses over rates: a row for each model, without and with `transfer_from`."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    arms = runs_by_arm(stored)
+    kinds = list(dict.fromkeys(arm[:2] for arm in arms))
+    size = (8, 2.6 * len(kinds))
+    figure, axes = pyplot.subplots(
+        len(kinds), 2, figsize=size, sharex="row", sharey="row", squeeze=False
+    )
+    for row, (model, optimizer) in zip(axes, kinds, strict=True):
+        bests = []
+        for panel, transfer in zip(row, ("", "transfer_from"), strict=True):
+            arm = arms[model, optimizer, transfer]
+            colors = pyplot.cm.viridis(np.linspace(0, 0.85, len(arm)))
+            for color, (width, losses) in zip(colors, arm.items(), strict=True):
+                rates = {2.0**e: loss for e, loss in losses.items() if loss is not None}
+                panel.plot(rates.keys(), rates.values(), ".-", color=color, label=f"{width}")
+                best = best_exponent(losses)
+                bests.append(losses[best])
+                panel.plot(2.0**best, losses[best], "o", color=color)
+            panel.set_xscale("log", base=2)
+            way = "with" if transfer else "without"
+            panel.set_title(f"{model}, {optimizer}, {way} transfer_from", fontsize=9)
+            panel.grid(alpha=0.3)
+        row[0].set_ylim(min(bests) - 0.05, max(bests) + 0.3)
+        row[0].set_ylabel("loss")
+        row[0].legend(title="width", fontsize=8)
+    for panel in axes[-1]:
+        panel.set_xlabel("learning rate")
+    figure.tight_layout()
+    figure.savefig(PICTURE, dpi=72)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data_dir", type=Path, required=True)
+    parser.add_argument("--models", default="lm", help=",".join(FAMILIES))
+    parser.add_argument("--optimizers", default="adam", help=",".join(FIRST))
+    parser.add_argument("--widths", default="64,128,256,512")
+    args = parser.parse_args()
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    global RATE
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    RATE = tf.Variable(0.0, trainable=False)
+    registry.register_learning_rate_schedule(tried)
+    stored = json.loads(STORED.read_text("utf-8")) if STORED.exists() else {}
+    for name in args.models.split(","):
+        family = FAMILIES[name]
+        registry.register_hparams(f"narrow_{name}", model=family.model)(small_model(name))
+        for optimizer in args.optimizers.split(","):
+            best = {"": FIRST[optimizer], f"narrow_{name}": FIRST[optimizer]}
+            for width in map(int, args.widths.split(",")):
+                for transfer_from in best:
+                    key = f"{name} {optimizer} {width}{' transfer_from' if transfer_from else ''}"
+                    hparams = hparams_of(family, width, optimizer, transfer_from)
+                    make = functools.partial(Trained, family, hparams, args.data_dir)
+                    best[transfer_from] = sweep(key, make, best[transfer_from], stored)
+    draw(stored)
+    print(table(stored))
+
+
+if __name__ == "__main__":
+    main()
