@@ -55,7 +55,7 @@ def loss_curve(mesh_shape: str, dtype: str, others: str, data_dir: str, steps: i
         name: t2tp.Feature(
             mtf.Shape([mtf.Dimension(dim, sizes[dim]) for dim in spec.dimensions]), spec.dtype
         )
-        for name, spec in problem.features(batch_size, length).items()
+        for name, spec in problem.features.items()
     }
 
     def step_fn(mesh, inputs):

@@ -20,9 +20,8 @@ from t2tp.problems.data.fields import Field, FieldSource, NumberField, WeightFie
 from t2tp.problems.data.pixels import EncodedPixelField, PixelField, pixel_spec
 from t2tp.problems.data.row_plan import RowPlan
 from t2tp.problems.data.sample import Sample, StoredExample
-from t2tp.problems.data.stream import FeatureSpec
 from t2tp.problems.generated_images import GeneratedImages
-from t2tp.problems.problem import NO_EOS, AnyPath, Problem, check_positive
+from t2tp.problems.problem import NO_EOS, AnyPath, Problem
 from t2tp.problems.text_to_class import check_label
 
 
@@ -84,11 +83,14 @@ class ImageProblem(Problem):
 class Image2ClassProblem(ImageProblem):
     """Image to class. A sample has "image" and "label", the index of its class.
 
+    Batches have inputs (float32, 0 to 1), targets (the class) and weights.
+
     Attributes:
       class_names: names of the classes 0, 1, ...
     """
 
     metric_names = ("loss", "accuracy", "accuracy_top5", "neg_log_perplexity")
+    features = {"inputs": pixel_spec(1.0), "targets": NumberField.spec, "weights": WeightField.spec}
 
     def columns(self, directory: Path) -> dict[str, np.dtype]:
         """Returns the dtypes of the images and classes."""
@@ -114,11 +116,6 @@ class Image2ClassProblem(ImageProblem):
         """Returns the number of classes."""
         return {"targets": len(self.class_names)}
 
-    def features(self, batch_size: int, length: int) -> dict[str, FeatureSpec]:
-        """Returns inputs (float32, 0 to 1), targets (the class) and weights."""
-        check_positive(batch_size=batch_size, length=length)
-        return {"inputs": pixel_spec(1.0), "targets": NumberField.spec, "weights": WeightField.spec}
-
     def examples(self, data_dir: AnyPath, split: str, length: int) -> FieldSource:
         """Returns the images of a split; see `Problem.examples`."""
         stored = self.stored(data_dir, split)
@@ -133,9 +130,13 @@ class Image2ClassProblem(ImageProblem):
 
 
 class ImageGenerationProblem(ImageProblem):
-    """Images as sequences of values, each predicted from those before it."""
+    """Images as sequences of values, each predicted from those before it.
+
+    Batches have targets, the pixels' values (int32), and weights.
+    """
 
     metric_names = ("loss", "bits_per_dim", "accuracy")
+    features = {"targets": pixel_spec(None), "weights": WeightField.spec}
     eos_id = NO_EOS  # all images have the same size
 
     @property
@@ -146,11 +147,6 @@ class ImageGenerationProblem(ImageProblem):
     def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
         """Returns the number of values of a channel."""
         return {"targets": self.levels}
-
-    def features(self, batch_size: int, length: int) -> dict[str, FeatureSpec]:
-        """Returns targets, the pixels' values (int32), and weights."""
-        check_positive(batch_size=batch_size, length=length)
-        return {"targets": pixel_spec(None), "weights": WeightField.spec}
 
     def examples(self, data_dir: AnyPath, split: str, length: int) -> FieldSource:
         """Returns the images of a split; see `Problem.examples`."""

@@ -38,9 +38,8 @@ from t2tp.problems.data.sample import (
     StoredExample,
 )
 from t2tp.problems.data.shards import token_dtype
-from t2tp.problems.data.stream import FeatureSpec
 from t2tp.problems.prepare.split_samples import ShuffledSamples
-from t2tp.problems.problem import AnyPath, check_positive
+from t2tp.problems.problem import AnyPath
 from t2tp.problems.record_problems import RecordProblem
 from t2tp.problems.sources.records import Records
 from t2tp.problems.text import TextProblem
@@ -90,6 +89,7 @@ class Instructions(RecordProblem, TextProblem):
     """
 
     metric_names = ("loss", "accuracy", "accuracy_per_sequence", "neg_log_perplexity", "perplexity")
+    features = {**token_specs("targets"), _WEIGHTS: token_specs("targets")["targets"]}
     field_defaults = {"messages": "messages", "prompt": "prompt", "completion": "completion"}
     making_options = (
         *TextProblem.making_options,
@@ -303,12 +303,6 @@ class Instructions(RecordProblem, TextProblem):
     def codec(self, data_dir: AnyPath) -> TextCodec:
         """Returns the codec of prompts and completions."""
         return TextCodec(self.vocabulary(data_dir))
-
-    def features(self, batch_size: int, length: int) -> dict[str, FeatureSpec]:
-        """Returns targets with segmentation and position, and their weights."""
-        check_positive(batch_size=batch_size, length=length)
-        specs = token_specs("targets")
-        return {**specs, _WEIGHTS: specs["targets"]}
 
     def examples(self, data_dir: AnyPath, split: str, length: int) -> FieldSource:
         """Returns the examples of a split, one per row, without examples that are too long."""

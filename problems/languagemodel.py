@@ -17,20 +17,21 @@ from t2tp.problems.codec import TextCodec
 from t2tp.problems.data.packing import FEATURES, PackedWindows
 from t2tp.problems.data.sample import Sample, SkippedSampleError, StoredExample, text_of
 from t2tp.problems.data.shards import token_dtype
-from t2tp.problems.data.stream import Batch, FeatureSpec
-from t2tp.problems.problem import AnyPath, check_positive
+from t2tp.problems.data.stream import Batch
+from t2tp.problems.problem import AnyPath
 from t2tp.problems.text import TextProblem
 from t2tp.problems.vocab.vocabulary_file import load_vocabulary
 
 
 class LanguageModelProblem(TextProblem):
-    """Packed language modelling. A sample has "text".
+    """Packed language modelling. A sample has "text"; `PackedWindows` has the features.
 
     Options, with the options of `TextProblem`:
         separate_documents: whether attention is restricted to the same document.
     """
 
     metric_names = ("loss", "accuracy", "neg_log_perplexity", "perplexity", "bits_per_byte")
+    features = FEATURES
 
     def default_options(self) -> HParams:
         """Declares the options."""
@@ -70,11 +71,6 @@ class LanguageModelProblem(TextProblem):
     def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
         """Returns the number of tokens."""
         return {"targets": len(self.vocabulary(data_dir))}
-
-    def features(self, batch_size: int, length: int) -> dict[str, FeatureSpec]:
-        """Returns targets, their segmentation, position and previous; see `PackedWindows`."""
-        check_positive(batch_size=batch_size, length=length)
-        return dict(FEATURES)
 
     def examples(self, data_dir: AnyPath, split: str, length: int) -> PackedWindows:
         """Returns the windows of a split; see `Problem.examples`."""

@@ -19,7 +19,7 @@ from t2tp.problems.codec import Codec
 from t2tp.problems.data.manifest import Manifest
 from t2tp.problems.data.mixture_stream import ConcatenatedSource, MixtureStream, Stage
 from t2tp.problems.data.sample import Sample, Samples, StoredExample
-from t2tp.problems.data.stream import Batch, FeatureSpec, Stream
+from t2tp.problems.data.stream import Batch, Stream
 from t2tp.problems.generated_images import GeneratedImages
 from t2tp.problems.mixture_name import find_parts, proportional_parts, read_name
 from t2tp.problems.prepare.open_samples import OpenSamples
@@ -57,7 +57,8 @@ class Mixture(Problem):
         """Mixes problems; see `find_mixture`.
 
         Raises:
-          ValueError: they cannot have a common vocabulary, or an option is invalid.
+          ValueError: they have other features, cannot have a common vocabulary, or an option is
+            invalid.
         """
         self._name = name
         super().__init__(options)
@@ -83,7 +84,13 @@ class Mixture(Problem):
         self.splits = tuple(self._common(lambda part: part.splits))
         self.metric_names = tuple(self._common(lambda part: part.metric_names))
         self.decode_metric_names = tuple(self._common(lambda part: part.decode_metric_names))
-        self.eos_id = self.parts[0].eos_id
+        self.eos_id, self.features = self.parts[0].eos_id, self.parts[0].features
+        for part in self.parts[1:]:
+            if part.features != self.features:
+                raise ValueError(
+                    f"{self.parts[0].name} and {part.name} cannot be mixed, as their batches do "
+                    "not have the same features"
+                )
 
     def _common(self, names: Callable[[Problem], Sequence[str]]) -> list[str]:
         first, *others = self.parts
@@ -249,30 +256,13 @@ class Mixture(Problem):
         self.check_prepared(data_dir)
         return self.parts[0].vocab_sizes(self.parts_dir(data_dir))
 
-    def features(self, batch_size: int, length: int) -> dict[str, FeatureSpec]:
-        """Returns the features, which all problems have in common.
-
-        Raises:
-          ValueError: the problems' features differ.
-        """
-        first = self.parts[0].features(batch_size, length)
-        for part in self.parts[1:]:
-            if part.features(batch_size, length) != first:
-                raise ValueError(
-                    f"{self.parts[0].name} and {part.name} cannot be mixed, as their batches do "
-                    "not have the same features"
-                )
-        return first
-
     def examples(self, data_dir: AnyPath, split: str, length: int) -> ConcatenatedSource:
         """Returns the examples of all problems, concatenated."""
-        self.features(1, length)
         parts_dir = self.parts_dir(data_dir)
         return ConcatenatedSource([part.examples(parts_dir, split, length) for part in self.parts])
 
     def train_examples(self, data_dir: AnyPath, length: int) -> ConcatenatedSource:
         """Returns the training rows of all problems."""
-        self.features(1, length)
         parts_dir = self.parts_dir(data_dir)
         return ConcatenatedSource([part.train_examples(parts_dir, length) for part in self.parts])
 

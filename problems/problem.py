@@ -63,6 +63,7 @@ class Problem(abc.ABC):
     """The base class of all problems.
 
     Attributes:
+      features: named dimensions and dtype of each feature of a batch; a family defines them.
       splits: the splits. Training reads the first, shuffled and repeated. The others are read
         once, in order.
       metric_names: evaluation metrics, from `metrics.METRICS`.
@@ -78,6 +79,7 @@ class Problem(abc.ABC):
       warns_of_changes: whether the next check of the data warns of changed sources.
     """
 
+    features: Mapping[str, FeatureSpec]
     splits: tuple[str, ...] = (TRAIN, "validation", "test")
     metric_names: tuple[str, ...] = ("loss", "accuracy", "neg_log_perplexity", "perplexity")
     decode_metric_names: tuple[str, ...] = ()
@@ -196,10 +198,6 @@ class Problem(abc.ABC):
         """
 
     @abc.abstractmethod
-    def features(self, batch_size: int, length: int) -> dict[str, FeatureSpec]:
-        """Returns the named dimensions and dtype of each feature of a batch of this size."""
-
-    @abc.abstractmethod
     def examples(self, data_dir: AnyPath, split: str, length: int) -> ExampleSource:
         """Returns the examples of a split, of at most `length` tokens each.
 
@@ -223,17 +221,17 @@ class Problem(abc.ABC):
     @property
     def reads_inputs(self) -> bool:
         """Whether models read inputs; if not, a prompt is the beginning of the targets."""
-        return "inputs" in self.features(1, 1)
+        return "inputs" in self.features
 
     @property
     def writes_tokens(self) -> bool:
         """Whether targets are sequences of tokens."""
-        return "length" in self.features(1, 1)["targets"].dimensions
+        return "length" in self.features["targets"].dimensions
 
     @property
     def writes_classes(self) -> bool:
         """Whether targets are classes, one per example."""
-        return self.features(1, 1)["targets"].dimensions == ("batch",)
+        return self.features["targets"].dimensions == ("batch",)
 
     @property
     def generated_images(self) -> GeneratedImages | None:
@@ -374,11 +372,8 @@ class Problem(abc.ABC):
             self.warns_of_changes = False
             if changed := self.changed_sources(directory):
                 logging.warning(
-                    "the data of %s are older than their sources: %s; make them again with\n"
-                    "  %s --overwrite",
-                    self.name,
-                    changed,
-                    command,
+                    f"the data of {self.name} are older than their sources: {changed}; make them"
+                    f" again with\n  {command} --overwrite"
                 )
         return manifest
 
@@ -427,7 +422,9 @@ class Problem(abc.ABC):
           FileNotFoundError, ValueError: as `check_prepared`, or an argument is invalid.
         """
         self.check_split(split)
-        check_positive(batch_size=batch_size, length=length)
+        for name, size in (("batch_size", batch_size), ("length", length)):
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1, is {size}")
         self.check_prepared(data_dir)
         if split == self.splits[0]:
             return self.train_stream(data_dir, batch_size, length, seed)
@@ -469,10 +466,3 @@ class Problem(abc.ABC):
         if split not in self.splits:
             known = nearest(split, self.splits, f"splits of {self.name}")
             raise ValueError(f"unknown split {split!r}: {known}")
-
-
-def check_positive(**sizes: int) -> None:
-    """Raises ValueError if one of the named sizes is less than 1."""
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, is {size}")

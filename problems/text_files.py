@@ -18,7 +18,7 @@ from t2tp.problems.prepare.preparable import WrongOptionError
 from t2tp.problems.prepare.prepared import datagen_command
 from t2tp.problems.problem import AnyPath, Problem
 from t2tp.problems.sources.source_changes import changed_sources, named, write_sources
-from t2tp.problems.sources.user_files import Files, Lines, find_files, fingerprint, json_names
+from t2tp.problems.sources.user_files import Lines, find_files, fingerprint, json_names, read_file
 from t2tp.problems.text_to_text import Text2TextProblem
 
 # Fraction of all samples in each held-out split without files.
@@ -177,12 +177,8 @@ class FileProblem(Problem):
                 if path.resolve() in taken
             ]
             if left_out:
-                logging.warning(
-                    "%s: left out of %s, as they are held out: %s",
-                    self.name,
-                    split,
-                    named(left_out),
-                )
+                files = named(left_out)
+                logging.warning(f"{self.name}: left out of {split}, as they are held out: {files}")
 
     def data_dependencies(self) -> dict[str, Any]:
         """Returns the number of files and a fingerprint, which changes with any of them."""
@@ -267,9 +263,11 @@ class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
 
     def read(self, files: Sequence[Sequence[Path]], scratch: Path) -> Samples:
         """Opens the documents."""
-        is_lines = self.options.documents == "lines"
-        documents = Lines(files[0], scratch) if is_lines else Files(files[0])
-        return GeneratedSamples(len(documents), lambda number: {"text": documents[number]})
+        (paths,) = files
+        if self.options.documents == "files":
+            return GeneratedSamples(len(paths), lambda number: {"text": read_file(paths[number])})
+        lines = Lines(paths, scratch)
+        return GeneratedSamples(len(lines), lambda number: {"text": lines[number]})
 
     def download(self, directory: Path, tmp_dir: Path) -> None:
         """Records the state of the files, and warns if they are JSON instead of running text."""
@@ -278,13 +276,12 @@ class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
         if names := json_names(files[0]):
             field = "text" if "text" in names else names[0]
             options = {"files": self.options.files, "text": field}
+            command = datagen_command(
+                "languagemodel_records", "", directory.parent, directory, {}, options
+            )
             logging.warning(
-                "%s holds JSON lines: their keys, quotes and escapes will be learned as text. To "
-                "learn the value %r of each line:\n  %s",
-                *(files[0], field),
-                datagen_command(
-                    "languagemodel_records", "", directory.parent, directory, {}, options
-                ),
+                f"{files[0]} holds JSON lines: their keys, quotes and escapes will be learned as"
+                f" text. To learn the value {field!r} of each line:\n  {command}"
             )
 
     def more_samples(self) -> str:

@@ -21,8 +21,7 @@ from t2tp.problems.data.row_layout import Texts, one_per_row, truncated
 from t2tp.problems.data.row_plan import RowPlan
 from t2tp.problems.data.sample import Sample, StoredExample, text_of
 from t2tp.problems.data.shards import token_dtype
-from t2tp.problems.data.stream import FeatureSpec
-from t2tp.problems.problem import AnyPath, check_positive
+from t2tp.problems.problem import AnyPath
 from t2tp.problems.text import TextProblem
 from t2tp.problems.vocab.vocabulary_file import load_vocabulary
 
@@ -30,11 +29,14 @@ from t2tp.problems.vocab.vocabulary_file import load_vocabulary
 class Text2ClassProblem(TextProblem):
     """Text to class. A sample has "inputs", a text, and "label", the index of its class.
 
+    Batches have inputs with segmentation and position, targets (the class) and weights.
+
     Attributes:
       class_names: names of the classes 0, 1, ...
     """
 
     metric_names: tuple[str, ...] = ("loss", "accuracy", "neg_log_perplexity")
+    features = token_specs("inputs") | {"targets": NumberField.spec, "weights": WeightField.spec}
 
     def texts(self, sample: Sample) -> list[str]:
         """Returns the text."""
@@ -72,11 +74,6 @@ class Text2ClassProblem(TextProblem):
     def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
         """Returns the number of tokens of the inputs and the number of classes."""
         return {"inputs": len(self.vocabulary(data_dir)), "targets": len(self.class_names)}
-
-    def features(self, batch_size: int, length: int) -> dict[str, FeatureSpec]:
-        """Returns inputs with segmentation and position, targets (the class) and weights."""
-        check_positive(batch_size=batch_size, length=length)
-        return {**token_specs("inputs"), "targets": NumberField.spec, "weights": WeightField.spec}
 
     def examples(self, data_dir: AnyPath, split: str, length: int) -> FieldSource:
         """Returns all texts of a split, for evaluation; those that are too long are truncated."""

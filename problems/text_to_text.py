@@ -20,8 +20,8 @@ from t2tp.problems.data.row_layout import Texts, bucketed, one_per_row, pack
 from t2tp.problems.data.row_plan import RowPlan
 from t2tp.problems.data.sample import Sample, SkippedSampleError, StoredExample, text_of
 from t2tp.problems.data.shards import token_dtype
-from t2tp.problems.data.stream import ExampleSource, FeatureSpec, Stream
-from t2tp.problems.problem import AnyPath, Problem, check_positive
+from t2tp.problems.data.stream import ExampleSource, Stream
+from t2tp.problems.problem import AnyPath, Problem
 from t2tp.problems.text import TextProblem
 from t2tp.problems.vocab.vocabulary_file import load_vocabulary
 from t2tp.suggestions import nearest
@@ -48,6 +48,7 @@ class PairProblem(Problem):
         "neg_log_perplexity",
         "perplexity",
     )
+    features = {**token_specs("inputs"), **token_specs("targets")}
     is_reversed = False
     is_copy = False
 
@@ -65,11 +66,6 @@ class PairProblem(Problem):
         options = super().default_options()
         options.add("arrangement", "padded", help=f"one of {', '.join(ARRANGEMENTS)}")
         return options
-
-    def features(self, batch_size: int, length: int) -> dict[str, FeatureSpec]:
-        """Returns inputs and targets, each with its segmentation and position."""
-        check_positive(batch_size=batch_size, length=length)
-        return {**token_specs("inputs"), **token_specs("targets")}
 
     def examples(self, data_dir: AnyPath, split: str, length: int) -> FieldSource:
         """Returns the pairs of a split, one per row; see `Problem.examples`."""

@@ -12,6 +12,8 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
+from absl import logging
+
 from t2tp.garbage_collection import without_garbage_collection
 
 
@@ -38,3 +40,14 @@ def quiet_import() -> Iterator[None]:
             sys.stderr.flush()
             os.dup2(screen, 2)
             os.close(screen)
+
+
+@contextlib.contextmanager
+def errors_only() -> Iterator[None]:
+    """Suppresses messages and warnings of `absl.logging` inside the context."""
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)

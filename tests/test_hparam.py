@@ -110,15 +110,9 @@ def test_a_value_of_another_type_is_refused(name: str, value: Any, expected: str
 
 def test_an_undeclared_name_is_refused_naming_the_nearest():
     hparams = sample()
-    message = "^no hyperparameter 'layoyt': did you mean layout"
-    with pytest.raises(AttributeError, match=message):
-        hparams.layoyt = "batch:data"
-    with pytest.raises(AttributeError, match=message):
-        _ = hparams.layoyt
-    with pytest.raises(AttributeError, match=message):
-        hparams.get("layoyt")
-    with pytest.raises(AttributeError, match=message):
-        hparams.set("layoyt", "batch:data")
+    for use, *value in ((setattr, "x"), (HParams.set, "x"), (getattr,), (HParams.get,)):
+        with pytest.raises(AttributeError, match="^no hyperparameter 'layoyt': did you mean layo"):
+            use(hparams, "layoyt", *value)
 
 
 def test_a_hyperparameter_cannot_be_deleted():
@@ -149,10 +143,12 @@ def test_other_defaults_are_refused(default: Any):
 
 
 def test_other_types_cannot_be_declared():
-    with pytest.raises(TypeError, match="cannot be declared as <class 'dict'>"):
-        HParams().add("it", None, type=dict)
-    with pytest.raises(TypeError, match=r"cannot be declared as \[<class 'int'>\]"):
-        HParams().add("it", [], type=[int])
+    for default, kind, said in (
+        (None, dict, "as <class 'dict'>"),
+        ([], [int], "as [<class 'int'>]"),
+    ):
+        with pytest.raises(TypeError, match=re.escape(f"cannot be declared {said}")):
+            HParams().add("it", default, type=kind)
     with pytest.raises(TypeError, match="expected int, got 'a'"):
         HParams().add("it", "a", type=int)
 
@@ -199,11 +195,8 @@ def test_a_list_changed_in_place_to_another_type_is_not_saved():
 
 def test_equality_minds_types_but_not_order():
     assert HParams(a=1, b=2) == HParams(b=2, a=1)
-    assert HParams(a=1) != HParams(a=1.0)
-    assert HParams(a=1) != HParams(a=True)
+    assert HParams(a=1) not in (HParams(a=1.0), HParams(a=True), HParams(a=1, b=2), "HParams(a=1)")
     assert HParams(a=[1]) != HParams(a=[1.0])
-    assert HParams(a=1) != HParams(a=1, b=2)
-    assert HParams() != "HParams()"
 
 
 def test_diff_names_both_values():
@@ -276,7 +269,7 @@ def test_text_is_read_by_the_declared_types(text: str, parsed: dict[str, Any]):
         ("num_layers=2.5", "num_layers=2.5: expected int, got '2.5'"),
         ("num_layers=1e30", "num_layers=1e30: expected int, got '1e30'"),
         ("num_layers=true", "num_layers=true: expected int, got 'true'"),
-        ("shared=2", "shared=2: expected bool, got '2'"),
+        ("num_layers=5,shared=2", "shared=2: expected bool, got '2'"),
         ("clip=x", "clip=x: expected float | None, got 'x'"),
         ("heads=[1,b]", "heads=[1,b]: expected list[int], got '[1,b]'"),
         ("layers=attention", "lists stand in brackets: layers=[attention]"),
@@ -308,13 +301,6 @@ def test_text_that_cannot_be_read_is_refused_and_sets_nothing(text: str, message
     hparams = sample()
     with pytest.raises(ValueError, match=re.escape(message)):
         hparams.parse(text)
-    assert hparams == sample()
-
-
-def test_a_bad_value_sets_none_of_the_text():
-    hparams = sample()
-    with pytest.raises(ValueError, match="shared=maybe"):
-        hparams.parse("num_layers=5,shared=maybe")
     assert hparams == sample()
 
 

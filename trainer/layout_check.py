@@ -7,8 +7,7 @@ several elements per device becomes a single element.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +22,7 @@ from t2tp.mesh.layout import Layout
 from t2tp.processes.process_spec import find_process_spec
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Mesh
+from t2tp.quiet import errors_only
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.inputs.problem_inputs import training_inputs
 from t2tp.trainer.model_fn import ModeKeys, model_fn_of
@@ -67,7 +67,7 @@ def check_run_layout(spec: RunSpec) -> RunLayoutCheck:
     if find_process_spec(config.num_processes, config.process_id, config.coordinator) is not None:
         raise UsageError("--check_layout needs a single process: start it without t2tp_launch")
     virtual_devices(spec.layout.size)
-    with _without_warnings():
+    with errors_only():  # Each model that is built to be measured has warnings.
         model = _shrunk(_Model(spec, spec.hparams.copy()))
     batch = {
         # `targets_previous` has tokens of the same vocabulary as `targets`.
@@ -182,14 +182,3 @@ def _small_ids(values: np.ndarray, vocab_size: int | None) -> np.ndarray:
     others = max(1, vocab_size - _RESERVED_IDS)
     mapped = _RESERVED_IDS + (values - _RESERVED_IDS) % others
     return np.where(values < vocab_size, values, mapped)
-
-
-@contextlib.contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Leaves out the warnings of each model that is built to be measured."""
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)

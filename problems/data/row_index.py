@@ -113,10 +113,8 @@ def open_index(
         if error.errno not in _NOT_WRITABLE:
             raise
         logging.warning(
-            "the index of the examples cannot be kept in %s (%s): every process makes it again at "
-            "each start",
-            directory.path,
-            error.strerror,
+            f"the index of the examples cannot be kept in {directory.path} ({error.strerror}):"
+            " every process makes it again at each start"
         )
         return _temporary(examples, make)
 

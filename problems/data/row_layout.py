@@ -6,7 +6,7 @@ in pieces, so that neither the time nor the memory of a start grows with the cor
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,7 +77,7 @@ def one_per_row(texts: Texts, length: int) -> RowPlan:
             writer.add("examples", first + np.flatnonzero(fits))
         writer.facts = counts.checked(texts.what)
 
-    index = _open(texts, texts.name("padded", length), make, length)
+    index = _open(texts, "padded", make, length)
     rows = index.arrays["examples"]
     return RowPlan(len(rows), None if len(rows) == len(texts) else rows)
 
@@ -96,16 +96,7 @@ def truncated(texts: Texts, length: int) -> RowPlan:
             counts.fitting(lengths)
         writer.facts = counts.facts()
 
-    facts = open_index(texts.directory, texts.name("truncated", length), len(texts), make).facts
-    if facts["too_long"]:
-        logging.warning(
-            "%s: of %d of %d examples only the first %d tokens are read (the longest has %d)",
-            texts.what,
-            facts["too_long"],
-            len(texts),
-            length,
-            facts["longest"],
-        )
+    _open(texts, "truncated", make, length, "truncated")
     return RowPlan(len(texts))
 
 
@@ -135,7 +126,7 @@ def pack(texts: Texts, length: int) -> RowPlan:
             end += len(examples)
         writer.facts = counts.checked(texts.what)
 
-    index = _open(texts, texts.name("packed", length), make, length)
+    index = _open(texts, "packed", make, length)
     begins = index.arrays["begins"]
     return RowPlan(len(begins) - 1, index.arrays["examples"], begins)
 
@@ -166,7 +157,7 @@ def bucketed(texts: Texts, length: int) -> list[tuple[int, RowPlan]]:
                     writer.add(str(size), first + inside)
         writer.facts = counts.checked(texts.what)
 
-    index = _open(texts, texts.name("bucketed", length), make, length)
+    index = _open(texts, "bucketed", make, length)
     return [
         (size, RowPlan(len(index.arrays[str(size)]), index.arrays[str(size)]))
         for size in sizes
@@ -208,18 +199,20 @@ class _Counts:
         return self.facts()
 
 
-def _open(texts: Texts, name: str, make: object, length: int) -> Index:
-    """Opens an index of examples that fit, and warns of those that do not."""
-    index = open_index(texts.directory, name, len(texts), make)  # type: ignore[arg-type]
+def _open(
+    texts: Texts,
+    arrangement: str,
+    make: Callable[[IndexWriter], None],
+    length: int,
+    reaction: str = "left out",
+) -> Index:
+    """Opens an index, and warns of examples that are too long."""
+    index = open_index(texts.directory, texts.name(arrangement, length), len(texts), make)
     if index.facts["too_long"]:
         logging.warning(
-            "%s: %d of %d examples are left out, as they are longer than length %d (the longest "
-            "has %d tokens)",
-            texts.what,
-            index.facts["too_long"],
-            len(texts),
-            length,
-            index.facts["longest"],
+            f"{texts.what}: {index.facts['too_long']} of {len(texts)} examples are {reaction}, as"
+            f" they are longer than length {length} (the longest has {index.facts['longest']}"
+            " tokens)"
         )
     return index
 

@@ -29,13 +29,8 @@ def report_overlaps(name: str, stored: Mapping[str, Split]) -> dict[str, dict[st
         total = sum(len(next(iter(part.values()))) for part in stored[split])
         for other, count in counts.items():
             logging.warning(
-                "%s: %d of %d %s examples also occur in %s: their score is not evidence of"
-                " generalisation",
-                name,
-                count,
-                total,
-                split,
-                other,
+                f"{name}: {count} of {total} {split} examples also occur in {other}: their score is"
+                " not evidence of generalisation"
             )
     return overlap_counts
 

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from absl import logging
 
 from t2tp.problems.data.sample import GeneratedSamples, Sample, Samples, SkippedSampleError
 from t2tp.problems.prepare.settings import beam_of_downloads
-from t2tp.quiet import quiet_import
+from t2tp.quiet import errors_only, quiet_import
 
 if TYPE_CHECKING:  # importing it takes seconds, and only the generation of data needs it
     import tensorflow_datasets as tfds
@@ -81,7 +80,7 @@ class TfdsSource:
         """Makes the dataset; see `Problem.download`."""
         tfds = import_tfds()
         tfds.disable_progress_bar()  # they are shown in logs too, unlike ProgressBar
-        with quiet_import(), quiet():  # TFDS imports TensorFlow when it first makes a builder
+        with quiet_import(), errors_only():  # TFDS imports TensorFlow when it first makes a builder
             import tensorflow  # noqa: F401
 
             builder = self.dataset_builder(directory, tmp_dir)
@@ -97,7 +96,7 @@ class TfdsSource:
 
     def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
         """Opens the dataset's examples; see `Problem.samples`."""
-        with quiet():
+        with errors_only():  # TFDS logs lines each time a dataset is opened, in every worker.
             builder = self.dataset_builder(directory, tmp_dir)
         named = self.dataset_split(split, builder.info)
         splits = builder.info.splits
@@ -112,7 +111,7 @@ class TfdsSource:
 
     def provenance(self, directory: Path, tmp_dir: Path) -> dict[str, Any]:
         """Returns the dataset and its splits."""
-        with quiet():
+        with errors_only():
             info = self.dataset_builder(directory, tmp_dir).info
         splits = {split: self.dataset_split(split, info) for split in self.splits}
         return {"dataset": info.full_name, "splits": splits}
@@ -179,17 +178,6 @@ def _one_sentence(dataset: str, tmp_dir: Path) -> Iterator[None]:
         raise OSError(  # a full disk: its error does not name the file
             error.errno, f"TFDS cannot make the dataset {dataset}: {error.strerror}", str(tmp_dir)
         ) from error
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Suppresses the lines that TFDS logs each time a dataset is opened, in every worker."""
-    before = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
 
 
 class _Example(Mapping[str, Any]):

@@ -86,6 +86,11 @@ def decode(contents: bytes, path: Path, first_line: int = 1) -> str:
         ) from error
 
 
+def read_file(path: Path) -> str:
+    """Returns the text of a file; see `decode`."""
+    return decode(path.read_bytes(), path)
+
+
 def json_names(path: Path) -> list[str]:
     """Returns the keys in the first line of a file if it is a JSON object; else none."""
     with path.open("rb") as file:
@@ -95,20 +100,6 @@ def json_names(path: Path) -> list[str]:
     except ValueError:
         return []
     return list(record) if isinstance(record, dict) else []
-
-
-class Files:
-    """The files as documents."""
-
-    def __init__(self, paths: Sequence[Path]):
-        self._paths = paths
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    def __getitem__(self, number: int) -> str:
-        path = self._paths[number]
-        return decode(path.read_bytes(), path)
 
 
 class Lines:

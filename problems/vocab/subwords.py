@@ -180,9 +180,7 @@ def train_subwords(
                 f"cannot train a vocabulary of {size} pieces: {_in_our_words(str(error))}"
             ) from error
         logging.warning(
-            "the texts allow a vocabulary of at most %s pieces: it has these, and not %d",
-            match.group(1),
-            size,
+            f"the texts allow a vocabulary of at most {match[1]} pieces: it has these, not {size}"
         )
     return SubwordVocabulary(_train(chunks, int(match.group(1)), model_type, normalization))
 

@@ -265,10 +265,8 @@ class CoordinationClient:
             check_filtered(split_address(own, "address")[1])
         except OSError as error:
             logging.warning(
-                "TensorFlow's server at %s can be reached from other hosts, and whoever reaches it"
-                " can read and write this user's files: %s.",
-                own,
-                error.strerror or error,
+                f"TensorFlow's server at {own} can be reached from other hosts, and whoever reaches"
+                f" it can read and write this user's files: {error.strerror or error}."
             )
 
     def _watch(self) -> None:

@@ -486,10 +486,8 @@ class Program:
         unsharded = [v.name for v in variables if self.layout.stays_whole(v.shape)]
         if unsharded:
             logging.warning(
-                "ZeRO leaves %d of %d variables whole on each device: %s",
-                len(unsharded),
-                len(variables),
-                ", ".join(unsharded),
+                f"ZeRO leaves {len(unsharded)} of {len(variables)} variables whole on each device:"
+                f" {', '.join(unsharded)}"
             )
 
 

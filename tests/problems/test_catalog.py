@@ -39,7 +39,7 @@ def check(problem, data_dir, length=512):
         assert manifest.splits[split].examples == 20
         problem.decode_example(data_dir, split, 19)
         batch = problem.stream(data_dir, split, 4, length)[0]
-        specs = problem.features(4, length)
+        specs = problem.features
         for name, feature in batch.items():
             whole = np.asarray(feature)
             assert whole.dtype == specs[name].dtype

@@ -52,7 +52,7 @@ def test_batches_for_classes(data_dir):
     assert problem.vocab_sizes(data_dir) == {"targets": 10}
     stream = problem.stream(data_dir, "validation", batch_size=100, length=1)
     assert len(stream) == 3
-    specs = problem.features(100, 1)
+    specs = problem.features
     for name, feature in stream[0].items():
         assert feature.dtype == feature[:].dtype == specs[name].dtype
         assert len(specs[name].dimensions) == len(feature.shape)

@@ -194,6 +194,5 @@ def test_a_problem_that_is_not_there_is_named():
 
 
 def test_problems_of_other_features_are_refused():
-    mixture = problems.find("mixture:few_identities=1,image_digits=1")
     with pytest.raises(ValueError, match="batches do not have the same features"):
-        mixture.features(4, 64)
+        problems.find("mixture:few_identities=1,image_digits=1")

@@ -38,17 +38,8 @@ def tf_config(index, kind="worker", **cluster):
 
 
 def test_without_a_word_there_is_one_process():
-    assert find_process_spec() is None
-    assert (
-        find_process_spec(1)
-        is find_process_spec(1, 0)
-        is find_process_spec(1, 0, "localhost:8476")
-        is None
-    )
-
-
-def test_arguments():
-    assert find_process_spec(3, 1, "node7:8476") == ProcessSpec(1, 3, "node7:8476")
+    for arguments in ((), (1,), (1, 0), (1, 0, "localhost:8476")):
+        assert find_process_spec(*arguments) is None
 
 
 def test_tf_config(monkeypatch):
@@ -117,9 +108,7 @@ def test_a_tf_config_that_does_not_fit_is_refused(monkeypatch, text, said):
 
 def test_slurm_without_srun_is_refused(monkeypatch):
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
-    with pytest.raises(
-        ValueError, match="'SLURM_PROCID' is not set: start the processes with srun"
-    ):
+    with pytest.raises(ValueError, match="'SLURM_PROCID' is not set: .* with srun"):
         find_process_spec()
 
 

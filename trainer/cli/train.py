@@ -116,11 +116,8 @@ def _warn_of_warmup(schedule: str, spec: RunSpec) -> None:
     steps = warmup_steps(hparams, train_steps)
     if steps != hparams.learning_rate_warmup_steps:
         logging.warning(
-            "learning_rate_warmup_steps=%d is more than half of train_steps=%d: the learning rate"
-            " rises over %d steps, a tenth",
-            hparams.learning_rate_warmup_steps,
-            train_steps,
-            steps,
+            f"learning_rate_warmup_steps={hparams.learning_rate_warmup_steps} is more than half of"
+            f" train_steps={train_steps}: the learning rate rises over {steps} steps, a tenth"
         )
 
 

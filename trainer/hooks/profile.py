@@ -55,9 +55,5 @@ class ProfileHook(Hook):
         with training.clock.stopped("profile"):
             tf.profiler.experimental.stop()
         self._is_on = False
-        logging.info(
-            "profile of the steps %d to %d: %s/plugins/profile",
-            self._first,
-            training.steps_done,
-            self._directory,
-        )
+        steps = f"{self._first} to {training.steps_done}"
+        logging.info(f"profile of the steps {steps}: {self._directory}/plugins/profile")

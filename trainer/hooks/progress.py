@@ -6,7 +6,6 @@ import datetime
 import os
 import sys
 from collections.abc import Callable, Mapping
-from types import TracebackType
 
 from absl import logging
 from tqdm import tqdm
@@ -45,12 +44,7 @@ class TrainingProgress:
             )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.close()
 

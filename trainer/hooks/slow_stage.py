@@ -50,10 +50,8 @@ class SlowStage:
             return
         self._named.add(slowest)
         logging.warning(
-            "Stage %d of %d computes %.2f times as long as the others on average, which wait for"
-            " it: give it fewer layers (pipeline_layers), or look at its device.",
-            slowest,
-            len(busy),
-            ratio,
+            f"Stage {slowest} of {len(busy)} computes {ratio:.2f} times as long as the others on"
+            " average, which wait for it: give it fewer layers (pipeline_layers), or look at its"
+            " device."
         )
         self._log.write("slow_stage", step, {"stage": slowest, "ratio": ratio})

@@ -6,7 +6,6 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -42,12 +41,7 @@ class Prefetcher(Generic[T]):
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closed.set()
         while self._thread.is_alive():
             with contextlib.suppress(queue.Empty):  # The thread may block on a full queue.

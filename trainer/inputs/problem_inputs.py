@@ -37,15 +37,13 @@ def training_inputs(
     first, read = (each.values().get("bos_token_id") for each in (expected, hparams))
     if first != read:
         logging.warning(
-            "conversations of %s begin with token %d, and the model reads bos_token_id=%d first:"
-            " train with --hparams=bos_token_id=%d",
-            *(problem.name, first, read, first),
+            f"conversations of {problem.name} begin with token {first}, and the model reads"
+            f" bos_token_id={read} first: train with --hparams=bos_token_id={first}"
         )
     size, length = sequences_per_batch(hparams), hparams.max_length
     stream = problem.stream(data_dir, problem.splits[0], batch_size=size, length=length, seed=seed)
-    specs = problem.features(size, length)
     kinds = [
-        {name: _feature(spec, sizes[name]) for name, spec in specs.items()}
+        {name: _feature(spec, sizes[name]) for name, spec in problem.features.items()}
         for sizes in stream.shapes()
     ]
     return Inputs(kinds[0], stream, problem.counts, kinds[1:], problem.metric_names)
@@ -72,7 +70,7 @@ def evaluation_inputs(
     problem.check_prepared(data_dir)
     stream = OnePassStream(problem.examples(data_dir, split, length), size, EXAMPLE_INDEX)
     (sizes,) = stream.shapes()
-    specs = {**problem.features(size, length), EXAMPLE_INDEX: INDEX_SPEC}
+    specs = {**problem.features, EXAMPLE_INDEX: INDEX_SPEC}
     features = {name: _feature(spec, sizes[name]) for name, spec in specs.items()}
     return Inputs(features, stream, problem.counts)
 

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 
 from absl import logging
 
@@ -70,12 +70,7 @@ class InterruptHandler:
             )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
         if self._vote is not None:
@@ -114,9 +109,8 @@ class InterruptHandler:
     def _leave(self) -> None:
         """Exits when the grace time is over, whatever the main thread is doing."""
         logging.error(
-            "the step is not finished and saved within the %g s of grace: leaving with the"
-            " checkpoint before it",
-            self._grace_seconds,
+            f"the step is not finished and saved within the {self._grace_seconds:g} s of grace:"
+            " leaving with the checkpoint before it"
         )
         sys.stderr.flush()
         os._exit(SIGNALLED + self._received)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import t2tp
 from t2tp import mtf, problems
-from tests.problems.streams import BATCH, LENGTH, STEPS, STREAMS, open_stream
+from tests.problems.streams import STEPS, STREAMS, open_stream
 
 # Numbers of processors over which (rows, columns) are split.
 MESHES = [(1, 1), (2, 1), (4, 1), (1, 2), (2, 4), (12, 1)]
@@ -64,7 +64,7 @@ def test_devices_of_any_mesh_are_fed_the_same(data_dir, kind):
     """Runs a program and gathers what its devices hold."""
     stream = open_stream(data_dir, kind)
     problem = problems.find(*STREAMS[kind])
-    specs, (sizes,) = problem.features(BATCH, LENGTH), stream.shapes()
+    specs, (sizes,) = problem.features, stream.shapes()
     dims = {name: zip(spec.dimensions, sizes[name], strict=True) for name, spec in specs.items()}
     features = {
         name: t2tp.Feature(

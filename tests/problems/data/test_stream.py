@@ -14,8 +14,8 @@ def test_a_batch_has_named_features_of_global_shape(problem, data_dir):
     batch = stream(problem, data_dir, 3)[0]
     kinds = ("", "_segmentation", "_position", "_previous")
     assert list(batch) == [f"targets{kind}" for kind in kinds]
-    assert list(batch) == list(problem.features(3, LENGTH))
-    for name, (dimensions, dtype) in problem.features(3, LENGTH).items():
+    assert list(batch) == list(problem.features)
+    for name, (dimensions, dtype) in problem.features.items():
         assert dimensions in (("batch", "length"), ("batch",))
         assert batch[name].shape == (3, LENGTH)[: len(dimensions)]
         assert batch[name].dtype == batch[name][:].dtype == dtype == np.int32
@@ -70,5 +70,3 @@ def test_unknown_names_are_answered_with_the_known(problem, data_dir):
 def test_sizes_below_one_are_refused(problem, data_dir, sizes):
     with pytest.raises(ValueError, match="must be at least 1, is 0"):
         problem.stream(data_dir, "train", **sizes)
-    with pytest.raises(ValueError, match="must be at least 1, is 0"):
-        problem.features(**sizes)

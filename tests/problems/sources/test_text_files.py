@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from t2tp import problems
-from t2tp.problems.sources.user_files import Files, Lines, find_files
+from t2tp.problems.sources.user_files import Lines, find_files, read_file
 
 SMALL = "vocab_size=288"
 
@@ -193,7 +193,7 @@ def test_language_modelling_on_text_files(tmp_path, documents, count):
 def test_a_document_that_is_not_utf8_is_named_with_its_line(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"one\ntwo\nthr\xe9e\n")
     with pytest.raises(ValueError, match=r"a\.txt, line 3: not UTF-8 \(invalid cont"):
-        Files([tmp_path / "a.txt"])[0]
+        read_file(tmp_path / "a.txt")
 
 
 def test_lines_of_several_files_are_numbered_through(tmp_path):
@@ -226,11 +226,11 @@ def test_line_ends_are_looked_for_once_and_again_in_a_file_that_changed(tmp_path
 def test_a_byte_order_mark_is_no_text(tmp_path):
     (tmp_path / "a").write_bytes(b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\n")
     (tmp_path / "b").write_bytes(b"\xef\xbb\xbfone\n\xff\n")
-    assert Files([tmp_path / "a"])[0] == "one\n\ufefftwo\n"
+    assert read_file(tmp_path / "a") == "one\n\ufefftwo\n"
     lines = Lines([tmp_path / "a"], tmp_path)
     assert [lines[0], lines[1]] == ["one", "\ufefftwo"]
     with pytest.raises(ValueError, match="b, line 2: not UTF-8 .*byte 0xff"):
-        Files([tmp_path / "b"])[0]
+        read_file(tmp_path / "b")
 
 
 def texts_by_split(problem, data_dir):
