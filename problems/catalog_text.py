@@ -63,10 +63,7 @@ class TranslateEndeWmt32k(TfdsSource, Text2TextProblem):
     dataset = "wmt14_translate/de-en"
     vocabulary_size = _32K
     normalization = "nmt_nfkc"
-
-    def sample(self, example: Mapping[str, Any]) -> Sample:
-        """Returns the English and the German text."""
-        return {"inputs": example["en"], "targets": example["de"]}
+    sample_features = {"inputs": "en", "targets": "de"}
 
 
 @registry.register_problem
@@ -76,10 +73,7 @@ class TranslateEnfrWmt32k(TfdsSource, Text2TextProblem):
     dataset = "wmt14_translate/fr-en"
     vocabulary_size = _32K
     normalization = "nmt_nfkc"
-
-    def sample(self, example: Mapping[str, Any]) -> Sample:
-        """Returns the English and the French text."""
-        return {"inputs": example["en"], "targets": example["fr"]}
+    sample_features = {"inputs": "en", "targets": "fr"}
 
 
 @registry.register_problem
@@ -89,10 +83,7 @@ class SummarizeCnnDailymail32k(TfdsSource, Text2TextProblem):
     dataset = "cnn_dailymail"
     vocabulary_size = _32K
     decode_metric_names = ("rouge1", "rouge2", "rouge_l")
-
-    def sample(self, example: Mapping[str, Any]) -> Sample:
-        """Returns the article and its highlights."""
-        return {"inputs": example["article"], "targets": example["highlights"]}
+    sample_features = {"inputs": "article", "targets": "highlights"}
 
 
 @registry.register_problem
@@ -104,7 +95,4 @@ class SentimentImdb(TfdsSource, Text2ClassProblem):
     vocabulary_size = _8K
     class_names = ("neg", "pos")
     metric_names = (*Text2ClassProblem.metric_names, "f1")
-
-    def sample(self, example: Mapping[str, Any]) -> Sample:
-        """Returns the review and its label."""
-        return {"inputs": example["text"], "label": example["label"]}
+    sample_features = {"inputs": "text", "label": "label"}

@@ -41,6 +41,8 @@ class TfdsSource:
       dataset: name in TFDS's catalog, for instance "wmt14_translate/de-en".
       dataset_splits: the dataset's split for each of the problem's splits; it may be a slice, as
         in "train[:95%]".
+      sample_features: the dataset's feature for each value of a sample; if empty, the samples are
+        the dataset's examples.
     """
 
     dataset: str
@@ -50,6 +52,7 @@ class TfdsSource:
         "validation": "validation",
         "test": "test",
     }
+    sample_features: Mapping[str, str] = {}
 
     def dataset_builder(self, directory: Path, tmp_dir: Path) -> tfds.core.DatasetBuilder:
         """Returns the builder of the dataset.
@@ -67,10 +70,11 @@ class TfdsSource:
     def sample(self, example: Mapping[str, Any]) -> Sample:
         """Converts an example of the dataset, whose texts are str, to a sample of the family.
 
-        By default returns the example itself. Examples with a text that is accessed and is not
+        By default returns the `sample_features`. Examples with a text that is accessed and is not
         UTF-8 are skipped and counted.
         """
-        return example
+        named = self.sample_features
+        return {name: example[named[name]] for name in named} if named else example
 
     def dataset_split(self, split: str, info: tfds.core.DatasetInfo) -> str:
         """Returns the dataset's name of a split; `info` describes the dataset as it was made."""
