@@ -10,6 +10,7 @@ the table. --again measures those that it has, too; --no-measure measures nothin
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -107,7 +108,7 @@ def _report(cases: Sequence[Case], results: dict, cluster: str) -> None:
 
 
 def _row(case: Case, measured: dict, cluster) -> dict:
-    plan = case.request.plan(cluster.with_processes(case.processes))
+    plan = case.request.plan(dataclasses.replace(cluster, processes=case.processes))
     predicted, seconds = plan.seconds, measured["seconds"]
     own = (plan.memory_total - plan.memory["reserved"]) * (plan.devices // case.processes)
     held = measured["variables"] + measured["held"]

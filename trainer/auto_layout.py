@@ -15,6 +15,7 @@ from t2tp.hparam import HParams
 from t2tp.mesh.layout import LayoutError
 from t2tp.planner.candidates import CHOSEN, RESET
 from t2tp.planner.cluster_file import THIS_MACHINE, ClusterFile, shipped
+from t2tp.planner.depth import with_values
 from t2tp.planner.search import NothingFitsError, Search
 from t2tp.planner.text import duration, size
 from t2tp.problems.user_dir import import_user_dir
@@ -73,10 +74,10 @@ def _search(
     """Returns hparams with mesh and layout, and a sentence about them; runs in its own process."""
     if user_dir:
         import_user_dir(user_dir)
-    rows = sequences_per_batch(_with_layout(hparams, "", ""))
-    planned = _with_layout(hparams, "", "")
-    planned.set("batch_size", rows)
-    planned.set("batch_size_unit", "sequences_per_batch")
+    planned = with_values(hparams, {"mesh_shape": "", "layout": ""})
+    rows = sequences_per_batch(planned)
+    of_batch = {"batch_size": rows, "batch_size_unit": "sequences_per_batch"}
+    planned = with_values(planned, of_batch)
     fixed = {name: hparams.get(name) for name in (*CHOSEN, *RESET) if name in hparams}
     if devices == 1 and "zero_stage" in fixed:
         fixed["zero_stage"] = 0
@@ -87,15 +88,8 @@ def _search(
         f" ({duration(best.plan.seconds)} a step and {size(best.plan.memory_total)} of a device,"
         " by t2tp_plan)"
     )
-    chosen = _with_layout(hparams, best.candidate.mesh_shape, best.candidate.layout)
-    return chosen, message
-
-
-def _with_layout(hparams: HParams, mesh_shape: str, layout: str) -> HParams:
-    changed = hparams.copy()
-    changed.set("mesh_shape", mesh_shape)
-    changed.set("layout", layout)
-    return changed
+    best_layout = {name: best.hparams.get(name) for name in ("mesh_shape", "layout")}
+    return with_values(hparams, best_layout), message
 
 
 def device_count() -> int:

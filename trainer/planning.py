@@ -12,6 +12,7 @@ from t2tp import mtf, registry
 from t2tp.hparam import HParams
 from t2tp.models.image_classifier import ImageClassifier
 from t2tp.planner import ClusterFile, Plan, Request
+from t2tp.planner.depth import with_values
 from t2tp.problems.images import ImageProblem
 from t2tp.problems.problem import Problem
 from t2tp.program.program import Feature
@@ -51,10 +52,9 @@ def plan(
     """
     if not isinstance(cluster, ClusterFile):
         cluster = ClusterFile.load(cluster, stack)
-    hparams = registry.hparams(hparams) if isinstance(hparams, str) else hparams.copy()
-    for name, value in (("mesh_shape", mesh_shape), ("layout", layout)):
-        if value is not None:
-            hparams.set(name, value)
+    hparams = registry.hparams(hparams) if isinstance(hparams, str) else hparams
+    given = {"mesh_shape": mesh_shape, "layout": layout}
+    hparams = with_values(hparams, {name: v for name, v in given.items() if v is not None})
     return request(model, hparams, vocab_size, image_shape).plan(cluster)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from t2tp.hparam import HParams
 from t2tp.mesh.layout import Layout
 from t2tp.planner.cluster_file import ClusterFile
+from t2tp.planner.depth import with_values
 from t2tp.planner.plan import BUBBLE, COMMUNICATION, MATMULS, MEMORY, OPTIMIZER, Plan
 from t2tp.planner.request import Request
 from t2tp.planner.work import ATTENTION
@@ -46,9 +47,7 @@ def tried(request: Request, cluster: ClusterFile, plan: Plan) -> list[tuple[Valu
     """Plans each change alone, and returns the plans that fit first, the fastest of them first."""
     found = []
     for values in changes(request.hparams, plan):
-        changed = request.hparams.copy()
-        for name, value in values.items():
-            changed.set(name, value)
+        changed = with_values(request.hparams, values)
         try:
             other = dataclasses.replace(request, hparams=changed).plan(cluster)
         except ValueError:  # The batch, the layers or the heads do not allow it.

@@ -24,7 +24,7 @@ from typing import Any
 
 from t2tp.hparam import HParams
 from t2tp.mesh.stages import LAYERS
-from t2tp.planner.depth import depths, period
+from t2tp.planner.depth import depths, period, with_values
 
 # The dimensions of weights that tensor parallelism must split, and those that it splits if it can.
 # Embeddings are padded. Key-value heads that the axis does not divide stay whole.
@@ -47,6 +47,8 @@ CHOSEN = (
     "zero_stage",
 )
 RESET = {"pipeline_layers": "", "zero_axes": "", "storage_layout": ""}
+
+_AXES = ("stage", "data", "expert", "model")
 
 # Dimension of a weight -> its sizes.
 Sizes = Mapping[str, set[int]]
@@ -83,17 +85,13 @@ class Candidate:
     chunks: int = 1
     split: tuple[str, ...] = (*_MUST_SPLIT, _VOCAB)
     # Tensor parallelism communicates most, so its axis is nearest.
-    order: tuple[str, ...] = ("stage", "data", "expert", "model")
+    order: tuple[str, ...] = _AXES
 
     @functools.cached_property
     def axes(self) -> dict[str, int]:
         """The axes of the mesh in their order."""
-        sizes = {
-            "stage": self.stages,
-            "data": self.data // self.expert,
-            "expert": self.expert,
-            "model": self.model,
-        }
+        numbers = (self.stages, self.data // self.expert, self.expert, self.model)
+        sizes = dict(zip(_AXES, numbers, strict=True))
         return {name: sizes[name] for name in self.order if sizes[name] > 1}
 
     @functools.cached_property
@@ -118,25 +116,15 @@ class Candidate:
 
     def hparams(self) -> dict[str, Any]:
         """Returns the hparams that differ between candidates, by name."""
-        values = {
-            "mesh_shape": self.mesh_shape,
-            "layout": self.layout,
-            "microbatches": self.microbatches,
-            "recompute": self.recompute,
-            "zero_stage": self.zero_stage,
-            "sequence_parallel": self.sequence_parallel,
-        }
+        own = ("mesh_shape", "layout", "microbatches", "recompute", "zero_stage")
+        values = {name: getattr(self, name) for name in (*own, "sequence_parallel")}
         if self.stages > 1:
             values |= {"pipeline_schedule": self.schedule, "pipeline_chunks": self.chunks}
         return values
 
     def applied(self, hparams: HParams) -> HParams:
         """Returns a copy of hparams with the candidate's values."""
-        changed = hparams.copy()
-        for name, value in self.hparams().items():
-            if name in changed:
-                changed.set(name, value)
-        return changed
+        return with_values(hparams, self.hparams())
 
     def program(self) -> Candidate:
         """Returns a candidate with the same lowered program.
@@ -195,12 +183,9 @@ def candidates(
             data = devices // model // stages
             if rows % data:
                 continue
+            microbatches = pick("microbatches", _microbatches(rows // data))
             options = (
-                [
-                    n
-                    for n in pick("microbatches", _microbatches(rows // data))
-                    if rows // data % n == 0
-                ],
+                [n for n in microbatches if rows // data % n == 0],
                 recomputes,
                 [stage for stage in pick("zero_stage", range(4)) if data > 1 or not stage],
                 sequence_parallel,

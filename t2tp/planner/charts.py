@@ -17,6 +17,7 @@ STYLE = """
 .track b { position: absolute; top: -.2rem; bottom: -.2rem; border-left: 2px dashed #d3412f; }
 svg.chart { width: 100%; height: auto; }
 svg.chart text { font: 12px system-ui, sans-serif; fill: var(--ink); }
+@media print { svg.chart text { font-size: 17px; } }
 svg .grid { stroke: var(--line); }
 svg .front { stroke: #2f6fde; stroke-width: 2; fill: none; }
 svg circle { stroke: var(--paper); stroke-width: 1.5; }

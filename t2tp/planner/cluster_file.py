@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.resources
 import itertools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 from t2tp.choices import PRECISIONS
 from t2tp.hparam_limits import Limits
 from t2tp.hparam_types import declared_type
-from t2tp.planner.curves import COLLECTIVE_KINDS, CollectiveCurve, Curve, Point, key, share_at
-from t2tp.planner.work import COMPUTE_BOUND, ELEMENTWISE, MEMORY_BOUND, PRODUCT
+from t2tp.planner.curves import CollectiveCurve, Curve, Point, key, share_at
+from t2tp.planner.work import ELEMENTWISE, PRODUCT
 from t2tp.suggestions import nearest
 
 if sys.version_info >= (3, 11):
@@ -282,9 +282,9 @@ class ClusterFile:
         whole: dict[str, Any] = {}
         for stack, values in stacks.items():
             parent = values.get("like") if isinstance(values, dict) else None
-            if parent and str(parent) not in whole:
-                known = nearest(str(parent), whole, "stacks before it")
-                raise ClusterFileError(f"{where}: stacks.{stack}.like is {parent!r}: {known}")
+            if parent:
+                above = f"{where}: stacks.{stack}.like is"
+                _check_known([str(parent)], whole, above, "stacks before it")
             whole[stack] = {**whole[parent], **values} if parent else values
         parts = {
             "device": device,
@@ -306,15 +306,11 @@ class ClusterFile:
         Raises:
           ClusterFileError: two keys contradict each other.
         """
-        if self.stack not in self.stacks:
-            known = nearest(self.stack, self.stacks, "stacks")
-            raise ClusterFileError(f"{where}: stack is {self.stack!r}: {known}")
+        _check_known([self.stack], self.stacks, f"{where}: stack is", "stacks")
+        kernels = (*self.kernels, *WITHOUT_KERNEL)
         for name, stack in self.stacks.items():
-            if stack.attention not in (*WITHOUT_KERNEL, *self.kernels):
-                known = nearest(stack.attention, (*self.kernels, *WITHOUT_KERNEL), "kernels")
-                raise ClusterFileError(
-                    f"{where}: stacks.{name}.attention is {stack.attention!r}: {known}"
-                )
+            at = f"{where}: stacks.{name}.attention is"
+            _check_known([stack.attention], kernels, at, "kernels")
         if not self.device.peak:
             raise ClusterFileError(f"{where}: device.peak is empty: give FLOP/s by dtype")
         if self.device.reserved >= self.device.memory:
@@ -342,14 +338,8 @@ class ClusterFile:
         Raises:
           ClusterFileError: it has no such stack.
         """
-        if name not in self.stacks:
-            known = nearest(name, self.stacks, "stacks")
-            raise ClusterFileError(f"cluster {self.name} has no stack {name!r}: {known}")
+        _check_known([name], self.stacks, f"cluster {self.name} has no stack", "stacks")
         return replace(self, stack=name)
-
-    def with_processes(self, processes: int) -> ClusterFile:
-        """Returns the cluster with the devices of a host divided among processes."""
-        return replace(self, processes=processes)
 
     def sharing(self, devices: int) -> int:
         """Returns how many devices of a mesh share the memory and the cores of a host; or 1."""
@@ -406,11 +396,7 @@ def _parsed(kind: type[T], values: Any, where: str, parts: Mapping[str, Any] | N
         raise ClusterFileError(f"{where}: a table of keys is missing")
     parts = parts or {}
     known = {f.name: f for f in fields(kind) if f.name not in parts}  # type: ignore[arg-type]
-    for name in values:
-        if name not in known:
-            raise ClusterFileError(
-                f"{where} has an unknown key {name!r}: {nearest(name, known, 'keys')}"
-            )
+    _check_known(values, known, f"{where} has an unknown key", "keys")
     for name, declared in known.items():
         if declared.default is MISSING and name not in values:
             raise ClusterFileError(f"{where}: the key {name!r} is missing")
@@ -430,16 +416,10 @@ def _stack(name: str, values: Any, where: str) -> SoftwareStack:
     """Makes a stack, with its curves."""
     where = f"{where}: stacks.{name}"
     table = values if isinstance(values, dict) else {}
-    parts = {
-        "name": name,
-        "curves": _list_of(Curve, table.pop("curves", None), f"{where}.curves"),
-        "collectives": _list_of(
-            CollectiveCurve, table.pop("collectives", None), f"{where}.collectives"
-        ),
-    }
+    parts: dict[str, Any] = {"name": name}
+    for part, table_of in (("curves", Curve), ("collectives", CollectiveCurve)):
+        parts[part] = _list_of(table_of, table.pop(part, None), f"{where}.{part}")
     stack = _parsed(SoftwareStack, values, where, parts)
-    _check_kinds(stack.curves, (*COMPUTE_BOUND, *MEMORY_BOUND), f"{where}.curves")
-    _check_kinds(stack.collectives, COLLECTIVE_KINDS, f"{where}.collectives")
     measured = {curve.kind for curve in stack.curves}
     for kind in (PRODUCT, ELEMENTWISE):  # They stand for the kinds that were not measured.
         if measured and kind not in measured:
@@ -453,11 +433,10 @@ def _stack(name: str, values: Any, where: str) -> SoftwareStack:
     return stack
 
 
-def _check_kinds(curves: Sequence[Any], kinds: Sequence[str], where: str) -> None:
-    for i, curve in enumerate(curves):
-        if curve.kind not in kinds:
-            known = nearest(curve.kind, kinds, "kinds")
-            raise ClusterFileError(f"{where}[{i}].kind is {curve.kind!r}: {known}")
+def _check_known(names: Iterable[str], known: Collection[str], where: str, what: str) -> None:
+    for name in names:
+        if name not in known:
+            raise ClusterFileError(f"{where} {name!r}: {nearest(name, known, what)}")
 
 
 def _checked(declared: Any, value: Any, where: str) -> Any:
@@ -466,9 +445,7 @@ def _checked(declared: Any, value: Any, where: str) -> Any:
     if kind.startswith("Mapping"):
         if not isinstance(value, dict):
             raise ClusterFileError(f"{where}: a table of keys is missing")
-        for dtype in set(value) - set(PRECISIONS):
-            known = nearest(dtype, PRECISIONS, "dtypes")
-            raise ClusterFileError(f"{where} has an unknown key {dtype!r}: {known}")
+        _check_known(value, PRECISIONS, f"{where} has an unknown key", "dtypes")
         return {name: _number(each, limits, f"{where}.{name}") for name, each in value.items()}
     if kind.startswith("tuple"):
         return _points(value, where)

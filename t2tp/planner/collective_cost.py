@@ -57,20 +57,16 @@ class CollectiveCost:
             return more * seconds_at(measured.points, traffic.num_bytes)[0]
         if traffic.kind == "alltoall":
             return self._alltoall(group, traffic.num_bytes)
-        return self._latency(group, traffic.kind) + self.sent_bytes(traffic) / self._bandwidth(
-            group
-        )
+        # A ring through all members is as fast as its slowest level.
+        rate = min(self._level_bandwidth(group, level) for level in group.spans())
+        return self._latency(group, traffic.kind) + self.sent_bytes(traffic) / rate
 
     def sent_bytes(self, traffic: Traffic) -> float:
         """Returns the bytes that a member sends in one execution."""
         others = self.group(traffic.axes).size - 1
         share = others / (others + 1)
-        factors = {
-            "allgather": others,
-            "allreduce": 2 * share,
-            "reducescatter": share,
-            "alltoall": share,
-        }
+        factors = {"allgather": others, "allreduce": 2 * share}
+        factors |= {"reducescatter": share, "alltoall": share}
         return float(traffic.num_bytes * factors.get(traffic.kind, min(others, 1)))
 
     def spread(self, traffic: Traffic) -> float:
@@ -106,10 +102,6 @@ class CollectiveCost:
             counts.append(sum(place < unit for place in places))
         return Group(len(places), tuple(counts))
 
-    def _bandwidth(self, group: Group) -> float:
-        """Returns the bytes/s of a member in a ring through all members."""
-        return min(self._level_bandwidth(group, level) for level in group.spans())
-
     def _level_bandwidth(self, group: Group, level: int) -> float:
         link = self._cluster.links[level]
         below = 1 if level == 0 else group.members[level - 1]
@@ -117,11 +109,9 @@ class CollectiveCost:
 
     def _share(self, link: Link) -> float:
         """Returns one device's bytes/s of a link that all devices use at once."""
-        if link.shared_by_all:
-            sharing = min(link.devices or self._mesh_shape.size, self._mesh_shape.size)
-        else:
-            sharing = min(link.shared_by, self._mesh_shape.size)
-        return link.bandwidth * self._cluster.software.link / sharing
+        devices = self._mesh_shape.size
+        sharing = link.devices or devices if link.shared_by_all else link.shared_by
+        return link.bandwidth * self._cluster.software.link / min(sharing, devices)
 
     def _latency(self, group: Group, kind: str) -> float:
         """Returns the seconds that no bandwidth saves.

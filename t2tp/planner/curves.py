@@ -9,6 +9,7 @@ from dataclasses import MISSING, dataclass, field
 from typing import Any, TypeAlias
 
 from t2tp.hparam_limits import Limits
+from t2tp.planner.work import COMPUTE_BOUND, MEMORY_BOUND
 
 # Kinds of collectives that are measured. A broadcast costs the same as a permute.
 COLLECTIVE_KINDS = ("allreduce", "reducescatter", "allgather", "alltoall", "permute")
@@ -34,7 +35,7 @@ class Curve:
       points: points by size.
     """
 
-    kind: str
+    kind: str = key(choices=(*COMPUTE_BOUND, *MEMORY_BOUND))
     devices: int = key(min=1)
     points: tuple[Point, ...] = key()
 
@@ -51,7 +52,7 @@ class CollectiveCurve:
       points: points by the bytes that a member puts in.
     """
 
-    kind: str
+    kind: str = key(choices=COLLECTIVE_KINDS)
     group: int = key(min=2)
     devices: int = key(min=2)
     processes: int = key(min=1)

@@ -7,8 +7,8 @@ cost of 2, plus 46 times the difference.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
 
 from t2tp.hparam import HParams
 
@@ -40,13 +40,13 @@ def lower_by_layers(lower: Callable[[HParams], _Step], hparams: HParams) -> _Ste
         return lower(hparams)
     together = len(set(counts.values())) == 1
     groups = [tuple(counts)] if together else [(name,) for name in counts]
-    longer = lower(_with(hparams, few))
+    longer = lower(with_values(hparams, few))
     step = longer
     for group in groups:
         extra = (counts[group[0]] - few[group[0]]) // period(hparams)
         if extra:
             shorter = {name: few[name] - period(hparams) for name in group}
-            step = step.extended(longer, lower(_with(hparams, {**few, **shorter})), extra)
+            step = step.extended(longer, lower(with_values(hparams, {**few, **shorter})), extra)
     return step
 
 
@@ -69,8 +69,10 @@ def _few(count: int, period: int) -> int:
     return min(count, 2 * period + count % period)
 
 
-def _with(hparams: HParams, values: dict[str, int]) -> HParams:
+def with_values(hparams: HParams, values: Mapping[str, Any]) -> HParams:
+    """Returns a copy of hparams with these values, without those of unknown names."""
     changed = hparams.copy()
     for name, value in values.items():
-        changed.set(name, value)
+        if name in changed:
+            changed.set(name, value)
     return changed

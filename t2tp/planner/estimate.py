@@ -6,8 +6,10 @@ It decides only which candidates are lowered. A search reports exact plans.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from t2tp import upstream
 from t2tp.hparam import HParams
@@ -23,6 +25,8 @@ from t2tp.planner.lowered import LoweredStep
 from t2tp.planner.work import BACKWARD, COMPUTE_BOUND, COPY, FORWARD, PHASES, UPDATE, Traffic, Work
 
 _WEIGHT, _SLOTS, _GRADIENT, _ACTIVATION = 4, 8, 4, 2
+# Whether FLOPs bound an operation.
+_BOUND = (False, True)
 _BUCKET = 1 << 22  # Bytes of small gradients that are reduced together.
 # Fraction of a layer's saved activations that lies between the blocks: 10 of 34 bytes of each
 # element (arXiv:2205.05198, table 2). Tensor parallelism splits it only with sequence parallelism.
@@ -76,7 +80,7 @@ class Estimate:
     def _costs(self, works: Mapping[Work, int]) -> dict[tuple[str, bool], float]:
         """Returns seconds by phase, and by whether FLOPs bound them."""
         cost = ComputeCost(self._cluster, 1)
-        seconds = dict.fromkeys(((p, bound) for p in PHASES for bound in (False, True)), 0.0)
+        seconds = dict.fromkeys(itertools.product(PHASES, _BOUND), 0.0)
         for work, number in works.items():
             # Weights are cast once a step, however many rows it has.
             phase = UPDATE if work.kind == COPY else work.phase
@@ -84,11 +88,8 @@ class Estimate:
             seconds[key] += number * work.times * cost.seconds(work)
         return seconds
 
-    def _of_collective(
-        self, mesh_shape: str, kind: str, axes: tuple[str, ...], num_bytes: int
-    ) -> float:
-        traffic = Traffic(kind, axes, FORWARD, 1, num_bytes, False)
-        return self._mesh(mesh_shape).seconds(traffic)
+    def _of_collective(self, mesh_shape: str, *traffic: Any) -> float:
+        return self._mesh(mesh_shape).seconds(Traffic(*traffic))
 
     def seconds(self, candidate: Candidate, rows: int) -> float:
         """Estimates the seconds of a step of a batch of `rows`."""
@@ -101,9 +102,7 @@ class Estimate:
         # The last stage also computes the loss, and the others wait for it.
         busiest = stage + micro * outside
         waiting = (c.stages - 1) / (3 if c.schedule == "zero_bubble" else c.chunks)
-        update = sum(
-            self._inside[UPDATE, bound] + self._outside[UPDATE, bound] for bound in (False, True)
-        )
+        update = sum(part[UPDATE, b] for part in (self._inside, self._outside) for b in _BOUND)
         update *= self._local_weights(c, at_rest=True) / self._parameters
         reductions = c.microbatches if c.zero_stage >= 2 else 1
         exposed = self._of_weights(c, busiest * reductions)
@@ -170,7 +169,7 @@ class Estimate:
         over = tuple(axis for axis in axes or ("model",) if axis in c.axes)
         if not over:
             return 0.0
-        return self._collective(c.mesh_shape, kind, over, int(num_bytes))
+        return self._collective(c.mesh_shape, kind, over, FORWARD, 1, int(num_bytes), False)
 
     def _local_weights(self, c: Candidate, *, at_rest: bool = False) -> float:
         """Returns the number of weights of a processor. Every stage has the embeddings.

@@ -30,8 +30,8 @@ def works(
       layout: mesh and rules.
       fuses: whether chains of element-wise operations move only inputs and outputs of the chain.
     """
-    each_work = [(each, work_of(each, layout)) for each in placed if each.is_computed]
-    each_work = [(each, work) for each, work in each_work if work.kind != "free"]
+    computed = [each for each in placed if each.is_computed and kind_of(each.operation) != "free"]
+    each_work = [(each, work_of(each, layout)) for each in computed]
     if not fuses:
         return [work for _, work in each_work]
     chains = Chains(placed, outputs, layout)

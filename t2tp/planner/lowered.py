@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from t2tp import upstream
 from t2tp.mesh.layout import Layout
@@ -20,7 +21,7 @@ from t2tp.planner.work import FORWARD, Memory, Traffic, Work
 from t2tp.program.abstract_program import AbstractProgram
 
 
-@dataclass
+@dataclasses.dataclass
 class LoweredStep:
     """A step on one processor.
 
@@ -115,23 +116,22 @@ class LoweredStep:
                 by_purpose[purpose] = by_purpose.get(purpose, 0) + times * layers[purpose]
             memory.append(Memory(peak.point, peak.layers, by_purpose))
 
-        def added(mine: Counter, name: str) -> Counter:
-            difference = _difference(getattr(longer, name), getattr(shorter, name))
+        def added(name: str) -> Counter:
+            mine, long, short = (getattr(step, name) for step in (self, longer, shorter))
             # Sums that only one of the two reduces together with others have negative counts.
-            totals = {key: mine[key] + times * difference[key] for key in {**mine, **difference}}
+            keys = {**mine, **long, **short}
+            totals = {key: mine[key] + times * (long[key] - short[key]) for key in keys}
             return Counter({key: total for key, total in totals.items() if total})
 
-        return LoweredStep(
-            self.layout,
-            added(self.work, "work"),
-            added(self.traffic, "traffic"),
-            added(self.variables, "variables"),
-            added(self.shapes, "shapes"),
-            memory,
-            added(self.layer_bytes, "layer_bytes"),
-            self.flops + times * (longer.flops - shorter.flops),
-            self.hidden_flops + times * (longer.hidden_flops - shorter.hidden_flops),
-            self._in_use(_difference(longer.shapes, shorter.shapes)),
+        names = ("work", "traffic", "variables", "shapes", "layer_bytes")
+        counted: dict[str, Any] = {name: added(name) for name in names}
+        return dataclasses.replace(
+            self,
+            memory=memory,
+            flops=self.flops + times * (longer.flops - shorter.flops),
+            hidden_flops=self.hidden_flops + times * (longer.hidden_flops - shorter.hidden_flops),
+            layer_weights=self._in_use(_difference(longer.shapes, shorter.shapes)),
+            **counted,
         )
 
     def _in_use(self, shapes: Counter[tuple[upstream.Dimension, ...]]) -> int:
@@ -149,18 +149,9 @@ def _difference(longer: Counter, shorter: Counter) -> Counter:
 
 def _traffic(placed: Sequence[Placed]) -> list[Traffic]:
     return [
-        Traffic(
-            collective.kind,
-            collective.axes,
-            each.phase,
-            collective.times,
-            collective.bytes,
-            each.is_of_state,
-            each.is_recomputed,
-            each.part,
-        )
-        for each in placed
-        for collective in each.collectives
+        Traffic(c.kind, c.axes, p.phase, c.times, c.bytes, p.is_of_state, p.is_recomputed, p.part)
+        for p in placed
+        for c in p.collectives
     ]
 
 

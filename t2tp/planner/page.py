@@ -108,12 +108,8 @@ def _labels(proposals: Sequence[Proposal]) -> list[str]:
     ]
     differ = [name for name in names if len({str(c.get(name)) for c in choices}) > 1]
     return [
-        ", ".join(
-            [
-                f"{i}. {c['mesh_shape'] or 'one device'}",
-                *(f"{name}={c[name]}" for name in differ if name in c),
-            ]
-        )
+        f"{i}. {c['mesh_shape'] or 'one device'}"
+        + "".join(f", {name}={c[name]}" for name in differ if name in c)
         for i, c in enumerate(choices, start=1)
     ]
 

@@ -218,11 +218,10 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the plan as a JSON object."""
-        values = asdict(self)
-        values["memory_total"] = self.memory_total
         part, share = self.bottleneck
         return {
-            **values,
+            **asdict(self),
+            "memory_total": self.memory_total,
             "fits": self.fits,
             "tokens_per_second": self.tokens_per_second,
             "tokens_per_second_per_device": self.tokens_per_second / self.devices,
@@ -235,7 +234,7 @@ class Plan:
 
     @classmethod
     def from_step(
-        cls, step: LoweredStep, cluster: ClusterFile, *, title: str, tokens: int, dtype: str
+        cls, step: LoweredStep, cluster: ClusterFile, title: str, tokens: int, dtype: str
     ) -> Plan:
         """Computes the costs of a lowered step.
 

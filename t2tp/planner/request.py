@@ -13,7 +13,7 @@ from t2tp.mesh.layout import Layout
 from t2tp.models.model import Model
 from t2tp.optim import train_step
 from t2tp.planner.cluster_file import ClusterFile
-from t2tp.planner.depth import lower_by_layers
+from t2tp.planner.depth import lower_by_layers, with_values
 from t2tp.planner.lowered import LoweredStep
 from t2tp.planner.plan import Plan
 from t2tp.planner.stages.staged_step import StagedStep, staged_plan
@@ -57,14 +57,10 @@ class Request:
                 f"mesh {layout.mesh_text} has {layout.size} processors, and {cluster.name} has"
                 f" {cluster.max_devices} devices"
             )
-        details: dict[str, Any] = {
-            "title": self.name,
-            "tokens": self.tokens,
-            "dtype": self.hparams.activation_dtype,
-        }
+        details = self.name, self.tokens, self.hparams.activation_dtype
         if layout.num_stages > 1:
-            return staged_plan(self.staged(cluster), cluster, **details)
-        return Plan.from_step(self.lowered(cluster), cluster, **details)
+            return staged_plan(self.staged(cluster), cluster, *details)
+        return Plan.from_step(self.lowered(cluster), cluster, *details)
 
     @property
     def tokens(self) -> int:
@@ -102,10 +98,7 @@ class Request:
         whole = self.features(self.hparams)
 
         def build(hparams: HParams, fewer: Callable[[Feature], Feature]) -> AbstractProgram:
-            features = {name: fewer(feature) for name, feature in whole.items()}
-            return AbstractProgram(
-                self.step_fn(hparams), features, layout=Layout.from_hparams(hparams)
-            )
+            return self.program(hparams, {name: fewer(each) for name, each in whole.items()})
 
         return StagedStep(
             build,
@@ -116,15 +109,16 @@ class Request:
 
     def _for_software(self, cluster: ClusterFile) -> HParams:
         """Returns the hparams of software that may keep the whole logits."""
-        hparams = self.hparams.copy()
-        if cluster.software.float32_logits and "loss_chunk" in hparams:
-            hparams.set("loss_chunk", -1)
-        return hparams
+        whole = {"loss_chunk": -1} if cluster.software.float32_logits else {}
+        return with_values(self.hparams, whole)
 
-    def program(self, hparams: HParams) -> AbstractProgram:
-        """Builds the abstract program of a training step."""
+    def program(
+        self, hparams: HParams, features: Mapping[str, Feature] | None = None
+    ) -> AbstractProgram:
+        """Builds the abstract program of a training step, by default of the global batch."""
+        layout = Layout.from_hparams(hparams)
         return AbstractProgram(
-            self.step_fn(hparams), self.features(hparams), layout=Layout.from_hparams(hparams)
+            self.step_fn(hparams), features or self.features(hparams), layout=layout
         )
 
     def step_fn(self, hparams: HParams) -> StepFn:

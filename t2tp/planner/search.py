@@ -21,7 +21,7 @@ from t2tp.hparam import HParams
 from t2tp.mesh.layout import LayoutError
 from t2tp.planner.candidates import RESET, Candidate, candidates, possible_rules
 from t2tp.planner.cluster_file import ClusterFile
-from t2tp.planner.depth import depths
+from t2tp.planner.depth import depths, with_values
 from t2tp.planner.estimate import Estimate
 from t2tp.planner.plan import Plan
 from t2tp.planner.request import Request
@@ -137,22 +137,17 @@ class Search:
     @functools.cached_property
     def _hparams(self) -> HParams:
         """Hparams of the model, without those that would contradict a candidate's mesh."""
-        hparams = self.request.hparams.copy()
-        for name, value in RESET.items():
-            if name in hparams and name not in self.fixed:
-                hparams.set(name, value)
-        return hparams
+        values = {name: value for name, value in RESET.items() if name not in self.fixed}
+        return with_values(self.request.hparams, values)
 
     @functools.cached_property
     def estimate(self) -> Estimate:
         """The quick estimate that ranks candidates."""
         hparams = Candidate(1, 1, 1, "none", 0, False).applied(self._hparams)
-        hparams.set("batch_size", 1)
-        hparams.set("batch_size_unit", "sequences_per_batch")
+        one_row = {"batch_size": 1, "batch_size_unit": "sequences_per_batch"}
+        hparams = with_values(hparams, one_row)
         row = dataclasses.replace(self.request, hparams=hparams)
-        shallow = hparams.copy()
-        for name in depths(hparams):
-            shallow.set(name, 1)
+        shallow = with_values(hparams, dict.fromkeys(depths(hparams), 1))
         one_layer = dataclasses.replace(self.request, hparams=shallow)
         return Estimate(
             row.lowered(self.cluster), one_layer.lowered(self.cluster), hparams, self.cluster
@@ -248,12 +243,8 @@ class Search:
 
     def _smallest_number(self) -> int:
         """Returns the smallest multiple (a power of two) that fits by the estimate, or 0."""
-        devices = 2 * self.devices
-        while devices < _MOST_DEVICES:
-            if next(self._candidates_that_fit(devices, 1.0), None) is not None:
-                return devices
-            devices *= 2
-        return 0
+        numbers = [self.devices << i for i in range(1, 16) if self.devices << i < _MOST_DEVICES]
+        return next((n for n in numbers if any(self._candidates_that_fit(n, 1.0))), 0)
 
 
 def _text(values: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -81,19 +82,22 @@ def measure(piece: Piece, progress: Callable[[], object]) -> dict[str, Any]:
       CalibrationError: a process failed.
     """
     wanted = {"devices": piece.devices, "groups": piece.groups, "computes": piece.computes}
+    connects: list[dict[str, Any]] = [{}]
     threads = {}
     if piece.processes > 1:
-        wanted |= {"processes": piece.processes, "coordinator": f"localhost:{free_port()}"}
+        common = {"num_processes": piece.processes, "coordinator": f"localhost:{free_port()}"}
+        connects = [{**common, "process_id": rank} for rank in range(piece.processes)]
         threads = {THREADS_VARIABLE: str(max(1, cores() // piece.processes))}
+    command = [sys.executable, "-m", f"{__package__}.worker"]
     workers = [
         subprocess.Popen(
-            [sys.executable, "-m", f"{__package__}.worker", json.dumps({**wanted, "rank": rank})],
+            [*command, json.dumps({**wanted, "connect": connect})],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             env=os.environ | threads | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""},
         )
-        for rank in range(piece.processes)
+        for connect in connects
     ]
     lines: list[str] = []
     for line in workers[0].stdout or ():
@@ -111,48 +115,34 @@ def measure(piece: Piece, progress: Callable[[], object]) -> dict[str, Any]:
 
 def cluster_table(found: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """Returns the table of this machine's cluster file."""
-    products = [c for c in found["curves"] if c["kind"] == "product"]
-    moves = [c for c in found["curves"] if c["kind"] == "elementwise"]
+    products, moves = (
+        [c for c in found["curves"] if c["kind"] == kind] for kind in ("product", "elementwise")
+    )
     reduces = [c for c in found["collectives"] if c["kind"] == "allreduce"]
+    links = []
+    for name, of_process in (("inside a process", True), ("between processes", False)):
+        # Without measurements a link is as fast as memory.
+        curves = [c for c in reduces if (c["processes"] == 1) == of_process] or moves
+        latency = min(p[1] for c in curves for p in c["points"])
+        link = {"name": name, "bandwidth": round(max(_rates(curves)))}
+        links.append({**link, "latency": latency, "of_process": of_process})
     spreads = [p[2] for c in (*found["curves"], *found["collectives"]) for p in c["points"]]
     spread = max(_LEAST_SPREAD, statistics.median(spreads))
+    stack = {"fuses": False, "attention": "engine", "spread": spread, "spread_links": spread}
     return {
         "name": "this machine",
         "host_devices": 4 * cores(),
         "source": "measured by t2tp_calibrate",
         "device": {
             "name": _processor(),
-            "memory": _memory(),
+            "memory": float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
             "bandwidth": round(max(_rates(moves))),
             "reserved": RESERVED,
             "cores": cores(),
             "peak": {"float32": round(max(_rates(products)))},
         },
-        "links": [
-            _link("inside a process", True, [c for c in reduces if c["processes"] == 1], moves),
-            _link("between processes", False, [c for c in reduces if c["processes"] > 1], moves),
-        ],
-        "stacks": {
-            STACK: {
-                "fuses": False,
-                "attention": "engine",
-                "spread": spread,
-                "spread_links": spread,
-                "curves": found["curves"],
-                "collectives": found["collectives"],
-            }
-        },
-    }
-
-
-def _link(name: str, of_process: bool, curves: list, moves: list) -> dict[str, Any]:
-    """Returns the table of a level. Without measurements it is as fast as memory."""
-    curves = curves or moves
-    return {
-        "name": name,
-        "bandwidth": round(max(_rates(curves))),
-        "latency": min(p[1] for c in curves for p in c["points"]),
-        "of_process": of_process,
+        "links": links,
+        "stacks": {STACK: {**stack, **found}},
     }
 
 
@@ -161,11 +151,5 @@ def _rates(curves: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU"
-    )
-
-
-def _memory() -> float:
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    match = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    return match[1] if match else "CPU"

@@ -3,39 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 
 def toml_text(table: Mapping[str, Any]) -> str:
     """Formats a table: numbers, text, lists of numbers, tables, and lists of tables."""
-    return "\n".join(_lines(table, ())) + "\n"
+    return "\n".join(_lines(table, "")) + "\n"
 
 
-def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
-    plain = {key: value for key, value in table.items() if not _is_table(value)}
-    lines = [f"{key} = {_value(value)}" for key, value in plain.items()]
-    for key, value in table.items():
-        name = ".".join((*path, key))
-        if isinstance(value, Mapping):
-            lines += ["", f"[{name}]", *_lines(value, (*path, key))]
-        elif _is_table(value):
-            for each in value:
-                lines += ["", f"[[{name}]]", *_lines(each, (*path, key))]
-    return lines
+def _lines(table: Mapping[str, Any], path: str) -> Iterator[str]:
+    # The tables come last: a key after a header would belong to that table.
+    for key, value in sorted(table.items(), key=lambda item: bool(_tables(item[1]))):
+        header = f"[[{path}{key}]]" if isinstance(value, list) else f"[{path}{key}]"
+        for each in _tables(value):
+            yield from ("", header, *_lines(each, f"{path}{key}."))
+        if not _tables(value):
+            yield f"{key} = {_value(value)}"
 
 
-def _is_table(value: Any) -> bool:
-    return isinstance(value, Mapping) or (
-        isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
-    )
+def _tables(value: Any) -> list[Mapping[str, Any]]:
+    values = value if isinstance(value, list) else [value]
+    return [each for each in values if isinstance(each, Mapping)]
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return f"{value:.4g}" if "." in f"{value:.4g}" or "e" in f"{value:.4g}" else f"{value:.1f}"
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(_value(each) for each in value)}]"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
+        return f"[{', '.join(map(_value, value))}]"
+    return f"{value:.4g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)

@@ -1,7 +1,7 @@
 r"""A process that times samples on several virtual devices, or together with other processes.
 
     python -m t2tp.trainer.calibration.worker \
-        '{"devices": 2, "groups": [2], "computes": true, "rank": 0}'
+        '{"devices": 2, "groups": [2], "computes": true, "connect": {}}'
 
 Prints a line after each point, and then a line of JSON: `curves` and `collectives` as in cluster
 files, and `disturbed`.
@@ -14,27 +14,27 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 import t2tp
 from t2tp import mtf
 from t2tp.mesh.layout import Layout
-from t2tp.planner.curves import COLLECTIVE_KINDS, Curve, seconds_at
+from t2tp.planner.curves import COLLECTIVE_KINDS, Point, seconds_at
 from t2tp.planner.lowered import LoweredStep
 from t2tp.planner.work import COMPUTE_BOUND
 from t2tp.processes.cluster import Cluster
 from t2tp.program.abstract_program import AbstractProgram
-from t2tp.program.program import Mesh, Program
+from t2tp.program.program import Mesh, Program, StepFn
 from t2tp.trainer.calibration.disturbance import Watch
 from t2tp.trainer.calibration.machine import POINT, QUIET
 from t2tp.trainer.calibration.samples import (
     COLLECTIVE_SIZES,
+    GROUP,
     SAMPLES,
     CollectiveSample,
     Sample,
-    collective_layout,
 )
 
 _FED = {"one": np.zeros([1], np.float32)}
@@ -45,52 +45,38 @@ _WANTED, _MOST_OPERATIONS = 0.12, 96
 _REPETITIONS, _BLOCK_SECONDS, _BLOCKS = 4, 0.15, 3
 
 Build = Callable[[Mesh, int], mtf.Tensor]
+Points: TypeAlias = "Sequence[Point]"
 
 
-def main() -> int:
+def main() -> None:
     """Measures as the argument says."""
     wanted = json.loads(sys.argv[1])
-    devices, processes = wanted["devices"], wanted.get("processes", 1)
-    several = {
-        "num_processes": processes,
-        "process_id": wanted["rank"],
-        "coordinator": wanted.get("coordinator"),
-    }
-    timed = Timed(t2tp.connect(devices, **(several if processes > 1 else {})))
-    curves = _curves(timed, devices) if wanted["computes"] else []
+    devices, connect = wanted["devices"], wanted["connect"]
+    timed = Timed(t2tp.connect(devices, **connect))
+    curves = _curves(timed) if wanted["computes"] else []
+    place = {"devices": devices, "processes": connect.get("num_processes", 1)}
     collectives = [
-        {
-            "kind": kind,
-            "group": group,
-            "devices": devices,
-            "processes": processes,
-            "points": _collective(timed, kind, group),
-        }
+        {"kind": kind, "group": group, **place, "points": _collective(timed, kind, group)}
         for group in wanted["groups"]
         for kind in COLLECTIVE_KINDS
     ]
-    found = {"curves": curves, "collectives": collectives, "disturbed": timed.disturbed}
-    print(json.dumps(found), flush=True)
-    return 0
+    print(json.dumps({"curves": curves, "collectives": collectives, "disturbed": timed.disturbed}))
 
 
 class Timed:
     """Times programs of one cluster.
 
     Attributes:
+      devices: number of devices of all processes.
       disturbed: fraction of the cores that other programs used, by point.
     """
 
     def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._is_alone = len(cluster.local_pnums) == len(cluster.devices)
-        self._empty: dict[str, float] = {}
+        self.devices = len(cluster.devices)
         self.disturbed: list[float] = []
-
-    @property
-    def devices(self) -> int:
-        """Number of devices of all processes."""
-        return len(self._cluster.devices)
+        self._cluster = cluster
+        self._is_alone = len(cluster.local_pnums) == self.devices
+        self._empty: dict[str, float] = {}
 
     def seconds(self, build: Build, count: int, layout: Layout) -> tuple[float, float]:
         """Returns the seconds of a program's operations, and their relative spread.
@@ -99,7 +85,8 @@ class Timed:
         others used the cores: with half of them, a call may take twice its time.
         """
         if layout.mesh_text not in self._empty:
-            self._empty[layout.mesh_text] = min(self._times(_nothing, 0, layout)[0])
+            nothing, _ = self._times(lambda mesh, _: mtf.get_variable(mesh, "x", ""), 0, layout)
+            self._empty[layout.mesh_text] = min(nothing)
         taken, others = self._times(build, count, layout)
         low = min(taken)
         quartile, *_ = statistics.quantiles(taken, n=4)
@@ -116,10 +103,7 @@ class Timed:
           the seconds of the block with the shortest call, and the fraction of the cores that others
           used meanwhile.
         """
-
-        def step(mesh: Mesh, features: Mapping[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
-            return {"last": mtf.reduce_sum(build(mesh, count))}
-
+        step = _step(lambda mesh: mtf.reduce_sum(build(mesh, count)))
         program = Program(step, _FEATURES, layout=layout, cluster=self._cluster)
         fed = program.place(_FED)
 
@@ -147,29 +131,29 @@ def best_block(call: Callable[[], float], is_alone: bool) -> tuple[list[float], 
     return min(blocks, key=lambda block: min(block[0]))
 
 
-def _nothing(mesh: Mesh, count: int) -> mtf.Tensor:
-    return mtf.get_variable(mesh, "nothing", mtf.Shape([]))
+def _step(build: Callable[[Mesh], mtf.Tensor]) -> StepFn:
+    """Returns a step that computes a tensor from nothing."""
+
+    def step(mesh: Mesh, features: Mapping[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
+        return {"last": build(mesh)}
+
+    return step
 
 
-def _note_point() -> None:
-    print(POINT, flush=True)
-
-
-def _curves(timed: Timed, devices: int) -> list[dict[str, Any]]:
+def _curves(timed: Timed) -> list[dict[str, Any]]:
     """Measures each kind of work, on all devices at once."""
+    devices = timed.devices
     layout = Layout(f"all:{devices}" if devices > 1 else "", "")
-    known: dict[str, Curve] = {}
+    known: dict[str, Points] = {}
     for sample in SAMPLES:
         points = [_point(timed, sample, size, layout, known) for size in sample.sizes]
-        known[sample.kind] = Curve(sample.kind, devices, _growing(points))
-    return [
-        {"kind": kind, "devices": devices, "points": curve.points} for kind, curve in known.items()
-    ]
+        known[sample.kind] = _growing(points)
+    return [{"kind": kind, "devices": devices, "points": known[kind]} for kind in known]
 
 
 def _point(
-    timed: Timed, sample: Sample, size: int, layout: Layout, known: Mapping[str, Curve]
-) -> tuple[float, float, float]:
+    timed: Timed, sample: Sample, size: int, layout: Layout, known: Mapping[str, Points]
+) -> Point:
     """Measures operations of a size, enough of them to be timed."""
 
     def build(mesh: Mesh, count: int) -> mtf.Tensor:
@@ -179,18 +163,15 @@ def _point(
     count = max(2, min(_MOST_OPERATIONS, round(2 * _WANTED / few)))
     seconds, spread = timed.seconds(build, count, layout)
     number, total, others = _work(sample, size, count, layout, known)
-    _note_point()
+    print(POINT, flush=True)
     return total / number, max(seconds - others, seconds / 10) / number, spread
 
 
 def _work(
-    sample: Sample, size: int, count: int, layout: Layout, known: Mapping[str, Curve]
+    sample: Sample, size: int, count: int, layout: Layout, known: Mapping[str, Points]
 ) -> tuple[int, float, float]:
     """Returns number and total size of a sample's operations, and the seconds of its others."""
-
-    def step(mesh: Mesh, features: Mapping[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
-        return {"last": sample.build(mesh, size, count)}
-
+    step = _step(lambda mesh: sample.build(mesh, size, count))
     program = AbstractProgram(step, _FEATURES, layout=layout)
     number, total, others = 0, 0.0, 0.0
     for work, times in LoweredStep.from_program(program).work.items():
@@ -198,34 +179,35 @@ def _work(
         if work.kind == sample.kind:
             number, total = number + times, total + times * each
         elif work.kind in known:
-            others += times * seconds_at(known[work.kind].points, each)[0]
+            others += times * seconds_at(known[work.kind], each)[0]
     return number, total, others
 
 
-def _collective(timed: Timed, kind: str, group: int) -> list[tuple[float, float, float]]:
-    layout = collective_layout(timed.devices, group)
+def _collective(timed: Timed, kind: str, group: int) -> Points:
+    # The nearest devices are a group, and no dimension is split.
+    layout = Layout(f"other:{timed.devices // group};{GROUP}:{group}", "")
     points = []
     for numbers in COLLECTIVE_SIZES:
 
         def build(mesh: Mesh, count: int, numbers: int = numbers) -> mtf.Tensor:
-            shape = mtf.Shape([mtf.Dimension("numbers", numbers)])
-            x = mtf.get_variable(mesh, "x", shape)
+            x = mtf.get_variable(mesh, "x", mtf.Shape([mtf.Dimension("numbers", numbers)]))
             return CollectiveSample(x, kind, count).outputs[0]
 
         count = 16 if numbers < 1 << 12 else 4
         seconds, spread = timed.seconds(build, count, layout)
-        _note_point()
+        print(POINT, flush=True)
         points.append((4.0 * numbers, seconds / count, spread))
-    return list(_growing(points))
+    return _growing(points)
 
 
-def _growing(points: Sequence[tuple[float, float, float]]) -> tuple:
+def _growing(points: Points) -> Points:
     """Removes noise: a smaller size takes at most the seconds of a larger one."""
-    made: list[tuple[float, float, float]] = []
-    for size, seconds, spread in reversed(sorted(points)):
-        made.append((size, min(seconds, made[-1][1]) if made else seconds, spread))
-    return tuple(reversed(made))
+    points = sorted(points)
+    shortest = [min(seconds for _, seconds, _ in points[i:]) for i in range(len(points))]
+    return [
+        (size, least, spread) for (size, _, spread), least in zip(points, shortest, strict=True)
+    ]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

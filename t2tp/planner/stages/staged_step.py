@@ -18,7 +18,7 @@ from t2tp.pipeline.schedule import Action, ScheduleError
 from t2tp.planner.cluster_file import ClusterFile, SoftwareStack
 from t2tp.planner.collective_cost import CollectiveCost
 from t2tp.planner.compute_cost import ComputeCost
-from t2tp.planner.depth import period
+from t2tp.planner.depth import depths, period
 from t2tp.planner.lowered import LoweredStep
 from t2tp.planner.overlap import hidden_seconds
 from t2tp.planner.plan import PipelinePlan, Plan, StagePlan
@@ -80,17 +80,19 @@ class StagedStep:
         self.layout = layout = Layout.from_hparams(hparams)
         pipeline = layout.pipeline
         self.microbatches: int = hparams.microbatches
-        probe = functools.partial(
-            StageLowering, build, hparams, layout, software=software, lowered_before=lowered_before
-        )
-        stacks = probe(splits_backward=False).stacks
-        self.table = Table(
-            pipeline.schedule, layout.num_stages, self.microbatches, len(stacks) * pipeline.chunks
-        )
+        stacks = depths(hparams)
+        if not stacks:
+            raise LayoutError(
+                f"The layout splits {LAYERS!r}, and this model has no stack of layers to split"
+                " (t2tp.layers.stack.Stack): drop the rule."
+            )
+        chunks = len(stacks) * pipeline.chunks
+        self.table = Table(pipeline.schedule, layout.num_stages, self.microbatches, chunks)
         try:
-            self.lowering = probe(splits_backward=self.table.splits_backward)
+            splits = self.table.splits_backward
         except ScheduleError as error:
             raise LayoutError(str(error)) from error
+        self.lowering = StageLowering(build, hparams, layout, splits, software, lowered_before)
         assigned = []
         for count in stacks.values():
             ranges = assign_layers(count, layout)
@@ -129,11 +131,12 @@ class StagedStep:
         layers = [max(1, chunk.layers)] * len(self.lowering.stacks)
         step = self.lowering.of(*layers).by_place[chunk.place]
         part = f"{action}{chunk.stack}"
-        work = {dataclasses.replace(w, times=1): n for w, n in step.work.items() if w.part == part}
-        sent = {
-            dataclasses.replace(t, times=1): n for t, n in step.traffic.items() if t.part == part
-        }
-        return Counter(work), Counter(sent)
+
+        def of_part(counts: Counter) -> Counter:
+            own = {dataclasses.replace(x, times=1): n for x, n in counts.items() if x.part == part}
+            return Counter(own)
+
+        return of_part(step.work), of_part(step.traffic)
 
     @functools.cached_property
     def model_flops(self) -> tuple[float, float]:
@@ -214,10 +217,8 @@ class StagedStep:
         return Traffic("permute", axes, phase, 1, size, False, part=SEND)
 
 
-def staged_plan(
-    step: StagedStep, cluster: ClusterFile, *, title: str, tokens: int, dtype: str
-) -> Plan:
-    """Predicts the cost of a step with stages; arguments as for `Plan.from_step`.
+def staged_plan(step: StagedStep, cluster: ClusterFile, *details: Any) -> Plan:
+    """Predicts the cost of a step with stages; arguments and `details` as for `Plan.from_step`.
 
     The plan has the costs of the busiest stage and the memory of the fullest one.
     """
@@ -250,9 +251,7 @@ def staged_plan(
             (step.message(chunk, FORWARD if action is Action.FORWARD else BACKWARD), count)
             for (action, chunk), count in timing.sends[stage].items()
         ]
-        return Plan.from_step(
-            step.of_stage(stage, sends), cluster, title=title, tokens=tokens, dtype=dtype
-        )
+        return Plan.from_step(step.of_stage(stage, sends), cluster, *details)
 
     slowest = _of_each_kind(step, timing)
     plans = {stage: plan_of(stage) for stage in slowest}

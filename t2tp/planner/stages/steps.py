@@ -24,7 +24,7 @@ from t2tp.pipeline.loop import PipelineLoop
 from t2tp.pipeline.messages import MessageKind
 from t2tp.pipeline.schedule import Action
 from t2tp.planner.cluster_file import SoftwareStack
-from t2tp.planner.depth import depths, lower_by_layers
+from t2tp.planner.depth import depths, lower_by_layers, with_values
 from t2tp.planner.lowered import LoweredStep
 from t2tp.planner.sequence import FIRST, LAST, Placed, program_order
 from t2tp.planner.slices import slice_bytes
@@ -104,18 +104,13 @@ class StageSteps:
 
     def extended(self, longer: StageSteps, shorter: StageSteps, times: int) -> StageSteps:
         """Returns the steps with more layers: `times` the difference of two steps is added."""
-        return StageSteps(
-            {
-                place: step.extended(longer.by_place[place], shorter.by_place[place], times)
-                for place, step in self.by_place.items()
-            },
-            tuple(
-                own + times * (long - short)
-                for own, long, short in zip(self.kept, longer.kept, shorter.kept, strict=True)
-            ),
-            self.results,
-            self.messages,
-        )
+        by_place = {
+            place: step.extended(longer.by_place[place], shorter.by_place[place], times)
+            for place, step in self.by_place.items()
+        }
+        kept = zip(self.kept, longer.kept, shorter.kept, strict=True)
+        more = tuple(own + times * (long - short) for own, long, short in kept)
+        return dataclasses.replace(self, by_place=by_place, kept=more)
 
 
 def _of(placed: Sequence[Placed], have: Sequence[str]) -> list[Placed]:
@@ -158,7 +153,6 @@ class StageLowering:
         program: Callable[[HParams, Callable[[Feature], Feature]], AbstractProgram],
         hparams: HParams,
         layout: Layout,
-        *,
         splits_backward: bool,
         software: SoftwareStack,
         lowered_before: dict[Hashable, Any],
@@ -172,22 +166,13 @@ class StageLowering:
           splits_backward: whether the schedule has separate entries for gradients of weights.
           software: see `LoweredStep.from_program`.
           lowered_before: see `Request`.
-
-        Raises:
-          LayoutError: the model has no layers that are counted.
         """
         self.stacks: Mapping[str, int] = depths(hparams)
-        if not self.stacks:
-            raise LayoutError(
-                f"The layout splits {LAYERS!r}, and this model has no stack of layers to split"
-                " (t2tp.layers.stack.Stack): drop the rule."
-            )
         self._program = program
         self._layout = layout
         self._software = software
         self._lowered_before = lowered_before
         self._microbatches = hparams.microbatches
-        self._hparams = hparams.copy()
         first, *others = layout.axes_of(LAYERS)
         sizes = {axis.name: axis.size for axis in layout.mesh_shape.dims}
         sizes |= {first.name: _STAGES, **dict.fromkeys((axis.name for axis in others), 1)}
@@ -198,11 +183,8 @@ class StageLowering:
             "pipeline_chunks": 1,
             "pipeline_layers": "",
         }
-        for name, value in values.items():
-            if name in self._hparams:
-                self._hparams.set(name, value)
+        self._hparams = with_values(hparams, values)
         self.of = functools.cache(self._of)
-        self._lowered = functools.cache(self._lower)
 
     @property
     def microbatches(self) -> int:
@@ -214,15 +196,12 @@ class StageLowering:
         hparams = self._with(layers)
 
         def lower(few: HParams) -> StageSteps:
-            return self._lowered(tuple(few.get(name) for name in self.stacks))
+            return self._lower([few.get(name) for name in self.stacks])
 
         return lower_by_layers(lower, hparams)
 
     def _with(self, layers: Sequence[int]) -> HParams:
-        hparams = self._hparams.copy()
-        for name, count in zip(self.stacks, layers, strict=True):
-            hparams.set(name, count)
-        return hparams
+        return with_values(self._hparams, dict(zip(self.stacks, layers, strict=True)))
 
     def _lower(self, layers: Sequence[int]) -> StageSteps:
         hparams = self._with([_STAGES * n for n in layers])

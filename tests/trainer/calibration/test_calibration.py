@@ -59,7 +59,7 @@ def test_a_collective_costs_what_was_measured_of_its_group(monkeypatch):
     reduce_ = Traffic("allreduce", ("data",), FORWARD, 1, 100_000, True)
 
     def seconds(mesh, processes=1):
-        placed = cluster.with_processes(processes)
+        placed = dataclasses.replace(cluster, processes=processes)
         return CollectiveCost(placed, parse_mesh_shape(mesh)).seconds(reduce_)
 
     assert seconds("data:2") == pytest.approx(1e-4)
@@ -68,7 +68,8 @@ def test_a_collective_costs_what_was_measured_of_its_group(monkeypatch):
     # Four processors in two processes: the last axis is inside a process.
     assert seconds("data:2;model:2", processes=2) == pytest.approx(2 * 7e-4)
     model = dataclasses.replace(reduce_, axes=("model",))
-    cost = CollectiveCost(cluster.with_processes(2), parse_mesh_shape("data:2;model:2"))
+    placed = dataclasses.replace(cluster, processes=2)
+    cost = CollectiveCost(placed, parse_mesh_shape("data:2;model:2"))
     assert cost.seconds(model) == pytest.approx(2 * 1e-4)
 
 

@@ -7,7 +7,9 @@ import shlex
 
 import pytest
 
+from t2tp import registry
 from t2tp.trainer.cli.programs import t2tp_plan
+from t2tp.trainer.planning import request
 
 FLAGS = {
     "model": "transformer_lm",
@@ -147,17 +149,43 @@ def test_every_line_of_a_search_gives_the_same_plan_when_it_is_pasted(model, see
         search = {"search": "true", "devices": devices, "top": 2, "hparams": changes, **fixed}
         proposals = said(capfd, **base, **search)
         for proposal in proposals or ():
-            again = said(capfd, vocab_size=size, **images, **given(proposal["flags"]))
+            line = given(proposal["flags"])
+            again = said(capfd, vocab_size=size, **images, **line)
             assert again == proposal["plan"], proposal["flags"]
+            # The program that runs has all layers and stages, and a plan lowers few of them.
+            hparams = registry.hparams(line["hparams_set"])
+            hparams.parse(line.get("hparams", ""))
+            for name in ("mesh_shape", "layout"):
+                hparams.set(name, line[name])
+            program = request(model, hparams, size, (32, 32, 3)).program(hparams)
+            program.collective_log()
+            assert program.layout.size == devices
+
+
+# Model, hparams set, vocabulary or classes, and flags of the search.
+TRAINED = {
+    "one device": ("transformer_lm", "transformer_lm_tiny", 300, {"devices": 1}),
+    "tensor": ("transformer_lm", "transformer_lm_tiny", 300, {"devices": 4, "fix": "heads:model"}),
+    "stages": ("transformer_lm", "transformer_lm_tiny", 300, {"devices": 4, "fix": "layers:stage"}),
+    "ZeRO": ("transformer_lm", "transformer_lm_tiny", 300, {"devices": 8, "fix": "zero_stage=2"}),
+    "experts": (
+        "transformer_moe",
+        "transformer_moe_tiny",
+        300,
+        {"devices": 2, "fix": "experts:expert"},
+    ),
+    "images": ("vit", "vit_tiny", 10, {"devices": 4, "image_shape": "8,8,1"}),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("devices", "fix"), [(1, ""), (4, "heads:model"), (4, "layers:stage"), (8, "zero_stage=2")]
-)
-def test_a_line_of_a_search_trains_when_it_is_pasted(devices, fix, trainer, capfd):
-    fixed = {"fix": fix} if fix else {}
-    search = {"search": "true", "devices": devices, "top": 1, "global_batch_tokens": "1K", **fixed}
-    base = {"model": "transformer_lm", "hparams_set": "transformer_lm_tiny", "vocab_size": 300}
-    (best,) = said(capfd, **base, **search)
-    assert trainer(schedule="train", train_steps=1, **given(best["flags"])) == 0
+@pytest.mark.parametrize("case", TRAINED)
+def test_a_line_of_a_search_trains_when_it_is_pasted(case, trainer, tmp_path, capfd):
+    model, hparams_set, size, flags = TRAINED[case]
+    images = size == 10
+    batch = {"hparams": "batch_size=16"} if images else {"global_batch_tokens": "1K"}
+    base = {"model": model, "hparams_set": hparams_set, "vocab_size": size}
+    (best,) = said(capfd, **base, **batch, search="true", top=1, **flags)
+    data = {"problem": "image_digits", "data_dir": tmp_path / "data", "generate_data": True}
+    line = {**(data if images else {}), **given(best["flags"])}
+    assert trainer(schedule="train", train_steps=1, **line) == 0
