@@ -27,6 +27,7 @@ from t2tp.problems.prepare.settings import BeamSettings
 from t2tp.problems.prepare.split_samples import ShuffledSamples
 from t2tp.problems.problem import AnyPath, Problem
 from t2tp.problems.shared_vocabulary import agree, make_shared_vocabulary, sharing
+from t2tp.problems.vocab.vocabulary import Vocabulary
 
 # Longer names of directories are truncated.
 _LONGEST_DIRECTORY = 120
@@ -290,6 +291,10 @@ class Mixture(Problem):
         """Returns the codec of the first problem; all have the same vocabulary."""
         self.check_prepared(data_dir)
         return self.parts[0].codec(self.parts_dir(data_dir))
+
+    def vocabulary(self, data_dir: AnyPath) -> Vocabulary | None:
+        """Returns the vocabulary of the first problem; all have the same."""
+        return self.parts[0].vocabulary(self.parts_dir(data_dir))
 
     def change_hparams(self, hparams: HParams, data_dir: AnyPath | None = None) -> None:
         """Sets the values of the first problem."""

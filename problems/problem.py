@@ -45,7 +45,7 @@ from t2tp.problems.prepare.overlap import report_overlaps
 from t2tp.problems.prepare.settings import BeamSettings, GenerationSettings
 from t2tp.problems.prepare.split_samples import ShuffledSamples
 from t2tp.problems.text_scores import score
-from t2tp.problems.vocab.vocabulary import END_OF_DOCUMENT
+from t2tp.problems.vocab.vocabulary import END_OF_DOCUMENT, Vocabulary
 from t2tp.suggestions import nearest
 
 TRAIN = "train"
@@ -247,6 +247,10 @@ class Problem(abc.ABC):
         Returns:
           The codec; None if targets are not text.
         """
+        return None
+
+    def vocabulary(self, data_dir: AnyPath) -> Vocabulary | None:
+        """Returns the vocabulary of prepared data; None if there is no text."""
         return None
 
     # Common to all problems.

@@ -414,8 +414,9 @@ class Experiment:
                 run_files.write(output_dir, self.spec.hparams, self._flags | self._how(schedule))
                 source = WarmStart.parse(self._config.warm_start_from)
                 if source is not None:
+                    vocabulary = self.spec.problem.vocabulary(self.spec.data_dir)
                     with as_usage_error(OSError):
-                        inherit_files(output_dir, source, self.spec.vocabulary())
+                        inherit_files(output_dir, source, vocabulary)
             resumed_step = self.estimator.steps_done
             if resumed_step:
                 logging.info("resuming from the checkpoint of step %d", resumed_step)

@@ -13,13 +13,11 @@ from t2tp.hparam import HParams
 from t2tp.mesh.layout import Layout
 from t2tp.models.model import Model
 from t2tp.problems.problem import Problem
-from t2tp.problems.vocab.vocabulary import Vocabulary
 from t2tp.trainer.estimator import Estimator
 from t2tp.trainer.model_fn import model_fn_of
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_dir.run_files import SavedRun
-from t2tp.trainer.run_dir.token_rows import vocabulary_of
 
 
 @dataclass(frozen=True)
@@ -156,11 +154,8 @@ class RunSpec:
         """
         vocab_sizes = self.problem.vocab_sizes(self.data_dir)
         model_fn = model_fn_of(self.model_class, vocab_sizes, self.train_steps)
-        return Estimator(model_fn, self.config, self.hparams, self.layout, self.vocabulary)
-
-    def vocabulary(self) -> Vocabulary | None:
-        """Returns the vocabulary of the data; None if the problem has no text."""
-        return vocabulary_of(self.problem, self.data_dir)
+        vocabulary = functools.partial(self.problem.vocabulary, self.data_dir)
+        return Estimator(model_fn, self.config, self.hparams, self.layout, vocabulary)
 
 
 def find_problem(

@@ -22,8 +22,7 @@ import numpy as np
 from t2tp import problems
 from t2tp.checkpoint import Checkpoint, Slice
 from t2tp.checkpoint.variables import MESH_SHAPE, assign_slices, slices_as_saved
-from t2tp.problems.problem import AnyPath, Problem
-from t2tp.problems.text import TextProblem
+from t2tp.mesh.zero import name_in_use
 from t2tp.problems.vocab.vocabulary import Vocabulary
 from t2tp.program.variables import SlicedVariable
 from t2tp.trainer.run_dir import huggingface_files, run_files
@@ -36,10 +35,6 @@ _BLOCK = 1 << 23
 
 # Max number of tokens that a line names.
 _NAMED = 5
-
-
-class UnknownVocabularyError(ValueError):
-    """The vocabulary of a run cannot be read; `str()` is the reason."""
 
 
 @dataclass(frozen=True)
@@ -97,11 +92,11 @@ class TokenRows:
 
     def fits(self, saved_shape: Sequence[int], variable: SlicedVariable) -> bool:
         """Whether only the number of tokens differs between a saved table and a variable."""
-        axis = vocab_axis(variable)
-        here = variable.spec.shape.to_integer_list
-        return axis is not None and [*saved_shape[:axis], here[axis], *saved_shape[axis + 1 :]] == [
-            *here
-        ]
+        axis, here = vocab_axis(variable), variable.spec.shape.to_integer_list
+        if axis is None or len(here) != len(saved_shape):
+            return False
+        pairs = zip(saved_shape, here, strict=True)
+        return all(n == m or at == axis for at, (n, m) in enumerate(pairs))
 
     def load(self, saved: Checkpoint, name: str, variable: SlicedVariable) -> None:
         """Loads a table of the vocabulary, each row from its source.
@@ -155,44 +150,35 @@ class TokenRows:
 
 def vocab_axis(variable: SlicedVariable) -> int | None:
     """Returns the number of a variable's dimension of tokens; None if it has none."""
-    names = variable.spec.shape.dimension_names
+    names = [name_in_use(each) for each in variable.spec.shape.dimension_names]
     return names.index(_VOCAB) if _VOCAB in names else None
 
 
-def vocabulary_of(problem: Problem, data_dir: AnyPath) -> Vocabulary | None:
-    """Returns the vocabulary of a problem's data; None if the problem has no text.
-
-    Raises:
-      ValueError, OSError: the data are not there or damaged.
-    """
-    if isinstance(problem, TextProblem):
-        return problem.vocabulary(data_dir)
-    codec = problem.codec(data_dir)
-    return codec.vocabulary if codec is not None else None
-
-
-def vocabulary_of_run(path: str) -> Vocabulary | None:
-    """Returns the vocabulary of the run that a checkpoint belongs to; None if it has no text.
+def rows_between(path: str, vocabulary: Vocabulary | None) -> tuple[TokenRows | None, str]:
+    """Compares the vocabulary of a run with the vocabulary of the run that it starts from.
 
     Args:
-      path: see `find_checkpoint.find`.
+      path: the run or checkpoint to start from; see `find_checkpoint.find`.
+      vocabulary: the new run's vocabulary; None: it has no text.
 
-    Raises:
-      UnknownVocabularyError: the path is not in a run, or the run's data are not there any more.
+    Returns:
+      The rows, None if the vocabularies are the same; and the reason if the other one is unknown.
     """
+    if vocabulary is None:
+        return None, ""
     run = run_files.run_of(path)
     if run is None:
-        raise UnknownVocabularyError(f"{path} is not in the directory of a run")
+        return None, f"{path} is not in the directory of a run"
     try:
         flags = run_files.read_flags(run) or {}
         problem = problems.find(flags["problem"], flags.get("problem_options") or "")
-        own, data_dir = huggingface_files.tokenizer_directory(run), flags.get("data_dir")
-        digest = flags.get("data_digest")
-        if digest and problem.digest(data_dir or "") != digest:
-            raise UnknownVocabularyError(f"the data of {run} in {data_dir} were made again")
-        return vocabulary_of(problem, own or data_dir or "")
+        data_dir, digest = flags.get("data_dir") or "", flags.get("data_digest")
+        if digest and problem.digest(data_dir) != digest:
+            return None, f"the data in {data_dir} were made again"
+        there = problem.vocabulary(huggingface_files.tokenizer_directory(run) or data_dir)
     except (ValueError, LookupError, OSError) as error:
-        raise UnknownVocabularyError(str(error)) from error
+        return None, str(error)
+    return (None if there is None else TokenRows.between(there, vocabulary)), ""
 
 
 def _row_ranges(saved: Checkpoint, name: str, axis: int) -> list[tuple[int, int]]:

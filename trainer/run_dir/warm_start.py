@@ -17,12 +17,7 @@ from t2tp.suggestions import nearest
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.run_dir import huggingface_files, run_files
 from t2tp.trainer.run_dir.find_checkpoint import find
-from t2tp.trainer.run_dir.token_rows import (
-    TokenRows,
-    UnknownVocabularyError,
-    vocab_axis,
-    vocabulary_of_run,
-)
+from t2tp.trainer.run_dir.token_rows import TokenRows, rows_between, vocab_axis
 
 ARROW = "=>"
 
@@ -134,7 +129,7 @@ def inherit_files(
     own = huggingface_files.directory_in(output_dir)
     if before is None or own.exists() or not huggingface_files.directory_in(before).is_dir():
         return
-    if _token_rows(source.path, vocabulary)[0] is None:
+    if rows_between(source.path, vocabulary)[0] is None:
         huggingface_files.copy_files(huggingface_files.directory_in(before), own)
 
 
@@ -165,7 +160,7 @@ def warm_start(
     saved = find(source.path)
     check_same_save(saved, variables.cluster)
     sources = source.renamed(sorted(_names_in(saved)))
-    rows, reason = _token_rows(source.path, vocabulary)
+    rows, reason = rows_between(source.path, vocabulary)
     frozen = sum(v.spec.frozen for v in variables)
     tables = [v.spec.name for v in variables if v.spec.frozen and vocab_axis(v) is not None]
     if tables and rows is not None and rows.moves:
@@ -221,17 +216,6 @@ _NAMED = 3
 def _first(texts: Sequence[str]) -> str:
     more = f"; and {len(texts) - _NAMED} more" if len(texts) > _NAMED else ""
     return "; ".join(texts[:_NAMED]) + more
-
-
-def _token_rows(path: str, vocabulary: Vocabulary | None) -> tuple[TokenRows | None, str]:
-    """Returns the rows of another vocabulary, if there is one, and why this is unknown."""
-    if vocabulary is None:
-        return None, ""
-    try:
-        there = vocabulary_of_run(path)
-    except UnknownVocabularyError as error:
-        return None, str(error)
-    return (None if there is None else TokenRows.between(there, vocabulary)), ""
 
 
 def _load(
