@@ -9,6 +9,7 @@ from t2tp import registry
 from t2tp.planner import ClusterFile
 from t2tp.planner.cluster_file import shipped
 from t2tp.planner.lowered import LoweredStep
+from t2tp.planner.work import BACKWARD, FORWARD, UPDATE
 from t2tp.trainer.planning import request
 from tests.models.small_lm import make_hparams
 from tests.planner.engine_cluster import engine_stack
@@ -142,3 +143,58 @@ def test_every_shipped_cluster_can_be_planned_for(name):
     assert 0 < plan.interval[0] < plan.seconds < plan.interval[1]
     assert plan.fits == "yes"
     assert plan.to_dict()["memory"]["weights"] > 0
+
+
+def flops_of(step, kind, *phases):
+    return sum(
+        n * w.times * w.flops for w, n in step.work.items() if w.kind == kind and w.phase in phases
+    )
+
+
+def peak_of(step):
+    return max(peak.total for peak in step.memory)
+
+
+# Model, hparams without and with a feature, what it changes, and the range of the ratio.
+FEATURES = {
+    # Half of the layers see a quarter of the keys.
+    "windows": (
+        "transformer_lm",
+        "",
+        "layer_pattern=[local,full],attention_window=64",
+        lambda step: flops_of(step, "attention", FORWARD),
+        (0.6, 0.65),
+    ),
+    # Newton-Schulz iterations of the matrices.
+    "muon": (
+        "transformer_lm",
+        "optimizer=adam",
+        "optimizer=muon",
+        lambda step: 1 + flops_of(step, "product", UPDATE),
+        (1e6, 1e12),
+    ),
+    # The logits, their gradient and log-probabilities of a chunk only.
+    "chunked loss": ("transformer_lm", "loss_chunk=-1", "loss_chunk=32", peak_of, (0.1, 0.7)),
+    # The tokens, without a capacity for more of them.
+    "dropless experts": (
+        "transformer_moe",
+        "moe_dispatch=capacity",
+        "moe_dispatch=dropless",
+        lambda step: flops_of(step, "product", FORWARD, BACKWARD),
+        (0.5, 0.95),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_a_feature_changes_the_work_or_the_memory_that_it_should(name):
+    model, *changes, measure, (low, high) = FEATURES[name]
+    found = []
+    for change in changes:
+        hparams = registry.hparams(f"{model}_tiny")
+        hparams.parse("num_hidden_layers=2,max_length=256,mesh_shape=data:2")
+        hparams.parse("batch_size=4,batch_size_unit=sequences_per_batch")
+        if change:
+            hparams.parse(change)
+        found.append(measure(request(model, hparams, 8192).lowered(ClusterFile.load("cpu"))))
+    assert low < found[1] / found[0] < high
