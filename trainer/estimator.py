@@ -22,6 +22,7 @@ from t2tp.decoding import DecodeOptions
 from t2tp.hparam import HParams
 from t2tp.layout_report import LayoutReport, explain
 from t2tp.mesh.layout import Layout
+from t2tp.optim.nonfinite import first_nonfinite, largest_magnitudes
 from t2tp.problems.vocab.vocabulary import Vocabulary
 from t2tp.processes.cluster import Cluster
 from t2tp.program.abstract_program import AbstractProgram
@@ -32,9 +33,9 @@ from t2tp.trainer.hooks.default_hooks import default_hooks
 from t2tp.trainer.hooks.heartbeat import Heartbeat
 from t2tp.trainer.hooks.hook import Hook, Training
 from t2tp.trainer.hooks.json_log import JsonLog
-from t2tp.trainer.hooks.nonfinite import NonfiniteStepError
-from t2tp.trainer.hooks.nonfinite_diagnosis import StepReplay, TrainingDivergedError, counting_step
+from t2tp.trainer.hooks.nonfinite import NonfiniteStepError, TrainingDivergedError, replayed_cause
 from t2tp.trainer.hooks.progress import TrainingProgress
+from t2tp.trainer.hooks.replicas import ReplicaMismatchError, name_wrong_device
 from t2tp.trainer.hooks.trackers import Tracker, check_tracker, open_tracker
 from t2tp.trainer.inference.saved_model import Signatures, of_features, write_saved_model
 from t2tp.trainer.inputs.inputs import (
@@ -207,6 +208,7 @@ class Estimator:
           SavingError: a checkpoint could not be written.
           TrainingDivergedError: a step's loss or gradients are not finite and
             `config.on_nonfinite` is `stop`. The latest checkpoint is of the step before.
+          ReplicaMismatchError: see `config.check_replicas_every`; the error names the device.
         """
         inputs = self._open(inputs)
         place = self._placer(ModeKeys.TRAIN, inputs)
@@ -230,6 +232,13 @@ class Estimator:
                     signal_number = self._train_with(saver, program, inputs, place, training, hooks)
                 except NonfiniteStepError as bad:
                     raise self._diagnose(bad, saver, inputs, place) from None
+                except ReplicaMismatchError as differ:
+                    saver.wait()
+                    error = name_wrong_device(
+                        differ, program.variables, lambda step: self._replay_to(step, inputs)
+                    )
+                    self.log.write("replicas_differ", differ.step, {"what": str(error)})
+                    raise error from None
         if signal_number:
             self.log.write("interrupted", self.steps_done, {"signal": signal_number})
             raise TrainingInterrupted(
@@ -367,18 +376,11 @@ class Estimator:
             self.steps_done += 1
         return begun_from
 
-    def count_nonfinite(
-        self, batch: Batch, features: Mapping[str, Feature], step: int
-    ) -> Mapping[str, np.ndarray]:
-        """Counts the non-finite elements of each tensor of a step; see `nonfinite_counts`.
-
-        Args:
-          batch: the step's batch.
-          features: the features of a training, whose sizes the batch need not have.
-          step: the step, from 0.
-        """
-        program = self.program(counting_step(self._loss_fn), features_of_batch(batch, features))
-        return program(batch, step=step)
+    def magnitude_program(self, features: Mapping[str, Feature]) -> Program:
+        """Builds the program that measures the tensors of a step; see `largest_magnitudes`."""
+        return self.program(
+            lambda mesh, parts: largest_magnitudes(self._loss_fn(mesh, parts), mesh), features
+        )
 
     def parameter_counts(self) -> tuple[int, int, int]:
         """Counts trainable parameters, frozen parameters, and the values of all other variables."""
@@ -509,18 +511,24 @@ class Estimator:
         inputs: Inputs,
         place: Callable[[Batch], tuple[Program, PlacedFeatures]],
     ) -> TrainingDivergedError:
-        """Restores the values before a non-finite step and diagnoses it."""
+        """Replays up to a non-finite step, saves the step before it, and finds the cause.
+
+        Replayed steps are equal, bit for bit, so the variables are what they were before the step.
+        """
         self.log.write("diverged", bad.step, {"what": str(bad)})
-
-        def count(step: int) -> Mapping[str, np.ndarray]:
-            return self.count_nonfinite(inputs.stream[step], inputs.features, step)
-
-        return StepReplay(
-            lambda steps_done: self._replay_to(steps_done, inputs),
-            lambda step: place(inputs.stream[step]),
-            count,
-            saver,
-        ).explain(bad)
+        logging.error("%s", bad)
+        saver.wait()
+        last_good = bad.step - 1
+        if self._replay_to(last_good, inputs) < last_good:
+            saver.save(last_good)
+            saver.wait()
+        batch = inputs.stream[last_good]
+        measure = self.magnitude_program(features_of_batch(batch, inputs.features))
+        first = first_nonfinite(measure(batch, step=last_good))
+        if first is None:
+            program, placed = place(batch)
+            return TrainingDivergedError(bad, replayed_cause(program(placed, step=last_good)))
+        return TrainingDivergedError(bad, f"The first tensor that is not finite is the {first}.")
 
     def _loss_fn(self, mesh: Mesh, features: dict[str, mtf.Tensor]) -> mtf.Tensor:
         """Returns the loss as training computes it."""

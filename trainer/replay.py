@@ -9,25 +9,33 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from t2tp import mtf
-from t2tp.ops.variables.sharded_variable import gradients_at_rest
-from t2tp.optim.clipping import global_norm
-from t2tp.optim.gradient_accumulation import variable_gradients, variables_of
-from t2tp.optim.nonfinite import first_nonfinite
-from t2tp.program.program import Feature, Mesh, StepFn
+from t2tp.optim.nonfinite import first_nonfinite, first_unusual
+from t2tp.optim.per_row import RowsMixedError, row_losses_and_norms
+from t2tp.program.program import Feature, Mesh, Program
 from t2tp.program.variables import Variables
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.estimator import Estimator
-from t2tp.trainer.inputs.inputs import Batch, features_of_batch
+from t2tp.trainer.inputs.inputs import Batch, BatchStream, features_of_batch, shapes_of_batch
 from t2tp.trainer.inputs.problem_inputs import training_inputs
 from t2tp.trainer.model_fn import ModeKeys
 from t2tp.trainer.run_spec import RunSpec
 
 _TEXT_FEATURES = ("inputs", "targets")
+
+# Elements of the gradients of the rows that are computed together: 1 GiB.
+_MOST_AT_ONCE = 1 << 28
+
+# A tensor is unusual if its largest magnitude is above `_UNUSUAL` times the largest in each of the
+# next batches, with the same values of the variables.
+_UNUSUAL = 4.0
+_USUAL_BATCHES = 3
 
 
 @dataclass(frozen=True)
@@ -56,16 +64,28 @@ class ReplayedStep:
       begun_from: step of the values that the replay began with; 0: the initial values.
       scalars: the step's `loss`, `gradient_norm` and other reported scalars.
       examples: the rows, the largest gradient norm first, non-finite ones before all others.
+      logged: the loss and the gradient norm in the run's TensorBoard events; empty if the step was
+        not reported.
       first_nonfinite: the first tensor of the step that is not finite; None: all are.
+      first_unusual: the first tensor that is far larger than in other batches; None: none is.
       updates: variable -> norm of its update relative to its own, the largest first.
     """
 
     step: int
     begun_from: int
     scalars: Mapping[str, float]
+    logged: Mapping[str, float]
     examples: Sequence[ReplayedExample]
     first_nonfinite: str | None
+    first_unusual: str | None
     updates: Mapping[str, float]
+
+    @property
+    def differing(self) -> list[str]:
+        """Names of logged scalars that the replay has not reproduced, bit for bit."""
+        return [
+            name for name, value in self.logged.items() if repr(value) != repr(self.scalars[name])
+        ]
 
 
 def replay(spec: RunSpec, step: int, without_rows: Sequence[int] = ()) -> ReplayedStep:
@@ -75,24 +95,23 @@ def replay(spec: RunSpec, step: int, without_rows: Sequence[int] = ()) -> Replay
     are equal up to rounding.
 
     Args:
-      spec: the run, on a mesh that does not split the batch.
+      spec: the run, on a mesh without stages.
       step: the step, from 1.
       without_rows: rows of the batch to leave out.
 
     Raises:
-      UsageError: the mesh splits the batch or has stages, or the batch lacks a row.
+      UsageError: the mesh has stages, or splits the batch of a model that mixes rows, or the batch
+        lacks a row.
     """
     _check(spec, step)
     estimator = spec.make_estimator()
     inputs = training_inputs(spec.problem, spec.data_dir, spec.hparams, spec.config.random_seed)
     begun_from, stream = estimator.rewind(inputs, step - 1)
     batch, rows = _without(stream[step - 1], without_rows)
+    features = features_of_batch(batch, inputs.features)
     examples = _examples(spec, estimator, batch, rows, inputs.features)
-    bad_tensor = None
-    if not all(math.isfinite(x.loss) and math.isfinite(x.gradient_norm) for x in examples):
-        counts = estimator.count_nonfinite(batch, inputs.features, step - 1)
-        bad_tensor = first_nonfinite(counts)
-    program = estimator.build(ModeKeys.TRAIN, features_of_batch(batch, inputs.features))
+    magnitudes, usual = _magnitudes(estimator, batch, features, stream, step)
+    program = estimator.build(ModeKeys.TRAIN, features)
     before = _values(program.variables)
     outputs = program(batch, step=step - 1)
     scalars = {
@@ -101,26 +120,49 @@ def replay(spec: RunSpec, step: int, without_rows: Sequence[int] = ()) -> Replay
         if name == "loss" or name.startswith("scalars/")
     }
     updates = _relative_updates(before, _values(program.variables))
-    return ReplayedStep(step, begun_from, scalars, examples, bad_tensor, updates)
+    return ReplayedStep(
+        step,
+        begun_from,
+        scalars,
+        {} if without_rows else _logged(spec.config.output_dir, step),
+        examples,
+        first_nonfinite(magnitudes),
+        first_unusual(magnitudes, usual, _UNUSUAL),
+        updates,
+    )
 
 
 def _check(spec: RunSpec, step: int) -> None:
     if step < 1:
         raise UsageError(f"--step={step}: steps are counted from 1")
-    if spec.layout.num_stages > 1 or spec.layout.batch_shards > 1:
+    if spec.layout.num_stages > 1:
         raise UsageError(
-            f"{spec.layout} splits the batch or has stages, and a replay computes each row by"
-            " itself: choose axes that split the model, or none (--mesh_shape=)"
+            f"{spec.layout} has stages, which compute no gradients of single rows: choose other"
+            " axes, or none (--mesh_shape=)"
         )
+
+
+def _logged(output_dir: str, step: int) -> dict[str, float]:
+    """Reads the loss and the gradient norm of a step from the run's TensorBoard events.
+
+    Of a step that was repeated after a restart, the last report counts.
+    """
+    logged: dict[str, float] = {}
+    for path in sorted(Path(output_dir).glob("events.out.tfevents.*"), key=lambda p: p.name):
+        try:
+            for event in tf.compat.v1.train.summary_iterator(str(path)):
+                for value in event.summary.value:
+                    if event.step == step and value.tag in ("loss", "gradient_norm"):
+                        logged[value.tag] = float(tf.make_ndarray(value.tensor))
+        except tf.errors.DataLossError:
+            pass  # A killed process has left half a record at the end.
+    return logged
 
 
 def _without(batch: Batch, left_out: Sequence[int]) -> tuple[dict[str, np.ndarray], list[int]]:
     """Returns the batch as arrays without some rows, and the indices of the others."""
-    arrays = {
-        name: np.asarray(value[tuple(slice(0, size) for size in value.shape)])
-        for name, value in batch.items()
-    }
-    count = len(next(iter(arrays.values())))
+    count = next(iter(batch.values())).shape[0]
+    arrays = _first_rows(batch, count)
     unknown = [row for row in left_out if not 0 <= row < count]
     if unknown:
         raise UsageError(f"there is no row {unknown[0]}: the batch has rows 0 to {count - 1}")
@@ -130,6 +172,30 @@ def _without(batch: Batch, left_out: Sequence[int]) -> tuple[dict[str, np.ndarra
     return {name: value[rows] for name, value in arrays.items()}, rows
 
 
+def _magnitudes(
+    estimator: Estimator,
+    batch: Batch,
+    features: Mapping[str, Feature],
+    stream: BatchStream,
+    step: int,
+) -> tuple[Mapping[str, Any], list[Mapping[str, Any]]]:
+    """Measures the tensors of a step, and of the next batches of the same shapes."""
+    program = estimator.magnitude_program(features)
+    count = len(next(iter(batch.values())))
+    batches = [_first_rows(stream[step + k], count) for k in range(_USUAL_BATCHES)]
+    batches = [batch, *(b for b in batches if shapes_of_batch(b) == shapes_of_batch(batch))]
+    measured: list[Mapping[str, Any]] = [dict(program(b, step=step - 1)) for b in batches]
+    return measured[0], measured[1:]
+
+
+def _first_rows(batch: Batch, count: int) -> dict[str, np.ndarray]:
+    """Returns the first rows of a batch as arrays."""
+    return {
+        name: np.asarray(value[(slice(0, count), *(slice(0, size) for size in value.shape[1:]))])
+        for name, value in batch.items()
+    }
+
+
 def _examples(
     spec: RunSpec,
     estimator: Estimator,
@@ -137,33 +203,51 @@ def _examples(
     rows: Sequence[int],
     features: Mapping[str, Feature],
 ) -> list[ReplayedExample]:
-    """Computes loss and gradient of each row by itself."""
-    first = {name: value[:1] for name, value in batch.items()}
-    program = estimator.program(_row_step(spec), features_of_batch(first, features))
+    """Computes loss and gradient norm of each row by itself, and decodes it."""
+    program, at_once = _row_program(spec, estimator, batch, features)
+    losses: list[float] = []
+    norms: list[float] = []
+    for begin in range(0, len(rows), at_once):
+        chosen = np.minimum(np.arange(begin, begin + at_once), len(rows) - 1)
+        outputs = program({name: value[chosen] for name, value in batch.items()})
+        losses += outputs["loss"].tolist()
+        norms += outputs["gradient_norm"].tolist()
     codec = spec.problem.codec(spec.data_dir)
     examples = []
     for index, row in enumerate(rows):
-        one = {name: value[index : index + 1] for name, value in batch.items()}
-        outputs = program(one)
-        tokens = [one[name][0] for name in _TEXT_FEATURES if name in one]
+        tokens = [batch[name][index] for name in _TEXT_FEATURES if name in batch]
         texts = [codec.decode(ids[ids != 0].tolist()) for ids in tokens] if codec else []
-        text = " => ".join(texts)
-        examples.append(
-            ReplayedExample(row, float(outputs["loss"]), float(outputs["gradient_norm"]), text)
-        )
+        examples.append(ReplayedExample(row, losses[index], norms[index], " => ".join(texts)))
     return sorted(examples, key=lambda x: (math.isfinite(x.gradient_norm), -x.gradient_norm))
 
 
-def _row_step(spec: RunSpec) -> StepFn:
-    """Returns the step that computes the loss of a batch and the norm of its gradient."""
+def _row_program(
+    spec: RunSpec, estimator: Estimator, batch: Batch, features: Mapping[str, Feature]
+) -> tuple[Program, int]:
+    """Builds the program that computes loss and gradient norm of rows, and their number."""
     model = spec.model_class(spec.hparams, spec.problem.vocab_sizes(spec.data_dir))
+    parameters, _, _ = estimator.parameter_counts()
+    count, shards = len(next(iter(batch.values()))), spec.layout.batch_shards
+    at_once = min(count, max(1, _MOST_AT_ONCE // max(1, parameters) // shards) * shards)
 
-    def step(mesh: Mesh, features: dict[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
-        loss = model.loss(mesh, features, training=False).loss
-        gradients = gradients_at_rest(variable_gradients(loss, mesh), variables_of(mesh))
-        return {"loss": loss, "gradient_norm": global_norm(gradients)}
+    def build(rows: int) -> Program:
+        def step(mesh: Mesh, parts: dict[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
+            loss = model.loss(mesh, parts, training=False).loss
+            losses, norms = row_losses_and_norms(loss, mtf.Dimension("batch", rows), mesh)
+            return {"loss": losses, "gradient_norm": norms}
 
-    return step
+        part = {name: np.broadcast_to(0, (rows, *x.shape[1:])) for name, x in batch.items()}
+        return estimator.program(step, features_of_batch(part, features))
+
+    try:
+        return build(at_once), at_once
+    except RowsMixedError as error:
+        if shards > 1:
+            raise UsageError(
+                f"{error}, so each row is computed by itself, and {spec.layout} splits the batch:"
+                " choose axes that split the model, or none (--mesh_shape=)"
+            ) from error
+    return build(1), 1
 
 
 def _values(variables: Variables) -> dict[str, list[np.ndarray]]:

@@ -1,8 +1,9 @@
-"""Finds the first non-finite tensor of a step."""
+"""Finds the first tensor of a step that is not finite, or that is far larger than usual."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -11,19 +12,18 @@ from t2tp import mtf
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.optim.gradient_accumulation import needed_operations, variable_gradients
-from t2tp.optim.optimizer import mesh_axes
 from t2tp.program.program import Mesh
 
 
-def nonfinite_counts(loss: mtf.Tensor, mesh: Mesh) -> dict[str, mtf.Tensor]:
-    """Counts the non-finite elements of each tensor of a step.
+def largest_magnitudes(loss: mtf.Tensor, mesh: Mesh) -> dict[str, mtf.Tensor]:
+    """Returns the largest magnitude in each tensor of a step.
 
-    A program that returns these counts finds the cause of a bad step, on the variables and the
-    batch that the step began with:
+    A program that returns these finds the cause of a bad step, on the variables and the batch that
+    the step began with:
 
     ```python
     def look(mesh, features):
-        return nonfinite_counts(model.loss(mesh, features, training=True).loss, mesh)
+        return largest_magnitudes(model.loss(mesh, features, training=True).loss, mesh)
 
     program = Program(look, features, variables=estimator_variables, ...)
     first = first_nonfinite(program(batch, step=step))
@@ -34,9 +34,10 @@ def nonfinite_counts(loss: mtf.Tensor, mesh: Mesh) -> dict[str, mtf.Tensor]:
       mesh: the program's mesh.
 
     Returns:
-      int32 scalars by name, in the order in which a step computes the tensors:
+      float32 scalars by name, in the order in which a step computes the tensors:
       `variable <name>`, `activation <operation>` for tensors that the loss depends on, and
-      `gradient <variable>`. Tensors inside loops and recomputed blocks are not included.
+      `gradient <variable>`; infinity if an element is not finite. Tensors inside loops and
+      recomputed blocks are not included.
     """
     graph = mesh.graph
     variables = list(graph.trainable_variables)
@@ -48,25 +49,46 @@ def nonfinite_counts(loss: mtf.Tensor, mesh: Mesh) -> dict[str, mtf.Tensor]:
                 named[f"activation {x.name.removesuffix(':0')}"] = x
     grads = variable_gradients(loss, mesh)
     named |= {f"gradient {v.name}": g for v, g in zip(variables, grads, strict=True)}
-    return {name: CountNonfiniteOperation(x).outputs[0] for name, x in named.items()}
+    return dict(zip(named, LargestMagnitudesOperation([*named.values()]).outputs, strict=True))
 
 
-def first_nonfinite(counts: Mapping[str, Any]) -> str | None:
-    """Returns the first name with a count above 0; None if there is none."""
-    return next((name for name in counts if counts[name]), None)
+def first_nonfinite(magnitudes: Mapping[str, Any]) -> str | None:
+    """Returns the first name with an infinite magnitude; None if there is none."""
+    return next((name for name, size in magnitudes.items() if not math.isfinite(size)), None)
 
 
-class CountNonfiniteOperation(Operation):
-    """Input: x. Output: the number of its non-finite elements, an int32 scalar."""
+def first_unusual(
+    magnitudes: Mapping[str, Any], usual: Sequence[Mapping[str, Any]], factor: float
+) -> str | None:
+    """Returns the first name whose magnitude is above `factor` times each of the usual ones."""
+
+    def is_unusual(name: str) -> bool:
+        return bool(magnitudes[name] > factor * max(float(each[name]) for each in usual))
+
+    return next(filter(is_unusual, magnitudes), None) if usual else None
+
+
+class LargestMagnitudesOperation(Operation):
+    """Inputs: tensors. Outputs: the largest magnitude in each, float32 scalars.
+
+    All maxima are reduced over the mesh in one collective.
+    """
 
     accepts_padding = True
 
-    def __init__(self, x: mtf.Tensor) -> None:
-        super().__init__([x], name="count_nonfinite")
-        self._outputs = [mtf.Tensor(self, mtf.Shape([]), tf.int32)]
+    def __init__(self, tensors: list[mtf.Tensor]) -> None:
+        super().__init__(tensors, name="largest_magnitudes")
+        scalar = mtf.Shape([])
+        self._outputs = [mtf.Tensor(self, scalar, tf.float32, index=i) for i in range(len(tensors))]
 
     def lower(self, lowering: Lowering) -> None:
-        (x,) = self.inputs
-        bad = ~tf.math.is_finite(lowering.masked_slice(x))
-        count = tf.reduce_sum(tf.cast(bad, tf.int32))
-        lowering.set_sum_over_axes(self.outputs[0], count, mesh_axes(lowering, self, x.shape))
+        here = []
+        for x in self.inputs:
+            part = tf.abs(tf.cast(lowering.masked_slice(x), tf.float32))
+            largest = tf.reduce_max(tf.where(tf.math.is_finite(part), part, math.inf))
+            here.append(tf.maximum(largest, 0.0))  # Of no elements it is -infinity.
+        mesh_impl = lowering.mesh_impl(self)
+        axes = list(range(len(mesh_impl.shape.dims)))
+        reduced = mesh_impl.collectives.allreduce(tf.stack(here), axes, "Max")
+        for output, value in zip(self.outputs, tf.unstack(reduced), strict=True):
+            lowering.set_slice(output, value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from t2tp.trainer.cli.run_program import Invocation
@@ -38,10 +39,18 @@ def run(invocation: Invocation) -> None:
 
 
 def _summary(replayed: ReplayedStep) -> str:
-    scalars = ", ".join(f"{name} {value:.6g}" for name, value in replayed.scalars.items())
-    lines = [f"step {replayed.step}, replayed from step {replayed.begun_from}: {scalars}"]
+    lines = [
+        f"step {replayed.step}, replayed from step {replayed.begun_from}:"
+        f" {_shown(replayed.scalars)}",
+        _comparison(replayed),
+    ]
     if replayed.first_nonfinite:
         lines.append(f"the first tensor that is not finite is the {replayed.first_nonfinite}")
+    elif replayed.first_unusual:
+        lines.append(
+            "the first tensor that is far larger than in the next batches is the"
+            f" {replayed.first_unusual}"
+        )
     lines.append("largest updates, relative to the variable:")
     lines += [f"  {x:9.3g}  {name}" for name, x in list(replayed.updates.items())[:_SHOWN]]
     lines.append("largest gradients:  row, norm, loss, text")
@@ -50,3 +59,16 @@ def _summary(replayed: ReplayedStep) -> str:
         for x in replayed.examples[:_SHOWN]
     ]
     return "\n".join(lines)
+
+
+def _comparison(replayed: ReplayedStep) -> str:
+    """Compares the replayed scalars with the run's log, in a line."""
+    if not replayed.logged:
+        return "the run's events have no report of this step with these rows"
+    differing = replayed.differing
+    verdict = f"different: {', '.join(differing)}" if differing else "equal, bit for bit"
+    return f"the run reported {_shown(replayed.logged)}: {verdict}"
+
+
+def _shown(scalars: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.9g}" for name, value in scalars.items())

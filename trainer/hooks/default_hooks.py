@@ -123,7 +123,7 @@ def default_hooks(
             hooks.append(ProfileHook(profile_range(config.profile_steps), config.output_dir))
     hooks.append(NonfiniteHook(config.on_nonfinite == "stop", log, first_step))
     if config.check_replicas_every:
-        hooks.append(ReplicaHook(config.check_replicas_every, program.variables, log))
+        hooks.append(ReplicaHook(config.check_replicas_every, program.variables))
     if config.histogram_steps is not None:
         hooks.append(HistogramHook(config.histogram_steps, program.variables, summaries))
     return hooks

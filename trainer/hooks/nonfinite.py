@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 from absl import logging
 
+from t2tp.trainer.errors import UsageError
 from t2tp.trainer.hooks.hook import Hook, Training
 from t2tp.trainer.hooks.json_log import JsonLog
 
@@ -22,6 +23,26 @@ class NonfiniteStepError(Exception):
     def __init__(self, step: int, loss: float, gradient_norm: float | None) -> None:
         self.step = step
         super().__init__(f"step {step} is not finite: {_shown(loss, gradient_norm)}")
+
+
+class TrainingDivergedError(UsageError):
+    """Training has stopped at a non-finite step; the step before it is saved."""
+
+    def __init__(self, error: NonfiniteStepError, cause: str) -> None:
+        super().__init__(
+            f"{error}. {cause} The latest checkpoint is of step {error.step - 1}, before it."
+        )
+
+
+def replayed_cause(outputs: Mapping[str, np.ndarray]) -> str:
+    """Returns the cause of a non-finite step without a non-finite tensor, from its replay."""
+    names = ("loss", "scalars/gradient_norm")
+    if all(np.isfinite(outputs[name]) for name in names if name in outputs):
+        return "Replayed, the same step is finite, so suspect the machine before the model."
+    return (
+        "All tensors of the loss and all gradients are finite: the cause is inside of a loop,"
+        " or a norm overflows."
+    )
 
 
 class NonfiniteHook(Hook):

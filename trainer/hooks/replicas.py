@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -11,13 +13,21 @@ from t2tp.program.replicas import ReplicaCheck, ReplicaMismatch
 from t2tp.program.variables import Variables
 from t2tp.trainer.errors import FailedError
 from t2tp.trainer.hooks.hook import Hook, Training, wait_for
-from t2tp.trainer.hooks.json_log import JsonLog
 
 _SHOWN = 3  # Variables that the error names.
 
 
 class ReplicaMismatchError(FailedError):
-    """Devices hold different values of what should be equal."""
+    """Devices hold different values of what should be equal.
+
+    Attributes:
+      step: number of steps done.
+      mismatches: the slices whose copies differ.
+    """
+
+    def __init__(self, what: str, step: int, mismatches: Sequence[ReplicaMismatch]) -> None:
+        super().__init__(what)
+        self.step, self.mismatches = step, mismatches
 
 
 class ReplicaHook(Hook):
@@ -26,18 +36,16 @@ class ReplicaHook(Hook):
     All processes compare the same numbers and stop after the same step.
     """
 
-    def __init__(self, every: int, variables: Variables, log: JsonLog) -> None:
+    def __init__(self, every: int, variables: Variables) -> None:
         """Sets interval and variables.
 
         Args:
           every: steps from one check to the next.
           variables: variables to compare.
-          log: records a mismatch.
         """
         self._every = every
         self._cluster = variables.cluster
         self._check = ReplicaCheck(variables)
-        self._log = log
         self._equal_after: int | None = None
 
     def begin(self, training: Training) -> None:
@@ -60,13 +68,58 @@ class ReplicaHook(Hook):
             found = self._check.mismatches()
         if found:
             what = _describe(found, self._cluster)
-            self._log.write("replicas_differ", step, {"what": what})
             raise ReplicaMismatchError(
                 f"{_when(step, self._equal_after)}: {what}. No checkpoint has these values: start"
                 " again, without that device if it is named a second time; if the same variable"
-                " differs on other devices, report it as a defect of t2tp."
+                " differs on other devices, report it as a defect of t2tp.",
+                step,
+                found,
             )
         self._equal_after = step
+
+
+def name_wrong_device(
+    error: ReplicaMismatchError, variables: Variables, replay_to: Callable[[int], int]
+) -> ReplicaMismatchError:
+    """Finds out which copy is wrong where no majority tells, by replaying the steps.
+
+    The copy that is further from the replayed value is wrong. It need not differ in bits alone: if
+    steps have been made since, all copies have got gradients that the wrong one has changed.
+
+    Args:
+      error: the error of the check.
+      variables: variables of the run; they are replaced by the replayed values.
+      replay_to: number of steps -> the step of the checkpoint that it restores to replay them.
+
+    Returns:
+      the error to raise.
+    """
+    mismatch, cluster = error.mismatches[0], variables.cluster
+    if mismatch.has_majority:
+        return error
+    variable = variables[mismatch.variable]
+    pnums = {pnum for group in mismatch.groups for pnum in group}
+    before = {pnum: variable.slice_of(pnum).numpy() for pnum in pnums & {*cluster.local_pnums}}
+    begun_from = replay_to(error.step)
+    again = ReplicaCheck(variables).mismatches()
+    if again:
+        what = f"Replayed from step {begun_from}, they differ again: {_describe(again, cluster)}."
+        return ReplicaMismatchError(f"{error} {what}", error.step, error.mismatches)
+    here = {pnum: _distance(x, variable.slice_of(pnum).numpy()) for pnum, x in before.items()}
+    parts = map(json.loads, cluster.process_allgather("distances", json.dumps(here)))
+    distances = {int(pnum): x for part in parts for pnum, x in part.items()}
+    right = min(distances.values())
+    wrong = sorted(pnum for pnum, x in distances.items() if x > right)
+    named = ", ".join(f"processor {pnum} ({cluster.devices[pnum]})" for pnum in wrong)
+    what = f"Replayed from step {begun_from}, the wrong values are on {named or 'all of them'}."
+    return ReplicaMismatchError(f"{error} {what}", error.step, error.mismatches)
+
+
+def _distance(x: np.ndarray, y: np.ndarray) -> float:
+    """Returns the largest difference; infinity if one is NaN."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        largest = float(np.max(np.abs(x.astype(np.float64) - y.astype(np.float64)), initial=0.0))
+    return math.inf if math.isnan(largest) else largest
 
 
 def _when(step: int, equal_after: int | None) -> str:

@@ -154,7 +154,7 @@ class ConvolutionInputGradOperation(Operation):
 
 
 class ConvolutionFiltersGradOperation(Operation):
-    """Inputs: x and dy. Output: the gradient w.r.t. the filters."""
+    """Inputs: x and dy. Output: the gradient w.r.t. the filters, [batch, ...] for each image."""
 
     cost_kind = "convolution"
 
@@ -180,14 +180,24 @@ class ConvolutionFiltersGradOperation(Operation):
         windows = Windows(mesh_impl, *self._windows)
         dtype = _gradient_dtype(mesh_impl, x)
         visible = _seen(windows.with_halo(with_one_batch(lowering.slice(x))), self._windows)
-        d_filters = tf.raw_ops.Conv2DBackpropFilter(
-            input=tf.cast(visible, dtype),
-            filter_sizes=mesh_impl.slice_shape(output.shape),
-            out_backprop=tf.cast(with_one_batch(lowering.slice(dy)), dtype),
-            **_options(self._windows, windows),
-        )
+        *rows, height, width, channels, filters = mesh_impl.slice_shape(output.shape)
+
+        def of_images(inputs: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+            return tf.raw_ops.Conv2DBackpropFilter(
+                input=inputs[0],
+                filter_sizes=[height, width, channels, filters],
+                out_backprop=inputs[1],
+                **_options(self._windows, windows),
+            )
+
+        images = tf.cast(visible, dtype), tf.cast(with_one_batch(lowering.slice(dy)), dtype)
+        if rows:  # The kernel sums over images.
+            images = tuple(each[:, None] for each in images)
+            d_filters = tf.map_fn(of_images, images, fn_output_signature=dtype)
+        else:
+            d_filters = of_images(images)
         d_filters = tf.cast(d_filters, output.dtype)
-        lowering.set_partial_sum(output, d_filters, x.shape.dims[:-1])
+        lowering.set_partial_sum(output, d_filters, x.shape.dims[len(rows) : -1])
 
 
 def _all_but_kernel(op: upstream.Operation, filters: upstream.Shape) -> tuple[frozenset, frozenset]:

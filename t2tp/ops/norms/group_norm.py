@@ -120,12 +120,14 @@ class GroupNormGradOperation(Operation):
         mean, projection = tf.unstack(grouped.means(tf.stack([scaled, scaled * grouped.normed])))
         dx = grouped.inverse * (scaled - mean - grouped.normed * projection)
         lowering.set_slice(self.outputs[0], tf.cast(grouped.whole(dx), self.outputs[0].dtype))
-        rows = list(range(dy.shape.rank - 1))
+        dims = self.inputs[0].shape.dims
+        summed = [dim for dim in dims if dim not in self.outputs[1].shape.dims]
+        rows = [dims.index(dim) for dim in summed]
         for output, product in zip(
             self.outputs[1:], (dy * grouped.whole(grouped.normed), dy), strict=True
         ):
             part = tf.cast(reduce_sum(product, rows), output.dtype)
-            lowering.set_partial_sum(output, part, self.inputs[0].shape.dims[:-1])
+            lowering.set_partial_sum(output, part, summed)
 
 
 class _Grouped:

@@ -110,7 +110,7 @@ class RmsNormGradOperation(Operation):
         whole, dims = self.inputs[0], self.inputs[1].shape.dims
         x, scale, inverse, dy = _broadcastable(lowering, self.inputs, whole)
         normed = x * inverse
-        others = [dim for dim in whole.shape.dims if dim not in dims]
+        others = [dim for dim in whole.shape.dims if dim not in self.outputs[1].shape.dims]
         d_scale = reduce_sum(dy * normed, _axes(whole, others))
         scaled = dy * scale
         (projection,) = _means(lowering, whole, dims, scaled * normed)
@@ -224,10 +224,10 @@ class LayerNormGradOperation(Operation):
         mean_scaled, projection = _means(lowering, whole, whole.shape.dims[-1:], *parts)
         dx = inverse * (scaled - mean_scaled - normed * projection)
         lowering.set_slice(self.outputs[0], tf.cast(dx, self.outputs[0].dtype))
-        rows = list(range(x.shape.rank - 1))
+        summed = [dim for dim in whole.shape.dims if dim not in self.outputs[1].shape.dims]
         for output, product in zip(self.outputs[1:], (dy * normed, dy), strict=True):
-            part = tf.cast(reduce_sum(product, rows), output.dtype)
-            lowering.set_partial_sum(output, part, self.inputs[0].shape.dims[:-1])
+            part = tf.cast(reduce_sum(product, _axes(whole, summed)), output.dtype)
+            lowering.set_partial_sum(output, part, summed)
 
 
 def _moments(

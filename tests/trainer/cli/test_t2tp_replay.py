@@ -13,12 +13,16 @@ from tests.files import flip
 from tests.trainer import small_run
 from tests.trainer.tiny_problem import LanguagemodelEncodings
 
-STEPS = 8
-PLANTED_STEP, PLANTED_ROW = 6, 5
+STEPS = 50
+# Step -> row and kind of a planted example: one in a thousand.
+KINDS = ("wrong labels", "repeated", "single target")
+PLANTED = {41 + n: ((7 * n + 3) % 16, KINDS[n % 3]) for n in range(10)}
+STAGES = "layout=batch:data;layers:stage,num_hidden_layers=2,microbatches=2"
+MESHES = {"data:2;model:2": "num_hidden_layers=1", "stage:2;data:2": STAGES}
 
 
 class PlantedStream:
-    """A stream with a row of one repeated token."""
+    """A stream with an example in some steps that is unlike the others."""
 
     def __init__(self, stream):
         self._stream = stream
@@ -32,37 +36,55 @@ class PlantedStream:
     def __getitem__(self, step):
         lazy = self._stream[step]
         batch = {name: np.array(x[tuple(map(slice, x.shape))]) for name, x in lazy.items()}
-        if step == PLANTED_STEP - 1:
-            batch["targets"][PLANTED_ROW] = 7
+        row, kind = PLANTED.get(step + 1, (0, None))
+        targets = batch["targets"][row]
+        if kind == "wrong labels":
+            targets[:] = np.random.default_rng(step).integers(100, 512, targets.shape)
+        elif kind == "repeated":
+            targets[:] = 7
+        elif kind == "single target":  # Its gradient is no mean over many targets.
+            targets[0] = 400
+            targets[1:] = batch["targets_segmentation"][row, 1:] = 0
         return batch
 
 
 @registry.register_problem
 class LanguagemodelPlanted(LanguagemodelEncodings):
-    """The encodings, with a planted row."""
+    """The encodings, with planted examples."""
 
     def stream(self, *args, **kwargs):
         return PlantedStream(super().stream(*args, **kwargs))
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """(flags of the run, its log): checkpoints of steps 5 and 8, trained on data:2;model:2."""
-    directory = tmp_path_factory.mktemp("replay")
+def trained(directory, mesh):
+    """(flags of the run, its log): checkpoints of steps 20, 40 and 50."""
     where = {"output_dir": directory / "run", "data_dir": directory / "data"}
     flags = small_run.flags(
         where["output_dir"],
         where["data_dir"],
         problem="languagemodel_planted",
         generate_data=True,
-        hparams="batch_size=16",
+        hparams=f"batch_size=16,learning_rate_constant=0.02,{MESHES[mesh]}",
+        mesh_shape=mesh,
         train_steps=STEPS,
-        save_checkpoints_steps=5,
+        save_checkpoints_steps=20,
         log_json=directory / "log",
     )
     assert t2tp_trainer(["t2tp_trainer", *flags]) == 0
     lines = map(json.loads, (directory / "log").read_text().splitlines())
     return where, {x["step"]: x for x in lines if x["event"] == "report"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run on 2x2."""
+    return trained(tmp_path_factory.mktemp("replay"), "data:2;model:2")
+
+
+@pytest.fixture(scope="module")
+def run_of_stages(tmp_path_factory):
+    """A run of a pipeline."""
+    return trained(tmp_path_factory.mktemp("stages"), "stage:2;data:2")
 
 
 def replayed(where, capfd, **flags):
@@ -74,22 +96,45 @@ def replayed(where, capfd, **flags):
     return code, [json.loads(line) for line in said.out.splitlines()], said.err
 
 
-@pytest.mark.parametrize(("step", "begun_from"), [(1, 0), (5, 0), (6, 5), (STEPS, 5)])
+@pytest.mark.parametrize(("step", "begun_from"), [(1, 0), (20, 0), (21, 20), (STEPS, 40)])
 def test_a_replayed_step_is_the_runs(run, capfd, step, begun_from):
     where, log = run
     before = sorted(where["output_dir"].rglob("*"))
     code, rows, summary = replayed(where, capfd, step=step)
     assert code == 0
     loss, norm = (log[step][name] for name in ("loss", "gradient_norm"))
+    found, reported = scalars_of(summary)
     assert f"step {step}, replayed from step {begun_from}: " in summary
     for name, expected in (("loss", loss), ("gradient_norm", norm)):
-        (value,) = re.findall(rf"{name} ([\d.]+)", summary)
-        assert float(value) == pytest.approx(expected, rel=1e-4)
+        assert found[name] == pytest.approx(expected, rel=1e-4)
+        assert reported[name] == pytest.approx(expected, rel=1e-8)
     assert np.mean([row["loss"] for row in rows]) == pytest.approx(loss, rel=1e-5)
     norms = [row["gradient_norm"] for row in rows]
     assert norms == sorted(norms, reverse=True)
     assert norms[0] > norm  # Of different directions, their mean is shorter than the longest.
     assert sorted(where["output_dir"].rglob("*")) == before
+
+
+def scalars_of(summary):
+    """The loss and the gradient norm in the line of the replay and in that of the run."""
+    lines = [line for line in summary.splitlines() if "loss" in line and "gradient_norm" in line]
+    return [
+        {name: float(value) for name, value in re.findall(r"(loss|gradient_norm) ([\d.]+)", line)}
+        for line in lines
+    ]
+
+
+def test_on_the_runs_mesh_it_is_equal_bit_for_bit(run, capfd):
+    code, rows, summary = replayed(run[0], capfd, step=5, mesh_shape="data:2;model:2")
+    assert code == 0
+    assert "equal, bit for bit" in summary
+    _, others, _ = replayed(run[0], capfd, step=5)
+    for row, other in zip(rows, others, strict=True):
+        assert row == {
+            **other,
+            "loss": pytest.approx(other["loss"], rel=1e-4),
+            "gradient_norm": pytest.approx(other["gradient_norm"], rel=1e-4),
+        }
 
 
 def test_a_damaged_checkpoint_is_skipped(run, capfd, tmp_path):
@@ -98,12 +143,18 @@ def test_a_damaged_checkpoint_is_skipped(run, capfd, tmp_path):
         flip(path)
     code, _, summary = replayed({**run[0], "output_dir": copied}, capfd, step=STEPS + 1)
     assert code == 0
-    assert f"step {STEPS + 1}, replayed from step 5: " in summary
+    assert f"step {STEPS + 1}, replayed from step 40: " in summary
 
 
-def test_a_planted_row_comes_first(run, capfd):
-    _, rows, _ = replayed(run[0], capfd, step=PLANTED_STEP)
-    assert rows[0]["row"] == PLANTED_ROW
+@pytest.mark.parametrize("mesh", ["run", "run_of_stages"])
+@pytest.mark.parametrize(
+    "step",
+    [pytest.param(step, marks=[pytest.mark.ci_only] if step > 43 else []) for step in PLANTED],
+)
+def test_a_planted_row_comes_first(mesh, step, request, capfd):
+    code, rows, summary = replayed(request.getfixturevalue(mesh)[0], capfd, step=step)
+    assert code == 0, summary
+    assert rows[0]["row"] == PLANTED[step][0], PLANTED[step]
 
 
 def test_without_a_row_the_loss_is_the_mean_of_the_others(run, capfd):
@@ -121,7 +172,7 @@ def test_without_a_row_the_loss_is_the_mean_of_the_others(run, capfd):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ({"mesh_shape": "data:2"}, "data:2"),
+        ({"mesh_shape": "stage:2", "layout": "layers:stage"}, "stage:2"),
         ({"without_rows": "99"}, "rows 0 to 15"),
         ({"without_rows": ",".join(map(str, range(16)))}, "no row is left"),
         ({"without_rows": "x"}, "'x'"),

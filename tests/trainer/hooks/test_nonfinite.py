@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from t2tp import checkpoint
 from t2tp.checkpoint import Checkpoint
-from t2tp.trainer.hooks.nonfinite_diagnosis import TrainingDivergedError
+from t2tp.trainer.hooks.nonfinite import TrainingDivergedError
 from t2tp.trainer.run_config import RunConfig
 from tests.trainer import toy
 from tests.trainer.toy_estimator import estimator

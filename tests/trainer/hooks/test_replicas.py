@@ -2,10 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from t2tp import checkpoint
-from t2tp.trainer.hooks.replicas import ReplicaMismatchError
+from t2tp.trainer.hooks.replicas import ReplicaHook, ReplicaMismatchError
+from t2tp.trainer.model_fn import ModeKeys
 from tests.trainer import toy
 from tests.trainer.toy_estimator import At, estimator
 
@@ -26,6 +28,7 @@ def test_it_stops_at_the_next_check(tmp_path):
     said = (
         r"after step 6 devices hold different .* \(they agreed after step 3\): variable 'w' differs"
         r" between processor 1 \(.*CPU:1\) and processor 3 \(.*CPU:3\)"
+        r".* Replayed from step 0, the wrong values are on processor 3 \(.*CPU:3\)\."
     )
     with pytest.raises(ReplicaMismatchError, match=said):
         trained.train(toy.inputs(), 12, [hook])
@@ -44,3 +47,24 @@ def test_a_checkpoint_between_two_checks_is_checked(tmp_path):
 def test_a_sound_training_goes_on(tmp_path):
     estimator(tmp_path, check_replicas_every=1).train(toy.inputs(), 6)
     assert checkpoint.all_steps(tmp_path / "checkpoints") == [4, 6]
+
+
+@pytest.mark.parametrize(
+    "number", [0, 1, 2, *(pytest.param(n, marks=pytest.mark.ci_only) for n in range(3, 50))]
+)
+def test_a_flipped_bit_is_found_and_its_device_named(tmp_path, number):
+    """One of four copies differs from the majority; one of two is wrong where a replay says so."""
+    random = np.random.default_rng(number)
+    pnum, bit, step = random.integers(4), random.integers(32), 5 + random.integers(3)
+    trained = estimator(tmp_path, ["data", "both"][number % 2])
+    variables = trained.build(ModeKeys.TRAIN, toy.inputs().features).variables
+
+    def flip():
+        part = variables["w"].slice_of(pnum)
+        value = part.numpy().copy()
+        value.view(np.uint32).flat[random.integers(value.size)] ^= np.uint32(1 << bit)
+        part.assign(value)
+
+    said = rf"after step {step} .*(differs on|wrong values are on) processor {pnum} \("
+    with pytest.raises(ReplicaMismatchError, match=said):
+        trained.train(toy.inputs(), 12, [At(step, flip), ReplicaHook(1, variables)])

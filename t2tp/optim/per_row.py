@@ -1,0 +1,165 @@
+"""The loss and the gradients of each row of a batch, from the graph of the batch.
+
+A batch's loss and its gradients are sums over the dimension `batch`. A loop over the rows would
+compute each row's addends by itself. With named dimensions it is enough not to sum: the last
+operations, from the tensors that have `batch` to the sums, are copied with `batch` in their
+outputs, and everything before them is shared. For a dense layer x w, with dy the gradient w.r.t.
+its output,
+
+    gradient w.r.t. w            einsum([dy, x], [d_in, d_out])            [d_in, d_out]
+    each row's gradient          einsum([dy, x], [batch, d_in, d_out])     [batch, d_in, d_out]
+
+(I. Goodfellow, "Efficient Per-Example Gradient Computations", arXiv:1510.01799, does this for
+matmuls.) It works on any mesh, also if the batch is split: no row's gradient is all-reduced over
+the axes of the batch.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from t2tp import mtf, upstream
+from t2tp.ops.cast import CastOperation
+from t2tp.ops.conv.convolution import ConvolutionFiltersGradOperation
+from t2tp.ops.gather import GatherGradOperation
+from t2tp.ops.norms.batch_norm import BatchNormOperation
+from t2tp.ops.norms.group_norm import GroupNormGradOperation
+from t2tp.ops.norms.layer_norm import LayerNormGradOperation, RmsNormGradOperation
+from t2tp.ops.variables.sharded_variable import gradients_at_rest
+from t2tp.optim.clipping import global_norm
+from t2tp.optim.gradient_accumulation import needed_operations, variable_gradients, variables_of
+from t2tp.program.program import Mesh
+
+# Operations that sum over the dimensions that their outputs lack.
+_SUMS = (
+    upstream.EinsumOperation,
+    upstream.ReduceOperation,
+    ConvolutionFiltersGradOperation,
+    GatherGradOperation,
+    GroupNormGradOperation,
+    LayerNormGradOperation,
+    RmsNormGradOperation,
+)
+# Operations of which each row of the outputs is a function of the same row of the inputs.
+_ELEMENTWISE = (
+    upstream.ops.BinaryOpWithBroadcasting,
+    upstream.ReshapeOperation,
+    upstream.ScalarAddOperation,
+    upstream.ScalarMultiplyOperation,
+    upstream.StopGradient,
+    CastOperation,
+)
+
+
+class RowsMixedError(ValueError):
+    """The rows of a batch cannot be separated in the graph of a loss or of its gradients."""
+
+
+def row_losses_and_norms(
+    loss: mtf.Tensor, batch: mtf.Dimension, mesh: Mesh
+) -> tuple[mtf.Tensor, mtf.Tensor]:
+    """Computes the loss of each row by itself, and the norm of that loss's gradient.
+
+    It needs memory for the gradients of all rows: `batch.size` times the trainable parameters.
+
+    Args:
+      loss: the loss of the batch, a float32 scalar; the last operation of the graph.
+      batch: the dimension of the rows.
+      mesh: the program's mesh, without stages.
+
+    Returns:
+      losses and L2 norms over all trainable variables, each float32 [batch].
+
+    Raises:
+      RowsMixedError: an operation computes with several rows at once, such as experts that take
+        tokens of several rows, or sums over rows in a way that is not supported. Never for one row.
+    """
+    if batch.size == 1:
+        grads = gradients_at_rest(variable_gradients(loss, mesh), variables_of(mesh))
+        losses, norms = (mtf.reshape(x, mtf.Shape([batch])) for x in (loss, global_norm(grads)))
+        return losses, norms
+    rows = _Rows(batch)
+    losses = rows.of(loss)
+    rows.check_separate(needed_operations(list(mesh.graph.operations), [losses]))
+    grads = [rows.of(_in_use(g)) for g in variable_gradients(mtf.reduce_sum(losses), mesh)]
+    squares = [
+        mtf.reduce_sum(mtf.square(mtf.cast(grad, tf.float32)), output_shape=mtf.Shape([batch]))
+        for grad in grads
+    ]
+    return losses, mtf.sqrt(mtf.add_n(squares))
+
+
+def _in_use(grad: mtf.Tensor) -> mtf.Tensor:
+    """Returns a gradient before it is reshaped to a variable at rest; its norm is the same.
+
+    At rest, a variable may be split over the axes of the batch.
+    """
+    while isinstance(grad.operation, upstream.ReshapeOperation | CastOperation):
+        (grad,) = grad.operation.inputs
+    return grad
+
+
+class _Rows:
+    """Copies of the operations that sum over rows, with the dimension of the rows kept."""
+
+    def __init__(self, batch: mtf.Dimension) -> None:
+        self._batch = batch
+        self._copies: dict[mtf.Tensor, mtf.Tensor] = {}
+
+    def of(self, x: mtf.Tensor) -> mtf.Tensor:
+        """Returns the addends [batch, ...] of a sum [...] over rows; `x` if it sums no rows."""
+        if self._batch in x.shape.dims:
+            return x
+        if x not in self._copies:
+            op = x.operation
+            inputs = [self.of(each) for each in op.inputs]
+            if inputs == op.inputs and not any(map(self._has_rows, inputs)):
+                self._copies |= {y: y for y in op.outputs}
+            else:
+                self._copies |= zip(op.outputs, self._copy(op, inputs), strict=True)
+        return self._copies[x]
+
+    def check_separate(self, operations: Sequence[mtf.Operation]) -> None:
+        """Checks that no operation computes a tensor of several rows.
+
+        Raises:
+          RowsMixedError: one does.
+        """
+        for op in operations:
+            reads_rows = any(map(self._has_rows, op.inputs))
+            keeps_rows = all(map(self._has_rows, op.outputs))
+            if reads_rows and (not keeps_rows or isinstance(op, BatchNormOperation)):
+                raise RowsMixedError(f"operation {op.name!r} computes with several rows at once")
+
+    def _has_rows(self, x: mtf.Tensor) -> bool:
+        return self._batch in x.shape.dims
+
+    def _copy(self, op: mtf.Operation, inputs: list[mtf.Tensor]) -> list[mtf.Tensor]:
+        """Adds a copy of an operation to the graph; returns its outputs, all with rows."""
+        is_sum = isinstance(op, _SUMS) and getattr(op, "_reduction_fn_string", "SUM") == "SUM"
+        shape = op.outputs[0].shape
+        is_cwise = (
+            isinstance(op, upstream.SlicewiseOperation)
+            and all(x.shape == shape for x in (*op.inputs, *op.outputs))
+            and {*shape.dimension_names} <= {*op.splittable_dims}
+        )
+        if not (is_sum or is_cwise or isinstance(op, _ELEMENTWISE)):
+            raise RowsMixedError(f"operation {op.name!r} ({type(op).__name__}) sums over rows")
+        if is_cwise:
+            inputs = [mtf.broadcast(x, self._with_rows(op.outputs[0])) for x in inputs]
+        new = copy.copy(op)
+        new._inputs = inputs
+        new._splittable_dims = op.splittable_dims | {self._batch.name}
+        new._unsplittable_dims = op.unsplittable_dims - {self._batch.name}
+        new._outputs = [
+            mtf.Tensor(new, self._with_rows(y), y.dtype, y.name, i)
+            for i, y in enumerate(op.outputs)
+        ]
+        op.graph.operations.append(new)
+        return new._outputs
+
+    def _with_rows(self, x: mtf.Tensor) -> mtf.Shape:
+        return x.shape if self._has_rows(x) else mtf.Shape([self._batch, *x.shape.dims])

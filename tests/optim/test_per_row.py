@@ -1,0 +1,89 @@
+"""The losses and gradient norms of rows are those of batches of one row."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import t2tp
+from t2tp import mtf, registry
+from t2tp.optim.clipping import global_norm
+from t2tp.optim.gradient_accumulation import variable_gradients
+from t2tp.optim.per_row import RowsMixedError, row_losses_and_norms
+from tests.models import small_images
+from tests.models.small_transformers import FAMILIES, LAYOUTS, feature_of
+
+
+def images(hparams_set, model, **values):
+    """(model, batch, its features)."""
+    batch = small_images.make_batch(**({} if model == "mlp" else {"channels": 3}))
+    hparams = small_images.make_hparams(hparams_set, **values)
+    vocab_sizes = {"targets": small_images.CLASSES, "inputs": 256}
+    return registry.model(model)(hparams, vocab_sizes), batch, small_images.features_of(batch)
+
+
+def texts(family, **changes):
+    """The same of a transformer."""
+    batch = FAMILIES[family].batch()
+    features = {name: feature_of(array) for name, array in batch.items()}
+    return FAMILIES[family].make(**changes), batch, features
+
+
+CASES = {
+    "dense": (lambda: texts("lm"), "one device", 0),
+    "split": (lambda: texts("lm", norm_type="rms"), "both", 0),
+    "at rest": (lambda: texts("lm"), "both", 2),
+    "gathered": (lambda: texts("lm", recompute="layer"), "data", 3),
+    "context": (lambda: texts("encdec", shared_embedding=False), "context and both", 0),
+    "classes": (lambda: texts("classes"), "data", 0),
+    "masked": (lambda: texts("masked"), "tensor", 0),
+    "mlp": (lambda: images("mlp_tiny", "mlp"), "data", 0),
+    "patches": (lambda: images("vit_tiny", "vit", image_shape=[8, 8, 3]), "data", 0),
+    "convolutions": (lambda: images("mtf_resnet_tiny", "mtf_resnet"), "data", 0),
+    "groups": (lambda: images("mtf_resnet_tiny", "mtf_resnet", norm_type="group"), "one device", 0),
+}
+
+
+@pytest.mark.parametrize(("make", "mesh", "zero_stage"), CASES.values(), ids=CASES)
+def test_rows_are_batches_of_one(make, mesh, zero_stage):
+    model, batch, features = make()
+    mesh_shape, layout = LAYOUTS[mesh]
+    dim = mtf.Dimension("batch", len(batch["targets"]))
+
+    def rows(mesh, parts):
+        loss = model.loss(mesh, parts, training=False).loss
+        losses, norms = row_losses_and_norms(loss, dim, mesh)
+        return {"loss": losses, "norm": norms}
+
+    def row(mesh, parts):
+        loss = model.loss(mesh, parts, training=False).loss
+        return {"loss": loss, "norm": global_norm(variable_gradients(loss, mesh))}
+
+    chosen = t2tp.mesh.layout.Layout.from_arguments(mesh_shape, layout)
+    if zero_stage:
+        hparams = registry.hparams("transformer_lm_tiny")
+        hparams.parse(f"mesh_shape={mesh_shape},layout={layout},zero_stage={zero_stage}")
+        chosen = t2tp.mesh.layout.Layout.from_hparams(hparams)
+    together = t2tp.Program(rows, features, layout=chosen, seed=1)
+    first = {
+        name: t2tp.Feature(mtf.replace_dimensions(f.shape, dim, mtf.Dimension("batch", 1)), f.dtype)
+        for name, f in features.items()
+    }
+    alone = t2tp.Program(row, first, seed=1)
+    outputs = together(batch)
+    for i in range(dim.size):
+        one = alone({name: x[i : i + 1] for name, x in batch.items()})
+        np.testing.assert_allclose(outputs["loss"][i], one["loss"], rtol=2e-6, err_msg=f"row {i}")
+        np.testing.assert_allclose(outputs["norm"][i], one["norm"], rtol=2e-6, err_msg=f"row {i}")
+
+
+@pytest.mark.parametrize("family", ["moe", "moe_encdec"])
+def test_experts_that_take_tokens_of_several_rows_are_refused(family):
+    model, _, features = texts(family)
+
+    def rows(mesh, parts):
+        loss = model.loss(mesh, parts, training=False).loss
+        return {"loss": row_losses_and_norms(loss, mtf.Dimension("batch", 8), mesh)[0]}
+
+    with pytest.raises(RowsMixedError, match="experts"):
+        t2tp.Program(rows, features)
