@@ -85,11 +85,11 @@ def _snapshot(model: str, revision: str | None, files: list[str] | tuple[str, ..
             huggingface_hub.snapshot_download(model, revision=revision, allow_patterns=list(files))
         )
     except Exception as error:
+        login = "log in, with `hf auth login` or HF_TOKEN"
         kinds = {
-            errors.GatedRepoError: f"{where} is gated: accept its conditions there and log in, with"
-            " `hf auth login` or HF_TOKEN",
+            errors.GatedRepoError: f"{where} is gated: accept its conditions there and {login}",
             errors.RepositoryNotFoundError: f"there is no directory {model} and no {where}, or it"
-            " is private: log in, with `hf auth login` or HF_TOKEN",
+            f" is private: {login}",
             errors.RevisionNotFoundError: f"{where} has no revision {revision}",
             errors.HFValidationError: f"{model} is neither a directory nor a name on the Hub",
         }
@@ -98,7 +98,7 @@ def _snapshot(model: str, revision: str | None, files: list[str] | tuple[str, ..
         status = next((s for s in map(_status, (error, error.__cause__)) if s), None)
         if known is None and status is not None:
             known = f"{where} cannot be downloaded: the server answers {status}"
-            known += ", access is denied: log in with a token that may read it" * (status == 403)
+            known += f", access is denied: {login}" * (status == 403)
         if known is None and isinstance(error, OSError) and error.errno is not None:
             raise  # Such as a full disk.
         raise ConversionError(
