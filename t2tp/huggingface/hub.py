@@ -1,4 +1,4 @@
-"""Downloads models from the Hugging Face Hub, or from another server that `HF_ENDPOINT` names."""
+"""Downloads models from the Hugging Face Hub, or from the server in the variable HF_ENDPOINT."""
 
 from __future__ import annotations
 
