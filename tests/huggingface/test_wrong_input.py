@@ -54,7 +54,7 @@ WRONG = [
     (lambda at: os.truncate(at / "model.safetensors", 20), "tensors is damaged or incomplete"),
     (without_pieces, "model-00001-of-00002.safetensors is missing"),
     (lambda at: (at / "model.safetensors").rename(at / "pytorch_model.bin"), "bin, a pickle"),
-    ({"model_type": "mamba"}, "'mamba', only gpt2, llama, .*, gemma3_text, bert, vit$"),
+    ({"model_type": "mamba"}, "'mamba', only gpt2, llama, .*, gemma3_text, gpt_oss, bert, vit$"),
     ({"model_type": "qwen4"}, "'qwen4', only ((?!did you mean).)*$"),
     ({"architectures": ["GPT2ForSequenceClassification"]}, "Classification: .* GPT2LMHeadModel"),
     ({"n_inner": 32}, "the two are not of one model"),
