@@ -15,6 +15,7 @@ import numpy as np
 
 from t2tp.hparam import HParams
 from t2tp.hparam_types import split_at_commas
+from t2tp.object_store.mirror import pulled
 from t2tp.problems.codec import Codec
 from t2tp.problems.data.manifest import Manifest
 from t2tp.problems.data.mixture_stream import ConcatenatedSource, MixtureStream, Stage
@@ -122,7 +123,7 @@ class Mixture(Problem):
         name = f"mixture_{'+'.join(names)}"
         if len(name) > _LONGEST_DIRECTORY:
             name = f"{name[:_LONGEST_DIRECTORY]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-        return Path(data_dir) / name
+        return pulled(Path(data_dir) / name)
 
     def parts_dir(self, data_dir: AnyPath) -> AnyPath:
         """Returns the `data_dir` of the problems."""

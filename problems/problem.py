@@ -25,6 +25,7 @@ from absl import logging
 
 from t2tp import registry
 from t2tp.hparam import HParams
+from t2tp.object_store.mirror import pulled
 from t2tp.problems.codec import Codec
 from t2tp.problems.data.columns import Column, open_columns
 from t2tp.problems.data.manifest import Manifest
@@ -304,7 +305,7 @@ class Problem(abc.ABC):
 
     def directory(self, data_dir: AnyPath) -> Path:
         """Returns the directory of the problem's data."""
-        return Path(data_dir) / self.name
+        return pulled(Path(data_dir) / self.name)
 
     def prepare(
         self,

@@ -11,6 +11,7 @@ from absl import logging
 
 from t2tp import registry
 from t2tp.hparam import HParams
+from t2tp.object_store.mirror import pulled
 from t2tp.problems.data.permutation import permute
 from t2tp.problems.data.sample import BadSampleError, GeneratedSamples, Sample, Samples
 from t2tp.problems.languagemodel import LanguageModelProblem
@@ -68,7 +69,7 @@ class FileProblem(Problem):
         directory = super().directory(data_dir)
         if not self.dataset:
             return directory
-        return directory.with_name(f"{directory.name.partition(':')[0]}-{self.dataset}")
+        return pulled(directory.with_name(f"{directory.name.partition(':')[0]}-{self.dataset}"))
 
     def default_options(self) -> HParams:
         """Declares the options that name files."""

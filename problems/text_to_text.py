@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from t2tp.hparam import HParams
+from t2tp.object_store.mirror import pulled
 from t2tp.problems.codec import TextCodec
 from t2tp.problems.data.buckets import BucketedStream
 from t2tp.problems.data.columns import Column
@@ -59,7 +60,7 @@ class PairProblem(Problem):
 
     def directory(self, data_dir: AnyPath) -> Path:
         """Returns the directory of the data, which problems with suffixes share."""
-        return Path(data_dir) / super().name
+        return pulled(Path(data_dir) / super().name)
 
     def default_options(self) -> HParams:
         """Declares the options."""

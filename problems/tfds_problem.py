@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from t2tp.hparam import HParams
+from t2tp.object_store.mirror import pulled
 from t2tp.problems.data.sample import Sample
 from t2tp.problems.images import (
     Image2ClassProblem,
@@ -74,7 +75,7 @@ class TfdsProblem(TfdsSource, Problem):
 
     def directory(self, data_dir: AnyPath) -> Path:
         """Returns the directory of the data."""
-        return Path(data_dir) / f"tfds_{self.dataset.replace('/', '_')}"
+        return pulled(Path(data_dir) / f"tfds_{self.dataset.replace('/', '_')}")
 
     def default_options(self) -> HParams:
         """Declares the options."""

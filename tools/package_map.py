@@ -57,6 +57,7 @@ PACKAGES = {
     "lowering": ("engine", "the graph as one processor's program; deferred sums"),
     "mesh": ("engine", "layout and collectives"),
     "processes": ("engine", "processes of a run: rendezvous, devices, messages"),
+    "object_store": ("data and settings", "runs and data in buckets"),
     "upstream": ("engine", "the installed mesh-tensorflow"),
     "registry": ("foundations", "names"),
     "ranged_hparams": ("foundations", "ranges for search"),

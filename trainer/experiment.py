@@ -16,6 +16,7 @@ from t2tp.checkpoint.restore import check_same_save
 from t2tp.checkpoint.variables import CheckpointMismatchError
 from t2tp.decoding import DecodeOptions
 from t2tp.layout_report import LayoutReport
+from t2tp.object_store.mirror import address_of
 from t2tp.suggestions import nearest
 from t2tp.trainer.errors import as_usage_error
 from t2tp.trainer.evaluations import SplitEvaluation
@@ -185,7 +186,7 @@ class Experiment:
                 str(self.estimator.layout),
                 cluster.describe(),
                 f"{self.spec.model} on {self.spec.problem.name}{sizes}",
-                f"the run is in {self._config.output_dir}",
+                f"the run is in {address_of(self._config.output_dir)}",
             ]
         )
 

@@ -22,8 +22,8 @@ def check_local(name: str, path: str) -> None:
     """
     if _SCHEME.match(path):
         raise ValueError(
-            f"{name}={path}: only paths of this host's files are read and written: mount the"
-            " storage (with gcsfuse, s3fs or rclone mount, say), or copy to and from it"
+            f"{name}={path}: expected a path of this host's files; s3://, gs:// and az:// are for"
+            " runs, data and texts, and in Python for t2tp.object_store.local_path"
         )
 
 

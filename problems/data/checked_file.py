@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from t2tp.object_store import ranges
+from t2tp.object_store.mirror import hole_of
 from t2tp.problems.data.manifest import DamagedDataError
 
 
@@ -30,7 +33,11 @@ class CheckedFile:
           block_bytes: length of a block; the last one may be shorter.
         """
         self._path = path
-        self._array = mapped(path, dtype)
+        self._cached = ranges.CachedRanges(path) if hole_of(path) else None
+        # Held while chunks are read, so that other threads do not drop them.
+        self._lock = self._cached.lock if self._cached else contextlib.nullcontext()
+        self._content = self._cached.path if self._cached else path
+        self._array = mapped(self._content, dtype)
         self._block_bytes = block_bytes
         self._crc32 = np.empty(0, np.uint32) if crc32 is None else crc32
         self._is_unchecked = np.ones(len(self._crc32), bool)
@@ -46,9 +53,31 @@ class CheckedFile:
 
     def __getitem__(self, index: Any) -> np.ndarray:
         """Returns numbers by a slice or an array of indices."""
+        if self._cached is None:
+            return self._checked(index)
+        with self._lock:
+            self._fetch(index)
+            return self._checked(index).copy()
+
+    def _checked(self, index: Any) -> np.ndarray:
         if self._some_unchecked:
             self._check(self._blocks(index), self._array.view(np.uint8).data)
         return self._array[index]
+
+    def _fetch(self, index: Any) -> None:
+        """Fetches the chunks that an index touches, if the file is in an object store."""
+        if self._cached is None:
+            return
+        size, chunk_bytes = self._array.itemsize, ranges.CHUNK_BYTES
+        if isinstance(index, slice):
+            begin, end, _ = index.indices(len(self))
+            chunks = range(begin * size // chunk_bytes, -(-end * size // chunk_bytes))
+        else:
+            chunks = np.unique(np.asarray(index) * size // chunk_bytes).tolist()
+        for chunk in self._cached.fetch(chunks):
+            begin = chunk * chunk_bytes // self._block_bytes
+            self._is_unchecked[begin : begin + chunk_bytes // self._block_bytes] = True
+            self._some_unchecked = bool(len(self._crc32))
 
     def searchsorted(self, values: Sequence[int]) -> np.ndarray:
         """Returns how many numbers of a sorted file are at most each value; reads few blocks.
@@ -57,7 +86,9 @@ class CheckedFile:
         verifying their blocks would read megabytes. If the two numbers around the result are
         right, so is the result; these two are verified.
         """
-        indices = self._array.searchsorted(values, side="right")
+        with self._lock:
+            self._fetch(slice(None))
+            indices = self._array.searchsorted(values, side="right")
         if self._some_unchecked:
             last = len(self) - 1
             below, above = self[np.maximum(indices - 1, 0)], self[np.minimum(indices, last)]
@@ -73,7 +104,8 @@ class CheckedFile:
     def read(self, begin: int, end: int) -> np.ndarray:
         """Reads a range of numbers without mapping it, so that a full pass takes no memory."""
         first, last = self._blocks_of(begin, end)
-        with self._path.open("rb") as file:
+        with self._lock, self._content.open("rb") as file:
+            self._fetch(slice(begin, end))
             file.seek(first * self._block_bytes)
             contents = file.read((last - first) * self._block_bytes)
         if self._some_unchecked:

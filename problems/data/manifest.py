@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from t2tp.atomic_file import write_text
+from t2tp.object_store.mirror import fill
 from t2tp.problems.data.progress import ProgressBar
 
 FILE_NAME = "manifest.json"
@@ -261,6 +262,8 @@ def check_file(path: Path, expected: FileState, read_up_to: int) -> None:
     size = path.stat().st_size
     if size != expected.bytes:
         raise DamagedDataError(f"{path} has {size} bytes, {expected.bytes} were written")
+    if size <= read_up_to:
+        fill(path, [(0, size)])
     if size <= read_up_to and FileState.from_file(path) != expected:
         raise DamagedDataError(
             f"{path} is not the file that the rest of the data was made with: "

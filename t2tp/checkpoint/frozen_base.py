@@ -15,6 +15,7 @@ from typing import Any
 
 from t2tp.checkpoint.errors import UnusableCheckpointError
 from t2tp.checkpoint.reading import Checkpoint
+from t2tp.object_store.mirror import address_of, local_path
 
 # Key of the metadata.
 BASE = "base"
@@ -32,7 +33,7 @@ def reference(base: Checkpoint, names: Mapping[str, str]) -> dict[str, Any]:
       names: frozen variable -> its name in the base.
     """
     renamed = {ours: theirs for ours, theirs in names.items() if ours != theirs}
-    return {"path": str(base.path.absolute()), "save_id": base.save_id, "names": renamed}
+    return {"path": address_of(base.path.absolute()), "save_id": base.save_id, "names": renamed}
 
 
 def open_base(saved: Checkpoint, elsewhere: Path | None = None) -> Checkpoint | None:
@@ -51,7 +52,7 @@ def open_base(saved: Checkpoint, elsewhere: Path | None = None) -> Checkpoint | 
     record = saved.metadata.get(BASE)
     if record is None:
         return None
-    recorded = Path(record["path"])
+    recorded = Path(local_path(record["path"]))
     # Both runs may have been moved with the directory that they are in.
     sibling = Path(*saved.path.absolute().parts[:-3], *recorded.parts[-3:])
     for path in (elsewhere, recorded, sibling):

@@ -15,6 +15,7 @@ import tensorflow as tf
 from absl import logging
 
 from t2tp.checkpoint import files
+from t2tp.checkpoint.data_ranges import Table, data_ranges, read_index
 from t2tp.checkpoint.errors import (
     DamagedCheckpointError,
     UnusableCheckpointError,
@@ -23,6 +24,7 @@ from t2tp.checkpoint.errors import (
 )
 from t2tp.checkpoint.marker import METADATA, VARIABLES, Marker, data_file, wrong_content
 from t2tp.checkpoint.slices import Slice
+from t2tp.object_store import mirror
 from t2tp.suggestions import nearest
 
 # TensorFlow's errors about data files that are not as the index says.
@@ -114,9 +116,11 @@ class Checkpoint:
                 dtypes=stored,
             )
             try:
+                self._fetch(slices)
                 values = restore()
             except _WRONG_DATA:
                 self._marker.check_files(self.path)  # A file may be missing, or too short.
+                self._fetch(slices, again=True)
                 try:
                     values = restore()  # A wrong checksum may be a transient read error.
                 except tf.errors.DataLossError as error:
@@ -125,6 +129,22 @@ class Checkpoint:
                 tf.cast(value, each.dtype) if each.dtype == tf.float16 else value
                 for value, each in zip(values, slices, strict=True)
             ]
+
+    def _fetch(self, slices: Sequence[Slice], again: bool = False) -> None:
+        """Fetches the saved slices that overlap, if they are in an object store."""
+        if mirror.mirror_of(self.path) is None:
+            return
+        for number, ranges in data_ranges(self._index, slices).items():
+            path = self.path / data_file(number, self._num_data_files)
+            mirror.fill(path, ranges, again=again)
+
+    @functools.cached_property
+    def _index(self) -> Table:
+        return read_index(self.path / f"{VARIABLES}.index")
+
+    @property
+    def _num_data_files(self) -> int:
+        return sum(not record.sha256 for record in self._marker.files.values())
 
     def verify(self) -> None:
         """Checks all files, and reads each tensor, whose slices have checksums.
@@ -139,9 +159,8 @@ class Checkpoint:
 
     def _data_file(self, error: tf.errors.DataLossError) -> str:
         """Returns the data file with the wrong checksum."""
-        count = sum(not record.sha256 for record in self._marker.files.values())
         shard = re.search(r"\bshard (\d+)", error.message)
-        return data_file(int(shard[1]), count) if shard else VARIABLES
+        return data_file(int(shard[1]), self._num_data_files) if shard else VARIABLES
 
     def _check(self, part: Slice) -> None:
         if part.name not in self._shapes:

@@ -12,6 +12,7 @@ from absl import flags as absl_flags
 
 from t2tp import checkpoint
 from t2tp.decoding import DecodeOptions
+from t2tp.object_store.mirror import address_of
 from t2tp.problems.data.manifest import DamagedDataError
 from t2tp.trainer.cli.flag_groups import check_given
 from t2tp.trainer.cli.run_program import Invocation
@@ -133,7 +134,7 @@ def _evaluate(
     for path in paths:
         with building(model):
             step, metrics = experiment.measure(path)
-        rows.append({"checkpoint": str(path), "step": step, **metrics})
+        rows.append({"checkpoint": address_of(path), "step": step, **metrics})
         if prints:
             print(json.dumps(rows[-1]), flush=True)
     return rows

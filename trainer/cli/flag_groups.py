@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
+from t2tp.object_store.mirror import local_path
+from t2tp.object_store.store import is_address
 from t2tp.suggestions import nearest, similar
 from t2tp.trainer.cli import tables
 from t2tp.trainer.cli.tensor2tensor_flags import advice
@@ -23,6 +25,7 @@ _MAX = 10**12
 _DEFINE: dict[str, Callable[..., Any]] = {
     "text": flags.DEFINE_string,
     "path": flags.DEFINE_string,
+    "address": flags.DEFINE_string,
     "bool": flags.DEFINE_bool,
     "int": flags.DEFINE_integer,
     "float": flags.DEFINE_float,
@@ -150,7 +153,7 @@ def parse(
         from t2tp.trainer.cli import config_file  # Few command lines need it.
 
         with as_usage_error(ValueError, OSError):
-            before = config_file.flags_of(holder.config)
+            before = config_file.flags_of(local_path(holder.config))
         try:
             parse(groups, [command_line[0], *before])
         except UsageError as error:
@@ -159,6 +162,11 @@ def parse(
         holder, arguments = _parsed(groups, command_line, positional)
     for name, row in rows.items():
         _check_value(name, row.get("type"), holder[name].value)
+        if row.get("type") == "address" and holder[name].value:
+            with as_usage_error(ValueError, OSError):
+                # The data of each problem are downloaded when they are read.
+                local = local_path(holder[name].value, is_lazy=name == "data_dir")
+            holder[name].value = local
     for name in given:
         needs, excludes = (rows[name].get(key, ()) for key in ("needs", "excludes"))
         if needs and not any(_holds(each, holder) for each in needs):
@@ -172,6 +180,8 @@ def parse(
             f"{arguments[len(positional)]!r} is neither a flag (--name=value) nor an argument:"
             f" {_usage(positional)}"
         )
+    with as_usage_error(ValueError, OSError):
+        arguments = [each if takes_rest else local_path(each) for each in arguments]
     # Aliases of --help are not flags of the run, which saves the values of its flags.
     holder.help = holder.help or holder.helpfull
     for spelling in ("h", "helpfull"):
@@ -283,7 +293,7 @@ def _check_value(name: str, kind: str | None, value: object) -> None:
     """Raises UsageError for invalid values that absl's type accepts."""
     if isinstance(value, float) and not math.isfinite(value):
         raise UsageError(f"--{name}={value}: expected a finite number")
-    if kind == "path" and value:
+    if kind in ("path", "address") and value and not (kind == "address" and is_address(value)):
         with as_usage_error(ValueError):
             check_local(f"--{name}", str(value))
 

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 from absl import flags as absl_flags
 
+from t2tp.object_store import mirror
+from t2tp.object_store.store import StoreError
 from t2tp.processes import process_spec
 from t2tp.processes.process_spec import ProcessSpec
 from t2tp.quiet import quiet_import
@@ -94,26 +96,28 @@ def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) ->
     command_line = sys.argv if command_line is None else command_line
     try:
         _check_is_utf8(command_line)
-        flags, arguments = flag_groups.parse(spec.groups, command_line, spec.positional)
-        if flags.help or flags.version:
-            print(spec.help_text() if flags.help else flag_groups.version(), flush=True)
-            return 0
-        body = _body(spec, flags, arguments)
-        process = _process(spec, flags)
-        with quiet_import() if spec.imports_tensorflow else contextlib.nullcontext():
-            run = _function(body)
-        import_user_dir_of(flags)
-        console.use_plain_lines(process, with_time="log_time" in flags and flags.log_time)
-        code = run(Invocation(flags, arguments, process)) or 0
-        sys.stdout.flush()  # A closed pipe is an error here, and not when the interpreter exits.
+        with mirror.session() as session:
+            flags, arguments = flag_groups.parse(spec.groups, command_line, spec.positional)
+            if flags.help or flags.version:
+                print(spec.help_text() if flags.help else flag_groups.version(), flush=True)
+                return 0
+            body = _body(spec, flags, arguments)
+            process = _process(spec, flags)
+            session.uploads = process is None or process.process_id == 0
+            with quiet_import() if spec.imports_tensorflow else contextlib.nullcontext():
+                run = _function(body)
+            import_user_dir_of(flags)
+            console.use_plain_lines(process, with_time="log_time" in flags and flags.log_time)
+            code = run(Invocation(flags, arguments, process)) or 0
+            sys.stdout.flush()  # A closed pipe is an error here, and not when Python exits.
         return code
     except BrokenPipeError:
         # The reader has closed stdout, as in `t2tp_plan ... | head -1`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return SIGNALLED + signal.SIGPIPE
-    except (UsageError, FailedError, ProcessLostError) as error:
+    except (UsageError, FailedError, ProcessLostError, StoreError) as error:
         print(f"{_caller(spec, process)}: {error}", file=sys.stderr)
-        return error.exit_code
+        return getattr(error, "exit_code", FailedError.exit_code)
     except KeyboardInterrupt as error:
         if process is None or process.process_id == 0:
             print(f"{spec.name}: {str(error) or 'interrupted'}", file=sys.stderr)

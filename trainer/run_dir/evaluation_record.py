@@ -58,22 +58,11 @@ class EvaluationRecord:
 
     def _write(self, step: int, line: bytes) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        lines = self._complete_lines()
+        *lines, rest = self._read().split(b"\n")
+        if not (rest.startswith(_BEGINNING) or _BEGINNING.startswith(rest)):
+            lines.append(rest)  # Another program has written it.
         others = [each for each in lines if (found := _read_line(each)) is None or found[0] != step]
-        if len(others) < len(lines):
-            write_bytes(self._path, b"".join(each + b"\n" for each in others) + line)
-            return
-        with self._path.open("ab") as file:
-            content = self._path.read_bytes()
-            length = content.rfind(b"\n") + 1
-            rest = content[length:]
-            if rest.startswith(_BEGINNING) or _BEGINNING.startswith(rest):
-                file.truncate(length)
-            else:  # Another program has written it.
-                file.write(b"\n")
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+        write_bytes(self._path, b"".join(each + b"\n" for each in others) + line)
 
     def by_step(self, up_to: int | None = None) -> dict[int, dict[str, float]]:
         """Returns step -> metrics, by step.
@@ -86,7 +75,7 @@ class EvaluationRecord:
           UsageError: the file exists and cannot be read.
         """
         metrics = {}
-        for number, line in enumerate(self._complete_lines(), start=1):
+        for number, line in enumerate(self._read().split(b"\n")[:-1], start=1):
             evaluation = _read_line(line)
             if evaluation is None:
                 logging.warning("Skipping line %d of %s: it is no evaluation", number, self._path)
@@ -94,11 +83,11 @@ class EvaluationRecord:
                 metrics[evaluation[0]] = evaluation[1]
         return dict(sorted(metrics.items()))
 
-    def _complete_lines(self) -> list[bytes]:
+    def _read(self) -> bytes:
         try:
-            return self._path.read_bytes().split(b"\n")[:-1]
+            return self._path.read_bytes()
         except FileNotFoundError:
-            return []
+            return b""
         except OSError as error:
             raise UsageError(f"{self._path} cannot be read: {error}") from error
 

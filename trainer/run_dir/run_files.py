@@ -11,6 +11,7 @@ from typing import Any
 
 from t2tp import checkpoint, untrusted_json
 from t2tp.hparam import HParams
+from t2tp.object_store.mirror import address_of
 from t2tp.trainer import run_yaml
 from t2tp.trainer.errors import as_usage_error
 from t2tp.trainer.hparams_fit import declared
@@ -115,6 +116,7 @@ def write(output_dir: str | os.PathLike[str], hparams: HParams, flags: Mapping[s
       UsageError: it cannot be written; the disk is full, say.
     """
     directory = Path(output_dir)
+    flags = {k: address_of(v) if isinstance(v, str) else v for k, v in flags.items()}
     names = {name: flags[name] for name in run_yaml.NAMES if name in flags}
     others = {name: value for name, value in flags.items() if name not in run_yaml.NAMES}
     with as_usage_error(OSError):

@@ -9,10 +9,16 @@ import os
 import socket
 import time
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from absl import logging
+
+from t2tp.object_store.mirror import address_of, mirror_of
+from t2tp.object_store.store import StoreError
+from t2tp.object_store.store_lock import StoreLock
 from t2tp.processes.cluster import Cluster
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.processes.multiprocess import ProcessMismatchError
@@ -50,6 +56,8 @@ class RunLock:
         """
         self._path = Path(output_dir) / LOCK_FILE
         self._cluster = cluster
+        self._mirror = mirror_of(self._path.parent)
+        self._store_lock: StoreLock | None = None
         self._descriptor: int | None = None
         self._depth = 0
 
@@ -94,6 +102,12 @@ class RunLock:
         """
         if self._descriptor is None:
             return
+        if self._store_lock is not None and self._store_lock.is_lost:
+            self._mirror.is_closed = True
+            raise RunMovedError(
+                f"another host has taken over the lock of {self._mirror.store.address}, as this one"
+                " did not renew it: the training stops and saves nothing more"
+            )
         try:
             if os.path.samestat(os.stat(self._path), os.fstat(self._descriptor)):
                 return
@@ -105,6 +119,13 @@ class RunLock:
         )
 
     def _release(self) -> None:
+        if self._store_lock is not None:
+            try:
+                self._mirror.push(is_last=True)  # Only a trainer deletes in the store.
+            except OSError as error:
+                logging.error("%s", error)
+            self._store_lock.release()
+            self._store_lock, self._mirror.is_trainer = None, False
         if self._descriptor is not None:
             os.ftruncate(self._descriptor, 0)  # While locked: later it could erase the next note.
             os.close(self._descriptor)
@@ -129,8 +150,8 @@ class RunLock:
             if not is_shared:
                 raise ProcessMismatchError(
                     f"{theirs} of process {process_id} is not {first} of process 0: what process"
-                    f" 0 writes into its {LOCK_FILE} is not seen there; output_dir must be one"
-                    " directory that all processes share"
+                    f" 0 writes into its {LOCK_FILE} is not seen there; output_dir (of an object"
+                    " store, T2TP_CACHE) must be one directory that all processes share"
                 )
 
     def _await(self, word: str) -> bool:
@@ -163,22 +184,39 @@ class RunLock:
             os.fsync(descriptor)  # So that other hosts see it.
         except BlockingIOError:
             os.close(descriptor)
-            return (
-                f"{self._path.parent} is being trained in by {self._holder()}: wait for its end,"
-                " end it, or choose another output_dir"
-            )
+            return self._taken(self._note())
         except OSError as error:
             os.close(descriptor)
             return f"{self._path} cannot be locked: {error}"
         self._descriptor = descriptor
-        return ""
+        return self._acquire_in_store()
 
-    def _holder(self) -> str:
-        """Describes the holder of the lock."""
-        note = self._note()
-        if not {"pid", "host", "since"} <= note.keys():  # It is just starting or just ending.
-            return "another process"
-        return f"process {note['pid']} on {note['host']}, since {note['since']}"
+    def _acquire_in_store(self) -> str:
+        """Acquires the lock in the object store of the run, if it is in one; as `_acquire`."""
+        if self._mirror is None:
+            return ""
+        note, place = self._note(), f"{socket.gethostname()}:{self._path.parent}"
+        lock = StoreLock(self._mirror.store, LOCK_FILE, note, place)
+        try:
+            refusal = self._taken(other) if (other := lock.acquire()) else ""
+            if not refusal:
+                self._store_lock, self._mirror.is_trainer = lock, True
+                self._mirror.pull(again=True)  # What other hosts have saved since it was opened.
+        except StoreError as error:
+            refusal = str(error)
+        if refusal:
+            self._release()
+        return refusal
+
+    def _taken(self, note: Mapping[str, Any]) -> str:
+        """Returns the sentence about the holder of the lock, from its note."""
+        holder = "another process"  # It is just starting or just ending.
+        if {"pid", "host", "since"} <= note.keys():
+            holder = f"process {note['pid']} on {note['host']}, since {note['since']}"
+        return (
+            f"{address_of(self._path.parent)} is being trained in by {holder}: wait for its end,"
+            " end it, or choose another output_dir"
+        )
 
     def _note(self) -> dict[str, Any]:
         """Reads the fields of the lock file; empty if no process holds the lock."""

@@ -97,7 +97,7 @@ def test_a_value_that_a_flag_cannot_have_is_one_sentence(spec, call):
     for name, flag in flags_of(spec).items():
         wrong = [WRONG_VALUES[flag.flag_type()]] if flag.flag_type() in WRONG_VALUES else []
         wrong += ["nan", "inf", "-inf"] if flag.flag_type() == "float" else []
-        wrong += ["gs://bucket/x"] if name.endswith(("_dir", "_path")) else []
+        wrong += ["hdfs://host/x"] if name.endswith(("_dir", "_path")) else []
         for value in wrong:
             code, _, (sentence,) = call(spec, [f"--{name}={value}"])
             assert code == 2

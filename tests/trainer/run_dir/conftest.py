@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.store_server import _server, server  # noqa: F401
 from tests.trainer import toy
 from tests.trainer.toy_estimator import estimator
 

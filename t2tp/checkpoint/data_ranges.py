@@ -1,0 +1,87 @@
+"""The byte ranges of a checkpoint's data files that have the values of given slices.
+
+TensorFlow's index is a sorted table (LevelDB's format, uncompressed) from keys to descriptions. The
+key of a tensor is its name. The keys of its slices have the name, an end, and begins and sizes in
+an encoding that keeps their order, so they are sorted as the tensor's list of slices is.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tensorflow.core.protobuf.tensor_bundle_pb2 import BundleEntryProto
+
+from t2tp.checkpoint.slices import Slice
+
+Table = list[tuple[bytes, bytes]]
+_FOOTER_BYTES = 48
+
+
+def data_ranges(table: Table, slices: Sequence[Slice]) -> dict[int, list[tuple[int, int]]]:
+    """Finds the saved slices that overlap with given ones.
+
+    Args:
+      table: the checkpoint's index.
+      slices: slices of any size and position.
+
+    Returns:
+      Number of the data file -> ranges (begin, end) in it, ascending; adjacent ones are joined.
+    """
+    keys = [key for key, _ in table]
+    found: set[tuple[int, int, int]] = set()
+    for each in slices:
+        name = each.name.encode()
+        tensor = BundleEntryProto.FromString(table[bisect.bisect_left(keys, name)][1])
+        regions = sorted(
+            [(e.start, e.length if e.HasField("length") else -1) for e in region.extent]
+            for region in tensor.slices
+        )
+        first = bisect.bisect_left(keys, b"\0" + name + b"\0\1")
+        saved = [BundleEntryProto.FromString(v) for _, v in table[first : first + len(regions)]]
+        whole = [[(0, -1)] * len(each.shape)]
+        for region, entry in zip(regions or whole, saved or [tensor], strict=True):
+            dims = zip(region, each.begin, each.size, strict=True)
+            if all(b < at + n and (size < 0 or at < b + size) for (b, size), at, n in dims):
+                found.add((entry.shard_id, entry.offset, entry.offset + entry.size))
+    ranges: dict[int, list[tuple[int, int]]] = {}
+    for shard, begin, end in sorted(found):
+        joined = ranges.setdefault(shard, [])
+        if joined and joined[-1][1] == begin:
+            begin = joined.pop()[0]
+        joined.append((begin, end))
+    return ranges
+
+
+def read_index(path: Path) -> Table:
+    """Reads the keys and values of an index, ascending."""
+    content = path.read_bytes()
+    _, _, begin, size = _varints(content, len(content) - _FOOTER_BYTES, 4)[0]
+    handles = [_varints(handle, 0, 2)[0] for _, handle in _block(content, begin, size)]
+    return [item for begin, size in handles for item in _block(content, begin, size)]
+
+
+def _block(content: bytes, begin: int, size: int) -> Iterator[tuple[bytes, bytes]]:
+    """Yields the keys and values of a block; a key shares a prefix with the one before it."""
+    restarts = int.from_bytes(content[begin + size - 4 : begin + size], "little")
+    at, end, key = begin, begin + size - 4 * (restarts + 1), b""
+    while at < end:
+        (shared, rest, length), at = _varints(content, at, 3)
+        key = key[:shared] + content[at : at + rest]
+        yield key, content[at + rest : at + rest + length]
+        at += rest + length
+
+
+def _varints(content: bytes, at: int, count: int) -> tuple[list[int], int]:
+    """Returns numbers of seven bits per byte, the lowest first, and where they end."""
+    numbers = []
+    for _ in range(count):
+        number = shift = 0
+        while True:
+            number |= (content[at] & 0x7F) << shift
+            shift, at = shift + 7, at + 1
+            if content[at - 1] < 0x80:
+                break
+        numbers.append(number)
+    return numbers, at

@@ -1,0 +1,393 @@
+"""The local mirror of an address: what is downloaded, what is uploaded, and in which order."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from absl import logging
+
+from t2tp.atomic_file import is_unfinished, write_text
+from t2tp.object_store.store import Store, StoreError, split
+
+# Seconds from one look for changed files to the next.
+PERIOD_SECONDS = 5.0
+# A file that grows, such as events, is uploaded as a whole: after this time, and at this rate.
+_GROWING_SECONDS, _GROWING_RATE = 30.0, 1 << 18
+# Files of data up to this size are downloaded as a whole.
+_SMALL_BYTES = 4 << 20
+# A directory is complete if it has its marker, which is uploaded last and deleted first.
+_MARKER, _MANIFEST = "FINISHED", "manifest.json"
+_LAST = (_MARKER, _MANIFEST, "saved_model.pb", "config.json")
+_STEP = re.compile(r"(?:.*/)?step-\d{8,}")
+# Names that only this host knows: work in progress, and the lock, which `StoreLock` replaces.
+_LOCAL = re.compile(r"\..*|.*\.(tmp|discarded|damaged)(-\d+)?|run\.lock")
+# Outputs that no program reads again.
+_OUTPUT = re.compile(r"events\.out\.tfevents\..*|export|decodes|plugins")
+# The part of an address behind the address of a run.
+_INSIDE_RUN = re.compile(r"(/checkpoints)?(/step-\d{8,})?(/variables)?$")
+_IN_TEXT = re.compile(r"(?:s3|gs|az)://[^:,]*")
+# The mode of a hole. The sticky bit has no meaning for files, and a new file does not have it.
+_HOLE_MODE = 0o644 | stat.S_ISVTX
+
+
+class Mirror:
+    """A local directory (or file) and the objects below an address.
+
+    Several processes of a host may share it: each works under a lock, with a common record of the
+    files that are equal to their objects.
+
+    Attributes:
+      store: the objects.
+      path: the local directory.
+      is_trainer: whether this process trains here: only then checkpoints are deleted in the store.
+      is_watched: whether the thread of the session uploads and downloads changes.
+      is_closed: whether nothing more is uploaded, as another host has taken over the run.
+    """
+
+    def __init__(self, address: str) -> None:
+        """Sets the paths without a request."""
+        self.store = Store(address)
+        self.path = _local(address)
+        self.is_trainer = self.is_watched = self.is_closed = False
+        name = hashlib.sha256(self.store.address.encode()).hexdigest()[:32]
+        self._record = cache_directory() / "records" / name
+        self._uploaded_at: dict[str, float] = {}
+
+    def pull(self, *, again: bool = False) -> None:
+        """Downloads new objects; the data of checkpoints and large shards become holes.
+
+        Args:
+          again: whether this is not the first time, so that missing local files were deleted.
+
+        Raises:
+          StoreError: the store refuses or does not answer, or has lost the run.
+        """
+        with self._locked() as entries:
+            objects = self.store.list()
+            if entries and not objects:
+                raise StoreError(
+                    f"{self.store.address} has lost what {self.path} is a copy of: copy it back"
+                    " into the store, or delete the copy to begin anew"
+                )
+            for name in entries.keys() - objects.keys():  # Deleted by another host.
+                if (step := _step_of(name)) and not self.is_trainer:
+                    shutil.rmtree(self.path / step, ignore_errors=True)
+                del entries[name]
+            for name in sorted(filter(lambda name: _is_read(name, objects), objects), key=_order):
+                path, (size, version) = self.path / name, objects[name]
+                state, (known_state, known_version) = _state(path), entries.get(name, (None, None))
+                if version == known_version and (state or again):
+                    continue
+                if self.is_trainer and state not in (None, known_state):
+                    continue  # This process has changed it later.
+                with contextlib.suppress(FileNotFoundError):  # Deleted since it was listed.
+                    if _is_hole(name, objects):
+                        _make_hole(path, size)
+                    else:
+                        self.store.get(name, path)
+                    entries[name] = _state(path), version
+
+    def push(self, *, is_last: bool = False) -> None:
+        """Uploads changed files, markers last; then deletes the objects of deleted checkpoints.
+
+        Args:
+          is_last: whether files that grow are uploaded however recently they were.
+        """
+        has_all = True
+        if self.is_closed:
+            return
+        with self._locked() as entries:
+            states = {name: state for name in self._names() if (state := _state(self.path / name))}
+            changed = [
+                name
+                for name in sorted(states, key=_order)
+                if states[name] != entries.get(name, (None,))[0]
+                and (is_last or _step_of(name) or not self._is_recent(name, states[name][0]))
+            ]
+            for name in changed:  # Without its marker, a checkpoint can be overwritten.
+                if name.endswith(_MARKER) and name in entries:
+                    self.store.delete(name)
+                    del entries[name]
+            for name in changed:
+                try:
+                    entries[name] = states[name], self.store.put(self.path / name, name)
+                    self._uploaded_at[name] = time.monotonic()
+                except FileNotFoundError:
+                    if (self.path / name).exists():
+                        raise
+                    has_all = False  # Retention has deleted it, as there is a newer one.
+            deleted = [n for n in entries if self.is_trainer and has_all and self._is_deleted(n)]
+            for name in sorted(deleted, key=lambda name: not name.endswith(_MARKER)):
+                self.store.delete(name)
+                del entries[name]
+        if is_last and not has_all:
+            self.push(is_last=True)
+
+    def _is_recent(self, name: str, size: int) -> bool:
+        wait = _GROWING_SECONDS + size / _GROWING_RATE
+        return time.monotonic() < self._uploaded_at.get(name, -wait) + wait
+
+    def _is_deleted(self, name: str) -> bool:
+        """Whether a file belongs to a checkpoint that was deleted, and not set aside as damaged."""
+        path = self.path / name
+        is_missing = bool(_step_of(name)) and not path.exists()
+        return is_missing and not any(path.parent.parent.glob(f"{path.parent.name}.damaged*"))
+
+    def _names(self) -> Iterator[str]:
+        """Yields the names of the files that are uploaded."""
+        for path in [self.path, *self.path.rglob("*")]:
+            name = self.name_of(path)
+            if path.is_file() and not _is_local(name):
+                yield name
+
+    def name_of(self, path: Path) -> str:
+        """Returns the name of a path in the mirror; "" for the mirror itself."""
+        return "" if path == self.path else path.relative_to(self.path).as_posix()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[dict[str, tuple]]:
+        """Locks the record, and yields it: name -> state of the file, id of the object."""
+        self._record.parent.mkdir(parents=True, exist_ok=True)
+        entries: dict[str, tuple] = {}
+        with self._record.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                entries = json.loads(self._record.read_bytes())
+            before = dict(entries)
+            try:
+                yield entries
+            finally:
+                if entries != before:
+                    write_text(self._record, json.dumps(entries))
+
+
+class Session:
+    """The mirrors that a program has opened, and the thread that uploads their changes.
+
+    Attributes:
+      mirrors: the open mirrors.
+      uploads: whether the thread works: of several processes that share a directory, one is enough.
+    """
+
+    def __init__(self) -> None:
+        self.mirrors: list[Mirror] = []
+        self.uploads = True
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="upload", daemon=True)
+
+    def open(self, address: str, *, is_watched: bool = True) -> None:
+        """Opens the mirror of an address, or of the run that the address is inside.
+
+        Args:
+          address: the address.
+          is_watched: whether the thread works for it; data change only at the end.
+        """
+        if self.find(_local(address)) is not None:
+            return
+        mirror = Mirror(_INSIDE_RUN.sub("", address.rstrip("/")))
+        mirror.pull()
+        mirror.is_watched = is_watched
+        self.mirrors.append(mirror)
+        if is_watched and not self._thread.is_alive():
+            self._thread.start()
+
+    def find(self, path: Path) -> Mirror | None:
+        """Returns the mirror that has a path, if one is open."""
+        return next((m for m in self.mirrors if path == m.path or m.path in path.parents), None)
+
+    def close(self) -> None:
+        """Uploads the rest; raises StoreError with the local directory if that fails."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        for mirror in self.mirrors:
+            try:
+                mirror.push(is_last=True)
+            except OSError as error:
+                raise StoreError(
+                    f"{error}; nothing is lost: the files are in {mirror.path}, and the next"
+                    f" program on this host that is given {mirror.store.address} uploads them"
+                ) from error
+
+    def _run(self) -> None:
+        is_failing = False
+        while not self._ended.wait(PERIOD_SECONDS):
+            try:
+                for mirror in [m for m in self.mirrors if self.uploads and m.is_watched]:
+                    mirror.push()
+                    mirror.pull(again=True)
+                is_failing = False
+            except OSError as error:
+                if not is_failing:
+                    logging.error("%s; it is tried again until the program ends", error)
+                is_failing = True
+
+
+_session: Session | None = None
+# The ranges that this process has fetched into holes, by their inodes.
+_filled: dict[int, set[tuple[int, int]]] = {}
+
+
+@contextlib.contextmanager
+def session() -> Iterator[Session]:
+    """Opens addresses inside the context, and uploads what has changed at its end.
+
+    Raises:
+      StoreError: a file cannot be uploaded; logged instead if another error ends the context.
+    """
+    global _session
+    outer, _session = _session, Session()
+    try:
+        yield _session
+    except BaseException:
+        try:
+            _session.close()
+        except StoreError as error:
+            logging.error("%s", error)
+        raise
+    else:
+        _session.close()
+    finally:
+        _session = outer
+
+
+def local_path(text: str, *, is_lazy: bool = False) -> str:
+    """Replaces addresses by local paths; downloads small files, unless lazily.
+
+    Args:
+      text: an address of a run or anything in it, a directory or a file; or a text with addresses,
+        which commas and colons end. Local paths stay.
+      is_lazy: whether `pulled` opens the directories in it that are read.
+
+    Raises:
+      ValueError: the address is invalid, or no session is open.
+      StoreError: the store refuses or does not answer.
+    """
+
+    def local(found: re.Match[str]) -> str:
+        if _session is None:
+            raise ValueError(f"{found[0]}: open it inside `with t2tp.object_store.session()`")
+        if not is_lazy:
+            _session.open(found[0])
+        return str(_local(found[0]))
+
+    return _IN_TEXT.sub(local, text)
+
+
+def pulled(directory: Path) -> Path:
+    """Opens the address of a local path, if it has one; returns the path."""
+    if _session is not None and (address := address_of(directory)) != str(directory):
+        _session.open(address, is_watched=False)
+    return directory
+
+
+def address_of(path: str | os.PathLike[str]) -> str:
+    """Returns the address of a path in a mirror, and any other path unchanged."""
+    with contextlib.suppress(ValueError):
+        scheme, *parts = Path(path).absolute().relative_to(_stores()).parts
+        return f"{scheme}://{'/'.join(parts)}"
+    return str(path)
+
+
+def mirror_of(path: str | os.PathLike[str]) -> Mirror | None:
+    """Returns the open mirror that has a path; None if the path is a local one."""
+    return None if _session is None else _session.find(Path(path).absolute())
+
+
+def hole_of(path: Path) -> tuple[Store, str] | None:
+    """Returns store and name of the content of a hole; None if a path has all its content."""
+    mirror, state = mirror_of(path), _state(path)
+    if mirror is None or state is None or state[0] >= 0:
+        return None
+    return mirror.store, mirror.name_of(path.absolute())
+
+
+def fill(path: Path, ranges: Sequence[tuple[int, int]], *, again: bool = False) -> None:
+    """Fetches byte ranges (begin, end) of a hole into it; does nothing for an ordinary file.
+
+    Args:
+      path: the file.
+      ranges: the ranges.
+      again: whether to fetch ranges that this process has fetched already, which may be damaged.
+    """
+    hole = hole_of(path)
+    if hole is not None:
+        with path.open("r+b") as file:
+            (store, name), filled = hole, _filled.setdefault(os.fstat(file.fileno()).st_ino, set())
+            missing = [each for each in ranges if again or each not in filled]
+            store.read_ranges(name, missing, lambda at, part: os.pwrite(file.fileno(), part, at))
+            filled.update(missing)
+
+
+def cache_directory() -> Path:
+    """Returns the directory of all mirrors: T2TP_CACHE, or t2tp in the user's cache directory."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("T2TP_CACHE") or Path(base, "t2tp")).absolute()
+
+
+def _stores() -> Path:
+    return cache_directory() / "stores"
+
+
+def _local(address: str) -> Path:
+    return _stores().joinpath(*split(address))
+
+
+def _state(path: Path) -> list[int] | None:
+    """Returns size and time of the last change of a file, -1 of a hole; None if it is missing."""
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    is_hole = status.st_mode & stat.S_ISVTX and stat.S_ISREG(status.st_mode)
+    return [-1, 0] if is_hole else [status.st_size, status.st_mtime_ns]
+
+
+def _make_hole(path: Path, size: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    with path.open("wb") as file:
+        os.fchmod(file.fileno(), _HOLE_MODE)
+        file.truncate(size)
+
+
+def _step_of(name: str) -> str:
+    """Returns the directory of the checkpoint that a file is in; "" if in none."""
+    parent = str(PurePosixPath(name).parent)
+    return parent if _STEP.fullmatch(parent) else ""
+
+
+def _is_local(name: str) -> bool:
+    return any(_LOCAL.fullmatch(each) or is_unfinished(each) for each in PurePosixPath(name).parts)
+
+
+def _is_read(name: str, objects: dict[str, Any]) -> bool:
+    """Whether programs read an object: no output, and no checkpoint without its marker."""
+    is_output = any(map(_OUTPUT.fullmatch, PurePosixPath(name).parts))
+    is_whole = not (step := _step_of(name)) or f"{step}/{_MARKER}" in objects
+    return is_whole and not is_output and not _is_local(name)
+
+
+def _is_hole(name: str, objects: dict[str, tuple[int, str]]) -> bool:
+    if _step_of(name):
+        return ".data-" in name
+    is_data = any(str(parent / _MANIFEST) in objects for parent in PurePosixPath(name).parents)
+    return is_data and objects[name][0] > _SMALL_BYTES and not name.endswith(".checks")
+
+
+def _order(name: str) -> tuple[Any, ...]:
+    """Returns the sorting key of uploads: checkpoints after other files, markers last."""
+    path = PurePosixPath(name)
+    return bool(_step_of(name)), str(path.parent), path.name in _LAST, name

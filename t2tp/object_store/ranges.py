@@ -1,0 +1,70 @@
+"""`CachedRanges`: a hole as a private file that has the parts that were read recently."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+from t2tp.object_store.mirror import cache_directory, hole_of
+
+# Bytes that are fetched together.
+CHUNK_BYTES = 1 << 20
+# Flags of fallocate: to deallocate a range, and to keep the size of the file.
+_PUNCH_HOLE, _KEEP_SIZE = 2, 1
+_LIBC = ctypes.CDLL(None)
+
+# The chunks of all files of this process, the least recently read first.
+_chunks: OrderedDict[tuple[CachedRanges, int], None] = OrderedDict()
+_lock = threading.RLock()
+
+
+def _max_chunks() -> int:
+    return int(float(os.environ.get("T2TP_DATA_CACHE_GB", "4")) * (1 << 30)) // CHUNK_BYTES
+
+
+class CachedRanges:
+    """The content of a hole. Chunks are fetched when they are needed; too many are dropped.
+
+    Attributes:
+      path: a sparse file of the hole's size, which the system deletes when the process ends.
+      lock: held while chunks are used, so that they are not dropped.
+    """
+
+    lock = _lock
+
+    def __init__(self, path: Path) -> None:
+        """Makes the file; nothing is fetched.
+
+        Args:
+          path: a hole.
+        """
+        hole = hole_of(path)
+        assert hole is not None
+        self._hole, self._size = hole, path.stat().st_size
+        cache_directory().mkdir(parents=True, exist_ok=True)
+        self._file = tempfile.TemporaryFile(dir=cache_directory())  # noqa: SIM115
+        self._file.truncate(self._size)
+        self.path = Path(f"/proc/self/fd/{self._file.fileno()}")
+
+    def fetch(self, needed: Sequence[int]) -> list[int]:
+        """Fetches chunks that are missing, under the lock; returns the numbers of those."""
+        missing = [chunk for chunk in needed if (self, chunk) not in _chunks]
+        store, name = self._hole
+        store.read_ranges(
+            name,
+            [(at * CHUNK_BYTES, min((at + 1) * CHUNK_BYTES, self._size)) for at in missing],
+            lambda begin, content: os.pwrite(self._file.fileno(), content, begin),
+        )
+        for chunk in needed:
+            _chunks[self, chunk] = None
+            _chunks.move_to_end((self, chunk))
+        while len(_chunks) > max(_max_chunks(), len(needed)):
+            (owner, chunk), _ = _chunks.popitem(last=False)
+            begin, size = ctypes.c_long(chunk * CHUNK_BYTES), ctypes.c_long(CHUNK_BYTES)
+            _LIBC.fallocate(owner._file.fileno(), _PUNCH_HOLE | _KEEP_SIZE, begin, size)
+        return missing

@@ -1,0 +1,176 @@
+"""The objects below an address, with retries, and errors of one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from t2tp.atomic_file import unfinished_path
+
+_ADDRESS = re.compile(r"(s3|gs|az)://([^/@:?#]+(?:/[^/?#.][^/?#]*)*)/*")
+_TIMEOUTS = {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 0}}
+# scheme -> fsspec's package, our extra, and options that bound how long a request may take.
+_PACKAGES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "s3": ("s3fs", "s3", {"config_kwargs": _TIMEOUTS}),
+    "gs": ("gcsfs", "gcs", {"requests_timeout": 30}),
+    "az": ("adlfs", "azure", {"connection_timeout": 10, "read_timeout": 30}),
+}
+# Seconds before each further attempt; times a random factor, as many processes may retry.
+_WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)
+# Bytes of a range request, and number of simultaneous ones.
+_PIECE, _PIECES = 8 << 20, 8
+# Messages about a missing bucket, as opposed to a missing object in it.
+_NO_BUCKET = re.compile(r"specified (bucket|container)|NoSuchBucket")
+# Keys of the id of an object's content, in fsspec's descriptions.
+_VERSIONS = ("ETag", "etag", "LastModified", "last_modified", "mtime")
+
+
+class StoreError(OSError):
+    """An object store refuses, or does not answer; `str()` is a sentence."""
+
+
+def is_address(path: object) -> bool:
+    """Whether a path is an address in an object store."""
+    return isinstance(path, str) and path.startswith(tuple(f"{scheme}://" for scheme in _PACKAGES))
+
+
+def split(address: str) -> tuple[str, str]:
+    """Splits an address into its scheme and `bucket/name`.
+
+    Raises:
+      ValueError: it is not an address, or it has credentials.
+    """
+    match = _ADDRESS.fullmatch(address)
+    if match is None:
+        raise ValueError(
+            f"{re.sub('//.*@', '//***@', address)}: expected SCHEME://BUCKET/NAME, without"
+            " credentials, which the store's package finds in its environment"
+        )
+    return match[1], match[2]
+
+
+class Store:
+    """The objects below an address, by their names relative to it; "" is the address itself.
+
+    Methods raise FileNotFoundError if an object is missing, and StoreError if the store refuses or
+    does not answer.
+    """
+
+    def __init__(self, address: str) -> None:
+        """Makes the client without a request.
+
+        Raises:
+          ValueError: the address is invalid, or fsspec's package for it is not installed.
+        """
+        scheme, self._root = split(address)
+        self.address = f"{scheme}://{self._root}"
+        package, extra, options = _PACKAGES[scheme]
+        options = {**options, "use_listings_cache": False, "skip_instance_cache": True}
+        try:
+            import fsspec  # Most runs are local.
+
+            self._fs = fsspec.filesystem(scheme, **options)
+        except ImportError as error:
+            raise ValueError(f"{address} needs {package}: pip install -e '.[{extra}]'") from error
+        self._fs.retries = 1  # s3fs would retry inside each of our attempts.
+
+    def list(self) -> dict[str, tuple[int, str]]:
+        """Returns the size and an id of the content of each object, by name."""
+        found = self._attempt("find", "", detail=True)
+        if not found:  # An error, if there is no bucket.
+            self._attempt("ls", "", at=self._root.partition("/")[0])
+        return {
+            key.removeprefix(self._root).strip("/"): (info["size"], _version(info))
+            for key, info in found.items()
+            if info["type"] == "file" and not key.endswith("/")
+        }
+
+    def get(self, name: str, path: Path) -> None:
+        """Downloads an object atomically."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = unfinished_path(path)
+        try:
+            self._attempt("get_file", name, str(unfinished))
+            os.replace(unfinished, path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+    def put(self, path: Path, name: str) -> str:
+        """Uploads a file; returns an id of the content."""
+        self._attempt("put_file", name, f"{self._root}/{name}".rstrip("/"), at=str(path))
+        return _version(self._attempt("info", name))
+
+    def read(self, name: str) -> bytes:
+        """Returns a small object."""
+        return self._attempt("cat_file", name)
+
+    def read_ranges(
+        self, name: str, ranges: Sequence[tuple[int, int]], take: Callable[[int, bytes], object]
+    ) -> None:
+        """Reads byte ranges (begin, end), and passes begin and content of each piece to `take`."""
+        begins = [at for begin, end in ranges for at in range(begin, end, _PIECE)]
+        ends = [min(at + _PIECE, end) for begin, end in ranges for at in range(begin, end, _PIECE)]
+        for first in range(0, len(begins), _PIECES):
+            some = slice(first, first + _PIECES)
+            where = [f"{self._root}/{name}"] * len(begins[some])
+            contents = self._attempt(
+                "cat_ranges", name, begins[some], ends[some], at=where, on_error="raise"
+            )
+            for begin, content in zip(begins[some], contents, strict=True):
+                take(begin, content)
+
+    def write(self, name: str, content: bytes, *, only_new: bool = False) -> bool:
+        """Writes a small object; with `only_new`, returns False if there is one."""
+        try:
+            self._attempt("pipe_file", name, content, **({"mode": "create"} if only_new else {}))
+        except FileExistsError:
+            return False
+        return True
+
+    def delete(self, name: str) -> None:
+        """Deletes an object, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            self._attempt("rm_file", name)
+
+    def _attempt(
+        self, method: str, name: str, *arguments: Any, at: Any = None, **options: Any
+    ) -> Any:
+        """Calls a method of fsspec, again after errors that may pass.
+
+        Args:
+          method: the method.
+          name: name of the object.
+          *arguments: its arguments after the first, which is the object's path.
+          at: the first argument, if it is another.
+          **options: its named arguments.
+        """
+        path = f"{self._root}/{name}".rstrip("/")
+        verb = "written" if method in ("put_file", "pipe_file", "rm_file") else "read"
+        begin = f"{self.address}/{name}".rstrip("/") + f" cannot be {verb}"
+        for wait in (*_WAITS, None):
+            try:
+                return getattr(self._fs, method)(at or path, *arguments, **options)
+            except (FileExistsError, FileNotFoundError) as error:
+                if _NO_BUCKET.search(str(error)):
+                    raise StoreError(f"{begin}: there is no such bucket") from error
+                raise
+            except Exception as error:  # The packages' own errors have no common base class.
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+                if isinstance(error, PermissionError) or "Credential" in type(error).__name__:
+                    raise StoreError(
+                        f"{begin}, as access is refused ({reason}): check the credentials in the"
+                        " environment"
+                    ) from error
+                if wait is None:
+                    raise StoreError(f"{begin}: {reason}") from error
+                time.sleep(wait * random.uniform(0.5, 1.5))
+
+
+def _version(info: dict[str, Any]) -> str:
+    return str(next((info[key] for key in _VERSIONS if info.get(key)), ""))

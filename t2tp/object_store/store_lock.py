@@ -1,0 +1,101 @@
+"""`StoreLock`: an object that one trainer renews as long as it trains in a run."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any
+
+from absl import logging
+
+from t2tp.object_store.store import Store, StoreError
+
+# Seconds from one renewal to the next, and without a renewal until a lock counts as abandoned.
+BEAT_SECONDS, ABANDONED_SECONDS = 10.0, 60.0
+
+
+class StoreLock:
+    """A lock on a run in a store.
+
+    The lock is an object that is created only if there is none, and renewed by a thread. A trainer
+    that was killed renews it no more: another one takes it over at once if it works in the same
+    local directory, which has a lock of its own, and otherwise after `ABANDONED_SECONDS`. No clocks
+    are compared.
+
+    Attributes:
+      is_lost: whether another trainer has taken the lock over.
+    """
+
+    def __init__(self, store: Store, name: str, note: dict[str, Any], place: str) -> None:
+        """Sets the lock without a request.
+
+        Args:
+          store: the store.
+          name: name of the object.
+          note: fields that describe this process; `word` is unique to it.
+          place: host and local directory of the trainer.
+        """
+        self._store, self._name = store, name
+        self._note = {**note, "place": place}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="store lock", daemon=True)
+        self.is_lost = False
+
+    def acquire(self) -> dict[str, Any] | None:
+        """Acquires the lock; returns None, or the note of the trainer that has it.
+
+        Raises:
+          StoreError: the store refuses or does not answer.
+        """
+        deadline, seen = time.monotonic() + ABANDONED_SECONDS, None
+        while not self._store.write(self._name, self._content(0), only_new=True):
+            other = self._read()
+            is_ours = other.get("place") == self._note["place"]
+            if is_ours or (other and time.monotonic() > deadline):
+                self._store.delete(self._name)
+            elif seen not in (None, {}, other):
+                return other
+            else:
+                if seen is None:
+                    logging.info(
+                        "another trainer has locked %s: waiting up to %d s to see if it is alive",
+                        *(self._store.address, ABANDONED_SECONDS),
+                    )
+                seen = other
+                time.sleep(BEAT_SECONDS / 4)
+        self._thread.start()
+        return None
+
+    def release(self) -> None:
+        """Deletes the lock if it is this trainer's."""
+        self._ended.set()
+        self._thread.join()
+        try:
+            if self._read().get("word") == self._note["word"]:
+                self._store.delete(self._name)
+        except StoreError as error:
+            logging.warning("%s", error)
+
+    def _renew(self) -> None:
+        beat = 0
+        while not self._ended.wait(BEAT_SECONDS):
+            try:
+                if self._read().get("word") != self._note["word"]:
+                    self.is_lost = True
+                    return
+                beat += 1
+                self._store.write(self._name, self._content(beat))
+            except StoreError as error:
+                logging.warning("the lock of the run cannot be renewed: %s", error)
+
+    def _content(self, beat: int) -> bytes:
+        return json.dumps({**self._note, "beat": beat}).encode()
+
+    def _read(self) -> dict[str, Any]:
+        """Returns the note in the object; empty if there is none."""
+        try:
+            note = json.loads(self._store.read(self._name))
+        except (FileNotFoundError, ValueError):
+            return {}
+        return note if isinstance(note, dict) else {}

@@ -1,0 +1,251 @@
+"""Mirrors, locks and ranges against a store on loopback, with faults."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from t2tp import object_store
+from t2tp.checkpoint import Checkpoint, Retention, Slice, all_steps, apply_retention, save
+from t2tp.object_store import mirror, ranges, store, store_lock
+from t2tp.object_store.store import Store, StoreError
+from t2tp.object_store.store_lock import StoreLock
+from t2tp.problems.data.checked_file import CheckedFile
+from t2tp.problems.data.manifest import DamagedDataError
+from t2tp.problems.data.shards import ShardWriter, read_checks
+from tests.checkpoint import samples
+from tests.store_server import SECRET, StoreServer
+
+RUN = "s3://bucket/run"
+SHAPE, PART = (1024, 1024), (256, 512)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_WAITS", (0.01,) * 8)
+    monkeypatch.setitem(store._TIMEOUTS, "read_timeout", 0.5)
+    monkeypatch.setattr(store_lock, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(store_lock, "ABANDONED_SECONDS", 4.0)
+
+
+def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Continues as on another host, without what this one has downloaded."""
+    monkeypatch.setenv("T2TP_CACHE", str(tmp_path / f"host-{random.random()}"))
+
+
+def save_step(step: int, address: str = RUN) -> Path:
+    directory = Path(object_store.local_path(address), "checkpoints")
+    return save(directory, step, samples.of_step(step), {"seen": step * 10})
+
+
+def uploaded(server: StoreServer, name: str = "run") -> dict[str, bytes]:
+    files = server.files()
+    return {
+        path.removeprefix(f"bucket/{name}/"): files.cat_file(path)
+        for path in files.find(f"bucket/{name}")
+    }
+
+
+def test_a_checkpoint_appears_last_disappears_first_and_is_read_elsewhere(
+    server, tmp_path, monkeypatch
+):
+    with object_store.session() as session:
+        for step in (1, 2):
+            path = save_step(step)
+        (found,) = session.mirrors
+        found.push()
+        found.is_trainer = True
+        apply_retention(path.parent, Retention(1))
+    names = [(method, Path(name)) for method, name in server.log]
+    for step, method in ((1, "PUT"), (2, "PUT"), (1, "DELETE")):
+        of_step = [
+            n.name for m, n in names if m == method and n.parent.name == f"step-0000000{step}"
+        ]
+        assert sorted(of_step) == sorted(each.name for each in path.iterdir())
+        assert of_step.index("FINISHED") == (0 if method == "DELETE" else len(of_step) - 1)
+
+    server.files().pipe_file("bucket/run/checkpoints/step-00000003/metadata.json", b"{}")
+    server.files().pipe_file("bucket/run/../outside", b"x")
+    elsewhere(monkeypatch, tmp_path)
+    with object_store.session():
+        directory = Path(object_store.local_path(f"{RUN}/checkpoints/step-00000002")).parent
+        assert all_steps(directory) == [2]
+        samples.assert_is_step(Checkpoint(directory / "step-00000002"), 2)
+    assert not [*mirror.cache_directory().rglob("outside")]
+
+
+def test_a_process_downloads_the_slices_that_it_reads(server, tmp_path, monkeypatch):
+    table = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
+    slices = [
+        Slice("table", SHAPE, (row, column), PART, tf.float32)
+        for row in range(0, SHAPE[0], PART[0])
+        for column in range(0, SHAPE[1], PART[1])
+    ]
+
+    def value(part: Slice) -> np.ndarray:
+        (row, column), (rows, columns) = part.begin, part.size
+        return table[row : row + rows, column : column + columns]
+
+    with object_store.session():
+        directory = Path(object_store.local_path(RUN), "checkpoints")
+        save(directory, 7, [(each, tf.constant(value(each))) for each in slices], {})
+    elsewhere(monkeypatch, tmp_path)
+    server.sent.clear()
+    with object_store.session():
+        for _ in range(2):
+            path = Path(object_store.local_path(RUN), "checkpoints/step-00000007")
+            for each, read in zip(slices[2:4], Checkpoint(path).read(slices[2:4]), strict=True):
+                np.testing.assert_array_equal(read, value(each))
+    assert 0 < sum(server.sent.values()) <= 1.1 * 2 * 4 * np.prod(PART)
+
+
+def busy(method: str, path: str) -> tuple[str, str]:
+    return "503 Slow Down", "SlowDown"
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        (busy, "SlowDown"),
+        (lambda method, path: time.sleep(1.0), "imeout"),
+        (lambda method, path: ("403 Forbidden", "SignatureDoesNotMatch"), "access is refused"),
+        ("delete the bucket", "there is no such bucket"),
+    ],
+)
+def test_what_a_store_does_not_take_stays_here(server, fault, sentence, monkeypatch):
+    monkeypatch.setattr(store, "_WAITS", (0.01,) * 2)
+    with pytest.raises(StoreError, match=sentence) as failure, object_store.session():
+        path = save_step(1)
+        if callable(fault):
+            server.fault = fault
+        else:
+            server.files().rm("bucket", recursive=True)
+    assert f"the files are in {object_store.mirror.cache_directory()}" in str(failure.value)
+    assert SECRET not in str(failure.value)
+    samples.assert_is_step(Checkpoint(path), 1)
+    server.fault = lambda method, path: None
+    if not callable(fault):
+        server.files().mkdir("bucket")
+    with object_store.session():
+        object_store.local_path(RUN)
+    assert uploaded(server).keys() == {
+        f"checkpoints/step-00000001/{each.name}" for each in path.iterdir()
+    }
+
+
+def test_a_busy_store_is_asked_again(server, tmp_path, monkeypatch):
+    server.fault = lambda method, path: busy(method, path) if random.random() < 0.4 else None
+    with object_store.session():
+        save_step(1)
+    elsewhere(monkeypatch, tmp_path)
+    with object_store.session():
+        path = Path(object_store.local_path(RUN), "checkpoints/step-00000001")
+        samples.assert_is_step(Checkpoint(path), 1)
+
+
+def test_a_run_that_the_store_has_lost_is_not_made_again(server):
+    with object_store.session():
+        save_step(1)
+    server.files().rm("bucket/run", recursive=True)
+    with pytest.raises(StoreError, match="has lost what .* is a copy of"), object_store.session():
+        object_store.local_path(RUN)
+
+
+@pytest.mark.parametrize(
+    "address", ["s3://key:secret@bucket/run", "s3://b/../x", "gs://", "az://b?x"]
+)
+def test_addresses_have_no_credentials(address):
+    with pytest.raises(ValueError, match="expected SCHEME") as failure:
+        Store(address)
+    assert "secret" not in str(failure.value)
+
+
+def lock(name: str) -> StoreLock:
+    return StoreLock(Store(RUN), "run.lock", {"word": name, "host": name}, name)
+
+
+def test_one_trainer_has_the_lock_while_it_is_alive(server):
+    first, second = lock("first"), lock("second")
+    assert first.acquire() is None
+    assert second.acquire()["host"] == "first"
+    first.release()
+    assert second.acquire() is None
+    second._ended.set()  # Killed.
+    again = lock("second")
+    assert again.acquire() is None  # At once, by the host of the killed process.
+    assert lock("third").acquire()["host"] == "second"
+    again.release()
+
+
+def test_an_abandoned_lock_is_taken_over_and_its_owner_learns_it(server, monkeypatch):
+    asleep, other = lock("asleep"), lock("other")
+    monkeypatch.setattr(store_lock, "BEAT_SECONDS", 6.0)
+    assert asleep.acquire() is None
+    monkeypatch.setattr(store_lock, "BEAT_SECONDS", 0.05)
+    assert other.acquire() is None
+    deadline = time.monotonic() + 30
+    while not asleep.is_lost:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    asleep.release()
+    assert not other.is_lost and other._read()["word"] == "other"
+    other.release()
+
+
+@pytest.fixture
+def shard(server, tmp_path, monkeypatch) -> Callable[[], tuple[Path, np.ndarray]]:
+    """Makes a shard of 8 MB in the store, and opens it elsewhere as a hole."""
+    values = np.random.default_rng(1).integers(0, 60_000, 4_000_000).astype("<u2")
+    with object_store.session():
+        directory = Path(object_store.local_path("s3://bucket/data"))
+        directory.mkdir(parents=True)
+        with ShardWriter(directory, "train-00000-of-00001", {"targets": np.dtype("<u2")}) as writer:
+            for begin in range(0, len(values), 100_000):
+                writer.add({"targets": values[begin : begin + 100_000]})
+        (directory / "manifest.json").write_text("{}")
+    elsewhere(monkeypatch, tmp_path)
+    monkeypatch.setattr(ranges, "CHUNK_BYTES", 1 << 17)
+    return values
+
+
+def open_shard(values: np.ndarray) -> CheckedFile:
+    directory = Path(object_store.local_path("s3://bucket/data"))
+    path, checks = directory / "train-00000-of-00001.targets", None
+    checks = read_checks(directory, "train-00000-of-00001")
+    return CheckedFile(path, values.dtype, checks.crc32[path.name], checks.block_bytes)
+
+
+def test_shards_are_read_by_ranges_with_a_bounded_cache(shard, server, monkeypatch):
+    monkeypatch.setenv("T2TP_DATA_CACHE_GB", str(2 / 1024))
+    server.sent.clear()
+    with object_store.session():
+        file, rng = open_shard(shard), np.random.default_rng(2)
+        read = [file[5:900], file.read(3_999_000, 4_000_000)]
+        assert sum(server.sent.values()) < 3 << 20
+        for _ in range(40):
+            begin = int(rng.integers(len(shard) - 5000))
+            read.append(file[begin : begin + 5000])
+            np.testing.assert_array_equal(read[-1], shard[begin : begin + 5000])
+            index = rng.integers(0, len(shard), (3, 2))
+            np.testing.assert_array_equal(file[index], shard[index])
+            assert file._content.stat().st_blocks * 512 <= (2 << 20) + (1 << 21)
+        np.testing.assert_array_equal(read[0], shard[5:900])  # Dropped meanwhile.
+        np.testing.assert_array_equal(read[1], shard[3_999_000:])
+
+
+def test_a_changed_byte_of_a_shard_is_found(shard, server):
+    name = "bucket/data/train-00000-of-00001.targets"
+    content = bytearray(server.files().cat_file(name))
+    content[5_000_000] ^= 1
+    server.files().pipe_file(name, bytes(content))
+    with object_store.session():
+        file = open_shard(shard)
+        np.testing.assert_array_equal(file[:2_000_000], shard[:2_000_000])
+        with pytest.raises(DamagedDataError, match="targets is damaged"):
+            file[2_500_000:2_500_001]

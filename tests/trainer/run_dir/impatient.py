@@ -1,0 +1,13 @@
+"""Programs that look after their object store every moment, so that tests need not wait."""
+
+from __future__ import annotations
+
+from t2tp.object_store import mirror, store_lock
+from t2tp.trainer.cli import programs
+
+
+def train() -> int:
+    """Runs `t2tp_trainer`."""
+    mirror.PERIOD_SECONDS = store_lock.BEAT_SECONDS = 0.05
+    mirror._GROWING_SECONDS, store_lock.ABANDONED_SECONDS = 0.0, 3.0
+    return programs.t2tp_trainer()

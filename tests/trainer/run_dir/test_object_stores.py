@@ -1,0 +1,141 @@
+"""Runs in a store on loopback: killed anywhere, they resume byte for byte."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from t2tp.checkpoint import Checkpoint
+from t2tp.trainer.cli import programs
+from tests.page_commands import commands
+from tests.store_server import SECRET, StoreServer
+from tests.trainer.small_run import flags
+from tests.warm_processes import WarmProcess, started, tf_configs
+
+pytestmark = pytest.mark.slow
+
+STEPS = 12
+TINY = "--hparams=batch_size=8,d_model=16,d_ff=16,num_heads=2,d_kv=8,num_hidden_layers=1"
+MAIN = "tests.trainer.run_dir.impatient:train"
+
+
+def command(output_dir: object, data_dir: object, **changes: object) -> list[str]:
+    changes = {"save_checkpoints_steps": 2, "keep_checkpoint_max": 2, **changes}
+    return flags(output_dir, data_dir, train_steps=STEPS, **changes)
+
+
+def in_store(server: StoreServer, to: Path) -> dict[int, dict[str, bytes]]:
+    """Downloads the run; checks that each visible checkpoint is whole; returns files by step."""
+    files = server.files()
+    visible = files.glob("bucket/run/checkpoints/*/FINISHED")
+    steps = {}
+    for marker in visible:
+        directory = to / Path(marker).parent.name
+        files.get(str(Path(marker).parent), str(directory), recursive=True)
+        opened = Checkpoint(directory)
+        opened.verify()
+        steps[opened.step] = {p.name: p.read_bytes() for p in directory.glob("variables.*")}
+    return steps
+
+
+def killer(process: WarmProcess, requests: int) -> Callable[[str, str], None]:
+    """Returns a fault of the store: a request kills the process."""
+    count = itertools.count(1)
+
+    def kill(method: str, path: str) -> None:
+        if next(count) == requests:
+            process.signal(signal.SIGKILL)
+
+    return kill
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> dict[str, bytes]:
+    """The variables of a run in a directory, after all steps."""
+    run = tmp_path_factory.mktemp("undisturbed") / "run"
+    with WarmProcess(MAIN, command(run, data_dir), {}, run.with_name("said")) as trainer:
+        assert trainer.wait() == 0, trainer.err.read_text()
+    directory = run / f"checkpoints/step-{STEPS:08d}"
+    return {path.name: path.read_bytes() for path in directory.glob("variables.*")}
+
+
+@pytest.mark.parametrize(
+    "kills", [3, *[pytest.param(10, marks=pytest.mark.ci_only, id=f"ten-{n}") for n in range(4)]]
+)
+def test_killed_in_saves_uploads_and_restores_it_is_byte_equal(
+    server, tmp_path, data_dir, undisturbed, kills
+):
+    """Kills the trainer when a request arrives; it goes on here or, from the store, elsewhere."""
+    cache = tmp_path / "host"
+    for number in range(kills + 1):
+        if random.random() < 0.5:
+            cache = tmp_path / f"host-{number}"
+        environment = server.environment(cache)
+        arguments = command("s3://bucket/run", data_dir)
+        with WarmProcess(MAIN, arguments, environment, tmp_path / f"said-{number}") as trainer:
+            if number < kills:
+                server.fault = killer(trainer, random.choice([5, 15, 30, 60]))
+            code = trainer.wait()
+            server.fault = lambda method, path: None
+            assert code in (0, -signal.SIGKILL), trainer.err.read_text()
+            steps = in_store(server, tmp_path / f"seen-{number}")
+    assert code == 0
+    assert sorted(steps) == [STEPS - 2, STEPS]
+    assert steps[STEPS] == undisturbed
+
+
+def test_two_processes_train_in_a_store_and_one_goes_on_elsewhere(
+    server, tmp_path, data_dir, undisturbed
+):
+    two = [server.environment(tmp_path / "host") | config for config in tf_configs(2)]
+    arguments = command("s3://bucket/run", data_dir)
+    half = [each.replace(f"steps={STEPS}", "steps=6") for each in arguments]
+    with started(MAIN, [half, half], two, tmp_path / "said") as processes:
+        assert [each.wait() for each in processes] == [0, 0], processes[0].err.read_text()
+    assert sorted(in_store(server, tmp_path / "seen")) == [4, 6]
+    server.sent.clear()
+    environment = server.environment(tmp_path / "elsewhere")
+    with WarmProcess(MAIN, arguments, environment, tmp_path / "said_alone") as trainer:
+        assert trainer.wait() == 0, trainer.err.read_text()
+        assert "resuming from the checkpoint of step 6" in trainer.err.read_text()
+    assert in_store(server, tmp_path / "seen_at_the_end").keys() == {STEPS - 2, STEPS}
+
+
+@pytest.mark.ci_only
+def test_the_page_s_commands_work_and_none_keeps_credentials(server, tmp_path, monkeypatch, capfd):
+    less = {"--train_steps=1000": ["--train_steps=2", "--save_checkpoints_steps=1", TINY]}
+    for number, (name, *words) in enumerate(commands("docs/object_stores.md")):
+        monkeypatch.setenv("T2TP_CACHE", str(tmp_path / f"host-{number}"))
+        program = [name, *(each for word in words for each in less.get(word, [word]))]
+        assert getattr(programs, name)(program) == 0
+    said = capfd.readouterr()
+    assert '{"checkpoint": "s3://bucket/run/checkpoints/step-00000002", "step": 2' in said.out
+    average = ["--output_dir=s3://bucket/run", "--num_last_checkpoints=2"]
+    average = ["t2tp_avg_checkpoints", *average, "--output_path=s3://bucket/average"]
+    assert programs.t2tp_avg_checkpoints(average) == 0
+    compared = ["t2tp_inspect_checkpoint", "s3://bucket/average", "s3://bucket/run"]
+    assert programs.t2tp_inspect_checkpoint(compared) == 1
+    again = ["t2tp_trainer", "--config=s3://bucket/run/run.yaml", "--output_dir=s3://bucket/again"]
+    assert programs.t2tp_trainer([*again, "--train_steps=1"]) == 0
+    said_last = capfd.readouterr()
+    contents = [each.encode() for each in (*said, *said_last)]
+    contents += [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    contents += server.files().cat(server.files().find("bucket")).values()
+    assert not any(SECRET.encode() in content for content in contents)
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [("AccessDenied", "as access is refused"), ("NoSuchBucket", "there is no such bucket")],
+)
+def test_a_store_that_refuses_is_told_before_any_work(server, data_dir, capfd, code, sentence):
+    server.fault = lambda method, path: ("403 Forbidden", code)
+    arguments = ["t2tp_trainer", *command("s3://bucket/run", data_dir)]
+    assert programs.t2tp_trainer(arguments) == 2
+    said = capfd.readouterr().err.splitlines()[-1]
+    assert said.startswith("t2tp_trainer: s3://bucket/run cannot be read") and sentence in said
