@@ -12,6 +12,7 @@ import pytest
 
 from t2tp import problems
 from tests.files import files_in
+from tests.problems.sources.archives import imdb_archive, served
 
 DATAGEN = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_datagen"]
 ROOT = Path(__file__).parents[3]
@@ -58,7 +59,7 @@ def test_while_the_vocabulary_is_trained(tmp_path, mixed):
         options = f"translate_tsv.{options},inputs={tmp_path}/b.en,targets={tmp_path}/b.de"
     command = [*DATAGEN, f"--problem={name}", f"--problem_options={options}", "--vocab_size=1000"]
     directory = problems.find(name).directory("")
-    finish([*command, f"--data_dir={tmp_path / 'whole'}"])
+    problems.find(name, f"{options},vocab_size=1000").prepare(tmp_path / "whole")
     killed = [*command, f"--data_dir={tmp_path / 'killed'}"]
     assert "making a vocabulary" in kill_after(killed, "making a vocabulary", 0)
     assert not (tmp_path / "killed" / directory).exists()
@@ -87,12 +88,10 @@ with served(slowly, Path(sys.argv[2])):
 
 @pytest.mark.slow
 def test_while_a_dataset_is_downloaded_and_made(tmp_path):
-    def command(name):
-        directories = (tmp_path / name, tmp_path / f"{name}_downloads")
-        return [sys.executable, "-c", DOWNLOAD, *map(str, directories)]
-
-    finish(command("whole"))
-    assert "Error" not in kill_after(command("killed"), "downloading", 3)
-    finish(command("killed"))
+    command = [sys.executable, "-c", DOWNLOAD, str(tmp_path / "killed"), str(tmp_path / "served")]
+    with served(imdb_archive, tmp_path / "downloads"):
+        problems.find("sentiment_imdb", "vocab_size=400").prepare(tmp_path / "whole")
+    assert "Error" not in kill_after(command, "downloading", 3)
+    finish(command)
     whole, again = (files_in(tmp_path / each / "sentiment_imdb") for each in ("whole", "killed"))
     assert again == whole
