@@ -1,30 +1,36 @@
 """Failures end with a one-sentence error and leave no invalid data."""
 
-import functools
 import subprocess
 import sys
 
 import pytest
 
 from t2tp import problems
+from t2tp.trainer.cli import programs
 from tests.files import flip, limit_files
 
-DATAGEN = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_datagen"]
+DATAGEN = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_datagen", "--problem=translate_tsv"]
 GOOD = b"".join(b"line %d\tZeile %d\n" % (n, n) for n in range(100))
 
 
-def run(data_dir, problem, *arguments, **options):
-    command = [*DATAGEN, f"--problem={problem}", f"--data_dir={data_dir}", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, **options)
-
-
-def said_by(ended, code=1):
+def sentence_of(code, stderr):
     """Returns the error at the end of a run, without the log lines before it."""
-    assert ended.returncode == code, ended.stderr
-    assert "Traceback" not in ended.stderr
-    sentences = ended.stderr.split("t2tp_datagen: ")
+    assert code == 1, stderr
+    assert "Traceback" not in stderr
+    sentences = stderr.split("t2tp_datagen: ")
     assert len(sentences) == 2
     return sentences[1].strip()
+
+
+@pytest.fixture
+def failure(capfd):
+    """Runs t2tp_datagen; returns its error."""
+
+    def of(*flags):
+        code = programs.t2tp_datagen(["t2tp_datagen", *flags])
+        return sentence_of(code, capfd.readouterr().err)
+
+    return of
 
 
 @pytest.mark.parametrize(
@@ -44,12 +50,12 @@ def said_by(ended, code=1):
         ),
     ],
 )
-def test_files_that_cannot_be_used(tmp_path, problem, contents, sentence):
+def test_files_that_cannot_be_used(failure, tmp_path, problem, contents, sentence):
     file = tmp_path / "input.txt"
     file.write_bytes(contents)
     documents = ",documents=lines" if problem.startswith("languagemodel") else ""
     options = f"--problem_options=files={file},vocab_size=300{documents}"
-    said = said_by(run(tmp_path / "data", problem, options))
+    said = failure(f"--problem={problem}", f"--data_dir={tmp_path / 'data'}", options)
     assert said.startswith(sentence.format(file=file))
     assert not [*(tmp_path / "data").glob("[!.]*")]
 
@@ -78,11 +84,11 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("what", DAMAGED)
-def test_data_that_were_damaged(tmp_path, made, what):
+def test_data_that_were_damaged(failure, tmp_path, made, what):
     name, spoil, sentence = DAMAGED[what]
     path = made / name
     path.unlink() if spoil == "unlink" else spoil(path)
-    said = said_by(run(tmp_path / "data", "translate_tsv"))
+    said = failure("--problem=translate_tsv", f"--data_dir={tmp_path / 'data'}")
     assert said.startswith("the data of translate_tsv are damaged: ")
     # "N bytes, M were written": the numbers do not matter.
     assert sentence.replace(" bytes were", " were") in said and name in said
@@ -104,19 +110,25 @@ def test_data_that_were_damaged(tmp_path, made, what):
 def test_a_manifest_that_does_not_fit_on_the_disk(tmp_path):
     """A limit on the size of files stands for the disk; the manifest is the largest file."""
     (tmp_path / "a.tsv").write_bytes(GOOD)
-    options = f"--problem_options=files={tmp_path}/a.tsv,vocab_size=280"
-    assert run(tmp_path / "whole", "translate_tsv", options, "--num_shards=30").returncode == 0
-    directory = problems.find("translate_tsv").directory(tmp_path / "whole")
+    options = f"files={tmp_path}/a.tsv,vocab_size=280"
+    problem = problems.find("translate_tsv", options)
+    problem.prepare(tmp_path / "whole", num_shards=30)
+    directory = problem.directory(tmp_path / "whole")
     sizes = {path.name: path.stat().st_size for path in directory.iterdir()}
     largest = sizes.pop("manifest.json") - 1
     assert max(sizes.values()) < largest
 
-    small = functools.partial(limit_files, largest)
-    full = run(tmp_path / "data", "translate_tsv", options, "--num_shards=30", preexec_fn=small)
-    assert said_by(full).startswith("[Errno 27] File too large: ")
-    assert "/manifest.json'" in said_by(full)
+    command = [*DATAGEN, f"--problem_options={options}", "--num_shards=30"]
+    full = subprocess.run(
+        [*command, f"--data_dir={tmp_path / 'data'}"],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: limit_files(largest),
+    )
+    said = sentence_of(full.returncode, full.stderr)
+    assert said.startswith("[Errno 27] File too large: ") and "/manifest.json'" in said
     assert not (tmp_path / "data" / "translate_tsv").exists()
-    assert run(tmp_path / "data", "translate_tsv", options, "--num_shards=30").returncode == 0
+    problem.prepare(tmp_path / "data", num_shards=30)
 
 
 def test_examples_that_are_too_long_are_counted_and_said(made, tmp_path, caplog):
