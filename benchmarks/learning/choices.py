@@ -1,6 +1,6 @@
 """The effect of each choice in `transformer_lm_base`, at two sizes.
 
-    python benchmarks/learning/choices.py --data_dir=data [CHOICE ...]
+    python benchmarks/learning/choices.py --data_dir=data [--runs="width 64;width 128"] [CHOICE ...]
 
 Each run takes back one choice and leaves the others, on one thread. Its bits per byte of validation
 text are stored in choices.json at once, and a stored run is not repeated. At the end prints the
@@ -28,12 +28,13 @@ from t2tp.trainer.run_spec import RunSpec
 
 STORED = Path(__file__).resolve().parent / "choices.json"
 VOCABULARY = 2048
-STEPS = 160
 # Batches of the validation text.
 EVALUATED = 40
 # Width -> other sizes. Without a gate d_ff is 3 / 2 times as large, for as many parameters.
 SIZES = {64: "d_model=64,d_ff=176,num_heads=2", 128: ""}
 UNGATED = {64: 264, 128: 528}
+# A column of the table -> width and number of steps.
+RUNS = {"width 64": (64, 160), "width 128": (128, 160), "width 64, 640 steps": (64, 640)}
 AS_IT_IS, OTHER_SEED = "as it is", "another seed"
 NO_PREVIOUS, PLAIN = "no token before a window", "none of these choices"
 CHOICES = {
@@ -54,8 +55,9 @@ CHOICES = {
 }
 
 
-def bits_per_byte(choice: str, size: int, data_dir: Path) -> float:
+def bits_per_byte(choice: str, run: str, data_dir: Path) -> float:
     """Trains without a choice."""
+    size, steps = RUNS[run]
     feature = FEATURES.pop(PREVIOUS)
     if choice not in (NO_PREVIOUS, PLAIN):
         FEATURES[PREVIOUS] = feature
@@ -72,7 +74,7 @@ def bits_per_byte(choice: str, size: int, data_dir: Path) -> float:
             hparams,
             RunConfig(directory, random_seed=int(choice == OTHER_SEED)),
             data_dir=data_dir,
-            train_steps=STEPS,
+            train_steps=steps,
             problem_options=f"vocab_size={VOCABULARY}",
         )
         experiment = Experiment(spec, local_eval_frequency=0, eval_steps=EVALUATED)
@@ -84,14 +86,12 @@ def bits_per_byte(choice: str, size: int, data_dir: Path) -> float:
 def table(stored: dict[str, dict[str, float]]) -> str:
     """The bits per byte of each choice, and how many more they are than with all choices."""
     whole = stored[AS_IT_IS]
-    sizes = [str(size) for size in SIZES if str(size) in whole]
-    heads = " | ".join(f"width {size}" for size in sizes)
-    lines = [f"| one choice changed | {heads} |", "| -- |" + " -- |" * len(sizes)]
+    lines = [f"| one choice changed | {' | '.join(whole)} |", "| -- |" + " -- |" * len(whole)]
     for choice, results in stored.items():
         cells = []
-        for size in sizes:
-            more = results[size] - whole[size]
-            cells.append(f"{results[size]:.3f}" + (f" ({more:+.3f})" if choice != AS_IT_IS else ""))
+        for run, reference in whole.items():
+            more = f" ({results[run] - reference:+.3f})" if run in results else ""
+            cells.append(f"{results[run]:.3f}{more}" if more else "")
         lines.append(f"| {choice} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -100,15 +100,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("choices", nargs="*", help="by default all")
     parser.add_argument("--data_dir", type=Path, required=True)
+    parser.add_argument("--runs", default="width 64;width 128", help=";".join(RUNS))
     args = parser.parse_args()
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     console.use_plain_lines()
     stored = json.loads(STORED.read_text("utf-8")) if STORED.exists() else {}
-    for size in map(str, SIZES):
+    for run in args.runs.split(";"):
         for choice in args.choices or CHOICES:
-            if size not in stored.setdefault(choice, {}):
-                stored[choice][size] = bits_per_byte(choice, int(size), args.data_dir)
+            if run not in stored.setdefault(choice, {}):
+                stored[choice][run] = bits_per_byte(choice, run, args.data_dir)
                 write_text(STORED, json.dumps(stored, indent=1) + "\n")
     print(table(stored))
 
