@@ -182,7 +182,7 @@ def _magnitudes(
     """Measures the tensors of a step, and of the next batches of the same shapes."""
     program = estimator.magnitude_program(features)
     count = len(next(iter(batch.values())))
-    batches = [_first_rows(stream[step + k], count) for k in range(_USUAL_BATCHES)]
+    batches: list[Batch] = [_first_rows(stream[step + k], count) for k in range(_USUAL_BATCHES)]
     batches = [batch, *(b for b in batches if shapes_of_batch(b) == shapes_of_batch(batch))]
     measured: list[Mapping[str, Any]] = [dict(program(b, step=step - 1)) for b in batches]
     return measured[0], measured[1:]

@@ -165,7 +165,7 @@ def parse(
         if row.get("type") == "address" and holder[name].value:
             with as_usage_error(ValueError, OSError):
                 # The data of each problem are downloaded when they are read.
-                local = local_path(holder[name].value, is_lazy=name == "data_dir")
+                local = local_path(str(holder[name].value), is_lazy=name == "data_dir")
             holder[name].value = local
     for name in given:
         needs, excludes = (rows[name].get(key, ()) for key in ("needs", "excludes"))

@@ -102,7 +102,7 @@ class RunLock:
         """
         if self._descriptor is None:
             return
-        if self._store_lock is not None and self._store_lock.is_lost:
+        if self._mirror and self._store_lock and self._store_lock.is_lost:
             self._mirror.is_closed = True
             raise RunMovedError(
                 f"another host has taken over the lock of {self._mirror.store.address}, as this one"
@@ -119,7 +119,7 @@ class RunLock:
         )
 
     def _release(self) -> None:
-        if self._store_lock is not None:
+        if self._mirror and self._store_lock:
             try:
                 self._mirror.push(is_last=True)  # Only a trainer deletes in the store.
             except OSError as error:
