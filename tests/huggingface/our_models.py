@@ -97,7 +97,7 @@ def logits(name: str, mesh: str, fed: Features | None = None) -> np.ndarray:
 
 
 def descent(name: str, mesh: str) -> dict[str, np.ndarray]:
-    """The loss of a step of training, and what the step subtracts from each variable."""
+    """Logits and loss of a step of training, and what it subtracts from each variable."""
     made = model_of(name)
     for key, value in _DESCENT.items():
         if key in made.hparams:
@@ -107,13 +107,14 @@ def descent(name: str, mesh: str) -> dict[str, np.ndarray]:
         done = train_step(
             lambda part: made.loss(on_mesh, part, True), fed, on_mesh, made.hparams, 1
         )
-        return {"loss": done.loss}
+        return {"loss": done.loss, **_logits(on_mesh, made, fed)}
 
     program = _program(name, mesh, step, features(), made)
     before = _values(program)
-    loss = program(features())["loss"]
+    found = dict(program(features()))
     after = _values(program)
-    return {"loss": loss, **{key: value - after[key] for key, value in before.items()}}
+    found["logits"] = found["logits"][..., :VOCAB]
+    return found | {key: value - after[key] for key, value in before.items()}
 
 
 def _values(program: DoubleProgram) -> dict[str, np.ndarray]:

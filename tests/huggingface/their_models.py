@@ -176,24 +176,21 @@ KINDS: dict[str, tuple[str, dict[str, list[Any]]]] = {
 }
 
 
-def random_model(kind: str, seed: int) -> str:
-    """The name of a model of a type with a random config.
-
-    It has four layers, of which the last two are like the first two.
-    """
-    name = f"{kind}-{seed}"
+def random_model(kind: str, seed: int, repeats: int = 2) -> str:
+    """The name of a model of a type with a random config, of two layers that repeat."""
+    name, layers = f"{kind}-{seed}-{repeats}", 2 * repeats
     if name not in _ALL:
         class_name, entries = KINDS[kind]
         draw = np.random.default_rng([seed, *kind.encode()])
         config = {each: values[draw.integers(len(values))] for each, values in entries.items()}
         if kind == "gpt2":
-            _ALL[name] = class_name, {**_GPT2, "n_layer": 4, **config}
+            _ALL[name] = class_name, {**_GPT2, "n_layer": layers, **config}
             return name
         if "layer_types" in config:
             half = [(_FULL, _SLIDING)[n] for n in draw.integers(2, size=2)]
             uses = config.get("use_sliding_window", True)
-            config["layer_types"] = half * 2 if uses else [_FULL] * 4
-        sizes = {"hidden_size": 32 if kind == "phi3" else 24, "num_hidden_layers": 4}
+            config["layer_types"] = half * repeats if uses else [_FULL] * layers
+        sizes = {"hidden_size": 32 if kind == "phi3" else 24, "num_hidden_layers": layers}
         sizes["pad_token_id"] = None  # Its embedding would have no gradient in PyTorch.
         given = {key: value for key, value in config.items() if key != "head_dim" or value}
         _ALL[name] = class_name, {**_LLAMA, **sizes, **given}
