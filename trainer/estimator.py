@@ -162,9 +162,9 @@ class Estimator:
         shapes = [(name, f.shape.to_string, f.dtype) for name, f in features.items()]
         key = (mode, decode_options, *shapes)
         if key not in self._programs:
-            program = self.program(self._step_fn(mode, decode_options), features)
-            self._variables = program.variables
             trains = mode == ModeKeys.TRAIN
+            program = self.program(self._step_fn(mode, decode_options), features, trains)
+            self._variables = program.variables
             # The first training program also needs the optimizer's variables of the checkpoint,
             # and a later program may add variables.
             if (trains and not self._has_trained) or len(program.variables) > self._num_loaded:
@@ -411,12 +411,14 @@ class Estimator:
             values = self._hparams.values() if isinstance(self._hparams, HParams) else {}
             self._tracker = open_tracker(self.config.tracker, self.config.output_dir, values)
 
-    def program(self, step_fn: StepFn, features: Mapping[str, Feature]) -> Program:
-        """Builds a program on the run's mesh with the run's variables."""
+    def program(
+        self, step_fn: StepFn, features: Mapping[str, Feature], trains: bool = False
+    ) -> Program:
+        """Builds a program on the run's mesh with the run's variables; training has exact sums."""
         return Program(
             step_fn,
             features,
-            layout=self.layout,
+            layout=self.layout if trains else self.layout.in_any_order(),
             cluster=self.connect(),
             variables=self._variables,
             seed=self.config.random_seed,

@@ -105,6 +105,17 @@ class Lowering(Protocol):
     ) -> None:
         """Sets a partial sum over split dimensions; the all-reduce is deferred."""
 
+    def add_parts(self, tensor: upstream.Tensor, addends: Sequence[upstream.Tensor]) -> bool:
+        """Adds two deferred sums part by part, with `exact_sums`; returns whether it did."""
+
+    def map_parts(
+        self, y: upstream.Tensor, x: upstream.Tensor, fn: Callable[[tf.Tensor], tf.Tensor]
+    ) -> bool:
+        """Maps the parts of a deferred sum, with `exact_sums`; returns whether it did."""
+
+    def is_in_parts(self, tensor: upstream.Tensor) -> bool:
+        """Whether a tensor is a deferred sum over the batch, with `exact_sums`."""
+
     def set_sum_over_axes(self, tensor: upstream.Tensor, value: tf.Tensor, axes: list[int]) -> None:
         """Sets a partial sum over mesh axes; without axes, the slice."""
 

@@ -16,6 +16,7 @@ cost of a small collective is its latency, not its bytes.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -23,6 +24,7 @@ from t2tp import upstream
 from t2tp.lowering.linear_operations import Users, can_defer_past
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
 from t2tp.lowering.operation import hooks
+from t2tp.mesh.collectives import tree_sum
 
 # Bytes. Coalescing a larger tensor gains nothing: the copy costs the time of a second collective.
 SMALL = 1 << 20
@@ -45,17 +47,49 @@ class DeferredSum(upstream.LazyAllreduceSum):
     """A processor's partial sum over mesh axes, reduced when its value is read."""
 
     def __init__(
-        self, reductions: Reductions, name: str, addend: LaidOutTensor, mesh_axes: list[int]
+        self,
+        reductions: Reductions,
+        name: str,
+        parts: Sequence[tf.Tensor],
+        mesh_axes: list[int],
+        kind: tuple[str, int] | None = None,
     ) -> None:
-        super().__init__(reductions.mesh_impl, addend, mesh_axes)
-        self._reductions = reductions
+        """Defers a sum.
+
+        Args:
+          reductions: the deferred sums of the lowering.
+          name: name of the summed tensor.
+          parts: this processor's parts of the sum, in order: several only with `exact_sums`.
+          mesh_axes: the axes to sum over.
+          kind: the dimension, and the number of its parts, of a sum in parts; else None.
+        """
+        self.mesh_impl = reductions.mesh_impl
+        self.mesh_axes = mesh_axes
+        self.add_counter_fn = None  # mesh-tensorflow reads it.
+        self.parts = list(parts)
+        self.kind = kind
         self.name = name
-        self.graph = addend.slice.graph
+        self.graph = parts[0].graph
+        self._reductions = reductions
+        self._reduced: LaidOutTensor | None = None
+        self._addend: tf.Tensor | None = None
+
+    @property
+    def laid_out_input(self) -> LaidOutTensor:
+        """The partial sum, as mesh-tensorflow names it."""
+        return LaidOutTensor([self.addend])
+
+    @property
+    def slice_shape(self) -> list[int]:
+        """The shape of the slice."""
+        return self.parts[0].shape.as_list()
 
     @property
     def addend(self) -> tf.Tensor:
         """The partial sum of this processor."""
-        return self.laid_out_input.slice
+        if self._addend is None:
+            self._addend = tree_sum(self.parts)
+        return self._addend
 
     @property
     def is_reduced(self) -> bool:
@@ -65,7 +99,7 @@ class DeferredSum(upstream.LazyAllreduceSum):
     @property
     def num_bytes(self) -> int:
         """The size of the slice."""
-        return math.prod(self.addend.shape.as_list()) * self.addend.dtype.size
+        return math.prod(self.slice_shape) * self.parts[0].dtype.size
 
     def set_reduced(self, value: tf.Tensor) -> None:
         """Sets the value of the sum."""
@@ -95,7 +129,24 @@ class Reductions:
             together with others.
         """
         axes = self.mesh_impl.layout.axes.separate(lazy.mesh_axes)
-        deferred = DeferredSum(self, name, lazy.laid_out_input, axes)
+        deferred = DeferredSum(self, name, [lazy.laid_out_input.slice], axes)
+        return self._joined(deferred, is_needed)
+
+    def defer_parts(
+        self,
+        name: str,
+        parts: Sequence[tf.Tensor],
+        mesh_axes: list[int],
+        kind: tuple[str, int] | None,
+        is_needed: bool,
+    ) -> DeferredSum:
+        """Defers a sum in parts; arguments as for `DeferredSum` and `defer`."""
+        axes = self.mesh_impl.layout.axes.separate(mesh_axes)
+        deferred = DeferredSum(self, name, parts, axes, kind)
+        return self._joined(deferred, is_needed) if axes else deferred
+
+    def _joined(self, deferred: DeferredSum, is_needed: bool) -> DeferredSum:
+        """Lets a sum wait for others, or reduces it if it is large, if its value is needed."""
         if is_needed and deferred.num_bytes <= SMALL:
             self._deferred.append(deferred)
             if sum(each.num_bytes for each in self._coalesced(deferred)) >= BUCKET:
@@ -126,8 +177,10 @@ class Reductions:
         is_narrow = dtype in (tf.bfloat16, tf.float16)
         if is_narrow and required.num_bytes <= SMALL:
             addend = tf.cast(addend, tf.float32)
-        allreduce = self.mesh_impl.collectives.allreduce
-        return tf.cast(allreduce(addend, required.mesh_axes, "Add", names), dtype)
+        collectives = self.mesh_impl.collectives
+        if self.mesh_impl.layout.exact_sums:
+            return collectives.tree_allreduce(addend, required.mesh_axes, names)
+        return tf.cast(collectives.allreduce(addend, required.mesh_axes, "Add", names), dtype)
 
     def _coalesced(self, required: DeferredSum) -> list[DeferredSum]:
         """Returns the sum and other deferred sums over the same axes, up to a total size."""

@@ -46,13 +46,21 @@ def can_defer_past(op: upstream.Operation, users: Users) -> bool:
 def lower_linear(op: upstream.Operation, lowering: Lowering) -> None:
     """Applies an operation to a partial sum; the output is a deferred sum, too."""
     (x,), (y,) = op.inputs, op.outputs
-    deferred = lowering.tensors[x]
+
+    def lower(addend: tf.Tensor) -> tf.Tensor:
+        # mesh-tensorflow's `lower` would reduce its input, so it is given the partial sum instead.
+        deferred = lowering.tensors[x]
+        lowering.tensors[x] = LaidOutTensor([addend])
+        op.lower(lowering)
+        lowering.tensors[x] = deferred
+        return lowering.slice(y)
+
+    if lowering.mesh_impl(op).layout.exact_sums:
+        if isinstance(op, upstream.ScalarMultiplyOperation) or not lowering.map_parts(y, x, lower):
+            op.lower(lowering)
+        return
     addend, axes = lowering.partial_sum(x)
-    # mesh-tensorflow's `lower` would reduce its input, so it is given the partial sum instead.
-    lowering.tensors[x] = LaidOutTensor([addend])
-    op.lower(lowering)
-    lowering.tensors[x] = deferred
-    lowering.set_sum_over_axes(y, lowering.slice(y), axes)
+    lowering.set_sum_over_axes(y, lower(addend), axes)
 
 
 def lower_add(op: upstream.AddOperation, lowering: Lowering) -> None:
@@ -63,6 +71,13 @@ def lower_add(op: upstream.AddOperation, lowering: Lowering) -> None:
     a reshape follows, with which it may become a reduce-scatter.
     """
     (y,) = op.outputs
+    if lowering.mesh_impl(op).layout.exact_sums:
+        if lowering.add_parts(y, op.inputs):
+            return
+        for x in op.inputs:
+            lowering.set_slice(x, lowering.slice(x))
+        op.lower(lowering)
+        return
     for x, bias in (op.inputs, op.inputs[::-1]):
         if _is_biased_sum(x, bias, y, lowering):
             _add_bias(x, bias, y, lowering)

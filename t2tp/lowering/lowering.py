@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
@@ -13,8 +14,9 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
-from t2tp.lowering.deferred_sums import Reductions, required_values
+from t2tp.lowering.deferred_sums import DeferredSum, Reductions, required_values
 from t2tp.lowering.einsum import lower_einsum, lower_one_hot
+from t2tp.lowering.exact_sums import dims_in_parts, lower_in_parts
 from t2tp.lowering.gather_schedule import LatestActivation, lower_gathers, lowering_order
 from t2tp.lowering.gradients import lower_generic_gradient, lower_pool_gradient
 from t2tp.lowering.head_tail import CONSECUTIVE, Order, Orders
@@ -35,7 +37,9 @@ from t2tp.lowering.side_effects import (
 from t2tp.lowering.staged_sums import reduce_sum, sum_in_stages
 from t2tp.lowering.transposed_convolution import lower_transposed_convolution
 from t2tp.lowering.while_loop import lower_while_loop
+from t2tp.mesh.collectives import add_in_order
 from t2tp.mesh.graph_memo import GraphMemo
+from t2tp.mesh.layout_text import LayoutError
 
 T = TypeVar("T")
 
@@ -205,6 +209,8 @@ class GraphLowering(upstream.Lowering):
         op_hooks, (mesh_impl,) = hooks(op), self.mesh_to_impl.values()
         if not mesh_impl.computes and op_hooks.is_local(mesh_impl.layout):
             rule = lower_shapes
+        elif mesh_impl.layout.exact_sums and (dims := dims_in_parts(op, self)):
+            rule = functools.partial(_in_parts, rule, dims)
         predicate = op_hooks.predicate
         with self.orders.during(op, outer_tensors_read):
             if predicate is None:
@@ -444,12 +450,111 @@ class GraphLowering(upstream.Lowering):
         axes = {mesh_impl.tensor_dimension_to_mesh_axis(dim) for dim in summed} - {None}
         self.set_sum_over_axes(tensor, value, sorted(axes))
 
+    def parts_of(self, dim: upstream.Dimension) -> tuple[int, int]:
+        """Returns in how many parts a dimension is summed, and how many this processor has.
+
+        Raises:
+          LayoutError: processors and microbatches do not divide the parts.
+        """
+        (mesh_impl,) = self.mesh_to_impl.values()
+        layout, microbatch = mesh_impl.layout, self._microbatch
+        size = dim.size if microbatch is None else microbatch.whole_size(dim)
+        whole, axis = layout.num_parts(dim.name, size), layout.axis_of(dim.name)
+        ways = (axis.size if axis else 1) * (size // dim.size)
+        if whole > 1 and whole % ways:
+            raise LayoutError(
+                f"exact_sums={layout.exact_sums} sums dimension {dim.name!r} of size {size} in"
+                f" {whole} parts, which {ways} processors and microbatches do not divide."
+            )
+        return whole, whole // ways
+
+    def set_parts(
+        self,
+        tensor: upstream.Tensor,
+        parts: Sequence[tf.Tensor],
+        dim: upstream.Dimension,
+        whole: int,
+    ) -> None:
+        """Sets this processor's parts of a sum over a dimension, which is deferred.
+
+        Args:
+          tensor: the sum.
+          parts: the parts, in order.
+          dim: the dimension.
+          whole: the number of parts on all processors, and of all microbatches.
+        """
+        axis = self.mesh_impl(tensor).tensor_dimension_to_mesh_axis(dim)
+        axes = [] if axis is None else [axis]
+        self._defer_parts(tensor, parts, axes, (dim.name, whole))
+
+    def add_parts(self, tensor: upstream.Tensor, addends: Sequence[upstream.Tensor]) -> bool:
+        """Adds deferred sums of the same parts part by part, unless their values are needed.
+
+        Returns:
+          whether it did. Only the graph decides, so that it is the same on every mesh.
+        """
+        sums = [self.tensors[x] for x in addends]
+        if any(
+            not isinstance(x, DeferredSum) or x.kind is None or x.is_reduced or y in self._needed
+            for x, y in zip(sums, addends, strict=True)
+        ):
+            return False
+        first, second = sums
+        if first.kind != second.kind or any(x.shape != tensor.shape for x in addends):
+            return False
+        parts = [add_in_order(*pair) for pair in zip(first.parts, second.parts, strict=True)]
+        self._defer_parts(tensor, parts, first.mesh_axes, first.kind)
+        return True
+
+    def map_parts(
+        self, y: upstream.Tensor, x: upstream.Tensor, fn: Callable[[tf.Tensor], tf.Tensor]
+    ) -> bool:
+        """Sets `y` to the parts of `x`, each mapped by `fn`, unless the value of `x` is needed.
+
+        Returns:
+          whether `x` is a deferred sum in parts.
+        """
+        value = self.tensors[x]
+        if not isinstance(value, DeferredSum) or value.kind is None or x in self._needed:
+            return False
+        parts = [fn(part) for part in value.parts]
+        self._defer_parts(y, parts, value.mesh_axes, value.kind)
+        return True
+
+    def is_in_parts(self, tensor: upstream.Tensor) -> bool:
+        """Whether a tensor is a deferred sum over the batch, in parts."""
+        value = self.tensors[tensor]
+        if not isinstance(value, DeferredSum) or value.kind is None or value.is_reduced:
+            return False
+        return value.kind[0] == "batch"
+
+    def _defer_parts(
+        self,
+        tensor: upstream.Tensor,
+        parts: Sequence[tf.Tensor],
+        axes: list[int],
+        kind: tuple[str, int] | None,
+    ) -> None:
+        is_needed = tensor in self._needed
+        value = self._reductions.defer_parts(tensor.name, parts, axes, kind, is_needed)
+        super().set_tensor_lowering(tensor, value)
+        self.orders.set(tensor, self.orders.current)
+
     def set_sum_over_axes(self, tensor: upstream.Tensor, value: tf.Tensor, axes: list[int]) -> None:
         """Sets the processor's partial sum over mesh axes; without axes, its slice."""
         laid_out = LaidOutTensor([value])
         if axes:
             laid_out = upstream.LazyAllreduceSum(self.mesh_impl(tensor), laid_out, axes)
         self.set_tensor_lowering(tensor, laid_out)
+
+
+def _in_parts(
+    rule: Callable[[Any, Any], None],
+    dims: Sequence[upstream.Dimension],
+    op: upstream.Operation,
+    lowering: GraphLowering,
+) -> None:
+    lower_in_parts(op, lowering, rule, dims)
 
 
 def lower_shapes(op: upstream.Operation, lowering: Lowering) -> None:

@@ -7,6 +7,7 @@ same program on its own slices.
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import NamedTuple
@@ -147,6 +148,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
         self._seed = seed
         self._names_by_stage = names_by_stage
         self._once = GraphMemo()
+        self._part_of: dict[str, tuple[int, int]] = {}
 
     @property
     def shape(self) -> upstream.Shape:
@@ -258,11 +260,28 @@ class SpmdMeshImpl(upstream.MeshImpl):
         """Returns the processor's coordinate on an axis, an int32 scalar."""
         return LaidOutTensor([self.collectives.coordinate(mesh_axis)])
 
+    def of_part(self, name: str, number: int, count: int) -> SpmdMeshImpl:
+        """Returns the mesh where a processor has one of `count` parts of its slice."""
+        part = copy.copy(self)
+        part.layout = self.layout.of_part(name, count)
+        part._part_of = {**self._part_of, name: (number, count)}
+        part._once = GraphMemo()
+        return part
+
+    def _place(self, dim: upstream.Dimension) -> tf.Tensor | int:
+        """Returns the number of this processor's slice along a dimension, or of its part's."""
+        axis = self.tensor_dimension_to_mesh_axis(dim)
+        place = 0 if axis is None else self.collectives.coordinate(axis)
+        if dim.name not in self._part_of:
+            return place
+        number, count = self._part_of[dim.name]
+        return place * count + number
+
     def slice_begin_tensors(self, shape: upstream.Shape) -> list[tf.Tensor | int]:
         """Returns where this processor's slice begins: an int or int32 scalar per dimension."""
         begin: list[tf.Tensor | int] = []
-        for axis, size in zip(self.tensor_layout(shape), self.slice_shape(shape), strict=True):
-            begin.append(0 if axis is None else self.collectives.coordinate(axis) * size)
+        for dim, size in zip(shape.dims, self.slice_shape(shape), strict=True):
+            begin.append(self._place(dim) * size)
         return begin
 
     def element_index(

@@ -90,6 +90,9 @@ class Hooks:
         `lowering.slice_in_order`, and sets those of its outputs, with `lowering.orders.set`.
       matmul_flops: floating-point operations of its matmuls on the whole mesh, from which the
         trainer computes the utilization of the devices. Only the forward pass counts.
+      dropped_dims: what becomes of a dimension of the inputs that an output lacks. `summed`: the
+        output is a sum over it. `kept`: the operation adds nothing up. Empty: not known;
+        `exact_sums` then refuses the operation.
       cost_kind: the kind of work that `t2tp_plan` counts it as, one of `t2tp.planner.work.KINDS`.
         `view`: the outputs are the inputs. `free`: it takes no time.
     """
@@ -103,6 +106,7 @@ class Hooks:
     accepts_padding: bool = False
     is_feature: bool = False
     chooses_orders: bool = False
+    dropped_dims: str = ""
     cost_kind: str = "elementwise"
 
     @property
@@ -175,16 +179,20 @@ _UPSTREAM_HOOKS: dict[type[upstream.Operation], Hooks] = {
     upstream.ops.OneHotOperation: _declared(cost_kind="gather"),
     upstream.PrintOperation: _declared(cost_kind="view"),
     upstream.RandomOperation: _declared(cost_kind="random"),
-    upstream.ReduceOperation: _declared(ordered_dims=(), cost_kind="reduce"),
-    upstream.ReshapeOperation: _declared(accepts_deferred_sums=True, cost_kind="copy"),
+    upstream.ReduceOperation: _declared(ordered_dims=(), cost_kind="reduce", dropped_dims="summed"),
+    upstream.ReshapeOperation: _declared(
+        accepts_deferred_sums=True, cost_kind="copy", dropped_dims="kept"
+    ),
     upstream.ScalarAddOperation: _declared(ordered_dims=()),
     upstream.ScalarMultiplyOperation: _declared(ordered_dims=()),
     upstream.ScalarSummaryOperation: _declared(cost_kind="view"),
     upstream.StopGradient: _declared(**_LINEAR, cost_kind="view"),
     upstream.Variable: _declared(cost_kind="copy"),
-    upstream.WhileLoopOperation: _declared(accepts_deferred_sums=True, cost_kind="loop"),
+    upstream.WhileLoopOperation: _declared(
+        accepts_deferred_sums=True, cost_kind="loop", dropped_dims="kept"
+    ),
     upstream.ops.BinaryOpWithBroadcasting: _declared(ordered_dims=()),
-    upstream.EinsumOperation: _declared(),
+    upstream.EinsumOperation: _declared(dropped_dims="summed"),
     upstream.GenericGradOperation: _declared(),
     upstream.SlicewiseOperation: _declared(),
     # They cannot be computed with the dimension split that they slice.
@@ -206,6 +214,33 @@ def hooks(op: upstream.Operation) -> Hooks:
     return next(known, _DEFAULT_HOOKS)
 
 
+def summed_in_parts(op: upstream.Operation, layout: Layout) -> list[upstream.Dimension]:
+    """Returns the dimensions that an operation sums over and `exact_sums` sums in parts.
+
+    The outer one is first.
+
+    Raises:
+      LayoutError: it is not known whether the operation sums over such a dimension.
+    """
+    if not layout.exact_sums or not op.outputs:
+        return []
+    known = {dim.name: dim for x in op.inputs for dim in x.shape.dims}
+    dropped = [
+        known[name]
+        for name in layout.summed_in_parts
+        if name in known and not all(name in y.shape.dimension_names for y in op.outputs)
+    ]
+    way = hooks(op).dropped_dims
+    if isinstance(op, upstream.ReduceOperation) and op._reduction_fn_string != "SUM":
+        way = "kept"
+    if not way and any(layout.axis_index(dim.name) is not None for dim in dropped):
+        raise LayoutError(
+            f"{_with_inputs(op)}: exact_sums={layout.exact_sums} has no fixed order for what it"
+            f" computes over {dropped[0].name!r} ({type(op).__name__}): set exact_sums=0."
+        )
+    return dropped if way == "summed" else []
+
+
 def check_operation(op: upstream.Operation, layout: Layout) -> None:
     """Checks that an operation can be computed with its dimensions split as a layout splits them.
 
@@ -220,6 +255,7 @@ def check_operation(op: upstream.Operation, layout: Layout) -> None:
     if declared.joint_shape is not None:
         check_dimensions(layout, _with_inputs(op), declared.joint_shape.dims)
     declared.check_layout(layout)
+    summed_in_parts(op, layout)
     for x in () if declared.accepts_padding else (*op.inputs, *op.outputs):
         for dim in x.shape.dims:
             axis = layout.axis_of(dim.name)

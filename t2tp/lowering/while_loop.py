@@ -12,6 +12,8 @@ from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.scatters import DeferredScatter
 from t2tp.lowering.shared_constants import shared_constants
+from t2tp.mesh.collectives import add_in_order
+from t2tp.mesh.layout_text import LayoutError
 
 
 class _LoopState(NamedTuple):
@@ -34,6 +36,7 @@ def lower_while_loop(
     op: upstream.WhileLoopOperation,
     lowering: Lowering,
     inside: Callable[[tf.Tensor], contextlib.AbstractContextManager] | None = None,
+    tree_size: int = 0,
 ) -> None:
     """Lowers a while loop.
 
@@ -49,6 +52,8 @@ def lower_while_loop(
       lowering: the lowering of the graph.
       inside: called with the index of the iteration, an int64 scalar; returns the context in which
         condition and body are lowered; by default `lowering.inside_loop`.
+      tree_size: the number of iterations, a power of two, whose accumulators are added up as a
+        binary tree; 0: one after the other.
     """
     inside = inside or lowering.inside_loop
     num_variables = len(op.inputs)
@@ -73,7 +78,7 @@ def lower_while_loop(
             lowering.lower_operations(op._body_ops, op._body_outputs, accumulators)
             variables = [lowering.slice(tensor) for tensor in next_variables]
             addends = [lowering.partial_sum(tensor) for tensor in accumulators]
-            sums = [total + x for total, (x, _) in zip(state.sums, addends, strict=True)]
+            sums = add(state, [x for x, _ in addends])
         summed_axes[:] = [axes for _, axes in addends]
         decided: tuple[tf.Tensor, ...] = ()
         if condition.has_rows:
@@ -85,9 +90,22 @@ def lower_while_loop(
             decided = (condition.agreed(here, met),)
         return [_LoopState(state.iteration + 1, variables, sums, decided)]
 
+    def add(state: _LoopState, addends: list[tf.Tensor]) -> list[tf.Tensor]:
+        if tree_size:
+            for tensor in accumulators:
+                if tensor.dtype.is_floating and not lowering.is_in_parts(tensor):
+                    raise LayoutError(
+                        f"exact_sums={mesh_impl.layout.exact_sums} needs sums over the batch that"
+                        f" no operation of a microbatch reads, and {tensor.name!r} is none: set"
+                        " microbatches=1 or exact_sums=0."
+                    )
+            return add_to_tree(state.iteration, state.sums, addends, tree_size)
+        return [total + x for total, x in zip(state.sums, addends, strict=True)]
+
     zero = tf.constant(0, tf.int64)
     variables = [lowering.slice(tensor) for tensor in op.inputs]
     sums = [tf.zeros(mesh_impl.slice_shape(t.shape), t.dtype) for t in accumulators]
+    sums *= max(1, tree_size.bit_length() - 1)
     decided: tuple[tf.Tensor, ...] = ()
     if condition.has_rows:
         with inside(zero):  # The collectives of the body are not known yet: all processors agree.
@@ -99,8 +117,38 @@ def lower_while_loop(
     (last,) = tf.while_loop(goes_on, body, [start], **kwargs)
     for output, value in zip(op.outputs[:num_variables], last.variables, strict=True):
         lowering.set_slice(output, value)
-    for output, value, axes in zip(op.outputs[num_variables:], last.sums, summed_axes, strict=True):
+    totals = last.sums[: len(accumulators)]
+    for output, value, axes in zip(op.outputs[num_variables:], totals, summed_axes, strict=True):
         lowering.set_sum_over_axes(output, value, axes)
+
+
+def add_to_tree(
+    iteration: tf.Tensor, levels: list[tf.Tensor], addends: list[tf.Tensor], size: int
+) -> list[tf.Tensor]:
+    """Adds the leaves of a binary tree one after the other, like a counter in base two.
+
+    Args:
+      iteration: the number of the leaf.
+      levels: for each level below the root, the sum of each tensor's last complete left half.
+      addends: the leaf.
+      size: number of leaves.
+
+    Returns:
+      the levels; after the last leaf the first one has the sums.
+    """
+    count, depth = len(addends), size.bit_length() - 1
+
+    def carried_to(level: int) -> list[tf.Tensor]:
+        totals = addends
+        for i in range(level):
+            halves = levels[i * count : (i + 1) * count]
+            totals = [add_in_order(*pair) for pair in zip(halves, totals, strict=True)]
+        begin = level % depth * count
+        return [*levels[:begin], *totals, *levels[begin + count :]]
+
+    # The number of ones at the end of the binary number: 0, 1, 0, 2, 0, 1, 0, 3.
+    level = tf.gather([(~n & (n + 1)).bit_length() - 1 for n in range(size)], iteration)
+    return tf.switch_case(level, [lambda i=i: carried_to(i) for i in range(depth + 1)])
 
 
 class _Condition:

@@ -21,8 +21,14 @@ from t2tp.mesh.axes import MeshAxes
 from t2tp.mesh.carriers import as_int64, carried, carrier_of, reduced_as
 from t2tp.mesh.collective_log import Collective
 from t2tp.mesh.graph_memo import GraphMemo
+from t2tp.mesh.layout_text import LayoutError
 from t2tp.mesh.pairing import pairings
 from t2tp.mesh.wire import Wire
+
+# Elements from which members add up parts of a tensor, instead of gathering it whole.
+_LARGE = 1 << 14
+# TensorFlow's additions, which its graph optimizer merges.
+_SUMS = ("Add", "AddV2", "AddN")
 
 
 class _Keys:
@@ -83,7 +89,12 @@ class Collectives:
     """
 
     def __init__(
-        self, axes: MeshAxes, devices: Sequence[str], pnum: tf.Tensor, nccl: bool = False
+        self,
+        axes: MeshAxes,
+        devices: Sequence[str],
+        pnum: tf.Tensor,
+        nccl: bool = False,
+        exact: bool = False,
     ) -> None:
         """Initializes the collectives of a processor.
 
@@ -92,7 +103,9 @@ class Collectives:
           devices: the devices that the mesh is bound to.
           pnum: the number of the processor, an int32 scalar.
           nccl: whether NCCL runs the collectives, or else TensorFlow's rings.
+          exact: whether sums of floats are added in a fixed order; other sums are refused.
         """
+        self.exact = exact
         self._axes = axes
         self._devices = tuple(devices)
         self._pnum = pnum
@@ -144,8 +157,32 @@ class Collectives:
         if wide_dtype != x.dtype:
             wide = tf.cast(x, wide_dtype)
             return tf.cast(self.allreduce(wide, axes, merge_op, sums), x.dtype)
+        if self.exact and merge_op == "Add" and x.dtype.is_floating:
+            raise LayoutError(
+                f"exact_sums: {self._operation} adds up floats over mesh axes"
+                f" {', '.join(self._names(axes))}, in an order that depends on the mesh: set"
+                " exact_sums=0, or drop the rules that name these axes."
+            )
         self._record("allreduce", axes, x, sums)
         return self._reduce(x, axes, merge_op)
+
+    def tree_allreduce(
+        self, x: tf.Tensor, axes: Sequence[int], sums: Sequence[str] = ()
+    ) -> tf.Tensor:
+        """Sums floats over the group, in the order of its members, as a binary tree.
+
+        A small tensor is gathered whole. Of a large one, each member adds up a part.
+        """
+        axes = sorted(self._real_axes(axes))
+        if not axes:
+            return x
+        if math.prod(x.shape.as_list()) < _LARGE:
+            return tree_sum(tf.unstack(self.gather_members(x, axes)))
+        count, size = self._size(axes), math.prod(x.shape.as_list())
+        flat = tf.pad(tf.reshape(x, [-1]), [[0, -size % count]])
+        sizes = [self._axes.size(axis) for axis in axes]
+        own = self.reduce_parts(tf.reshape(flat, [*sizes, -1]), axes, sums)
+        return tf.reshape(tf.reshape(self.gather(own, axes), [-1])[:size], x.shape)
 
     def allgather(self, x: tf.Tensor, axis: int, concat_axis: int) -> tf.Tensor:
         """Concatenation of the group's `x` along `concat_axis`, in the order of the mesh axis."""
@@ -245,7 +282,8 @@ class Collectives:
         # Only NCCL has a reduce-scatter kernel. Elsewhere members exchange parts and add them up.
         sum_dtype = tf.float32 if parts.dtype == tf.bfloat16 else parts.dtype
         arrived = self._send_parts(tf.cast(by_member, sum_dtype), axes)
-        return tf.cast(tf.reduce_sum(arrived, axis=0), parts.dtype)
+        total = tree_sum(tf.unstack(arrived)) if self.exact else tf.reduce_sum(arrived, axis=0)
+        return tf.cast(total, parts.dtype)
 
     def permute(self, x: tf.Tensor, axis: int, source: Sequence[int | None]) -> tf.Tensor:
         """Returns another member's `x`: member k gets `x` of `source[k]`, or zeros if None."""
@@ -516,6 +554,23 @@ class Collectives:
                 self._times,
             )
         )
+
+
+def tree_sum(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Adds up tensors, a power of two of them, as a binary tree: (0 + 1) + (2 + 3)."""
+    while len(parts) > 1:
+        parts = [add_in_order(*parts[i : i + 2]) for i in range(0, len(parts), 2)]
+    return parts[0]
+
+
+def add_in_order(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    """Adds two tensors; no other addition is merged with this one.
+
+    TensorFlow's graph optimizer merges a tree of additions into one, in another order, unless
+    something stands between them.
+    """
+    a, b = (tf.ensure_shape(x, x.shape) if x.op.type in _SUMS else x for x in (a, b))
+    return tf.ensure_shape(a + b, a.shape)
 
 
 def _split_leading(x: tf.Tensor, parts: int, axis: int) -> tf.Tensor:

@@ -9,6 +9,8 @@ a program is built.
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +23,9 @@ from t2tp.mesh.zero import Storage, axes_at_rest, name_in_use
 
 # Dimensions that an axis need not divide, because the data gives their size: slices are padded.
 _PADDED = ("vocab",)
+
+# Dimensions that `exact_sums` sums in parts, the outer one first, and so may split.
+_SUMMED_IN_PARTS = ("batch", "heads", "kv_heads", "d_ff")
 
 # Dimensions without a rule that inherit axes: `expert_groups` inherits the batch's axes, minus the
 # experts', and `expert_length` the length's.
@@ -37,6 +42,8 @@ class Layout:
       mtf_rules: the rules with one axis that the mesh has, as an `mtf.LayoutRules`.
       storage: how variables are sharded at rest.
       pipeline: how stages of layers run, if a rule splits `layers`.
+      exact_sums: number of parts of a dimension that are summed in a fixed order, a power of two;
+        0: any order. See `t2tp.lowering.exact_sums`.
     """
 
     def __init__(
@@ -45,6 +52,7 @@ class Layout:
         rules: str = "",
         storage: Storage | None = None,
         pipeline: Pipeline | None = None,
+        exact_sums: int = 0,
     ) -> None:
         self.mesh_shape = parse_mesh_shape(mesh_shape)
         self.axes = MeshAxes(self.mesh_shape)
@@ -70,7 +78,10 @@ class Layout:
         self.storage = storage or Storage()
         self._at_rest = ShapesAtRest(self)
         self.pipeline = pipeline or Pipeline()
+        self.exact_sums = exact_sums
+        self._parts_on_processor: dict[str, int] = {}
         self._check_stages()
+        self._check_exact_sums()
 
     def _check_stages(self) -> None:
         """Rejects rules that split other dimensions, or shard variables, over the stages' axis.
@@ -95,6 +106,43 @@ class Layout:
                     f" compute different layers, so this axis cannot also split {dim!r}: give"
                     f" {dim!r} or the layers another axis."
                 )
+
+    def _check_exact_sums(self) -> None:
+        """Rejects stages, and joint axes whose processors are not in the order of the parts."""
+        if self.exact_sums and self.num_stages > 1:
+            raise LayoutError(
+                f"exact_sums={self.exact_sums}: the sums of a pipeline's stages have no fixed order"
+                " yet: drop the rule that splits the layers, or set exact_sums=0."
+            )
+        for dim, parts in self._parts.items() if self.exact_sums else ():
+            if list(parts) != sorted(parts):
+                raise LayoutError(
+                    f"exact_sums={self.exact_sums}: the rule '{dim}:{self._join(parts)}' must name"
+                    f" the axes in the order of the mesh: '{dim}:{self._join(sorted(parts))}'."
+                )
+
+    def num_parts(self, name: str, size: int) -> int:
+        """Returns the number of parts in which a dimension is summed; 1: in any order."""
+        if not self.exact_sums or name not in _SUMMED_IN_PARTS:
+            return 1
+        return math.gcd(self.exact_sums, size)
+
+    def in_any_order(self) -> Layout:
+        """Returns this layout without `exact_sums`."""
+        layout = copy.copy(self)
+        layout.exact_sums = 0
+        return layout
+
+    def of_part(self, name: str, count: int) -> Layout:
+        """Returns this layout where a processor has one of `count` parts of its slice."""
+        layout = copy.copy(self)
+        layout._parts_on_processor = {**self._parts_on_processor, name: count}
+        return layout
+
+    @property
+    def summed_in_parts(self) -> Sequence[str]:
+        """The names of the dimensions that are summed in parts, the outer one first."""
+        return _SUMMED_IN_PARTS if self.exact_sums else ()
 
     @classmethod
     def from_hparams(cls, hparams: Any) -> Layout:
@@ -122,7 +170,13 @@ class Layout:
             read("pipeline_chunks", 1),
             read("pipeline_layers", ""),
         )
-        return cls(read("mesh_shape", ""), read("layout", ""), storage, pipeline)
+        exact_sums, dtype = read("exact_sums", 0), read("activation_dtype", "float32")
+        if exact_sums and dtype != "float32":
+            raise LayoutError(
+                f"exact_sums={exact_sums} adds up float32, and activation_dtype is {dtype!r}: set"
+                " activation_dtype=float32 or exact_sums=0."
+            )
+        return cls(read("mesh_shape", ""), read("layout", ""), storage, pipeline, exact_sums)
 
     @classmethod
     def from_arguments(cls, mesh_shape: str, layout: str | Layout) -> Layout:
@@ -256,7 +310,7 @@ class Layout:
         """Shape of the slice of a tensor that one processor holds, with its padding."""
         axes = [self.axis_of(dim.name) for dim in shape.dims]
         return tuple(
-            -(-dim.size // (axis.size if axis else 1))
+            -(-dim.size // ((axis.size if axis else 1) * self._parts_on_processor.get(dim.name, 1)))
             for dim, axis in zip(shape.dims, axes, strict=True)
         )
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from t2tp import upstream
 from t2tp.mesh.axes import JOIN
 from t2tp.mesh.layout_text import LayoutError, describe
+from t2tp.mesh.zero import name_in_use
+
+# Floats of the longest vectors of a CPU (AVX-512).
+_VECTOR = 16
 
 if TYPE_CHECKING:
     from t2tp.mesh.layout import Layout
@@ -37,6 +42,8 @@ def check_dimensions(layout: Layout, what: str, dims: Iterable[upstream.Dimensio
       dims: dimensions with different names.
     """
     dims = list(dims)
+    if layout.exact_sums:
+        _check_exact(layout, what, dims)
     split_by: dict[str, upstream.Dimension] = {}
     for dim in dims:
         axis = layout.axis_of(dim.name)
@@ -57,6 +64,56 @@ def check_dimensions(layout: Layout, what: str, dims: Iterable[upstream.Dimensio
             raise LayoutError(
                 f"{what}: mesh axis {axis.name!r} of size {axis.size} does not divide dimension"
                 f" {dim.name!r} of size {dim.size}. {_what_divides(dim, axis)}"
+            )
+
+
+def check_vectors(layout: Layout, what: str, shape: upstream.Shape, is_part: bool) -> None:
+    """Rejects slices of floats that do not fill the vectors of the processor.
+
+    The last elements of a slice are computed one by one, by other kernels, which round otherwise.
+
+    Args:
+      layout: the rules, with `exact_sums`.
+      what: what to call the tensor in the error.
+      shape: its global shape.
+      is_part: whether it may belong to a microbatch, so that an unsplit batch is a slice, too.
+
+    Raises:
+      LayoutError: a slice is no multiple of the vectors.
+    """
+    sizes = layout.slice_size(shape)
+    cut = [
+        i
+        for i, (dim, size) in enumerate(zip(shape.dims, sizes, strict=True))
+        if size < dim.size or (is_part and dim.name == "batch")
+    ]
+    count = math.prod(sizes[cut[-1] :]) if cut else 0
+    if count % _VECTOR:
+        raise LayoutError(
+            f"Tensor {what!r} {describe(shape)}: exact_sums={layout.exact_sums} needs slices of a"
+            f" multiple of {_VECTOR} elements from dimension {shape.dims[cut[-1]].name!r} on, and a"
+            f" processor has {count}: split fewer dimensions, or change their sizes."
+        )
+
+
+def _check_exact(layout: Layout, what: str, dims: Iterable[upstream.Dimension]) -> None:
+    """Rejects split dimensions that `exact_sums` cannot sum in a fixed order."""
+    for dim in dims:
+        name, number = name_in_use(dim.name), f"exact_sums={layout.exact_sums}"
+        axis = layout.axis_of(name)
+        if axis is None or axis.size == 1:
+            continue
+        if name not in layout.summed_in_parts:
+            raise LayoutError(
+                f"{what}: with {number} a layout may split {', '.join(layout.summed_in_parts)}, and"
+                f" it splits {name!r} over mesh axis {axis.name!r}: drop that rule, or set"
+                " exact_sums=0."
+            )
+        if layout.num_parts(name, dim.size) % axis.size:
+            raise LayoutError(
+                f"{what}: {number} sums dimension {name!r} of size {dim.size} in"
+                f" {layout.num_parts(name, dim.size)} parts, which mesh axis {axis.name!r} of"
+                f" size {axis.size} does not divide. {_what_divides(dim, axis)}"
             )
 
 

@@ -115,6 +115,7 @@ class GatherOperation(Operation):
         self._outputs = [upstream.Tensor(self, indices.shape + rest, weights.dtype)]
         self.joint_shape = _joint_shape(indices, dim)
         self.ordered_dims = [dim]
+        self.dropped_dims = "kept"
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor | None]:
         weights, indices = self.inputs
@@ -157,6 +158,7 @@ class GatherGradOperation(Operation):
         self._outputs = [upstream.Tensor(self, weights_shape, dy.dtype)]
         self.joint_shape = _joint_shape(indices, dim)
         self.ordered_dims = [dim]
+        self.dropped_dims = "summed"
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor | None]:
         # Rows out of range had no influence: their gradient is zero.

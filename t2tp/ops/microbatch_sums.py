@@ -28,6 +28,7 @@ class MicrobatchSums(Operation, upstream.WhileLoopOperation):
     cost_kind = "loop"
     accepts_padding = True
     accepts_deferred_sums = True
+    dropped_dims = "kept"
     repeats = False
     microbatch_operations: list[upstream.Operation]
     _body_inputs: list[upstream.Tensor]

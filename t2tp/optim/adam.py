@@ -19,6 +19,8 @@ class Adam(Optimizer):
     With weight decay it is AdamW (I. Loshchilov and F. Hutter, arXiv:1711.05101, algorithm 2).
     """
 
+    is_elementwise = True
+
     def __init__(
         self,
         learning_rate: mtf.Tensor,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -11,6 +12,9 @@ from t2tp.hparam import HParams
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.optim.optimizer import mesh_axes
+
+# An int64 without its sign, and a margin for squares of numbers below 4.
+_FIXED_POINT_BITS = 58
 
 
 def clip(
@@ -81,6 +85,7 @@ class SumOfSquaresOperation(Operation):
 
     cost_kind = "reduce"
     accepts_padding = True
+    dropped_dims = "kept"
 
     def __init__(self, tensors: list[mtf.Tensor], of_stage: Sequence[bool] | None = None) -> None:
         super().__init__(tensors, name="sum_of_squares")
@@ -106,6 +111,8 @@ def sum_of_squares(
       slices: shape and slice of each tensor, and whether it differs between the
         stages of a pipeline.
     """
+    if lowering.mesh_impl(op).layout.exact_sums:
+        return _exact_sum_of_squares(lowering, op, slices)
     by_axes: dict[tuple[int, ...], list[tf.Tensor]] = {}
     stages = lowering.mesh_impl(op).layout.stage_axis
     for shape, part, of_stage in slices:
@@ -121,3 +128,35 @@ def sum_of_squares(
         for axes, halves in by_axes.items()
     ]
     return tf.add_n(sums)
+
+
+def _exact_sum_of_squares(
+    lowering: Lowering, op: mtf.Operation, slices: Sequence[tuple[mtf.Shape, tf.Tensor, bool]]
+) -> tf.Tensor:
+    """Sums the squares of tensors in fixed point, where no order of additions changes the sum.
+
+    The unit is 2**-b of the largest square, with the largest b whose sum fits into an int64; that
+    is at least as precise as float32 for up to 2**34 elements.
+    """
+    mesh_impl = lowering.mesh_impl(op)
+    parts = [mesh_impl.masked(tf.cast(x, tf.float32), shape) for shape, x, _ in slices]
+    # The bits of positive floats are in the order of their values, with NaN above infinity.
+    bits = [tf.bitcast(tf.reduce_max(tf.abs(x)), tf.int32) for x in parts if 0 not in x.shape]
+    everywhere = range(mesh_impl.layout.mesh_shape.ndims)
+    highest = mesh_impl.collectives.allreduce(tf.reduce_max(tf.stack(bits)), everywhere, "Max")
+    exponent = tf.cast(tf.clip_by_value(highest // (1 << 23) - 127, -120, 120), tf.float64)
+    elements = sum(shape.size for shape, _, _ in slices)
+    unit = 2.0 ** (_FIXED_POINT_BITS - math.ceil(math.log2(elements)))
+    scale = tf.cast(tf.pow(tf.constant(2.0, tf.float64), -exponent), tf.float32)
+    totals: dict[tuple[int, ...], list[tf.Tensor]] = {}
+    for (shape, _, _), x in zip(slices, parts, strict=True):
+        fixed = tf.cast(tf.square(x * scale) * unit, tf.int64)
+        totals.setdefault(tuple(mesh_axes(lowering, op, shape)), []).append(tf.reduce_sum(fixed))
+    sums = [
+        mesh_impl.collectives.allreduce(tf.add_n(addends), axes, "Add")
+        for axes, addends in totals.items()
+    ]
+    total = tf.cast(tf.add_n(sums), tf.float64) / unit
+    total = tf.cast(total * tf.pow(tf.constant(4.0, tf.float64), exponent), tf.float32)
+    largest = tf.bitcast(highest, tf.float32)
+    return tf.where(tf.math.is_finite(largest), total, largest * largest)

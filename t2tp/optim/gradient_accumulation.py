@@ -236,7 +236,8 @@ class MicrobatchLoop(MicrobatchSums):
             ):
                 yield
 
-        lower_while_loop(self, lowering, inside)
+        tree_size = self.count if lowering.mesh_impl(self).layout.exact_sums else 0
+        lower_while_loop(self, lowering, inside, tree_size)
 
 
 class WeightsLoop(MicrobatchLoop):

@@ -21,6 +21,8 @@ class Lion(Optimizer):
     Learning rates are 3 to 10 times smaller than Adam's, weight decay larger by the same factor.
     """
 
+    is_elementwise = True
+
     def __init__(
         self,
         learning_rate: mtf.Tensor,

@@ -23,6 +23,8 @@ class Sgd(Optimizer):
     as Keras and TensorFlow write it).
     """
 
+    is_elementwise = True
+
     def __init__(
         self,
         learning_rate: mtf.Tensor,

@@ -10,6 +10,7 @@ import tensorflow as tf
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
 from t2tp.lowering.side_effects import conditional_updates
+from t2tp.mesh.layout_text import LayoutError
 from t2tp.mesh.stages import is_of_stage
 from t2tp.ops.variables.role import BALANCE
 from t2tp.ops.variables.sharded_variable import gradients_at_rest
@@ -148,6 +149,11 @@ def _apply(
     # Must precede the updates: it takes a snapshot of the variables.
     movement = UpdateNorm(variables) if hparams.show_movement else None
     optimizer = registry.optimizer(hparams.optimizer)(rate, hparams)
+    if mesh.layout.exact_sums and not optimizer.is_elementwise:
+        raise LayoutError(
+            f"exact_sums={mesh.layout.exact_sums}: the sums of optimizer={hparams.optimizer} have"
+            " no fixed order yet: use adam, sgd or lion, or set exact_sums=0."
+        )
     if is_good is not None:
         skipped = SkippedSteps(mesh, is_good)
         scalars["skipped_steps"] = skipped.total

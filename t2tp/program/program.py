@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +25,7 @@ from t2tp.lowering.staged_sums import sum_in_stages
 from t2tp.mesh.collective_log import Collective, summarize
 from t2tp.mesh.collectives import Collectives
 from t2tp.mesh.layout import Layout, LayoutError
-from t2tp.mesh.layout_conflicts import check_tensor
+from t2tp.mesh.layout_conflicts import check_tensor, check_vectors
 from t2tp.mesh.layout_text import describe
 from t2tp.mesh.layout_warnings import layout_warnings
 from t2tp.mesh.sizes import check_consistent_sizes
@@ -203,6 +204,7 @@ class Program:
                 f"Mesh shape {self.layout.mesh_text!r} has {self.layout.size} processors, and the"
                 f" cluster has {len(self.cluster.devices)} devices."
             )
+        self._check_kernels(xla)
         self.variables = (
             Variables(self.layout, self.cluster, seed) if variables is None else variables
         )
@@ -382,7 +384,10 @@ class Program:
     ) -> dict[str, tf.Tensor]:
         """Lowers a step's graph for one processor; returns its slices of the outputs."""
         _check_same_variables(built.graph, [variable.spec for variable in self._used])
-        collectives = Collectives(self.layout.axes, self.cluster.devices, pnum, self.cluster.nccl)
+        exact = bool(self.layout.exact_sums)
+        collectives = Collectives(
+            self.layout.axes, self.cluster.devices, pnum, self.cluster.nccl, exact
+        )
         mesh_impl = self._mesh_impl_class(
             self.layout,
             collectives,
@@ -456,10 +461,15 @@ class Program:
     def _check(self, built: Graph) -> None:
         """Checks that the layout works for all tensors; warns of rules and axes without effect."""
         shapes = [f.shape for f in self._features.values()]
+        has_microbatches = any(
+            isinstance(op, upstream.WhileLoopOperation) for op in built.graph.operations
+        )
         for op in all_operations(built.graph.operations):
             for tensor in op.outputs:
                 check_tensor(self.layout, tensor.name.removesuffix(":0"), tensor.shape)
                 shapes.append(tensor.shape)
+                if self.layout.exact_sums and tensor.dtype.is_floating:
+                    check_vectors(self.layout, tensor.name, tensor.shape, has_microbatches)
             # Operators such as x + y create mesh-tensorflow's operations, which skip this check.
             if isinstance(op, (upstream.BinaryOpWithBroadcasting, upstream.EinsumOperation)):
                 check_consistent_sizes(op.name, op.inputs)
@@ -470,6 +480,22 @@ class Program:
         self._check_storage(built.graph.trainable_variables)
         for warning in layout_warnings(self.layout, shapes):
             logging.warning(warning)
+
+    def _check_kernels(self, xla: bool | None) -> None:
+        """Checks that the kernels keep the promise of `exact_sums`."""
+        number = f"exact_sums={self.layout.exact_sums}"
+        if not self.layout.exact_sums:
+            return
+        if not self.cluster.on_cpu or xla:
+            raise LayoutError(
+                f"{number} is known to hold for TensorFlow's kernels on CPUs only, not for"
+                f" {'XLA' if self.cluster.on_cpu else 'GPUs'}: set exact_sums=0."
+            )
+        if os.environ.get("TF_ENABLE_ONEDNN_OPTS") != "0":
+            raise LayoutError(
+                f"{number} does not hold for oneDNN's matmuls, which depend on the number of rows:"
+                " set the environment variable TF_ENABLE_ONEDNN_OPTS=0."
+            )
 
     def _check_storage(self, variables: list[upstream.Variable]) -> None:
         """Checks that ZeRO shards something; warns of weights that it cannot shard."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from t2tp.lowering.operation import Operation
 from t2tp.lowering.slice_shapes import reshaped
 from t2tp.mesh.collectives import head_and_tail
 from t2tp.mesh.layout import Layout
+from t2tp.mesh.layout_text import LayoutError
 from t2tp.ops.attention import blockwise, cudnn, dense, ring
 from t2tp.ops.attention.blocks import Keys, Queries
 from t2tp.ops.attention.gathered_memory import GatheredMemory
@@ -138,6 +140,15 @@ class AttentionOperation(Operation):
 
     def is_local(self, layout: Layout) -> bool:
         return _is_local(self, layout)
+
+    def check_layout(self, layout: Layout) -> None:
+        """Rejects a single matrix with `exact_sums`: it is multiplied by another kernel."""
+        shape = upstream.Shape(self.inputs[1].shape.dims[:-2])
+        if layout.exact_sums and math.prod(layout.slice_size(shape)) == 1:
+            raise LayoutError(
+                f"{self.name}: exact_sums={layout.exact_sums} needs at least two rows or heads of"
+                " keys on each processor: split fewer dimensions, or set exact_sums=0."
+            )
 
     def head_tail_dims(self, layout: Layout) -> Sequence[upstream.Dimension]:
         length, memory = (x.shape.dims[-2] for x in self.inputs[:2])

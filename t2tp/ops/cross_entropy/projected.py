@@ -98,6 +98,7 @@ class ProjectedCrossEntropyOperation(Operation):
 
     cost_kind = "product"
     accepts_padding = True
+    dropped_dims = "summed"
 
     def __init__(self, inputs: Sequence[upstream.Tensor], options: LossOptions, chunk: int) -> None:
         super().__init__(list(inputs), name="projected_cross_entropy")
@@ -272,7 +273,15 @@ class ScaledGradientOperation(Operation):
         return self._of.product_sizes(layout)
 
     def lower(self, lowering: Lowering) -> None:
-        addend, axes = lowering.partial_sum(self.inputs[0])
-        scale = tf.cast(lowering.slice(self.inputs[1]), tf.float32)
-        scaled = tf.cast(tf.cast(addend, tf.float32) * scale, self.outputs[0].dtype)
-        lowering.set_sum_over_axes(self.outputs[0], scaled, axes)
+        (x, scale_of), (y,) = self.inputs, self.outputs
+        scale = tf.cast(lowering.slice(scale_of), tf.float32)
+
+        def scaled(addend: tf.Tensor) -> tf.Tensor:
+            return tf.cast(tf.cast(addend, tf.float32) * scale, y.dtype)
+
+        if lowering.mesh_impl(self).layout.exact_sums:
+            if not lowering.map_parts(y, x, scaled):
+                lowering.set_slice(y, scaled(lowering.slice(x)))
+            return
+        addend, axes = lowering.partial_sum(x)
+        lowering.set_sum_over_axes(y, scaled(addend), axes)

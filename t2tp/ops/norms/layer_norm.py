@@ -92,6 +92,7 @@ class RmsNormGradOperation(Operation):
 
     cost_kind = "norm"
     ordered_dims = ()
+    dropped_dims = "summed"
 
     def __init__(
         self,
@@ -204,6 +205,7 @@ class LayerNormGradOperation(Operation):
 
     cost_kind = "norm"
     ordered_dims = ()
+    dropped_dims = "summed"
 
     def __init__(self, *inputs: upstream.Tensor) -> None:
         super().__init__(list(inputs), name="layer_norm_grad")

@@ -1,0 +1,109 @@
+"""With `exact_sums` every layout computes the same bits, and other layouts are refused by name."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import t2tp
+import t2tp.hparams
+import t2tp.models
+from t2tp import registry
+from t2tp.mesh.layout import Layout
+from t2tp.optim import train_step
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TF_ENABLE_ONEDNN_OPTS") != "0", reason="oneDNN's matmuls are refused"
+)
+
+ROWS, LENGTH, VOCAB = 16, 16, 32
+TENSOR = "batch:data;heads:model;kv_heads:model;d_ff:model"
+LAYOUTS = {
+    "data": "data:4",
+    "tensor": "model:4",
+    "both": "data:2;model:2",
+    "four by two": "data:4;model:2",
+}
+
+
+def program_of(mesh_shape="", layout=TENSOR, parts=8, **changes):
+    """A training step of a language model."""
+    hparams = registry.hparams("transformer_lm_plain_tiny")
+    values = {"d_model": 32, "d_ff": 64, "num_heads": 4, "d_kv": 16, "num_hidden_layers": 1}
+    values |= {"layer_prepostprocess_dropout": 0.1, "initializer_stddev": 1.0, **changes}
+    for name, value in {**values, "mesh_shape": mesh_shape, "layout": layout}.items():
+        hparams.set(name, value)
+    hparams.exact_sums = parts
+    model = registry.model("transformer_lm")(hparams, {"targets": VOCAB})
+
+    def step(mesh, features):
+        done = train_step(lambda x: model.loss(mesh, x, True), features, mesh, hparams, 10)
+        return {"loss": done.loss, "norm": done.scalars["gradient_norm"]}
+
+    names = ("targets", "targets_segmentation", "targets_position")
+    feature = t2tp.Feature(f"batch:{ROWS};length:{LENGTH}", tf.int32)
+    return t2tp.Program(step, dict.fromkeys(names, feature), layout=Layout.from_hparams(hparams))
+
+
+def trained(steps, **changes):
+    """The bytes of the losses, norms, variables and slots of some steps."""
+    program = program_of(**changes)
+    positions = np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1))
+    shown = {}
+    for step in range(steps):
+        ids = np.random.default_rng(step).integers(0, VOCAB, [ROWS, LENGTH]).astype(np.int32)
+        segments = (ids > 0).astype(np.int32)
+        batch = {"targets": ids, "targets_segmentation": segments, "targets_position": positions}
+        shown |= {(step, name): x.tobytes() for name, x in program(batch, step).items()}
+    return shown | {v.spec.name: v.numpy().tobytes() for v in program.variables}
+
+
+@functools.cache
+def on_one_device(steps):
+    return trained(steps)
+
+
+def assert_same_bits(given, wanted):
+    assert [name for name in wanted if given[name] != wanted[name]] == []
+
+
+@pytest.mark.parametrize(
+    "changes", [{"mesh_shape": "data:2;model:2", "zero_stage": 1}, {"microbatches": 4}]
+)
+def test_a_layout_computes_the_bits_of_one_device(changes):
+    assert_same_bits(trained(2, **changes), on_one_device(2))
+
+
+@pytest.mark.ci_only
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_random_layouts_compute_the_same_bits(seed):
+    rng = np.random.default_rng(seed)
+    mesh = LAYOUTS[rng.choice(list(LAYOUTS))]
+    has_data = "data" in mesh
+    microbatches = int(rng.choice([1, 2]))
+    stage = int(rng.choice([0, 1] if microbatches > 1 else [0, 1, 2, 3])) if has_data else 0
+    given = trained(5, mesh_shape=mesh, zero_stage=stage, microbatches=microbatches)
+    assert_same_bits(given, on_one_device(5))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"mesh_shape": "seq:2", "layout": "length:seq"}, "'length'"),
+        ({"mesh_shape": "model:2", "layout": "vocab:model"}, "'vocab'"),
+        ({"mesh_shape": "data:8", "parts": 4}, "4 parts"),
+        ({"mesh_shape": "data:8", "microbatches": 2}, "'batch'"),
+        ({"mesh_shape": "data:2", "zero_stage": 2, "microbatches": 2}, "microbatches=1"),
+        ({"mesh_shape": "model:4", "d_ff": 36}, "16 elements"),
+        ({"optimizer": "adafactor"}, "adafactor"),
+        ({"activation_dtype": "bfloat16"}, "bfloat16"),
+    ],
+)
+def test_other_layouts_are_refused_by_name(changes, words):
+    with pytest.raises(t2tp.LayoutError, match=words):
+        program_of(**changes).trace()
