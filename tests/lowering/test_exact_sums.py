@@ -33,7 +33,7 @@ LAYOUTS = {
 def program_of(mesh_shape="", layout=TENSOR, parts=8, **changes):
     """A training step of a language model."""
     hparams = registry.hparams("transformer_lm_plain_tiny")
-    values = {"d_model": 32, "d_ff": 64, "num_heads": 4, "d_kv": 16, "num_hidden_layers": 1}
+    values = {"d_model": 64, "d_ff": 64, "num_heads": 4, "d_kv": 16, "num_hidden_layers": 1}
     values |= {"layer_prepostprocess_dropout": 0.1, "initializer_stddev": 1.0, **changes}
     for name, value in {**values, "mesh_shape": mesh_shape, "layout": layout}.items():
         hparams.set(name, value)
