@@ -107,8 +107,9 @@ class DeferredSum(upstream.LazyAllreduceSum):
 
     def to_laid_out_tensor(self) -> LaidOutTensor:
         """Returns the value of the sum, reducing it if it has not been."""
-        if not self.is_reduced:
+        if self._reduced is None:
             self._reductions.reduce(self)
+        assert self._reduced is not None
         return self._reduced
 
 
