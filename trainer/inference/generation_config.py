@@ -29,6 +29,16 @@ _NEUTRAL_NAMES = (
     *("return_dict_in_generate", "output_attentions", "output_hidden_states", "output_scores"),
 )
 
+# Values that switch entries off; False does for all.
+_NEUTRAL_VALUES = {
+    **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences"), 1),
+    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "length_penalty"), 1),
+    **dict.fromkeys(("typical_p", "guidance_scale"), 1),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), 0),
+    **dict.fromkeys(("min_length", "min_new_tokens", "diversity_penalty", "penalty_alpha"), 0),
+    **dict.fromkeys(("min_p", "epsilon_cutoff", "eta_cutoff"), 0),
+}
+
 
 def default_options(spec: RunSpec, *, can_sample: bool = True) -> dict[str, Any]:
     """Returns the defaults of a run's decoding, for `DecodeOptions.parse`.
@@ -66,7 +76,9 @@ def default_options(spec: RunSpec, *, can_sample: bool = True) -> dict[str, Any]
     unused = [
         f"{name}={value}"
         for name, value in config.items()
-        if name not in used and name not in _NEUTRAL_NAMES and not _is_neutral(value)
+        if name not in {*used, *_NEUTRAL_NAMES}
+        and value is not False
+        and value != _NEUTRAL_VALUES.get(name)
     ]
     if unused:
         logging.warning("%s: t2tp has no option for %s, ignored", path, ", ".join(unused))
@@ -75,8 +87,3 @@ def default_options(spec: RunSpec, *, can_sample: bool = True) -> dict[str, Any]
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return options
-
-
-def _is_neutral(value: Any) -> bool:
-    """Whether a setting is off, such as a penalty of 1."""
-    return value is False or (not isinstance(value, bool) and value in (0, 1))

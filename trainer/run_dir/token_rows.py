@@ -23,6 +23,7 @@ from t2tp import problems
 from t2tp.checkpoint import Checkpoint, Slice
 from t2tp.checkpoint.variables import MESH_SHAPE, assign_slices, slices_as_saved
 from t2tp.mesh.zero import name_in_use
+from t2tp.object_store.mirror import local_path
 from t2tp.problems.vocab.vocabulary import Vocabulary
 from t2tp.program.variables import SlicedVariable
 from t2tp.trainer.run_dir import huggingface_files, run_files
@@ -172,7 +173,8 @@ def rows_between(path: str, vocabulary: Vocabulary | None) -> tuple[TokenRows | 
     try:
         flags = run_files.read_flags(run) or {}
         problem = problems.find(flags["problem"], flags.get("problem_options") or "")
-        data_dir, digest = flags.get("data_dir") or "", flags.get("data_digest")
+        data_dir = local_path(flags.get("data_dir") or "", is_lazy=True)
+        digest = flags.get("data_digest")
         if digest and problem.digest(data_dir) != digest:
             return None, f"the data in {data_dir} were made again"
         there = problem.vocabulary(huggingface_files.tokenizer_directory(run) or data_dir)

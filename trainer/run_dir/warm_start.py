@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from absl import logging
+
 from t2tp.checkpoint import Checkpoint
 from t2tp.checkpoint.frozen_base import BASE, open_base
 from t2tp.checkpoint.restore import check_same_save
@@ -115,7 +117,7 @@ def inherit_files(
 ) -> None:
     """Copies the Hugging Face files of the run that a run starts from.
 
-    Does nothing if the run has files of its own, or has another vocabulary.
+    Does nothing if the run has files of its own, or another or an unknown vocabulary.
 
     Args:
       output_dir: directory of the run.
@@ -129,7 +131,12 @@ def inherit_files(
     own = huggingface_files.directory_in(output_dir)
     if before is None or own.exists() or not huggingface_files.directory_in(before).is_dir():
         return
-    if rows_between(source.path, vocabulary)[0] is None:
+    rows, reason = rows_between(source.path, vocabulary)
+    if reason:
+        logging.warning(
+            "the tokenizer of %s is not copied, as its vocabulary is unknown: %s", before, reason
+        )
+    elif rows is None:
         huggingface_files.copy_files(huggingface_files.directory_in(before), own)
 
 

@@ -52,10 +52,12 @@ def test_sequence_to_sequence_models_search_and_some_formats_are_greedy(tmp_path
 
 
 def test_settings_without_an_option_are_named_and_bad_ones_refused(tmp_path, caplog):
-    config = {"repetition_penalty": 1.1, "typical_p": 1.0, "forced_eos_token_id": 3, "min_p": None}
+    config = {"repetition_penalty": 1.1, "typical_p": 1.0, "forced_eos_token_id": 0, "min_p": None}
+    config |= {"no_repeat_ngram_size": 1, "min_length": 0, "early_stopping": False}
     options(tmp_path, {**config, "eos_token_id": [3], "bos_token_id": 2, "max_length": 20})
     (record,) = caplog.records
-    assert "repetition_penalty=1.1, forced_eos_token_id=3, max_length=20, ignored" in record.message
+    ignored = "repetition_penalty=1.1, forced_eos_token_id=0, no_repeat_ngram_size=1, max_length=20"
+    assert f"for {ignored}, ignored" in record.message
     for bad in ({"do_sample": True, "top_p": 0}, {"top_k": "3"}, {"do_sample": 1}):
         with pytest.raises(ValueError, match=r"generation_config.json: .*(top_p|top_k|do_sample)"):
             options(tmp_path, bad)

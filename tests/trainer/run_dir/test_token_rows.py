@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from t2tp import Layout, mtf
+from t2tp import Layout, mtf, object_store, problems
 from t2tp.checkpoint import Checkpoint, Retention, latest
 from t2tp.checkpoint.variables import metadata_of
+from t2tp.hparam import HParams
 from t2tp.mesh.zero import Storage
 from t2tp.problems.vocab.characters import CharacterVocabulary
 from t2tp.problems.vocab.vocabulary_file import load_vocabulary
 from t2tp.processes.cluster import connect
 from t2tp.program.variables import Variables, VariableSpec
 from t2tp.trainer.cli import programs
+from t2tp.trainer.run_dir import huggingface_files, run_files
 from t2tp.trainer.run_dir.run_saver import RunSaver
-from t2tp.trainer.run_dir.token_rows import TokenRows
+from t2tp.trainer.run_dir.token_rows import TokenRows, rows_between
+from t2tp.trainer.run_dir.warm_start import WarmStart, inherit_files
 from tests.huggingface import our_models
 from tests.huggingface.tiny_files import END, write_tiny_gpt2
 
@@ -151,3 +156,34 @@ def test_frozen_rows_cannot_follow(converted, tmp_path, capsys):
     code, *_ = train(tmp_path, "frozen", converted, TEXTS[1], "vocab_size=300", hparams)
     assert code == 2
     assert "embedding is frozen" in capsys.readouterr().err
+
+
+def test_data_in_a_store_are_compared_and_no_tokenizer_is_inherited_without_them(
+    server, tmp_path, caplog
+):
+    run, cache = tmp_path / "run", tmp_path / "cache"
+    vocabularies = []
+    with object_store.session():
+        stored = object_store.local_path("s3://bucket/data")
+        for text, data in zip(TEXTS, (stored, tmp_path / "data"), strict=True):
+            (tmp_path / "file.txt").write_text(f"{text}\n" * 40)
+            options = f"files={tmp_path / 'file.txt'},documents=lines,vocab_size=300"
+            problem = problems.find("languagemodel_textfiles", options)
+            problem.prepare(data)
+            vocabularies.append(problem.vocabulary(data))
+            if data == stored:
+                flags = {"problem": problem.name, "problem_options": options, "data_dir": data}
+                run_files.write(run, HParams(), {**flags, "data_digest": problem.digest(data)})
+    huggingface_files.directory_in(run).mkdir()
+    there, here = vocabularies
+    shutil.rmtree(cache)  # As on another host.
+    with object_store.session():
+        assert rows_between(str(run), there) == (None, "")
+        rows, reason = rows_between(str(run), here)
+        assert rows.lost and not reason
+    shutil.rmtree(cache)
+    server.clear()
+    with object_store.session():
+        inherit_files(tmp_path / "new", WarmStart(str(run)), there)
+    assert "is not copied, as its vocabulary is unknown: " in caplog.text
+    assert not (tmp_path / "new").exists()
