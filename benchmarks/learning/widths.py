@@ -33,7 +33,7 @@ from t2tp.trainer.model_fn import ModeKeys, model_fn_of
 
 HERE = Path(__file__).resolve().parent
 STORED = HERE / "widths.json"
-PICTURE = HERE.parents[1] / "docs" / "images" / "widths.png"
+CHART = HERE.parents[1] / "docs" / "images" / "widths.png"
 SMALLEST = 64
 
 
@@ -232,7 +232,7 @@ def draw(stored: dict) -> None:
     for panel in axes[-1]:
         panel.set_xlabel("learning rate")
     figure.tight_layout()
-    figure.savefig(PICTURE, dpi=72)
+    figure.savefig(CHART, dpi=72)
 
 
 def main() -> None:
