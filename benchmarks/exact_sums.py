@@ -1,6 +1,6 @@
 """The cost of `exact_sums`: process time of a training step with it, relative to one without it.
 
-    TF_ENABLE_ONEDNN_OPTS=0 python benchmarks/exact_sums.py [--steps=10]
+    TF_ENABLE_ONEDNN_OPTS=0 TF_NUM_INTRAOP_THREADS=1 python benchmarks/exact_sums.py [--steps=10]
 
 Both programs of a layout run in turns in one process. The model is a language model of 4 layers.
 """

@@ -149,6 +149,8 @@ def _make_devices() -> None:
         tf.config.list_physical_devices("CPU")[0],
         [tf.config.LogicalDeviceConfiguration() for _ in range(NUM_DEVICES)],
     )
+    # As `t2tp.connect` shares the cores among eight devices.
+    tf.config.threading.set_intra_op_parallelism_threads(1)
     if os.environ.get("T2TP_TEST_GPU"):
         card = tf.config.list_physical_devices("GPU")[0]
         tf.config.set_visible_devices([card], "GPU")

@@ -172,7 +172,7 @@ _UPSTREAM_HOOKS: dict[type[upstream.Operation], Hooks] = {
     upstream.Assign: _declared(cost_kind="update"),
     upstream.BroadcastOperation: _declared(ordered_dims=()),
     upstream.Constant: _declared(cost_kind="free"),
-    upstream.CustomGradientOperation: _declared(**_LINEAR, cost_kind="view"),
+    upstream.CustomGradientOperation: _declared(**_LINEAR, cost_kind="view", dropped_dims="kept"),
     upstream.Depend: _declared(**_LINEAR, cost_kind="view"),
     upstream.ops.ImportOperation: _declared(cost_kind="free"),
     upstream.ops.ImportLaidOutTensorOperation: _declared(cost_kind="free"),

@@ -56,6 +56,9 @@ def lower_reshape(op: upstream.ReshapeOperation, lowering: Lowering) -> None:
     else:
         value, summed_axes = lowering.partial_sum(op.inputs[0])
     scatter = plan.only_scatter(value, summed_axes)
+    if scatter is None and mesh_impl.layout.exact_sums and plan.splits_over(summed_axes):
+        # A reduce-scatter over some of the axes first would add in another order.
+        value, summed_axes = lowering.slice(op.inputs[0]), []
     if scatter is not None and lowering.scatters.accepts(scatter):
         lowering.set_tensor_lowering(op.outputs[0], lowering.scatters.defer(scatter))
         return
@@ -243,6 +246,10 @@ class _ReshapePlan:
         leaves less to reduce.
         """
         return any(self._new.get(axis) != factor for axis, factor in self._old.items())
+
+    def splits_over(self, axes: Collection[int]) -> bool:
+        """Whether one of these axes splits the new shape."""
+        return not self._new.keys().isdisjoint(axes)
 
     def gather_only_axes(self) -> list[int] | None:
         """Returns the axes to gather over; None if the reshape needs more than a gather."""

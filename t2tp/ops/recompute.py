@@ -91,6 +91,7 @@ class ZeroAfterOperation(Operation):
     cost_kind = "free"
     ordered_dims = ()
     accepts_padding = True
+    dropped_dims = "kept"
 
     def __init__(self, x: upstream.Tensor, others: Sequence[upstream.Tensor] = ()) -> None:
         """Makes the operation.

@@ -39,6 +39,7 @@ class SnapshotOperation(Operation):
     """Outputs the values of variables at this point of the step, in their slice dtype."""
 
     accepts_padding = True
+    dropped_dims = "kept"
 
     def __init__(self, variables: list[mtf.Variable]) -> None:
         super().__init__([var.value for var in variables], name="snapshot")
@@ -59,6 +60,7 @@ class SquaresNowOperation(Operation):
     """
 
     accepts_padding = True
+    dropped_dims = "kept"
 
     def __init__(self, variables: list[mtf.Variable], subtracted: list[mtf.Tensor]) -> None:
         super().__init__([*(var.value for var in variables), *subtracted], name="squares_now")

@@ -286,10 +286,17 @@ def _make_virtual_cpus(count: int) -> None:
     )
     is_chosen = tf.config.threading.get_intra_op_parallelism_threads() != 0
     if count > 1 and not is_chosen:
-        # A launcher of several processes on a host sets the share of each by this.
-        threads = os.environ.get(process_spec.THREADS_VARIABLE, "")
-        cores = int(threads) if threads.isdigit() else len(os.sched_getaffinity(0))
-        tf.config.threading.set_intra_op_parallelism_threads(max(1, cores // count))
+        threads = max(1, threads_of_an_operation() // count)
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+
+
+def threads_of_an_operation() -> int:
+    """Returns the number of threads among which TensorFlow may divide an operation on the CPU."""
+    # A launcher of several processes on a host sets the share of each by the variable.
+    threads = os.environ.get(process_spec.THREADS_VARIABLE, "")
+    given = int(threads) if threads.isdigit() else 0
+    chosen = tf.config.threading.get_intra_op_parallelism_threads()
+    return chosen or given or len(os.sched_getaffinity(0))
 
 
 def _skip_passes() -> None:

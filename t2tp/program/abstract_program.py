@@ -89,6 +89,9 @@ class AbstractProgram(Program):
             self._is_lowered = True
         return list(self._log)
 
+    def _check_kernels(self, xla: bool | None) -> None:
+        """Checks nothing: no kernel runs."""
+
     def _build_for_shapes(self) -> Graph:
         """Builds the step's graph where it will be lowered."""
         return self._build_in(self._trace_graph)

@@ -31,7 +31,8 @@ from t2tp.mesh.layout_warnings import layout_warnings
 from t2tp.mesh.sizes import check_consistent_sizes
 from t2tp.mesh.stages import names_by_stage
 from t2tp.mesh.zero import axes_at_rest
-from t2tp.processes.cluster import Cluster, connect
+from t2tp.processes.cluster import Cluster, connect, threads_of_an_operation
+from t2tp.processes.process_spec import THREADS_VARIABLE
 from t2tp.program.executor import Executor
 from t2tp.program.outputs import Outputs, dims_to_gather
 from t2tp.program.variables import (
@@ -495,6 +496,12 @@ class Program:
             raise LayoutError(
                 f"{number} does not hold for oneDNN's matmuls, which depend on the number of rows:"
                 " set the environment variable TF_ENABLE_ONEDNN_OPTS=0."
+            )
+        if (threads := threads_of_an_operation()) != 1:
+            raise LayoutError(
+                f"{number} needs one thread for each operation, and there are {threads}, among"
+                " which a matmul is divided by its size: set the environment variable"
+                f" {THREADS_VARIABLE}=1 before the start."
             )
 
     def _check_storage(self, variables: list[upstream.Variable]) -> None:

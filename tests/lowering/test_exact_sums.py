@@ -15,6 +15,7 @@ import t2tp.models
 from t2tp import registry
 from t2tp.mesh.layout import Layout
 from t2tp.optim import train_step
+from t2tp.program.abstract_program import AbstractProgram
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TF_ENABLE_ONEDNN_OPTS") != "0", reason="oneDNN's matmuls are refused"
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.skipif(
 
 ROWS, LENGTH, VOCAB = 16, 16, 32
 TENSOR = "batch:data;heads:model;kv_heads:model;d_ff:model"
+JOINT = {"mesh_shape": "pod:2;data:2", "layout": "batch:pod+data"}
 LAYOUTS = {
     "data": "data:4",
     "tensor": "model:4",
@@ -30,7 +32,7 @@ LAYOUTS = {
 }
 
 
-def program_of(mesh_shape="", layout=TENSOR, parts=8, **changes):
+def program_of(mesh_shape="", layout=TENSOR, parts=8, program=t2tp.Program, **changes):
     """A training step of a language model."""
     hparams = registry.hparams("transformer_lm_plain_tiny")
     values = {"d_model": 64, "d_ff": 64, "num_heads": 4, "d_kv": 16, "num_hidden_layers": 1}
@@ -42,11 +44,11 @@ def program_of(mesh_shape="", layout=TENSOR, parts=8, **changes):
 
     def step(mesh, features):
         done = train_step(lambda x: model.loss(mesh, x, True), features, mesh, hparams, 10)
-        return {"loss": done.loss, "norm": done.scalars["gradient_norm"]}
+        return {"loss": done.loss, **done.scalars}
 
     names = ("targets", "targets_segmentation", "targets_position")
     feature = t2tp.Feature(f"batch:{ROWS};length:{LENGTH}", tf.int32)
-    return t2tp.Program(step, dict.fromkeys(names, feature), layout=Layout.from_hparams(hparams))
+    return program(step, dict.fromkeys(names, feature), layout=Layout.from_hparams(hparams))
 
 
 def trained(steps, **changes):
@@ -63,8 +65,8 @@ def trained(steps, **changes):
 
 
 @functools.cache
-def on_one_device(steps):
-    return trained(steps)
+def on_one_device(steps, **changes):
+    return trained(steps, **changes)
 
 
 def assert_same_bits(given, wanted):
@@ -72,10 +74,27 @@ def assert_same_bits(given, wanted):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"mesh_shape": "data:2;model:2", "zero_stage": 1}, {"microbatches": 4}]
+    ("changes", "kept"),
+    [
+        ({"mesh_shape": "data:2;model:2", "zero_stage": 1}, {}),
+        ({"microbatches": 4}, {}),
+        (JOINT | {"zero_stage": 1}, {}),
+        (JOINT | {"zero_stage": 1, "zero_axes": "pod"}, {}),
+        (JOINT | {"zero_stage": 3, "zero_axes": "data"}, {}),
+        ({"mesh_shape": "data:2;model:2"}, {"recompute": "layer", "show_movement": True}),
+        # Eigen divides longer sums, by the size of the matrix if several threads share it.
+        ({"mesh_shape": "model:4"}, {"d_model": 2048}),
+    ],
 )
-def test_a_layout_computes_the_bits_of_one_device(changes):
-    assert_same_bits(trained(2, **changes), on_one_device(2))
+def test_a_layout_computes_the_bits_of_one_device(changes, kept):
+    assert_same_bits(trained(2, **changes, **kept), on_one_device(2, **kept))
+
+
+def test_several_threads_are_refused_where_something_runs(monkeypatch):
+    monkeypatch.setattr(tf.config.threading, "get_intra_op_parallelism_threads", lambda: 2)
+    with pytest.raises(t2tp.LayoutError, match="TF_NUM_INTRAOP_THREADS=1"):
+        program_of(d_model=2048)
+    assert program_of(program=AbstractProgram, mesh_shape="data:2").collective_log()
 
 
 @pytest.mark.ci_only

@@ -15,7 +15,6 @@ The forward pass saves `log`; the backward pass recomputes the scores: T. Dao et
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -25,6 +24,7 @@ import tensorflow as tf
 from t2tp.ops.attention.blocks import Block, collected, query_key_scores, weighted_values
 from t2tp.ops.attention.mask import MASKED, Mask
 from t2tp.ops.attention.score_terms import Gradients, ScoreTerms, through_cap
+from t2tp.processes.cluster import threads_of_an_operation
 
 # Block sizes, measured on CPUs. With many rows (batch x heads) a block of 256 keys fits the caches;
 # a block of 512 takes up to 1.4 times longer. With few rows each operation is too short for several
@@ -47,14 +47,8 @@ def key_block_of(memory_length: int, rows: int) -> int:
       memory_length: number of keys.
       rows: batch x heads of the queries.
     """
-    size = _KEYS_OF_FEW_ROWS if rows < _FEW_ROWS and _threads() > 1 else _KEYS
+    size = _KEYS_OF_FEW_ROWS if rows < _FEW_ROWS and threads_of_an_operation() > 1 else _KEYS
     return min(size, memory_length + memory_length % 2)
-
-
-def _threads() -> int:
-    """Returns how many threads of a CPU share an operation."""
-    chosen = tf.config.threading.get_intra_op_parallelism_threads()
-    return chosen or len(os.sched_getaffinity(0))
 
 
 def _query_block(length: int) -> int:
