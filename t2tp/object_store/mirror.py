@@ -20,6 +20,7 @@ from absl import logging
 
 from t2tp.atomic_file import is_unfinished, write_text
 from t2tp.object_store.store import Store, StoreError, split
+from t2tp.object_store.store_lock import StoreLock
 
 # Seconds from one look for changed files to the next.
 PERIOD_SECONDS = 5.0
@@ -33,6 +34,8 @@ _LAST = (_MARKER, _MANIFEST, "saved_model.pb", "config.json")
 _STEP = re.compile(r"(?:.*/)?step-\d{8,}")
 # Names that only this host knows: work in progress, and the lock, which `StoreLock` replaces.
 _LOCAL = re.compile(r"\..*|.*\.(tmp|discarded|damaged)(-\d+)?|run\.lock")
+# The files that `CheckedFile` reads by ranges.
+_SHARD = re.compile(r".*-\d{5}-of-\d{5}\.(?!checks$|json$)\w+(\.begins)?")
 # Outputs that no program reads again.
 _OUTPUT = re.compile(r"events\.out\.tfevents\..*|export|decodes|plugins")
 # The part of an address behind the address of a run.
@@ -51,16 +54,17 @@ class Mirror:
     Attributes:
       store: the objects.
       path: the local directory.
-      is_trainer: whether this process trains here: only then checkpoints are deleted in the store.
+      lock: the lock of the run, if this process trains here: only then checkpoints are deleted in
+        the store. Once it is lost, nothing more is uploaded.
       is_watched: whether the thread of the session uploads and downloads changes.
-      is_closed: whether nothing more is uploaded, as another host has taken over the run.
     """
 
     def __init__(self, address: str) -> None:
         """Sets the paths without a request."""
         self.store = Store(address)
         self.path = _local(address)
-        self.is_trainer = self.is_watched = self.is_closed = False
+        self.lock: StoreLock | None = None
+        self.is_watched = False
         name = hashlib.sha256(self.store.address.encode()).hexdigest()[:32]
         self._record = cache_directory() / "records" / name
         self._uploaded_at: dict[str, float] = {}
@@ -75,29 +79,51 @@ class Mirror:
           StoreError: the store refuses or does not answer, or has lost the run.
         """
         with self._locked() as entries:
-            objects = self.store.list()
+            listed = self.store.list()
+            objects = {name: listed[name] for name in listed if not _is_local(name)}
             if entries and not objects:
                 raise StoreError(
-                    f"{self.store.address} has lost what {self.path} is a copy of: copy it back"
-                    " into the store, or delete the copy to begin anew"
+                    f"{self.store.address} has lost what {self.path} is a copy of, perhaps without"
+                    " the data of checkpoints: restore it from a backup, or delete the copy to"
+                    " begin anew"
                 )
-            for name in entries.keys() - objects.keys():  # Deleted by another host.
-                if (step := _step_of(name)) and not self.is_trainer:
+            deleted = entries.keys() - objects.keys()
+            for step in filter(None, set(map(_step_of, deleted))):
+                if self._is_dispensable(step, entries, objects):
                     shutil.rmtree(self.path / step, ignore_errors=True)
+            for name in deleted:
+                if _is_hole(self.path / name):
+                    (self.path / name).unlink()
                 del entries[name]
             for name in sorted(filter(lambda name: _is_read(name, objects), objects), key=_order):
                 path, (size, version) = self.path / name, objects[name]
                 state, (known_state, known_version) = _state(path), entries.get(name, (None, None))
                 if version == known_version and (state or again):
                     continue
-                if self.is_trainer and state not in (None, known_state):
+                if self.lock and state not in (None, known_state):
                     continue  # This process has changed it later.
                 with contextlib.suppress(FileNotFoundError):  # Deleted since it was listed.
-                    if _is_hole(name, objects):
+                    if _has_ranges(name, objects):
                         _make_hole(path, size)
                     else:
                         self.store.get(name, path)
                     entries[name] = _state(path), version
+
+    def _is_dispensable(
+        self, step: str, entries: dict[str, tuple], objects: dict[str, tuple[int, str]]
+    ) -> bool:
+        """Whether a local checkpoint that the store has deleted goes, too.
+
+        It goes if it has holes, which nothing can fill; otherwise only if it is as it was uploaded
+        and the store has a later one.
+        """
+        states = {name: _state(self.path / name) for name in self._names(step)}
+        later = (name for name in objects if name.endswith(f"/{_MARKER}"))
+        return any(map(_is_hole, map(self.path.joinpath, states))) or (
+            self.lock is None
+            and all(state == entries.get(name, (None,))[0] for name, state in states.items())
+            and any(_follows(_step_of(name), step) for name in later)
+        )
 
     def push(self, *, is_last: bool = False) -> None:
         """Uploads changed files, markers last; then deletes the objects of deleted checkpoints.
@@ -106,21 +132,23 @@ class Mirror:
           is_last: whether files that grow are uploaded however recently they were.
         """
         has_all = True
-        if self.is_closed:
-            return
         with self._locked() as entries:
             states = {name: state for name in self._names() if (state := _state(self.path / name))}
+            holes = {_step_of(name) or name for name, state in states.items() if state[0] < 0}
             changed = [
                 name
                 for name in sorted(states, key=_order)
                 if states[name] != entries.get(name, (None,))[0]
+                and (_step_of(name) or name) not in holes
                 and (is_last or _step_of(name) or not self._is_recent(name, states[name][0]))
             ]
+            if changed and self.lock:
+                self.lock.is_held()
             for name in changed:  # Without its marker, a checkpoint can be overwritten.
                 if name.endswith(_MARKER) and name in entries:
-                    self.store.delete(name)
-                    del entries[name]
+                    self._delete(name, entries)
             for name in changed:
+                self._check_lock()
                 try:
                     entries[name] = states[name], self.store.put(self.path / name, name)
                     self._uploaded_at[name] = time.monotonic()
@@ -128,12 +156,21 @@ class Mirror:
                     if (self.path / name).exists():
                         raise
                     has_all = False  # Retention has deleted it, as there is a newer one.
-            deleted = [n for n in entries if self.is_trainer and has_all and self._is_deleted(n)]
+            deleted = [n for n in entries if self.lock and has_all and self._is_deleted(n)]
             for name in sorted(deleted, key=lambda name: not name.endswith(_MARKER)):
-                self.store.delete(name)
-                del entries[name]
+                self._delete(name, entries)
         if is_last and not has_all:
             self.push(is_last=True)
+
+    def _delete(self, name: str, entries: dict[str, tuple]) -> None:
+        self._check_lock()
+        self.store.delete(name)
+        del entries[name]
+
+    def _check_lock(self) -> None:
+        """Raises StoreError if another host has taken over the run."""
+        if self.lock and self.lock.is_lost:
+            raise StoreError(f"another host has taken over the lock of {self.store.address}")
 
     def _is_recent(self, name: str, size: int) -> bool:
         wait = _GROWING_SECONDS + size / _GROWING_RATE
@@ -145,9 +182,9 @@ class Mirror:
         is_missing = bool(_step_of(name)) and not path.exists()
         return is_missing and not any(path.parent.parent.glob(f"{path.parent.name}.damaged*"))
 
-    def _names(self) -> Iterator[str]:
-        """Yields the names of the files that are uploaded."""
-        for path in [self.path, *self.path.rglob("*")]:
+    def _names(self, directory: str = "") -> Iterator[str]:
+        """Yields the names of the files that are uploaded; of those in a directory, if given."""
+        for path in [self.path / directory, *(self.path / directory).rglob("*")]:
             name = self.name_of(path)
             if path.is_file() and not _is_local(name):
                 yield name
@@ -178,7 +215,7 @@ class Session:
 
     Attributes:
       mirrors: the open mirrors.
-      uploads: whether the thread works: of several processes that share a directory, one is enough.
+      uploads: whether changes are uploaded: of the processes that share a directory, by one.
     """
 
     def __init__(self) -> None:
@@ -214,7 +251,8 @@ class Session:
             self._thread.join()
         for mirror in self.mirrors:
             try:
-                mirror.push(is_last=True)
+                if self.uploads:
+                    mirror.push(is_last=True)
             except OSError as error:
                 raise StoreError(
                     f"{error}; nothing is lost: the files are in {mirror.path}, and the next"
@@ -308,8 +346,8 @@ def mirror_of(path: str | os.PathLike[str]) -> Mirror | None:
 
 def hole_of(path: Path) -> tuple[Store, str] | None:
     """Returns store and name of the content of a hole; None if a path has all its content."""
-    mirror, state = mirror_of(path), _state(path)
-    if mirror is None or state is None or state[0] >= 0:
+    mirror = mirror_of(path)
+    if mirror is None or not _is_hole(path):
         return None
     return mirror.store, mirror.name_of(path.absolute())
 
@@ -355,6 +393,10 @@ def _state(path: Path) -> list[int] | None:
     return [-1, 0] if is_hole else [status.st_size, status.st_mtime_ns]
 
 
+def _is_hole(path: Path) -> bool:
+    return (_state(path) or [0])[0] < 0
+
+
 def _make_hole(path: Path, size: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
@@ -369,6 +411,12 @@ def _step_of(name: str) -> str:
     return parent if _STEP.fullmatch(parent) else ""
 
 
+def _follows(later: str, step: str) -> bool:
+    """Whether a checkpoint is a later one in the directory of another."""
+    (directory, _, number), (other, _, its_number) = later.rpartition("-"), step.rpartition("-")
+    return directory == other and int(number) > int(its_number)
+
+
 def _is_local(name: str) -> bool:
     return any(_LOCAL.fullmatch(each) or is_unfinished(each) for each in PurePosixPath(name).parts)
 
@@ -380,11 +428,12 @@ def _is_read(name: str, objects: dict[str, Any]) -> bool:
     return is_whole and not is_output and not _is_local(name)
 
 
-def _is_hole(name: str, objects: dict[str, tuple[int, str]]) -> bool:
+def _has_ranges(name: str, objects: dict[str, tuple[int, str]]) -> bool:
+    """Whether the readers of an object read ranges of it, so that a hole takes its place."""
     if _step_of(name):
         return ".data-" in name
     is_data = any(str(parent / _MANIFEST) in objects for parent in PurePosixPath(name).parents)
-    return is_data and objects[name][0] > _SMALL_BYTES and not name.endswith(".checks")
+    return is_data and objects[name][0] > _SMALL_BYTES and bool(_SHARD.fullmatch(name))
 
 
 def _order(name: str) -> tuple[Any, ...]:

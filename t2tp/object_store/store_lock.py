@@ -67,6 +67,11 @@ class StoreLock:
         self._thread.start()
         return None
 
+    def is_held(self) -> bool:
+        """Asks the store whether the lock is still this trainer's; sets `is_lost`."""
+        self.is_lost = self.is_lost or self._read().get("word") != self._note["word"]
+        return not self.is_lost
+
     def release(self) -> None:
         """Deletes the lock if it is this trainer's."""
         self._ended.set()
@@ -81,8 +86,7 @@ class StoreLock:
         beat = 0
         while not self._ended.wait(BEAT_SECONDS):
             try:
-                if self._read().get("word") != self._note["word"]:
-                    self.is_lost = True
+                if not self.is_held():
                     return
                 beat += 1
                 self._store.write(self._name, self._content(beat))

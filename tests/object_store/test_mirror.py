@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +43,18 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def save_step(step: int, address: str = RUN) -> Path:
     directory = Path(object_store.local_path(address), "checkpoints")
+    shutil.rmtree(directory / f"step-{step:08d}", ignore_errors=True)
     return save(directory, step, samples.of_step(step), {"seen": step * 10})
+
+
+@contextlib.contextmanager
+def locked(found: mirror.Mirror) -> Iterator[StoreLock]:
+    """Trains in a run."""
+    found.lock = lock("trainer")
+    assert found.lock.acquire() is None
+    yield found.lock
+    found.lock.release()
+    found.lock = None
 
 
 def uploaded(server: StoreServer, name: str = "run") -> dict[str, bytes]:
@@ -60,8 +73,9 @@ def test_a_checkpoint_appears_last_disappears_first_and_is_read_elsewhere(
             path = save_step(step)
         (found,) = session.mirrors
         found.push()
-        found.is_trainer = True
-        apply_retention(path.parent, Retention(1))
+        with locked(found):
+            apply_retention(path.parent, Retention(1))
+            found.push()
     names = [(method, Path(name)) for method, name in server.log]
     for step, method in ((1, "PUT"), (2, "PUT"), (1, "DELETE")):
         of_step = [
@@ -149,12 +163,80 @@ def test_a_busy_store_is_asked_again(server, tmp_path, monkeypatch):
         samples.assert_is_step(Checkpoint(path), 1)
 
 
-def test_a_run_that_the_store_has_lost_is_not_made_again(server):
+@pytest.mark.parametrize("what", ["step-00000001/", "step-00000001/variables.data", "the record"])
+def test_a_hole_is_not_uploaded_when_its_object_is_gone(server, tmp_path, monkeypatch, what):
     with object_store.session():
         save_step(1)
+        save_step(2)
+    before = uploaded(server)
+    elsewhere(monkeypatch, tmp_path)
+    with object_store.session() as session:
+        object_store.local_path(RUN)
+        (found,) = session.mirrors
+        with locked(found):
+            if what == "the record":
+                found._record.unlink()
+            for name in before:
+                if what in name:
+                    server.files().rm(f"bucket/run/{name}")
+            found.pull(again=True)
+            save_step(3)
+            found.push()
+            assert uploaded(server).pop("run.lock")
+    after = uploaded(server)
+    assert "checkpoints/step-00000003/FINISHED" in after
+    assert all(after[name] == before[name] for name in after.keys() & before.keys())
+
+
+@pytest.mark.parametrize("is_locked", [False, True])
+def test_a_run_that_the_store_has_lost_is_kept_here(server, is_locked):
+    with object_store.session():
+        path = save_step(1)
     server.files().rm("bucket/run", recursive=True)
+    if is_locked:
+        server.files().pipe_file("bucket/run/run.lock", b"{}")
     with pytest.raises(StoreError, match="has lost what .* is a copy of"), object_store.session():
         object_store.local_path(RUN)
+    samples.assert_is_step(Checkpoint(path), 1)
+
+
+def test_a_checkpoint_is_deleted_here_if_it_is_as_uploaded_and_not_the_last(server):
+    with object_store.session():
+        for step in (1, 2, 3):
+            path = save_step(step)
+    shutil.rmtree(path.parent / "step-00000002")
+    save(path.parent, 2, samples.of_step(2), {"again": True})  # And not uploaded.
+    for name in uploaded(server):
+        if name.endswith("FINISHED") and "3" not in name:
+            server.files().rm(f"bucket/run/{name}")
+    with object_store.session():
+        assert [path.parent] == [Path(object_store.local_path(RUN), "checkpoints")]
+        assert all_steps(path.parent) == [2, 3]
+        server.files().rm(f"bucket/run/checkpoints/{path.name}/FINISHED")
+    with object_store.session():
+        object_store.local_path(RUN)
+        assert all_steps(path.parent) == [2, 3]
+        assert Checkpoint(path.parent / "step-00000002").metadata == {"again": True}
+    assert "checkpoints/step-00000003/FINISHED" in uploaded(server)
+
+
+def test_a_process_that_has_lost_the_run_writes_nothing_more(server):
+    with pytest.raises(StoreError, match="has taken over"), object_store.session() as session:
+        save_step(1)
+        (found,) = session.mirrors
+        found.push()
+        found.lock = lock("lost")
+        Store(RUN).write("run.lock", b"{}")
+        before = uploaded(server)
+        save_step(1)
+    assert uploaded(server) == before
+
+
+def test_one_process_of_several_uploads(server):
+    with object_store.session() as session:
+        session.uploads = False
+        save_step(1)
+    assert not uploaded(server)
 
 
 @pytest.mark.parametrize(
@@ -212,6 +294,15 @@ def shard(server, tmp_path, monkeypatch) -> Callable[[], tuple[Path, np.ndarray]
     elsewhere(monkeypatch, tmp_path)
     monkeypatch.setattr(ranges, "CHUNK_BYTES", 1 << 17)
     return values
+
+
+def test_a_large_vocabulary_is_downloaded(shard, server):
+    content = random.Random(3).randbytes(5 << 20)
+    server.files().pipe_file("bucket/data/vocab.subwords", content)
+    with object_store.session():
+        directory = Path(object_store.local_path("s3://bucket/data"))
+        assert (directory / "vocab.subwords").read_bytes() == content
+        assert mirror.hole_of(directory / "train-00000-of-00001.targets")
 
 
 def open_shard(values: np.ndarray) -> CheckedFile:

@@ -103,7 +103,6 @@ class RunLock:
         if self._descriptor is None:
             return
         if self._mirror and self._store_lock and self._store_lock.is_lost:
-            self._mirror.is_closed = True
             raise RunMovedError(
                 f"another host has taken over the lock of {self._mirror.store.address}, as this one"
                 " did not renew it: the training stops and saves nothing more"
@@ -125,7 +124,9 @@ class RunLock:
             except OSError as error:
                 logging.error("%s", error)
             self._store_lock.release()
-            self._store_lock, self._mirror.is_trainer = None, False
+            if not self._store_lock.is_lost:  # Nothing is uploaded with a lost one.
+                self._mirror.lock = None
+            self._store_lock = None
         if self._descriptor is not None:
             os.ftruncate(self._descriptor, 0)  # While locked: later it could erase the next note.
             os.close(self._descriptor)
@@ -200,7 +201,7 @@ class RunLock:
         try:
             refusal = self._taken(other) if (other := lock.acquire()) else ""
             if not refusal:
-                self._store_lock, self._mirror.is_trainer = lock, True
+                self._store_lock = self._mirror.lock = lock
                 self._mirror.pull(again=True)  # What other hosts have saved since it was opened.
         except StoreError as error:
             refusal = str(error)
