@@ -43,14 +43,14 @@ _SUMS = (
     LayerNormGradOperation,
     RmsNormGradOperation,
 )
+_WITH_CONSTANT = (upstream.ScalarAddOperation, upstream.ScalarMultiplyOperation)
 # Operations of which each row of the outputs is a function of the same row of the inputs.
 _ELEMENTWISE = (
     upstream.ops.BinaryOpWithBroadcasting,
     upstream.ReshapeOperation,
-    upstream.ScalarAddOperation,
-    upstream.ScalarMultiplyOperation,
     upstream.StopGradient,
     CastOperation,
+    *_WITH_CONSTANT,
 )
 
 
@@ -75,7 +75,8 @@ def row_losses_and_norms(
 
     Raises:
       RowsMixedError: an operation computes with several rows at once, such as experts that take
-        tokens of several rows, or sums over rows in a way that is not supported. Never for one row.
+        tokens of several rows, or sums over rows in a way that is not supported, or the loss is a
+        sum over rows times or plus a constant, as in a mean. Never for one row.
     """
     if batch.size == 1:
         grads = gradients_at_rest(variable_gradients(loss, mesh), variables_of(mesh))
@@ -83,6 +84,7 @@ def row_losses_and_norms(
         return losses, norms
     rows = _Rows(batch)
     losses = rows.of(loss)
+    rows.check_constants()
     rows.check_separate(needed_operations(list(mesh.graph.operations), [losses]))
     grads = [rows.of(_in_use(g)) for g in variable_gradients(mtf.reduce_sum(losses), mesh)]
     squares = [
@@ -121,6 +123,26 @@ class _Rows:
             else:
                 self._copies |= zip(op.outputs, self._copy(op, inputs), strict=True)
         return self._copies[x]
+
+    def check_constants(self) -> None:
+        """Checks that no sum over rows has been scaled by a constant, or added to a number.
+
+        The constant may be 1 / `batch.size`, and then a batch of one row has another.
+
+        Raises:
+          RowsMixedError: one has been.
+        """
+        for x, y in self._copies.items():
+            op, inputs = x.operation, y.operation.inputs
+            is_scaled = (
+                isinstance(op, upstream.EinsumOperation)
+                and not any(map(self._has_rows, op.inputs))
+                and not all(map(self._has_rows, inputs))
+            )
+            if x is not y and (is_scaled or isinstance(op, _WITH_CONSTANT)):
+                raise RowsMixedError(
+                    f"operation {op.name!r} has a constant that may contain the number of rows"
+                )
 
     def check_separate(self, operations: Sequence[mtf.Operation]) -> None:
         """Checks that no operation computes a tensor of several rows.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import t2tp
 from t2tp import mtf, registry
 from t2tp.optim.clipping import global_norm
 from t2tp.optim.gradient_accumulation import variable_gradients
+from t2tp.optim.loss import LossTerm
 from t2tp.optim.per_row import RowsMixedError, row_losses_and_norms
 from tests.models import small_images
 from tests.models.small_transformers import FAMILIES, LAYOUTS, feature_of
@@ -44,8 +46,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("make", "mesh", "zero_stage"), CASES.values(), ids=CASES)
-def test_rows_are_batches_of_one(make, mesh, zero_stage):
+@pytest.mark.parametrize("case", CASES)
+def test_rows_are_batches_of_one(case):
+    make, mesh, zero_stage = CASES[case]
     model, batch, features = make()
     mesh_shape, layout = LAYOUTS[mesh]
     dim = mtf.Dimension("batch", len(batch["targets"]))
@@ -71,10 +74,30 @@ def test_rows_are_batches_of_one(make, mesh, zero_stage):
     }
     alone = t2tp.Program(row, first, seed=1)
     outputs = together(batch)
+    rtol = 2e-6 if case == "groups" else 1e-6  # 1.4e-6 was seen: variances of few elements.
     for i in range(dim.size):
         one = alone({name: x[i : i + 1] for name, x in batch.items()})
-        np.testing.assert_allclose(outputs["loss"][i], one["loss"], rtol=2e-6, err_msg=f"row {i}")
-        np.testing.assert_allclose(outputs["norm"][i], one["norm"], rtol=2e-6, err_msg=f"row {i}")
+        for name in ("loss", "norm"):
+            np.testing.assert_allclose(outputs[name][i], one[name], rtol, err_msg=f"row {i}")
+
+
+@pytest.mark.parametrize(
+    "loss_of",
+    [
+        lambda x: mtf.reduce_mean(mtf.square(x)),
+        lambda x: LossTerm(mtf.reduce_sum(x), mtf.constant(x.mesh, 8.0)).mean(),
+        lambda x: mtf.reduce_sum(x) + 1 / 4,
+    ],
+)
+def test_constants_that_may_have_the_number_of_rows_are_refused(loss_of):
+    shape = mtf.Shape([mtf.Dimension("batch", 4), mtf.Dimension("o", 2)])
+
+    def rows(mesh, parts):
+        weight = mtf.get_variable(mesh, "w", shape[1:])
+        return {"loss": row_losses_and_norms(loss_of(parts["x"] * weight), shape[0], mesh)[0]}
+
+    with pytest.raises(RowsMixedError, match="number of rows"):
+        t2tp.Program(rows, {"x": t2tp.Feature(shape, tf.float32)})
 
 
 @pytest.mark.parametrize("family", ["moe", "moe_encdec"])
