@@ -142,7 +142,8 @@ class RoutingConfig:
             )
         size, rest = divmod(self.num_experts, self.router_groups)
         is_grouped, fits = self.router_groups > 1, self.choices <= self.top_groups * size
-        if is_grouped and (rest or size < 2 or self.top_groups > self.router_groups or not fits):
+        wrong = is_grouped and (rest or size < 2 or not fits)
+        if wrong or self.top_groups > self.router_groups:
             raise ValueError(
                 f"moe_router_groups={self.router_groups} must divide num_experts={self.num_experts}"
                 f" into groups of 2 or more, and moe_top_groups={self.top_groups} of them must have"

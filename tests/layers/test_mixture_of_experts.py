@@ -272,6 +272,7 @@ def test_experts_may_be_gated_networks():
         (RoutingConfig(4, "expert_choice", dispatch="dropless"), "supports neither"),
         (RoutingConfig(4, group_size=-1), "0 .a row. or above"),
         (RoutingConfig(4, capacity_factor_train=0.0), "above 0"),
+        (RoutingConfig(4, top_groups=2), "moe_top_groups=2"),
     ],
 )
 def test_what_cannot_work_is_refused(routing, message):
