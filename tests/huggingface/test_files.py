@@ -18,6 +18,7 @@ from t2tp.huggingface import exporting, importing
 from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.model_types.llama import LLAMA
 from t2tp.huggingface.model_types.mistral import MISTRAL
+from t2tp.huggingface.model_types.qwen3_moe import QWEN3_MOE
 from t2tp.huggingface.safetensors_file import DTYPES, create, read_header
 from t2tp.mesh.layout import Storage
 from t2tp.trainer import run_yaml
@@ -127,6 +128,15 @@ def test_biases_of_all_matrices_are_those_of_attention_and_network(of_all):
     assert len(names) == 7
     with pytest.raises(ConversionError, match="bias"):
         MISTRAL.config(hparams)
+
+
+def test_a_scale_of_gates_that_a_type_lacks_is_refused():
+    config = {**TINY_LLAMA, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    hparams = QWEN3_MOE.hparams(config)
+    assert QWEN3_MOE.config(hparams)["num_local_experts"] == 4
+    hparams.moe_gate_scale = 2.5
+    with pytest.raises(ConversionError, match="moe_gate_scale=1.0, and the run has 2.5"):
+        QWEN3_MOE.config(hparams)
 
 
 @pytest.mark.parametrize("size", ["5 apples", "0GB", "GB"])
