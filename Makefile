@@ -33,12 +33,14 @@ demo: $(if $(wildcard $(STAMP)),$(STAMP),$(PACKAGE_STAMP))
 
 # A test with several parameters runs cases that cover all values; a slow one runs a fourth of them.
 # oneDNN is off because TensorFlow rewrites each function for it on each device, which takes four
-# fifths of the time. `make test-all` leaves it on.
+# fifths of the time.
 test: $(STAMP)
 	TF_ENABLE_ONEDNN_OPTS=0 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --cover
 
+# Every case without oneDNN; then one case of each fast test with oneDNN, which users have.
 test-all: $(STAMP)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	TF_ENABLE_ONEDNN_OPTS=0 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m 'not slow' --one-case
 
 test-fast: $(STAMP)
 	TF_ENABLE_ONEDNN_OPTS=0 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m 'not slow' --one-case
