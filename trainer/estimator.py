@@ -418,7 +418,7 @@ class Estimator:
         return Program(
             step_fn,
             features,
-            layout=self.layout if trains else self.layout.in_any_order(),
+            layout=self.layout if trains else self.layout.without_exact_sums(),
             cluster=self.connect(),
             variables=self._variables,
             seed=self.config.random_seed,

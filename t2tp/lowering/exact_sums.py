@@ -53,7 +53,7 @@ def lower_in_parts(
                 f"exact_sums: {op.name} sums over both {dim.name!r} and {other.name!r}, and the"
                 f" layout splits {other.name!r}: leave one of the two whole."
             )
-    whole, count = lowering.parts_of(dim)
+    num_parts, count = lowering.parts_of(dim)
     results: dict[upstream.Tensor, list[tf.Tensor]] = {y: [] for y in op.outputs}
     for number in range(count):
         part = PartLowering(lowering, op, dim, number, count, results)
@@ -66,7 +66,7 @@ def lower_in_parts(
         if dim.name in names:
             lowering.set_slice(y, tf.concat(parts, names.index(dim.name)))
         elif parts:
-            lowering.set_parts(y, parts, dim, whole)
+            lowering.set_parts(y, parts, dim, num_parts)
 
 
 class PartLowering:

@@ -90,9 +90,9 @@ class Hooks:
         `lowering.slice_in_order`, and sets those of its outputs, with `lowering.orders.set`.
       matmul_flops: floating-point operations of its matmuls on the whole mesh, from which the
         trainer computes the utilization of the devices. Only the forward pass counts.
-      dropped_dims: what becomes of a dimension of the inputs that an output lacks. `summed`: the
-        output is a sum over it. `kept`: the operation adds nothing up. Empty: not known;
-        `exact_sums` then refuses the operation.
+      dropped_dims: how an output lost a dimension of the inputs: `summed` (it is a sum over the
+        dimension) or `kept` (the operation adds no floats up). Empty: not known; `exact_sums` then
+        refuses the operation.
       cost_kind: the kind of work that `t2tp_plan` counts it as, one of `t2tp.planner.work.KINDS`.
         `view`: the outputs are the inputs. `free`: it takes no time.
     """
@@ -230,15 +230,15 @@ def summed_in_parts(op: upstream.Operation, layout: Layout) -> list[upstream.Dim
         for name in layout.summed_in_parts
         if name in known and not all(name in y.shape.dimension_names for y in op.outputs)
     ]
-    way = hooks(op).dropped_dims
+    reduction = hooks(op).dropped_dims
     if isinstance(op, upstream.ReduceOperation) and op._reduction_fn_string != "SUM":
-        way = "kept"
-    if not way and any(layout.axis_index(dim.name) is not None for dim in dropped):
+        reduction = "kept"
+    if not reduction and any(layout.axis_index(dim.name) is not None for dim in dropped):
         raise LayoutError(
-            f"{_with_inputs(op)}: exact_sums={layout.exact_sums} has no fixed order for what it"
-            f" computes over {dropped[0].name!r} ({type(op).__name__}): set exact_sums=0."
+            f"{_with_inputs(op)}: exact_sums={layout.exact_sums}, and it adds up floats over"
+            f" {dropped[0].name!r} in no fixed order ({type(op).__name__}): set exact_sums=0."
         )
-    return dropped if way == "summed" else []
+    return dropped if reduction == "summed" else []
 
 
 def check_operation(op: upstream.Operation, layout: Layout) -> None:

@@ -96,8 +96,8 @@ def lower_while_loop(
                 if tensor.dtype.is_floating and not lowering.is_in_parts(tensor):
                     raise LayoutError(
                         f"exact_sums={mesh_impl.layout.exact_sums} needs sums over the batch that"
-                        f" no operation of a microbatch reads, and {tensor.name!r} is none: set"
-                        " microbatches=1 or exact_sums=0."
+                        f" no operation of a microbatch reads, and {tensor.name!r} is not such a"
+                        " sum: set microbatches=1 or exact_sums=0."
                     )
             return add_to_tree(state.iteration, state.sums, addends, tree_size)
         return [total + x for total, x in zip(state.sums, addends, strict=True)]

@@ -127,7 +127,7 @@ class Layout:
             return 1
         return math.gcd(self.exact_sums, size)
 
-    def in_any_order(self) -> Layout:
+    def without_exact_sums(self) -> Layout:
         """Returns this layout without `exact_sums`."""
         layout = copy.copy(self)
         layout.exact_sums = 0

@@ -15,6 +15,7 @@ import t2tp.models
 from t2tp import registry
 from t2tp.mesh.layout import Layout
 from t2tp.optim import train_step
+from t2tp.optim.clipping import global_norm
 from t2tp.program.abstract_program import AbstractProgram
 
 pytestmark = pytest.mark.skipif(
@@ -29,6 +30,8 @@ LAYOUTS = {
     "tensor": "model:4",
     "both": "data:2;model:2",
     "four by two": "data:4;model:2",
+    "joint": "pod:2;data:2",
+    "joint, tensor": "pod:2;data:2;model:2",
 }
 
 
@@ -103,11 +106,27 @@ def test_several_threads_are_refused_where_something_runs(monkeypatch):
 def test_random_layouts_compute_the_same_bits(seed):
     rng = np.random.default_rng(seed)
     mesh = LAYOUTS[rng.choice(list(LAYOUTS))]
-    has_data = "data" in mesh
     microbatches = int(rng.choice([1, 2]))
-    stage = int(rng.choice([0, 1] if microbatches > 1 else [0, 1, 2, 3])) if has_data else 0
-    given = trained(5, mesh_shape=mesh, zero_stage=stage, microbatches=microbatches)
-    assert_same_bits(given, on_one_device(5))
+    changes = {"mesh_shape": mesh, "microbatches": microbatches}
+    if "data" in mesh:
+        changes["zero_stage"] = int(rng.choice([0, 1] if microbatches > 1 else [0, 1, 2, 3]))
+    if "pod" in mesh:
+        changes["layout"] = TENSOR.replace("batch:data", "batch:pod+data")
+        changes["zero_axes"] = str(rng.choice(["", "pod", "data"])) if changes["zero_stage"] else ""
+    kept = {"loss_chunk": int(rng.choice([0, 16]))}
+    assert_same_bits(trained(5, **changes, **kept), on_one_device(5, **kept))
+
+
+def test_a_norm_has_the_share_of_elements_much_smaller_than_the_largest():
+    elements = np.full([2048, 2048], 3.8e-6, np.float32)
+    elements[7, 9] = 1.0
+    program = t2tp.Program(
+        lambda mesh, features: {"norm": global_norm([features["x"]])},
+        {"x": t2tp.Feature("batch:2048;d_model:2048", tf.float32)},
+        layout=Layout("data:2", "batch:data", exact_sums=8),
+    )
+    wanted = np.linalg.norm(elements.astype(np.float64))
+    np.testing.assert_allclose(program({"x": elements})["norm"], wanted, rtol=1e-7)
 
 
 @pytest.mark.parametrize(
