@@ -25,7 +25,6 @@ from t2tp.lowering.context import Order
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
 from t2tp.lowering.operation import summed_in_parts
 from t2tp.mesh.collectives import tree_sum
-from t2tp.mesh.layout_text import LayoutError
 
 
 def lower_in_parts(
@@ -41,18 +40,8 @@ def lower_in_parts(
       lowering: the lowering of the graph, or of a part of an outer dimension.
       rule: the rule that lowers the operation.
       dims: the dimensions, the outer one first.
-
-    Raises:
-      LayoutError: the layout splits an inner one of several dimensions, whose sums every processor
-        must complete before it adds the parts of the outer one.
     """
     dim, *inner = dims
-    for other in inner:
-        if lowering.mesh_impl(op).tensor_dimension_to_mesh_axis(other) is not None:
-            raise LayoutError(
-                f"exact_sums: {op.name} sums over both {dim.name!r} and {other.name!r}, and the"
-                f" layout splits {other.name!r}: leave one of the two whole."
-            )
     num_parts, count = lowering.parts_of(dim)
     results: dict[upstream.Tensor, list[tf.Tensor]] = {y: [] for y in op.outputs}
     for number in range(count):

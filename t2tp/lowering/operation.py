@@ -220,7 +220,9 @@ def summed_in_parts(op: upstream.Operation, layout: Layout) -> list[upstream.Dim
     The outer one is first.
 
     Raises:
-      LayoutError: it is not known whether the operation sums over such a dimension.
+      LayoutError: it is not known whether the operation sums over such a dimension, or the layout
+        splits an inner one of several, whose sums every processor must complete before it adds the
+        parts of the outer one.
     """
     if not layout.exact_sums or not op.outputs:
         return []
@@ -238,7 +240,16 @@ def summed_in_parts(op: upstream.Operation, layout: Layout) -> list[upstream.Dim
             f"{_with_inputs(op)}: exact_sums={layout.exact_sums}, and it adds up floats over"
             f" {dropped[0].name!r} in no fixed order ({type(op).__name__}): set exact_sums=0."
         )
-    return dropped if reduction == "summed" else []
+    if reduction != "summed":
+        return []
+    for dim in dropped[1:]:
+        if layout.axis_index(dim.name) is not None:
+            raise LayoutError(
+                f"{_with_inputs(op)}: exact_sums={layout.exact_sums} cannot sum over both"
+                f" {dropped[0].name!r} and {dim.name!r} if the layout splits {dim.name!r}: drop"
+                " that rule, or set exact_sums=0."
+            )
+    return dropped
 
 
 def check_operation(op: upstream.Operation, layout: Layout) -> None:

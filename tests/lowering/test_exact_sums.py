@@ -138,6 +138,7 @@ def test_a_norm_has_the_share_of_elements_much_smaller_than_the_largest():
         ({"mesh_shape": "data:8", "microbatches": 2}, "'batch'"),
         ({"mesh_shape": "data:2", "zero_stage": 2, "microbatches": 2}, "microbatches=1"),
         ({"mesh_shape": "model:4", "d_ff": 36}, "16 elements"),
+        ({"mesh_shape": "model:2", "qk_norm": "head"}, "'batch' and 'heads'"),
         ({"optimizer": "adafactor"}, "adafactor"),
         ({"activation_dtype": "bfloat16"}, "bfloat16"),
     ],
