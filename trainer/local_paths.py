@@ -7,6 +7,8 @@ import re
 import stat
 from os import PathLike
 
+from t2tp.object_store.store import without_secrets
+
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://")
 
 
@@ -22,8 +24,9 @@ def check_local(name: str, path: str) -> None:
     """
     if _SCHEME.match(path):
         raise ValueError(
-            f"{name}={path}: expected a path of this host's files; s3://, gs:// and az:// are for"
-            " runs, data and texts, and in Python for t2tp.object_store.local_path"
+            f"{name}={without_secrets(path)}: expected a path of this host's files;"
+            " s3://, gs:// and az:// are for runs, data and texts, and in"
+            " Python for t2tp.object_store.local_path"
         )
 
 

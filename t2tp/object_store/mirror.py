@@ -12,6 +12,7 @@ import shutil
 import stat
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -30,7 +31,8 @@ _GROWING_SECONDS, _GROWING_RATE = 30.0, 1 << 18
 _SMALL_BYTES = 4 << 20
 # A directory is complete if it has its marker, which is uploaded last and deleted first.
 _MARKER, _MANIFEST = "FINISHED", "manifest.json"
-_LAST = (_MARKER, _MANIFEST, "saved_model.pb", "config.json")
+_MARKERS = (_MARKER, _MANIFEST, "saved_model.pb")
+_LAST = (*_MARKERS, "config.json")
 _STEP = re.compile(r"(?:.*/)?step-\d{8,}")
 # Names that only this host knows: work in progress, and the lock, which `StoreLock` replaces.
 _LOCAL = re.compile(r"\..*|.*\.(tmp|discarded|damaged)(-\d+)?|run\.lock")
@@ -38,9 +40,10 @@ _LOCAL = re.compile(r"\..*|.*\.(tmp|discarded|damaged)(-\d+)?|run\.lock")
 _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.(?!checks$|json$)\w+(\.begins)?")
 # Outputs that no program reads again.
 _OUTPUT = re.compile(r"events\.out\.tfevents\..*|export|decodes|plugins")
-# The part of an address behind the address of a run.
-_INSIDE_RUN = re.compile(r"(/checkpoints)?(/step-\d{8,})?(/variables)?$")
+# The address of a checkpoint, or of a file's prefix in it, in a run.
+_INSIDE_RUN = re.compile(r"(\w+://[^/]+/.+?)(/checkpoints)?/step-\d{8,}(/variables)?")
 _IN_TEXT = re.compile(r"(?:s3|gs|az)://[^:,]*")
+_WITH_SECRET = re.compile(r"(?:s3|gs|az)://[^,]*[@?][^,]*")
 # The mode of a hole. The sticky bit has no meaning for files, and a new file does not have it.
 _HOLE_MODE = 0o644 | stat.S_ISVTX
 
@@ -69,6 +72,14 @@ class Mirror:
         self._record = cache_directory() / "records" / name
         self._uploaded_at: dict[str, float] = {}
 
+    def place(self) -> str:
+        """Returns a random word that the trainings on this mirror have in common."""
+        path = self._record.with_suffix(".place")
+        with self._locked():
+            if not path.exists():
+                write_text(path, uuid.uuid4().hex)
+            return path.read_text()
+
     def pull(self, *, again: bool = False) -> None:
         """Downloads new objects; the data of checkpoints and large shards become holes.
 
@@ -95,19 +106,27 @@ class Mirror:
                 if _is_hole(self.path / name):
                     (self.path / name).unlink()
                 del entries[name]
+            if deleted:
+                self._save(entries)
+            states = {name: _state(self.path / name) for name in objects}
+            ours = {
+                _step_of(name) or name
+                for name, state in states.items()
+                if state not in (None, [-1, 0], entries.get(name, (None,))[0])
+            }
             for name in sorted(filter(lambda name: _is_read(name, objects), objects), key=_order):
                 path, (size, version) = self.path / name, objects[name]
-                state, (known_state, known_version) = _state(path), entries.get(name, (None, None))
-                if version == known_version and (state or again):
+                if version == entries.get(name, (None, None))[1] and (states[name] or again):
                     continue
-                if self.lock and state not in (None, known_state):
-                    continue  # This process has changed it later.
+                if (_step_of(name) or name) in ours and (self.lock or not _step_of(name)):
+                    continue  # It was changed here later.
                 with contextlib.suppress(FileNotFoundError):  # Deleted since it was listed.
                     if _has_ranges(name, objects):
                         _make_hole(path, size)
                     else:
                         self.store.get(name, path)
                     entries[name] = _state(path), version
+                    self._save(entries)
 
     def _is_dispensable(
         self, step: str, entries: dict[str, tuple], objects: dict[str, tuple[int, str]]
@@ -137,20 +156,25 @@ class Mirror:
             holes = {_step_of(name) or name for name, state in states.items() if state[0] < 0}
             changed = [
                 name
-                for name in sorted(states, key=_order)
+                for name in states
                 if states[name] != entries.get(name, (None,))[0]
                 and (_step_of(name) or name) not in holes
                 and (is_last or _step_of(name) or not self._is_recent(name, states[name][0]))
             ]
             if changed and self.lock:
                 self.lock.is_held()
-            for name in changed:  # Without its marker, a checkpoint can be overwritten.
-                if name.endswith(_MARKER) and name in entries:
-                    self._delete(name, entries)
-            for name in changed:
+            # Without its marker, a directory can be overwritten.
+            known = [PurePosixPath(name) for name in changed if name in entries]
+            overwritten = {directory for path in known for directory in path.parents}
+            for marker in [n for n in entries if PurePosixPath(n).name in _MARKERS]:
+                if PurePosixPath(marker).parent in overwritten:
+                    self._delete(marker, entries)
+                    changed.append(marker)
+            for name in sorted({*changed} & states.keys(), key=_order):
                 self._check_lock()
                 try:
                     entries[name] = states[name], self.store.put(self.path / name, name)
+                    self._save(entries)
                     self._uploaded_at[name] = time.monotonic()
                 except FileNotFoundError:
                     if (self.path / name).exists():
@@ -166,6 +190,7 @@ class Mirror:
         self._check_lock()
         self.store.delete(name)
         del entries[name]
+        self._save(entries)
 
     def _check_lock(self) -> None:
         """Raises StoreError if another host has taken over the run."""
@@ -202,12 +227,11 @@ class Mirror:
             fcntl.flock(lock, fcntl.LOCK_EX)
             with contextlib.suppress(FileNotFoundError, ValueError):
                 entries = json.loads(self._record.read_bytes())
-            before = dict(entries)
-            try:
-                yield entries
-            finally:
-                if entries != before:
-                    write_text(self._record, json.dumps(entries))
+            yield entries
+
+    def _save(self, entries: dict[str, tuple]) -> None:
+        """Saves the record: after each file, as the process may be killed."""
+        write_text(self._record, json.dumps(entries))
 
 
 class Session:
@@ -233,7 +257,7 @@ class Session:
         """
         if self.find(_local(address)) is not None:
             return
-        mirror = Mirror(_INSIDE_RUN.sub("", address.rstrip("/")))
+        mirror = Mirror(_run_of(address.rstrip("/")))
         mirror.pull()
         mirror.is_watched = is_watched
         self.mirrors.append(mirror)
@@ -249,28 +273,30 @@ class Session:
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
-        for mirror in self.mirrors:
+        errors = []
+        for mirror in self.mirrors if self.uploads else ():
             try:
-                if self.uploads:
-                    mirror.push(is_last=True)
+                mirror.push(is_last=True)
             except OSError as error:
-                raise StoreError(
+                errors.append(
                     f"{error}; nothing is lost: the files are in {mirror.path}, and the next"
                     f" program on this host that is given {mirror.store.address} uploads them"
-                ) from error
+                )
+        if errors:
+            raise StoreError("; ".join(errors))
 
     def _run(self) -> None:
-        is_failing = False
+        failing: set[Mirror] = set()
         while not self._ended.wait(PERIOD_SECONDS):
-            try:
-                for mirror in [m for m in self.mirrors if self.uploads and m.is_watched]:
+            for mirror in [m for m in self.mirrors if self.uploads and m.is_watched]:
+                try:
                     mirror.push()
                     mirror.pull(again=True)
-                is_failing = False
-            except OSError as error:
-                if not is_failing:
-                    logging.error("%s; it is tried again until the program ends", error)
-                is_failing = True
+                    failing.discard(mirror)
+                except Exception as error:  # The thread is for the other mirrors, too.
+                    if mirror not in failing:
+                        logging.error("%s; it is tried again until the program ends", error)
+                    failing.add(mirror)
 
 
 _session: Session | None = None
@@ -321,6 +347,8 @@ def local_path(text: str, *, is_lazy: bool = False) -> str:
             _session.open(found[0])
         return str(_local(found[0]))
 
+    for found in _WITH_SECRET.finditer(text):
+        split(found[0].strip())  # Refused before a colon in it ends the address.
     return _IN_TEXT.sub(local, text)
 
 
@@ -383,6 +411,18 @@ def _local(address: str) -> Path:
     return _stores().joinpath(*split(address))
 
 
+def _run_of(address: str) -> str:
+    """Returns the address of the run that an address is inside, or the address itself."""
+    if inside := _INSIDE_RUN.fullmatch(address):
+        return inside[1]
+    run = address.removesuffix("/checkpoints")
+    if run != address and "/" in split(run)[1]:
+        with contextlib.suppress(FileNotFoundError):
+            Store(run).read("run.yaml")
+            return run
+    return address
+
+
 def _state(path: Path) -> list[int] | None:
     """Returns size and time of the last change of a file, -1 of a hole; None if it is missing."""
     try:
@@ -439,4 +479,4 @@ def _has_ranges(name: str, objects: dict[str, tuple[int, str]]) -> bool:
 def _order(name: str) -> tuple[Any, ...]:
     """Returns the sorting key of uploads: checkpoints after other files, markers last."""
     path = PurePosixPath(name)
-    return bool(_step_of(name)), str(path.parent), path.name in _LAST, name
+    return _step_of(name), path.name in _LAST, -len(path.parts), name

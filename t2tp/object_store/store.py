@@ -49,10 +49,15 @@ def split(address: str) -> tuple[str, str]:
     match = _ADDRESS.fullmatch(address)
     if match is None:
         raise ValueError(
-            f"{re.sub('//.*@', '//***@', address)}: expected SCHEME://BUCKET/NAME, without"
+            f"{without_secrets(address)}: expected SCHEME://BUCKET/NAME, without"
             " credentials, which the store's package finds in its environment"
         )
     return match[1], match[2]
+
+
+def without_secrets(address: str) -> str:
+    """Returns an address, or a text that may be one, without credentials, for messages."""
+    return re.sub(r"\?.*", "?***", re.sub("//.*@", "//***@", address))
 
 
 class Store:

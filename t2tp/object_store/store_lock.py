@@ -34,7 +34,7 @@ class StoreLock:
           store: the store.
           name: name of the object.
           note: fields that describe this process; `word` is unique to it.
-          place: host and local directory of the trainer.
+          place: a word for the mirror in which the trainer works.
         """
         self._store, self._name = store, name
         self._note = {**note, "place": place}
@@ -49,11 +49,20 @@ class StoreLock:
           StoreError: the store refuses or does not answer.
         """
         deadline, seen = time.monotonic() + ABANDONED_SECONDS, None
-        while not self._store.write(self._name, self._content(0), only_new=True):
+        has_taken_over = False
+        while True:
+            if self._store.write(self._name, self._content(0), only_new=True):
+                if not has_taken_over:
+                    break
+                time.sleep(BEAT_SECONDS / 4)  # Another one may take over at the same moment.
+                if self._is_mine():
+                    break
             other = self._read()
             is_ours = other.get("place") == self._note["place"]
-            if is_ours or (other and time.monotonic() > deadline):
-                self._store.delete(self._name)
+            if is_ours or (other and other == seen and time.monotonic() > deadline):
+                if self._read() == other:
+                    self._store.delete(self._name)
+                has_taken_over = not is_ours
             elif seen not in (None, {}, other):
                 return other
             else:
@@ -62,6 +71,8 @@ class StoreLock:
                         "another trainer has locked %s: waiting up to %d s to see if it is alive",
                         *(self._store.address, ABANDONED_SECONDS),
                     )
+                if other != seen:
+                    deadline = time.monotonic() + ABANDONED_SECONDS
                 seen = other
                 time.sleep(BEAT_SECONDS / 4)
         self._thread.start()
@@ -69,7 +80,7 @@ class StoreLock:
 
     def is_held(self) -> bool:
         """Asks the store whether the lock is still this trainer's; sets `is_lost`."""
-        self.is_lost = self.is_lost or self._read().get("word") != self._note["word"]
+        self.is_lost = self.is_lost or not self._is_mine()
         return not self.is_lost
 
     def release(self) -> None:
@@ -77,7 +88,7 @@ class StoreLock:
         self._ended.set()
         self._thread.join()
         try:
-            if self._read().get("word") == self._note["word"]:
+            if self._is_mine():
                 self._store.delete(self._name)
         except StoreError as error:
             logging.warning("%s", error)
@@ -92,6 +103,9 @@ class StoreLock:
                 self._store.write(self._name, self._content(beat))
             except StoreError as error:
                 logging.warning("the lock of the run cannot be renewed: %s", error)
+
+    def _is_mine(self) -> bool:
+        return self._read().get("word") == self._note["word"]
 
     def _content(self, beat: int) -> bytes:
         return json.dumps({**self._note, "beat": beat}).encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import shutil
 import time
@@ -21,6 +22,8 @@ from t2tp.object_store.store_lock import StoreLock
 from t2tp.problems.data.checked_file import CheckedFile
 from t2tp.problems.data.manifest import DamagedDataError
 from t2tp.problems.data.shards import ShardWriter, read_checks
+from t2tp.trainer.cli import programs
+from t2tp.trainer.local_paths import check_local
 from tests.checkpoint import samples
 from tests.store_server import SECRET, StoreServer
 
@@ -232,6 +235,21 @@ def test_a_process_that_has_lost_the_run_writes_nothing_more(server):
     assert uploaded(server) == before
 
 
+@pytest.mark.parametrize(
+    ("flags", "advice"),
+    [
+        (["--decode_from_file=s3://bucket/in.txt"], "give --decode_to_file"),
+        (["--split=test", "--decode_to_file=s3://bucket/out"], "omit it or name a local path"),
+    ],
+)
+def test_decoded_files_that_would_not_be_uploaded_are_refused(
+    server, tmp_path, capfd, flags, advice
+):
+    server.files().pipe_file("bucket/in.txt", b"1")
+    assert programs.t2tp_decoder(["t2tp_decoder", f"--output_dir={tmp_path}", *flags]) == 2
+    assert advice in capfd.readouterr().err
+
+
 def test_one_process_of_several_uploads(server):
     with object_store.session() as session:
         session.uploads = False
@@ -246,6 +264,122 @@ def test_addresses_have_no_credentials(address):
     with pytest.raises(ValueError, match="expected SCHEME") as failure:
         Store(address)
     assert "secret" not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["s3://key:secret/x@bucket/run", "az://c/x?v=1&sig=secret", "a,s3://b/x:s3://k:secret@b"],
+)
+def test_credentials_are_refused_before_an_address_is_cut(server, address):
+    with object_store.session() as session:
+        for take in (
+            object_store.local_path,
+            lambda address: check_local("--x", f"s3://{address}"),
+        ):
+            with pytest.raises(ValueError) as failure:
+                take(address)
+            assert "secret" not in str(failure.value)
+        assert not session.mirrors
+
+
+@pytest.mark.parametrize(
+    ("address", "opened"),
+    [
+        ("bucket/checkpoints", "bucket/checkpoints"),
+        ("bucket/checkpoints/step-00000001", "bucket/checkpoints"),
+        ("bucket/llama/checkpoints", "bucket/llama/checkpoints"),
+        ("bucket/made/checkpoints", "bucket/made"),
+        ("bucket/x/checkpoints/step-00000001/variables", "bucket/x"),
+    ],
+)
+def test_the_run_of_an_address_is_opened(server, address, opened):
+    server.files().pipe_file("bucket/made/run.yaml", b"{}")
+    with object_store.session() as session:
+        object_store.local_path(f"s3://{address}")
+        assert [each.store.address for each in session.mirrors] == [f"s3://{opened}"]
+
+
+def test_a_saved_model_appears_after_its_weights(server):
+    names = ["saved_model.pb", "variables/variables.index", "variables/variables.data"]
+    with object_store.session() as session:
+        directory = Path(object_store.local_path("s3://bucket/model"), "export/17")
+        (directory / "variables").mkdir(parents=True)
+        for name in names:
+            (directory / name).write_text("1")
+        session.mirrors[0].push()
+        (directory / names[2]).write_text("22")
+    changes = [(method, name.partition("17/")[2]) for method, name in server.log]
+    whole = [("PUT", names[2]), ("PUT", names[1]), ("PUT", names[0])]
+    assert changes == [*whole, ("DELETE", names[0]), ("PUT", names[2]), ("PUT", names[0])]
+
+
+def test_a_file_that_was_changed_here_is_not_replaced(server, monkeypatch):
+    with object_store.session() as session:
+        directory = Path(object_store.local_path("s3://bucket/out"))
+        directory.mkdir(parents=True)
+        for name in ("a", "b"):
+            (directory / name).write_text("1")
+        (found,) = session.mirrors
+        put, records = found.store.put, []
+
+        def watched(path: Path, name: str) -> str:
+            records.append(found._record.read_text() if found._record.exists() else "{}")
+            return put(path, name)
+
+        monkeypatch.setattr(found.store, "put", watched)
+        found.push()
+        assert [[*json.loads(each)] for each in records] == [[], ["a"]]
+        (directory / "b").write_text("newer")
+        server.files().pipe_file("bucket/out/b", b"other")
+        found.pull(again=True)
+        assert (directory / "b").read_text() == "newer"
+
+
+def test_a_mirror_that_fails_does_not_keep_the_others_from_uploading(server, monkeypatch):
+    monkeypatch.setattr(mirror, "PERIOD_SECONDS", 0.05)
+    with pytest.raises(StoreError, match="bucket/a"), object_store.session() as session:
+        for name in ("a", "b"):
+            directory = Path(object_store.local_path(f"s3://bucket/{name}"))
+            directory.mkdir(parents=True)
+        monkeypatch.setattr(session.mirrors[0].store, "put", lambda *_: 1 / 0)
+        for name in ("a", "b"):
+            (directory.parent / name / "x").write_text("1")
+        deadline = time.monotonic() + 20
+        while not uploaded(server, "b"):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        (directory / "y").write_text("1")
+
+        def refuse(*_: object) -> None:
+            raise StoreError("bucket/a")
+
+        monkeypatch.setattr(session.mirrors[0].store, "put", refuse)
+    assert uploaded(server, "b").keys() == {"x", "y"}
+
+
+def test_two_that_wait_do_not_both_take_an_abandoned_lock(server, monkeypatch):
+    monkeypatch.setattr(store_lock, "ABANDONED_SECONDS", 0.5)
+    Store(RUN).write("run.lock", b'{"place": "gone", "word": "gone"}')
+    first, second = lock("first"), lock("second")
+    read, answers = second._read, []
+
+    def slow() -> dict:
+        note = read()
+        if time.monotonic() > late and not answers:
+            answers.append(first.acquire())  # Between the second one's reading and deleting.
+        return note
+
+    late = time.monotonic() + 0.45
+    monkeypatch.setattr(second, "_read", slow)
+    assert second.acquire()["word"] == "first" and answers == [None]
+    assert first.is_held()
+    first.release()
+
+
+def test_trainings_on_one_mirror_have_their_place_in_common(server, tmp_path, monkeypatch):
+    assert mirror.Mirror(RUN).place() == (here := mirror.Mirror(RUN).place())
+    elsewhere(monkeypatch, tmp_path)
+    assert mirror.Mirror(RUN).place() != here
 
 
 def lock(name: str) -> StoreLock:

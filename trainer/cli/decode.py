@@ -16,6 +16,7 @@ from t2tp import checkpoint
 from t2tp.checkpoint.variables import TRAINABLE
 from t2tp.decoding import DecodeOptions
 from t2tp.decoding.compilation import should_compile
+from t2tp.object_store.mirror import mirror_of
 from t2tp.problems.data.manifest import DamagedDataError
 from t2tp.problems.generated_images import GeneratedImages
 from t2tp.problems.vocab.chat_template import ChatTemplate, Messages
@@ -92,6 +93,16 @@ def _check(flags: absl_flags.FlagValues) -> None:
         )
     if flags.split and flags.decode_to_file == files.STDOUT:
         raise UsageError("--split writes several files: --decode_to_file=- is for one")
+    if flags.split or not flags.decode_to_file:
+        option = "decode_to_file" if flags.split else "decode_from_file"
+        beside = str(flags[option].value or files.STDOUT)
+        mirror = mirror_of(beside)
+        if mirror and mirror.path == Path(beside).absolute():
+            advice = "omit it or name a local path" if flags.split else "give --decode_to_file"
+            raise UsageError(
+                f"--{option}={mirror.store.address}: the files beside it, which would be written,"
+                f" are not uploaded; {advice}"
+            )
     if flags.output_dir:
         run_files.read_run(flags.output_dir)
 

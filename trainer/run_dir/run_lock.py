@@ -196,8 +196,7 @@ class RunLock:
         """Acquires the lock in the object store of the run, if it is in one; as `_acquire`."""
         if self._mirror is None:
             return ""
-        note, place = self._note(), f"{socket.gethostname()}:{self._path.parent}"
-        lock = StoreLock(self._mirror.store, LOCK_FILE, note, place)
+        lock = StoreLock(self._mirror.store, LOCK_FILE, self._note(), self._mirror.place())
         try:
             refusal = self._taken(other) if (other := lock.acquire()) else ""
             if not refusal:
