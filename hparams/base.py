@@ -1,7 +1,5 @@
 """Declares hyperparameters by the tables of `declarations.toml`."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import importlib.resources

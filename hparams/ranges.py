@@ -1,7 +1,5 @@
 """Ranged sets: search spaces for `t2tp_tune`."""
 
-from __future__ import annotations
-
 from t2tp import registry
 from t2tp.ranged_hparams import RangedHParams
 

@@ -15,8 +15,6 @@ reads, by groups of declarations.toml:
     d_model = 384
 """
 
-from __future__ import annotations
-
 import importlib.resources
 import sys
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Names, lengths and tasks are tensor2tensor's. Numbers are written with the lowest digit first.
 """
 
-from __future__ import annotations
-
 import abc
 import random
 from collections.abc import Callable, Mapping

@@ -3,8 +3,6 @@
 Names that end in `_gen` are of image generation, the others of classification.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 Datasets that TFDS makes with Apache Beam (Wikipedia, C4) need the package apache-beam.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@
 models all use it, so that they encode a line in the same way.
 """
 
-from __future__ import annotations
-
 import abc
 from collections.abc import Iterable, Sequence
 

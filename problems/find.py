@@ -1,7 +1,5 @@
 """Finds a problem by name."""
 
-from __future__ import annotations
-
 import re
 
 from t2tp import registry

@@ -1,7 +1,5 @@
 """The images that a problem's models generate, one channel of one pixel at a time."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 They come with scikit-learn, so these problems need no download.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -6,8 +6,6 @@ channel of one pixel at a time.
 The stored columns are `image` (uint8, or the bytes of a JPEG file) and, of classes, `targets`.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -14,8 +14,6 @@ and for each split the columns `targets` (tokens) and `targets_weights` (1 for t
 for tokens to read).
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property

@@ -4,8 +4,6 @@ The files of the directory in addition to the manifest: the vocabulary, and the 
 each split: the tokens of its documents, each followed by EOS.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ split and do not depend on the batch size or the mesh. Models compute the sums w
 `t2tp.metrics`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple

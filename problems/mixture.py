@@ -4,8 +4,6 @@ Problems whose vocabularies are trained need a common one, so their mixture has 
 the problems' data in subdirectories; other mixtures use the data of their problems.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

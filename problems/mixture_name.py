@@ -1,7 +1,5 @@
 """Parses the name of a mixture, and passes its options to its problems."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction

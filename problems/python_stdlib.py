@@ -1,7 +1,5 @@
 """Language modelling on Python's standard library, which needs no download."""
 
-from __future__ import annotations
-
 import hashlib
 import platform
 import sysconfig

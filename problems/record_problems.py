@@ -1,7 +1,5 @@
 """Problems on a user's records: JSON lines, CSV, Parquet, Hugging Face's directories."""
 
-from __future__ import annotations
-
 import glob
 import itertools
 import json

@@ -1,7 +1,5 @@
 """One vocabulary for the problems of a mixture, trained on their texts in its proportions."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path

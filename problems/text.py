@@ -1,7 +1,5 @@
 """Common to problems with text: a vocabulary, trained on the texts of the train split."""
 
-from __future__ import annotations
-
 import abc
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Problems on a user's own files, which are named by options."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Scores of decoded text, computed by the packages that papers use: sacrebleu, rouge-score."""
 
-from __future__ import annotations
-
 import re
 import string
 from collections import Counter

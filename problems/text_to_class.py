@@ -1,7 +1,5 @@
 """Text to class: sentiment, topics. The stored columns are `inputs` (tokens) and `targets`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 The stored columns are `inputs` and `targets`, token ids that end with EOS.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A user's own problems, models and hparams sets: a directory to import (--t2t_usr_dir)."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """Atomic writing: a file appears under its name only when it is complete."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

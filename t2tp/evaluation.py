@@ -4,8 +4,6 @@ The harness asks for log-likelihoods of texts and for continuations of prompts. 
 as its own `--model hf` does, so that both models give the same numbers for the same weights.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Pauses Python's cyclic garbage collector while long-lived objects are created."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Limits of a hyperparameter: a range of numbers, or choices."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -3,8 +3,6 @@
 A value is a bool, int, float or str, a list of one of them, or None if the declaration allows it.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import math

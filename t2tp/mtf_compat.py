@@ -10,8 +10,6 @@ ones, loaded unchanged on t2tp's operations; names that they need and TensorFlow
 provided while they are imported. `t2tp.Program` runs a graph: see docs/porting.md.
 """
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.machinery
 import importlib.util

@@ -4,8 +4,6 @@ TensorFlow's C++ code writes lines about CPU instructions and GPU libraries to f
 while it is imported, before it has read any log level, so no setting can turn them off.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

@@ -9,8 +9,6 @@ def my_range(ranged):
 registry.ranged_hparams("my_range").sample_trial(trial=3)  # always the same values
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence

@@ -18,8 +18,6 @@ Each entry is a class or function under a decorator, which is used bare, called,
 A name is known once the module that registers it has been imported.
 """
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import re

@@ -1,7 +1,5 @@
 """Temporary directories that are deleted eventually, even after their process was killed."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import glob

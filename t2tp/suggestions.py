@@ -1,7 +1,5 @@
 """Suggests similar names in errors about unknown ones."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -5,8 +5,6 @@ list where a number belongs. Each of these is an `UntrustedFileError` here, whos
 file, before anything uses the contents.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

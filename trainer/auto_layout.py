@@ -1,7 +1,5 @@
 """`--mesh_shape=auto --layout=auto`: searches the fastest layout for the machine's devices."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor

@@ -1,7 +1,5 @@
 """Errors that end a program with one sentence and an exit code."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 from collections.abc import Iterator

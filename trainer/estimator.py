@@ -1,7 +1,5 @@
 """`Estimator`: training, evaluation and prediction with a model function on a mesh."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import os

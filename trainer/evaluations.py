@@ -1,7 +1,5 @@
 """Evaluates on a split of a problem and records the metrics."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """`Experiment`: the schedules that train, evaluate and decode a run."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from os import PathLike

@@ -1,7 +1,5 @@
 """Checks whether an hparams set fits a model; completes the hparams of older runs."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Paths and text files of this host, as opposed to addresses of remote storage."""
 
-from __future__ import annotations
-
 import os
 import re
 import stat

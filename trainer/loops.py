@@ -1,7 +1,5 @@
 """The loops over the batches of a training and of an evaluation."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence

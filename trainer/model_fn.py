@@ -1,7 +1,5 @@
 """Model functions: map features in named dimensions to a loss, metrics or predictions."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """`t2tp.plan`: predicts the cost of training a registered model on a cluster."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import tensorflow as tf

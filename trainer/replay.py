@@ -4,8 +4,6 @@ The batch of a step is a function of the run's seed and the step, so a run need 
 The variables come from the latest checkpoint before the step and the steps in between.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

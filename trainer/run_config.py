@@ -1,7 +1,5 @@
 """`RunConfig`: how a run is carried out, as its directory, checkpoints and reports."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import dataclass, fields
 from typing import Any

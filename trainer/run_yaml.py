@@ -15,8 +15,6 @@
 It is YAML 1.2's core schema without anchors and tags: `on` is a text and `1e-4` a number.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

@@ -6,8 +6,6 @@ widths from the small one to the run's train a few steps on the same batches, on
 mean size of each product of activations and weights is compared over the widths.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

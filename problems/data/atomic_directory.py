@@ -1,7 +1,5 @@
 """Makes a directory atomically, over several attempts if necessary."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A memory-mapped file of numbers whose blocks are verified on first read."""
 
-from __future__ import annotations
-
 import contextlib
 import zlib
 from collections.abc import Sequence

@@ -4,8 +4,6 @@
 positions of values run through all of them. Blocks are verified when read: see `checked_file.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path

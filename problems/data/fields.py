@@ -1,7 +1,5 @@
 """Rows composed of fields; each field reads one feature."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Protocol
 

@@ -5,8 +5,6 @@ that fit); the output is pieces of (examples, number of examples per row). Every
 the same length.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 import numpy as np

@@ -9,8 +9,6 @@ walking"; Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002, sectio
 Only integer arithmetic modulo 2**64 is used, so the order is the same on every machine.
 """
 
-from __future__ import annotations
-
 import hashlib
 import operator
 

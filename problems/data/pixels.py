@@ -1,7 +1,5 @@
 """Fields of images."""
 
-from __future__ import annotations
-
 import os
 from collections import deque
 from collections.abc import Callable

@@ -5,8 +5,6 @@ memory. Indexes are in `.index/` in the directory of the data, and are replaced 
 name of an index has the digest of its data.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

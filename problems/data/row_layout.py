@@ -4,8 +4,6 @@ Each arrangement is an index (`row_index.py`) computed in one pass over the leng
 in pieces, so that neither the time nor the memory of a start grows with the corpus.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The assignment of stored examples to the rows that a stream samples from."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from t2tp.problems.data.stream import EMPTY

@@ -1,7 +1,5 @@
 """Samples: the raw records that a problem encodes as examples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 

@@ -1,7 +1,5 @@
 """A digest of samples as they are read, to detect sources that change between two attempts."""
 
-from __future__ import annotations
-
 import hashlib
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Frequencies of a problem's tokens or classes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tables of the fraction of padding in a problem's batches, by the length of rows."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The report of `t2tp_datagen --inspect`: examples, lengths, token counts and padding."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

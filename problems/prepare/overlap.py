@@ -4,8 +4,6 @@ Examples are compared by 64-bit digests of their stored values. Only digests of 
 are kept in memory, 8 bytes per example; train is streamed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The plan: what data depend on. An interrupted attempt is resumed only if it is unchanged."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

@@ -7,8 +7,6 @@ directories of its problems (`_fill_parts`), and describes it (`_write_manifest`
 The problem is passive: it implements the methods in `preparable.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path

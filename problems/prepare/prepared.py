@@ -1,7 +1,5 @@
 """Checks data that have been made, and composes the command that makes them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Runs a function in a process group of its own, which ends as a whole."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

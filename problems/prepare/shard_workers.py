@@ -1,7 +1,5 @@
 """Processes that make shards on this host. One that is killed costs time and changes no file."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle

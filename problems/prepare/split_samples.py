@@ -1,7 +1,5 @@
 """Reads the samples of a split in a fixed shuffled order, skipping bad ones."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial

@@ -4,8 +4,6 @@ A record is a mapping of names to values. Formats without random access are conv
 Arrow in the scratch directory, which is mapped.
 """
 
-from __future__ import annotations
-
 import bisect
 import csv
 import io

@@ -1,7 +1,5 @@
 """Records the state of a user's files when data are made, and finds later changes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

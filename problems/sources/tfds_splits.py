@@ -1,7 +1,5 @@
 """Default splits of a TFDS dataset, as ranges such as "train[:95%]" that do not overlap."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple

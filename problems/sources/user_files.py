@@ -1,7 +1,5 @@
 """A user's text files, found by a pattern, with random access to documents and lines."""
 
-from __future__ import annotations
-
 import glob
 import hashlib
 import json

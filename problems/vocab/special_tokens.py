@@ -4,8 +4,6 @@ The files of a model name them in several places. Older models, such as GPT-2 an
 only in `config.json`, or not at all.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The process that renders a chat template; see `template_program`."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

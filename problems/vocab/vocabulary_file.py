@@ -1,7 +1,5 @@
 """The file of a vocabulary in the directory of a problem's data."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A background thread for one task at a time."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Callable

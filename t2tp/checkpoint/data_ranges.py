@@ -5,8 +5,6 @@ key of a tensor is its name. The keys of its slices have the name, an end, and b
 an encoding that keeps their order, so they are sorted as the tensor's list of slices is.
 """
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Iterator, Sequence
 from pathlib import Path

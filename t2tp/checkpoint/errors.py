@@ -1,7 +1,5 @@
 """Errors of checkpoints, with messages for users."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import re

@@ -1,7 +1,5 @@
 """Files and directories that survive a crash: under a final name they are complete."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

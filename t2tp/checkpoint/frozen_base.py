@@ -6,8 +6,6 @@ the base by path, and by the id of the save, as another checkpoint may have that
     {"path": "/runs/llama/checkpoints/step-00000000", "save_id": "5f3e...", "names": {}}
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Copies values to the host, so that training continues while they are written."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Descriptions and differences of checkpoints, human-readable."""
 
-from __future__ import annotations
-
 import datetime
 import math
 

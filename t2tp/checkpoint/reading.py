@@ -1,7 +1,5 @@
 """Reads checkpoints: any slice, however the tensor was sliced when saved."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """Restores one checkpoint in all processes, or none."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Collection

@@ -1,7 +1,5 @@
 """Deletes old checkpoints."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path

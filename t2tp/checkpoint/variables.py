@@ -1,7 +1,5 @@
 """Converts the variables of a program to slices of a checkpoint, and back."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from os import PathLike
 from pathlib import Path

@@ -9,8 +9,6 @@ TensorFlow saves slices of float16 tensors but cannot restore them ("Dtype half 
 so they are stored as float32, which represents every float16 value exactly. The marker lists them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -5,8 +5,6 @@ sequences and the `beam_size` best finished ones. A row is done when no unfinish
 become better than the best finished one, or than the worst if all are returned.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

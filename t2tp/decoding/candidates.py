@@ -1,7 +1,5 @@
 """The best continuations of a beam's sequences, with a vocabulary split over the mesh."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

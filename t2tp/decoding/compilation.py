@@ -6,8 +6,6 @@ XLA gains nothing for large models, whose time goes into matmuls, which are slow
 TensorFlow.
 """
 
-from __future__ import annotations
-
 from t2tp.mesh.layout import Layout
 
 _MIN_BATCHES = 8

@@ -1,7 +1,5 @@
 """The step of a decoding program: from prompts to the tokens that continue them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from t2tp import mtf

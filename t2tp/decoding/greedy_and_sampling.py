@@ -1,7 +1,5 @@
 """Greedy decoding and sampling: one sequence per row."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import tensorflow as tf

@@ -5,8 +5,6 @@ digit. Each pass adds up the probability of the logits that have the digits foun
 next digit; four passes of eight bits find a float32 exactly.
 """
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from t2tp.decoding.vocab_slice import VocabSlice

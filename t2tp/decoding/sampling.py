@@ -6,8 +6,6 @@ of the softmax. The variables are functions of the row's key, the position and t
 (`t2tp.lowering.random`), so neither the mesh nor the batch changes the sample.
 """
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from t2tp import mtf

@@ -1,7 +1,5 @@
 """Log-probabilities of given targets, row by row."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 

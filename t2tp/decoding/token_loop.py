@@ -1,7 +1,5 @@
 """The loop over positions; its state is a NamedTuple of tensors and the model's decoding state."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 

@@ -1,7 +1,5 @@
 """The logits of one processor's slice of the vocabulary in a decode step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import tensorflow as tf

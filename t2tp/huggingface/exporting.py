@@ -1,7 +1,5 @@
 """Exports a checkpoint to Hugging Face's files slice by slice."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

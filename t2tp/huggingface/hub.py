@@ -1,7 +1,5 @@
 """Downloads models from the Hugging Face Hub, or from the server in the variable HF_ENDPOINT."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Imports a Hugging Face checkpoint slice by slice."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The types of models that can be converted, by `model_type` and architecture."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from t2tp.huggingface.errors import ConversionError

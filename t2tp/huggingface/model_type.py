@@ -1,7 +1,5 @@
 """A type of model: its `config.json` and our hparams, its tensors and our variables."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

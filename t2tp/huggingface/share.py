@@ -1,7 +1,5 @@
 """The share of one process in a conversion by several."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar

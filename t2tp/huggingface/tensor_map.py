@@ -14,8 +14,6 @@ expert: they have a tensor for each expert, and our variable has all experts in 
 dimension.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping

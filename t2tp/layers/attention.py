@@ -1,7 +1,5 @@
 """Self-attention and cross-attention, in any forward pass."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import tensorflow as tf

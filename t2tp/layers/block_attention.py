@@ -1,7 +1,5 @@
 """Local self-attention of a sequence or an image, in blocks that a mesh can split."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """A dense layer that keeps the size of its dimension."""
 
-from __future__ import annotations
-
 from t2tp import mtf
 from t2tp.layers import variables
 

@@ -1,7 +1,5 @@
 """Dropout whose mask may be broadcast along dimensions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from t2tp import mtf

@@ -1,7 +1,5 @@
 """Token embeddings and logits."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The position-wise feed-forward network of a transformer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from t2tp import mtf

@@ -1,7 +1,5 @@
 """Routers of a mixture of experts: the assignment of tokens to experts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Token groups, within which experts have their capacity."""
 
-from __future__ import annotations
-
 import math
 
 from t2tp import mtf

@@ -1,7 +1,5 @@
 """The projections of multi-head attention."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 

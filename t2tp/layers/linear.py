@@ -1,7 +1,5 @@
 """A linear map, to which an adapter may be added."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """RMS norm and layer norm."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from t2tp import mtf

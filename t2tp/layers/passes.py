@@ -12,8 +12,6 @@ cross-attention, the decoding state. Layers are called with x, the forward pass,
 the decoding state.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TypeAlias
 

@@ -1,7 +1,5 @@
 """Position encodings other than rotary ones (`t2tp.ops.rotary`)."""
 
-from __future__ import annotations
-
 import math
 
 import tensorflow as tf

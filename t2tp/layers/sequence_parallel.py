@@ -6,8 +6,6 @@ the heads; between blocks it is `residual_length`, which the same axis may split
 begins with an all-gather and ends with a reduce-scatter in place of the all-reduce.
 """
 
-from __future__ import annotations
-
 from t2tp import mtf
 from t2tp.mesh.axes import JOIN
 from t2tp.mesh.layout import Layout, LayoutError

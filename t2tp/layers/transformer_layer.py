@@ -1,7 +1,5 @@
 """A layer of a transformer: `x + attention(norm(x))`, then `x + feed_forward(norm(x))`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ adapters (`t2tp.layers.adapters`), its own variables are frozen, and stored in t
 are read in.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Runs a step on a mesh and on one device, in float64, and compares their tensors."""
 
-from __future__ import annotations
-
 import contextlib
 import zlib
 from collections import defaultdict

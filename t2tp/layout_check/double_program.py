@@ -5,8 +5,6 @@ float64. So it is the graph that a training runs, with the same collectives, and
 the way, whatever dtypes the model has asked for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 

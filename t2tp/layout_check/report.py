@@ -1,7 +1,5 @@
 """The result of comparing a layout with one device."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 # Max difference relative to the largest value of a tensor: 1e4 times the rounding of float64.

@@ -1,7 +1,5 @@
 """Collects the data of a layout report from a lowered program."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Container, Iterable, Mapping

@@ -1,7 +1,5 @@
 """Attributes collectives to the tensors, dimensions and variables that need them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """Groups the variables, activations and collectives of a report: one line per group."""
 
-from __future__ import annotations
-
 from t2tp.layout_report import wording
 from t2tp.layout_report.layer_groups import LayerGroup, group_layers, without_layer_indices
 from t2tp.layout_report.report import (

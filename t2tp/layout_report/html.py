@@ -1,7 +1,5 @@
 """A layout report as one self-contained HTML file without JavaScript."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from html import escape
 

@@ -1,7 +1,5 @@
 """The shell of the HTML pages of layouts and plans: one file each, without JavaScript."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 

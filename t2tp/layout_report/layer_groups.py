@@ -1,7 +1,5 @@
 """Groups items that differ only in their layer index: `layer_{00..11}/attention/q`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass

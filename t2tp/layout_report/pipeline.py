@@ -1,7 +1,5 @@
 """The schedule of a pipeline: its line in a report, and its chart."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape

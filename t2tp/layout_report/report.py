@@ -1,7 +1,5 @@
 """The data of a layout report: tensors and their slices, memory, collectives."""
 
-from __future__ import annotations
-
 import enum
 import functools
 import math

@@ -5,8 +5,6 @@ dimensions give one box per slice along them; dimensions that are not split shar
 split one or are left out.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

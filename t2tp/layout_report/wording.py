@@ -1,7 +1,5 @@
 """The phrases that the text and the HTML page share."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from t2tp.layout_report.layer_groups import LayerGroup, common_name

@@ -15,8 +15,6 @@ then deferred (`t2tp.lowering.deferred_sums`), and `slice` completes it.
 circular imports.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar

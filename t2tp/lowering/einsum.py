@@ -5,8 +5,6 @@ these cost a fifth of a small language model's step. So a one-hot tensor is mate
 elements are needed, and an einsum that sums it away becomes a look-up or a sum of table rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf

@@ -12,8 +12,6 @@ adds the two halves, and so continues the same tree. With two microbatches, each
 of a processor's 4 parts. One device computes all parts: the same additions in the same order.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any

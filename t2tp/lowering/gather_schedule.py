@@ -14,8 +14,6 @@ At stages 1 and 2 all weights are gathered once, at the start of the step.
 Gathers issued at the same point are lowered together, so that small weights share one collective.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Gradients of functions that mesh-tensorflow differentiates with TensorFlow, and of pooling."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from t2tp import upstream

@@ -14,8 +14,6 @@ a tensor stays in head-tail order from one layer's attention to the next. It is 
 for operations that depend on the order (`Hooks.ordered_dims`), and for the program's outputs.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 

@@ -7,8 +7,6 @@ reduced first, all at once: a gradient that is scaled for its variable's update 
 with the other gradients.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 

@@ -1,7 +1,5 @@
 """Lowers an mtf graph to TensorFlow: chooses the live operations and the rule for each."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math

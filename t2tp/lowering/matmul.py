@@ -4,8 +4,6 @@ TensorFlow's Einsum always uses batched matmuls. With few rows, as in decoding, 
 takes up to four times as long as the kernel of a plain matmul.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple

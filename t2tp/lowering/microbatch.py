@@ -7,8 +7,6 @@ all that it is reshaped to, such as the groups of tokens that go to experts, or 
 one dimension. It finds them in the graph, by following reshapes.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence

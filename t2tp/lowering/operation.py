@@ -48,8 +48,6 @@ def sum_of_squares(x, dim):
   `_unsplittable_dims`; for finer conditions, and all else that the engine asks, see `Hooks`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import Any
 

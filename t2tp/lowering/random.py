@@ -7,8 +7,6 @@ RNG", arXiv:2004.06278), which passes BigCrush; it is four multiplications of 64
 the same on CPUs, GPUs and under XLA.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import math

@@ -1,7 +1,5 @@
 """mesh-tensorflow's random operations, from the mesh-independent generator."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from t2tp import upstream

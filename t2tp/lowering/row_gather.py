@@ -1,7 +1,5 @@
 """Look-up of table rows by their ids, and its gradient, where the table may be split."""
 
-from __future__ import annotations
-
 import math
 
 import tensorflow as tf

@@ -4,8 +4,6 @@ A third of the nodes that TensorFlow's Python API creates are constants: shapes,
 two. Each costs time when the program is traced, and again on each device when it is first run.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

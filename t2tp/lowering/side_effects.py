@@ -1,7 +1,5 @@
 """Operations with side effects, and operations that wait for others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import tensorflow as tf

@@ -4,8 +4,6 @@ Each node of a graph costs time when it is traced, when TensorFlow optimizes the
 device, when it is first run. A layer has a hundred tensors that are reshaped or broadcast.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import tensorflow as tf

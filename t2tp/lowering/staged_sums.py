@@ -10,8 +10,6 @@ is fused with the computation of the elements, and the others are small.
 few hundred in bfloat16.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Transposed convolutions of slices: mesh-tensorflow's cannot split the output channels."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from t2tp import upstream

@@ -1,7 +1,5 @@
 """While loops: the body is lowered once, into TensorFlow's own while loop."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple

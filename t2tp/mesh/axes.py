@@ -7,8 +7,6 @@ is an index, the mesh's own axes have the first ones, in the order of the mesh, 
 the next ones when they are first asked for.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Sequence
 

@@ -5,8 +5,6 @@ imaginary parts [..., 2], and small integers as int32. Sums need more than equal
 reduced as int64, whose sums have the same bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """The log of a program's collectives, which reports and plans read."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

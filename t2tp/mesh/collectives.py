@@ -6,8 +6,6 @@ between processes. The program is the same on all processors: a processor's grou
 its number `pnum`, which is an argument of the program.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

@@ -4,8 +4,6 @@ The body of a loop is a graph of its own. A tensor made there cannot be used out
 body, so a memo of tensors must have the graph in its keys.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """Mesh shapes and layout rules as text: `data:2;model:4`, `batch:data;d_ff:model`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Schedules a permutation between processors as rounds of pairwise exchanges."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

@@ -1,7 +1,5 @@
 """Checks that dimensions of one name have one size."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ The layout rule `layers:stage` gives each processor only the layers of its place
 stage, under the names and in the shapes that they have without stages.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from t2tp import upstream

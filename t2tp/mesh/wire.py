@@ -7,8 +7,6 @@ which iteration of a loop there is a message. TensorFlow's `CollectiveBcastSendV
 processors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf

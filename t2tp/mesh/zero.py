@@ -24,8 +24,6 @@ checkpoints and gathers leave it out. An operation that reduces a padded dimensi
 and norms are over the real sizes, and a checkpoint of one mesh fits every other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Sums over predicted tokens and over whole sequences."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from t2tp import mtf

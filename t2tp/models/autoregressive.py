@@ -1,7 +1,5 @@
 """The interface of autoregressive models for decoding."""
 
-from __future__ import annotations
-
 import abc
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """The interface of classifiers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 

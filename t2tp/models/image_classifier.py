@@ -1,7 +1,5 @@
 """The base class of image classifiers."""
 
-from __future__ import annotations
-
 import abc
 from collections.abc import Mapping
 

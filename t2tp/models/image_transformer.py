@@ -4,8 +4,6 @@ N. Parmar et al., "Image Transformer" (arXiv:1802.05751), unconditional, with a 
 distribution over the values, in raster order; the channels of a pixel are adjacent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import tensorflow as tf

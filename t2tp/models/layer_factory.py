@@ -1,7 +1,5 @@
 """Builds the layers of a transformer from its hparams."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 

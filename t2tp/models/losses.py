@@ -1,7 +1,5 @@
 """Losses and metrics from logits."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from t2tp import mtf

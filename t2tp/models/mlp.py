@@ -1,7 +1,5 @@
 """A multi-layer perceptron on images: the smallest model for experiments."""
 
-from __future__ import annotations
-
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf, registry

@@ -1,7 +1,5 @@
 """The base class of models."""
 
-from __future__ import annotations
-
 import abc
 import contextlib
 import functools

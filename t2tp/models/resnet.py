@@ -4,8 +4,6 @@ K. He et al., "Deep Residual Learning for Image Recognition" (arXiv:1512.03385),
 a bottleneck in its 3 x 3 convolution (known as v1.5).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import tensorflow.compat.v1 as tf1

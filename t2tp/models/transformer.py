@@ -3,8 +3,6 @@
 A. Vaswani et al., "Attention Is All You Need" (arXiv:1706.03762).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import tensorflow as tf

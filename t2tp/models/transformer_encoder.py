@@ -1,7 +1,5 @@
 """Encoder-only transformer: text classification and masked language modeling."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import tensorflow as tf

@@ -6,8 +6,6 @@ tensor parallelism (M. Shoeybi et al., arXiv:1909.08053, section 3) is just the 
 model axis forward and two backward.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import tensorflow as tf

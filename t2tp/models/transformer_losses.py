@@ -1,7 +1,5 @@
 """Losses shared by all transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

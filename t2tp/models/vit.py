@@ -3,8 +3,6 @@
 A. Dosovitskiy et al., "An Image is Worth 16x16 Words" (arXiv:2010.11929), section 3.1.
 """
 
-from __future__ import annotations
-
 import operator
 
 import tensorflow as tf

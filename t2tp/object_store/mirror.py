@@ -1,7 +1,5 @@
 """The local mirror of an address: what is downloaded, what is uploaded, and in which order."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

@@ -1,7 +1,5 @@
 """The objects below an address, with retries, and errors of one sentence."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -1,7 +1,5 @@
 """`StoreLock`: an object that one trainer renews as long as it trains in a run."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

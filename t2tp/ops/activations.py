@@ -1,7 +1,5 @@
 """Activation functions, element-wise."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

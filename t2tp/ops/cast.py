@@ -1,7 +1,5 @@
 """Conversion to another dtype."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from t2tp import upstream

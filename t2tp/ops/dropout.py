@@ -1,7 +1,5 @@
 """Dropout. The backward pass has the forward pass's mask; recomputation generates it again."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 

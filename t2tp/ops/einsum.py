@@ -6,8 +6,6 @@ tensor may have both sizes, such as the weights [channels=3, channels=8] of a la
 that have the name, at least one size must be in both.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from t2tp import upstream

@@ -11,8 +11,6 @@ A processor has all rows and some of the experts. Its result is the sum over tho
 choices that are its own, so that the sum over processors is the whole result.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Mapping

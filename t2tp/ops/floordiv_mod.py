@@ -1,7 +1,5 @@
 """Integer division and its remainder, with the gradients that mesh-tensorflow lacks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Counts the FLOPs of a graph's matmuls."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

@@ -6,8 +6,6 @@ for mesh-tensorflow look up position -1 in their first step. `checked_gather` ra
 instead, for indices that should always be in range.
 """
 
-from __future__ import annotations
-
 import math
 
 import tensorflow as tf

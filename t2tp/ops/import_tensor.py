@@ -4,8 +4,6 @@ An Estimator's `model_fn` receives TensorFlow tensors as features and imports th
 `t2tp.Program` receives mtf tensors, each processor its slice.
 """
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from t2tp import upstream

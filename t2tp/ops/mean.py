@@ -1,7 +1,5 @@
 """Means that do not overflow when the sum would."""
 
-from __future__ import annotations
-
 from t2tp import upstream
 from t2tp.ops.cast import at_least_float32, cast
 

@@ -3,8 +3,6 @@
 mesh-tensorflow gives the full gradient to each tied element, so that it grows with their number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import tensorflow as tf

@@ -5,8 +5,6 @@ an evaluation they must not: an example gets the same numbers at any batch size,
 and seed of the run.
 """
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from t2tp import upstream

@@ -1,7 +1,5 @@
 """Random tensors that `recompute_grad` can regenerate instead of storing them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import tensorflow.compat.v1 as tf1

@@ -5,8 +5,6 @@ mesh-tensorflow's `recompute_grad` stores the results of random operations, exec
 twice, and does not recompute the inside of a nested call.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Sequence

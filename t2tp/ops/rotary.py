@@ -1,7 +1,5 @@
 """Rotary position embeddings."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

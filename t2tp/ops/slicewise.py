@@ -3,8 +3,6 @@
 mesh-tensorflow cannot differentiate these: it expects a gradient of every output.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Slicing along one dimension."""
 
-from __future__ import annotations
-
 from t2tp import upstream
 
 

@@ -1,7 +1,5 @@
 """Softmax and related functions, computed in float32 (float64 for float64)."""
 
-from __future__ import annotations
-
 import math
 
 import tensorflow as tf

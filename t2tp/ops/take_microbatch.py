@@ -1,7 +1,5 @@
 """One of several equal parts of each processor's rows."""
 
-from __future__ import annotations
-
 from collections.abc import Container
 
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Top k along a dimension that may be split over the mesh."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from t2tp import upstream

@@ -1,7 +1,5 @@
 """Element-wise selection between two tensors."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from t2tp import upstream

@@ -1,7 +1,5 @@
 """While loops."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from t2tp import upstream

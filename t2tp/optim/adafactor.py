@@ -1,7 +1,5 @@
 """Adafactor: Adam with factored second moments."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass

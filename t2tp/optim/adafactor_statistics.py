@@ -1,7 +1,5 @@
 """Adafactor's second moments, of variables that may be split over the mesh."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

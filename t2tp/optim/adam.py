@@ -1,7 +1,5 @@
 """Adam and AdamW."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 

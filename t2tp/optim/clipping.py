@@ -1,7 +1,5 @@
 """Gradient clipping, and norms over the mesh."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

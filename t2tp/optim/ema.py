@@ -4,8 +4,6 @@ B. Polyak and A. Juditsky, "Acceleration of stochastic approximation by averagin
 exponential moving average as in TensorFlow's `ExponentialMovingAverage`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Gradient accumulation: the gradients of a batch from several microbatches."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """LAMB: Adam with layer-wise learning rates."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Lion: sign-based updates with momentum."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 

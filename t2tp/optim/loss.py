@@ -9,8 +9,6 @@ each, so an average of averages would depend on how a batch is divided. Totals a
     batch          cross_entropy 18.0 / 6          load_balance 17.0 / 14          loss 4.214
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Muon: momentum, orthogonalized, for matrices; AdamW for all else."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Finds the first tensor of a step that is not finite, or that is far larger than usual."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

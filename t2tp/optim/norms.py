@@ -1,7 +1,5 @@
 """Norms of the variables and of a step's update."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import tensorflow as tf

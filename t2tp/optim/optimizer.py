@@ -1,7 +1,5 @@
 """The base class of optimizers, and the operation that updates a variable and its slots."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple

@@ -14,8 +14,6 @@ matmuls.) It works on any mesh, also if the batch is split: no row's gradient is
 the axes of the batch.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 

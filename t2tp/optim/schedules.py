@@ -8,8 +8,6 @@ A float32 represents integers up to 2**24 = 16.7 million exactly; factors subtra
 they divide, which keeps small learning rates precise at the end of long trainings.
 """
 
-from __future__ import annotations
-
 import math
 
 import tensorflow as tf

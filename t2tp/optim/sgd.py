@@ -1,7 +1,5 @@
 """Stochastic gradient descent, with or without momentum."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 

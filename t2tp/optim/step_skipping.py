@@ -1,7 +1,5 @@
 """Skips non-finite and spiking steps: the variables do not change, and the step is counted."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import tensorflow as tf

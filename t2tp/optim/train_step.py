@@ -1,7 +1,5 @@
 """The training step: from a loss to updated variables."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Assigns the layers of a stack to the stages of a pipeline."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from t2tp.mesh.layout import Layout, LayoutError

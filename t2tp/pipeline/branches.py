@@ -26,8 +26,6 @@ Of one chunk, with the pieces of `Partition` in brackets:
 `weights`. In an evaluation there are only `forward` entries, the last stage of which run [after].
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@
 runs the schedule; `branches` has the work of a stage in one tick.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -18,8 +18,6 @@ Several pieces may use one variable, such as a tied embedding. Its gradient is a
 addend for each piece. Each piece computes its own addend, and the loop adds them up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 

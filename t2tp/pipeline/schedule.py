@@ -6,8 +6,6 @@ passes each chunk like a separate stage: the first stage's next chunk follows th
 chunk. A message arrives at the end of a tick and can be read one tick later or after that.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ References: Y. Huang et al., "GPipe" (arXiv:1811.06965); D. Narayanan et al., "P
 Parallelism" (arXiv:2401.10241), ZB-H1.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Slots for groups of tensors in the state of a TensorFlow loop."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

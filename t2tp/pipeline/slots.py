@@ -9,8 +9,6 @@ of 2 microbatches at most, however many microbatches there are:
     slot of    0    1         0    0    1       microbatch 2 reuses slot 0 after B0
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -10,8 +10,6 @@ All processors run one program, so the schedule is a constant table of numbers, 
 reads the row of its stage.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -5,8 +5,6 @@ layout allow are tried: recomputation is not dropped where there is none, and no
 than one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from typing import Any

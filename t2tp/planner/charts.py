@@ -1,7 +1,5 @@
 """Charts of a plan's page: stacked bars in HTML, whose labels wrap, and a scatter chart in SVG."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

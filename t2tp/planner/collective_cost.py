@@ -4,8 +4,6 @@ R. Thakur et al., "Optimization of Collective Communication Operations in MPICH"
 A collective whose group spans several levels is as slow as the slowest of them.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -3,8 +3,6 @@
 S. Williams et al., "Roofline: an insightful visual performance model" (2009).
 """
 
-from __future__ import annotations
-
 import math
 
 from t2tp.planner.cluster_file import ClusterFile

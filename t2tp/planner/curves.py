@@ -1,7 +1,5 @@
 """Measured seconds of operations and collectives by size, as in cluster files."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence

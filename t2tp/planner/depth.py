@@ -4,8 +4,6 @@ A model of 48 equal layers is lowered with 2 layers and with 1 layer. The cost o
 cost of 2, plus 46 times the difference.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar

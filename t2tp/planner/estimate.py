@@ -3,8 +3,6 @@
 It decides only which candidates are lowered. A search reports exact plans.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -4,8 +4,6 @@
 third of the bytes that three kernels would move.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 

@@ -10,8 +10,6 @@ step follows from program order:
     alive                1          2       2        3           2
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

@@ -11,8 +11,6 @@ meanwhile. For example, with overlap = 0.9:
     gradients 4 s, once after 10 microbatches of 1 s    1.0 s hidden, 3.0 s exposed
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """A plan, or the proposals of a search, as one self-contained HTML page without JavaScript."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from html import escape
 

@@ -1,7 +1,5 @@
 """A request for a plan: a model, its hparams and its features."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field

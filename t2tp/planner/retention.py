@@ -6,8 +6,6 @@ Transformer Models" (arXiv:2205.05198), section 4.1, list Megatron's. T. Dao, "F
 (arXiv:2307.08691), section 3.1, saves the result and the log of each query's sum of exponentials.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ device, drops the candidates that need far too much memory and sorts the rest. T
 are lowered and planned exactly, until `top` of them fit. Only exact plans are reported.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """The operations of a step in the order of the program, each with its phase."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

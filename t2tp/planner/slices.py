@@ -1,7 +1,5 @@
 """Computes the sizes of a processor's slices, and the work of an operation on them."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Formats plans and proposals for a terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

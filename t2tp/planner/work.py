@@ -4,8 +4,6 @@
 it seconds. Each operation declares its kind: see `cost_kind` in `t2tp.lowering.operation.Hooks`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 # Kinds that are bound by FLOPs.

@@ -4,8 +4,6 @@ Without GPUs the processors are virtual CPU devices, one per processor of the me
 only create them before it is initialized, so call `connect` before any TensorFlow operation runs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ that died or was stopped and abort the collectives of all others; its key-value 
 messages between processes. (Its own barrier blocks the whole interpreter, so ours is made of keys.)
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import json

@@ -9,8 +9,6 @@ But a shared library calls libc through a table of addresses, which the dynamic 
 The tables are found as the dynamic linker finds them (man 5 elf, man 3 dl_iterate_phdr).
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import mmap

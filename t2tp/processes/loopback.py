@@ -10,8 +10,6 @@ between the two, another host could open a connection, which would live on. So T
 `listen` is redirected to a function that attaches the filter first.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import ipaddress

@@ -7,8 +7,6 @@ accepted, and a recorded message is useless on another connection. Messages are 
 encrypted: they carry hosts and ports.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json

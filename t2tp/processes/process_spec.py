@@ -1,7 +1,5 @@
 """Finds out which process of a run this is: from arguments, TF_CONFIG or Slurm."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -7,8 +7,6 @@ after the largest of these. A training loop that finishes its step during the vo
 outcome and then does the remaining steps.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import threading

@@ -1,7 +1,5 @@
 """Device-free programs, for shape and cost analysis."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 

@@ -6,8 +6,6 @@ thread for every operation ever run. So here another thread watches the clock, a
 those who wait too long; the errors that they then raise say where they stood.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import re
 from collections.abc import Callable, Mapping, Sequence

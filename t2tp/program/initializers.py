@@ -5,8 +5,6 @@ initializer is read, not called: the slice's elements come from the counter-base
 device ever holds the whole variable and every mesh starts from the same values.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Outputs of a program: slices on devices, which are put together when a value is read."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 

@@ -5,8 +5,6 @@ if a device computes wrongly, or the engine gives processors different gradients
 moves: each device sums up each of its slices to one number, and the numbers are compared.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Measures how much of a machine other programs use, from /proc."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Measures this machine in worker processes, and makes a cluster file of their measurements."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Small steps, each of many operations of one kind, as a program has them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

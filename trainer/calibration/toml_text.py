@@ -1,7 +1,5 @@
 """A cluster as the text of a cluster file: Python reads TOML, and does not write it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any

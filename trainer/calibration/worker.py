@@ -7,8 +7,6 @@ Prints a line after each point, and then a line of JSON: `curves` and `collectiv
 files, and `disturbed`.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import sys

@@ -1,7 +1,5 @@
 """`python -m t2tp.trainer.cli t2tp_trainer --model=...`: runs a program that is not on PATH."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

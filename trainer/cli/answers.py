@@ -1,7 +1,5 @@
 """Implements the flags that only print: `--registry_help` and `--print_hparams`."""
 
-from __future__ import annotations
-
 from t2tp import registry
 from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.cli.spec_from_flags import hparams_to_print

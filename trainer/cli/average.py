@@ -1,7 +1,5 @@
 """`t2tp_avg_checkpoints`: averages the variables of several checkpoints."""
 
-from __future__ import annotations
-
 import sys
 
 from t2tp.trainer.cli.run_program import Invocation

@@ -1,7 +1,5 @@
 """`t2tp_bleu`: sacrebleu's BLEU of a translation, or of each translation in a directory."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

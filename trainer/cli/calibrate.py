@@ -1,7 +1,5 @@
 """`t2tp_calibrate`: measures this machine and writes a cluster file for `t2tp_plan`."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shlex

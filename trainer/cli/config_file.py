@@ -1,7 +1,5 @@
 """The file of `--config`, as the flags at the beginning of a command line."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from t2tp.trainer import run_yaml

@@ -1,7 +1,5 @@
 """Human-readable log lines: plain, and above the progress bar if there is one."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import re

@@ -1,7 +1,5 @@
 """`t2tp_convert`: converts between a run and a Hugging Face checkpoint."""
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import json

@@ -1,7 +1,5 @@
 """`t2tp_datagen`: generates the data of a problem, or checks or shows existing data."""
 
-from __future__ import annotations
-
 import shlex
 
 from absl import flags as absl_flags

@@ -1,7 +1,5 @@
 """`t2tp_decoder`: decodes files, splits, images or typed lines, and scores targets."""
 
-from __future__ import annotations
-
 import math
 import os
 import sys
@@ -95,12 +93,12 @@ def _check(flags: absl_flags.FlagValues) -> None:
         raise UsageError("--split writes several files: --decode_to_file=- is for one")
     if flags.split or not flags.decode_to_file:
         option = "decode_to_file" if flags.split else "decode_from_file"
-        beside = str(flags[option].value or files.STDOUT)
-        mirror = mirror_of(beside)
-        if mirror and mirror.path == Path(beside).absolute():
+        named = str(flags[option].value or files.STDOUT)
+        mirror = mirror_of(named)
+        if mirror and mirror.path == Path(named).absolute():
             advice = "omit it or name a local path" if flags.split else "give --decode_to_file"
             raise UsageError(
-                f"--{option}={mirror.store.address}: the files beside it, which would be written,"
+                f"--{option}={mirror.store.address}: the files that would be written next to it"
                 f" are not uploaded; {advice}"
             )
     if flags.output_dir:

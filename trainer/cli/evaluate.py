@@ -1,7 +1,5 @@
 """`t2tp_eval`: evaluates checkpoints of a run."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`t2tp_exporter`: exports a run as a SavedModel or for LiteRT."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from t2tp.checkpoint.files import is_pattern

@@ -1,7 +1,5 @@
 """`t2tp_inspect_checkpoint`: shows the contents of a checkpoint, or compares two."""
 
-from __future__ import annotations
-
 from t2tp.checkpoint import inspection
 from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.errors import as_usage_error

@@ -1,7 +1,5 @@
 """`t2tp_launch`: starts a command as several processes of one run."""
 
-from __future__ import annotations
-
 import functools
 import os
 import sys

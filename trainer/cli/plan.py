@@ -1,7 +1,5 @@
 """`t2tp_plan`: predicts the cost of a training step on a cluster, or searches for a layout."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

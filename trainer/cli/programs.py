@@ -1,7 +1,5 @@
 """The programs, which `programs.toml` declares, and their entry points."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

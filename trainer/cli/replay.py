@@ -1,7 +1,5 @@
 """`t2tp_replay`: replays a step of a run, example by example."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Runs a program: parses flags, answers `--help`, and turns errors into exit codes."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os

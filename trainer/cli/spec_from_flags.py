@@ -1,7 +1,5 @@
 """Builds a `RunSpec` from a program's flags, the saved run's settings, and defaults."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from pathlib import Path
 from typing import Any

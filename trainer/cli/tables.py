@@ -1,7 +1,5 @@
 """Reads the tables of flags, which are TOML files in this package."""
 
-from __future__ import annotations
-
 import importlib.resources
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """The flags of `t2t-trainer` and their counterparts in t2tp, for users of tensor2tensor."""
 
-from __future__ import annotations
-
 import functools
 
 from t2tp.trainer.cli.tables import read

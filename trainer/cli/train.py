@@ -1,7 +1,5 @@
 """`t2tp_trainer`: makes an experiment from the flags and runs its schedule."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The hooks of every training: reports, profile, histograms, heartbeat, checks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

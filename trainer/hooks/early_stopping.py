@@ -1,7 +1,5 @@
 """Early stopping: ends a training whose evaluations no longer improve."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 

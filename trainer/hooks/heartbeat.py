@@ -1,7 +1,5 @@
 """`heartbeat.json`, from which a supervisor sees that a training is alive."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

@@ -1,7 +1,5 @@
 """`--histogram_steps`: histograms of the trainable variables."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 

@@ -15,8 +15,6 @@ A hook of your own is a class, and in `--t2t_usr_dir` a function that makes it:
 t2tp and before a step is saved.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """`--log_json`: the events of a run as lines of JSON, for other programs."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import json

@@ -1,7 +1,5 @@
 """The memory in use during training."""
 
-from __future__ import annotations
-
 import os
 import resource
 from pathlib import Path

@@ -3,8 +3,6 @@
 A. Chowdhery et al., "PaLM" (arXiv:2204.02311), section 4.1 and appendix B.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Stops a training at a non-finite loss or gradient before it is saved."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

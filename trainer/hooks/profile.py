@@ -1,7 +1,5 @@
 """`--profile_steps=100:105`: a profile of some steps for TensorBoard."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """`--check_replicas_every`: stops a training whose devices disagree, before it is saved."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Periodic reports of loss, metrics and speed."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Names the stage of a pipeline that the others wait for."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from absl import logging

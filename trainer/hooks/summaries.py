@@ -1,7 +1,5 @@
 """Writes TensorBoard summaries."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

@@ -3,8 +3,6 @@
 Their packages are imported only if the tracker is used.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import importlib.util

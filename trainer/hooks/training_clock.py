@@ -1,7 +1,5 @@
 """Training stopwatch, excluding checkpoints and evaluation."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections import defaultdict

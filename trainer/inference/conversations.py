@@ -1,7 +1,5 @@
 """Conversations as prompts, which the chat template of a run writes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 

@@ -1,7 +1,5 @@
 """The files that decoding reads and writes: one line per source."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Writes programs as files for LiteRT, the runtime of phones and small devices."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

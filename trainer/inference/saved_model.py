@@ -1,7 +1,5 @@
 """Writes programs as SavedModels, atomically."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from os import PathLike

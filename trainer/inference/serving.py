@@ -1,7 +1,5 @@
 """The TensorFlow functions that serve the requests of an exported model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """The batch size in sequences, from any of the units of `batch_size_unit`."""
 
-from __future__ import annotations
-
 from t2tp.choices import BATCH_SIZE_UNITS
 from t2tp.hparam import HParams
 from t2tp.mesh.layout import Layout

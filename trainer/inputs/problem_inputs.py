@@ -1,7 +1,5 @@
 """Inputs from the prepared data of a problem."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from os import PathLike
 

@@ -1,7 +1,5 @@
 """The addresses of a run's hosts, and the index of this host."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

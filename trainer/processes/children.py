@@ -1,7 +1,5 @@
 """Child processes that receive the signals of their parent and do not outlive it."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

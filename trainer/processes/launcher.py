@@ -4,8 +4,6 @@ Launchers of several hosts do not talk to each other. When a process is lost, th
 hosts end, each launcher starts its own again, and these meet at the address of process 0.
 """
 
-from __future__ import annotations
-
 import itertools
 import sys
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The processes of one host: their environment, their output, their end."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The trainer as one of several processes of a run: startup, consistency and failures."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Averages checkpoints of a run; the average often evaluates better than each of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Follows the checkpoints of a run that another process trains."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

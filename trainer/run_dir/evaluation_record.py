@@ -1,7 +1,5 @@
 """`eval.jsonl`: the evaluations of a run as lines of JSON, in chronological order."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

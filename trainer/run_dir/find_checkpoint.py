@@ -1,7 +1,5 @@
 """Finds the checkpoints of a run, and the checkpoint that a path names."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The output of `--print_hparams`."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterator
 

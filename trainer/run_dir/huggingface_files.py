@@ -4,8 +4,6 @@ A run that is trained from a converted run gets the same files, so that it can b
 exported to Hugging Face too.
 """
 
-from __future__ import annotations
-
 import shutil
 from os import PathLike
 from pathlib import Path

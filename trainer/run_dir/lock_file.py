@@ -1,7 +1,5 @@
 """The file that a training locks in its directory; see `RunLock`."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 from pathlib import Path

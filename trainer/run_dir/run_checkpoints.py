@@ -1,7 +1,5 @@
 """The checkpoints of a run: restores initial values and makes the saver of a training."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

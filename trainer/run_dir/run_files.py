@@ -1,7 +1,5 @@
 """The settings of a run in its directory, `run.yaml`."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Mapping

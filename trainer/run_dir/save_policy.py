@@ -1,7 +1,5 @@
 """When a training saves a checkpoint: every N steps, or every N seconds."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import time

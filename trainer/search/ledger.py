@@ -9,8 +9,6 @@ enqueued. Points are numbered in the order in which they were drawn:
     point   0         1         2         1, again: 1 was lost   3
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 import warnings

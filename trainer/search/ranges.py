@@ -1,7 +1,5 @@
 """Draws the values of a ranged set with Optuna."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The results of a search: a table, the importance of hparams, TensorBoard's page HPARAMS."""
 
-from __future__ import annotations
-
 import os
 import time
 import warnings

@@ -1,7 +1,5 @@
 """`Search`: trains the points of a study, several at a time, until all are done."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

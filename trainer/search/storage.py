@@ -1,7 +1,5 @@
 """Opens the study of a search, which a relational database keeps."""
 
-from __future__ import annotations
-
 import math
 import random
 import time

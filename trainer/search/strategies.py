@@ -1,7 +1,5 @@
 """The samplers and pruners of `t2tp_tune`: which points are tried, and which stop early."""
 
-from __future__ import annotations
-
 import random
 
 import optuna

@@ -1,7 +1,5 @@
 """`TrialRun`: the process that trains one trial, and the evaluations that it records."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 from collections.abc import Sequence

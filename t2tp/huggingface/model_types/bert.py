@@ -1,7 +1,5 @@
 """BERT: an encoder with post-norm, as a masked language model or as a classifier of texts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

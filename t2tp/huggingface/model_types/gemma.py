@@ -1,7 +1,5 @@
 """Gemma: Llama with scaled, tied embeddings, norms of 1 + scale, and a GELU gate."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

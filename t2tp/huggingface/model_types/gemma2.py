@@ -1,7 +1,5 @@
 """Gemma 2: Gemma with norms after the blocks too, soft caps, and a window in every other layer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

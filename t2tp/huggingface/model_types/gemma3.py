@@ -1,7 +1,5 @@
 """Gemma 3 (texts): Gemma 2 with norms of queries and keys, and two bases of rotary positions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

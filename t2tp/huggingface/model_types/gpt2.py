@@ -1,7 +1,5 @@
 """GPT-2: learned positions, layer norms, biases everywhere, tied embeddings."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from t2tp.hparam import HParams

@@ -3,8 +3,6 @@
 OpenAI's own files have experts of 4 bits; copies in bfloat16 have the tensors of this table.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Granite: Llama with factors of embeddings, scores, blocks and logits."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

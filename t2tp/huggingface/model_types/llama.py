@@ -4,8 +4,6 @@ The functions of this file read and write what several types have: kinds of laye
 positions, norms of queries and keys, and norms before and after blocks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Mistral: Llama with a sliding window."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Mixtral: Mistral with two of several experts for each token. No expert drops a token."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """OLMo 2: Llama with norms after the blocks, and of queries and keys over all heads."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """OLMo 3: OLMo 2 with a window in three of four layers, which have unscaled rotary positions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Phi-3: Mistral with joined matrices, and rotary positions of a part of each head."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Qwen2: Llama with biases of queries, keys and values, and a window in some layers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

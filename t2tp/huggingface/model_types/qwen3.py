@@ -1,7 +1,5 @@
 """Qwen3: Qwen2 with norms of the queries and keys of each head, and without their biases."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

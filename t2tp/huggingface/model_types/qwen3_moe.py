@@ -1,7 +1,5 @@
 """Qwen3-MoE: Qwen3 with some of many experts for each token. No expert drops a token."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

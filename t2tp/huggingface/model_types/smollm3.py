@@ -1,7 +1,5 @@
 """SmolLM3: Llama without positions in some layers, which may have a window."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """T5: an encoder and a decoder with relative positions; v1.0 is tied, v1.1 and Flan have gates."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from t2tp.hparam import HParams

@@ -1,7 +1,5 @@
 """ViT: a classifier of images, with a class token before the patches."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from t2tp.hparam import HParams

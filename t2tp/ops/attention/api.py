@@ -1,7 +1,5 @@
 """Scaled dot-product attention."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 

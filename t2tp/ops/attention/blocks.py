@@ -1,7 +1,5 @@
 """Blocks of the score matrix of attention, and matmuls within them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

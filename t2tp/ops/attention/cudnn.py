@@ -5,8 +5,6 @@ builds them from custom calls, so they run in programs that XLA compiles. Both c
 [batch, heads, length, d_kv] in row-major order.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from typing import Any

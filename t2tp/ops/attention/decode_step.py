@@ -1,7 +1,5 @@
 """Attention of one query per row to a memory: a decode step."""
 
-from __future__ import annotations
-
 from typing import TypeAlias
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Dense attention, with all scores in memory: the fastest for short lengths."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from t2tp.ops.attention.blocks import collected, query_key_scores, weighted_values

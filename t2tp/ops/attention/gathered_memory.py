@@ -1,7 +1,5 @@
 """The full memory on each processor: keys and values whose slices are all-gathered."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 import tensorflow as tf

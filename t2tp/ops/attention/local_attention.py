@@ -4,8 +4,6 @@ Each block of queries attends to its own block and its neighbours. The blocks be
 processor's slice come from the next processor: one block of keys and values (the halo).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

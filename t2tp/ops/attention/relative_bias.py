@@ -1,7 +1,5 @@
 """Relative position bias: a learned number per distance of query and key."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

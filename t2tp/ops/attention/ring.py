@@ -17,8 +17,6 @@ In causal attention keys, like queries, are in head-tail order (`t2tp.lowering.h
 step then is equal work for all processors; otherwise they would wait for the busiest one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Grouped-query attention on a mesh: key-value heads shared by several query heads."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 

@@ -1,7 +1,5 @@
 """Gathers a split dimension of keys and values that each processor needs in full."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 import tensorflow as tf

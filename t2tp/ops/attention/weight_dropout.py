@@ -4,8 +4,6 @@ Blockwise attention computes the mask block by block, and again in the backward 
 attention keeps the mask of the forward pass.
 """
 
-from __future__ import annotations
-
 import functools
 
 import tensorflow as tf

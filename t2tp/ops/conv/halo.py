@@ -4,8 +4,6 @@ At the end of a processor's slice a sliding window reads elements of the neighbo
 Each processor sends these to its neighbours: one shift in either direction that is needed.
 """
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from t2tp import upstream

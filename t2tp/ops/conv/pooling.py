@@ -1,7 +1,5 @@
 """Pooling over height and width. A layout may split both."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import numpy as np

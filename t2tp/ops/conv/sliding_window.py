@@ -1,7 +1,5 @@
 """Sliding windows over height and width. A layout may split both."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

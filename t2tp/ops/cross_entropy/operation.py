@@ -1,7 +1,5 @@
 """Softmax cross-entropy that never gathers the logits of a split vocabulary."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from t2tp import upstream

@@ -12,8 +12,6 @@ backward pass only multiplies them by the gradient w.r.t. the sum, a scalar. (P.
 Kernel", arXiv:2410.10989, section 3.2, has the same idea for one GPU.)
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

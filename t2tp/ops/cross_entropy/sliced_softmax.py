@@ -1,7 +1,5 @@
 """Softmax cross-entropy of the classes of one processor."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import NamedTuple

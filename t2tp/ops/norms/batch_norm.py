@@ -1,7 +1,5 @@
 """Batch norm: normalizes by the mean and variance over the batch."""
 
-from __future__ import annotations
-
 import math
 
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Group norm: normalizes each image over groups of channels."""
 
-from __future__ import annotations
-
 import math
 
 import tensorflow as tf

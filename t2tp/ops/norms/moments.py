@@ -1,7 +1,5 @@
 """Combines the means and variances of a tensor's slices."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Assignments that `conditional_updates` can make conditional."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import tensorflow as tf

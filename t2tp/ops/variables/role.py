@@ -11,8 +11,6 @@ biases have two dimensions too. So whoever creates a variable declares its role:
 Weight decay (`t2tp.optim.weight_decay`) and Muon (`t2tp.optim.muon`) read it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ In stage 3 each use gathers it (`WeightGatherOperation`), and each use in the ba
 it again, so that the full weight exists only while its layer is computed.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 

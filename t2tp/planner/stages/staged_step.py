@@ -1,7 +1,5 @@
 """Plans a step whose layers are in pipeline stages."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

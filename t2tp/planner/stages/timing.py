@@ -4,8 +4,6 @@ Once the pipeline is full, each further group of `stages` microbatches adds the 
 long table is extrapolated from two short ones.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
