@@ -121,10 +121,11 @@ def wanted(arrays):
 
 @pytest.mark.parametrize("xla", [True, None])
 def test_compiled_or_not_the_same_numbers(arrays, wanted, xla):
+    # Sums of 16,384 numbers by one thread.
     ours = run_long_sums(arrays, tf.float32, xla=xla)
     for name, value in wanted.items():
         scale = np.abs(value).max()
-        np.testing.assert_allclose(ours[name], value, rtol=0, atol=2e-6 * scale, err_msg=name)
+        np.testing.assert_allclose(ours[name], value, rtol=0, atol=4e-6 * scale, err_msg=name)
 
 
 @pytest.mark.parametrize(("mesh_shape", "layout"), [("", ""), ("data:2", "batch:data")])
