@@ -5,9 +5,6 @@ Each field of the classes below is a key, with its type and its range. A file wi
 missing key, or a value out of range is refused by name.
 """
 
-# The types of keys are read as text.
-from __future__ import annotations
-
 from __future__ import annotations
 
 import importlib.resources

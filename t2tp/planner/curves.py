@@ -1,5 +1,8 @@
 """Measured seconds of operations and collectives by size, as in cluster files."""
 
+# cluster_file.py reads the types of fields as text.
+from __future__ import annotations
+
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
