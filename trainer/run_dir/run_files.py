@@ -79,11 +79,12 @@ def check_known(output_dir: str, saved: SavedRun | None) -> None:
       RunFileError: it holds checkpoints of an unknown run.
     """
     if saved is None and checkpoint.step_directories(checkpoint_directory(output_dir)):
+        quoted = shlex.quote(str(output_dir))
         raise RunFileError(
             f"{output_dir} holds checkpoints but no {run_yaml.FILE}, which says of what model,"
             " problem and data they are: put a copy of it back, or name them from another"
-            f" output_dir, with --warm_start_from={shlex.quote(output_dir)} to train and"
-            f" --checkpoint_path={shlex.quote(output_dir)} to evaluate"
+            f" output_dir, with --warm_start_from={quoted} to train and"
+            f" --checkpoint_path={quoted} to evaluate"
         )
 
 
