@@ -158,10 +158,10 @@ class PartLowering:
         tensor: upstream.Tensor,
         parts: Sequence[tf.Tensor],
         dim: upstream.Dimension,
-        whole: int,
+        num_parts: int,
     ) -> None:
         """Records the sum of the parts of an inner dimension."""
-        del dim, whole
+        del dim, num_parts
         self.set_slice(tensor, tree_sum(parts))
 
 

@@ -208,7 +208,7 @@ class GraphLowering(upstream.Lowering):
         if not mesh_impl.computes and op_hooks.is_local(mesh_impl.layout):
             rule = lower_shapes
         elif mesh_impl.layout.exact_sums and (dims := dims_in_parts(op, self)):
-            rule = functools.partial(_in_parts, rule, dims)
+            rule = functools.partial(lower_in_parts, rule=rule, dims=dims)
         predicate = op_hooks.predicate
         with self.orders.during(op, outer_tensors_read):
             if predicate is None:
@@ -457,21 +457,21 @@ class GraphLowering(upstream.Lowering):
         (mesh_impl,) = self.mesh_to_impl.values()
         layout, microbatch = mesh_impl.layout, self._microbatch
         size = dim.size if microbatch is None else microbatch.whole_size(dim)
-        whole, axis = layout.num_parts(dim.name, size), layout.axis_of(dim.name)
+        num_parts, axis = layout.num_parts(dim.name, size), layout.axis_of(dim.name)
         ways = (axis.size if axis else 1) * (size // dim.size)
-        if whole > 1 and whole % ways:
+        if num_parts > 1 and num_parts % ways:
             raise LayoutError(
                 f"exact_sums={layout.exact_sums} sums dimension {dim.name!r} of size {size} in"
-                f" {whole} parts, which {ways} processors and microbatches do not divide."
+                f" {num_parts} parts, which {ways} processors and microbatches do not divide."
             )
-        return whole, whole // ways
+        return num_parts, num_parts // ways
 
     def set_parts(
         self,
         tensor: upstream.Tensor,
         parts: Sequence[tf.Tensor],
         dim: upstream.Dimension,
-        whole: int,
+        num_parts: int,
     ) -> None:
         """Sets this processor's parts of a sum over a dimension, which is deferred.
 
@@ -479,11 +479,11 @@ class GraphLowering(upstream.Lowering):
           tensor: the sum.
           parts: the parts, in order.
           dim: the dimension.
-          whole: the number of parts on all processors, and of all microbatches.
+          num_parts: the number of parts on all processors and in all microbatches.
         """
         axis = self.mesh_impl(tensor).tensor_dimension_to_mesh_axis(dim)
         axes = [] if axis is None else [axis]
-        self._defer_parts(tensor, parts, axes, (dim.name, whole))
+        self._defer_parts(tensor, parts, axes, (dim.name, num_parts))
 
     def add_parts(self, tensor: upstream.Tensor, addends: Sequence[upstream.Tensor]) -> bool:
         """Adds deferred sums of the same parts part by part, unless their values are needed.
@@ -544,15 +544,6 @@ class GraphLowering(upstream.Lowering):
         if axes:
             laid_out = upstream.LazyAllreduceSum(self.mesh_impl(tensor), laid_out, axes)
         self.set_tensor_lowering(tensor, laid_out)
-
-
-def _in_parts(
-    rule: Callable[[Any, Any], None],
-    dims: Sequence[upstream.Dimension],
-    op: upstream.Operation,
-    lowering: GraphLowering,
-) -> None:
-    lower_in_parts(op, lowering, rule, dims)
 
 
 def lower_shapes(op: upstream.Operation, lowering: Lowering) -> None:

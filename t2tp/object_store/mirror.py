@@ -71,7 +71,7 @@ class Mirror:
         self._uploaded_at: dict[str, float] = {}
 
     def place(self) -> str:
-        """Returns a random word that the trainings on this mirror have in common."""
+        """Returns a random id that all trainers of this mirror share."""
         path = self._record.with_suffix(".place")
         with self._locked():
             if not path.exists():

@@ -32,7 +32,7 @@ class StoreLock:
           store: the store.
           name: name of the object.
           note: fields that describe this process; `word` is unique to it.
-          place: a word for the mirror in which the trainer works.
+          place: the id of the mirror in which the trainer works.
         """
         self._store, self._name = store, name
         self._note = {**note, "place": place}

@@ -11,7 +11,7 @@ from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.optim.optimizer import mesh_axes
 
-# Of the sum of a word of fixed-point numbers below 1, in an int64 with a margin.
+# Bits of a sum of fixed-point numbers: an int64 less a margin.
 _WORD_BITS = 60
 
 
