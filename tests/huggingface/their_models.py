@@ -288,7 +288,15 @@ def loaded(name: str) -> Any:
     """The model of a directory, as `transformers` reads it."""
     import transformers
 
-    return getattr(transformers, _ALL[name][0]).from_pretrained(directory(name)).eval()
+    model = getattr(transformers, _ALL[name][0]).from_pretrained(directory(name)).eval()
+    return _with_plain_experts(model)
+
+
+def _with_plain_experts(model: Any) -> Any:
+    """Chooses the implementation of experts that takes float64 and matrices of any size."""
+    if hasattr(model.config, "num_local_experts"):
+        model.set_experts_implementation("eager")
+    return model
 
 
 def float64() -> Any:
@@ -312,9 +320,7 @@ def in_float64(model: Any) -> Callable[[np.ndarray], Any]:
     """Makes a model compute in float64; returns what maps rows of tokens to its logits."""
     import torch
 
-    model.double()
-    if hasattr(model.config, "num_local_experts"):
-        model.set_experts_implementation("eager")  # The other ones have no float64.
+    _with_plain_experts(model.double())
 
     def logits(rows: np.ndarray) -> Any:
         with float64():
