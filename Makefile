@@ -1,13 +1,14 @@
 # Two commands for a fresh clone. Each creates the virtual environment and installs what it needs.
 #   make demo    prepares data, trains a language model on a mesh of 4 CPU devices, and shows the result
-#   make test    runs the tests (`make test-all`: every case of each, as continuous integration does)
+#   make test    runs the tests (`make test-ci`: those that continuous integration runs)
 PYTHON ?= python3
 VENV ?= .venv
 DEMO ?= demo
 # Test processes; each runs one file at a time. The slow tests wait often, so one more than cores.
-test: JOBS ?= 3
-test-fast test-all: JOBS ?= 2
+test test-ci: JOBS ?= 3
+test-fast: JOBS ?= 2
 BIN := $(VENV)/bin
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # The package alone, and the package with the tools of the tests, docs and benchmarks.
 PACKAGE_STAMP := $(VENV)/.installed-package
 STAMP := $(VENV)/.installed
@@ -19,7 +20,7 @@ PEERS := benchmarks/environments/jax benchmarks/environments/torch
 unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all test-fast test-beam lint docs package format bench bench-full bench-check clean
+.PHONY: demo test test-ci test-fast test-beam lint docs package format bench bench-full bench-check clean
 
 $(PACKAGE_STAMP) $(STAMP): setup.py pyproject.toml
 	@echo "Installing t2tp and its dependencies in $(VENV): some minutes the first time"
@@ -31,19 +32,19 @@ $(PACKAGE_STAMP) $(STAMP): setup.py pyproject.toml
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(PACKAGE_STAMP))
 	@PATH="$(abspath $(BIN)):$$PATH" sh examples/demo.sh $(DEMO)
 
-# A test with several parameters runs cases that cover all values; a slow one runs a fourth of them.
+# A test with several parameters runs cases that cover all values. `.venv/bin/pytest` runs every case.
 # oneDNN is off because TensorFlow rewrites each function for it on each device, which takes four
 # fifths of the time.
 test: $(STAMP)
-	TF_ENABLE_ONEDNN_OPTS=0 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --cover
-
-# Every case without oneDNN; then one case of each fast test with oneDNN, which users have.
-test-all: $(STAMP)
-	TF_ENABLE_ONEDNN_OPTS=0 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m 'not slow' --one-case
+	TF_ENABLE_ONEDNN_OPTS=0 $(PYTEST) --cases=cover -m 'not ci_only'
 
 test-fast: $(STAMP)
-	TF_ENABLE_ONEDNN_OPTS=0 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m 'not slow' --one-case
+	TF_ENABLE_ONEDNN_OPTS=0 $(PYTEST) --cases=one -m 'not slow'
+
+# Users have oneDNN, so the fast tests run with it too.
+test-ci: $(STAMP)
+	TF_ENABLE_ONEDNN_OPTS=0 $(PYTEST) --cases=cover
+	$(PYTEST) --cases=one -m 'not slow'
 
 # Apache Beam requires an older protobuf than the other tests. Its own environment shares all other
 # packages.

@@ -60,42 +60,34 @@ LONG_FILES = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the options of `make test` and `make test-fast`."""
+    """Adds the option of `make test` and `make test-fast`."""
     parser.addoption(
-        "--cover",
-        action="store_true",
-        help="leave out tests marked ci_only; of a test marked slow, run every fourth case;"
-        " of others with several parameters, cases that together have all their values (of three"
-        " and more, all pairs of values)",
-    )
-    parser.addoption(
-        "--one-case", action="store_true", help="of a parametrized test, run the case in the middle"
+        "--cases",
+        choices=["all", "cover", "one"],
+        default="all",
+        help="which cases of a parametrized test to run. cover: cases that together have all values"
+        " of each parameter (of three and more parameters, all pairs of values);"
+        " one: the case in the middle",
     )
 
 
 @pytest.hookimpl(trylast=True)  # Of the cases that other options have left.
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Sorts long files to the front; leaves the cases that --cover or --one-case choose."""
+    """Sorts long files to the front; leaves the cases that --cases chooses."""
     order = {path: number for number, path in enumerate(LONG_FILES)}
     items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(order)))
-    covers, one_case = config.getoption("cover"), config.getoption("one_case")
-    if not (covers or one_case):
+    chosen = config.getoption("cases")
+    if chosen == "all":
         return
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("ci_only") is None:
-            # Of a table of operations, cases are chosen for each operation.
-            params = item.callspec.params if hasattr(item, "callspec") else {}
-            test = item.nodeid.partition("[")[0] + params.get("operation", "")
-            cases.setdefault(test, []).append(item)
+        # Of a table of operations, cases are chosen for each operation.
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        test = item.nodeid.partition("[")[0] + params.get("operation", "")
+        cases.setdefault(test, []).append(item)
     kept: set[pytest.Item] = set()
     for each in cases.values():
-        if one_case:
-            kept.add(each[len(each) // 2])
-        elif all(item.get_closest_marker("slow") for item in each):
-            kept |= set(each[1::4] or each)
-        else:
-            kept |= _covering(each)
+        kept |= _covering(each) if chosen == "cover" else {each[len(each) // 2]}
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
 

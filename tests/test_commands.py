@@ -135,7 +135,7 @@ WALKS = [
         files={"numbers.tsv": "".join(f"{n}\t{_in_words(n)}\n" for n in range(4000))},
     ),
 ]
-# What `make test` walks; continuous integration walks all.
+# What `make test` walks; `make test-ci` walks all.
 WALKED_EARLY = {"README.md", "docs/data.md"}
 # Their commands are run elsewhere, in tests of what comes of them; or they leave something out.
 ELSEWHERE = {
