@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 from typing import Any
@@ -102,10 +103,11 @@ def their_logits(name: str, base: str) -> np.ndarray:
         return test_sequence_to_sequence.their_logits(name).detach().numpy()
     if base in _LANGUAGE_MODELS:
         first = their_models.begin_token(name)
-        inputs = np.pad(their_models.targets()[:, :-1], [(0, 0), (1, 0)], constant_values=first)
-        given = {"input_ids": inputs}
-    else:
-        given = encoder_features(base)[1]
+        rows = np.pad(their_models.targets()[:, :-1], [(0, 0), (1, 0)], constant_values=first)
+        # gpt_oss's weights are bfloat16.
+        exact = their_models.in_float64(copy.deepcopy(their_models.loaded(name)))
+        return exact(rows).detach().numpy()
+    given = encoder_features(base)[1]
     with torch.no_grad():
         tensors = {key: torch.tensor(value) for key, value in given.items()}
         logits = their_models.loaded(name)(**tensors).logits.numpy()
