@@ -10,7 +10,7 @@ from t2tp.layers.attention import CrossAttention, SelfAttention
 from t2tp.layers.heads import Heads
 from t2tp.layers.passes import FullForward, Memory, Prefill, SequenceInfo
 from t2tp.layers.positions import RelativePositions
-from tests.layers.running import not_zero, run
+from tests.layers.running import run
 from tests.ops.attention.composed_attention import composed_attention
 
 BATCH, LENGTH, D_MODEL, HEADS, D_KV = 4, 8, 16, 4, 8
@@ -86,14 +86,6 @@ def layer(kv_heads=0, use_bias=False, buckets=0, **options):
 def test_self_attention_is_its_formula(name, kv_heads):
     ran = run(layer(kv_heads, **OPTIONS[name]), inputs())
     np.testing.assert_allclose(ran["y"], formula(ran.variables, **OPTIONS[name]), atol=2e-5)
-
-
-@pytest.mark.parametrize(("mesh_shape", "layout"), LAYOUTS)
-def test_any_layout_gives_the_same(mesh_shape, layout):
-    build = layer(2, use_bias=True, causal=True, rotary_base=100.0)
-    ran = run(build, inputs(), mesh_shape, layout, not_zero)
-    wanted = formula(ran.variables, causal=True, rotary_base=100.0)
-    np.testing.assert_allclose(ran["y"], wanted, atol=2e-5)
 
 
 @pytest.mark.parametrize("causal", [True, False])

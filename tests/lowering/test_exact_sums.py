@@ -100,9 +100,8 @@ def test_several_threads_are_refused_where_something_runs(monkeypatch):
     assert program_of(program=AbstractProgram, mesh_shape="data:2").collective_log()
 
 
-@pytest.mark.ci_only
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_random_layouts_compute_the_same_bits(seed):
     rng = np.random.default_rng(seed)
     mesh = LAYOUTS[rng.choice(list(LAYOUTS))]
@@ -114,7 +113,7 @@ def test_random_layouts_compute_the_same_bits(seed):
         changes["layout"] = TENSOR.replace("batch:data", "batch:pod+data")
         changes["zero_axes"] = str(rng.choice(["", "pod", "data"])) if changes["zero_stage"] else ""
     kept = {"loss_chunk": int(rng.choice([0, 16]))}
-    assert_same_bits(trained(5, **changes, **kept), on_one_device(5, **kept))
+    assert_same_bits(trained(3, **changes, **kept), on_one_device(3, **kept))
 
 
 def test_a_norm_has_the_share_of_elements_much_smaller_than_the_largest():

@@ -31,19 +31,3 @@ def test_a_resnet_names_digits(tmp_path):
     changes = "mesh_shape=rows:2,learning_rate_warmup_steps=10"
     figures = figures_of(tmp_path, "mtf_resnet", "image_digits", "mtf_resnet_digits", changes, 80)
     assert figures["accuracy"] > 0.9
-
-
-@pytest.mark.slow
-@pytest.mark.ci_only
-def test_an_image_transformer_beats_pixels_by_themselves(tmp_path):
-    """These have 2.31 bits each, if each is predicted from how often it has each value."""
-    figures = figures_of(
-        tmp_path,
-        "mtf_image_transformer",
-        "image_digits_gen",
-        "mtf_image_transformer_digits",
-        "mesh_shape=rows:2,layout=height:rows,attention_type=local_2d,d_model=64,d_ff=128,d_kv=16,"
-        "num_hidden_layers=1,learning_rate_warmup_steps=20,learning_rate_constant=0.003",
-        80,
-    )
-    assert figures["bits_per_dim"] < 2.3

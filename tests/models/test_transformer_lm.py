@@ -4,16 +4,7 @@ import numpy as np
 import pytest
 
 import t2tp
-from t2tp.models.transformer_lm import TransformerLm
-from tests.models.small_lm import (
-    FEATURES,
-    LENGTH,
-    VOCAB_SIZE,
-    loss_program,
-    make_batch,
-    make_hparams,
-    one_document_a_row,
-)
+from tests.models.small_lm import LENGTH, VOCAB_SIZE, loss_program, make_batch, one_document_a_row
 
 MEGATRON = "batch:data;heads:model;d_ff:model;vocab:model"
 
@@ -68,38 +59,6 @@ def test_packed_documents_cost_what_they_cost_alone():
     assert float(program(packed)["nll"]) == pytest.approx(separate, rel=1e-6)
     together = packed | {"targets_segmentation": np.ones_like(targets)}
     assert float(program(together)["nll"]) != pytest.approx(separate, rel=1e-3)
-
-
-def logits_program(mesh_shape=""):
-    def step(mesh, features):
-        model = TransformerLm(make_hparams(num_hidden_layers=1), {"targets": VOCAB_SIZE})
-        return {"logits": model.logits(mesh, features, training=False)[0]}
-
-    return t2tp.Program(step, FEATURES, mesh_shape=mesh_shape, layout=MEGATRON)
-
-
-@pytest.mark.parametrize("mesh_shape", ["", "data:2;model:2"])
-def test_the_loss_is_that_of_the_logits(mesh_shape):
-    batch = one_document_a_row(random_targets(2))
-    logits = logits_program(mesh_shape)(batch)["logits"].astype(np.float64)
-    log_probabilities = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    targets = batch["targets"]
-    of_targets = np.take_along_axis(log_probabilities, targets[..., None], axis=-1)
-    values = loss_program(mesh_shape, num_hidden_layers=1)(batch)
-    assert float(values["nll"]) == pytest.approx(-of_targets.sum(), rel=1e-6)
-    assert float(values["correct"]) == np.sum(logits.argmax(-1) == targets)
-
-
-def test_a_token_changes_only_what_comes_after_it():
-    targets = random_targets(3)
-    program = logits_program()
-    before = program(one_document_a_row(targets))["logits"]
-    for changed in (0, 5, LENGTH - 1):
-        other = targets.copy()
-        other[:, changed] = other[:, changed] % (VOCAB_SIZE - 1) + 1
-        differs = (program(one_document_a_row(other))["logits"] != before).any(axis=2)
-        assert not differs[:, : changed + 1].any()
-        assert differs[:, changed + 1 :].all()
 
 
 def test_a_length_without_positions_is_refused():

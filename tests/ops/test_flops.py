@@ -11,7 +11,6 @@ from t2tp.ops.conv.convolution import convolution
 from t2tp.ops.flops import matmul_flops
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Feature
-from tests.models import small_lm
 
 
 def count(build, **shapes: str) -> int:
@@ -64,22 +63,3 @@ def test_local_attention_sees_two_blocks_of_a_sequence_and_five_of_a_image():
     x = "batch:2;height:4;width:6;d_kv:4"
     flops = count(lambda q, k, v: local_attention(q, k, v, space, [2, 3]), q=x, k=x, v=x)
     assert flops == 4 * (2 * 4 * 6 * 4) * 5 * 2 * 3
-
-
-def test_a_language_model_has_2n_and_4lhqt_a_token():
-    hparams = small_lm.make_hparams()
-    layers, tokens = hparams.num_hidden_layers, small_lm.BATCH * small_lm.LENGTH
-    found = []
-
-    def step(mesh, features):
-        loss = small_lm.TransformerLm(hparams, {"targets": small_lm.VOCAB_SIZE}).loss(
-            mesh, features, training=True
-        )
-        found.append(matmul_flops(mesh.graph.operations))
-        return {"loss": loss.loss}
-
-    AbstractProgram(step, small_lm.FEATURES)
-    d_model, d_ff, heads, d_kv = 16, 32, 4, 8
-    n = layers * (4 * d_model * heads * d_kv + 2 * d_model * d_ff) + small_lm.VOCAB_SIZE * d_model
-    attend = 4 * layers * heads * d_kv * small_lm.LENGTH
-    assert found[0] == tokens * (2 * n + attend)

@@ -90,7 +90,7 @@ def ours_model(name):
 @pytest.mark.parametrize("zero_stage", [0, 3])
 @pytest.mark.parametrize("optimizer", registry.list_optimizers())
 def test_one_step_with_huge_decay_shrinks_matrices_and_embeddings_alone(optimizer, zero_stage):
-    family = FAMILIES["moe_encdec"]
+    family = FAMILIES["lm"]
     hparams = family.hparams(
         **ALL_BIASES,
         optimizer=optimizer,
