@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -79,13 +80,17 @@ class Adam(Optimizer):
         subtract(var, rate * m / (tf.sqrt(v) + self._epsilon))
 
 
+def parameters(hparams: HParams) -> dict[str, Any]:
+    """Returns the arguments of `Adam` that hparams set, by name."""
+    return {
+        "beta1": hparams.optimizer_adam_beta1,
+        "beta2": hparams.optimizer_adam_beta2,
+        "epsilon": hparams.optimizer_adam_epsilon,
+        "weight_decay": WeightDecay.from_hparams(hparams),
+    }
+
+
 @registry.register_optimizer
 def adam(learning_rate: mtf.Tensor, hparams: HParams) -> Adam:
     """Adam; with `weight_decay` above 0, AdamW."""
-    return Adam(
-        learning_rate,
-        hparams.optimizer_adam_beta1,
-        hparams.optimizer_adam_beta2,
-        hparams.optimizer_adam_epsilon,
-        WeightDecay.from_hparams(hparams),
-    )
+    return Adam(learning_rate, **parameters(hparams))

@@ -10,42 +10,22 @@ from t2tp.hparam import HParams
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.ops.variables.transfer import Growth
-from t2tp.optim.optimizer import (
-    Optimizer,
-    Target,
-    UpdateOperation,
-    mesh_axes,
-    slot,
-    subtract,
-    variable_slice,
-)
-from t2tp.optim.weight_decay import WeightDecay
+from t2tp.optim import adam
+from t2tp.optim.optimizer import Target, UpdateOperation, mesh_axes, slot, subtract, variable_slice
 
 # Maps slices of a variable, its moments, the gradient and the powers of the betas to the update
 # direction and the next moments.
 DirectionFn = Callable[..., tuple[tf.Tensor, tf.Tensor, tf.Tensor]]
 
 
-class Lamb(Optimizer):
+class Lamb(adam.Adam):
     """LAMB (Y. You et al., arXiv:1904.00962, algorithm 2), with unbounded variable norms.
 
     Norms are global, in any layout. Variables with the same split share one all-reduce. If a
     norm is 0 the update is Adam's.
     """
 
-    def __init__(
-        self,
-        learning_rate: mtf.Tensor,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-6,
-        weight_decay: WeightDecay | None = None,
-    ) -> None:
-        """Takes the parameters of the paper."""
-        super().__init__(learning_rate, weight_decay)
-        self._beta1 = beta1
-        self._beta2 = beta2
-        self._epsilon = epsilon
+    is_elementwise = False
 
     def rate_factor(self, role: mtf.Role, growth: Growth) -> float:
         """Refuses: there are no rules for relative updates.
@@ -150,10 +130,4 @@ class DirectionNormsOperation(Operation):
 @registry.register_optimizer
 def lamb(learning_rate: mtf.Tensor, hparams: HParams) -> Lamb:
     """LAMB, with Adam's betas and epsilon."""
-    return Lamb(
-        learning_rate,
-        hparams.optimizer_adam_beta1,
-        hparams.optimizer_adam_beta2,
-        hparams.optimizer_adam_epsilon,
-        WeightDecay.from_hparams(hparams),
-    )
+    return Lamb(learning_rate, **adam.parameters(hparams))

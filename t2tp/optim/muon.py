@@ -14,10 +14,9 @@ from t2tp.lowering.deferred_sums import BUCKET
 from t2tp.mesh.layout import Layout
 from t2tp.ops.variables.role import MATRIX
 from t2tp.ops.variables.transfer import Growth
-from t2tp.optim.adam import Adam
+from t2tp.optim import adam
 from t2tp.optim.optimizer import Target, UpdateOperation, slot, subtract
 from t2tp.optim.orthogonalization import Matrices, OrthogonalizeOperation, moving_average
-from t2tp.optim.weight_decay import WeightDecay
 
 
 def scale_to_adam(inputs: float, outputs: float) -> float:
@@ -33,7 +32,7 @@ def scale_by_shape(inputs: float, outputs: float) -> float:
 SCALES = {"match_rms_adamw": scale_to_adam, "original": scale_by_shape}
 
 
-class Muon(Adam):
+class Muon(adam.Adam):
     """Muon (K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024).
 
     A step moves a matrix along the orthogonalized Nesterov momentum of its gradients. A variable's
@@ -50,7 +49,7 @@ class Muon(Adam):
         scale: str = "match_rms_adamw",
         dtype: tf.DType = tf.float32,
         relative_rate: float = 1.0,
-        **adam: Any,
+        **parameters: Any,
     ) -> None:
         """Sets the hyperparameters.
 
@@ -61,9 +60,9 @@ class Muon(Adam):
           scale: the factor of updates, one of `SCALES`, as PyTorch names them.
           dtype: dtype of iterations, and of the matrices that processors send each other.
           relative_rate: learning rate of matrices, relative to the rate of other variables.
-          **adam: arguments of `Adam`.
+          **parameters: arguments of `Adam`.
         """
-        super().__init__(learning_rate, **adam)
+        super().__init__(learning_rate, **parameters)
         self._momentum = momentum
         self._steps = steps
         self._scale = SCALES[scale]
@@ -160,8 +159,5 @@ def muon(learning_rate: mtf.Tensor, hparams: HParams) -> Muon:
         # float16 does not hold small gradients.
         tf.bfloat16 if dtype == tf.float16 else dtype,
         hparams.optimizer_muon_relative_rate,
-        beta1=hparams.optimizer_adam_beta1,
-        beta2=hparams.optimizer_adam_beta2,
-        epsilon=hparams.optimizer_adam_epsilon,
-        weight_decay=WeightDecay.from_hparams(hparams),
+        **adam.parameters(hparams),
     )
