@@ -9,7 +9,6 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from t2tp import mtf, registry
-from t2tp.choices import IMAGE_ATTENTION_TYPES
 from t2tp.hparam import HParams
 from t2tp.layers import variables
 from t2tp.layers.attention import AttentionLayer, SelfAttention
@@ -27,7 +26,6 @@ from t2tp.models.losses import predicted
 from t2tp.models.model import LossOutput, vocab_of
 from t2tp.ops.gather import checked_gather
 from t2tp.program.program import Mesh
-from t2tp.suggestions import nearest
 
 
 @registry.register_model
@@ -45,13 +43,9 @@ class MtfImageTransformer(AutoregressiveModel):
         """Creates the layers; see `Model`.
 
         Raises:
-          ValueError: `attention_type` is unknown, or `image_shape` is not height, width and
-            channels.
+          ValueError: `image_shape` is not height, width and channels.
         """
         super().__init__(hparams, vocab_sizes)
-        if hparams.attention_type not in IMAGE_ATTENTION_TYPES:
-            known = nearest(hparams.attention_type, IMAGE_ATTENTION_TYPES, "types")
-            raise ValueError(f"attention_type is {hparams.attention_type!r}: {known}")
         if len(hparams.image_shape) != 3:
             raise ValueError(
                 f"image_shape must be [height,width,channels], not {hparams.image_shape}."

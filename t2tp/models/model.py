@@ -10,7 +10,6 @@ from typing import Any
 import tensorflow as tf
 
 from t2tp import mtf
-from t2tp.choices import PRECISIONS
 from t2tp.hparam import HParams
 from t2tp.layers.adapters import Adapters
 from t2tp.layers.initial_values import InitialValues
@@ -18,7 +17,6 @@ from t2tp.ops.variables.transfer import Transfer
 from t2tp.optim.loss import LossOutput
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Feature, Mesh
-from t2tp.suggestions import nearest
 
 # The feature with the index of a row's example in its split, int64 [batch]. The trainer feeds it in
 # evaluations, to every model: random numbers of a model should then depend on it alone.
@@ -66,16 +64,8 @@ class Model(abc.ABC):
 
     @property
     def activation_dtype(self) -> tf.DType:
-        """The dtype of activations and matmuls.
-
-        Raises:
-          ValueError: the hparam `activation_dtype` is none of float32, bfloat16 and float16.
-        """
-        name = self.hparams.activation_dtype
-        if name not in PRECISIONS:
-            known = nearest(name, PRECISIONS, "dtypes")
-            raise ValueError(f"activation_dtype is {name!r}: {known}")
-        return tf.as_dtype(name)
+        """The dtype of activations and matmuls."""
+        return tf.as_dtype(self.hparams.activation_dtype)
 
     def check_features(self, names: Iterable[str]) -> None:
         """Checks that the features include the model's required ones.

@@ -9,12 +9,10 @@ from collections.abc import Callable
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf, registry
-from t2tp.choices import STEMS
 from t2tp.layers.convolution import Convolution, make_norm
 from t2tp.models.image_classifier import ImageClassifier
 from t2tp.ops.conv.pooling import pool
 from t2tp.program.program import Mesh
-from t2tp.suggestions import nearest
 
 # A block's output has this many times its inner filters.
 _EXPANSION = {"basic": 1, "bottleneck": 4}
@@ -34,8 +32,7 @@ class MtfResnet(ImageClassifier):
         """See `ImageClassifier`.
 
         Raises:
-          ValueError: stem, block or norm is unknown, or the number of `filter_sizes` does not match
-            the stem and `layer_sizes`.
+          ValueError: the number of `filter_sizes` does not match the stem and `layer_sizes`.
         """
         hparams = self.hparams
         self._check()
@@ -54,10 +51,6 @@ class MtfResnet(ImageClassifier):
 
     def _check(self) -> None:
         hparams = self.hparams
-        for name, known in (("stem", STEMS), ("block", _EXPANSION)):
-            value = getattr(hparams, name)
-            if value not in known:
-                raise ValueError(f"{name} is {value!r}: {nearest(value, known, f'{name}s')}")
         if len(hparams.filter_sizes) != len(hparams.layer_sizes) + 1:
             raise ValueError(
                 f"filter_sizes {hparams.filter_sizes} must be one for the stem and one for each of"

@@ -9,7 +9,6 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf, registry
-from t2tp.choices import POOLINGS
 from t2tp.layers import variables
 from t2tp.layers.attention import SelfAttention
 from t2tp.layers.convolution import Convolution
@@ -23,7 +22,6 @@ from t2tp.layers.transformer_layer import Layer, Residual
 from t2tp.models.image_classifier import ImageClassifier
 from t2tp.ops.gather import checked_gather
 from t2tp.program.program import Mesh
-from t2tp.suggestions import nearest
 
 
 @registry.register_model
@@ -40,13 +38,10 @@ class Vit(ImageClassifier):
         """See `ImageClassifier`.
 
         Raises:
-          ValueError: patches do not divide the image, the pooling is unknown, or the images are
-            not of `image_shape`, `image_mean` and `image_std`.
+          ValueError: patches do not divide the image, or the images are not of `image_shape`,
+            `image_mean` and `image_std`.
         """
         hparams = self.hparams
-        if hparams.pooling not in POOLINGS:
-            known = nearest(hparams.pooling, POOLINGS, "poolings")
-            raise ValueError(f"pooling is {hparams.pooling!r}: {known}")
         self._check_shape(inputs)
         x = self._patches(self._normalized(inputs))
         if hparams.pooling == "class":

@@ -53,15 +53,15 @@ class TokenRows:
     lost: Sequence[str]
 
     @classmethod
-    def between(cls, there: Vocabulary, here: Vocabulary) -> TokenRows | None:
-        """Matches the tokens of two vocabularies by their texts; None if these are the same.
+    def between(cls, there: Vocabulary, here: Vocabulary) -> TokenRows:
+        """Matches the tokens of two vocabularies by their texts.
 
         The token that ends a text has the row of the token that ends a text there, if its own text
         is not found.
         """
         old, new = there.token_texts, here.token_texts
         if old == new:
-            return None
+            return cls(np.arange(len(new)), (), ())
         sources, rows = _tokens_by_text(old), np.full(len(new), -1, np.int64)
         for text, tokens in _tokens_by_text(new).items():
             found = sources.get(text, [])
@@ -79,6 +79,11 @@ class TokenRows:
         )
 
     @property
+    def are_same(self) -> bool:
+        """Whether the vocabularies are the same."""
+        return np.array_equal(self.rows, np.arange(len(self.rows))) and not self.lost
+
+    @property
     def moves(self) -> bool:
         """Whether a token that is found has another row there."""
         return bool(np.any((self.rows >= 0) & (self.rows != np.arange(len(self.rows)))))
@@ -88,7 +93,8 @@ class TokenRows:
         found = np.count_nonzero(self.rows >= 0)
         return (
             f"{found:,} of {len(self.rows):,} tokens found by their texts"
-            f"{_listed('new, at the mean of the found', self.new)}{_listed('lost', self.lost)}"
+            f"{_listed('new, set to the mean of those found', self.new)}"
+            f"{_listed('lost', self.lost)}"
         )
 
     def fits(self, saved_shape: Sequence[int], variable: SlicedVariable) -> bool:
@@ -111,9 +117,11 @@ class TokenRows:
         """
         axis, shape = vocab_axis(variable), saved.shapes()[name]
         assert axis is not None
-        sources = np.full(variable.spec.shape.to_integer_list[axis], -1, np.int64)
-        count = min(len(self.rows), len(sources))
-        sources[:count] = self.rows[:count]
+        # Tables may have more rows than there are tokens. Equal vocabularies keep them.
+        sources = np.arange(variable.spec.shape.to_integer_list[axis])
+        if not self.are_same:
+            count = min(len(self.rows), len(sources))
+            sources[:count], sources[count:] = self.rows[:count], -1
         sources[sources >= shape[axis]] = -1
         # Slices with the same columns are loaded in one pass.
         groups: dict[tuple, list[tuple[int, ...]]] = {}
@@ -163,7 +171,7 @@ def rows_between(path: str, vocabulary: Vocabulary | None) -> tuple[TokenRows | 
       vocabulary: the new run's vocabulary; None: it has no text.
 
     Returns:
-      The rows, None if the vocabularies are the same; and the reason if the other one is unknown.
+      The rows, None without two vocabularies; and the reason if the other one is unknown.
     """
     if vocabulary is None:
         return None, ""

@@ -136,7 +136,7 @@ def inherit_files(
         logging.warning(
             "the tokenizer of %s is not copied, as its vocabulary is unknown: %s", before, reason
         )
-    elif rows is None:
+    elif rows is None or rows.are_same:
         huggingface_files.copy_files(huggingface_files.directory_in(before), own)
 
 
@@ -204,7 +204,7 @@ def warm_start(
             ),
             *([f"  {rows.describe()}"] if rows is not None and _BY_TEXT in groups else []),
             *(
-                [f"  vocabulary there unknown, token 0 is taken for token 0: {reason}"]
+                [f"  rows are copied by number, as the vocabulary there is unknown: {reason}"]
                 if reason
                 else []
             ),
@@ -214,7 +214,7 @@ def warm_start(
 
 
 # Outcomes of loading a variable.
-_LOADED, _RENAMED, _BY_TEXT = "loaded", "renamed", "with the rows of another vocabulary"
+_LOADED, _RENAMED, _BY_TEXT = "loaded", "renamed", "with the rows of the same texts"
 
 # Max number of variables that a line names.
 _NAMED = 3
@@ -236,7 +236,8 @@ def _load(
     if source not in saved.shapes():
         return "frozen in the checkpoint, initialized", name
     there = saved.shapes()[source]
-    if rows is not None and rows.fits(there, variable):
+    is_same = there == shape and (rows is None or rows.are_same)
+    if not is_same and rows is not None and rows.fits(there, variable):
         rows.load(saved, source, variable)
         return _BY_TEXT, name
     if there != shape:
