@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from t2tp import problems
+from t2tp.problems import python_stdlib
+from t2tp.problems.python_stdlib import source_files
 from tests.huggingface.tiny_files import write_tiny_chat_gpt2, write_tiny_llama
 from tests.page_blocks import blocks
 from tests.page_commands import PAGES, check_flags, commands, inline_commands, run
@@ -150,8 +153,12 @@ def _leaves_something_out(words: list[str]) -> bool:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    """Where all walks keep their data, so that each is made once."""
-    return tmp_path_factory.mktemp("data")
+    """Where all walks keep their data. Those of the standard library are there, of few files."""
+    directory = tmp_path_factory.mktemp("data")
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(python_stdlib, "source_files", lambda path: source_files(path)[::8])
+        problems.find("languagemodel_python_stdlib", "vocab_size=1024").prepare(directory)
+    return directory
 
 
 @pytest.mark.slow

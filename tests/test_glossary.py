@@ -83,11 +83,6 @@ def docstrings() -> list[tuple[str, str]]:
 
 
 @pytest.mark.slow
-def test_no_docstring_begins_with_says():
-    assert not [each for each in docstrings() if each[1].startswith("Says")]
-
-
-@pytest.mark.slow
 def test_sections_of_docstrings_are_indented_by_two_spaces():
     """Ruff checks the names of sections, and not what they contain."""
     section = re.compile(r"^(?:Args|Attributes|Raises|Returns|Yields):\n(?!  \S)", re.MULTILINE)

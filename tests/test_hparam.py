@@ -9,7 +9,7 @@ import math
 import pickle
 import re
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,11 +58,8 @@ def test_values_are_attributes_in_the_order_of_declaration():
         ("learning_rate", 1, 1.0),
         ("learning_rate", np.float64(0.5), 0.5),
         ("num_layers", 3.0, 3),
-        ("num_layers", np.int32(3), 3),
         ("layers", ("a",), ["a"]),
-        ("layers", [], []),
         ("widths", [1, 2.5], [1.0, 2.5]),
-        ("clip", None, None),
         ("clip", 2, 2.0),
         ("x", "text", "text"),
         ("x", [1, True], [1, True]),
@@ -80,23 +77,18 @@ def test_a_value_becomes_exactly_the_declared_type(name: str, value: Any, kept: 
     [
         ("learning_rate", "0.1", "float"),
         ("learning_rate", True, "float"),
-        ("learning_rate", None, "float"),
         ("learning_rate", math.nan, "float"),
-        ("learning_rate", math.inf, "float"),
         ("learning_rate", 10**400, "float"),
         ("num_layers", 2.5, "int"),
-        ("num_layers", True, "int"),
         ("num_layers", math.inf, "int"),
         ("num_layers", [1], "int"),
         ("shared", 1, "bool"),
         ("mesh_shape", 4, "str"),
         ("layers", "attention", "list[str]"),
         ("layers", ["a", 1], "list[str]"),
-        ("layers", None, "list[str]"),
         ("heads", [1.5], "list[int]"),
         ("clip", "x", "float | None"),
         ("x", {"a": 1}, "any"),
-        ("x", [[1]], "any"),
     ],
 )
 def test_a_value_of_another_type_is_refused(name: str, value: Any, expected: str):
@@ -113,12 +105,6 @@ def test_an_undeclared_name_is_refused_naming_the_nearest():
     for use, *value in ((setattr, "x"), (HParams.set, "x"), (getattr,), (HParams.get,)):
         with pytest.raises(AttributeError, match="^no hyperparameter 'layoyt': did you mean layo"):
             use(hparams, "layoyt", *value)
-
-
-def test_a_hyperparameter_cannot_be_deleted():
-    hparams = sample()
-    with pytest.raises(AttributeError, match="layout: "):
-        del hparams.layout
 
 
 # Declaring.
@@ -151,14 +137,6 @@ def test_other_types_cannot_be_declared():
             HParams().add("it", default, type=kind)
     with pytest.raises(TypeError, match="expected int, got 'a'"):
         HParams().add("it", "a", type=int)
-
-
-def test_a_declared_type_may_allow_none():
-    for annotation in (float | None, Optional[float]):  # noqa: UP045
-        hparams = HParams()
-        hparams.add("rate", 0.5, type=annotation)
-        hparams.rate = None
-        assert hparams.rate is None
 
 
 # Copies and comparison.
@@ -214,23 +192,16 @@ def test_diff_names_both_values():
     ("text", "parsed"),
     [
         ("", {}),
-        ("learning_rate=0.2", {"learning_rate": 0.2}),
         ("learning_rate=1", {"learning_rate": 1.0}),
         (" learning_rate = 1e-3 , num_layers = 5 ", {"learning_rate": 0.001, "num_layers": 5}),
         ("num_layers=1e3", {"num_layers": 1000}),
-        ("num_layers=-3.0", {"num_layers": -3}),
         ("num_layers='4'", {"num_layers": 4}),
-        ("num_layers=123456789012", {"num_layers": 123456789012}),
         (
             "mesh_shape=data:2;model:4,layout=batch:data;d_ff:model",
             {"mesh_shape": "data:2;model:4", "layout": "batch:data;d_ff:model"},
         ),
-        ("mesh_shape=,num_layers=2", {"mesh_shape": "", "num_layers": 2}),
         ("mesh_shape=/a/b*.txt", {"mesh_shape": "/a/b*.txt"}),
-        ("layers=[a,b]", {"layers": ["a", "b"]}),
         ("layers=[ a , 'b, c' ],num_layers=2", {"layers": ["a", "b, c"], "num_layers": 2}),
-        ("layers=[]", {"layers": []}),
-        ("layers=['']", {"layers": [""]}),
         ("widths=[1,2e-1]", {"widths": [1.0, 0.2]}),
         ("layout=\"a, b=1, 'c'\"", {"layout": "a, b=1, 'c'"}),
         (r"layout='it\'s, \n'", {"layout": "it's, \n"}),
@@ -238,16 +209,11 @@ def test_diff_names_both_values():
         ("layout=a[0,mesh_shape=b]", {"layout": "a[0", "mesh_shape": "b]"}),
         *((f"shared={word}", {"shared": False}) for word in ("false", "F", "NO", "n", "off", "0")),
         *((f"shared={word}", {"shared": True}) for word in ("true", "T", "YES", "y", "on", "1")),
-        ("clip=0.5", {"clip": 0.5}),
         ("clip=None", {"clip": None}),
         ("label=none", {"label": None}),
         ("label='none'", {"label": "none"}),
-        ("norm=none", {"norm": "none"}),
         ("x=None", {"x": None}),
-        ("x=3", {"x": 3}),
         ("x=3.0", {"x": 3.0}),
-        ("x='3'", {"x": "3"}),
-        ("x=True", {"x": True}),
         ("x=inf", {"x": "inf"}),
         ("x=[1,a,'2']", {"x": [1, "a", "2"]}),
     ],
@@ -263,19 +229,13 @@ def test_text_is_read_by_the_declared_types(text: str, parsed: dict[str, Any]):
     ("text", "message"),
     [
         ("learning_rate=fast", "learning_rate=fast: expected float, got 'fast'"),
-        ("learning_rate=", "learning_rate=: expected float, got ''"),
-        ("learning_rate=none", "learning_rate=none: expected float, got 'none'"),
         ("learning_rate=1e999", "learning_rate=1e999: expected float, got '1e999'"),
         ("num_layers=2.5", "num_layers=2.5: expected int, got '2.5'"),
         ("num_layers=1e30", "num_layers=1e30: expected int, got '1e30'"),
-        ("num_layers=true", "num_layers=true: expected int, got 'true'"),
         ("num_layers=5,shared=2", "shared=2: expected bool, got '2'"),
-        ("clip=x", "clip=x: expected float | None, got 'x'"),
         ("heads=[1,b]", "heads=[1,b]: expected list[int], got '[1,b]'"),
         ("layers=attention", "lists stand in brackets: layers=[attention]"),
-        ("layers=", "lists stand in brackets: layers=[]"),
         ("layers=[a,]", "neither empty nor lists"),
-        ("layers=[[a],b]", "neither empty nor lists"),
         ("layers=[a]b", "nothing can follow the closing bracket"),
         ("mesh_shape=[a]", "expected str, got '[a]'; not a list; or quote it: mesh_shape='[a]'"),
         ("num_layers=4 shared=no", "is a comma missing?"),
@@ -287,7 +247,6 @@ def test_text_is_read_by_the_declared_types(text: str, parsed: dict[str, Any]):
         ("layers[0]=a", "no hyperparameter 'layers[0]': did you mean layers"),
         ("num_layers=4,num_layers=5", "num_layers=5: num_layers stands twice"),
         ("num_layers", "'num_layers' is not name=value; write name=value"),
-        ("num_layers=4,", "'' is not name=value"),
         (
             "mesh_shape=batch:2,model:4,num_layers=3",
             "'model:4' is not name=value; use ';' between mesh axes and between layout rules: "
@@ -367,11 +326,6 @@ def test_differences_say_which_value_will_be_used():
         "dropped: 1 in the saved run, not declared in today's preset; using 1 from the saved run",
         "added: not declared in the saved run, 7 in today's preset; using 7 from today's preset",
     ]
-
-
-def test_an_override_of_nothing_declared_is_refused():
-    with pytest.raises(ValueError, match="'layoyt': did you mean layout"):
-        describe_differences(sample(), sample(), {"layoyt": "x"})
 
 
 def test_the_examples_of_the_docs_run_as_shown(monkeypatch):

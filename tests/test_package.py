@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import importlib
 import importlib.metadata
 import re
@@ -74,19 +73,6 @@ def test_the_sdist_holds_what_the_wheel_is_built_from(sdist):
         files = {"/".join(name.split("/")[1:]) for name in archive.getnames()}
     assert {"LICENSE", "README.md", "pyproject.toml", "setup.py", "t2tp/py.typed"} <= files
     assert not {name for name in files if name.startswith(("tests/", "benchmarks/", "docs/"))}
-
-
-@pytest.mark.slow
-def test_each_program_of_the_wheel_is_a_function(wheel):
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = (each for each in archive.namelist() if each.endswith("entry_points.txt"))
-        parser = configparser.ConfigParser()
-        parser.read_string(archive.read(name).decode())
-    programs = dict(parser["console_scripts"])
-    assert "t2tp_trainer" in programs
-    for target in programs.values():
-        module, _, function = target.partition(":")
-        assert callable(getattr(importlib.import_module(module), function))
 
 
 @pytest.mark.slow

@@ -7,10 +7,8 @@ import math
 import pytest
 
 import t2tp.hparams  # noqa: F401 (registers sets)
-from t2tp import registry
 from t2tp.hparam import HParams
 from t2tp.ranged_hparams import RangedHParams
-from t2tp.registry import UnknownNameError
 
 
 def ranged(name: str = "mine") -> RangedHParams:
@@ -95,14 +93,6 @@ def test_a_trial_sets_hparams_or_nothing():
 def test_what_cannot_be_is_refused(call, says):
     with pytest.raises(ValueError, match=says):
         call(ranged())
-
-
-def test_registered_sets_fit_the_hparams_that_they_are_for():
-    for name in ("basic1", "transformer_base_range"):
-        registry.ranged_hparams(name).apply(0, registry.hparams("transformer_lm_tiny"))
-    with pytest.raises(UnknownNameError, match="unknown ranged hparams set 'basic': did you mean"):
-        registry.ranged_hparams("basic")
-    assert "basic1: " in registry.help_text()
 
 
 def conditional() -> RangedHParams:

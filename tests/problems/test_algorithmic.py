@@ -67,15 +67,6 @@ def data_dir(tmp_path_factory):
     return directory
 
 
-def test_stored_examples_come_back(data_dir, tmp_path):
-    problem = TinyReverse()
-    stored = {
-        tuple(problem.decode_example(data_dir, "test", number)["inputs"]) for number in range(5)
-    }
-    samples = problem.samples("test", tmp_path, tmp_path)
-    assert stored == {tuple(samples[number]["inputs"]) for number in range(5)}
-
-
 @pytest.mark.parametrize("suffix", ["", "_rev", "_copy", "_rev_copy"])
 def test_suffixes_reverse_and_copy(data_dir, suffix):
     problem = problems.find(f"tiny_reverse{suffix}")
@@ -95,13 +86,6 @@ def test_a_problem_without_inputs_has_no_suffixes():
         problems.find("languagemodel_python_stdlib_rev")
     with pytest.raises(KeyError, match="did you mean tiny_reverse"):
         problems.find("tiny_revers_rev")
-
-
-def test_options_that_are_not_there_are_refused():
-    with pytest.raises(
-        ValueError, match="options of tiny_reverse: arrangment=packed:.*arrangement"
-    ):
-        problems.find("tiny_reverse", "arrangment=packed")
 
 
 ARRANGEMENTS = ("padded", "packed", "bucketed")

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from t2tp import problems, registry
-from t2tp.problems.languagemodel import LanguageModelProblem
-from t2tp.problems.text_to_text import Text2TextProblem
+from t2tp import problems
 from t2tp.problems.tfds_problem import chosen_features
 from tests.problems.mocked_datasets import example
 
@@ -181,11 +179,6 @@ def test_problems_can_be_sent_to_workers(name):
     assert pickle.loads(pickle.dumps(problems.find(name))).name == name
 
 
-def test_families_are_what_the_names_say():
-    assert isinstance(problems.find("languagemodel_c4"), LanguageModelProblem)
-    assert isinstance(problems.find("summarize_cnn_dailymail32k_rev"), Text2TextProblem)
-
-
 def test_without_a_network_it_gives_up_soon_and_says_what_stays(tmp_path, monkeypatch):
     import requests
 
@@ -199,14 +192,3 @@ def test_without_a_network_it_gives_up_soon_and_says_what_stays(tmp_path, monkey
     with pytest.raises(OSError, match=f"mnist: .*no route to host.* kept in {tmp_path}"):
         problems.find("tfds:mnist").download(tmp_path / "made", tmp_path)
     assert retries and max(retries) == 4
-
-
-def test_all_that_should_be_registered_is():
-    assert {
-        *(f"languagemodel_python_stdlib{kind}" for kind in ("", "_bytes", "_characters")),
-        *("image_digits", "image_digits_gen", "languagemodel_textfiles", "instructions"),
-        *("translate_tsv", "translate_textfiles", "sentiment_imdb", "image_mnist"),
-        *(f"languagemodel_{name}" for name in ("lm1b32k", "wiki40b_en", "c4")),
-        *("translate_ende_wmt32k", "translate_enfr_wmt32k", "summarize_cnn_dailymail32k"),
-        *(f"image_{name}" for name in ("cifar10", "imagenet224", "imagenet32", "imagenet64")),
-    } <= set(registry.list_problems())

@@ -87,13 +87,6 @@ def learned_texts(problem, data_dir):
     return found
 
 
-def test_completions_alone_are_learned_with_the_token_that_ends_them(tmp_path, tokenizer):
-    problem = prepared(tmp_path, PAIRS, tokenizer)
-    assert learned_texts(problem, tmp_path / "data") == {
-        (f"{e['prompt']}{e['completion']}{END}", f"{e['completion']}{END}") for e in PAIRS
-    }
-
-
 def test_replies_alone_are_learned_as_the_chat_template_writes_them(tmp_path, tokenizer):
     problem = prepared(tmp_path, CHATS * 30, with_template(tokenizer))
     first = "[system] be brief\n[user] the fox?\n[assistant] quick" + END

@@ -139,22 +139,6 @@ def test_another_vocabulary_is_refused_with_what_helps(tmp_path):
         mixture.prepare(tmp_path)
 
 
-def test_a_vocabulary_can_be_another_problems(tmp_path):
-    for word in ("alpha", "beta"):
-        (tmp_path / f"{word}.tsv").write_text("".join(f"{word} {n}\t{n}\n" for n in range(100)))
-    problems.find("translate_tsv", f"files={tmp_path}/alpha.tsv,vocab_size=285").prepare(
-        tmp_path / "a"
-    )
-    borrowed = f"files={tmp_path}/beta.tsv,vocabulary_from={tmp_path}/a/translate_tsv"
-    problem = problems.find("translate_tsv", borrowed)
-    manifest = problem.prepare(tmp_path / "b")
-    assert (
-        manifest.vocabulary
-        == problems.find("translate_tsv").check_prepared(tmp_path / "a").vocabulary
-    )
-    assert problem.decode_example(tmp_path / "b", "train", 0)["inputs"].startswith("beta ")
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -5,28 +5,10 @@ import sys
 import pytest
 
 import t2tp.problems  # noqa: F401  (registers the problems)
-from t2tp import registry
 from t2tp.problems.python_stdlib import source_files, split_of
 from tests.problems.conftest import AWKWARD, SMALL, TinyStdlib
 
 REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
-
-
-def test_it_is_registered():
-    problem = registry.problem("languagemodel_python_stdlib")()
-    assert problem.name == "languagemodel_python_stdlib"
-    assert (problem.source_dir() / "os.py").is_file()
-
-
-def test_importing_the_problems_does_not_import_what_is_slow():
-    program = (
-        "import sys, t2tp.problems;"
-        "print({'tensorflow', 'tensorflow_datasets', 'sentencepiece'} & set(sys.modules))"
-    )
-    shown = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert shown.stdout == "set()\n"
 
 
 def test_documents_are_the_utf8_files_of_each_split_in_the_order_of_their_paths(problem, sources):
@@ -38,11 +20,6 @@ def test_documents_are_the_utf8_files_of_each_split_in_the_order_of_their_paths(
         own = [documents[name] for name in names if name in documents and split_of(name) == split]
         assert [text for text in texts if text in own] == own  # unchanged, and without the others
         assert b"" not in texts
-
-
-def test_the_version_of_python_is_recorded(problem, data_dir):
-    origin = problem.check_prepared(data_dir).origin
-    assert origin["python"].startswith(sys.implementation.name)
 
 
 def test_the_split_of_a_file_never_changes():

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from t2tp import problems
-from t2tp.problems.data.manifest import Manifest
 from t2tp.problems.inspection.report import inspect
 from t2tp.problems.prepare.shard_generation import ShardWriter
 from t2tp.problems.shared_vocabulary import interleave
@@ -173,14 +172,6 @@ def test_missing_data_and_changed_files_are_said_with_the_mixtures_command(tmp_p
     for said in caplog.messages:
         assert f"translate_textfiles, changed: {tmp_path}/b.en; make them again with" in said
         assert f"t2tp_datagen --problem={MIXTURE} --data_dir={tmp_path}/data '" in said
-
-
-def test_a_vocabulary_of_another_problem_can_be_taken(files, tmp_path):
-    alone = problems.find("translate_tsv", f"files={files}/a.tsv,vocab_size=290")
-    alone.prepare(tmp_path)
-    more = f",vocabulary_from={tmp_path}/translate_tsv"
-    made = problems.find(MIXTURE, options_of(files, more)).prepare(tmp_path)
-    assert made.vocabulary == Manifest.read(tmp_path / "translate_tsv").vocabulary
 
 
 @pytest.mark.parametrize("name", [MIXTURE, "translate_textfiles"])

@@ -9,8 +9,6 @@ from t2tp import registry
 from t2tp.planner import ClusterFile
 from t2tp.processes.process_spec import DEVICES_VARIABLE
 from t2tp.trainer import auto_layout
-from t2tp.trainer.cli.programs import t2tp_trainer
-from t2tp.trainer.errors import UsageError
 from tests.models.small_lm import make_hparams
 
 
@@ -48,15 +46,6 @@ def test_a_measured_machine_goes_first(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="not TOML"):
         auto_layout.this_cluster()
     assert cpu.device.cores > 1
-
-
-def test_both_are_chosen_or_none(capfd, tmp_path):
-    flags = ["--problem=p", "--model=transformer_lm", "--hparams_set=transformer_lm_tiny"]
-    places = [f"--output_dir={tmp_path}", f"--data_dir={tmp_path}"]
-    flags[0] = "--problem=algorithmic_identity_binary40"
-    code = t2tp_trainer(["t2tp_trainer", *flags, *places, "--mesh_shape=auto"])
-    assert code == UsageError.exit_code
-    assert "--mesh_shape=auto and --layout=auto belong together" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

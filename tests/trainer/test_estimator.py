@@ -6,23 +6,16 @@ import os
 import signal
 import sys
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from t2tp import checkpoint
 from t2tp.checkpoint.variables import CheckpointMismatchError
-from t2tp.decoding import DecodeOptions
-from t2tp.mesh.layout import LayoutError
 from t2tp.program.program import Feature
-from t2tp.trainer.estimator import Estimator
 from t2tp.trainer.hooks.hook import Hook, Training
-from t2tp.trainer.model_fn import ModeKeys
 from t2tp.trainer.processes.interrupt import TrainingInterrupted
-from t2tp.trainer.run_config import RunConfig
 from tests.trainer import toy
-from tests.trainer.hooks.events import read_scalars
 from tests.trainer.toy_estimator import MESHES, At, Crash, Note, estimator, losses
 from tests.warm_processes import WarmProcess
 
@@ -55,14 +48,6 @@ def test_evaluation_adds_up_all_batches_on_any_mesh(tmp_path):
     assert 0 < first < two < sums["error"]
 
 
-def test_what_the_host_counts_is_added_up_too(tmp_path):
-    inputs = toy.inputs()
-    counted = toy.Inputs(inputs.features, inputs.stream, lambda batch: {"rows": len(batch["x"])})
-    trained = estimator(tmp_path)
-    trained.train(inputs, 1)
-    assert trained.evaluate(counted)["rows"] == 5 * toy.BATCH
-
-
 def test_evaluating_before_training_does_not_lose_the_optimizer(tmp_path):
     estimator(tmp_path / "straight").train(toy.inputs(), 12)
     estimator(tmp_path / "evaluated").train(toy.inputs(), 8)
@@ -81,24 +66,6 @@ def test_predictions_are_the_trained_models(tmp_path):
     w = next(v for v in trained._variables if v.spec.name == "w").numpy()
     y = estimator(tmp_path, "model").predict(features, {"x": x})["y"]
     np.testing.assert_allclose(y, x @ w, rtol=1e-5, atol=1e-6)
-
-
-def test_each_call_that_predicts_has_its_own_decode_options(tmp_path):
-    def doubling(mesh, features, mode, hparams, decode_options=None):
-        spec = toy.model_fn(mesh, features, mode, hparams)
-        if mode == ModeKeys.PREDICT:
-            return replace(spec, predictions={"y": spec.predictions["y"] * decode_options.top_k})
-        return spec
-
-    trained = Estimator(doubling, RunConfig(str(tmp_path)), {"learning_rate": 0.05})
-    trained.train(toy.inputs(), 1)
-    x = {"x": toy.Stream()[0]["x"]}
-    features = {"x": Feature(f"batch:{toy.BATCH};d_in:{toy.D_IN}")}
-    once, twice, again = (
-        trained.predict(features, x, DecodeOptions(top_k=k))["y"] for k in (1, 2, 1)
-    )
-    np.testing.assert_array_equal(twice, 2 * once)
-    np.testing.assert_array_equal(again, once)
 
 
 @pytest.mark.parametrize("act", ["evaluate", "predict"])
@@ -130,13 +97,6 @@ def test_what_hooks_do_at_a_step_is_done_when_it_is_saved(tmp_path):
     assert checkpoint.all_steps(tmp_path / "checkpoints") == [4]
 
 
-def test_a_layout_that_cannot_work_is_refused_before_anything_is_written(tmp_path):
-    of_three = estimator(tmp_path / "run", hparams={"mesh_shape": "data:3"})
-    with pytest.raises(LayoutError, match="does not divide dimension 'batch'"):
-        of_three.train(toy.inputs(), 1)
-    assert not (tmp_path / "run").exists()
-
-
 def test_hooks_are_called_around_each_step(tmp_path):
     trained, note = estimator(tmp_path), Note()
     trained.train(toy.inputs(), 2, [note])
@@ -148,36 +108,6 @@ def test_hooks_are_called_around_each_step(tmp_path):
     ]
     trained.train(toy.inputs(), 2, [note])
     assert len(note.calls) == 6
-
-
-def test_only_the_latest_checkpoints_are_kept_and_the_last_step_is_one(tmp_path):
-    estimator(tmp_path, save_checkpoints_steps=2, keep_checkpoint_max=3).train(toy.inputs(), 9)
-    assert checkpoint.all_steps(tmp_path / "checkpoints") == [6, 8, 9]
-
-
-def test_scalars_come_at_the_steps_asked_for(tmp_path):
-    estimator(tmp_path, log_step_count_steps=4).train(toy.inputs(), 10)
-    scalars = read_scalars(tmp_path)
-    always = {"loss", "w_sum", "step_time", "examples_per_second", "tokens_per_second"}
-    assert always <= set(scalars)
-    assert all(sorted(scalars[name]) == [4, 8, 10] for name in always)
-    for step in (4, 8, 10):
-        seconds = scalars["step_time"][step]
-        assert scalars["examples_per_second"][step] == pytest.approx(toy.BATCH / seconds, rel=1e-5)
-        assert scalars["tokens_per_second"][step] == pytest.approx(
-            toy.BATCH * toy.D_OUT / seconds, rel=1e-5
-        )
-
-
-def test_an_error_in_the_data_reaches_the_user(tmp_path):
-    class Broken(toy.Stream):
-        def __getitem__(self, step: int) -> dict[str, np.ndarray]:
-            if step == 3:
-                raise OSError("shard 7 is gone")
-            return super().__getitem__(step)
-
-    with pytest.raises(OSError, match="shard 7 is gone"):
-        estimator(tmp_path).train(toy.inputs(Broken()), 9)
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])

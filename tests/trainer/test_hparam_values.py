@@ -139,9 +139,3 @@ def test_the_limits_go_on_with_a_run(trainer, tmp_path, capfd):
     for flags in ({"train_steps": 2}, other):
         assert trainer(hparams="attention_dropout=2", **flags) == 2
         assert "attention_dropout is 2.0, and must be at least 0" in capfd.readouterr().err
-
-
-def test_the_program_ends_with_a_sentence_and_2(trainer, capfd):
-    assert trainer(hparams="num_hidden_layers=0") == 2
-    sentence = "num_hidden_layers is 0, and must be at least 1 and at most 10,000"
-    assert capfd.readouterr().err == f"t2tp_trainer: {sentence}\n"

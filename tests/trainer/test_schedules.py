@@ -45,29 +45,6 @@ def test_a_restarted_training_stops_where_an_undisturbed_one_does(tmp_path, data
     assert all_steps(tmp_path / "checkpoints") == [4, 6]
 
 
-def test_what_is_better_does_not_stop(tmp_path, data_dir):
-    always = EarlyStopping(steps=2, metric="accuracy", delta=0.0, minimize=False)
-    settings = {"train_steps": 8, "local_eval_frequency": 2, "early_stopping": always}
-    experiment(tmp_path, data_dir, **settings).train_and_evaluate()
-    assert evaluated(tmp_path) == [2, 4, 6, 8]
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"early_stopping": EarlyStopping(2, "los")}, "unknown metric 'los': did you mean loss"),
-        (
-            {"early_stopping": EarlyStopping(2), "local_eval_frequency": 0},
-            "early stopping needs evaluations",
-        ),
-        ({"eval_split": "tset"}, "unknown split 'tset': did you mean test"),
-    ],
-)
-def test_what_could_never_be_is_refused(tmp_path, data_dir, settings, says):
-    with pytest.raises(ValueError, match=says):
-        experiment(tmp_path / "run", data_dir, **settings)
-
-
 def test_each_split_has_its_directory(tmp_path, data_dir):
     experiment(tmp_path, data_dir, train_steps=2).train()
     run = experiment(tmp_path, data_dir, eval_split="test", eval_steps=1)

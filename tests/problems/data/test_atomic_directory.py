@@ -14,15 +14,6 @@ def contents(directory):
     return {path.name: path.read_text() for path in directory.iterdir()}
 
 
-def test_the_directory_appears_only_at_the_end(tmp_path):
-    directory = tmp_path / "data"
-    with atomic_directory(directory, "plan") as partial:
-        (partial / "file").write_text("new")
-        assert not directory.exists()
-    assert contents(directory) == {"file": "new"}
-    assert list(tmp_path.iterdir()) == [directory]
-
-
 def test_a_success_replaces_what_was_there(tmp_path):
     directory = tmp_path / "data"
     for text in ("old", "new"):
@@ -119,15 +110,6 @@ def test_makers_wait_for_each_other(tmp_path):
         done.append("first")
     waiting.join()
     assert done == ["first", "second"]
-
-
-def test_a_directory_that_cannot_be_written_is_named(tmp_path):
-    (tmp_path / "file").write_text("")
-    with (
-        pytest.raises(NotADirectoryError, match="cannot write data: Not a directory: .*file/data"),
-        exclusive_build(tmp_path / "file" / "data" / "problem"),
-    ):
-        pass
 
 
 def test_a_given_scratch_directory_stays_and_another_does_not(tmp_path):

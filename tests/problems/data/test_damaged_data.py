@@ -50,11 +50,6 @@ def read_all(data, kind, steps=40):
             np.asarray(feature)
 
 
-@pytest.mark.parametrize("kind", STREAMS)
-def test_what_is_whole_is_read(data, kind):
-    read_all(data, kind, 3)
-
-
 @pytest.mark.parametrize("how", ["zeros", "noise", "one bit"])
 @pytest.mark.parametrize("kind", STREAMS)
 def test_no_batch_has_what_was_not_written(data, kind, how):

@@ -29,23 +29,6 @@ def test_what_is_written_is_read(directory):
     assert manifest.files["small"].sha256.startswith("ba7816bf")  # SHA-256 of "abc", from FIPS 180
 
 
-@pytest.mark.parametrize(
-    ("name", "contents", "said"),
-    [
-        ("small", b"ab", "small has 2 bytes, 3 were written"),
-        ("sub/large", b"", "sub/large has 0 bytes, .* were written"),
-        ("small", None, "small is missing"),
-        ("small", b"abd", "small is not the file that"),
-    ],
-)
-def test_a_damaged_file_is_found(directory, name, contents, said):
-    (directory / name).unlink()
-    if contents is not None:
-        (directory / name).write_bytes(contents)
-    with pytest.raises(DamagedDataError, match=said):
-        Manifest.read(directory).check(directory)
-
-
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 2, "splits": 3}'])
 def test_what_is_no_manifest_is_said(directory, text):
     (directory / "manifest.json").write_text(text)

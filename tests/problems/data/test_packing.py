@@ -95,15 +95,3 @@ def test_a_part_is_the_part_of_the_whole(windows, feature):
     whole = np.array(read(windows, feature, [2, 0, -1, 1]))
     assert read(windows, feature, [0, -1], slice(1, 3)) == whole[1:3, 1:3].tolist()
     assert read(windows, feature, [2, 1], slice(3, 4)) == whole[[0, 3], 3:4].tolist()
-
-
-@pytest.mark.parametrize("feature", ["targets", "targets_segmentation", "targets_position"])
-def test_a_row_without_an_example_is_zero(windows, feature):
-    assert read(windows, feature, [-1]) == [[0, 0, 0, 0]]
-
-
-def test_bytes_are_those_of_the_tokens(windows):
-    # Ids 3 to 258 are the single bytes; 0 and 1, padding and EOS, have none.
-    assert windows.count_bytes(np.array([0])) == 4
-    assert windows.count_bytes(np.array([1])) == 2
-    assert windows.count_bytes(np.array([0, 1, 2, -1])) == 8

@@ -58,11 +58,6 @@ def test_a_position_goes_everywhere_equally_often(size):
         assert chi_square < size - 1 + 5 * np.sqrt(2 * (size - 1))
 
 
-def test_neighbours_do_not_stay_together():
-    order = permute(np.arange(10_000), 10_000, "epoch", 0, 0)
-    assert np.abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.04  # four standard deviations
-
-
 def test_positions_outside_are_refused():
     with pytest.raises(IndexError, match="positions 0 to 5 asked for, there are 0 to 4"):
         permute(np.arange(6), 5, "epoch")

@@ -217,12 +217,6 @@ def skip_all(sample):
     raise SkippedSampleError("no")
 
 
-def test_no_samples_are_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(FewDigits, "samples", lambda *places: [])
-    with pytest.raises(ValueError, match="few_digits has no samples for its split train"):
-        FewDigits().prepare(tmp_path)
-
-
 def run(data_dir, *arguments, **options):
     return subprocess.run(
         [*COMMAND, f"--data_dir={data_dir}", *arguments], capture_output=True, text=True, **options
@@ -289,12 +283,3 @@ def test_the_vocabulary_size_is_a_flag_and_inspect_shows_what_was_made(tmp_path)
     shown = subprocess.run([*command, *common, "--inspect"], capture_output=True, text=True).stdout
     assert "inputs: 'one " in shown and "targets: 'eins " in shown
     assert "on average" in shown and "padding in rows of a length" in shown
-
-
-def test_an_interruption_reaches_the_tests_however_they_were_started():
-    """Also under `nohup`, and in the processes that they start: see `conftest.py`."""
-    handler = "import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
-    started = subprocess.run([sys.executable, "-c", handler], capture_output=True, text=True)
-    assert started.stdout == "False\n"
-    with pytest.raises(KeyboardInterrupt):
-        interrupt()

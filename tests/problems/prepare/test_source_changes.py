@@ -23,11 +23,6 @@ def made(tmp_path):
     return texts, check
 
 
-def test_files_that_are_the_same_are_not_spoken_of(made, caplog):
-    made[1]()
-    assert not caplog.text
-
-
 def test_a_changed_a_new_and_a_missing_file_are_named_once(made, caplog, tmp_path):
     texts, check = made
     before = check().digest()

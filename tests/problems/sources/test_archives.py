@@ -2,28 +2,12 @@
 
 import contextlib
 
-import numpy as np
 import pytest
 from tensorflow_datasets.core.writer import Writer
-from tensorflow_datasets.image_classification import mnist
 
 from t2tp import problems
 from tests.files import files_of_at_most
-from tests.problems.mocked_datasets import english
-from tests.problems.sources.archives import (
-    DIGITS,
-    STORIES,
-    TEST_DIGITS,
-    cifar_archive,
-    cnn_archive,
-    imdb_archive,
-    lm1b_archive,
-    mnist_archives,
-    served,
-    sides,
-    wmt_archive,
-    write_imagenet,
-)
+from tests.problems.sources.archives import imdb_archive, served, write_imagenet
 
 
 @pytest.fixture
@@ -33,10 +17,11 @@ def network(tmp_path):
         yield lambda archive: stack.enter_context(served(archive, tmp_path / "served"))
 
 
+@pytest.mark.slow
 def test_reviews_from_an_archive(network, tmp_path):
     network(imdb_archive)
     problem = problems.find("sentiment_imdb", "vocab_size=400")
-    manifest = problem.prepare(tmp_path / "data")
+    manifest = problem.prepare(tmp_path / "data", num_shards=2, num_workers=2)
     assert [sizes.examples for sizes in manifest.splits.values()] == [72, 8, 80]
     for number in range(72):
         sample = problem.decode_example(tmp_path / "data", "train", number)
@@ -51,81 +36,6 @@ def test_a_split_without_examples_is_said(network, tmp_path):
     problem = problems.find("tfds:imdb_reviews", "validation=test[:0%],vocab_size=400")
     with pytest.raises(ValueError, match=r"validation=test\[:0%\] has no example: .* 80 in test"):
         problem.prepare(tmp_path / "data")
-
-
-def test_sentences_from_an_archive(network, tmp_path):
-    network(lm1b_archive)
-    problem = problems.find("languagemodel_lm1b32k", "vocab_size=400")
-    manifest = problem.prepare(tmp_path / "data", tmp_dir=tmp_path / "tmp")
-    assert [sizes.examples for sizes in manifest.splits.values()] == [100, 25, 25]
-    text = problem.split_text(tmp_path / "data", "train").decode()
-    assert all(english(1, number) in text for number in range(50))
-    assert (tmp_path / "tmp" / "tfds" / "lm1b").is_dir()
-
-
-def with_few_held_out(name):
-    """The problem with 50 images for validation, in place of the last 5,000 of train."""
-    problem = problems.find(name)
-    splits = {split: each.replace("5000", "50") for split, each in problem.dataset_splits.items()}
-    problem.dataset_splits = splits  # Of the object, which workers unpickle.
-    return problem
-
-
-@pytest.mark.slow
-def test_digits_from_archives(network, tmp_path, monkeypatch):
-    monkeypatch.setattr(mnist, "_TRAIN_EXAMPLES", DIGITS)  # Its reader checks this number.
-    monkeypatch.setattr(mnist, "_TEST_EXAMPLES", TEST_DIGITS)
-    network(mnist_archives)
-    problem = with_few_held_out("image_mnist")
-    manifest = problem.prepare(tmp_path / "data", num_workers=2)
-    assert [sizes.examples for sizes in manifest.splits.values()] == [1100, 50, 100]
-    images = np.random.default_rng(DIGITS).integers(0, 256, (DIGITS, 28, 28)).astype(np.uint8)
-    known = {image.tobytes(): number % 10 for number, image in enumerate(images)}
-    for number in range(50):
-        sample = problem.decode_example(tmp_path / "data", "validation", number)
-        assert known[sample["image"].tobytes()] == sample["label"]
-
-
-def test_photographs_from_an_archive(network, tmp_path):
-    network(cifar_archive)
-    problem = with_few_held_out("image_cifar10")
-    manifest = problem.prepare(tmp_path / "data")
-    assert [sizes.examples for sizes in manifest.splits.values()] == [100, 50, 30]
-
-
-def test_translations_from_archives(network, tmp_path):
-    network(wmt_archive)
-    problem = problems.find("translate_ende_wmt32k", "vocab_size=400")
-    manifest = problem.prepare(tmp_path / "data")
-    assert [sizes.examples for sizes in manifest.splits.values()] == [90, 30, 30]
-    for split, parts in (
-        ("train", ("europarl", "commoncrawl", "news commentary")),
-        ("validation", ("newstest2013",)),
-        ("test", ("newstest2014",)),
-    ):
-        found = pairs_of(problem, tmp_path / "data", split)
-        # The vocabulary normalizes, so the texts must be in normalized form.
-        assert found == {pair for part in parts for pair in zip(*sides(part).values(), strict=True)}
-
-
-def pairs_of(problem, data_dir, split):
-    count = problem.check_prepared(data_dir).splits[split].examples
-    samples = [problem.decode_example(data_dir, split, number) for number in range(count)]
-    return {(sample["inputs"], sample["targets"]) for sample in samples}
-
-
-def test_summaries_from_archives(network, tmp_path):
-    network(cnn_archive)
-    problem = problems.find("summarize_cnn_dailymail32k", "vocab_size=400")
-    manifest = problem.prepare(tmp_path / "data")
-    assert [sizes.examples for sizes in manifest.splits.values()] == [40, 10, 10]
-    for split, name in (("train", "train"), ("validation", "val"), ("test", "test")):
-        addresses = {address for _, address, its in STORIES if its == name}
-        for article, highlights in pairs_of(problem, tmp_path / "data", split):
-            address = article.split()[1]
-            addresses.remove(address)
-            assert highlights.startswith(f"First of {address}.\nSecond ")
-        assert not addresses
 
 
 def test_photographs_that_were_downloaded_by_hand(tmp_path):
@@ -170,6 +80,8 @@ def test_a_disk_that_is_full_while_the_dataset_is_written(network, tmp_path, mon
 @pytest.mark.parametrize("size", [None, 3000])
 def test_archives_that_are_missing_or_cut_short_are_said(tmp_path, size):
     manual = tmp_path / "tmp" / "downloads" / "manual"
+    with pytest.raises(ValueError, match=r"dataset imagenet2012 from (.|\n)*manual"):
+        problems.find("image_imagenet32").prepare(tmp_path / "data", tmp_dir=tmp_path / "tmp")
     write_imagenet(manual)
     damaged = manual / ("ILSVRC2012_img_train.tar" if size else "ILSVRC2012_img_val.tar")
     contents = damaged.read_bytes()[:size]
@@ -179,10 +91,3 @@ def test_archives_that_are_missing_or_cut_short_are_said(tmp_path, size):
     wanted = "unexpected end of data" if size else "ILSVRC2012_img_val.tar; No such file"
     with pytest.raises(ValueError, match=f"cannot make the dataset imagenet2012 from .*{wanted}"):
         problems.find("image_imagenet32").prepare(tmp_path / "data", tmp_dir=tmp_path / "tmp")
-
-
-def test_what_is_to_be_downloaded_by_hand_is_said(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"cannot make the dataset imagenet2012 from (.|\n)*manual"
-    ):
-        problems.find("image_imagenet32").prepare(tmp_path, tmp_dir=tmp_path / "tmp")

@@ -59,44 +59,30 @@ def test_an_empty_side_is_skipped_and_counted(tmp_path, caplog):
     assert "skipped (a side is empty)" in manifest.summary()
 
 
+A, B = {"a.txt": "one\ntwo\n"}, {"b.txt": "three\n"}
+
+
 @pytest.mark.parametrize(
-    ("name", "files", "options", "message"),
+    ("files", "options", "message"),
     [
         (
-            "translate_tsv",
-            {"a.tsv": "a\tb"},
-            "files=a.tsv",
-            "1 sample cannot be shared out among train, validation, test: give validation_files "
-            "besides",
-        ),
-        (
-            "languagemodel_textfiles",
-            {"a.txt": "one\ntwo\n"},
+            A,
             "files=a.txt",
             "1 sample cannot be shared out among train, validation, test: give documents=lines, "
             "or validation_files besides",
         ),
         (
-            "languagemodel_textfiles",
-            {"a.txt": "one\ntwo\n", "b.txt": "three\n"},
+            A | B,
             "files=a.txt,validation_files=b.txt",
             "1 sample cannot be shared out among validation, test: give documents=lines, or "
             "test_files besides",
         ),
         (
-            "languagemodel_textfiles",
-            {"a.txt": "one\ntwo\n", "b.txt": "three\n"},
+            A | B,
             "files=a.txt,test_files=b.txt",
             "test_files without validation_files: give validation_files too",
         ),
         (
-            "languagemodel_textfiles",
-            {f"{i}.txt": "" for i in range(5)},
-            "files=*.txt",
-            "files=*.txt: there is no text in 0.txt, 1.txt, 2.txt, 3.txt, 4.txt",
-        ),
-        (
-            "languagemodel_textfiles",
             {f"{i}.txt": "" for i in range(7)} | {"a": "one\ntwo\n"},
             "files=a,validation_files=*.txt",
             "validation_files=*.txt: there is no text in 0.txt, 1.txt, 2.txt, 3.txt, 4.txt and 2 "
@@ -104,14 +90,12 @@ def test_an_empty_side_is_skipped_and_counted(tmp_path, caplog):
         ),
     ],
 )
-def test_too_little_text_is_said_with_what_to_do(
-    tmp_path, monkeypatch, name, files, options, message
-):
+def test_too_little_text_is_said_with_what_to_do(tmp_path, monkeypatch, files, options, message):
     monkeypatch.chdir(tmp_path)
     for path, text in files.items():
         (tmp_path / path).write_text(text)
     with pytest.raises(ValueError) as raised:
-        problems.find(name, options).prepare("data")
+        problems.find("languagemodel_textfiles", options).prepare("data")
     assert str(raised.value) == message
 
 
@@ -166,14 +150,6 @@ def test_parallel_files(tmp_path):
         other.check_prepared(tmp_path / "data")
 
 
-def test_parallel_files_of_other_lengths_are_refused(tmp_path):
-    (tmp_path / "a").write_text("1\n2\n3\n")
-    (tmp_path / "b").write_text("1\n2\n")
-    problem = problems.find("translate_textfiles", f"inputs={tmp_path}/a,targets={tmp_path}/b")
-    with pytest.raises(ValueError, match=r"a has 3 lines and .*b has 2"):
-        problem.prepare(tmp_path / "data")
-
-
 @pytest.mark.parametrize(("documents", "count"), [("files", 40), ("lines", 80)])
 def test_language_modelling_on_text_files(tmp_path, documents, count):
     for i in range(40):
@@ -188,12 +164,6 @@ def test_language_modelling_on_text_files(tmp_path, documents, count):
     size = sum(path.stat().st_size for path in tmp_path.glob("texts/*/*.txt"))
     assert len(text) == size - (count if documents == "lines" else 0)
     assert b"\tDocument 17" in text
-
-
-def test_a_document_that_is_not_utf8_is_named_with_its_line(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"one\ntwo\nthr\xe9e\n")
-    with pytest.raises(ValueError, match=r"a\.txt, line 3: not UTF-8 \(invalid cont"):
-        read_file(tmp_path / "a.txt")
 
 
 def test_lines_of_several_files_are_numbered_through(tmp_path):

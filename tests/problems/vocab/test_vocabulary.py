@@ -148,17 +148,6 @@ def test_bytes_that_are_no_text_become_the_replacement_character(vocabulary):
     assert vocabulary.decode_bytes([first_byte_of_an_emoji]) == b"\xf0"
 
 
-@pytest.mark.parametrize("model_type", ["bpe", "unigram"])
-def test_the_same_texts_give_the_same_model(model_type):
-    one, other = (train_subwords(TEXTS, 290, model_type).model for _ in range(2))
-    assert one == other
-
-
-def test_the_sample_ends_within_a_text():
-    size = sum(map(len, TEXTS))
-    assert "".join(subwords._sample([*TEXTS, "other" * 99], size, len(TEXTS))) == "".join(TEXTS)
-
-
 @pytest.mark.parametrize("count", [1, 2, 10])
 def test_each_of_a_few_large_texts_has_its_share_of_the_sample(count):
     texts = [f"{number:04} " * 400_000 for number in range(count)]
@@ -203,16 +192,6 @@ def test_a_size_that_nobody_asked_for_is_a_ceiling(tmp_path, caplog):
         asked.prepare(tmp_path / "other")
 
 
-def test_a_mixture_takes_what_its_texts_allow(tmp_path):
-    (tmp_path / "a.tsv").write_text("".join(f"one {n}\teins {n}\n" for n in range(99)))
-    problem = problems.find(
-        "mixture:translate_tsv=1,translate_textfiles=1",
-        f"files={tmp_path}/a.tsv,inputs={tmp_path}/a.tsv,targets={tmp_path}/a.tsv",
-    )
-    problem.prepare(tmp_path / "data")
-    assert 270 < problem.vocab_size(tmp_path / "data") < 700
-
-
 def test_long_texts_are_not_dropped():
     long_line = "x = 1 " * 1000 + "abcdefgh" * 5000
     assert len(train_subwords([long_line], 285).encode("abcdefgh")) == 1
@@ -222,11 +201,6 @@ def test_long_texts_are_not_dropped():
 def test_ids_outside_are_refused(vocabulary, ids):
     with pytest.raises(ValueError, match="not all in a vocabulary of 330 pieces"):
         vocabulary.decode(ids)
-
-
-def test_lone_surrogates_are_refused(vocabulary):
-    with pytest.raises(UnicodeEncodeError):
-        vocabulary.encode("a\ud800")
 
 
 GIVE = r"(\d+) pieces: give --vocab_size=\1 or {}, or vocab_size=\1 among --problem_options"

@@ -45,10 +45,6 @@ def test_training_goes_on_as_if_nothing_had_been_explained(trainer, tmp_path, ca
 
 
 WRONG = {
-    "layout": (
-        {"mesh_shape": "model:3", "layout": "heads:model"},
-        "mesh axis 'model' of size 3 does not divide dimension 'heads' of size 4",
-    ),
     "data": ({"data_dir": "/nowhere"}, "t2tp_datagen --problem="),
     "folder": ({"output_dir": "/proc/version/run"}, "is not a directory"),
 }

@@ -3,8 +3,6 @@
 import subprocess
 import sys
 
-import pytest
-
 from t2tp.trainer.cli.programs import t2tp_datagen as main
 
 PROBLEM = "languagemodel_python_stdlib"
@@ -24,37 +22,6 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path, capsys):
     assert main(["t2tp_datagen", f"--problem={PROBLEM}", f"--data_dir={tmp_path / 'file'}"]) == 1
     said = capsys.readouterr().err
     assert f"cannot write data: File exists: '{tmp_path / 'file'}'" in said
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ("", "no files are given: use the option files"),
-        ("files=nowhere/*.txt", "files=nowhere/*.txt matches no file (in "),
-        (
-            f"files={__file__},documents=words",
-            "options of languagemodel_textfiles: documents=words: it is one of files, lines",
-        ),
-        ("files=a,test_files=b", "test_files without validation_files: give validation_files too"),
-    ],
-)
-def test_wrong_options_end_with_a_sentence_and_touch_nothing(tmp_path, capsys, options, sentence):
-    data = tmp_path / "data"
-    problem = f"--problem_options={options}"
-    arguments = ["--problem=languagemodel_textfiles", f"--data_dir={data}", problem]
-    assert main(["t2tp_datagen", *arguments]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"t2tp_datagen: {sentence}")
-    assert not data.exists()
-
-
-def test_an_interruption_has_the_exit_code_of_its_signal(tmp_path, capsys, monkeypatch):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("t2tp.trainer.cli.datagen._carry_out", interrupt)
-    assert main(["t2tp_datagen", f"--problem={PROBLEM}", f"--data_dir={tmp_path}"]) == 130
-    assert capsys.readouterr().err.startswith("t2tp_datagen: interrupted; started again")
 
 
 def test_little_is_made_without_tensorflow_and_in_one_process(tmp_path):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import sys
-
 import numpy as np
 import pytest
 
@@ -91,20 +88,6 @@ def test_a_split_is_decoded_into_three_files_and_scored(pairs, capsys):
     assert said[0] == "bleu" and said[2] == "chrf"
     shown = events.read_scalars(pairs.output_dir / "decode_validation")
     assert set(shown) == {"bleu", "chrf"}
-
-
-def test_references_are_compared_with(pairs, tmp_path, capsys):
-    reference = tmp_path / "reference.txt"
-    reference.write_text("TWO ONE\nONE\n")
-    decoded(pairs, tmp_path, ["two one", "one"], "beam_size=1", decode_reference=reference)
-    assert capsys.readouterr().out.startswith("bleu ")
-
-
-def test_what_is_typed_is_decoded(texts, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("import\ndef \n"))
-    flags = {"mesh_shape": "", "layout": "", "xla": "false"}
-    assert texts.decode(decode_interactive="true", decode_hparams="temperature=1", **flags) == 0
-    assert capsys.readouterr().out.count("\n") >= 2
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from tests.trainer.tiny_problem import LanguagemodelEncodings
 STEPS = 50
 # Step -> row and kind of a planted example: one in a thousand.
 KINDS = ("wrong labels", "repeated", "single target")
-PLANTED = {41 + n: ((7 * n + 3) % 16, KINDS[n % 3]) for n in range(10)}
+PLANTED = {41 + n: ((7 * n + 3) % 16, KINDS[n % 3]) for n in range(6)}
 STAGES = "layout=batch:data;layers:stage,num_hidden_layers=2,microbatches=2"
 MESHES = {"data:2;model:2": "num_hidden_layers=1", "stage:2;data:2": STAGES}
 

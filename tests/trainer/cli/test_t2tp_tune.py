@@ -22,67 +22,36 @@ from t2tp.trainer.run_dir.evaluation_record import EvaluationRecord
 FAKE = ("tests.trainer.cli.fake_trainer",)
 PROBLEM = "--problem=languagemodel_python_stdlib"
 FLAGS = ["--", PROBLEM, "--hparams_set=transformer_lm_tiny", "--data_dir=d", "--model=m"]
-MANY = ["--parallel_trials=99", "--devices_per_trial=9"]
-BOTH = "--metric=loss,accuracy"
-BEYOND = ["--sampler=grid", "--trials=9999"]
+# Flags after `--hparams_range=basic1 --output_dir=o`.
+WRONG = [
+    (["--", "--trial=3"], "--trial is among the flags after --, and t2tp_tune sets it itself"),
+    (["--", "--modle=m"], "unknown flag 'modle': did you mean --model"),
+    ([], "FLAGS is missing: flags of t2tp_trainer"),
+    (FLAGS[:-1], "--model is missing"),
+    ([*FLAGS, "--hparams=weight_decay=0.1"], "--hparams sets weight_decay, which the ranged set"),
+    (["--metric=high:loss", *FLAGS], "expected METRIC, min:METRIC or max:METRIC"),
+    (["--metric=max:acuracy", *FLAGS], "--metric=acuracy: did you mean accuracy"),
+    (["--pruner=asha", "--metric=loss,accuracy", *FLAGS], "--pruner=asha compares the evaluations"),
+    (["--parallel_trials=99", "--devices_per_trial=9", *FLAGS], "9 cores each need 891"),
+    (["--study=nosuch://me:PW@x", *FLAGS], "--study=nosuch://me:***@x cannot be opened"),
+    (["--hparams_range=", *FLAGS], "--hparams_range is missing"),
+    (["--output_dir=", *FLAGS], "--output_dir is missing"),
+    (["--hparams_range=basic", *FLAGS], "unknown ranged hparams set 'basic': did you mean basic1"),
+    (
+        ["--hparams_range=transformer_moe_range", *FLAGS],
+        "which the hparams set transformer_lm_tiny lacks",
+    ),
+    (
+        ["--hparams_range=adafactor_range", "--sampler=grid", "--trials=9999", *FLAGS],
+        "--trials=9999: the grid has 270 points",
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--output_dir=o", "--", "--model=m"], "--hparams_range is missing"),
-        (["--hparams_range=basic1", "--", "--model=m"], "--output_dir is missing"),
-        (["--hparams_range=basic1", "--output_dir=o"], "FLAGS is missing: flags of t2tp_trainer"),
-        (
-            ["--hparams_range=basic1", "--output_dir=o", "--", "--trial=3"],
-            "--trial is among the flags after --, and t2tp_tune sets it itself",
-        ),
-        (
-            ["--hparams_range=basic1", "--output_dir=o", "--", "--modle=m"],
-            "unknown flag 'modle': did you mean --model",
-        ),
-        (
-            ["--hparams_range=basic", "--output_dir=o", *FLAGS],
-            "unknown ranged hparams set 'basic': did you mean basic1",
-        ),
-        (
-            ["--hparams_range=basic1", "--output_dir=o", *FLAGS, "--hparams=weight_decay=0.1"],
-            "--hparams sets weight_decay, which the ranged set basic1 draws",
-        ),
-        (
-            ["--hparams_range=basic1", "--output_dir=o", "--metric=high:loss", *FLAGS],
-            "expected METRIC, min:METRIC or max:METRIC",
-        ),
-        (
-            ["--hparams_range=basic1", "--output_dir=o", "--metric=max:acuracy", *FLAGS],
-            "--metric=acuracy: did you mean accuracy",
-        ),
-        (
-            ["--hparams_range=transformer_moe_range", "--output_dir=o", *FLAGS],
-            "which the hparams set transformer_lm_tiny lacks",
-        ),
-        (["--hparams_range=basic1", "--output_dir=o", *FLAGS[:-1]], "--model is missing"),
-        (
-            ["--hparams_range=basic1", "--output_dir=o", "--pruner=asha", BOTH, *FLAGS],
-            "--pruner=asha compares the evaluations of one --metric",
-        ),
-        (
-            ["--hparams_range=basic1", "--output_dir=o", *MANY, *FLAGS],
-            "99 trials with 9 cores each need 891",
-        ),
-        (
-            ["--hparams_range=basic1", "--output_dir=o", "--study=nosuch://me:PW@x", *FLAGS],
-            "--study=nosuch://me:***@x cannot be opened",
-        ),
-        (
-            ["--hparams_range=adafactor_range", "--output_dir=o", *BEYOND, *FLAGS],
-            "--trials=9999: the grid has 270 points",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "says"), WRONG)
 def test_wrong_flags_are_one_sentence(capsys, arguments, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["t2tp_tune", *arguments]) == 2
+    assert main(["t2tp_tune", "--hparams_range=basic1", "--output_dir=o", *arguments]) == 2
     said = capsys.readouterr().err
     assert says in said and len(said.splitlines()) == 1 and "PW" not in said
 

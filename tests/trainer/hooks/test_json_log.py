@@ -44,11 +44,6 @@ def test_a_dash_is_stdout(capsys):
     assert json.loads(capsys.readouterr().out)["event"] == "report"
 
 
-def test_without_a_path_nothing_is_written(capsys):
-    JsonLog().write("report", 1)
-    assert capsys.readouterr().out == ""
-
-
 def test_what_cannot_be_written_is_refused_by_name(tmp_path):
     with pytest.raises(UsageError, match="log_json=.*cannot be written"):
         JsonLog(str(tmp_path)).open()

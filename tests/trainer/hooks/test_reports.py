@@ -96,22 +96,6 @@ def test_virtual_devices_share_the_peak_of_their_host():
     assert Utilization(100, Peak(1000.0, "")).at(0.5) == 3 * 100 / 500
 
 
-def test_the_clock_knows_what_time_went_to():
-    seconds = [0.0]
-    clock = TrainingClock(lambda: seconds[0])
-    with clock.stopped("checkpoint"):
-        seconds[0] += 7
-
-    def items():
-        for item in range(3):
-            seconds[0] += 2
-            yield item
-
-    assert list(clock.counted("data", items())) == [0, 1, 2]
-    assert clock.parts() == {"checkpoint": 7, "data": 6}
-    assert clock.seconds() == 6
-
-
 def test_perplexity_and_learning_rate_and_norms_are_shown(trainer, tmp_path):
     assert trainer(schedule="train", train_steps=2, hparams="show_movement=true") == 0
     scalars = read_scalars(tmp_path / "run")

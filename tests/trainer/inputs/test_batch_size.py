@@ -38,11 +38,6 @@ def test_where_no_axis_splits_the_batch_there_is_one_replica(changes):
     assert sequences_per_batch(hparams(text)) == 16
 
 
-def test_the_axis_that_splits_the_batch_may_have_any_name():
-    text = "batch_size=16,batch_size_unit=sequences_per_replica,layout=batch:model"
-    assert sequences_per_batch(hparams(text)) == 32
-
-
 def test_tokens_are_those_of_whole_sequences():
     with pytest.raises(ValueError, match="batch_size=8200.*max_length=128.*use 8192 or 8320"):
         sequences_per_batch(hparams("batch_size=8200,batch_size_unit=tokens_per_batch"))

@@ -128,13 +128,6 @@ def test_a_model_function_that_takes_the_config_gets_it(tmp_path):
     assert set(seen) == {7}
 
 
-def test_threads_that_come_too_late_are_said(tmp_path):
-    tf.constant(0)  # TensorFlow has started up.
-    late = estimator(tmp_path, inter_op_parallelism_threads=77)
-    with pytest.raises(ValueError, match="inter_op_parallelism_threads=77 comes too late"):
-        late.connect()
-
-
 def test_the_documented_model_function_learns(tmp_path, monkeypatch, capsys):
     (code,) = [block for block in blocks("trainer.md", "python") if "def model_fn" in block]
     monkeypatch.chdir(tmp_path)

@@ -8,11 +8,6 @@ from t2tp.trainer.inputs.prefetch import Prefetcher
 from tests.patience import PATIENCE
 
 
-def test_what_was_made_comes_in_order():
-    with Prefetcher(lambda step: step * step, range(3, 40)) as made:
-        assert list(made) == [step * step for step in range(3, 40)]
-
-
 def test_it_works_ahead_but_only_so_far():
     made, third = [], threading.Event()
 

@@ -1,17 +1,13 @@
 """Problems that the trainer finds by more than a registered name."""
 
-import os
 from pathlib import Path
 
 import pytest
 
 from t2tp import problems, registry
-from t2tp.processes.cluster import connect
 from t2tp.trainer.cli.programs import PROGRAMS
 from t2tp.trainer.cli.run_program import run_program
-from t2tp.trainer.processes import multiprocess
 from t2tp.trainer.run_dir import run_files
-from tests.problems.prepare.few_digits import WatchedDigits
 from tests.trainer.conftest import PROBLEM
 from tests.trainer.hooks.events import read_scalars
 from tests.trainer.tiny_pairs import TranslateUpperCase
@@ -65,21 +61,6 @@ def test_pairs_in_buckets_of_length_train(trainer, tmp_path):
 def test_a_mixture_trains_and_is_evaluated(trainer, data_dir, tmp_path):
     assert trainer(problem=f"mixture:{PROBLEM}=1", data_dir=data_dir) == 0
     assert run_files.read(tmp_path / "run").flags["problem"] == f"mixture:{PROBLEM}=1"
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ({"t2t_usr_dir": "/nowhere"}, "there is no such directory"),
-        ({"problem_options": "sepperate_documents=False"}, "did you mean separate_documents"),
-        ({"problem": "tfds:nothing_of_the_kind"}, "nothing_of_the_kind"),
-        ({"problem": "mixture:languagemodel_encoding=1"}, f"did you mean {PROBLEM}"),
-    ],
-)
-def test_what_cannot_be_found_is_one_sentence(trainer, capfd, tmp_path, flags, said):
-    assert trainer(**flags) == 2
-    assert said in capfd.readouterr().err
-    assert not (tmp_path / "run").exists()
 
 
 @registry.register_problem
@@ -153,15 +134,3 @@ def test_a_run_does_not_go_on_with_other_data(trainer, tmp_path, capfd):
         assert run_program(PROGRAMS[name], [name, *reading, *more]) == 2
         assert OTHER_DATA in capfd.readouterr().err.splitlines()[-1]
     assert not elsewhere.exists() and not (run / "export").exists()
-
-
-@pytest.mark.slow
-def test_data_are_made_by_a_process_for_each_core_where_that_is_worth_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
-    monkeypatch.setattr("t2tp.problems.prepare.shard_generation._WORKER_SECONDS", 1e-9)
-    problem = WatchedDigits()
-    multiprocess.prepare_data(connect(1), problem, tmp_path, None)
-    encoders = {path.name for path in tmp_path.glob("encoder-*")}
-    assert encoders - {f"encoder-{os.getpid()}"}  # It has tried some samples itself.
-    WatchedDigits().prepare(tmp_path / "one")
-    assert problem.digest(tmp_path) == problem.digest(tmp_path / "one")

@@ -25,11 +25,9 @@ _EXPERTS = (
 CASES = [
     ("transformer_lm", "data:2;model:2", "layout=batch:data;heads:model", 2, 4),
     ("transformer_lm", "data:4", "zero_stage=3", 4, 1),
-    ("transformer_lm", "data:4", "zero_stage=1", 1, 2),
     ("transformer_lm", "stage:2;data:2", f"{_STAGES},microbatches=2", 2, 1),
     ("transformer_lm", "stage:2;data:2", f"{_STAGES},microbatches=4,zero_stage=2", 2, 4),
     ("transformer_lm", "stage:2", f"{_STAGES},pipeline_schedule=1f1b,microbatches=4", 1, 2),
-    ("transformer_moe", "data:2;model:2", _EXPERTS, 2, 2),
     ("transformer_moe", "data:4", f"{_EXPERTS},zero_stage=2", 4, 2),
 ]
 

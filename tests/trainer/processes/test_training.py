@@ -10,7 +10,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +21,6 @@ import pytest
 
 from t2tp import registry
 from t2tp.checkpoint import all_steps, last_finished
-from t2tp.problems.data.manifest import FileState, Manifest
 from t2tp.processes.rendezvous import free_port
 from t2tp.trainer.cli.programs import t2tp_trainer as main
 from t2tp.trainer.processes.local_processes import environments_of
@@ -233,18 +231,6 @@ def test_processes_started_for_something_else_are_refused_by_all(start, tmp_path
     for process_id, line in enumerate(said):
         assert line.startswith(f"t2tp_trainer: process {process_id} of 2: process 1 has d_ff=64")
     assert not (tmp_path / "run").exists()
-
-
-def test_other_data_are_refused_by_all(start, tmp_path, data_dir):
-    other = tmp_path / "data" / PROBLEM
-    shutil.copytree(data_dir / PROBLEM, other)
-    (other / "more").write_bytes(b"1")
-    manifest = Manifest.read(other)
-    manifest.files["more"] = FileState.from_file(other / "more")
-    manifest.write(other)
-    own = [{}, {"data_dir": other.parent}]
-    said = ended(start(by_flags(own, tmp_path / "run", data_dir), [{}, {}]), [2, 2])
-    assert all(f"process 1 has data of {PROBLEM}=" in line for line in said)
 
 
 def test_what_is_wrong_in_one_process_is_told_by_all(start, tmp_path, data_dir):
