@@ -7,6 +7,7 @@ import builtins
 import functools
 import io
 import re
+import shlex
 import sys
 import tokenize
 from collections import defaultdict
@@ -18,6 +19,7 @@ from t2tp import registry
 from t2tp.trainer.cli import flag_groups
 from t2tp.trainer.cli.programs import PROGRAMS
 from t2tp.trainer.cli.tensor2tensor_flags import flag_table
+from t2tp.trainer.errors import UsageError
 
 REPOSITORY = Path(__file__).parent.parent
 SOURCE = ("t2tp", "trainer", "problems", "hparams")
@@ -77,7 +79,10 @@ def _texts() -> Iterator[tuple[str, str]]:
 
 
 def commands() -> Iterator[tuple[str, str, list[str]]]:
-    """(place, program, flags) of each command in a string of the source and in `--help`."""
+    """(place, program, arguments) of each command in a string of the source and in `--help`.
+
+    X stands for a value that is not known.
+    """
     found = [(f"{spec.name} --help", spec.intro) for spec in PROGRAMS.values()]
     for path, module in modules().items():
         for node in ast.walk(module):
@@ -88,7 +93,7 @@ def commands() -> Iterator[tuple[str, str, list[str]]]:
                 found.append((f"{path.relative_to(REPOSITORY)}:{node.lineno}", text))
     for place, text in found:
         for program, rest in re.findall(r"\b(t2tp_\w+)((?: \\?\s*--?[\w=:;,.*/'{}-]+)+)", text):
-            yield place, program, re.findall(r"--(\w+)", rest)
+            yield place, program, shlex.split(rest.replace("\\\n", ""))
 
 
 @functools.cache
@@ -134,13 +139,35 @@ def test_flags_exist():
 def test_commands_are_programs_with_flags_that_they_have():
     found = list(commands())
     assert len(found) > 20
-    for place, program, flags in found:
+    for place, program, words in found:
         assert program in PROGRAMS, (place, program)
         spec = PROGRAMS[program]
         inner = [group for each in spec.positional for group in each.groups]
         known = {name for group in (*spec.groups, *inner) for name in group.rows}
-        for flag in flags:
+        for flag in re.findall(r"--(\w+)", " ".join(words)):
             assert flag in known or flag.removeprefix("no") in known, (place, program, flag)
+
+
+def test_commands_with_values_are_taken_by_their_programs(tmp_path, monkeypatch):
+    """By the parser of the program's own flags, and of the flags that it hands on."""
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path / "run.yaml", tmp_path / "RUN/run.yaml"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("model: m\n")
+    parsed = 0
+    for place, program, words in commands():
+        if not any("=" in word for word in words):
+            continue  # It only names a flag.
+        spec = PROGRAMS[program]
+        cut = words.index("--") if "--" in words else len(words)
+        rest = PROGRAMS["t2tp_trainer"].groups
+        try:
+            flag_groups.parse(spec.groups, [program, *words[:cut]], spec.positional)
+            flag_groups.parse(rest, ["t2tp_trainer", *words[cut + 1 :]])
+        except UsageError as error:
+            raise AssertionError(f"{place}: {program} {shlex.join(words)}") from error
+        parsed += 1
+    assert parsed > 15
 
 
 def test_pages_exist():
