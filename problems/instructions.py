@@ -49,7 +49,6 @@ from t2tp.problems.vocab.chat_template import (
     messages_of,
 )
 from t2tp.problems.vocab.vocabulary_file import load_vocabulary
-from t2tp.suggestions import nearest
 
 _WEIGHTS = "targets_weights"
 _ARRANGEMENTS = ("packed", "padded")
@@ -94,22 +93,10 @@ class Instructions(RecordProblem, TextProblem):
         *("files", "validation_files", "test_files", "messages", "prompt", "completion"),
     )
 
-    def __init__(self, options: str = ""):
-        """Parses options.
-
-        Raises:
-          ValueError: as `Problem.__init__`, or the arrangement is unknown.
-        """
-        super().__init__(options)
-        arrangement = self.options.arrangement
-        if arrangement not in _ARRANGEMENTS:
-            known = nearest(arrangement, _ARRANGEMENTS, "arrangements")
-            raise ValueError(f"options of {self.name}: arrangement={arrangement}: {known}")
-
     def default_options(self) -> HParams:
         """Declares the options."""
         options = super().default_options()
-        options.add("arrangement", "packed", help=f"one of {', '.join(_ARRANGEMENTS)}")
+        options.add("arrangement", "packed", help="of training rows", choices=_ARRANGEMENTS)
         return options
 
     def __getstate__(self) -> dict[str, Any]:

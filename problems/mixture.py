@@ -22,7 +22,7 @@ from t2tp.problems.data.stream import Batch, Stream
 from t2tp.problems.generated_images import GeneratedImages
 from t2tp.problems.mixture_name import find_parts, proportional_parts, read_name
 from t2tp.problems.prepare.open_samples import OpenSamples
-from t2tp.problems.prepare.settings import BeamSettings
+from t2tp.problems.prepare.settings import GenerationSettings
 from t2tp.problems.prepare.split_samples import ShuffledSamples
 from t2tp.problems.problem import AnyPath, Problem
 from t2tp.problems.shared_vocabulary import agree, make_shared_vocabulary, sharing
@@ -67,11 +67,6 @@ class Mixture(Problem):
                 f"options of {name}: {' and '.join(self.given_options)} makes shares of the "
                 "problems' sizes, and the name has shares: leave one of them out"
             )
-        if self.options.temperature <= 0 or self.options.max_rows < 0:
-            raise ValueError(
-                f"options of {name}: temperature must be more than 0 and max_rows at least 0, "
-                f"given temperature={self.options.temperature:g},max_rows={self.options.max_rows}"
-            )
         self.parts = list(parts)
         self._schedule = list(schedule)
         self._sharing = sharing(parts)
@@ -102,10 +97,10 @@ class Mixture(Problem):
     def default_options(self) -> HParams:
         """Declares the mixture's own options."""
         options = super().default_options()
-        options.add(
-            "temperature", 1.0, help="temperature of the proportions, if the name has no shares"
-        )
-        options.add("max_rows", 0, help="cap on a problem's rows in the proportions; 0: no cap")
+        of_name = "temperature of the proportions, if the name has no shares"
+        options.add("temperature", 1.0, help=of_name, above=0.0)
+        limit = "cap on a problem's rows in the proportions; 0: no cap"
+        options.add("max_rows", 0, help=limit, min=0)
         return options
 
     @property
@@ -135,23 +130,19 @@ class Mixture(Problem):
         """Returns the defaults of the options of all problems."""
         return self._dotted(lambda part: part.default_generation_options())
 
-    def prepare(
+    def _prepare(
         self,
         data_dir: AnyPath,
-        tmp_dir: AnyPath | None = None,
-        overwrite: bool = False,
-        num_shards: int | None = None,
-        num_workers: int | None = 1,
-        max_bad_samples: int | None = None,
-        beam: BeamSettings | None = None,
+        tmp_dir: AnyPath | None,
+        overwrite: bool,
+        settings: GenerationSettings,
     ) -> Manifest:
-        """Makes the data of the mixture, or of all its problems; see `Problem.prepare`."""
-        arguments = (data_dir, tmp_dir, overwrite, num_shards, num_workers, max_bad_samples, beam)
+        """Makes the data of the mixture, or of all its problems."""
         if self._sharing:
-            super().prepare(*arguments)
+            super()._prepare(data_dir, tmp_dir, overwrite, settings)
         else:
             for part in self.parts:
-                part.prepare(*arguments)
+                part._prepare(data_dir, tmp_dir, overwrite, settings)
         return self.check_prepared(data_dir)
 
     def data_dependencies(self) -> dict[str, Any]:

@@ -343,6 +343,15 @@ class Problem(abc.ABC):
           OSError: the directory cannot be written.
         """
         settings = GenerationSettings(num_shards, num_workers, max_bad_samples, beam)
+        return self._prepare(data_dir, tmp_dir, overwrite, settings)
+
+    def _prepare(
+        self,
+        data_dir: AnyPath,
+        tmp_dir: AnyPath | None,
+        overwrite: bool,
+        settings: GenerationSettings,
+    ) -> Manifest:
         directory = self.directory(data_dir)
         if directory.exists() and not overwrite:
             return self.check_prepared(data_dir)

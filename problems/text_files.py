@@ -72,12 +72,13 @@ class FileProblem(Problem):
     def default_options(self) -> HParams:
         """Declares the options that name files."""
         options = super().default_options()
-        for name in self.file_options:
-            options.add(name, "", help="a path, or a pattern such as texts/**/*.txt")
-        for name in self.validation_options:
-            options.add(name, "", help="the same, held out for validation and test")
-        for name in self.test_options:
-            options.add(name, "", help="the same, for test; then the others are for validation")
+        for names, help in (
+            (self.file_options, "a path, or a pattern such as texts/**/*.txt"),
+            (self.validation_options, "the same, held out for validation and test"),
+            (self.test_options, "the same, for test; then the others are for validation"),
+        ):
+            for name in names:
+                options.add(name, "", help=help)
         return options
 
     def read(self, files: Sequence[Sequence[Path]], scratch: Path) -> Samples:
@@ -146,36 +147,27 @@ class FileProblem(Problem):
         """Returns the files of a split; a file that several match belongs to the last of them."""
         names = self._options_of(split)
         files = self._files(names)
-        rows = _without(files, self._taken(split))
+        later, taken = self._taken(split)
+        rows = _without(files, taken)
         if not rows[0]:
-            other_options = self._file_options_given(self.splits[self.splits.index(split) + 1 :])
             assignments = " and ".join(f"{name}={self.options.get(name)}" for name in names)
             raise ValueError(
                 f"{assignments}: nothing is left for {split}, as all its files are held out by "
-                f"{' and '.join(other_options)}"
+                f"{' and '.join(later)}"
             )
         return rows
 
-    def _taken(self, split: str) -> set[Path]:
-        """Returns the files that belong to later splits."""
-        after = self.splits[self.splits.index(split) + 1 :]
-        return {
-            path.resolve()
-            for paths in self._files(self._file_options_given(after))
-            for path in paths
-        }
+    def _taken(self, split: str) -> tuple[list[str], set[Path]]:
+        """Returns the options that name files of later splits, and these files."""
+        names = self._file_options_given(self.splits[self.splits.index(split) + 1 :])
+        return names, {path.resolve() for path in self._all_files(names)}
 
     def _report_taken(self) -> None:
         """Warns of files that a split does not get although its options name them."""
         for split in self.splits[:-1]:
-            taken = self._taken(split)
-            left_out = [
-                str(path)
-                for paths in self._files(self._file_options_given([split]))
-                for path in paths
-                if path.resolve() in taken
-            ]
-            if left_out:
+            _, taken = self._taken(split)
+            own = self._all_files(self._options_of(split))
+            if left_out := [str(path) for path in own if path.resolve() in taken]:
                 files = named(left_out)
                 logging.warning(f"{self.name}: left out of {split}, as they are held out: {files}")
 
@@ -184,8 +176,7 @@ class FileProblem(Problem):
         return {**super().data_dependencies(), **self._files_state()}
 
     def _files_state(self) -> dict[str, Any]:
-        options = self._file_options_given(self.splits)
-        files = [path for paths in self._files(options) for path in paths]
+        files = self._all_files(self._file_options_given(self.splits))
         return {"files": len(files), "fingerprint": fingerprint(files)}
 
     def download(self, directory: Path, tmp_dir: Path) -> None:
@@ -215,6 +206,9 @@ class FileProblem(Problem):
     def _files(self, names: Sequence[str]) -> list[list[Path]]:
         return [find_files(self.options.get(name), name) for name in names]
 
+    def _all_files(self, names: Sequence[str]) -> list[Path]:
+        return [path for paths in self._files(names) for path in paths]
+
 
 def _without(files: list[list[Path]], taken: set[Path]) -> list[list[Path]]:
     """Removes files; parallel files, such as inputs and targets, are removed together."""
@@ -241,23 +235,10 @@ class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
 
     making_options = ("documents",)
 
-    def __init__(self, options: str = ""):
-        """Parses options.
-
-        Raises:
-          ValueError: as `Problem.__init__`, or `documents` is neither files nor lines.
-        """
-        super().__init__(options)
-        if self.options.documents not in ("files", "lines"):
-            raise ValueError(
-                f"options of {self.name}: documents={self.options.documents}: it is one of files, "
-                "lines"
-            )
-
     def default_options(self) -> HParams:
         """Declares the options."""
         options = super().default_options()
-        options.add("documents", "files", help="unit of a document: files or lines")
+        options.add("documents", "files", help="unit of a document", choices=("files", "lines"))
         return options
 
     def read(self, files: Sequence[Sequence[Path]], scratch: Path) -> Samples:

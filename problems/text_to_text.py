@@ -23,7 +23,6 @@ from t2tp.problems.data.stream import ExampleSource, Stream
 from t2tp.problems.problem import AnyPath, Problem
 from t2tp.problems.text import TextProblem
 from t2tp.problems.vocab.vocabulary_file import load_vocabulary
-from t2tp.suggestions import nearest
 
 ARRANGEMENTS = ("padded", "packed", "bucketed")
 
@@ -63,7 +62,7 @@ class PairProblem(Problem):
     def default_options(self) -> HParams:
         """Declares the options."""
         options = super().default_options()
-        options.add("arrangement", "padded", help=f"one of {', '.join(ARRANGEMENTS)}")
+        options.add("arrangement", "padded", help="of training rows", choices=ARRANGEMENTS)
         return options
 
     def examples(self, data_dir: AnyPath, split: str, length: int) -> FieldSource:
@@ -75,12 +74,9 @@ class PairProblem(Problem):
         """Returns the training rows, padded or packed.
 
         Raises:
-          ValueError: the arrangement is bucketed, which has no rows of one length, or unknown.
+          ValueError: the arrangement is bucketed, which has no rows of one length.
         """
         arrangement, split = self.options.arrangement, self.splits[0]
-        if arrangement not in ARRANGEMENTS:
-            known = nearest(arrangement, ARRANGEMENTS, "arrangements")
-            raise ValueError(f"unknown arrangement {arrangement!r}: {known}")
         if arrangement == "bucketed":
             raise ValueError(
                 f"{self.name}: batches of pairs of like length cannot be mixed with others; give "

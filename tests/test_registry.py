@@ -184,15 +184,3 @@ def test_an_hparams_function_must_return_them():
 
     with pytest.raises(TypeError, match=r"test_registry.py:\d+, returned None.*forgot to return"):
         registry.hparams("only_a_test_forgetful")
-
-
-def test_help_says_which_model_a_set_is_for():
-    @registry.register_hparams(model="only_a_test_model")
-    def only_a_test_set_of_a_model():
-        """One."""
-        return HParams()
-
-    assert (
-        "    * only_a_test_set_of_a_model (for only_a_test_model): One."
-        in registry.help_text().splitlines()
-    )

@@ -8,11 +8,11 @@ import pytest
 
 from t2tp import problems
 from t2tp.problems.inspection.report import inspect
-from t2tp.problems.prepare.shard_generation import ShardWriter
 from t2tp.problems.shared_vocabulary import interleave
 from t2tp.problems.text import TextProblem
 from t2tp.problems.vocab.vocabulary_file import load_vocabulary
 from tests.files import files_in
+from tests.problems.prepare.own_pairs import prepare_until
 
 MIXTURE = "mixture:translate_tsv=0.75,translate_textfiles=0.25"
 
@@ -110,24 +110,10 @@ def test_interrupted_anywhere_it_makes_the_same_files(
     files, data_dir, tmp_path, monkeypatch, written
 ):
     mixture = problems.find(MIXTURE, options_of(files, ",vocab_size=310"))
-    count = 0
-
-    class FailingWriter(ShardWriter):
-        def add(self, *example):
-            nonlocal count
-            if count == written:
-                raise KeyboardInterrupt
-            super().add(*example)
-            count += 1
-
-    with monkeypatch.context() as broken:
-        broken.setattr("t2tp.problems.prepare.shard_generation.ShardWriter", FailingWriter)
-        with pytest.raises(KeyboardInterrupt):
-            mixture.prepare(tmp_path)
-        # Existing output is reused: the vocabulary is not trained again.
-        broken.setattr(TextProblem, "train_vocabulary", None)
-        broken.setattr("t2tp.problems.prepare.shard_generation.ShardWriter", ShardWriter)
-        mixture.prepare(tmp_path)
+    prepare_until(mixture, tmp_path, written)
+    # Existing output is reused: the vocabulary is not trained again.
+    monkeypatch.setattr(TextProblem, "train_vocabulary", None)
+    mixture.prepare(tmp_path)
     made, whole = mixture.directory(tmp_path), mixture.directory(data_dir)
     # Streams create the index.
     assert files_in(made, ".index") == files_in(whole, ".index")

@@ -134,13 +134,9 @@ def _flags_text(flags: absl_flags.FlagValues, hparams: HParams) -> str:
     """Returns the flags of t2tp_plan and t2tp_trainer that give these hparams."""
     given = [f"--{name}={flags[name].value}" for name in _SHARED if flags[name].value]
     own = [f"--{name}={hparams.get(name)}" for name in ("mesh_shape", "layout")]
-    names = [name for name, *_ in _preset(flags).diff(hparams)]
+    names = [name for name, *_ in read_set(flags.hparams_set).diff(hparams)]
     changed = hparams.assignments(name for name in names if name not in ("mesh_shape", "layout"))
     return shlex.join([*given, *own, *([f"--hparams={changed}"] if changed else [])])
-
-
-def _preset(flags: absl_flags.FlagValues) -> HParams:
-    return read_set(flags.hparams_set)
 
 
 def _cluster(flags: absl_flags.FlagValues) -> ClusterFile:
@@ -154,7 +150,7 @@ def _without_effect(
 ) -> Iterator[tuple[str, str]]:
     """Yields the given flags without effect on this plan, with the reason."""
     if flags.search:
-        preset = _preset(flags).copy()
+        preset = read_set(flags.hparams_set).copy()
         for name in (name for text in flags.hparams for name in preset.parse(text)):
             if name in ("mesh_shape", "layout"):
                 yield f"hparams={name}", "--search chooses mesh and layout"

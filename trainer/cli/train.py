@@ -10,6 +10,7 @@ from absl import flags as absl_flags
 from absl import logging
 
 from t2tp import registry
+from t2tp.atomic_file import write_text
 from t2tp.checkpoint import UnusableCheckpointError
 from t2tp.checkpoint.frozen_base import BaseError
 from t2tp.checkpoint.variables import CheckpointMismatchError
@@ -48,9 +49,6 @@ BUILD_ERRORS = (
 # Errors of invalid hparams, sizes above all, that no declaration and no check catches.
 _UNBUILDABLE = (ValueError, ArithmeticError, MemoryError, tf.errors.OpError)
 
-# The file of --explain_layout in output_dir.
-LAYOUT_FILE = "layout.html"
-
 
 @contextlib.contextmanager
 def building(model: str) -> Iterator[None]:
@@ -86,14 +84,8 @@ def run(invocation: Invocation) -> None:
     flags = invocation.flags
     with as_usage_error(ValueError, LookupError, OSError):
         spec = _plan(flags)
-    if flags.explain_layout:
-        _explain_layout(flags, spec)
-        return
-    if flags.check_layout:
-        _check_layout(flags, spec)
-        return
-    if flags.check_transfer:
-        _check_transfer(flags, spec)
+    if flags.explain_layout or flags.check_layout or flags.check_transfer:
+        _examine(flags, spec)
         return
     try:
         # Rendezvous before anything that may start TensorFlow, as generating data may.
@@ -143,59 +135,44 @@ def _carry_out(flags: absl_flags.FlagValues, spec: RunSpec, cluster: Cluster) ->
             getattr(experiment, flags.schedule)()
 
 
-def _explain_layout(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
-    """Prints the layout report of the training program and renders it in the run's directory."""
-    with as_usage_error(ValueError, LookupError, OSError):
-        spec = _prepared(flags, spec)
-        experiment = _experiment(flags, spec)
-    with building(spec.model):
-        explanation = experiment.explain()
-    print(explanation)
-    path = Path(spec.config.output_dir, LAYOUT_FILE)
-    with as_usage_error(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        explanation.save(path)
-    logging.info("drawn in %s", path)
-
-
-def _check_layout(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
-    """Compares the layout with one device and prints the table.
+def _examine(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
+    """Explains or checks the run without training; prints the result, and draws it in output_dir.
 
     Raises:
-      FailedError: they differ.
+      FailedError: the check failed.
     """
     with as_usage_error(ValueError, LookupError, OSError):
         spec = _prepared(flags, spec)
-    # Imported here, because a training needs no check of its layout.
-    from t2tp.trainer.layout_check import check_run_layout
-
+        experiment = _experiment(flags, spec) if flags.explain_layout else None
+    found: object
+    file, drawing, failure = "", "", ""
     with building(spec.model):
-        found = check_run_layout(spec)
+        if experiment is not None:
+            found = explanation = experiment.explain()
+            file, drawing = "layout.html", explanation.html()
+        elif flags.check_layout:
+            # Imported here, because a training needs no checks.
+            from t2tp.trainer.layout_check import check_run_layout
+
+            found = compared = check_run_layout(spec)
+            if not compared.check.agrees:
+                failure = "the layout does not compute what one device computes"
+        else:
+            from t2tp.trainer.transfer_check import check_transfer
+
+            found = transfer = check_transfer(spec)
+            file, drawing = "transfer.svg", transfer.svg()
+            if not transfer.agrees:
+                failure = "activations grow with the width: the rates do not transfer"
     print(found)
-    if not found.check.agrees:
-        raise FailedError("the layout does not compute what one device computes")
-
-
-def _check_transfer(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
-    """Compares activations over widths, prints the table, and draws it in the run's directory.
-
-    Raises:
-      FailedError: activations grow with the width.
-    """
-    with as_usage_error(ValueError, LookupError, OSError):
-        spec = _prepared(flags, spec)
-    from t2tp.trainer.transfer_check import check_transfer
-
-    with building(spec.model):
-        found = check_transfer(spec)
-    print(found)
-    path = Path(spec.config.output_dir, "transfer.svg")
-    with as_usage_error(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(found.svg(), encoding="utf-8")
-    logging.info("drawn in %s", path)
-    if not found.agrees:
-        raise FailedError("activations grow with the width: the rates do not transfer")
+    if drawing:
+        path = Path(spec.config.output_dir, file)
+        with as_usage_error(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, drawing)
+        logging.info("drawn in %s", path)
+    if failure:
+        raise FailedError(failure)
 
 
 def _plan(flags: absl_flags.FlagValues) -> RunSpec:

@@ -1,4 +1,4 @@
-"""Inputs from a `tf.data.Dataset` or any iterator.
+"""Inputs from a `tf.data.Dataset`.
 
 A stream with random access (see `BatchStream`) continues at once after a restart, with the same
 data. A dataset can only be read from its beginning: a resumed training skips the rows that it has
@@ -8,8 +8,7 @@ trained on, which takes time, and gets the same data only if the dataset is dete
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import tensorflow as tf
 from absl import logging
@@ -48,74 +47,34 @@ def dataset_inputs(dataset: tf.data.Dataset, dimensions: Mapping[str, str]) -> I
             f" {names}"
         )
     features = {name: _feature(name, spec[name], dimensions[name]) for name in dimensions}
-    cardinality = int(dataset.cardinality())
-    length = cardinality if cardinality >= 0 else None
-
-    def open_at(rows: int, batch_size: int) -> Iterator[Batch]:
-        if rows % batch_size == 0:
-            return dataset.skip(rows // batch_size).as_numpy_iterator()
-        rest = dataset.unbatch().skip(rows)
-        return rest.batch(batch_size, drop_remainder=True).as_numpy_iterator()
-
-    return _inputs(features, open_at, length)
-
-
-def iterator_inputs(
-    make_iterator: Callable[[], Iterator[Batch]], features: Mapping[str, Feature]
-) -> Inputs:
-    """Returns inputs from a function that returns an iterator over all batches.
-
-    Args:
-      make_iterator: called once per pass over the inputs.
-      features: features of a batch, by name.
-    """
-
-    def open_at(rows: int, batch_size: int) -> Iterator[Batch]:
-        if rows % batch_size:
-            raise ValueError(
-                f"the run has read {rows} rows, and the iterator has batches of {batch_size}:"
-                f" resume with a batch size that divides {rows}"
-            )
-        return itertools.islice(make_iterator(), rows // batch_size, None)
-
-    return _inputs(features, open_at, None)
-
-
-# Opens the data behind a number of rows, in batches of a size.
-_OpenAt = Callable[[int, int], Iterator[Batch]]
-
-
-def _inputs(features: Mapping[str, Feature], open_at: _OpenAt, length: int | None) -> Inputs:
     leading = {dims[0].size for f in features.values() if (dims := f.shape.dims)}
     # Features without a common leading dimension have no rows: a batch counts as one row.
     batch_size = leading.pop() if len(leading) == 1 else 1
-    return Inputs(features, _Sequence(open_at, length, BatchSizes.of(batch_size)))
+    return Inputs(features, _Sequence(dataset, BatchSizes.of(batch_size)))
 
 
 class _Sequence:
-    """A stream over sequential data, which reopens them for any step but the next."""
+    """A stream over a dataset, which reopens it for any step but the next."""
 
-    def __init__(self, open_at: _OpenAt, length: int | None, batch_sizes: BatchSizes) -> None:
+    def __init__(self, dataset: tf.data.Dataset, batch_sizes: BatchSizes) -> None:
         self.batch_sizes = batch_sizes
-        self._open_at = open_at
-        self._length = length
+        self._dataset = dataset
         self._next = 0
         self._batches: Iterator[Batch] | None = None
 
     def with_batch_sizes(self, batch_sizes: BatchSizes) -> _Sequence:
-        return _Sequence(self._open_at, self._length, batch_sizes)
+        return _Sequence(self._dataset, batch_sizes)
 
     def __len__(self) -> int:
-        if self._length is None:
+        if (length := int(self._dataset.cardinality())) < 0:
             raise TypeError("the number of batches is not known")
-        return self._length
+        return length
 
     def __getitem__(self, step: int) -> Batch:
         if self._batches is None or step != self._next:
             if step:
                 logging.info("skipping the first %d batches of the data", step)
-            rows = self.batch_sizes.rows_before(step)
-            self._batches, self._next = self._open_at(rows, self.batch_sizes.last), step
+            self._batches, self._next = self._from(step), step
         try:
             batch = next(self._batches)
         except StopIteration:
@@ -124,6 +83,13 @@ class _Sequence:
             ) from None
         self._next += 1
         return batch
+
+    def _from(self, step: int) -> Iterator[Batch]:
+        rows, batch_size = self.batch_sizes.rows_before(step), self.batch_sizes.last
+        if rows % batch_size == 0:
+            return self._dataset.skip(rows // batch_size).as_numpy_iterator()
+        rest = self._dataset.unbatch().skip(rows)
+        return rest.batch(batch_size, drop_remainder=True).as_numpy_iterator()
 
 
 def _feature(name: str, spec: tf.TensorSpec, dimensions: str) -> Feature:

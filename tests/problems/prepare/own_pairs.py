@@ -3,6 +3,10 @@
 import itertools
 import random
 
+import pytest
+
+from t2tp.problems.data.shards import ShardWriter
+from t2tp.problems.prepare import shard_generation
 from t2tp.problems.problem import TRAIN
 from t2tp.problems.text_to_text import Text2TextProblem
 from tests.files import files_in
@@ -47,3 +51,21 @@ class SubwordPairs(OwnPairs):
 
 def files_of(problem, data_dir):
     return files_in(problem.directory(data_dir))
+
+
+def prepare_until(problem, data_dir, written, failure=KeyboardInterrupt, **settings):
+    """Makes the data, interrupted before so many examples are written."""
+
+    class FailingWriter(ShardWriter):
+        count = 0
+
+        def add(self, *example):
+            if FailingWriter.count == written:
+                raise failure
+            super().add(*example)
+            FailingWriter.count += 1
+
+    with pytest.MonkeyPatch.context() as broken:
+        broken.setattr(shard_generation, "ShardWriter", FailingWriter)
+        with pytest.raises(failure):
+            problem.prepare(data_dir, **settings)

@@ -8,36 +8,18 @@ from pathlib import Path
 import pytest
 
 from t2tp.atomic_file import is_unfinished
-from t2tp.problems.data.shards import ShardWriter
-from t2tp.problems.prepare import plan, shard_generation
+from t2tp.problems.prepare import plan
 from t2tp.problems.text_to_text import Text2TextProblem
 from tests.problems.prepare.own_pairs import (
     GeneratedPairs,
     OwnPairs,
     SubwordPairs,
     files_of,
+    prepare_until,
     some_samples,
 )
 
 KINDS = [OwnPairs, GeneratedPairs, SubwordPairs]
-
-
-def prepare_until(problem, data_dir, written, **settings):
-    """Makes the data, interrupted before so many examples are written."""
-
-    class FailingWriter(ShardWriter):
-        count = 0
-
-        def add(self, *example):
-            if FailingWriter.count == written:
-                raise KeyboardInterrupt
-            super().add(*example)
-            FailingWriter.count += 1
-
-    with pytest.MonkeyPatch.context() as broken:
-        broken.setattr(shard_generation, "ShardWriter", FailingWriter)
-        with pytest.raises(KeyboardInterrupt):
-            problem.prepare(data_dir, num_shards=3, **settings)
 
 
 def changed(samples, how):
@@ -66,7 +48,7 @@ CHANGES = ["nothing", "one is other", "the last is other", "one more", "one less
     ],
 )
 def test_no_old_sample_is_mixed_with_new_ones(tmp_path, caplog, kind, how):
-    prepare_until(kind(), tmp_path / "resumed", 150)
+    prepare_until(kind(), tmp_path / "resumed", 150, num_shards=3)
     new = kind(changed(kind().train, how))
     caplog.clear()
     new.prepare(tmp_path / "resumed", num_shards=3)
@@ -77,7 +59,7 @@ def test_no_old_sample_is_mixed_with_new_ones(tmp_path, caplog, kind, how):
 
 
 def test_changes_are_found_where_only_finished_shards_have_them(tmp_path, caplog):
-    prepare_until(OwnPairs(), tmp_path / "resumed", 150)
+    prepare_until(OwnPairs(), tmp_path / "resumed", 150, num_shards=3)
     new = OwnPairs(changed(OwnPairs().train, "others"))
     new.prepare(tmp_path / "resumed", num_shards=3, num_workers=2)
     assert "own_pairs had other samples of train before the interruption" in caplog.text
@@ -87,7 +69,7 @@ def test_changes_are_found_where_only_finished_shards_have_them(tmp_path, caplog
 
 def test_each_sample_comes_once_and_in_one_split(tmp_path):
     for kind in KINDS:
-        prepare_until(kind(), tmp_path, 150)
+        prepare_until(kind(), tmp_path, 150, num_shards=3)
         made = kind().prepare(tmp_path, num_shards=3)
         decode = kind().decoder(kind().directory(tmp_path))
         found = [
@@ -132,7 +114,7 @@ def test_other_code_of_the_problem_makes_the_data_again(tmp_path):
 
     sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
     try:
-        prepare_until(coded("old"), tmp_path / "data", 150)
+        prepare_until(coded("old"), tmp_path / "data", 150, num_shards=3)
         problem = coded("newer")
     finally:
         sys.dont_write_bytecode = before

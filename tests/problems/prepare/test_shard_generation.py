@@ -12,13 +12,12 @@ import pytest
 
 from t2tp import problems, registry
 from t2tp.problems.data.sample import GeneratedSamples, SkippedSampleError
-from t2tp.problems.data.shards import ShardWriter
 from t2tp.problems.prepare import shard_generation
 from t2tp.problems.user_dir import import_user_dir
 from tests.files import limit_files
 from tests.patience import wait_until
 from tests.problems.prepare.few_digits import FewDigits, WatchedDigits
-from tests.problems.prepare.own_pairs import files_of
+from tests.problems.prepare.own_pairs import files_of, prepare_until
 
 NAME = "some_digits"
 COMMAND = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_datagen", f"--problem={NAME}"]
@@ -42,20 +41,8 @@ def test_the_number_of_workers_does_not_change_a_file(tmp_path, undisturbed):
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, OSError])
-def test_finished_shards_are_not_made_again(tmp_path, monkeypatch, undisturbed, failure):
-    class FailingWriter(ShardWriter):
-        written = 0
-
-        def add(self, *example):
-            super().add(*example)
-            FailingWriter.written += 1
-            if FailingWriter.written == 400:
-                raise failure
-
-    with monkeypatch.context() as broken:
-        broken.setattr(shard_generation, "ShardWriter", FailingWriter)
-        with pytest.raises(failure):
-            FewDigits().prepare(tmp_path, num_shards=6)
+def test_finished_shards_are_not_made_again(tmp_path, undisturbed, failure):
+    prepare_until(FewDigits(), tmp_path, 400, failure, num_shards=6)
     with pytest.raises(FileNotFoundError, match="make the data of few_digits with"):
         FewDigits().check_prepared(tmp_path)
     left = {path.name: path.stat() for path in (tmp_path / ".few_digits.partial").glob("train-*")}

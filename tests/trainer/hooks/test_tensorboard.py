@@ -10,8 +10,7 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 
 from t2tp.trainer.cli.programs import t2tp_trainer as main
 from t2tp.trainer.hooks.summaries import SummaryWriter
-from tests.trainer import tiny_pairs  # noqa: F401 (registers problems)
-from tests.trainer.conftest import PROBLEM
+from tests.trainer import small_run, tiny_pairs  # noqa: F401 (registers problems)
 from tests.trainer.hooks.events import read, read_texts
 from tests.trainer.trained_runs import train
 
@@ -20,23 +19,11 @@ from tests.trainer.trained_runs import train
 def run(data_dir, tmp_path_factory) -> Path:
     """The directory of a run on four devices that writes everything."""
     directory = tmp_path_factory.mktemp("tensorboard") / "run"
-    flags = {
-        "problem": PROBLEM,
-        "model": "transformer_lm",
-        "hparams_set": "transformer_lm_test",
-        "hparams": "learning_rate_constant=0.01",
-        "mesh_shape": "data:2;model:2",
-        "data_dir": data_dir,
-        "output_dir": directory,
-        "train_steps": 6,
-        "eval_steps": 2,
-        "local_eval_frequency": 3,
-        "log_step_count_steps": 1,
-        "histogram_steps": 3,
-        "profile_steps": "4:5",
-        "eval_samples": 2,
-    }
-    assert main(["t2tp_trainer", *(f"--{name}={value}" for name, value in flags.items())]) == 0
+    watched = {"histogram_steps": 3, "profile_steps": "4:5", "eval_samples": 2}
+    evaluated = {"schedule": "train_and_evaluate", "eval_steps": 2, "local_eval_frequency": 3}
+    hparams = {"hparams": "learning_rate_constant=0.01", "train_steps": 6}
+    given = small_run.flags(directory, data_dir, **watched, **evaluated, **hparams)
+    assert main(["t2tp_trainer", *given]) == 0
     return directory
 
 

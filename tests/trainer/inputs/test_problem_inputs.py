@@ -13,21 +13,19 @@ from tests.trainer.hooks.events import read_scalars
 from tests.trainer.tiny_pairs import TranslateUpperCase
 
 OTHER_DATA = "are not those that the run in"
-EXAMPLES = Path(__file__).parents[3] / "examples"
+NUMERALS = {
+    "t2t_usr_dir": Path(__file__).parents[3] / "examples/my_problems",
+    "problem": "roman_numerals",
+    "hparams_set": "transformer_lm_tiny",
+    "generate_data": True,
+    "schedule": "train",
+}
 
 
 @pytest.mark.slow
 def test_a_users_own_problem_is_made_and_trained_on(trainer, tmp_path):
     """Through a directory; its wishes for hparams count for less than the command line's."""
-    flags = {
-        "t2t_usr_dir": EXAMPLES / "my_problems",
-        "problem": "roman_numerals",
-        "data_dir": tmp_path / "data",
-        "hparams_set": "transformer_lm_tiny",
-        "generate_data": True,
-        "schedule": "train",
-        "train_steps": 2,
-    }
+    flags = {**NUMERALS, "data_dir": tmp_path / "data", "train_steps": 2}
     assert trainer(**flags) == 0
     assert run_files.read(tmp_path / "run").hparams.max_length == 16  # 128 in the set
     assert trainer(**flags, output_dir=tmp_path / "other", hparams="max_length=32") == 0
@@ -103,14 +101,7 @@ def test_a_model_that_takes_other_features_is_refused(trainer, tmp_path, capfd):
 
 @pytest.mark.slow
 def test_a_run_does_not_go_on_with_other_data(trainer, tmp_path, capfd):
-    flags = {
-        "t2t_usr_dir": EXAMPLES / "my_problems",
-        "problem": "roman_numerals",
-        "data_dir": tmp_path / "data",
-        "hparams_set": "transformer_lm_tiny",
-        "schedule": "train",
-        "generate_data": True,
-    }
+    flags = {**NUMERALS, "data_dir": tmp_path / "data"}
     assert trainer(**flags, train_steps=2) == 0
     made_again = problems.find("roman_numerals")
     made_again.samples = lambda split, directory, tmp_dir: [{"inputs": "1", "targets": "I"}] * 50
