@@ -69,22 +69,13 @@ def test_the_page_shows_what_is_in_the_file():
             assert line in source
 
 
-def test_without_an_init_every_module_is_imported(tmp_path):
-    usr_dir = tmp_path / "loose_modules"
-    usr_dir.mkdir()
-    (usr_dir / "one.py").write_text(
-        "from t2tp import registry\n@registry.register_hparams\ndef loose_set():\n    pass\n"
-    )
-    import_user_dir(usr_dir)
-    assert "loose_set" in registry.list_hparams()
-
-
-@pytest.mark.parametrize("init", ["", "# nothing\n", '"""My own."""\n'], ids=str)
-def test_an_init_without_code_is_none(tmp_path, init):
-    number = len(init)
+@pytest.mark.parametrize("init", [None, "", "# nothing\n", '"""My own."""\n'], ids=str)
+def test_without_code_in_an_init_every_module_is_imported(tmp_path, init):
+    number = -1 if init is None else len(init)
     package = tmp_path / f"empty_init_{number}"
     package.mkdir()
-    (package / "__init__.py").write_text(init)
+    if init is not None:
+        (package / "__init__.py").write_text(init)
     (package / "one.py").write_text(
         "from t2tp import registry\n"
         f"registry.register_hparams('empty_init_{number}')(lambda: None)\n"

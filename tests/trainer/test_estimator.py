@@ -31,12 +31,6 @@ def test_training_lowers_the_loss_and_any_mesh_gives_the_same(tmp_path):
         np.testing.assert_allclose(curve, one, rtol=1e-5, err_msg=mesh)
 
 
-def test_the_seed_decides_on_initial_values(tmp_path):
-    for seed in (0, 1):
-        estimator(tmp_path / f"seed {seed}", random_seed=seed).train(toy.inputs(), 1)
-    assert losses(tmp_path / "seed 0") != losses(tmp_path / "seed 1")
-
-
 def test_evaluation_adds_up_all_batches_on_any_mesh(tmp_path):
     trained = estimator(tmp_path)
     trained.train(toy.inputs(), 8)

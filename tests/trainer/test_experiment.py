@@ -132,7 +132,7 @@ def test_directories_may_be_other_ones_in_each_process(tmp_path, data_dir, monke
     monkeypatch.setattr(module, "check_same", lambda cluster, what: compared.update(what))
     flags = {name: str(tmp_path) for name in ("data_dir", "tmp_dir", "t2t_usr_dir", "output_dir")}
     experiment(tmp_path, data_dir, flags=flags).build("train")
-    assert compared["train_steps"] == 6
+    assert compared["train_steps"] == 6 and f"data of {PROBLEM}" in compared
     assert not flags.keys() & compared.keys()
 
 

@@ -49,17 +49,18 @@ def read(windows, feature, examples, columns=slice(None)):
     return values.tolist()
 
 
-def test_documents_lie_end_to_end_and_only_the_end_is_padded(windows):
+ROWS = {
+    "targets": [[10, 11, 12, 13], [1, 20, 1, 30], [31, 32, 1, 0], [0, 0, 0, 0]],
+    "targets_segmentation": [[1, 1, 1, 1], [1, 2, 2, 3], [1, 1, 1, 0], [0, 0, 0, 0]],
+    "targets_position": [[0, 1, 2, 3], [0, 0, 1, 0], [0, 1, 2, 0], [0, 0, 0, 0]],
+}
+
+
+@pytest.mark.parametrize("feature", ROWS)
+def test_documents_lie_end_to_end(windows, feature):
+    """Segments count the documents of a window from 1, and positions restart with each."""
     assert len(windows) == 3
-    assert read(windows, "targets", [0, 1, 2]) == [[10, 11, 12, 13], [1, 20, 1, 30], [31, 32, 1, 0]]
-
-
-def test_segments_count_the_documents_of_a_window_from_1(windows):
-    assert read(windows, "targets_segmentation", [0, 1, 2]) == [
-        [1, 1, 1, 1],
-        [1, 2, 2, 3],
-        [1, 1, 1, 0],
-    ]
+    assert read(windows, feature, [0, 1, 2, -1]) == ROWS[feature]
 
 
 def test_documents_need_not_be_told_apart(tmp_path):
@@ -70,14 +71,6 @@ def test_documents_need_not_be_told_apart(tmp_path):
         [0, 0, 0, 0],
     ]
     assert read(windows, "targets_position", [1, 2]) == [[0, 1, 2, 3], [0, 1, 2, 0]]
-
-
-def test_positions_restart_with_each_document_and_each_window(windows):
-    assert read(windows, "targets_position", [0, 1, 2]) == [
-        [0, 1, 2, 3],
-        [0, 0, 1, 0],
-        [0, 1, 2, 0],
-    ]
 
 
 @pytest.mark.parametrize(("separate", "before_20"), [(True, 0), (False, 1)])

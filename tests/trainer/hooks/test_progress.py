@@ -10,7 +10,6 @@ from absl import logging
 from t2tp.processes.process_spec import ProcessSpec
 from t2tp.trainer.cli import console
 from t2tp.trainer.hooks.progress import TrainingProgress
-from t2tp.trainer.run_dir.save_policy import EverySteps
 
 SCALARS = {"loss": 1.25, "step_time": 0.5, "tokens_per_second": 4096.0}
 
@@ -99,8 +98,3 @@ def test_a_terminal_without_a_width_has_lines(plain_lines, monkeypatch):
                 progress.report(11, SCALARS)
         stderr.flush()
         assert b"step 11/132  loss 1.2500" in screen.read(4096)
-
-
-def test_the_next_checkpoint_is_not_after_the_end():
-    assert EverySteps(1000, 600).next(10) == "saves at 600"
-    assert EverySteps(100, 600).next(110) == "saves at 200"
