@@ -11,14 +11,6 @@ def test_every_number_comes_once(size):
     assert np.array_equal(np.sort(order), np.arange(size))
 
 
-def test_a_position_does_not_depend_on_the_others():
-    whole = permute(np.arange(1000), 1000, "epoch", 3, 7)
-    assert permute(np.array([[17], [999]]), 1000, "epoch", 3, 7).tolist() == [
-        [whole[17]],
-        [whole[999]],
-    ]
-
-
 def test_each_part_of_the_key_changes_the_order():
     orders = {
         tuple(permute(np.arange(50), 50, *key))

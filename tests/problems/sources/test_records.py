@@ -142,15 +142,6 @@ def test_no_split_of_a_directory_is_taken_for_train(tmp_path, place):
     assert [sizes[split].examples for split in problem.splits] == [100, 60, 20]
 
 
-def test_json_lines_as_raw_text_are_warned_of(tmp_path, caplog):
-    write(tmp_path / "a.jsonl", RECORDS)
-    options = f"files={tmp_path}/a.jsonl,documents=lines,vocab_size=300"
-    problems.find("languagemodel_textfiles", options).prepare(tmp_path / "data")
-    assert "their keys, quotes and escapes will be learned as text" in caplog.text
-    command = f"languagemodel_records --data_dir={tmp_path}/data"
-    assert f"{command} --problem_options=files={tmp_path}/a.jsonl,text=bod" in caplog.text
-
-
 def test_names_of_data_sets(tmp_path):
     problem = problems.find("translate_tsv_rev:news")
     assert problem.name == "translate_tsv_rev:news" and problem.is_reversed

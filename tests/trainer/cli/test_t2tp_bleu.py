@@ -76,13 +76,8 @@ def test_wrong_input_is_one_sentence(files, tmp_path, capsys):
         ([f"--reference={reference}"], "either --translation or --translations_dir"),
         ([good, f"--reference={short}"], "news-2000 has 2 lines, and"),
         ([good, f"--reference={reference}", f"--source={short}"], "short has 1 lines, and"),
-        ([good, "--reference=/nowhere"], "No such file"),
         ([good, "--reference=/dev/zero"], "/dev/zero is a device"),
         ([f"--translation={empty}", f"--reference={empty}"], "empty has 0 lines"),
-        (
-            [f"--translations_dir={tmp_path / 'no'}", f"--reference={reference}"],
-            "no such directory",
-        ),
         ([f"--translations_dir={tmp_path}", f"--reference={reference}"], "no file named NAME-STEP"),
         (
             [f"--translations_dir={tmp_path / 'twice'}", f"--reference={reference}"],

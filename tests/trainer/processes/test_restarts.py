@@ -92,17 +92,3 @@ def test_hosts_restart_together(python, tmp_path):
     addresses += [f"localhost:{port + 2}", f"localhost:{port + 3}"]
     for task in range(4):
         assert f"[{task}] {addresses}" in said[task // 2]
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--hosts=127.0.0.1:1,127.0.0.1:2"], "--host_id"),
-        (["--host_id=1"], "--hosts"),
-        (["--hosts=a,b"], "host:port"),
-    ],
-)
-def test_wrong_flags_are_refused(launch, monkeypatch, flags, said):
-    monkeypatch.delenv("TF_CONFIG", raising=False)
-    code, _, err = launch("-n", "2", *flags, "true")
-    assert code == 2 and said in err[0] and len(err) == 1
