@@ -48,10 +48,3 @@ def test_a_training_beats_from_before_its_first_step_to_its_end(tmp_path):
     estimator(tmp_path).train(toy.inputs(), 3, [notes])
     assert notes.states == ["training"] * 3
     assert (read(tmp_path)["state"], read(tmp_path)["step"]) == ("ended", 3)
-
-
-def test_to_evaluate_alone_writes_none(tmp_path):
-    estimator(tmp_path).train(toy.inputs(), 1)
-    (tmp_path / "heartbeat.json").unlink()
-    estimator(tmp_path).evaluate(toy.inputs())
-    assert not (tmp_path / "heartbeat.json").exists()

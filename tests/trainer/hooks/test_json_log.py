@@ -44,11 +44,6 @@ def test_a_dash_is_stdout(capsys):
     assert json.loads(capsys.readouterr().out)["event"] == "report"
 
 
-def test_what_cannot_be_written_is_refused_by_name(tmp_path):
-    with pytest.raises(UsageError, match="log_json=.*cannot be written"):
-        JsonLog(str(tmp_path)).open()
-
-
 @pytest.mark.parametrize("device", ["/dev/full", "/dev/zero"])
 def test_a_device_is_not_read_to_its_end(device):
     log = JsonLog(device)
