@@ -6,13 +6,10 @@ import re
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import t2tp
 from t2tp import mtf
 from t2tp.lowering import operation
-from t2tp.lowering.operation import hooks
-from t2tp.lowering.side_effects import conditional_updates
 
 A, B = mtf.Dimension("a", 4), mtf.Dimension("b", 6)
 X = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
@@ -98,33 +95,3 @@ def test_dimensions_of_a_joint_shape_are_not_split_over_one_axis():
 
     with pytest.raises(t2tp.LayoutError, match="both its dimensions 'a' and 'b'"):
         t2tp.Program(step, mesh_shape="x:2", layout="a:x;b:x")
-
-
-@pytest.mark.parametrize("flag", [False, True])
-def test_assignments_happen_where_their_predicate_is_true(flag):
-    def step(mesh, features):
-        v, w = (
-            mtf.get_variable(mesh, n, mtf.Shape([A, B]), initializer=tf.zeros_initializer())
-            for n in "vw"
-        )
-        is_good = mtf.equal(mtf.constant(mesh, int(flag), dtype=tf.int32), 1)
-        updates = [mtf.assign(v, features["x"]), mtf.assign_sub(w, features["x"])]
-        conditional_updates(is_good, updates)
-        mtf.assign_add(w, features["x"] * 3.0)
-        return {}
-
-    program, _ = run(step)
-    np.testing.assert_allclose(program.variables["v"].numpy(), X * flag)
-    np.testing.assert_allclose(program.variables["w"].numpy(), X * (3 - flag), rtol=1e-6)
-
-
-def test_hooks_of_mesh_tensorflows_operations_come_from_the_table():
-    def step(mesh, features):
-        del mesh
-        x = features["x"]
-        sums = [x + x, mtf.reshape(x, mtf.Shape([B, A])), mtf.stop_gradient(x)]
-        assert all(hooks(y.operation).accepts_deferred_sums for y in sums)
-        assert not hooks((x * x).operation).accepts_deferred_sums
-        return {"x": x}
-
-    run(step)

@@ -21,14 +21,6 @@ def graph():
         yield graph
 
 
-def test_equal_ones_are_one_node(graph):
-    x = tf.compat.v1.placeholder(tf.float32, [6])
-    with shared_constants():
-        shapes = [tf.reshape(x, [2, 3]), tf.reshape(x, [2, 3]), tf.reshape(x, [3, 2])]
-    assert num_constants(graph) == 2
-    assert [y.shape.as_list() for y in shapes] == [[2, 3], [2, 3], [3, 2]]
-
-
 @pytest.mark.parametrize(
     ("one", "other"),
     [(1, 1.0), (0.0, -0.0), (1, [1]), ([1, 2], [[1, 2]]), (np.float32(2), np.float64(2))],
@@ -57,16 +49,6 @@ def test_those_that_wait_for_others_or_are_of_another_device_are_their_own(graph
     assert again is first
     assert len({first.op, waits.op, elsewhere.op}) == 3
     assert (first.op.control_inputs, first.device) == ([], "")
-
-
-def test_large_ones_and_those_made_outside_are_not_compared(graph):
-    def large() -> tf.Tensor:
-        return tf.constant(np.zeros(1000))
-
-    with shared_constants():
-        inside = [large(), large(), tf.constant(7)]
-    outside = tf.constant(7)
-    assert len({x.op for x in (*inside, outside)}) == 4
 
 
 def test_a_variable_that_is_only_assigned_to_is_not_read():

@@ -12,7 +12,6 @@ import t2tp.hparams
 import t2tp.models
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
-from t2tp.program.abstract_program import AbstractProgram
 from tests.models.small_lm import outputs
 
 BATCH, CLASSES = 8, 10
@@ -70,19 +69,6 @@ def loss_program(
         mesh_shape=mesh_shape,
         layout=hparams.layout if layout is None else layout,
     )
-
-
-def num_parameters(
-    model: str, hparams: HParams, batch: Mapping[str, np.ndarray], levels: int
-) -> int:
-    """What the optimizer changes, counted without making it."""
-
-    def step(mesh, features):
-        registry.model(model)(hparams, {"targets": levels}).loss(mesh, features, training=True)
-        return {}
-
-    program = AbstractProgram(step, features_of(batch))
-    return sum(v.shape.size for v in program.graph()[0].trainable_variables)
 
 
 def float64_params(program: t2tp.Program) -> dict[str, tf.Tensor]:

@@ -63,7 +63,9 @@ def one_document_a_row(targets: np.ndarray) -> dict[str, np.ndarray]:
     return {
         "targets": targets,
         "targets_segmentation": (targets != 0).astype(np.int32),
-        "targets_position": np.broadcast_to(np.arange(LENGTH, dtype=np.int32), targets.shape),
+        "targets_position": np.broadcast_to(
+            np.arange(targets.shape[1], dtype=np.int32), targets.shape
+        ),
     }
 
 

@@ -29,18 +29,11 @@ def test_parameters_are_as_many_as_the_formula_says(layers):
 
 
 @pytest.mark.parametrize("layers", [1, 2])
-def test_a_split_layer_costs_two_reductions_forward(layers):
-    """Of what attention and feed-forward add. Besides: one of the embedding's rows, two of the
-    cross-entropy (three numbers a token)."""
-    program = loss_program("model:4", training=True, num_hidden_layers=layers)
-    wanted = (1 + 2 * layers) * ACTIVATIONS + 3 * TOKENS
-    assert program.collectives() == {MODEL: (3 + 2 * layers, wanted)}
-
-
-@pytest.mark.parametrize("layers", [1, 2])
-def test_a_split_layer_costs_two_more_reductions_backward(layers):
-    """Of the gradients w.r.t. what enters attention and feed-forward. Besides: one of the gradient
-    w.r.t. what the split vocabulary is multiplied by, and a number for the gradient's norm."""
+def test_a_split_layer_costs_two_reductions_forward_and_two_backward(layers):
+    """Forward, of what attention and feed-forward add; backward, of the gradients w.r.t. what
+    enters them. Besides: one of the embedding's rows, two of the cross-entropy (three numbers a
+    token), one of the gradient w.r.t. what the split vocabulary is multiplied by, and a number for
+    the gradient's norm."""
     program = training_program("model:4", num_hidden_layers=layers)
     forward = 3 + 2 * layers
     wanted = (2 + 4 * layers) * ACTIVATIONS + 3 * TOKENS + 4
@@ -101,12 +94,6 @@ def test_data_parallel_training_reduces_each_gradient_once_and_all_in_one_go(lay
     """Besides: two numbers together, the sum of the losses and how many tokens it is of."""
     program = training_program("data:4", num_hidden_layers=layers)
     assert program.collectives() == {DATA: (2, 4 * num_parameters(layers) + 8)}
-
-
-def test_on_both_axes_each_keeps_its_own_reductions():
-    program = training_program("data:2;model:2", num_hidden_layers=1)
-    counts = {key: count for key, (count, _) in program.collectives().items()}
-    assert counts == {MODEL: 9, DATA: 2}
 
 
 def test_small_gradients_are_reduced_in_buckets_while_others_are_computed(monkeypatch):

@@ -41,7 +41,7 @@ def test_infinite_logits(layout):
 
 
 @pytest.mark.parametrize("options", [{}, {"z_loss": 0.3, "label_smoothing": 0.2}])
-@pytest.mark.parametrize("target", [-1, 16, 99])
+@pytest.mark.parametrize("target", [-1, 16])
 @pytest.mark.parametrize("mesh_shape", ["", "model:4"])
 def test_a_target_that_is_no_class_never_gives_a_number(mesh_shape, target, options):
     def op(logits, targets):

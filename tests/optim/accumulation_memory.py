@@ -15,6 +15,7 @@ import t2tp.hparams
 import t2tp.models
 from t2tp import registry
 from t2tp.optim import train_step
+from tests.models.small_lm import one_document_a_row
 from tests.peak_memory import peak_bytes
 
 BATCH, LENGTH, VOCAB_SIZE = 128, 128, 4096
@@ -33,11 +34,7 @@ def run(microbatches: int) -> int:
 
     feature = t2tp.Feature(f"batch:{BATCH};length:{LENGTH}", tf.int32)
     targets = np.random.default_rng(0).integers(1, VOCAB_SIZE, [BATCH, LENGTH]).astype(np.int32)
-    batch = {
-        "targets": targets,
-        "targets_segmentation": np.ones_like(targets),
-        "targets_position": np.broadcast_to(np.arange(LENGTH, dtype=np.int32), targets.shape),
-    }
+    batch = one_document_a_row(targets)
     program = t2tp.Program(step, dict.fromkeys(batch, feature), xla=False)
     program.trace()
     before = peak_bytes()

@@ -70,18 +70,17 @@ def trained(family, layout="one device", kind=DoubleProgram, **changes):
 @pytest.mark.parametrize(
     ("family", "layout", "changes"),
     [
-        ("lm", "both", {}),
-        pytest.param(
-            "lm", "three axes", {"use_bias": True}, marks=[pytest.mark.slow, pytest.mark.ci_only]
-        ),
-        pytest.param("lm", "data", {"zero_stage": 1}, marks=pytest.mark.ci_only),
+        ("lm", "three axes", {"use_bias": True}),
+        ("lm", "data", {"zero_stage": 1}),
         ("lm", "both", {"zero_stage": 2, "microbatches": 2}),
-        ("lm", "both", {"zero_stage": 3, "recompute": "layer", "microbatches": 2}),
         ("lm", "context and both", {"num_kv_heads": 2, "mlp": "swiglu", "position": "rotary"}),
-        ("lm", "both", {"lora_dropout": 0.3, "microbatches": 2, "recompute": "layer"}),
-        pytest.param("encdec", "both", {"zero_stage": 3}, marks=pytest.mark.slow),
-        pytest.param("masked", "features", {}, marks=pytest.mark.slow),
-        pytest.param("moe", "experts", {"zero_stage": 3}, marks=pytest.mark.slow),
+        (
+            "lm",
+            "both",
+            {"zero_stage": 3, "lora_dropout": 0.3, "microbatches": 2, "recompute": "layer"},
+        ),
+        ("encdec", "both", {"zero_stage": 3}),
+        ("moe", "experts", {"zero_stage": 3}),
     ],
 )
 def test_any_layout_trains_the_same_adapters(family, layout, changes):
@@ -91,7 +90,7 @@ def test_any_layout_trains_the_same_adapters(family, layout, changes):
     losses, _, given = trained(family, layout, **changes)
     wanted_losses, before, wanted = trained(family, **what)
     np.testing.assert_allclose(losses, wanted_losses, rtol=1e-12)
-    assert family == "masked" or wanted_losses[2][0] < wanted_losses[0][0]
+    assert wanted_losses[2][0] < wanted_losses[0][0]
     for name, value in wanted.items():
         np.testing.assert_allclose(given[name], value, rtol=0, atol=1e-9, err_msg=name)
         if is_adapter(name):
@@ -101,7 +100,7 @@ def test_any_layout_trains_the_same_adapters(family, layout, changes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["lm", "encdec", "classes", "moe"])
+@pytest.mark.parametrize("family", ["classes", "moe"])
 def test_the_first_loss_is_that_of_the_base(family):
     base = make(family, lora_rank=0)(FAMILIES[family].batch())
     with_adapters = make(family)(FAMILIES[family].batch())

@@ -62,34 +62,29 @@ def test_twenty_steps_are_those_of_a_peer(scale, layout, peer_result):
         np.testing.assert_allclose(ours[name], wanted[name], rtol=1e-6, atol=1e-6, err_msg=name)
 
 
-MESHES_OF_FAMILIES = [
-    ("lm", "data", {}),
-    ("lm", "both", {}),
-    ("lm", "vocab", {"d_model": 18, "d_ff": 30, "num_heads": 2, "d_kv": 6}),
-    ("lm", "context", {}),
-    ("lm", "pods", {"microbatches": 2}),
-    ("lm", "three axes", {}),
-    ("lm", "stages", {"microbatches": 2, "num_hidden_layers": 3}),
-    ("lm", "stages of 2", {"microbatches": 2, "num_hidden_layers": 4}),
-    ("encdec", "both", {}),
-    ("classes", "both", {}),
-    ("moe", "experts", {}),
-    ("moe_encdec", "data", {}),
-]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", range(4))
-@pytest.mark.parametrize(("family", "mesh", "changes"), MESHES_OF_FAMILIES)
-def test_a_step_is_that_of_one_device(family, mesh, changes, stage):
+@pytest.mark.parametrize(
+    ("family", "mesh", "stage", "changes"),
+    [
+        ("lm", "vocab", 1, {"d_model": 18, "d_ff": 30, "num_heads": 2, "d_kv": 6}),
+        ("lm", "context", 3, {}),
+        ("lm", "pods", 2, {"microbatches": 2}),
+        ("lm", "three axes", 0, {}),
+        ("lm", "stages of 2", 1, {"microbatches": 2, "num_hidden_layers": 4}),
+        ("encdec", "both", 3, {}),
+        ("classes", "both", 0, {}),
+        ("moe", "experts", 2, {}),
+        ("moe_encdec", "data", 3, {}),
+    ],
+)
+def test_a_step_is_that_of_one_device(family, mesh, stage, changes):
     changes = {"weight_decay": 0.1, "optimizer_adam_epsilon": 1e-3, **changes}
     given = trained(family, mesh, stage, "muon", **changes)
     assert_same(given, trained(family, "one device", 0, "muon", **changes))
 
 
 @pytest.mark.parametrize(
-    ("mesh", "stage", "copies", "split"),
-    [("data", 0, 4, 1), ("data", 2, 1, 4), ("both", 0, 2, 2), ("pods", 1, 1, 4)],
+    ("mesh", "stage", "copies", "split"), [("data", 0, 4, 1), ("both", 0, 2, 2), ("pods", 1, 1, 4)]
 )
 def test_each_slice_travels_once_to_its_owner_and_back(mesh, stage, copies, split):
     """An all-to-all each way of a slice of each matrix, dealt out over the copies of slices."""

@@ -48,18 +48,13 @@ UNEVEN = {"d_model": 18, "d_ff": 30, "num_heads": 2, "d_kv": 6}
 @pytest.mark.parametrize(
     ("family", "mesh", "stage", "changes"),
     [
-        ("lm", "data", 1, {}),
         ("lm", "data", 3, {"tie_embeddings": False}),
-        ("lm", "both", 2, {"microbatches": 2}),
         ("lm", "both", 3, {"recompute": "layer", "microbatches": 2, "num_hidden_layers": 2}),
         ("lm", "context", 3, {"clip_grad_norm": 0.1}),
         ("lm", "pods", 3, {"zero_axes": "data", "num_hidden_layers": 2}),
         ("lm", "three axes", 3, {"zero_axes": "data+seq"}),
         ("encdec", "data", 2, {}),
-        ("encdec", "both", 3, {}),
         ("classes", "both", 1, {"microbatches": 2}),
-        ("masked", "data", 3, {}),
-        ("moe", "experts", 1, {}),
         ("moe", "experts", 3, {}),
         ("moe_encdec", "data", 3, {}),
         # Sizes that the axes do not divide; the 30 tokens of the models over 4 devices, too.
@@ -76,8 +71,10 @@ def test_a_step_is_that_of_one_device(family, mesh, stage, changes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adam", "adafactor", "lamb", "lion"])
-@pytest.mark.parametrize(("stage", "d_model"), [(1, 128), (3, 131)])
+@pytest.mark.parametrize(
+    ("optimizer", "stage", "d_model"),
+    [("adam", 3, 131), ("adafactor", 1, 128), ("adafactor", 3, 131), ("lamb", 1, 131)],
+)
 def test_ten_updates_of_parts_are_those_of_whole_variables(optimizer, stage, d_model):
     """Adafactor factors dimensions of at least 128; norms are those of whole variables."""
     changes = {
@@ -95,8 +92,7 @@ def test_ten_updates_of_parts_are_those_of_whole_variables(optimizer, stage, d_m
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("before", "after"),
-    [(("both", 3), ("data", 0)), (("data", 1), ("vocab", 3)), (("vocab", 3), ("data", 1))],
+    ("before", "after"), [(("both", 3), ("data", 0)), (("data", 1), ("vocab", 3))]
 )
 def test_a_checkpoint_restores_into_any_stage_and_mesh(tmp_path, before, after):
     changes = {**UNEVEN, "optimizer": "adam", "optimizer_adam_epsilon": 1e-3, "kind": t2tp.Program}

@@ -20,6 +20,7 @@ from t2tp.mesh.layout import Layout
 from t2tp.mesh.stages import Pipeline
 from t2tp.optim import train_step
 from t2tp.pipeline.loop import PipelineLoop
+from tests.models.small_lm import one_document_a_row
 from tests.peak_memory import give_back_freed_blocks, peak_bytes
 
 STAGES, MICROBATCHES, LENGTH, VOCAB_SIZE = 4, 16, 256, 64
@@ -40,11 +41,7 @@ def run(schedule: str) -> tuple[int, int]:
 
     feature = t2tp.Feature(f"batch:{BATCH};length:{LENGTH}", tf.int32)
     targets = np.random.default_rng(0).integers(1, VOCAB_SIZE, [BATCH, LENGTH]).astype(np.int32)
-    batch = {
-        "targets": targets,
-        "targets_segmentation": np.ones_like(targets),
-        "targets_position": np.broadcast_to(np.arange(LENGTH, dtype=np.int32), targets.shape),
-    }
+    batch = one_document_a_row(targets)
     layout = Layout(f"stage:{STAGES}", "layers:stage", None, Pipeline(schedule))
     program = t2tp.Program(step, dict.fromkeys(batch, feature), layout=layout, xla=False)
     program.trace()

@@ -38,7 +38,7 @@ def example(family: str, changes: dict[str, object]) -> tuple[Model, dict[str, n
         return registry.model("vit")(hparams, {"targets": 10}), small_images.make_batch()
     if family == "images":
         hparams = small_image_transformer.make(
-            "local_2d", num_hidden_layers=4, relu_dropout=0.2, **changes
+            "local_2d", **{"num_hidden_layers": 4, "relu_dropout": 0.2, **changes}
         )
         shape = (8, *small_image_transformer.SHAPE)
         targets = np.random.default_rng(0).integers(14, size=shape).astype(np.int32)

@@ -25,10 +25,15 @@ ADAFACTOR = (("optimizer", "adafactor"), ("ema_decay", 0.9), ("clip_grad_norm", 
 # family, mesh, and the arguments of `pipelined`. A case takes seconds, so most have two things to
 # get wrong: one of the pipeline and one of the model or its update.
 CASES = {
-    "GPipe, relative positions": (
+    "GPipe, one microbatch, layers assigned by hand, relative positions": (
         "lm",
         "stage:2",
-        {"schedule": "gpipe", "changes": (("position", "relative"),)},
+        {
+            "schedule": "gpipe",
+            "microbatches": 1,
+            "layers": "1,3",
+            "changes": (("position", "relative"),),
+        },
     ),
     "1F1B": ("lm", "stage:4", {"microbatches": 8}),
     "interleaved, label smoothing, untied": (
@@ -36,34 +41,35 @@ CASES = {
         "stage:2",
         {"schedule": "interleaved", "chunks": 2, "changes": SMOOTHED},
     ),
-    "zero bubble, recomputed attention": (
+    "zero bubble, chunks, recomputed attention, LAMB": (
         "lm",
         "stage:2",
-        {"schedule": "zero_bubble", "changes": (("recompute", "attention"),)},
-    ),
-    "zero bubble, chunks, LAMB": (
-        "lm",
-        "stage:2",
-        {"schedule": "zero_bubble", "chunks": 2, "changes": (("optimizer", "lamb"),)},
-    ),
-    "one microbatch, layers assigned by hand": (
-        "lm",
-        "stage:2",
-        {"microbatches": 1, "layers": "1,3"},
+        {
+            "schedule": "zero_bubble",
+            "chunks": 2,
+            "changes": (("optimizer", "lamb"), ("recompute", "attention")),
+        },
     ),
     "three stages, Adafactor, averages, clipping": (
         "lm",
         "stage:3",
         {"schedule": "zero_bubble", "microbatches": 2, "changes": ADAFACTOR},
     ),
-    "data and tensor": ("lm", "stage:2;data:2;model:2", {"rules": MEGATRON, "microbatches": 2}),
+    "data and tensor, ZeRO 1": (
+        "lm",
+        "stage:2;data:2;model:2",
+        {"rules": MEGATRON, "zero": 1, "microbatches": 2, "changes": FEW_LAYERS},
+    ),
     "context, recomputed layers": (
         "lm",
         "stage:2;seq:2",
         {"rules": "length:seq", "microbatches": 2, "changes": (("recompute", "layer"),)},
     ),
-    "ZeRO 1": ("lm", "stage:2;data:2", {"rules": MEGATRON, "zero": 1, "microbatches": 2}),
-    "ZeRO 2": ("lm", "stage:2;data:2", {"zero": 2, "rules": "batch:data", "microbatches": 2}),
+    "masked, ZeRO 2": (
+        "masked",
+        "stage:2;data:2",
+        {"zero": 2, "rules": "batch:data", "microbatches": 2, "changes": FEW_LAYERS},
+    ),
     "ZeRO 3": (
         "lm",
         "data:2;stage:2",
@@ -78,15 +84,16 @@ CASES = {
     "sequence parallel": (
         "lm",
         "stage:2;model:2",
-        {"rules": f"{MEGATRON};residual_length:model", "changes": (("sequence_parallel", True),)},
+        {
+            "rules": f"{MEGATRON};residual_length:model",
+            "changes": (*FEW_LAYERS, ("sequence_parallel", True)),
+        },
     ),
-    "experts": ("moe", "stage:2", {}),
     "experts in every other layer": (
         "moe",
         "stage:2;data:2",
         {"rules": MEGATRON, "schedule": "zero_bubble", "microbatches": 2, "changes": DROPLESS},
     ),
-    "two stacks": ("encdec", "stage:2", {"changes": FEW_LAYERS}),
     "two stacks, tensor": (
         "encdec",
         "stage:2;model:2",
@@ -98,25 +105,14 @@ CASES = {
         {"schedule": "gpipe", "changes": FEW_LAYERS},
     ),
     "encoder with experts": ("moe_classes", "stage:2", {"schedule": "interleaved", "chunks": 2}),
-    "encoder": ("classes", "stage:2", {}),
-    "masked": ("masked", "stage:2", {"microbatches": 2}),
-    "image classes": ("vit", "stage:2", {"schedule": "zero_bubble"}),
-    "images": ("images", "stage:2", {}),
-    "adapters": ("lm", "stage:2", {"changes": (("lora_rank", 2),)}),
+    "image classes": ("vit", "stage:2", {"schedule": "zero_bubble", "microbatches": 2}),
+    "images": ("images", "stage:2", {"microbatches": 2, "changes": FEW_LAYERS}),
+    "adapters": ("lm", "stage:2", {"changes": (*FEW_LAYERS, ("lora_rank", 2))}),
 }
-FAST = {"1F1B", "interleaved, label smoothing, untied", "data and tensor"}
-# Others have the same model on more axes, with a schedule that does more.
-CI_ONLY = {"experts", "two stacks", "encoder", "ZeRO 1", "image classes"}
+SLOW = [case if case == "1F1B" else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
 
 
-def marked(case: str):
-    """The case with the marks that say who runs it."""
-    marks = [pytest.mark.slow] if case not in FAST else []
-    return pytest.param(case, marks=[*marks, *([pytest.mark.ci_only] if case in CI_ONLY else [])])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", map(marked, CASES))
+@pytest.mark.parametrize("case", SLOW)
 def test_a_pipeline_changes_nothing(case):
     family, mesh, arguments = CASES[case]
     wanted = unpipelined(family, arguments.get("changes", ()))

@@ -9,10 +9,8 @@ of its repository, tables of October 2023 (fewer than 128 devices).
 from __future__ import annotations
 
 import statistics
-from unittest import mock
 
 from t2tp import registry
-from t2tp.ops.attention import api
 from t2tp.planner import ClusterFile, Plan
 from t2tp.trainer.planning import request
 
@@ -79,21 +77,21 @@ def megatron_plan(name: str, *, is_selective: bool) -> tuple[Plan, float]:
         values |= {"pipeline_schedule": "interleaved" if chunks > 1 else "1f1b"}
         values |= {"pipeline_chunks": chunks}
     # Dense attention saves its weights, and blockwise attention recomputes them.
-    with mock.patch.object(api, "_LARGEST_DENSE", 0 if is_selective else 1 << 30):
-        plan = _planned(
-            ClusterFile.load("a100", "megatron"),
-            51200,
-            (width, heads, layers),
-            max_length=2048,
-            batch_size=rows,
-            microbatches=rows // part,
-            zero_stage=0,
-            recompute="none" if is_selective else "layer",
-            sequence_parallel=is_selective,
-            layout=rules + (";residual_length:model" if is_selective else ""),
-            attention_dropout=0.1,
-            **values,
-        )
+    plan = _planned(
+        ClusterFile.load("a100", "megatron"),
+        51200,
+        (width, heads, layers),
+        max_length=2048,
+        batch_size=rows,
+        microbatches=rows // part,
+        zero_stage=0,
+        recompute="none" if is_selective else "layer",
+        sequence_parallel=is_selective,
+        layout=rules + (";residual_length:model" if is_selective else ""),
+        attention_dropout=0.1,
+        attention_method="blockwise" if is_selective else "dense",
+        **values,
+    )
     return plan, selective if is_selective else full
 
 

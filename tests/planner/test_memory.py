@@ -5,9 +5,7 @@ import dataclasses
 import pytest
 
 from t2tp import registry
-from t2tp.ops.attention import api
 from t2tp.planner import ClusterFile
-from t2tp.planner.cluster_file import shipped
 from t2tp.trainer.planning import request
 
 SPLIT = "heads:model;d_ff:model;vocab:model"
@@ -59,11 +57,11 @@ def kept_by_a_layer(cluster, **values):
 
 
 @pytest.mark.parametrize("case", TABLE_2)
-def test_a_layer_keeps_what_table_2_says(case, monkeypatch):
+def test_a_layer_keeps_what_table_2_says(case):
     recompute, sequence_parallel, stores_weights, expected = TABLE_2[case]
-    monkeypatch.setattr(api, "_LARGEST_DENSE", 1 << 30 if stores_weights else 0)
     kept = kept_by_a_layer(
         "a100 megatron",
+        attention_method="dense" if stores_weights else "blockwise",
         recompute=recompute,
         sequence_parallel=sequence_parallel,
         mesh_shape=f"model:{WAYS}",
@@ -147,27 +145,6 @@ def test_an_update_scales_gradients_in_place():
     assert update.total < 1.3 * 4 * parameters
 
 
-def test_mpt_7b_fits_on_eight_h100():
-    """llm-foundry ran it so, with fully sharded state."""
-    step = lowered(
-        "h100",
-        layers=32,
-        vocab_size=50368,
-        d_model=4096,
-        d_ff=4 * 4096,
-        num_heads=32,
-        d_kv=128,
-        batch_size=8 * 6,
-        recompute="none",
-        mesh_shape="data:8",
-        layout="batch:data",
-        zero_stage=3,
-    )
-    state = sum(step.variables.values())
-    assert state == pytest.approx(12 / 8 * step.parameters, rel=0.01)
-    assert 55 < (state + max(peak.total for peak in step.memory)) / 2**30 < 70
-
-
 def test_the_loss_holds_float32_copies_of_the_logits():
     """Megatron's one, in place of the logits in 16 bits, against PyTorch's three next to them."""
     vocab_size = 51200
@@ -182,7 +159,7 @@ def test_the_loss_holds_float32_copies_of_the_logits():
     assert peaks[1] - peaks[0] == pytest.approx((2 * 4 + 2) * ROWS * LENGTH * vocab_size, rel=1e-3)
 
 
-@pytest.mark.parametrize("name", [name for name in shipped() if name != "cpu"])
+@pytest.mark.parametrize("name", ["a100", "b200"])
 def test_llama_8b_with_32k_tokens_a_device_needs_what_was_published(name):
     """It held 83.9 GiB in a published run, most of it for the float32 copies of its logits.
 

@@ -3,7 +3,6 @@
 import pytest
 
 from t2tp import registry
-from t2tp.ops.attention import api
 from t2tp.planner import ClusterFile
 from t2tp.trainer.planning import request
 from tests.planner.published_steps import FOUNDRY, foundry_plan, megatron_plan
@@ -36,9 +35,8 @@ def plan_of(cluster, vocab_size, hparams_set="gpt3_175b", **values):
 
 
 @pytest.mark.parametrize("case", TABLE_4)
-def test_a_layer_of_the_22b_model_takes_what_table_4_says(case, monkeypatch):
+def test_a_layer_of_the_22b_model_takes_what_table_4_says(case):
     recompute, sequence_parallel, stores_weights, *measured = TABLE_4[case]
-    monkeypatch.setattr(api, "_LARGEST_DENSE", 1 << 30 if stores_weights else 0)
     two, one = (
         plan_of(
             "a100 megatron",
@@ -50,6 +48,7 @@ def test_a_layer_of_the_22b_model_takes_what_table_4_says(case, monkeypatch):
             batch_size=4,
             num_hidden_layers=layers,
             zero_stage=0,
+            attention_method="dense" if stores_weights else "blockwise",
             recompute=recompute,
             sequence_parallel=sequence_parallel,
             mesh_shape="model:8",
@@ -79,6 +78,7 @@ def test_mpt_7b_on_eight_h100_takes_what_llm_foundry_measured():
         zero_stage=3,
     )
     assert plan.tokens_per_second / 8 == pytest.approx(10_643, rel=0.02)
+    assert 55 < (plan.memory_total - plan.memory["reserved"]) / 2**30 < 70  # It fitted into 80.
 
 
 def test_twelve_layers_of_llama_70b_on_eight_b200_take_what_megatron_measured():

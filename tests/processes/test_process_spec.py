@@ -296,7 +296,7 @@ def test_between_hosts_a_secret_is_required(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("process_0", [20.0], indirect=True)
+@pytest.mark.parametrize("process_0", [8.0], indirect=True)
 def test_who_has_another_secret_is_told_and_stays_out(process_0, monkeypatch):
     port, first = process_0
     main = threading.current_thread()
