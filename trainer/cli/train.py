@@ -83,7 +83,9 @@ def run(invocation: Invocation) -> None:
     """
     flags = invocation.flags
     with as_usage_error(ValueError, LookupError, OSError):
-        spec = _plan(flags)
+        if flags.output_dir and flags.schedule != "predict":
+            run_files.check_writable(flags.output_dir)
+        spec = spec_from_flags(flags)
     if flags.explain_layout or flags.check_layout or flags.check_transfer:
         _examine(flags, spec)
         return
@@ -175,13 +177,6 @@ def _examine(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
         raise FailedError(failure)
 
 
-def _plan(flags: absl_flags.FlagValues) -> RunSpec:
-    """Reads the flags and the saved run, and checks them."""
-    if flags.output_dir and flags.schedule != "predict":
-        run_files.check_writable(flags.output_dir)
-    return spec_from_flags(flags)
-
-
 def _prepared(flags: absl_flags.FlagValues, spec: RunSpec) -> RunSpec:
     """Makes the data in a single process if the flags ask for it; returns the spec that fits."""
     if not flags.generate_data:
@@ -207,7 +202,9 @@ def _experiment(flags: absl_flags.FlagValues, spec: RunSpec) -> Experiment:
         eval_timeout_mins=flags.eval_timeout_mins,
         eval_samples=flags.eval_samples,
         early_stopping=_early_stopping(flags),
-        decode_options=_decode_options(flags),
+        decode_options=DecodeOptions(
+            beam_size=1, temperature=flags.decode_temperature, batch_size=1
+        ),
         hooks=[registry.hook(name)(spec) for name in flags.hooks],
     )
 
@@ -221,11 +218,6 @@ def _early_stopping(flags: absl_flags.FlagValues) -> EarlyStopping | None:
         flags.eval_early_stopping_metric_delta,
         flags.eval_early_stopping_metric_minimize,
     )
-
-
-def _decode_options(flags: absl_flags.FlagValues) -> DecodeOptions:
-    temperature = flags.decode_temperature
-    return DecodeOptions(beam_size=1, temperature=temperature, batch_size=1)
 
 
 def _look_inside(flags: absl_flags.FlagValues) -> None:
