@@ -161,7 +161,8 @@ class Estimator:
         key = (mode, decode_options, *shapes)
         if key not in self._programs:
             trains = mode == ModeKeys.TRAIN
-            program = self.program(self._step_fn(mode, decode_options), features, trains)
+            exact = trains or mode in (ModeKeys.PREDICT, ModeKeys.SCORE)
+            program = self.program(self._step_fn(mode, decode_options), features, exact)
             self._variables = program.variables
             # The first training program also needs the optimizer's variables of the checkpoint,
             # and a later program may add variables.
@@ -410,13 +411,13 @@ class Estimator:
             self._tracker = open_tracker(self.config.tracker, self.config.output_dir, values)
 
     def program(
-        self, step_fn: StepFn, features: Mapping[str, Feature], trains: bool = False
+        self, step_fn: StepFn, features: Mapping[str, Feature], exact: bool = False
     ) -> Program:
-        """Builds a program on the run's mesh with the run's variables; training has exact sums."""
+        """Builds a program on the run's mesh with the run's variables, `exact` as the run says."""
         return Program(
             step_fn,
             features,
-            layout=self.layout if trains else self.layout.without_exact_sums(),
+            layout=self.layout if exact else self.layout.without_exact_sums(),
             cluster=self.connect(),
             variables=self._variables,
             seed=self.config.random_seed,

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.decoding.sampling import top_tokens
-from t2tp.decoding.vocab_slice import VocabSlice, as_floats, as_ids, normalizer
+from t2tp.decoding.vocab_slice import VocabSlice, as_floats, as_ids, log_probs_of
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 
@@ -84,9 +84,8 @@ class CandidatesOperation(Operation):
         count = values.shape[-1]
         gathered = part.gather(tf.concat([values, as_floats(ids), part.normalizer_parts()], -1))
         batch = gathered.shape[0]
-        log_totals = normalizer(gathered[..., 2 * count :])  # [batch, beam]
-        base = lowering.slice(log_probs) - log_totals
-        sums = gathered[..., :count] + base[..., None, None]  # [batch, beam, parts, count]
+        here = log_probs_of(gathered[..., :count], gathered[..., 2 * count :])
+        sums = lowering.slice(log_probs)[..., None, None] + here  # [batch, beam, parts, count]
         best, indices = tf.math.top_k(tf.reshape(sums, [batch, -1]), self._dim.size)
         tokens = tf.reshape(as_ids(gathered[..., count : 2 * count]), [batch, -1])
         lowering.set_slice(self.outputs[0], best)

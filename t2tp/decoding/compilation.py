@@ -22,4 +22,5 @@ def should_compile(layout: Layout, num_prompts: float, batch_size: int, num_weig
       num_weights: number of trainable weights.
     """
     is_enough = num_prompts >= _MIN_BATCHES * batch_size
-    return layout.size == 1 and is_enough and num_weights <= _MAX_WEIGHTS
+    is_one = layout.size == 1 and not layout.exact_sums
+    return is_one and is_enough and num_weights <= _MAX_WEIGHTS

@@ -19,6 +19,7 @@ from t2tp.decoding.prompt_batch import (
     sequence_arrays,
 )
 from t2tp.mesh.layout import Layout
+from t2tp.mesh.layout_conflicts import VECTOR
 from t2tp.models.autoregressive import AutoregressiveModel
 from t2tp.processes.cluster import Cluster
 from t2tp.program.program import Feature, Program
@@ -101,9 +102,7 @@ class Decoder:
         self._predict = predict
         self._seed = seed
         self._max_length = max_length
-        axis = layout.axis_of("batch")
-        parts = axis.size if axis else 1
-        self._batch_size = -(-options.batch_size // parts) * parts
+        self._batch_size = padded_rows(options.batch_size, layout)
 
     @classmethod
     def from_model(
@@ -285,6 +284,15 @@ def check_length(name: str, tokens: Sequence[int], max_length: int) -> None:
         raise ValueError(
             f"the {name} has {len(tokens)} tokens, and the model's max_length is {max_length}"
         )
+
+
+def padded_rows(batch_size: int, layout: Layout) -> int:
+    """Returns the number of rows of a batch, equal on all processors and with rows that are empty.
+
+    With `exact_sums` they fill the processors' vectors, as the tokens of a training step do.
+    """
+    multiple = layout.batch_shards * (VECTOR if layout.exact_sums else 1)
+    return -(-batch_size // multiple) * multiple
 
 
 def round_up(size: int) -> int:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from t2tp import mtf
 from t2tp.decoding.nucleus import nucleus_mask
 from t2tp.decoding.options import SAMPLE, DecodeOptions
-from t2tp.decoding.vocab_slice import VocabSlice, as_floats, as_ids, normalizer
+from t2tp.decoding.vocab_slice import VocabSlice, as_floats, as_ids, log_probs_of
 from t2tp.lowering import random
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
@@ -114,7 +114,7 @@ class _Sampler:
         rows = gathered.shape[0]
         values = tf.reshape(gathered[..., :count], [rows, -1])
         ids = tf.reshape(as_ids(gathered[..., count : 2 * count]), [rows, -1])
-        log_total = normalizer(gathered[..., 2 * count :])
+        parts = gathered[..., 2 * count :]
         values, indices = tf.math.top_k(values, min(self._top_k, values.shape[-1]))
         ids = tf.gather(ids, indices, batch_dims=1)
         scaled = values / self._temperature
@@ -122,7 +122,7 @@ class _Sampler:
             before = tf.cumsum(tf.nn.softmax(scaled), -1, exclusive=True)
             scaled = tf.where(before < self._top_p, scaled, -float("inf"))
         sampled = tf.argmax(scaled + self._gumbel(ids), -1, tf.int32)
-        log_probs = tf.gather(values, sampled, batch_dims=1) - log_total
+        log_probs = log_probs_of(tf.gather(values, sampled, batch_dims=1), parts)
         return tf.gather(ids, sampled, batch_dims=1), log_probs
 
     def _gumbel(self, ids: tf.Tensor) -> tf.Tensor:
@@ -160,4 +160,4 @@ def _best(part: VocabSlice, allowed: tf.Tensor, scores: tf.Tensor) -> tuple[tf.T
     )
     gathered = part.gather(tf.concat([picked, part.normalizer_parts()], -1))  # [rows, parts, 5]
     best = tf.gather(gathered, tf.argmax(gathered[..., 0], -1), batch_dims=1)
-    return as_ids(best[:, 2]), best[:, 1] - normalizer(gathered[..., 3:])
+    return as_ids(best[:, 2]), log_probs_of(best[:, 1], gathered[..., 3:])

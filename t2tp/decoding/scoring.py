@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from t2tp import mtf
-from t2tp.decoding.decoder import Predict, check_length, round_up
+from t2tp.decoding.decoder import Predict, check_length, padded_rows, round_up
 from t2tp.decoding.prompt_batch import first_token, pad, sequence_arrays, sequence_features
 from t2tp.mesh.layout import Layout
 from t2tp.models.autoregressive import AutoregressiveModel
@@ -57,8 +57,8 @@ def score(
       features: as of the model's `loss`, and `targets_weights`.
 
     Returns:
-      `log_probs`, float32 [batch]; and `mistakes`, float32 [batch]: how many targets that count are
-      not the most probable token.
+      `log_probs`, float32 [batch, length], of the targets that count, 0 elsewhere; and `mistakes`,
+      float32 [batch]: how many targets that count are not the most probable token.
 
     Raises:
       ValueError: the model has no method `logits`.
@@ -70,11 +70,11 @@ def score(
         )
     logits = mtf.cast(model.logits(mesh, features, False)[0], tf.float32)
     targets, weights = features["targets"], weights_of_targets(features)
-    rows, vocab = mtf.Shape([targets.shape.dims[0]]), logits.shape.dims[-1]
+    rows, vocab = mtf.Shape(targets.shape.dims[:1]), logits.shape.dims[-1]
     nll = softmax_cross_entropy(logits, targets, vocab)
     is_wrong = mtf.cast(mtf.not_equal(mtf.argmax(logits, vocab), targets), tf.float32)
     return {
-        "log_probs": -mtf.reduce_sum(nll * weights, output_shape=rows),
+        "log_probs": -nll * weights,
         "mistakes": mtf.reduce_sum(is_wrong * weights, output_shape=rows),
     }
 
@@ -96,9 +96,7 @@ class Scorer:
         """
         self._evaluate = evaluate
         self._max_length = max_length
-        axis = layout.axis_of("batch")
-        parts = axis.size if axis else 1
-        self._rows = -(-batch_size // parts) * parts
+        self._rows = padded_rows(batch_size, layout)
         self._count = min(batch_size, self._rows)
 
     def __call__(self, rows: Sequence[ScoredRow]) -> list[Score]:
@@ -122,7 +120,9 @@ class Scorer:
             outputs = self._evaluate(*self._batch([rows[number] for number in numbers]))
             log_probs, mistakes = (np.asarray(outputs[name]) for name in ("log_probs", "mistakes"))
             for row, number in enumerate(numbers):
-                yield number, Score(float(log_probs[row]), not mistakes[row])
+                # In the order in which decoding adds them up.
+                total = np.cumsum(log_probs[row])[-1]
+                yield number, Score(float(total), not mistakes[row])
 
     def _batch(self, rows: Sequence[ScoredRow]) -> tuple[dict[str, Feature], dict[str, np.ndarray]]:
         """Returns features and arrays of some rows."""

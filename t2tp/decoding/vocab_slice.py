@@ -81,15 +81,17 @@ class VocabSlice:
         return self._collectives.allreduce(x, self.axes, "Max")
 
 
-def normalizer(parts: tf.Tensor) -> tf.Tensor:
-    """Returns the logarithm of the sum of all exponentials: [rows..., parts, 2] -> [rows...].
+def log_probs_of(logits: tf.Tensor, parts: tf.Tensor) -> tf.Tensor:
+    """Returns the log-probabilities of tokens, rounded as the loss rounds them.
 
     Args:
-      parts: results of `VocabSlice.normalizer_parts` on all processors.
+      logits: [rows..., any].
+      parts: [rows..., parts, 2], results of `VocabSlice.normalizer_parts` on all processors.
     """
     highest = tf.reduce_max(parts[..., 0], -1)
     total = tf.reduce_sum(parts[..., 1] * tf.exp(parts[..., 0] - highest[..., None]), -1)
-    return highest + tf.math.log(total)
+    per_row = [*highest.shape, *[1] * (logits.shape.rank - highest.shape.rank)]
+    return logits - tf.reshape(highest, per_row) - tf.reshape(tf.math.log(total), per_row)
 
 
 def is_any(tokens: tf.Tensor, end_ids: Sequence[int]) -> tf.Tensor:

@@ -12,7 +12,7 @@ from t2tp.mesh.layout_text import LayoutError, describe
 from t2tp.mesh.zero import name_in_use
 
 # Floats of the longest vectors of a CPU (AVX-512).
-_VECTOR = 16
+VECTOR = 16
 
 if TYPE_CHECKING:
     from t2tp.mesh.layout import Layout
@@ -88,10 +88,10 @@ def check_vectors(layout: Layout, what: str, shape: upstream.Shape, is_part: boo
         if size < dim.size or (is_part and dim.name == "batch")
     ]
     count = math.prod(sizes[cut[-1] :]) if cut else 0
-    if count % _VECTOR:
+    if count % VECTOR:
         raise LayoutError(
             f"Tensor {what!r} {describe(shape)}: exact_sums={layout.exact_sums} needs slices of a"
-            f" multiple of {_VECTOR} elements from dimension {shape.dims[cut[-1]].name!r} on, and a"
+            f" multiple of {VECTOR} elements from dimension {shape.dims[cut[-1]].name!r} on, and a"
             f" processor has {count}: split fewer dimensions, or change their sizes."
         )
 

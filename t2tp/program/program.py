@@ -217,7 +217,7 @@ class Program:
         compiles_step = self._compiles_whole_step(built.graph) if xla is None else xla
         self._target = Target(
             on_cpu=self.cluster.on_cpu,
-            compiles_regions=xla is None and not compiles_step,
+            compiles_regions=xla is None and not compiles_step and not self.layout.exact_sums,
             compiles_step=compiles_step,
         )
         self._run = tf.function(self._program, autograph=False, jit_compile=compiles_step or None)

@@ -13,6 +13,8 @@ import t2tp
 import t2tp.hparams
 import t2tp.models
 from t2tp import registry
+from t2tp.decoding import DecodeOptions, Decoder, Request
+from t2tp.decoding.scoring import ScoredRow, Scorer, score
 from t2tp.mesh.layout import Layout
 from t2tp.optim import train_step
 from t2tp.optim.clipping import global_norm
@@ -23,6 +25,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 ROWS, LENGTH, VOCAB = 16, 16, 32
+NAMES = ("targets", "targets_segmentation", "targets_position")
 TENSOR = "batch:data;heads:model;kv_heads:model;d_ff:model"
 JOINT = {"mesh_shape": "pod:2;data:2", "layout": "batch:pod+data"}
 LAYOUTS = {
@@ -35,8 +38,12 @@ LAYOUTS = {
 }
 
 
-def program_of(mesh_shape="", layout=TENSOR, parts=8, program=t2tp.Program, **changes):
-    """A training step of a language model."""
+# Prompts of each model whose log-probabilities are compared.
+PROMPTS = int(os.environ.get("T2TP_PROMPTS", "70"))
+
+
+def model_of(mesh_shape="", layout=TENSOR, parts=8, **changes):
+    """A language model and its layout."""
     hparams = registry.hparams("transformer_lm_plain_tiny")
     values = {"d_model": 64, "d_ff": 64, "num_heads": 4, "d_kv": 16, "num_hidden_layers": 1}
     values |= {"layer_prepostprocess_dropout": 0.1, "initializer_stddev": 1.0, **changes}
@@ -44,14 +51,19 @@ def program_of(mesh_shape="", layout=TENSOR, parts=8, program=t2tp.Program, **ch
         hparams.set(name, value)
     hparams.exact_sums = parts
     model = registry.model("transformer_lm")(hparams, {"targets": VOCAB})
+    return model, Layout.from_hparams(hparams)
+
+
+def program_of(program=t2tp.Program, names=NAMES, **changes):
+    """A training step of a language model."""
+    model, layout = model_of(**changes)
 
     def step(mesh, features):
-        done = train_step(lambda x: model.loss(mesh, x, True), features, mesh, hparams, 10)
+        done = train_step(lambda x: model.loss(mesh, x, True), features, mesh, model.hparams, 10)
         return {"loss": done.loss, **done.scalars}
 
-    names = ("targets", "targets_segmentation", "targets_position")
     feature = t2tp.Feature(f"batch:{ROWS};length:{LENGTH}", tf.int32)
-    return program(step, dict.fromkeys(names, feature), layout=Layout.from_hparams(hparams))
+    return program(step, dict.fromkeys(names, feature), layout=layout)
 
 
 def trained(steps, **changes):
@@ -85,6 +97,7 @@ def assert_same_bits(given, wanted):
         (JOINT | {"zero_stage": 1, "zero_axes": "pod"}, {}),
         (JOINT | {"zero_stage": 3, "zero_axes": "data"}, {}),
         ({"mesh_shape": "data:2;model:2"}, {"recompute": "layer", "show_movement": True}),
+        ({"mesh_shape": "data:2;model:2"}, {"num_kv_heads": 2, "position": "rotary"}),
         # Eigen divides longer sums, by the size of the matrix if several threads share it.
         ({"mesh_shape": "model:4"}, {"d_model": 2048}),
     ],
@@ -114,6 +127,71 @@ def test_random_layouts_compute_the_same_bits(seed):
         changes["zero_axes"] = str(rng.choice(["", "pod", "data"])) if changes["zero_stage"] else ""
     kept = {"loss_chunk": int(rng.choice([0, 16]))}
     assert_same_bits(trained(3, **changes, **kept), on_one_device(3, **kept))
+
+
+@pytest.mark.ci_only
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mesh_shape", "changes"),
+    [
+        ("data:2;model:2", {}),
+        ("model:2", {"position": "rotary", "num_kv_heads": 2}),
+        ("data:4", {"attention_window": 8, "attention_type": "local", "loss_chunk": 16}),
+    ],
+)
+def test_training_scoring_and_decoding_agree_to_the_bit(mesh_shape, changes):
+    changes = {**changes, "layer_prepostprocess_dropout": 0.0, "initializer_stddev": 0.3}
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(1, VOCAB, rng.integers(0, LENGTH - 2)).tolist() for _ in range(PROMPTS)]
+    requests = [Request(prompt, limit=3) for prompt in prompts]
+
+    def decoded(mesh_shape, **options):
+        model, layout = model_of(mesh_shape, **changes)
+        decoder = Decoder.from_model(model, DecodeOptions(eos_id=-1, **options), layout=layout)
+        return [(best.tokens, best.log_prob) for best, *_ in decoder(requests)]
+
+    def scored(mesh_shape, rows, batch_size):
+        model, layout = model_of(mesh_shape, **changes)
+        programs = {}
+
+        def evaluate(features, batch):
+            key = features["targets"].shape.to_string
+            if key not in programs:
+                programs[key] = t2tp.Program(
+                    lambda *given: score(model, *given), features, layout=layout
+                )
+            return programs[key](batch)
+
+        return [each.log_prob for each in Scorer(evaluate, layout, LENGTH, batch_size)(rows)]
+
+    for options in ({"temperature": 1.0}, {"beam_size": 2, "alpha": 0.0}):
+        found = decoded("", batch_size=1, **options)
+        assert decoded(mesh_shape, batch_size=48, **options) == found
+        rows = [
+            ScoredRow(prompt + new, start=len(prompt))
+            for prompt, (new, _) in zip(prompts, found, strict=True)
+        ]
+        assert scored(mesh_shape, rows, 40) == [log_prob for _, log_prob in found]
+
+    ends = [row.start + number % 3 + 1 for number, row in enumerate(rows)]
+    last = [ScoredRow(row.targets[:n], start=n - 1) for row, n in zip(rows, ends, strict=True)]
+    program = program_of(names=(*NAMES, "targets_weights"), mesh_shape=mesh_shape, **changes)
+    initial = [v.numpy() for v in program.variables]
+    log_probs = []
+    for number, row in enumerate(last):
+        first = number - number % ROWS
+        batch = np.zeros([3, ROWS, LENGTH], np.int32)
+        for i, other in enumerate(rows[first : first + ROWS]):
+            batch[:2, i, : len(other.targets)] = other.targets, np.ones(len(other.targets))
+        batch[2, number - first, row.start] = 1
+        targets, segments, weights = batch
+        positions = np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1))
+        for variable, value in zip(program.variables, initial, strict=True):
+            variable.assign(value)
+        given = (targets, segments, positions, weights)
+        loss = program(dict(zip((*NAMES, "targets_weights"), given, strict=True)), 0)["loss"]
+        log_probs.append(-float(loss))
+    assert scored("", last, 1) == log_probs
 
 
 def test_a_norm_has_the_share_of_elements_much_smaller_than_the_largest():

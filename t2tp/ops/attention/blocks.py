@@ -1,11 +1,20 @@
 """Blocks of the score matrix of attention, and matmuls within them."""
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from t2tp.lowering.slice_shapes import reshaped
+
+# With `exact_sums`: number of keys that are multiplied together. The longest sums that kernels do
+# not divide, and the number of queries and keys that they multiply alike, are larger.
+_EXACT_KEYS = 64
+# Up to this number of multiplications `tf.matmul` multiplies each matrix of a batch with a kernel
+# for small ones.
+_SMALL_PRODUCT = 128 * 128
+_VECTOR = 8
 
 
 class Block(NamedTuple):
@@ -72,32 +81,76 @@ def positions(first: int | tf.Tensor, count: int) -> tf.Tensor:
     return first + tf.range(count)
 
 
-def query_key_scores(q: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
+def query_key_scores(q: tf.Tensor, k: tf.Tensor, *, exact: bool = False) -> tf.Tensor:
     """Computes the scores of each query with each key of its head.
 
     Args:
       q: [batch, heads, queries, d].
       k: [batch, kv_heads, memories, d]; query head h has kv head h // (heads / kv_heads).
+      exact: whether a score has the same bits for any number of queries and keys.
 
     Returns:
       [batch, heads, queries, memories].
     """
-    result = tf.matmul(_grouped(q, k), k, transpose_b=True)
+    grouped = _grouped(q, k)
+    if exact:
+        rows = tf.expand_dims(_with_enough_rows(grouped, q.shape[3]), 2)
+        by_block = tf.matmul(rows, in_key_blocks(k, 2), transpose_b=True)
+        result = tf.transpose(by_block, [0, 1, 3, 2, 4])
+        result = tf.reshape(result, [*result.shape[:3], -1])
+        result = result[:, :, : grouped.shape[2], : k.shape[2]]
+    else:
+        result = tf.matmul(grouped, k, transpose_b=True)
     return reshaped(result, [*q.shape[:3], k.shape[2]])
 
 
-def weighted_values(weights: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
+def weighted_values(weights: tf.Tensor, v: tf.Tensor, *, exact: bool = False) -> tf.Tensor:
     """Computes the weighted sum of the values.
 
     Args:
       weights: [batch, heads, queries, memories].
       v: [batch, kv_heads, memories, d].
+      exact: whether a sum has the same bits for any number of queries, and of keys of weight 0
+        after the others.
 
     Returns:
       [batch, heads, queries, d].
     """
-    result = tf.matmul(_grouped(weights, v), v)
+    grouped = _grouped(weights, v)
+    if exact:
+        by_block = in_key_blocks(_with_enough_rows(grouped, v.shape[3]), 3)
+        by_block = tf.matmul(tf.transpose(by_block, [0, 1, 3, 2, 4]), in_key_blocks(v, 2))
+        result = added_in_turn(by_block, 2)[:, :, : grouped.shape[2]]
+    else:
+        result = tf.matmul(grouped, v)
     return reshaped(result, [*weights.shape[:3], v.shape[3]])
+
+
+def in_key_blocks(x: tf.Tensor, axis: int, value: float = 0.0) -> tf.Tensor:
+    """Splits the dimension of the keys: [..., memories, ...] -> [..., blocks, keys, ...].
+
+    Args:
+      x: the tensor.
+      axis: the dimension.
+      value: fills the last block.
+    """
+    pads = [[0, -x.shape[axis] % _EXACT_KEYS if i == axis else 0] for i in range(x.shape.rank)]
+    x = tf.pad(x, pads, constant_values=value)
+    return tf.reshape(x, [*x.shape[:axis], -1, _EXACT_KEYS, *x.shape[axis + 1 :]])
+
+
+def added_in_turn(x: tf.Tensor, axis: int) -> tf.Tensor:
+    """Sums over a dimension, in the order of its elements: zeros at its end change nothing."""
+    return functools.reduce(tf.add, tf.unstack(x, axis=axis))
+
+
+def _with_enough_rows(x: tf.Tensor, d: int) -> tf.Tensor:
+    """Pads the rows of matrices that are multiplied by blocks of keys of size `d`.
+
+    TensorFlow multiplies a single row, and small matrices, with other kernels.
+    """
+    rows = max(_VECTOR, _SMALL_PRODUCT // (d * _EXACT_KEYS) + _VECTOR)
+    return tf.pad(x, [[0, 0], [0, 0], [0, max(0, rows - x.shape[2])], [0, 0]])
 
 
 def collected(weights: tf.Tensor, y: tf.Tensor, kv_heads: int) -> tf.Tensor:

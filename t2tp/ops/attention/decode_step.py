@@ -87,6 +87,8 @@ def attention_step(
 class AttentionStepOperation(Operation):
     """Inputs: q [batch..., heads, d_kv], k [batch..., kv_heads, memory, d_kv], v, and extras."""
 
+    dropped_dims = "kept"
+
     def __init__(
         self,
         qkv: list[upstream.Tensor],
@@ -124,7 +126,9 @@ class AttentionStepOperation(Operation):
         extras = {
             name: lowering.slice(x) for name, x in zip(self._extras, self.inputs[3:], strict=True)
         }
-        scores = capped(tf.cast(query_key_scores(queries, keys), tf.float32), self._soft_cap)
+        exact = bool(mesh_impl.layout.exact_sums)
+        products = tf.cast(query_key_scores(queries, keys, exact=exact), tf.float32)
+        scores = capped(products, self._soft_cap)
         sinks = tf.cast(extras["sinks"], tf.float32) if "sinks" in extras else None
         part = upstream.Shape([memory])
         (begin,) = mesh_impl.slice_begin_tensors(part)
@@ -141,8 +145,8 @@ class AttentionStepOperation(Operation):
         if axis is None:
             # A query attends at least to its own position, unless that is hidden.
             surely = "is_seen" not in extras
-            weights = _softmax(scores, visible, surely, sinks)
-            y = weighted_values(tf.cast(weights, q.dtype), values)
+            weights = _softmax(scores, visible, surely, sinks, exact)
+            y = weighted_values(tf.cast(weights, q.dtype), values, exact=exact)
         else:
             y = _attended_in_parts(scores, visible, values, sinks, mesh_impl.collectives, axis)
         sizes = mesh_impl.slice_shape(self.outputs[0].shape)
@@ -180,12 +184,12 @@ class AttentionStepOperation(Operation):
 
 
 def _softmax(
-    scores: tf.Tensor, visible: tf.Tensor | None, surely: bool, sinks: tf.Tensor | None
+    scores: tf.Tensor, visible: tf.Tensor | None, surely: bool, sinks: tf.Tensor | None, exact: bool
 ) -> tf.Tensor:
     """Computes weights, zero where invisible; `surely`: each query attends to something."""
     if visible is None:
-        return softmax_with_sinks(scores, sinks)
-    weights = softmax_with_sinks(tf.where(visible, scores, MASKED), sinks)
+        return softmax_with_sinks(scores, sinks, exact=exact)
+    weights = softmax_with_sinks(tf.where(visible, scores, MASKED), sinks, exact=exact)
     return weights if surely else tf.where(visible, weights, 0.0)
 
 

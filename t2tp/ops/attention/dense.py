@@ -22,16 +22,17 @@ def forward(
     Returns:
       [batch, heads, length, d_kv] and [batch, heads, length, memory_length] in the dtype of q.
     """
-    scores = terms.added_to_all(tf.cast(query_key_scores(q, k), tf.float32))
-    weights = softmax_with_sinks(scores, terms.sinks)
+    exact = terms.exact
+    scores = terms.added_to_all(tf.cast(query_key_scores(q, k, exact=exact), tf.float32))
+    weights = softmax_with_sinks(scores, terms.sinks, exact=exact)
     if terms.mask.may_be_blind:
         highest = tf.reduce_max(scores, axis=-1, keepdims=True)
         weights = tf.where(highest < MASKED / 2, 0.0, weights)
     weights = tf.cast(weights, q.dtype)
     if terms.dropout is None:
-        return weighted_values(weights, v), weights
+        return weighted_values(weights, v, exact=exact), weights
     (used,) = terms.dropout.dropped(None, weights)
-    return scaled(weighted_values(used, v), terms.dropout.scale), weights
+    return scaled(weighted_values(used, v, exact=exact), terms.dropout.scale), weights
 
 
 def backward(

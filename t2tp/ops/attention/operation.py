@@ -93,6 +93,7 @@ class AttentionOperation(Operation):
     """
 
     cost_kind = "attention"
+    dropped_dims = "kept"  # Of kv_heads a query has one.
 
     def __init__(self, inputs: Sequence[upstream.Tensor], options: Options) -> None:
         super().__init__(list(inputs), name="attention")
@@ -205,11 +206,21 @@ class AttentionGradOperation(Operation):
         self._options = options
         self._rng_name = rng_name
         trained = [name for name in _TRAINED if name in options.extras]
+        self.dropped_dims = "" if trained else "kept"
         by = [*inputs[:3], *(inputs[3 + options.extras.index(name)] for name in trained)]
         self._outputs = [upstream.Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(by)]
 
     def is_local(self, layout: Layout) -> bool:
         return _is_local(self, layout)
+
+    def check_layout(self, layout: Layout) -> None:
+        """Rejects kv heads whose queries are on several processors, with `exact_sums`."""
+        heads, kv_heads = (x.shape.dims[-3].name for x in self.inputs[:2])
+        if layout.exact_sums and layout.axis_index(heads) != layout.axis_index(kv_heads):
+            raise LayoutError(
+                f"{self.name}: exact_sums={layout.exact_sums} needs {heads!r} and {kv_heads!r}"
+                " split over the same axis: add the rule that is missing, or set exact_sums=0."
+            )
 
     def lower(self, lowering: Lowering) -> None:
         part = _AttentionSlice(lowering, self.inputs, self._options, self._rng_name)
@@ -381,7 +392,10 @@ class _AttentionSlice:
         if options.dropout_rate:
             dropout = _dropout(lowering, q, memory.size, masks[0], options, rng_name)
         sinks = tf.cast(lowering.slice(extras["sinks"]), tf.float32) if "sinks" in extras else None
-        self.terms = [ScoreTerms(mask, bias, dropout, options.soft_cap, sinks) for mask in masks]
+        exact = bool(mesh_impl.layout.exact_sums)
+        self.terms = [
+            ScoreTerms(mask, bias, dropout, options.soft_cap, sinks, exact) for mask in masks
+        ]
 
     def _masks(
         self,

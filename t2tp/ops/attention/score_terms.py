@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from t2tp.ops.attention.blocks import Block, Keys
-from t2tp.ops.attention.mask import Mask
+from t2tp.ops.attention.blocks import Block, Keys, added_in_turn, in_key_blocks
+from t2tp.ops.attention.mask import MASKED, Mask
 from t2tp.ops.attention.relative_bias import Bias
 from t2tp.ops.attention.weight_dropout import AttentionDropout
 
@@ -23,6 +23,7 @@ class ScoreTerms:
       dropout: dropout of the weights.
       soft_cap: scores `s` become `soft_cap * tanh(s / soft_cap)`; 0: no cap.
       sinks: float32 [heads], logits that take part in each softmax and have no value.
+      exact: whether results have the same bits for any number of queries and keys.
     """
 
     mask: Mask
@@ -30,6 +31,7 @@ class ScoreTerms:
     dropout: AttentionDropout | None
     soft_cap: float = 0.0
     sinks: tf.Tensor | None = None
+    exact: bool = False
 
     def added(self, scores: tf.Tensor, block: Block) -> tf.Tensor:
         """Caps a block's scores, adds bias and mask; float32 [batch, heads, queries, memories]."""
@@ -61,8 +63,28 @@ def through_cap(d_scores: tf.Tensor, scores: tf.Tensor, soft_cap: float) -> tf.T
     return d_scores * (1.0 - tf.square(tf.tanh(scores / soft_cap)))
 
 
-def softmax_with_sinks(scores: tf.Tensor, sinks: tf.Tensor | None) -> tf.Tensor:
-    """Computes the softmax of scores [batch, heads, queries, memories] and a sink for each head."""
+def softmax_with_sinks(
+    scores: tf.Tensor, sinks: tf.Tensor | None, *, exact: bool = False
+) -> tf.Tensor:
+    """Computes the softmax of scores [batch, heads, queries, memories] and a sink for each head.
+
+    Args:
+      scores: float32.
+      sinks: float32 [heads]; None: no sinks.
+      exact: whether a weight has the same bits for any number of queries, and of masked keys after
+        the others.
+    """
+    if exact:
+        blocks = in_key_blocks(scores, 3, MASKED)
+        highest = tf.reduce_max(scores, -1, keepdims=True)
+        if sinks is not None:
+            highest = tf.maximum(highest, sinks[:, None, None])
+        weights = tf.exp(blocks - highest[..., None])
+        total = added_in_turn(tf.reduce_sum(weights, -1), 3)[..., None]
+        if sinks is not None:
+            total += tf.exp(sinks[:, None, None] - highest)
+        weights = tf.reshape(weights, [*scores.shape[:3], -1])[..., : scores.shape[3]]
+        return weights / total
     if sinks is None:
         return tf.nn.softmax(scores)
     column = tf.broadcast_to(sinks[:, None, None], [*scores.shape[:-1], 1])
