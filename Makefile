@@ -33,8 +33,8 @@ demo: $(if $(wildcard $(STAMP)),$(STAMP),$(PACKAGE_STAMP))
 	@PATH="$(abspath $(BIN)):$$PATH" sh examples/demo.sh $(DEMO)
 
 # A test with several parameters runs cases that cover all values. `.venv/bin/pytest` runs every case.
-# oneDNN is off because TensorFlow rewrites each function for it on each device, which takes four
-# fifths of the time.
+# oneDNN is off: exact_sums refuses its matmuls, and in the programs that tests start TensorFlow would
+# rewrite each function for it, on each device.
 test: $(STAMP)
 	TF_ENABLE_ONEDNN_OPTS=0 $(PYTEST) --cases=cover -m 'not ci_only'
 

@@ -181,20 +181,6 @@ def test_on_an_axis_of_their_own_they_do_so_too(name):
     assert program.collectives() == {("alltoall", ("expert",)): (2, 2 * size)}
 
 
-@pytest.mark.parametrize(
-    ("name", "mesh"),
-    [("gshard", ("data:4", "batch:data;experts:data")), ("small_groups", OWN_AXIS)],
-)
-def test_gradients_cost_two_more(name, mesh):
-    def build(x, token_mask):
-        y, _ = MixtureOfExperts(ROUTINGS[name], mlp="relu", d_ff=D_FF)(x, True)
-        (gradient,) = mtf.gradients([mtf.reduce_sum(mtf.square(y))], [x])
-        return {"d": gradient}
-
-    program = run(build, inputs(), *mesh).program
-    assert {kind: n for (kind, _), (n, _) in program.collectives().items()} == {"alltoall": 4}
-
-
 def test_gates_reach_the_router():
     def build(x, token_mask):
         y, sums = MixtureOfExperts(ROUTINGS["switch"], mlp="relu", d_ff=D_FF)(x, True)
@@ -252,16 +238,6 @@ def test_decoding_turns_nobody_away():
     np.testing.assert_allclose(ran["whole"], wanted, atol=1e-5)
     np.testing.assert_allclose(ran["one"], wanted[:, 0], atol=1e-5)
     assert (ran["cut"] == 0).all(-1).any()
-
-
-def test_experts_may_be_gated_networks():
-    ran = run(layer(ROUTINGS["switch"], mlp="swiglu"), inputs())
-    assert {name: value.shape for name, value in ran.variables.items()} == {
-        "router": (D_MODEL, EXPERTS),
-        "input": (EXPERTS, D_MODEL, D_FF),
-        "gate": (EXPERTS, D_MODEL, D_FF),
-        "output": (EXPERTS, D_FF, D_MODEL),
-    }
 
 
 @pytest.mark.parametrize(

@@ -110,40 +110,9 @@ def test_integers_that_tensorflow_does_not_reduce():
             np.testing.assert_array_equal(result[f"Max {dtype}"], np.max(parts, axis=0))
 
 
-def test_allgather():
-    values = random_values([2, 3])
-    cases = {f"{axis} {concat}": (axis, concat) for axis in range(3) for concat in (0, 1)}
-    results = run_everywhere(
-        lambda c, x: {name: c.allgather(x["x"], *case) for name, case in cases.items()},
-        {"x": values},
-    )
-    for pnum, result in enumerate(results):
-        for name, (axis, concat_axis) in cases.items():
-            group = [values[p] for p in group_of(pnum, [axis])]
-            wanted = np.concatenate(group, concat_axis)
-            np.testing.assert_array_equal(result[name], wanted, err_msg=name)
-
-
-def test_alltoall():
-    values = random_values([4, 6])
-    cases = {
-        f"{axis} {split} {concat}": (axis, split, concat)
-        for axis in range(3)
-        for split, concat in ((0, 1), (1, 0), (0, 0))
-    }
-    results = run_everywhere(
-        lambda c, x: {name: c.alltoall(x["x"], *case) for name, case in cases.items()},
-        {"x": values},
-    )
-    for pnum, result in enumerate(results):
-        for name, (axis, split_axis, concat_axis) in cases.items():
-            group = group_of(pnum, [axis])
-            parts = [np.split(values[p], 2, split_axis)[group.index(pnum)] for p in group]
-            wanted = np.concatenate(parts, concat_axis)
-            np.testing.assert_array_equal(result[name], wanted, err_msg=name)
-
-
-JOINT = [(0, 1), (1, 0), (2, 0), (1, 2, 0)]
+PARTS = [(0,), (1,), (2,), (0, 1), (1, 0), (2, 0), (1, 2, 0)]
+# The dimension that is cut, and that along which parts are joined.
+EXCHANGES = [(0, 1), (1, 0), (0, 0)]
 
 
 def group_along(pnum, parts):
@@ -152,37 +121,41 @@ def group_along(pnum, parts):
     return sorted(group_of(pnum, parts), key=key)
 
 
-def test_along_joint_axes():
+def test_along_axes_and_joint_axes():
     """What a collective along the joint axis b+a gives, member by member, in the axis's order."""
-    values = random_values([8, 3])
-    axes = {str(parts): LAYOUT.axes.index(parts) for parts in JOINT}
-    sources = {str(parts): [None, *range(2 ** len(parts) - 1)] for parts in JOINT}
+    values = random_values([8, 8])
+    axes = {str(parts): LAYOUT.axes.index(parts) for parts in PARTS}
+    sources = {str(parts): [None, *range(2 ** len(parts) - 1)] for parts in PARTS}
 
     def collectives(c, given):
         x, results = given["x"], {}
         for name, axis in axes.items():
             results[f"place {name}"] = c.coordinate(axis)
             results[f"allreduce {name}"] = c.allreduce(x, [axis], "Add")
-            results[f"allgather {name}"] = c.allgather(x, axis, 1)
-            results[f"alltoall {name}"] = c.alltoall(x, axis, 0, 1)
+            for concat in (0, 1):
+                results[f"allgather {concat} {name}"] = c.allgather(x, axis, concat)
+            for split, concat in EXCHANGES:
+                results[f"alltoall {split} {concat} {name}"] = c.alltoall(x, axis, split, concat)
             results[f"reducescatter {name}"] = c.reducescatter(x, axis, 0)
             results[f"permute {name}"] = c.permute(x, axis, sources[name])
         return results
 
     for pnum, result in enumerate(run_everywhere(collectives, {"x": values})):
-        for parts in JOINT:
+        for parts in PARTS:
             name, group = str(parts), group_along(pnum, parts)
             place, theirs = group.index(pnum), [values[p] for p in group]
-            pieces = [np.split(x, len(group))[place] for x in theirs]
+            pieces = [[np.split(x, len(group), dim)[place] for x in theirs] for dim in (0, 1)]
             source = sources[name][place]
             wanted = {
                 "place": place,
                 "allreduce": np.sum(theirs, axis=0),
-                "allgather": np.concatenate(theirs, 1),
-                "alltoall": np.concatenate(pieces, 1),
-                "reducescatter": np.sum(pieces, axis=0),
+                "allgather 0": np.concatenate(theirs, 0),
+                "allgather 1": np.concatenate(theirs, 1),
+                "reducescatter": np.sum(pieces[0], axis=0),
                 "permute": np.zeros_like(values[0]) if source is None else theirs[source],
             }
+            for split, concat in EXCHANGES:
+                wanted[f"alltoall {split} {concat}"] = np.concatenate(pieces[split], concat)
             for kind, value in wanted.items():
                 message = f"{kind} {name} of {pnum}"
                 np.testing.assert_array_equal(result[f"{kind} {name}"], value, err_msg=message)

@@ -70,18 +70,6 @@ def test_any_layout_gives_the_loss_and_all_gradients_of_the_description(attentio
     assert_close(values, wanted, 1e-5)
 
 
-@pytest.mark.slow
-def test_recomputation_changes_nothing():
-    plain, again = (
-        program_of("local_2d", "rows:2", recompute=what, layer_prepostprocess_dropout=0.2)(
-            make_batch()
-        )
-        for what in ("none", "layer")
-    )
-    for name in plain:
-        np.testing.assert_array_equal(again[name], plain[name], err_msg=name)
-
-
 def test_evaluation_counts_the_values_of_the_images_that_have_weight():
     values = program_of("local_1d", "all:4", training=False)(make_batch())
     assert set(values) == {"loss", "nll", "tokens", "correct"}

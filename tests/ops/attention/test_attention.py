@@ -17,12 +17,10 @@ from tests.cases import in_turn
 from tests.ops.attention.attention_cases import (
     METHODS,
     OPTIONS,
-    SEGMENTS,
     make_composed,
     make_inputs,
     make_ours,
     set_block_sizes,
-    spread,
 )
 from tests.ops.on_mesh import assert_close, in_float64, with_gradients
 
@@ -194,20 +192,6 @@ def test_the_mask_of_many_layers_is_computed_once():
         return types.count("Equal"), types.count("LessEqual"), types.count("Softmax")
 
     assert count(3) == (1, 1, 3)
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("memory", [5, 13])
-def test_a_memory_of_its_own_with_queries_that_see_nothing_of_it(memory, method):
-    """The last rows of segments, 3 to 6, are not in the memory: zeros, and no gradient."""
-    options = {"segments": True, "bias": True}
-    inputs = make_inputs(memory=memory, **options)
-    layout = "batch:data;heads:model"
-    values = with_gradients(make_ours(method), inputs, "data:2;model:2", layout)
-    assert_close(values, in_float64(make_composed(), inputs), 3e-6)
-    is_blind = spread(SEGMENTS, 10)[2] > 2
-    assert is_blind.any() and (values["y"][2][:, is_blind] == 0).all()
-    assert (values["d_q"][2][:, is_blind] == 0).all()
 
 
 @pytest.mark.parametrize("method", METHODS)

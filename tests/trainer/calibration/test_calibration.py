@@ -14,7 +14,7 @@ from t2tp.planner.curves import seconds_at
 from t2tp.planner.lowered import LoweredStep
 from t2tp.planner.work import COMPUTE_BOUND, FORWARD, Traffic, Work
 from t2tp.program.abstract_program import AbstractProgram
-from t2tp.trainer.calibration import disturbance, machine, worker
+from t2tp.trainer.calibration import machine, worker
 from t2tp.trainer.calibration.samples import SAMPLES
 from t2tp.trainer.calibration.toml_text import toml_text
 from t2tp.trainer.cli.programs import t2tp_calibrate
@@ -116,17 +116,6 @@ def test_a_sample_is_timed():
     (small, fast, _), (large, slow, _) = points
     # The mean over a chain, whose last operation moves less, and whose length the seconds decide.
     assert large == pytest.approx(256 * small, rel=0.01) and 0 < fast < slow < 1
-
-
-def test_what_others_compute_is_told_from_ones_own(monkeypatch):
-    """Two cores have 10 seconds: 7 were busy, and 4 of these are our own."""
-    busy, own = iter([100.0, 107.0]), iter([50.0, 54.0])
-    monkeypatch.setattr(disturbance, "_busy", lambda: next(busy))
-    monkeypatch.setattr(disturbance, "_family_seconds", lambda: next(own))
-    clock = iter([3.0, 8.0])
-    monkeypatch.setattr(disturbance.time, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr(disturbance.os, "cpu_count", lambda: 2)
-    assert disturbance.Watch().others() == pytest.approx(0.3)
 
 
 def test_of_disturbed_calls_the_shortest_counts_as_it_is(monkeypatch):
