@@ -1,8 +1,10 @@
 """`--mesh_shape=auto --layout=auto`: searches the fastest layout for the machine's devices."""
 
 import os
+import re
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -44,7 +46,7 @@ def with_best_layout(
       user_dir: directory of the user's own models, if there is one.
 
     Raises:
-      UsageError: nothing fits.
+      UsageError: nothing fits, or the kind of GPU is unknown.
     """
     devices, cluster = device_count(), this_cluster()
     # Lowering a program starts TensorFlow, and then no more virtual devices can be made.
@@ -101,12 +103,29 @@ def device_count() -> int:
 
 
 def this_cluster() -> ClusterFile:
-    """Returns the measured machine if its file exists, or the cluster of this kind of device."""
+    """Returns the cluster of `this_machine.toml` if it exists, or of this kind of device.
+
+    Raises:
+      UsageError: no cluster file that comes with t2tp describes this kind of GPU.
+    """
     if Path(f"{THIS_MACHINE}.toml").exists():
-        return ClusterFile.load(THIS_MACHINE)
+        cluster = ClusterFile.load(THIS_MACHINE)
+        if not (cluster.device.cores and has_gpu()):  # t2tp_calibrate measures no GPUs.
+            return cluster
     if not has_gpu():
         return ClusterFile.load("cpu")
     (first, *_) = tf.config.list_physical_devices("GPU")
-    name = tf.config.experimental.get_device_details(first).get("device_name", "").lower()
-    matching = [known for known in shipped() if known in name]
-    return ClusterFile.load(matching[0] if matching else "a100")
+    name = tf.config.experimental.get_device_details(first).get("device_name", "unknown")
+    # Such as NVIDIA A100-SXM4-40GB. Whole words, because an L40S is no L4.
+    words = re.findall("[a-z0-9]+", name.lower())
+    known = [kind for kind in shipped() if kind in words]
+    if not known:
+        raise UsageError(
+            f"--mesh_shape=auto: no cluster file describes the GPU {name!r}, only"
+            f" {', '.join(shipped())}: describe it in {THIS_MACHINE}.toml in the working directory"
+            " (see Clusters in docs/planning.md), or give --mesh_shape and --layout"
+        )
+    cluster = ClusterFile.load(known[0])
+    sizes = [int(word[:-2]) << 30 for word in words if re.fullmatch("[0-9]+gb", word)]
+    memory = min([cluster.device.memory, *sizes])
+    return replace(cluster, device=replace(cluster.device, memory=memory))

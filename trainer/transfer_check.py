@@ -16,9 +16,12 @@ import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.hparam import HParams
-from t2tp.ops.variables.transfer import Transfer
-from t2tp.program.program import Mesh, Program
+from t2tp.ops.variables.transfer import Growth, Transfer
+from t2tp.planner.depth import with_values
+from t2tp.program.abstract_program import AbstractProgram
+from t2tp.program.program import Mesh, Program, StepFn
 from t2tp.trainer.errors import UsageError
+from t2tp.trainer.inputs.inputs import Inputs
 from t2tp.trainer.inputs.problem_inputs import training_inputs
 from t2tp.trainer.model_fn import ModeKeys, model_fn_of
 from t2tp.trainer.run_spec import RunSpec
@@ -47,7 +50,8 @@ class TransferCheck:
     """Mean sizes of activations.
 
     Attributes:
-      widths: how many times as wide as the small model each model is.
+      widths: how many times as wide as the small model each model is, by the inputs of the matrix
+        that grows most.
       sizes: [width, step] mean absolute values after each number of steps from 0, by name.
     """
 
@@ -120,30 +124,30 @@ def check_transfer(spec: RunSpec) -> TransferCheck:
     grown = {
         name: (small[name], value)
         for name, value in wide.items()
-        if type(value) is int and value > small[name]
+        if type(value) is int and value > small[name] and name not in _PLAIN
     }
-    if not grown:
+    plain = with_values(spec.hparams, _PLAIN)
+    inputs, step_fn = _step(spec, plain)
+    graph, _ = AbstractProgram(step_fn, inputs.features).graph()
+    # Integers that grow may be no widths, such as the steps of a schedule.
+    factor = max(getattr(var, "growth", Growth()).inputs for var in graph.trainable_variables)
+    if factor <= 1:
         raise UsageError(
             f"transfer_from={spec.hparams.transfer_from}: its set has no smaller sizes than the run"
         )
-    factor = max(last / first for first, last in grown.values())
     count = min(_MOST_WIDTHS, max(2, round(math.log2(factor)) + 1))
     sizes = []
     for place in range(count):
-        hparams = spec.hparams.copy()
-        for name, value in _PLAIN.items():
-            if name in hparams:
-                hparams.set(name, value)
-        for name, (first, last) in grown.items():
-            hparams.set(name, round(first * (last / first) ** (place / (count - 1))))
-        sizes.append(_train(spec, hparams))
+        part = place / (count - 1)
+        values = {n: round(first * (last / first) ** part) for n, (first, last) in grown.items()}
+        sizes.append(_train(spec, with_values(plain, values)))
     names = [name for name in sizes[0] if all(name in each for each in sizes)]
     widths = [factor ** (place / (count - 1)) for place in range(count)]
     return TransferCheck(widths, {name: np.array([s[name] for s in sizes]) for name in names})
 
 
-def _train(spec: RunSpec, hparams: HParams) -> dict[str, list[float]]:
-    """Returns the mean absolute value of each product before each step, and after the last."""
+def _step(spec: RunSpec, hparams: HParams) -> tuple[Inputs, StepFn]:
+    """Returns the batches, and a step whose outputs are mean absolute values of each product."""
     inputs = training_inputs(spec.problem, spec.data_dir, hparams, spec.config.random_seed)
     vocab_sizes = spec.problem.vocab_sizes(spec.data_dir)
     model_fn = model_fn_of(spec.model_class, vocab_sizes, spec.train_steps)
@@ -159,6 +163,12 @@ def _train(spec: RunSpec, hparams: HParams) -> dict[str, list[float]]:
             and any(isinstance(x.operation, mtf.Variable) for x in op.inputs)
         }
 
+    return inputs, step_fn
+
+
+def _train(spec: RunSpec, hparams: HParams) -> dict[str, list[float]]:
+    """Returns the mean absolute value of each product before each step, and after the last."""
+    inputs, step_fn = _step(spec, hparams)
     program = Program(step_fn, inputs.features)
     sizes: dict[str, list[float]] = {}
     for step in range(STEPS + 1):

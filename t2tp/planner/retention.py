@@ -132,11 +132,10 @@ class Retained:
         if output == 2:  # The rounding error of the result, which only the engine saves.
             return 0
         options = op._options
-        if self._software.has_kernel or options.is_blockwise:
-            # Unfused, each score is recomputed, and not even the sums are saved.
-            is_fused = self._software.has_kernel
-            queries = slice_elements(result, self._layout) // result.shape.dims[-1].size
-            return _FLOAT32 * queries if is_fused else 0
+        if self._software.has_kernel:
+            return _FLOAT32 * slice_elements(result, self._layout) // result.shape.dims[-1].size
+        if options.is_blockwise:  # Each score is recomputed, and not even the sums are saved.
+            return 0
         weights = op.outputs[1]
         size = slice_bytes(weights, self._layout)
         if self._software.keeps_masks and options.dropout_rate > 0:

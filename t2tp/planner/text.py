@@ -35,8 +35,8 @@ def plan_text(plan: Plan) -> str:
     if plan.pipeline is not None:
         lines.append(f"  {pipeline_text(plan.pipeline)}")
     if plan.price_per_hour:
-        price = plan.price_per_hour * plan.devices * plan.seconds / 3600 / plan.tokens * 1e9
-        lines.append(f"  {price:,.2f} a billion tokens, at {plan.price_per_hour:g} a device-hour")
+        price = f"{price_of(plan, 1e9):,.2f} a billion tokens"
+        lines.append(f"  {price}, at {plan.price_per_hour:g} a device-hour")
     return "\n".join([*lines, "", *_memory(plan), "", *_costs(plan)])
 
 

@@ -1,14 +1,17 @@
 """`--mesh_shape=auto --layout=auto`: the fastest layout for the machine's devices."""
 
+import importlib.resources
 import subprocess
 import sys
 
 import pytest
+import tensorflow as tf
 
 from t2tp import registry
 from t2tp.planner import ClusterFile
 from t2tp.processes.process_spec import DEVICES_VARIABLE
 from t2tp.trainer import auto_layout
+from t2tp.trainer.errors import UsageError
 from tests.models.small_lm import make_hparams
 
 
@@ -46,6 +49,34 @@ def test_a_measured_machine_goes_first(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="not TOML"):
         auto_layout.this_cluster()
     assert cpu.device.cores > 1
+
+
+CARDS = {
+    "NVIDIA A100-SXM4-80GB": ("a100", 85.0e9),
+    "NVIDIA A100-SXM4-40GB": ("a100", 40 << 30),
+    "NVIDIA A100-SXM4-40GB MIG 3g.20gb": ("a100", 20 << 30),
+    "NVIDIA H100 80GB HBM3": ("h100", 85.0e9),
+    "Tesla V100-SXM2-16GB": ("v100", 16 << 30),
+    "NVIDIA L4": ("l4", 24.1e9),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [*CARDS, "NVIDIA L40S", "NVIDIA A10G", "NVIDIA GeForce RTX 4090", "NVIDIA GH200 480GB"]
+)
+def test_a_card_has_the_cluster_of_its_kind_and_its_own_memory(monkeypatch, tmp_path, name):
+    monkeypatch.chdir(tmp_path)
+    of_cores = importlib.resources.files("t2tp.planner") / "clusters/cpu.toml"
+    (tmp_path / "this_machine.toml").write_text(of_cores.read_text())
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["GPU:0"])
+    details = {"device_name": name}
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda device: details)
+    if name in CARDS:
+        cluster = auto_layout.this_cluster()
+        assert (cluster.name, cluster.device.memory) == CARDS[name]
+    else:
+        with pytest.raises(UsageError, match=f"{name}.*this_machine.toml"):
+            auto_layout.this_cluster()
 
 
 @pytest.mark.parametrize(

@@ -9,18 +9,21 @@ from absl import logging
 
 from t2tp import untrusted_json
 from t2tp.decoding import DecodeOptions
+from t2tp.decoding.options import BEAM
 from t2tp.problems.vocab.special_tokens import GENERATION_FILE, end_ids, read_if_there
 from t2tp.trainer.run_dir import huggingface_files
 
 if TYPE_CHECKING:
     from t2tp.trainer.run_spec import RunSpec
 
-_SAMPLING = {"temperature": float, "top_k": int, "top_p": float}
-_LENGTHS = {"max_new_tokens": "extra_length", "min_new_tokens": "min_length"}
-_TYPES = {**_SAMPLING, **dict.fromkeys(_LENGTHS, int), "do_sample": bool, "num_beams": int}
-
 # What `transformers` samples with if the file does not say otherwise.
-_THEIR_DEFAULTS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
+_SAMPLING = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
+_LENGTHS = {"max_new_tokens": "extra_length", "min_new_tokens": "min_length"}
+_TYPES = {
+    **{name: type(default) for name, default in _SAMPLING.items()},
+    **dict.fromkeys((*_LENGTHS, "num_beams"), int),
+    **{"do_sample": bool, "length_penalty": float},
+}
 
 # Entries that do not change which tokens are generated, or that a run has elsewhere.
 _NEUTRAL_NAMES = (
@@ -31,12 +34,11 @@ _NEUTRAL_NAMES = (
 
 # Values that switch entries off; False does for all.
 _NEUTRAL_VALUES = {
-    **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences"), 1),
-    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "length_penalty"), 1),
-    **dict.fromkeys(("typical_p", "guidance_scale"), 1),
-    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), 0),
-    **dict.fromkeys(("min_length", "min_new_tokens", "diversity_penalty", "penalty_alpha"), 0),
-    **dict.fromkeys(("min_p", "epsilon_cutoff", "eta_cutoff"), 0),
+    **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "typical_p"), 1),
+    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "guidance_scale"), 1),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length"), 0),
+    **dict.fromkeys(("min_new_tokens", "diversity_penalty", "penalty_alpha", "min_p"), 0),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff"), 0),
 }
 
 
@@ -45,7 +47,11 @@ def default_options(spec: RunSpec, *, can_sample: bool = True) -> dict[str, Any]
 
     A language model decodes greedily and an encoder-decoder with beam search, unless the
     `generation_config.json` of the checkpoint that the run was converted from says otherwise. The
-    settings of that file that have no option here are listed in a warning.
+    settings of that file without effect here are listed in a warning.
+
+    `transformers` divides the log-probability of a sequence by `length ** length_penalty`. `alpha`
+    gets this exponent: beams are then ranked in a similar order, and for 0 in the same. A warning
+    reports the difference.
 
     Args:
       spec: the run.
@@ -63,10 +69,14 @@ def default_options(spec: RunSpec, *, can_sample: bool = True) -> dict[str, Any]
     config = {name: value for name, value in config.items() if value is not None}
     used = {"do_sample", *_SAMPLING}
     if can_sample and config.get("do_sample"):
-        options |= {name: config.get(name, _THEIR_DEFAULTS[name]) for name in _SAMPLING}
+        options |= {name: config.get(name, default) for name, default in _SAMPLING.items()}
     elif can_sample and "num_beams" in config:
         options["beam_size"] = config["num_beams"]
         used.add("num_beams")
+    penalty = config.get("length_penalty", 1.0 if config.get("num_beams", 1) > 1 else None)
+    if can_sample and penalty is not None and penalty >= 0:
+        options["alpha"] = penalty
+        used.add("length_penalty")
     if not reads_inputs:  # With inputs, the lengths of outputs are relative to theirs.
         options |= {ours: config[name] for name, ours in _LENGTHS.items() if name in config}
         used |= _LENGTHS.keys()
@@ -81,9 +91,15 @@ def default_options(spec: RunSpec, *, can_sample: bool = True) -> dict[str, Any]
         and value != _NEUTRAL_VALUES.get(name)
     ]
     if unused:
-        logging.warning("%s: t2tp has no option for %s, ignored", path, ", ".join(unused))
+        logging.warning("%s: decoding ignores %s", path, ", ".join(unused))
     try:
-        DecodeOptions(**options)
+        method = DecodeOptions(**options).method
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+    if method == BEAM and options.get("alpha"):
+        logging.warning(
+            "%s: log-probabilities of beams are divided by ((5 + length) / 6) ** %s (alpha), and"
+            " in transformers by length ** length_penalty",
+            *(path, penalty),
+        )
     return options

@@ -13,6 +13,7 @@ from t2tp.checkpoint.variables import CheckpointMismatchError, slices_as_saved, 
 from t2tp.layers.convolution import BATCH_STATISTICS
 from t2tp.optim.ema import average_of
 from t2tp.trainer import run_yaml
+from t2tp.trainer.run_dir import huggingface_files
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory
 
 AVERAGED = "averaged"  # In the metadata: the steps of the checkpoints.
@@ -64,7 +65,7 @@ def average(
     Args:
       checkpoints: at least one, of the same variables.
       output_dir: the directory of the new run, whose `checkpoints` gets the result. If it has no
-        checkpoints yet, `run.yaml` is copied from the run of the latest.
+        checkpoints yet, `run.yaml` and `huggingface` are copied from the run of the latest.
       part_bytes: max bytes of slices that are written together.
 
     Raises:
@@ -97,9 +98,12 @@ def _copy_settings(latest: Checkpoint, output_dir: str) -> None:
     """Copies the settings of a run, unless the target has checkpoints already."""
     if checkpoint.step_directories(checkpoint_directory(output_dir)):
         return
-    source = latest.path.parent.parent / run_yaml.FILE
-    if source.is_file():
-        write_bytes(Path(output_dir) / run_yaml.FILE, source.read_bytes())
+    run = latest.path.parent.parent
+    kept = huggingface_files.directory_in(run)
+    if kept.is_dir():
+        huggingface_files.copy_files(kept, huggingface_files.directory_in(output_dir))
+    if (run / run_yaml.FILE).is_file():
+        write_bytes(Path(output_dir) / run_yaml.FILE, (run / run_yaml.FILE).read_bytes())
 
 
 def _parts(

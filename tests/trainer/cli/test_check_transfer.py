@@ -5,6 +5,7 @@ import re
 import pytest
 
 from t2tp.optim.optimizer import Optimizer
+from t2tp.trainer import transfer_check
 
 WIDE = (
     "transfer_from=transformer_lm_plain_tiny,d_model=512,d_ff=2048,num_heads=16,"
@@ -30,6 +31,22 @@ def test_rates_that_do_not_follow_the_width_are_reported(trainer, monkeypatch, c
     said = capfd.readouterr()
     assert re.search(r"layer_00/\S+ .* grows", said.out)
     assert "the rates do not transfer" in said.err
+
+
+def test_the_width_is_by_variables_and_not_by_other_integers(trainer, monkeypatch, capfd):
+    trained = []
+
+    def train(spec, hparams):
+        trained.append((hparams.d_model, hparams.microbatches))
+        return {"product": [1.0] * (transfer_check.STEPS + 1)}
+
+    monkeypatch.setattr(transfer_check, "_train", train)
+    assert trainer(check_transfer=True, hparams=f"{WIDE},learning_rate_warmup_steps=1000000") == 0
+    assert re.search(r"steps +1x +2x +4x ", capfd.readouterr().out)
+    assert trained == [(128, 1), (256, 1), (512, 1)]
+    same = "transfer_from=transformer_lm_plain_tiny,learning_rate_warmup_steps=1000000"
+    assert trainer(check_transfer=True, hparams=same) == 2
+    assert "no smaller sizes" in capfd.readouterr().err
 
 
 def test_a_run_without_a_smaller_set_is_refused(trainer, capfd):

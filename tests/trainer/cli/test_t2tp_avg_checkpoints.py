@@ -31,6 +31,8 @@ def run(tmp_path_factory):
     directory = tmp_path_factory.mktemp("averaged") / "run"
     estimator(directory).train(toy.inputs(), 13)
     (directory / "run.yaml").write_text("settings")
+    (directory / "huggingface").mkdir()
+    (directory / "huggingface/tokenizer.json").write_text("tokens")
     return directory
 
 
@@ -57,6 +59,7 @@ def test_the_average_of_the_last_ones_evaluates_in_place_of_a_run(run, tmp_path,
     latest = Checkpoint(step(run, 13))
     assert saved.metadata == latest.metadata | {"averaged": [8, 12, 13]}
     assert (out / "run.yaml").read_text() == "settings"
+    assert (out / "huggingface/tokenizer.json").read_text() == "tokens"
     sums = estimator(out, "model").evaluate(toy.inputs())
     assert sums == pytest.approx(estimator(run, checkpoint_path=str(out)).evaluate(toy.inputs()))
     assert sums != estimator(run).evaluate(toy.inputs())
