@@ -22,7 +22,7 @@ from t2tp.planner.depth import depths
 from t2tp.planner.lowered import LoweredStep
 from t2tp.planner.work import BACKWARD, COMPUTE_BOUND, COPY, FORWARD, PHASES, UPDATE, Traffic, Work
 
-_WEIGHT, _SLOTS, _GRADIENT, _ACTIVATION = 4, 8, 4, 2
+_WEIGHT = _GRADIENT = 4  # Bytes.
 # Whether FLOPs bound an operation.
 _BOUND = (False, True)
 _BUCKET = 1 << 22  # Bytes of small gradients that are reduced together.
@@ -52,6 +52,9 @@ class Estimate:
         # Scales the difference of all layers and one to all layers.
         more = self._layers / (self._layers - 1) if self._layers > 1 else 0.0
         self.shapes, self._parameters = row.shapes, row.parameters
+        # Bytes of the optimizer's state for a weight, and of an activation.
+        self._slots = row.variables["optimizer"] / row.parameters
+        self._activation = 4 if hparams.activation_dtype == "float32" else 2
         self._in_layers = {
             dims: more * (number - one_layer.shapes[dims]) for dims, number in row.shapes.items()
         }
@@ -64,7 +67,7 @@ class Estimate:
         vocab = max((d.size for dims in row.shapes for d in dims if d.name == "vocab"), default=0)
         copies = cluster.software.float32_logits
         self._logits = _WEIGHT * copies * vocab * hparams.get("max_length")
-        self._stream = width * hparams.get("max_length") * _ACTIVATION
+        self._stream = width * hparams.get("max_length") * self._activation
         whole, one = self._costs(row.work), self._costs(one_layer.work)
         self._inside = {key: more * (whole[key] - one[key]) for key in whole}
         self._outside = {key: max(0.0, whole[key] - self._inside[key]) for key in whole}
@@ -100,8 +103,11 @@ class Estimate:
         # The last stage also computes the loss, and the others wait for it.
         busiest = stage + micro * outside
         waiting = (c.stages - 1) / (3 if c.schedule == "zero_bubble" else c.chunks)
-        update = sum(part[UPDATE, b] for part in (self._inside, self._outside) for b in _BOUND)
-        update *= self._local_weights(c, at_rest=True) / self._parameters
+        local = self._local_weights(c, at_rest=True) / self._parameters
+        # The processors of a stage deal out the matrices that an optimizer orthogonalizes.
+        dealt = share / max(1.0, min(c.data * c.model, share * self._matrices))
+        moved, products = (self._inside[UPDATE, b] + self._outside[UPDATE, b] for b in _BOUND)
+        update = local * moved + dealt * products
         reductions = c.microbatches if c.zero_stage >= 2 else 1
         exposed = self._of_weights(c, busiest * reductions)
         return c.microbatches * busiest + waiting * stage + update + exposed
@@ -159,7 +165,7 @@ class Estimate:
             return each(num_bytes, "data", "expert") + others * each(0, "data", "expert")
 
         total = scatters * sent("reducescatter" if stage else "allreduce", weights * _GRADIENT)
-        total += gathers * sent("allgather", part * _ACTIVATION)
+        total += gathers * sent("allgather", part * self._activation)
         return max((1 - self._cluster.software.overlap) * total, total - busy)
 
     def _sent(self, c: Candidate, kind: str, num_bytes: float, *axes: str) -> float:
@@ -198,30 +204,35 @@ class Estimate:
         c = candidate
         weights = self._local_weights(c)
         at_rest = self._local_weights(c, at_rest=True)
-        state = (_SLOTS + _WEIGHT) * at_rest
+        state = (self._slots + _WEIGHT) * at_rest
         # A pipeline sums the gradients of a stage after the backward pass of a microbatch.
         is_sharded = c.zero_stage >= 2
         are_whole = not is_sharded or c.stages > 1
         gradients = _GRADIENT * (is_sharded * at_rest + are_whole * weights)
-        gathered = weights * _ACTIVATION / (self._layers if c.zero_stage == 3 else 1)
+        # Weights of the activations' dtype are used where they are.
+        copied = self._activation if c.zero_stage or self._activation < _WEIGHT else 0
+        gathered = weights * copied / (self._layers if c.zero_stage == 3 else 1)
         micro = rows / c.data / c.microbatches
         split = c.model if c.sequence_parallel else 1
         kept = micro * self._kept * ((1 - _BETWEEN) / c.model + _BETWEEN / split)
-        alive = self._share_of_stage(c) * self._microbatches_alive(c)
+        share = self._share_of_stage(c)
+        alive = share * self._microbatches_alive(c)
         if c.sequence_parallel and not self._cluster.software.gathers_again:
             kept += micro * _GATHERED * self._layers * self._stream
-        share = self._share_of_stage(c)
+        outside = micro * (self._kept_outside + self._logits) / c.model
         if c.recompute == "layer":
-            first, last = (
-                kept / self._layers + each * micro * self._layers * self._stream / split
-                for each in (alive, share)
-            )
+            # The loss is done with when the last layer is repeated.
+            inputs, repeated = micro * self._layers * self._stream / split, kept / self._layers
+            first, last = repeated + alive * inputs, max(repeated, outside) + share * inputs
         else:
-            first, last = kept * alive, kept * share
+            first, last = kept * alive, kept * share + outside
         # The first stage saves the most microbatches, and the last one the logits.
-        last += micro * (self._kept_outside + self._logits) / c.model
         kept = max(first, last) if c.stages > 1 else last
-        return state + gradients + gathered + kept + self._cluster.device.reserved
+        software, used = self._cluster.software, gathered + kept
+        has_sums = c.microbatches > 1 or (software.keeps_buffers and c.zero_stage < 3)
+        # Without sums, gradients take the memory of the activations and weights that are done.
+        changing = used + gradients if has_sums else max(used, gradients)
+        return state + changing + self._cluster.device.reserved
 
     def _microbatches_alive(self, c: Candidate) -> float:
         """Returns the number of microbatches whose activations the first stage saves at once."""

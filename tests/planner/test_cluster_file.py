@@ -25,25 +25,13 @@ WHOLE = {
     "headroom": 0.1,
     "source": "me",
     "device": {
-        "name": "d",
-        "memory": 1e9,
-        "bandwidth": 1e11,
-        "launch": 1e-6,
-        "units": 4,
-        "reserved": 1e8,
-        "cores": 0,
-        "peak": {"float32": 1e12, "bfloat16": 2e12},
+        **{"name": "d", "memory": 1e9, "bandwidth": 1e11, "launch": 1e-6, "units": 4},
+        **{"reserved": 1e8, "cores": 0, "peak": {"float32": 1e12, "bfloat16": 2e12}},
     },
     "links": [
         {
-            "name": "near",
-            "bandwidth": 1e10,
-            "latency": 1e-6,
-            "devices": 2,
-            "shared_by": 1,
-            "shared_by_all": False,
-            "of_process": False,
-            "cards": "host",
+            **{"name": "near", "bandwidth": 1e10, "latency": 1e-6, "devices": 2, "shared_by": 1},
+            **{"shared_by_all": False, "of_process": False, "cards": "host"},
         },
         {"name": "far", "bandwidth": 1e9, "latency": 1e-5, "cards": "rank"},
     ],
@@ -114,21 +102,9 @@ def name_of(path):
 
 
 def test_the_whole_file_has_every_key():
-    known = {
-        f.name
-        for kind in (
-            ClusterFile,
-            Device,
-            Link,
-            SoftwareStack,
-            AttentionKernel,
-            Curve,
-            CollectiveCurve,
-        )
-        for f in dataclasses.fields(kind)
-    }
-    seen = {key for path in PATHS for key in path}
-    assert known <= seen
+    kinds = (ClusterFile, Device, Link, SoftwareStack, AttentionKernel, Curve, CollectiveCurve)
+    known = {f.name for kind in kinds for f in dataclasses.fields(kind)}
+    assert known <= {key for path in PATHS for key in path}
 
 
 @pytest.mark.parametrize("path", PATHS, ids=name_of)

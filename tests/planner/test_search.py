@@ -76,17 +76,20 @@ def test_found_layouts_are_sorted_and_the_front_has_no_worse_one():
 
 # Matrices of a model have 4096 rows: 64 processors divide them, and 48 do not.
 ESTIMATED = {
-    "sharded": Candidate(64, 1, 2, "none", 2, False),
-    "what nothing divides": Candidate(48, 1, 2, "none", 2, False),
-    "tensor parallel": Candidate(16, 4, 1, "none", 3, True),
-    "stages of 10 or 11 layers": Candidate(16, 2, 4, "none", 1, True, stages=3),
+    "sharded": (Candidate(64, 1, 2, "none", 2, False), ""),
+    "what nothing divides": (Candidate(48, 1, 2, "none", 2, False), "optimizer=adafactor"),
+    "whole": (Candidate(16, 1, 1, "layer", 0, False), "optimizer=sgd,activation_dtype=float32"),
+    "dealt out": (Candidate(16, 1, 1, "layer", 0, False), "optimizer=muon"),
+    "tensor parallel": (Candidate(16, 4, 1, "none", 3, True), "activation_dtype=float32"),
+    "stages of 10 or 11 layers": (Candidate(16, 2, 4, "none", 1, True, stages=3), ""),
 }
 
 
 @pytest.mark.parametrize("case", ESTIMATED)
 def test_the_estimate_that_chooses_what_to_lower_is_near_the_plan(case):
-    candidate, rows = ESTIMATED[case], 384
+    (candidate, values), rows = ESTIMATED[case], 384
     hparams = registry.hparams("llama_7b")
+    hparams.parse(values)
     hparams.parse(f"batch_size={rows},batch_size_unit=sequences_per_batch,max_length=2048")
     wanted = request("transformer_lm", hparams, vocab_size=32000)
     cluster = ClusterFile.load("h100")

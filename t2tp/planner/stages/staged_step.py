@@ -251,6 +251,9 @@ def staged_plan(step: StagedStep, cluster: ClusterFile, *details: Any) -> Plan:
         ]
         return Plan.from_step(step.of_stage(stage, sends), cluster, *details)
 
+    def taken(stage: int, action: Action) -> float:
+        return sum(entries[stage][action, chunk] for chunk in range(table.chunks))
+
     slowest = _of_each_kind(step, timing)
     plans = {stage: plan_of(stage) for stage in slowest}
     busiest = max(plans, key=lambda stage: timing.busy[stage])
@@ -272,12 +275,8 @@ def staged_plan(step: StagedStep, cluster: ClusterFile, *details: Any) -> Plan:
         by_stage=tuple(
             StagePlan(
                 sum(step.layers(stage)),
-                sum(entries[stage][Action.FORWARD, c] for c in range(table.chunks)),
-                sum(
-                    entries[stage][action, c]
-                    for c in range(table.chunks)
-                    for action in (Action.BACKWARD, Action.WEIGHTS)
-                ),
+                taken(stage, Action.FORWARD),
+                taken(stage, Action.BACKWARD) + taken(stage, Action.WEIGHTS),
                 1 - timing.busy[stage] / timing.seconds,
                 _memory_of(plans, step, stage),
             )
