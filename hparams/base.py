@@ -40,21 +40,19 @@ def declare(hparams: HParams, *groups: str) -> None:
     """Declares the hyperparameters of groups of `declarations.toml`.
 
     Raises:
-      KeyError: there is no such group.
+      KeyError, TypeError, AttributeError: there is no such group, or a row has an unknown key,
+        type, range or list of choices.
     """
     for group in groups:
-        for name, row in _declarations()[group].items():
-            limits = {key: row[key] for key in ("min", "max", "above", "below") if key in row}
-            allowed = row.get("choices")
-            hparams.add(
-                name,
-                copy.copy(row["default"]),
-                row["help"],
-                type=_LISTS.get(row.get("type")),
-                choices=getattr(choices, allowed) if isinstance(allowed, str) else allowed,
-                **limits,
-                **_RANGES.get(row.get("range"), {}),
-            )
+        for name, declared in _declarations()[group].items():
+            row = copy.deepcopy(declared)
+            if "range" in row:
+                row |= _RANGES[row.pop("range")]
+            if "type" in row:
+                row["type"] = _LISTS[row["type"]]
+            if isinstance(row.get("choices"), str):
+                row["choices"] = getattr(choices, row["choices"])
+            hparams.add(name, **row)
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from t2tp import registry
 from t2tp.hparam import NOT_DECLARED, HParams, describe_differences
+from t2tp.hparams import base
 from t2tp.trainer.run_dir import run_files
 
 
@@ -108,6 +109,14 @@ def test_an_undeclared_name_is_refused_naming_the_nearest():
 
 
 # Declaring.
+
+
+@pytest.mark.parametrize("typo", ["range", "minn"])
+def test_a_misspelt_row_is_an_error(monkeypatch, typo):
+    row = {"default": 1, "help": "", typo: "szie"}
+    monkeypatch.setattr(base, "_declarations", lambda: {"group": {"name": row}})
+    with pytest.raises((KeyError, TypeError), match="szie|minn"):
+        base.declare(HParams(), "group")
 
 
 def test_a_name_is_declared_once():

@@ -19,13 +19,12 @@ from t2tp.hparam import HParams
 from t2tp.layout_check import LayoutCheck, check_layout
 from t2tp.layout_check.check import virtual_devices
 from t2tp.mesh.layout import Layout
-from t2tp.processes.process_spec import find_process_spec
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Mesh
 from t2tp.quiet import errors_only
-from t2tp.trainer.errors import UsageError
 from t2tp.trainer.inputs.problem_inputs import training_inputs
 from t2tp.trainer.model_fn import ModeKeys, model_fn_of
+from t2tp.trainer.processes import multiprocess
 from t2tp.trainer.run_spec import RunSpec
 
 # Size of the vocabulary into which the ids of a batch are mapped.
@@ -64,8 +63,7 @@ def check_run_layout(spec: RunSpec) -> RunLayoutCheck:
       ValueError: TensorFlow has started up with fewer devices than the mesh needs.
     """
     config = spec.config
-    if find_process_spec(config.num_processes, config.process_id, config.coordinator) is not None:
-        raise UsageError("--check_layout needs a single process: start it without t2tp_launch")
+    multiprocess.check_single(config, "--check_layout")
     virtual_devices(spec.layout.size)
     with errors_only():  # Each model that is built to be measured has warnings.
         model = _shrunk(_Model(spec, spec.hparams.copy()))
@@ -115,9 +113,8 @@ class _Model:
         self.inputs = training_inputs(spec.problem, spec.data_dir, hparams, spec.config.random_seed)
         self.size = 0
         self.smallest: dict[str, int] = {}
-        program = AbstractProgram(
-            self.step_fn, self.inputs.features, layout=Layout.from_hparams(hparams)
-        )
+        layout = Layout.from_hparams(hparams).without_exact_sums()  # As in `check_layout`.
+        program = AbstractProgram(self.step_fn, self.inputs.features, layout=layout)
         for op in program.graph()[0].operations:
             for tensor in op.outputs:
                 self.size += tensor.shape.size

@@ -22,9 +22,8 @@ def check_local(name: str, path: str) -> None:
     """
     if _SCHEME.match(path):
         raise ValueError(
-            f"{name}={without_secrets(path)}: expected a path of this host's files;"
-            " s3://, gs:// and az:// are for runs, data and texts, and in"
-            " Python for t2tp.object_store.local_path"
+            f"{name}={without_secrets(path)}: expected a path on this host; only runs, data and"
+            " texts may have addresses (in Python: `object_store.local_path(address)`)"
         )
 
 

@@ -4,9 +4,12 @@ The batch of a step is a function of the run's seed and the step, so a run need 
 The variables come from the latest checkpoint before the step and the steps in between.
 """
 
+import contextlib
+import fnmatch
 import math
+import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +17,21 @@ import numpy as np
 import tensorflow as tf
 
 from t2tp import mtf
+from t2tp.object_store.mirror import mirror_of
 from t2tp.optim.nonfinite import first_nonfinite, first_unusual
 from t2tp.optim.per_row import RowsMixedError, row_losses_and_norms
 from t2tp.program.program import Feature, Mesh, Program
 from t2tp.program.variables import Variables
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.estimator import Estimator
+from t2tp.trainer.inputs.batch_size import sequences_per_batch
 from t2tp.trainer.inputs.inputs import Batch, BatchStream, features_of_batch, shapes_of_batch
 from t2tp.trainer.inputs.problem_inputs import training_inputs
 from t2tp.trainer.model_fn import ModeKeys
+from t2tp.trainer.processes import multiprocess
 from t2tp.trainer.run_spec import RunSpec
 
+_EVENTS = "events.out.tfevents.*"
 _TEXT_FEATURES = ("inputs", "targets")
 
 # Elements of the gradients of the rows that are computed together: 1 GiB.
@@ -79,18 +86,20 @@ class ReplayedStep:
     updates: Mapping[str, float]
 
     @property
-    def differing(self) -> list[str]:
-        """Names of logged scalars that the replay has not reproduced, bit for bit."""
-        return [
-            name for name, value in self.logged.items() if repr(value) != repr(self.scalars[name])
-        ]
+    def differing(self) -> dict[str, float]:
+        """Relative differences of logged scalars that the replay has not reproduced exactly."""
+        return {
+            name: abs(self.scalars[name] - value) / (abs(value) or 1.0)
+            for name, value in self.logged.items()
+            if repr(value) != repr(self.scalars[name])
+        }
 
 
 def replay(spec: RunSpec, step: int, without_rows: Sequence[int] = ()) -> ReplayedStep:
     """Replays a step of a run; writes no files.
 
     On the run's own mesh the replayed values are those of the run, bit for bit; on another one they
-    are equal up to rounding.
+    are equal up to rounding, or bit for bit with `exact_sums`. The batch is the run's on any mesh.
 
     Args:
       spec: the run, on a mesh without stages.
@@ -98,10 +107,11 @@ def replay(spec: RunSpec, step: int, without_rows: Sequence[int] = ()) -> Replay
       without_rows: rows of the batch to leave out.
 
     Raises:
-      UsageError: the mesh has stages, or splits the batch of a model that mixes rows, or the batch
-        lacks a row.
+      UsageError: there are several processes, the mesh has stages, or splits the batch of a model
+        that mixes rows, or the batch lacks a row.
     """
     _check(spec, step)
+    spec = _with_batch_of_run(spec)
     estimator = spec.make_estimator()
     inputs = training_inputs(spec.problem, spec.data_dir, spec.hparams, spec.config.random_seed)
     begun_from, stream = estimator.rewind(inputs, step - 1)
@@ -131,6 +141,7 @@ def replay(spec: RunSpec, step: int, without_rows: Sequence[int] = ()) -> Replay
 
 
 def _check(spec: RunSpec, step: int) -> None:
+    multiprocess.check_single(spec.config, "a replay")
     if step < 1:
         raise UsageError(f"--step={step}: steps are counted from 1")
     if spec.layout.num_stages > 1:
@@ -140,20 +151,35 @@ def _check(spec: RunSpec, step: int) -> None:
         )
 
 
+def _with_batch_of_run(spec: RunSpec) -> RunSpec:
+    """Returns the spec with the batch in sequences: a batch per replica depends on the mesh."""
+    hparams, in_run = spec.hparams.copy(), spec.hparams.copy()
+    for name in ("mesh_shape", "layout"):
+        in_run.set(name, (spec.saved or spec).hparams.get(name))
+    hparams.set("batch_size", sequences_per_batch(in_run))
+    hparams.set("batch_size_unit", "sequences_per_batch")
+    return replace(spec, hparams=hparams)
+
+
 def _logged(output_dir: str, step: int) -> dict[str, float]:
     """Reads the loss and the gradient norm of a step from the run's TensorBoard events.
 
     Of a step that was repeated after a restart, the last report counts.
     """
     logged: dict[str, float] = {}
-    for path in sorted(Path(output_dir).glob("events.out.tfevents.*"), key=lambda p: p.name):
-        try:
-            for event in tf.compat.v1.train.summary_iterator(str(path)):
-                for value in event.summary.value:
-                    if event.step == step and value.tag in ("loss", "gradient_norm"):
-                        logged[value.tag] = float(tf.make_ndarray(value.tensor))
-        except tf.errors.DataLossError:
-            pass  # A killed process has left half a record at the end.
+    with tempfile.TemporaryDirectory() as scratch:
+        mirror = mirror_of(output_dir)
+        if mirror is not None:  # It downloads no events.
+            for name in fnmatch.filter(mirror.store.list(), _EVENTS):
+                mirror.store.get(name, Path(scratch, name))
+        directory = Path(output_dir if mirror is None else scratch)
+        for path in sorted(directory.glob(_EVENTS), key=lambda p: p.name):
+            # A killed process may have left half a record at the end.
+            with contextlib.suppress(tf.errors.DataLossError):
+                for event in tf.compat.v1.train.summary_iterator(str(path)):
+                    for value in event.summary.value:
+                        if event.step == step and value.tag in ("loss", "gradient_norm"):
+                            logged[value.tag] = float(tf.make_ndarray(value.tensor))
     return logged
 
 

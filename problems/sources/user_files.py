@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from t2tp.object_store.store import is_address, without_secrets
 from t2tp.problems.data.checked_file import mapped
 from t2tp.problems.data.sample import BadSampleError
 from t2tp.problems.data.shards import OFFSET
@@ -31,13 +32,17 @@ def find_files(pattern: str, option: str) -> list[Path]:
       option: name of the option it was given by, for errors.
 
     Raises:
-      WrongOptionError: there is no pattern, or it matches no file.
+      WrongOptionError: there is no pattern, or it is an address, or it matches no file.
       ValueError: it matches only empty files.
     """
     if not pattern:
         raise WrongOptionError(
             f"no files are given: use the option {option}, as in "
             f"--problem_options='{option}=texts/**/*.txt'"
+        )
+    if is_address(pattern):
+        raise WrongOptionError(
+            f"{option}={without_secrets(pattern)}: expected files on this host: download them first"
         )
     matches = matching(str(Path(pattern).expanduser()))
     # A set, as "**/**" matches a file twice.

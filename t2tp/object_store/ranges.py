@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import tempfile
@@ -24,7 +25,10 @@ _lock = threading.RLock()
 
 
 def _max_chunks() -> int:
-    return int(float(os.environ.get("T2TP_DATA_CACHE_GB", "4")) * (1 << 30)) // CHUNK_BYTES
+    given = os.environ.get("T2TP_DATA_CACHE_GB", "4")
+    with contextlib.suppress(ValueError, OverflowError):
+        return int(float(given) * (1 << 30)) // CHUNK_BYTES
+    raise ValueError(f"T2TP_DATA_CACHE_GB={given}: expected a number of gigabytes, such as 4")
 
 
 class CachedRanges:
@@ -42,10 +46,14 @@ class CachedRanges:
 
         Args:
           path: a hole.
+
+        Raises:
+          ValueError: T2TP_DATA_CACHE_GB is no number.
         """
         hole = hole_of(path)
         assert hole is not None
         self._hole, self._size = hole, path.stat().st_size
+        self._max_chunks = _max_chunks()
         cache_directory().mkdir(parents=True, exist_ok=True)
         self._file = tempfile.TemporaryFile(dir=cache_directory())  # noqa: SIM115
         self._file.truncate(self._size)
@@ -63,7 +71,7 @@ class CachedRanges:
         for chunk in needed:
             _chunks[self, chunk] = None
             _chunks.move_to_end((self, chunk))
-        while len(_chunks) > max(_max_chunks(), len(needed)):
+        while len(_chunks) > max(self._max_chunks, len(needed)):
             (owner, chunk), _ = _chunks.popitem(last=False)
             begin, size = ctypes.c_long(chunk * CHUNK_BYTES), ctypes.c_long(CHUNK_BYTES)
             _LIBC.fallocate(owner._file.fileno(), _PUNCH_HOLE | _KEEP_SIZE, begin, size)

@@ -17,7 +17,7 @@ class StoreLock:
     """A lock on a run in a store.
 
     The lock is an object that is created only if there is none, and renewed by a thread. A trainer
-    that was killed renews it no more: another one takes it over at once if it works in the same
+    that was killed no longer renews it: another one takes it over at once if it works in the same
     local directory, which has a lock of its own, and otherwise after `ABANDONED_SECONDS`. No clocks
     are compared.
 
@@ -57,7 +57,7 @@ class StoreLock:
                     break
             other = self._read()
             is_ours = other.get("place") == self._note["place"]
-            if is_ours or (other and other == seen and time.monotonic() > deadline):
+            if is_ours or (other == seen and time.monotonic() > deadline):
                 if self._read() == other:
                     self._store.delete(self._name)
                 has_taken_over = not is_ours
@@ -109,7 +109,7 @@ class StoreLock:
         return json.dumps({**self._note, "beat": beat}).encode()
 
     def _read(self) -> dict[str, Any]:
-        """Returns the note in the object; empty if there is none."""
+        """Returns the note in the object; empty if there is none, or it is damaged."""
         try:
             note = json.loads(self._store.read(self._name))
         except (FileNotFoundError, ValueError):

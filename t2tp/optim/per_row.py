@@ -29,6 +29,7 @@ from t2tp.ops.norms.layer_norm import LayerNormGradOperation, RmsNormGradOperati
 from t2tp.ops.variables.sharded_variable import gradients_at_rest
 from t2tp.optim.clipping import global_norm
 from t2tp.optim.gradient_accumulation import needed_operations, variable_gradients, variables_of
+from t2tp.optim.train_step import is_balance
 from t2tp.program.program import Mesh
 
 # Operations that sum over the dimensions that their outputs lack.
@@ -69,7 +70,7 @@ def row_losses_and_norms(
       mesh: the program's mesh, without stages.
 
     Returns:
-      losses and L2 norms over all trainable variables, each float32 [batch].
+      losses and L2 norms, without the balances of experts, each float32 [batch].
 
     Raises:
       RowsMixedError: an operation computes with several rows at once, such as experts that take
@@ -78,18 +79,24 @@ def row_losses_and_norms(
     """
     if batch.size == 1:
         grads = gradients_at_rest(variable_gradients(loss, mesh), variables_of(mesh))
-        losses, norms = (mtf.reshape(x, mtf.Shape([batch])) for x in (loss, global_norm(grads)))
-        return losses, norms
+        norm = global_norm(_with_norm(grads, mesh))
+        return mtf.reshape(loss, mtf.Shape([batch])), mtf.reshape(norm, mtf.Shape([batch]))
     rows = _Rows(batch)
     losses = rows.of(loss)
     rows.check_constants()
     rows.check_separate(needed_operations(list(mesh.graph.operations), [losses]))
-    grads = [rows.of(_in_use(g)) for g in variable_gradients(mtf.reduce_sum(losses), mesh)]
+    grads = _with_norm(variable_gradients(mtf.reduce_sum(losses), mesh), mesh)
+    grads = [rows.of(_in_use(g)) for g in grads]
     squares = [
         mtf.reduce_sum(mtf.square(mtf.cast(grad, tf.float32)), output_shape=mtf.Shape([batch]))
         for grad in grads
     ]
     return losses, mtf.sqrt(mtf.add_n(squares))
+
+
+def _with_norm(grads: Sequence[mtf.Tensor], mesh: Mesh) -> list[mtf.Tensor]:
+    """Returns the gradients that a step's `gradient_norm` counts."""
+    return [g for v, g in zip(variables_of(mesh), grads, strict=True) if not is_balance(v)]
 
 
 def _in_use(grad: mtf.Tensor) -> mtf.Tensor:

@@ -123,9 +123,9 @@ def _apply(
     """Divides gradients by the loss scale, clips them, and updates the variables."""
     variables = list(mesh.graph.trainable_variables)
     grads = gradients_at_rest(grads, variables)
-    balances = [(v, g) for v, g in zip(variables, grads, strict=True) if _is_balance(v)]
-    grads = [g for v, g in zip(variables, grads, strict=True) if not _is_balance(v)]
-    variables = [v for v in variables if not _is_balance(v)]
+    balances = [(v, g) for v, g in zip(variables, grads, strict=True) if is_balance(v)]
+    grads = [g for v, g in zip(variables, grads, strict=True) if not is_balance(v)]
+    variables = [v for v in variables if not is_balance(v)]
     of_stage = [is_of_stage(variable) for variable in variables]
     divisor = None if loss_scale is None else loss_scale.value
     grads, norm = clip(grads, divisor, hparams, of_stage)
@@ -168,7 +168,8 @@ def _apply(
     return scalars
 
 
-def _is_balance(variable: mtf.Variable) -> bool:
+def is_balance(variable: mtf.Variable) -> bool:
+    """Whether a variable balances experts: its "gradient" is their load, and has no norm."""
     return variable.role is not None and variable.role.kind == BALANCE
 
 

@@ -9,6 +9,8 @@ import tensorflow as tf
 import t2tp
 from t2tp import mtf
 from t2tp.layout_check import LayoutCheck
+from t2tp.mesh.layout import Layout
+from t2tp.optim.clipping import global_norm
 
 BATCH, D_IN, D_FF = mtf.Dimension("batch", 8), mtf.Dimension("d_in", 4), mtf.Dimension("d_ff", 12)
 FEATURES = {"x": t2tp.Feature(mtf.Shape([BATCH, D_IN]))}
@@ -66,33 +68,38 @@ def step_with(fault: str = ""):
         loss = mtf.reduce_mean(mtf.square(WrongOperation(hidden, fault).outputs[0]))
         variables = mesh.graph.trainable_variables
         gradients = mtf.gradients([loss], [v.outputs[0] for v in variables])
+        norm = global_norm(gradients)
         if fault == "update":
             gradients[0] = OwnNumberOperation(gradients[0]).outputs[0]
         mtf.optimize.AdafactorOptimizer(learning_rate=0.01).apply_grads(gradients, variables)
-        return {"loss": loss}
+        return {"loss": loss, "norm": norm}
 
     return step_fn
 
 
-def check(fault: str = "", layout: str = "batch:data;d_ff:model") -> LayoutCheck:
+def check(fault: str = "", layout: str | Layout = "batch:data;d_ff:model") -> LayoutCheck:
+    mesh_shape = "data:2;model:2" if isinstance(layout, str) else ""
     return t2tp.check_layout(
-        step_with(fault), FEATURES, {"x": X}, mesh_shape="data:2;model:2", layout=layout
+        step_with(fault), FEATURES, {"x": X}, mesh_shape=mesh_shape, layout=layout
     )
 
 
-@pytest.mark.parametrize("layout", ["batch:data;d_ff:model", "batch:data+model", "d_in:model"])
+EXACT = Layout("data:2;model:2", "batch:data;d_ff:model", exact_sums=2)
+
+
+@pytest.mark.parametrize("layout", [EXACT, "batch:data+model", "d_in:model"], ids=str)
 def test_a_layout_that_is_right_agrees(layout):
     found = check(layout=layout)
     assert found.agrees
     assert found.first is None
     kinds = [each.kind for each in found.compared]
     assert {kind: kinds.count(kind) for kind in kinds} == {
-        "output": 1,
+        "output": 2,
         "gradient": 2,
         "mask": 2,
         "update": 4,
     }
-    assert "All 9 agree to 1e-12" in str(found)
+    assert "All 10 agree to 1e-12" in str(found)
 
 
 def test_the_operation_that_forgets_to_sum_is_named():

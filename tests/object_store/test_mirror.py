@@ -23,7 +23,9 @@ from t2tp.problems.data.checked_file import CheckedFile
 from t2tp.problems.data.manifest import DamagedDataError
 from t2tp.problems.data.shards import ShardWriter, read_checks
 from t2tp.trainer.cli import programs
+from t2tp.trainer.hooks.summaries import SummaryWriter
 from t2tp.trainer.local_paths import check_local
+from t2tp.trainer.replay import _logged
 from tests.checkpoint import samples
 from tests.store_server import SECRET, StoreServer
 
@@ -357,9 +359,10 @@ def test_a_mirror_that_fails_does_not_keep_the_others_from_uploading(server, mon
     assert uploaded(server, "b").keys() == {"x", "y"}
 
 
-def test_two_that_wait_do_not_both_take_an_abandoned_lock(server, monkeypatch):
+@pytest.mark.parametrize("note", [b'{"place": "gone", "word": "gone"}', b"no JSON"])
+def test_two_that_wait_do_not_both_take_an_abandoned_lock(server, monkeypatch, note):
     monkeypatch.setattr(store_lock, "ABANDONED_SECONDS", 0.5)
-    Store(RUN).write("run.lock", b'{"place": "gone", "word": "gone"}')
+    Store(RUN).write("run.lock", note)
     first, second = lock("first"), lock("second")
     read, answers = second._read, []
 
@@ -439,6 +442,15 @@ def test_a_large_vocabulary_is_downloaded(shard, server):
         assert mirror.hole_of(directory / "train-00000-of-00001.targets")
 
 
+def test_a_replay_on_another_host_reads_the_reports_of_the_run(server, monkeypatch, tmp_path):
+    with object_store.session():
+        SummaryWriter(object_store.local_path(RUN)).write(5, {"loss": 2.5, "x": 1.0})
+    elsewhere(monkeypatch, tmp_path)
+    with object_store.session():
+        directory = object_store.local_path(RUN)
+        assert (_logged(directory, 5), _logged(directory, 6)) == ({"loss": 2.5}, {})
+
+
 def open_shard(values: np.ndarray) -> CheckedFile:
     directory = Path(object_store.local_path("s3://bucket/data"))
     path, checks = directory / "train-00000-of-00001.targets", None
@@ -447,6 +459,9 @@ def open_shard(values: np.ndarray) -> CheckedFile:
 
 
 def test_shards_are_read_by_ranges_with_a_bounded_cache(shard, server, monkeypatch):
+    monkeypatch.setenv("T2TP_DATA_CACHE_GB", "abc")
+    with object_store.session(), pytest.raises(ValueError, match="T2TP_DATA_CACHE_GB=abc: expect"):
+        open_shard(shard)[:5]
     monkeypatch.setenv("T2TP_DATA_CACHE_GB", str(2 / 1024))
     server.sent.clear()
     with object_store.session():

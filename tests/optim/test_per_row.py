@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import t2tp
 from t2tp import mtf, registry
+from t2tp.optim import apply_gradients
 from t2tp.optim.clipping import global_norm
 from t2tp.optim.gradient_accumulation import variable_gradients
 from t2tp.optim.loss import LossTerm
@@ -79,6 +80,22 @@ def test_rows_are_batches_of_one(case):
         one = alone({name: x[i : i + 1] for name, x in batch.items()})
         for name in ("loss", "norm"):
             np.testing.assert_allclose(outputs[name][i], one[name], rtol, err_msg=f"row {i}")
+
+
+def test_the_norm_of_one_row_is_the_steps_which_leaves_out_the_balance_of_experts():
+    values = {"moe_gating": "top_k", "moe_balance_rate": 0.001}
+    model, batch, _ = texts("moe", **values)
+    hparams = FAMILIES["moe"].hparams(**values)
+    row = {name: x[:1] for name, x in batch.items()}
+
+    def norms(mesh, parts):
+        loss = model.loss(mesh, parts, training=False).loss
+        _, norms = row_losses_and_norms(loss, mtf.Dimension("batch", 1), mesh)
+        step = apply_gradients(loss, mesh, hparams, train_steps=1)["gradient_norm"]
+        return {"row": norms, "step": step}
+
+    found = t2tp.Program(norms, {name: feature_of(x) for name, x in row.items()}, seed=1)(row)
+    np.testing.assert_allclose(found["row"], found["step"], 1e-6)
 
 
 @pytest.mark.parametrize(

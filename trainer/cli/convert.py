@@ -31,7 +31,7 @@ from t2tp.layers.adapters import Adapters
 from t2tp.processes.cluster import connect
 from t2tp.scratch_directory import scratch_directory
 from t2tp.trainer.cli.run_program import Invocation
-from t2tp.trainer.errors import ProcessLostError, UsageError, as_usage_error
+from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.hparams_fit import completed
 from t2tp.trainer.processes import multiprocess
 from t2tp.trainer.run_dir import huggingface_files, run_files
@@ -63,33 +63,26 @@ def run(invocation: Invocation) -> None:
         with as_usage_error(ValueError, LookupError, OSError, ModuleNotFoundError):
             print(convert(flags, ALL))
         return
-    try:
-        with as_usage_error(ValueError):
-            cluster = connect(
-                invocation.process.num_processes,
-                num_processes=flags.num_processes,
-                process_id=flags.process_id,
-                coordinator=flags.coordinator,
-            )
+    joined = multiprocess.joined(
+        connect,
+        invocation.process.num_processes,
+        num_processes=flags.num_processes,
+        process_id=flags.process_id,
+        coordinator=flags.coordinator,
+    )
+    with joined as cluster:
         share = Share(
             cluster.process_id, cluster.num_processes, lambda name: cluster.barrier(name, math.inf)
         )
-        settings = {name: flags[name].value for name in _SETTINGS}
-        with multiprocess.propagate_failure(cluster):
-            multiprocess.check_same(cluster, settings)
-            with as_usage_error(ValueError, LookupError, OSError, ModuleNotFoundError):
-                made = convert(flags, share)
-        if share.is_main_process:
-            print(made)
-    except multiprocess.OTHERS_FAULT as error:
-        raise ProcessLostError(str(error)) from error
+        multiprocess.check_same(cluster, {name: flags[name].value for name in _SETTINGS})
+        with as_usage_error(ValueError, LookupError, OSError, ModuleNotFoundError):
+            made = convert(flags, share)
+    if share.is_main_process:
+        print(made)
 
 
 def _to_run(flags: absl_flags.FlagValues, share: Share) -> Path:
     """Converts a directory to a run."""
-    for name in ("checkpoint_path", "model_type", "max_shard_size", "merge_lora"):
-        if flags[name].value:
-            raise UsageError(f"--{name} can be used only with --to_hf")
     source = ModelDirectory.from_path(local_directory(flags.from_hf, share))
     model_type = source.model_type
     huggingface_files.check_files(source.path)
@@ -118,8 +111,6 @@ def _to_run(flags: absl_flags.FlagValues, share: Share) -> Path:
 
 def _to_directory(flags: absl_flags.FlagValues, share: Share) -> Path:
     """Converts a run to a directory."""
-    if flags.problem or flags.problem_options:
-        raise UsageError("--problem and --problem_options go with --from_hf only")
     most_bytes = exporting.bytes_of(flags.max_shard_size or str(exporting.MOST_BYTES))
     saved_run = run_files.read_run(flags.output_dir)
     hparams = completed(saved_run.hparams, saved_run.flags.get("model") or "")

@@ -22,7 +22,7 @@ from t2tp.processes.cluster import Cluster
 from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.cli.spec_from_flags import check_same_data, spec_from_flags, use_own_tokenizer
 from t2tp.trainer.cli.train import building
-from t2tp.trainer.errors import ProcessLostError, UsageError, as_usage_error
+from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.hooks.summaries import SummaryWriter
 from t2tp.trainer.inference import files
 from t2tp.trainer.inference.conversations import (
@@ -69,16 +69,12 @@ def run(invocation: Invocation) -> None:
         if spec.config.xla is None and _should_compile(invocation, spec, options, len(lines)):
             spec = replace(spec, config=replace(spec.config, xla=True))
             logging.info("compiling decoding with XLA (--noxla disables it)")
-    try:
-        with as_usage_error(ValueError):
-            cluster = multiprocess.connect_as(spec.config, spec.layout)
-        with multiprocess.propagate_failure(cluster), as_usage_error(DamagedDataError):
-            if flags.generate_data:
-                with as_usage_error(ValueError, LookupError, OSError):
-                    multiprocess.prepare_data(cluster, spec.problem, flags.data_dir, flags.tmp_dir)
-            _Decoding(flags, spec, options, lines, cluster, chat).run()
-    except multiprocess.OTHERS_FAULT as error:
-        raise ProcessLostError(str(error)) from error
+    joined = multiprocess.joined(multiprocess.connect_as, spec.config, spec.layout)
+    with joined as cluster, as_usage_error(DamagedDataError):
+        if flags.generate_data:
+            with as_usage_error(ValueError, LookupError, OSError):
+                multiprocess.prepare_data(cluster, spec.problem, flags.data_dir, flags.tmp_dir)
+        _Decoding(flags, spec, options, lines, cluster, chat).run()
 
 
 def _check(flags: absl_flags.FlagValues) -> None:
@@ -101,8 +97,7 @@ def _check(flags: absl_flags.FlagValues) -> None:
                 f"--{option}={mirror.store.address}: the files that would be written next to it"
                 f" are not uploaded; {advice}"
             )
-    if flags.output_dir:
-        run_files.read_run(flags.output_dir)
+    run_files.read_run(flags.output_dir)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from t2tp.trainer.cli.flag_groups import check_given
 from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.cli.spec_from_flags import check_same_data, spec_from_flags, use_own_tokenizer
 from t2tp.trainer.cli.train import building
-from t2tp.trainer.errors import ProcessLostError, UsageError, as_usage_error
+from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.experiment import Experiment
 from t2tp.trainer.inference.harness import HarnessTasks
 from t2tp.trainer.inference.run_decoder import RunDecoder, check_writes, codec_for
@@ -41,32 +41,23 @@ def run(invocation: Invocation) -> None:
             check_given(flags, ("data_dir",))
         elif not flags.data_dir:
             use_own_tokenizer(flags)
-        spec = _plan(flags)
+        run_files.read_run(flags.output_dir)
+        spec = spec_from_flags(flags)
         paths = _checkpoints(flags)
         tasks = _tasks(flags, spec) if flags.tasks else None
-    try:
-        with as_usage_error(ValueError):
-            cluster = multiprocess.connect_as(spec.config, spec.layout)
-        with multiprocess.propagate_failure(cluster), as_usage_error(DamagedDataError):
-            with as_usage_error(ValueError, LookupError, OSError):
-                if flags.generate_data:
-                    multiprocess.prepare_data(cluster, spec.problem, flags.data_dir, flags.tmp_dir)
-            if tasks is not None:
-                _run_tasks(tasks, spec, paths, flags.task_batch_size)
-                return
-            with as_usage_error(ValueError, LookupError, OSError):
-                experiment = _experiment(flags, spec, paths[0])
-            rows = _evaluate(experiment, paths, spec.model, prints=cluster.is_main_process)
-    except multiprocess.OTHERS_FAULT as error:
-        raise ProcessLostError(str(error)) from error
+    joined = multiprocess.joined(multiprocess.connect_as, spec.config, spec.layout)
+    with joined as cluster, as_usage_error(DamagedDataError):
+        with as_usage_error(ValueError, LookupError, OSError):
+            if flags.generate_data:
+                multiprocess.prepare_data(cluster, spec.problem, flags.data_dir, flags.tmp_dir)
+        if tasks is not None:
+            _run_tasks(tasks, spec, paths, flags.task_batch_size)
+            return
+        with as_usage_error(ValueError, LookupError, OSError):
+            experiment = _experiment(flags, spec, paths[0])
+        rows = _evaluate(experiment, paths, spec.model, prints=cluster.is_main_process)
     if cluster.is_main_process:
         print(_table(rows), file=sys.stderr)
-
-
-def _plan(flags: absl_flags.FlagValues) -> RunSpec:
-    if flags.output_dir:
-        run_files.read_run(flags.output_dir)
-    return spec_from_flags(flags)
 
 
 def _checkpoints(flags: absl_flags.FlagValues) -> list[Path]:

@@ -21,8 +21,7 @@ def run(invocation: Invocation) -> None:
     """
     flags = invocation.flags
     with as_usage_error(ValueError, LookupError, OSError, ModuleNotFoundError):
-        if flags.output_dir:
-            run_files.read_run(flags.output_dir)
+        run_files.read_run(flags.output_dir)
         run_files.check_writable(
             flags.export_dir or flags.output_dir, "the directory of the export,"
         )

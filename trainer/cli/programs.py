@@ -1,6 +1,6 @@
 """The programs, which `programs.toml` declares, and their entry points."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,18 +27,9 @@ for _name, _row in tables.read("programs.toml").items():
     _row["positional"] = [*map(_positional, _row.pop("positional", ()))]
     PROGRAMS[_name] = ProgramSpec(_name, **_row)
 
-# The entry points, which pyproject.toml names.
-t2tp_trainer = partial(run_program, PROGRAMS["t2tp_trainer"])
-t2tp_datagen = partial(run_program, PROGRAMS["t2tp_datagen"])
-t2tp_launch = partial(run_program, PROGRAMS["t2tp_launch"])
-t2tp_eval = partial(run_program, PROGRAMS["t2tp_eval"])
-t2tp_replay = partial(run_program, PROGRAMS["t2tp_replay"])
-t2tp_decoder = partial(run_program, PROGRAMS["t2tp_decoder"])
-t2tp_exporter = partial(run_program, PROGRAMS["t2tp_exporter"])
-t2tp_avg_checkpoints = partial(run_program, PROGRAMS["t2tp_avg_checkpoints"])
-t2tp_convert = partial(run_program, PROGRAMS["t2tp_convert"])
-t2tp_inspect_checkpoint = partial(run_program, PROGRAMS["t2tp_inspect_checkpoint"])
-t2tp_bleu = partial(run_program, PROGRAMS["t2tp_bleu"])
-t2tp_tune = partial(run_program, PROGRAMS["t2tp_tune"])
-t2tp_plan = partial(run_program, PROGRAMS["t2tp_plan"])
-t2tp_calibrate = partial(run_program, PROGRAMS["t2tp_calibrate"])
+
+def __getattr__(name: str) -> Callable[..., int]:
+    """Returns the entry point of a program, which pyproject.toml names."""
+    if name not in PROGRAMS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return partial(run_program, PROGRAMS[name])

@@ -5,12 +5,14 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 
+from t2tp.mesh.layout import Layout
 from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.cli.spec_from_flags import spec_from_flags
 from t2tp.trainer.cli.train import building
-from t2tp.trainer.errors import as_usage_error
+from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.replay import ReplayedStep, replay
 from t2tp.trainer.run_dir import run_files
+from t2tp.trainer.run_spec import RunSpec
 
 _SHOWN = 10
 
@@ -24,23 +26,26 @@ def run(invocation: Invocation) -> None:
     flags = invocation.flags
     with as_usage_error(ValueError, LookupError, OSError):
         run_files.read_run(flags.output_dir)
-        if flags.mesh_shape is None:
-            flags["mesh_shape"].value = ""  # One device, whatever the run has.
+        if flags.mesh_shape is None and flags.worker_gpu is None:
+            # One device, whatever the run has, unless a later change sets the mesh.
+            flags["hparams"].value = ["mesh_shape=", *flags.hparams]
         spec = spec_from_flags(flags)
         spec.check_same_data()
-        rows = [int(row) for row in flags.without_rows]
+        for row in flags.without_rows:
+            if not row.isdecimal():
+                raise UsageError(f"--without_rows: {row!r} is no row: expected numbers, as in 3,17")
         with building(spec.model):
-            replayed = replay(spec, flags.step, rows)
+            replayed = replay(spec, flags.step, [*map(int, flags.without_rows)])
     for example in replayed.examples:
         print(json.dumps(asdict(example)), flush=True)
-    print(_summary(replayed), file=sys.stderr)
+    print(_summary(replayed, spec), file=sys.stderr)
 
 
-def _summary(replayed: ReplayedStep) -> str:
+def _summary(replayed: ReplayedStep, spec: RunSpec) -> str:
     lines = [
         f"step {replayed.step}, replayed from step {replayed.begun_from}:"
         f" {_shown(replayed.scalars)}",
-        _comparison(replayed),
+        _comparison(replayed, spec),
     ]
     if replayed.first_nonfinite:
         lines.append(f"the first tensor that is not finite is the {replayed.first_nonfinite}")
@@ -59,13 +64,21 @@ def _summary(replayed: ReplayedStep) -> str:
     return "\n".join(lines)
 
 
-def _comparison(replayed: ReplayedStep) -> str:
+def _comparison(replayed: ReplayedStep, spec: RunSpec) -> str:
     """Compares the replayed scalars with the run's log, in a line."""
     if not replayed.logged:
         return "the run's events have no report of this step with these rows"
-    differing = replayed.differing
-    verdict = f"different: {', '.join(differing)}" if differing else "equal, bit for bit"
-    return f"the run reported {_shown(replayed.logged)}: {verdict}"
+    reported = f"the run reported {_shown(replayed.logged)}"
+    if not replayed.differing:
+        return f"{reported}: equal, bit for bit"
+    shown = ", ".join(f"{name} by {x:.1e} of it" for name, x in replayed.differing.items())
+    layout, run_layout = spec.layout, Layout.from_hparams(spec.saved and spec.saved.hparams)
+    is_exact = 0 < run_layout.exact_sums == layout.exact_sums
+    if str(layout) == str(run_layout) or is_exact:
+        cause = "layouts do not explain this: machine, data, flags or program have changed"
+    else:
+        cause = f"the run has {run_layout}, and rounding differs between layouts without exact_sums"
+    return f"{reported}: different, {shown}; {cause}"
 
 
 def _shown(scalars: Mapping[str, float]) -> str:

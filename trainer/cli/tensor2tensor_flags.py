@@ -26,9 +26,3 @@ def advice(flag: str) -> str:
     table = flag_table()
     kind, note = table.get(flag) or table.get(flag.removeprefix("no")) or ("", "")
     return f"{_STARTS[kind]}: {note.replace('`', '')}." if kind in _STARTS else ""
-
-
-def markdown_table() -> str:
-    """Returns the table in docs/coming_from_tensor2tensor.md."""
-    rows = [f"| `--{name}` | {kind} | {note} |" for name, (kind, note) in flag_table().items()]
-    return "\n".join(["| flag of t2t-trainer | here |  |", "| -- | -- | -- |", *rows]) + "\n"

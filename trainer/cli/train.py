@@ -24,7 +24,7 @@ from t2tp.processes.cluster import Cluster
 from t2tp.registry import UnknownNameError
 from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.cli.spec_from_flags import hparams_to_print, spec_from_flags
-from t2tp.trainer.errors import FailedError, ProcessLostError, UsageError, as_usage_error
+from t2tp.trainer.errors import FailedError, UsageError, as_usage_error
 from t2tp.trainer.experiment import SCHEDULES, Experiment
 from t2tp.trainer.hooks.early_stopping import EarlyStopping
 from t2tp.trainer.model_fn import ModeKeys
@@ -89,14 +89,10 @@ def run(invocation: Invocation) -> None:
     if flags.explain_layout or flags.check_layout or flags.check_transfer:
         _examine(flags, spec)
         return
-    try:
-        # Rendezvous before anything that may start TensorFlow, as generating data may.
-        with as_usage_error(ValueError):
-            cluster = multiprocess.connect_as(spec.config, spec.layout)
-        with multiprocess.propagate_failure(cluster), as_usage_error(DamagedDataError):
-            _carry_out(flags, spec, cluster)
-    except multiprocess.OTHERS_FAULT as error:
-        raise ProcessLostError(str(error)) from error
+    # Rendezvous before anything that may start TensorFlow, as generating data may.
+    joined = multiprocess.joined(multiprocess.connect_as, spec.config, spec.layout)
+    with joined as cluster, as_usage_error(DamagedDataError):
+        _carry_out(flags, spec, cluster)
 
 
 def _warn_of_warmup(schedule: str, spec: RunSpec) -> None:
@@ -121,7 +117,6 @@ def _carry_out(flags: absl_flags.FlagValues, spec: RunSpec, cluster: Cluster) ->
             spec = _with_prepared_data(flags, spec)
         experiment = _experiment(flags, spec)
         experiment.estimator.connect()
-    _look_inside(flags)
     with building(spec.model):
         experiment.build(flags.schedule)
     _warn_of_warmup(flags.schedule, spec)
@@ -218,15 +213,3 @@ def _early_stopping(flags: absl_flags.FlagValues) -> EarlyStopping | None:
         flags.eval_early_stopping_metric_delta,
         flags.eval_early_stopping_metric_minimize,
     )
-
-
-def _look_inside(flags: absl_flags.FlagValues) -> None:
-    """Enables TensorFlow's debugger for all programs that are traced from now on.
-
-    Not `tf.debugging.enable_check_numerics`, which would stop at the NaNs and infinities with which
-    our operations mark missing values.
-    """
-    if flags.dump_debug_info:
-        tf.debugging.experimental.enable_dump_debug_info(
-            flags.dump_debug_info, tensor_debug_mode="FULL_HEALTH", circular_buffer_size=-1
-        )

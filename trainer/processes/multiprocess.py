@@ -3,7 +3,7 @@
 import contextlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from os import PathLike
 from typing import Any
 
@@ -13,14 +13,15 @@ from t2tp.checkpoint import DifferentCheckpointsError
 from t2tp.mesh.layout import Layout
 from t2tp.problems.problem import Problem
 from t2tp.processes.cluster import Cluster, connect
+from t2tp.processes.process_spec import find_process_spec
 from t2tp.processes.rendezvous import MissingProcessError
 from t2tp.program.executor import CollectiveTimeoutError
-from t2tp.trainer.errors import UsageError
+from t2tp.trainer.errors import ProcessLostError, UsageError, as_usage_error
 from t2tp.trainer.processes.interrupt import TrainingInterrupted
 from t2tp.trainer.run_config import RunConfig
 
 # Errors that are raised because another process failed.
-OTHERS_FAULT = (MissingProcessError, CollectiveTimeoutError)
+_OTHERS_FAULT = (MissingProcessError, CollectiveTimeoutError)
 
 
 class ProcessMismatchError(UsageError):
@@ -44,6 +45,16 @@ def connect_as(config: RunConfig, layout: Layout) -> Cluster:
     )
 
 
+def check_single(config: RunConfig, what: str) -> None:
+    """Checks that this is the only process.
+
+    Raises:
+      UsageError: there are several; the message names the program or flag `what`.
+    """
+    if find_process_spec(config.num_processes, config.process_id, config.coordinator) is not None:
+        raise UsageError(f"{what} needs a single process: start it without t2tp_launch")
+
+
 def _choose_threads(config: RunConfig) -> None:
     """Sets the sizes of TensorFlow's thread pools, which are fixed once it has started."""
     chosen = {
@@ -64,11 +75,37 @@ def _choose_threads(config: RunConfig) -> None:
 
 
 @contextlib.contextmanager
-def propagate_failure(cluster: Cluster) -> Iterator[None]:
+def joined(join: Callable[..., Cluster], *args: Any, **kwargs: Any) -> Iterator[Cluster]:
+    """Joins the other processes, if any; yields the cluster, and propagates failures.
+
+    Args:
+      join: connects the processes: `connect_as` or `connect`.
+      *args: its arguments.
+      **kwargs: likewise.
+
+    Raises:
+      UsageError: `join` raised a ValueError.
+      ProcessLostError: another process was lost or did not join.
+    """
+    try:
+        with as_usage_error(ValueError):
+            cluster = join(*args, **kwargs)
+        with _propagate_failure(cluster):
+            yield cluster
+    except _OTHERS_FAULT as error:
+        raise ProcessLostError(str(error)) from error
+
+
+@contextlib.contextmanager
+def _propagate_failure(cluster: Cluster) -> Iterator[None]:
     """Ends the other processes, which report the error, if an exception leaves the context."""
     try:
         yield
-    except (*OTHERS_FAULT, ProcessMismatchError, TrainingInterrupted):  # Every process raises them.
+    except (
+        *_OTHERS_FAULT,
+        ProcessMismatchError,
+        TrainingInterrupted,
+    ):  # Every process raises them.
         raise
     except BaseException as error:
         cluster.fail(error)

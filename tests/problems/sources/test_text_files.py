@@ -126,6 +126,8 @@ def test_files_that_are_not_named_or_not_there_are_said(tmp_path):
         problems.find("translate_tsv").prepare(tmp_path)
     with pytest.raises(ValueError, match=r"files=.*/\*\.tsv matches no file"):
         problems.find("translate_tsv", f"files={tmp_path}/*.tsv").prepare(tmp_path)
+    with pytest.raises(ValueError, match=r"files=s3://b/\*.tsv: expected files on this host"):
+        problems.find("translate_tsv", "files=s3://b/*.tsv").prepare(tmp_path)
 
 
 def test_parallel_files(tmp_path):

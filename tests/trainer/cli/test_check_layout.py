@@ -15,7 +15,7 @@ MESH = {"mesh_shape": "data:2;model:2"}
 
 @pytest.mark.slow
 def test_a_right_layout_agrees_and_leaves_nothing(trainer, tmp_path, capfd):
-    hparams = "num_hidden_layers=6,d_ff=64,layer_prepostprocess_dropout=0.1"
+    hparams = "num_hidden_layers=6,d_ff=64,layer_prepostprocess_dropout=0.1,exact_sums=2"
     assert trainer(check_layout=True, hparams=hparams, **MESH) == 0
     said = capfd.readouterr().out
     assert re.search("Shrunk: .*d_ff 64 -> 4.*num_hidden_layers 6 -> 2.*targets 512 -> 32", said)

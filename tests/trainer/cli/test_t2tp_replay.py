@@ -12,6 +12,7 @@ from t2tp.trainer.cli.programs import t2tp_replay, t2tp_trainer
 from tests.files import flip
 from tests.trainer import small_run
 from tests.trainer.tiny_problem import LanguagemodelEncodings
+from tests.warm_processes import tf_configs
 
 STEPS = 50
 # Step -> row and kind of a planted example: one in a thousand.
@@ -64,7 +65,7 @@ def trained(directory, mesh):
         where["data_dir"],
         problem="languagemodel_planted",
         generate_data=True,
-        hparams=f"batch_size=16,learning_rate_constant=0.02,{MESHES[mesh]}",
+        hparams=f"batch_size=8,batch_size_unit=sequences_per_replica,learning_rate_constant=0.02,{MESHES[mesh]}",
         mesh_shape=mesh,
         train_steps=STEPS,
         save_checkpoints_steps=20,
@@ -125,10 +126,14 @@ def scalars_of(summary):
 
 
 def test_on_the_runs_mesh_it_is_equal_bit_for_bit(run, capfd):
-    code, rows, summary = replayed(run[0], capfd, step=5, mesh_shape="data:2;model:2")
+    code, rows, summary = replayed(run[0], capfd, step=5, hparams="mesh_shape=data:2;model:2")
     assert code == 0
     assert "equal, bit for bit" in summary
-    _, others, _ = replayed(run[0], capfd, step=5)
+    _, others, summary = replayed(run[0], capfd, step=5)
+    assert re.search(
+        "loss|gradient_norm by .*e-0.* of it; the run has mesh data:2;model:2", summary
+    )
+    assert "rounding differs between layouts" in summary
     for row, other in zip(rows, others, strict=True):
         assert row == {
             **other,
@@ -141,8 +146,8 @@ def test_a_damaged_checkpoint_is_skipped(run, capfd, tmp_path):
     copied = shutil.copytree(run[0]["output_dir"], tmp_path / "run")
     for path in (copied / f"checkpoints/step-{STEPS:08d}").glob("*.data-*"):
         flip(path)
-    code, _, summary = replayed({**run[0], "output_dir": copied}, capfd, step=STEPS + 1)
-    assert code == 0
+    code, rows, summary = replayed({**run[0], "output_dir": copied}, capfd, step=STEPS + 1)
+    assert (code, len(rows)) == (0, 16)  # As on the run's mesh, though nothing has saved its size.
     assert f"step {STEPS + 1}, replayed from step 40: " in summary
 
 
@@ -161,7 +166,7 @@ def test_without_a_row_the_loss_is_the_mean_of_the_others(run, capfd):
     where, _ = run
     _, rows, _ = replayed(where, capfd, step=3)
     left_out = [rows[0]["row"], rows[-1]["row"]]
-    flags = {"step": 3, "without_rows": ",".join(map(str, left_out))}
+    flags = {"step": 3, "worker_gpu": 2, "without_rows": ",".join(map(str, left_out))}
     _, others, summary = replayed(where, capfd, **flags)
     assert {row["row"] for row in others} == {row["row"] for row in rows} - {*left_out}
     mean = np.mean([row["loss"] for row in rows if row["row"] not in left_out])
@@ -175,10 +180,13 @@ def test_without_a_row_the_loss_is_the_mean_of_the_others(run, capfd):
         ({"mesh_shape": "stage:2", "layout": "layers:stage"}, "stage:2"),
         ({"without_rows": "99"}, "rows 0 to 15"),
         ({"without_rows": ",".join(map(str, range(16)))}, "no row is left"),
-        ({"without_rows": "x"}, "'x'"),
+        ({"without_rows": "x"}, "'x' is no row"),
+        ({}, "needs a single process"),
     ],
 )
-def test_what_cannot_be_replayed_is_refused(run, capfd, flags, said):
+def test_what_cannot_be_replayed_is_refused(run, capfd, monkeypatch, flags, said):
+    if not flags:
+        monkeypatch.setenv("TF_CONFIG", tf_configs(2)[0]["TF_CONFIG"])
     code, rows, error = replayed(run[0], capfd, step=1, **flags)
     assert (code, rows) == (2, [])
     assert said in error

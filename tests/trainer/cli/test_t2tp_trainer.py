@@ -11,7 +11,6 @@ from t2tp.trainer.run_dir import run_files
 from tests.files import files_in
 from tests.trainer.conftest import PROBLEM, set_flags
 from tests.trainer.hooks.events import read_scalars
-from tests.warm_processes import WarmProcess
 
 
 def test_it_trains_evaluates_and_goes_on(trainer, tmp_path, capfd):
@@ -53,18 +52,6 @@ def test_evaluations_stop_a_training(trainer, tmp_path):
     stopping = {"eval_early_stopping_steps": 2, "eval_early_stopping_metric_delta": 9}
     assert trainer(train_steps=20, local_eval_frequency=1, **stopping) == 0
     assert all_steps(tmp_path / "run/checkpoints") == [3]
-
-
-@pytest.mark.slow
-def test_what_operations_do_is_written_down(tmp_path, data_dir):
-    """In another process: TensorFlow's debugging cannot be turned off again."""
-    flags = [f"--problem={PROBLEM}", "--model=transformer_lm", "--hparams_set=transformer_lm_test"]
-    flags += ["--train_steps=1", "--schedule=train", f"--dump_debug_info={tmp_path / 'dump'}"]
-    flags += [f"--data_dir={data_dir}", f"--output_dir={tmp_path / 'run'}"]
-    program = "t2tp.trainer.cli.programs:t2tp_trainer"
-    with WarmProcess(program, flags, {}, tmp_path / "output") as process:
-        assert process.wait() == 0, process.err.read_text()
-    assert list((tmp_path / "dump").glob("tfdbg_events.*.graph_execution_traces"))
 
 
 @pytest.mark.slow
