@@ -3,16 +3,11 @@
 import copy
 import functools
 import importlib.resources
-import sys
 from typing import Any
 
 from t2tp import choices
 from t2tp.hparam import HParams
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from t2tp.toml import tomllib
 
 DECLARATIONS = "declarations.toml"
 

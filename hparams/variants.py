@@ -16,18 +16,13 @@ reads, by groups of declarations.toml:
 """
 
 import importlib.resources
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from t2tp import registry
 from t2tp.hparam import HParams
 from t2tp.hparams.base import DECLARATIONS, base_hparams, declare
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from t2tp.toml import tomllib
 
 
 def _register(model: str, name: str, row: Mapping[str, Any]) -> None:

@@ -70,6 +70,7 @@ PACKAGES = {
     "choices": ("foundations", "of hparams"),
     "scratch_directory": ("foundations", "left by no crash"),
     "untrusted_json": ("foundations", "one reader"),
+    "toml": ("foundations", "tomllib"),
     "garbage_collection": ("foundations", "paused"),
 }
 STYLE = """

@@ -274,23 +274,18 @@ def _row_program(
     return build(1), 1
 
 
-def _values(variables: Variables) -> dict[str, list[np.ndarray]]:
-    """Copies this process's slices of the trainable variables."""
+def _values(variables: Variables) -> dict[str, np.ndarray]:
+    """Copies the trainable variables: float64 [elements of all slices]."""
     return {
-        variable.spec.name: [each.numpy().astype(np.float64) for each in variable.slices]
-        for variable in variables
-        if variable.spec.trainable
+        v.spec.name: np.concatenate([x.numpy().ravel() for x in v.slices]).astype(np.float64)
+        for v in variables
+        if v.spec.trainable
     }
 
 
 def _relative_updates(
-    before: Mapping[str, Sequence[np.ndarray]], after: Mapping[str, Sequence[np.ndarray]]
+    before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]
 ) -> dict[str, float]:
-    def norm(slices: Any) -> float:
-        return math.sqrt(sum(float(np.sum(np.square(x))) for x in slices))
-
-    updates = {
-        name: norm(x - y for x, y in zip(after[name], old, strict=True)) / (norm(old) or 1.0)
-        for name, old in before.items()
-    }
+    norm = np.linalg.norm
+    updates = {x: float(norm(after[x] - old) / (norm(old) or 1.0)) for x, old in before.items()}
     return dict(sorted(updates.items(), key=lambda each: (math.isfinite(each[1]), -each[1])))

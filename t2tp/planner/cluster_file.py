@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.resources
 import itertools
-import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
@@ -21,11 +20,7 @@ from t2tp.hparam_types import declared_type
 from t2tp.planner.curves import CollectiveCurve, Curve, Point, key, share_at
 from t2tp.planner.work import ELEMENTWISE, PRODUCT
 from t2tp.suggestions import nearest
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from t2tp.toml import tomllib
 
 T = TypeVar("T")
 

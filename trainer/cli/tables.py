@@ -1,13 +1,9 @@
 """Reads the tables of flags, which are TOML files in this package."""
 
 import importlib.resources
-import sys
 from typing import Any
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from t2tp.toml import tomllib
 
 
 def read(name: str) -> dict[str, Any]:
