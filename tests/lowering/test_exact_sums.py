@@ -132,22 +132,27 @@ def test_random_layouts_compute_the_same_bits(seed):
 @pytest.mark.ci_only
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mesh_shape", "changes"),
+    ("mesh_shape", "options", "changes"),
     [
-        ("data:2;model:2", {}),
-        ("model:2", {"position": "rotary", "num_kv_heads": 2}),
-        ("data:4", {"attention_window": 8, "attention_type": "local", "loss_chunk": 16}),
+        ("data:2;model:2", {"beam_size": 2, "alpha": 0.0}, {}),
+        ("model:2", {"temperature": 1.0}, {"position": "rotary", "num_kv_heads": 2}),
+        (
+            "data:4",
+            {"temperature": 1.0},
+            {"attention_window": 8, "attention_type": "local", "loss_chunk": 16},
+        ),
     ],
 )
-def test_training_scoring_and_decoding_agree_to_the_bit(mesh_shape, changes):
+def test_training_scoring_and_decoding_agree_to_the_bit(mesh_shape, options, changes):
     changes = {**changes, "layer_prepostprocess_dropout": 0.0, "initializer_stddev": 0.3}
     rng = np.random.default_rng(0)
     prompts = [rng.integers(1, VOCAB, rng.integers(0, LENGTH - 2)).tolist() for _ in range(PROMPTS)]
     requests = [Request(prompt, limit=3) for prompt in prompts]
 
-    def decoded(mesh_shape, **options):
+    def decoded(mesh_shape, batch_size):
         model, layout = model_of(mesh_shape, **changes)
-        decoder = Decoder.from_model(model, DecodeOptions(eos_id=-1, **options), layout=layout)
+        chosen = DecodeOptions(eos_id=-1, batch_size=batch_size, **options)
+        decoder = Decoder.from_model(model, chosen, layout=layout)
         return [(best.tokens, best.log_prob) for best, *_ in decoder(requests)]
 
     def scored(mesh_shape, rows, batch_size):
@@ -164,14 +169,13 @@ def test_training_scoring_and_decoding_agree_to_the_bit(mesh_shape, changes):
 
         return [each.log_prob for each in Scorer(evaluate, layout, LENGTH, batch_size)(rows)]
 
-    for options in ({"temperature": 1.0}, {"beam_size": 2, "alpha": 0.0}):
-        found = decoded("", batch_size=1, **options)
-        assert decoded(mesh_shape, batch_size=48, **options) == found
-        rows = [
-            ScoredRow(prompt + new, start=len(prompt))
-            for prompt, (new, _) in zip(prompts, found, strict=True)
-        ]
-        assert scored(mesh_shape, rows, 40) == [log_prob for _, log_prob in found]
+    found = decoded("", batch_size=1)
+    assert decoded(mesh_shape, batch_size=48) == found
+    rows = [
+        ScoredRow(prompt + new, start=len(prompt))
+        for prompt, (new, _) in zip(prompts, found, strict=True)
+    ]
+    assert scored(mesh_shape, rows, 40) == [log_prob for _, log_prob in found]
 
     ends = [row.start + number % 3 + 1 for number, row in enumerate(rows)]
     last = [ScoredRow(row.targets[:n], start=n - 1) for row, n in zip(rows, ends, strict=True)]
