@@ -101,12 +101,8 @@ def _propagate_failure(cluster: Cluster) -> Iterator[None]:
     """Ends the other processes, which report the error, if an exception leaves the context."""
     try:
         yield
-    except (
-        *_OTHERS_FAULT,
-        ProcessMismatchError,
-        TrainingInterrupted,
-    ):  # Every process raises them.
-        raise
+    except (*_OTHERS_FAULT, ProcessMismatchError, TrainingInterrupted):
+        raise  # Every process raises them.
     except BaseException as error:
         cluster.fail(error)
         raise

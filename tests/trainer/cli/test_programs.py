@@ -292,12 +292,6 @@ def test_of_several_processes_each_says_who_it_is_and_one_that_it_was_interrupte
         assert call(spec, own, interrupt) == (130, "", said)
 
 
-@every_program
-def test_the_body_exists(spec):
-    for name in (spec.body, *spec.answers.values()):
-        assert callable(runner._function(name))
-
-
 def test_the_installed_programs_are_these():
     settings = (Path(t2tp.__path__[0]).parent / "pyproject.toml").read_text()
     scripts = re.findall(r'^(t2tp_\w+) = "(.*)"$', settings, re.MULTILINE)
