@@ -48,6 +48,9 @@ SIZES = {
     "deep": Sizes(layers=8, vocab=1024),
     # More work between two messages.
     "deep_wide": Sizes(d_model=512, d_ff=2048, layers=8, vocab=256, batch=32),
+    # For text; gated feed-forward layers have 11 / 16 of the columns.
+    "text": Sizes(d_model=64, heads=2, d_ff=256, layers=2, vocab=2048),
+    "tiny_text": Sizes(d_model=32, heads=4, d_ff=128, layers=2, vocab=2048, length=32, batch=8),
     "tiny_deep": Sizes(d_model=32, heads=4, d_ff=64, layers=8, vocab=256, length=16, batch=8),
     "tiny": Sizes(d_model=32, heads=4, d_ff=64, layers=2, vocab=256, length=16, batch=8),
 }

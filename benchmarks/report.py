@@ -3,7 +3,8 @@
     python benchmarks/report.py
 
 The prose is in benchmarks/page.md; in it, `{{table CASE}}` is a case's table, `{{conditions CASE}}`
-its conditions, `{{headline}}` the summary, `{{targets}}` the targets and `{{chart}}` the chart.
+its conditions, `{{headline}}` the summary, `{{targets}}` the targets, `{{chart}}` the chart and
+`{{learning}}` the runs of the case of that name.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from suite import chart, targets
+from suite import chart, curves, targets
 from suite.results import Ratio, Results, load_processors, write_whole
 from suite.tables import table
 from suite.turns import HERE
@@ -23,6 +24,7 @@ RESULTS = HERE / "results"
 TEMPLATE = HERE / "page.md"
 PAGE = HERE.parent / "docs" / "benchmarks.md"
 CHART = PAGE.with_name("benchmarks.png")
+LEARNING = PAGE.with_name("images") / "learning.png"
 
 
 def main() -> None:
@@ -30,6 +32,8 @@ def main() -> None:
     write_whole(PAGE, page(TEMPLATE.read_text("utf-8"), results))
     if results:
         chart.draw([runs[0] for runs in results.values()], CHART)
+    if learned := curves.load(RESULTS):
+        curves.draw(learned, LEARNING)
 
 
 def page(template: str, results: Mapping[str, Sequence[Results]]) -> str:
@@ -51,6 +55,8 @@ def page(template: str, results: Mapping[str, Sequence[Results]]) -> str:
             return targets.table(results)
         if what == "chart":
             return f"![t2tp's time as a share of its peers']({CHART.name})" if results else ""
+        if what == "learning":
+            return learning()
         if what not in ("table", "conditions"):
             raise ValueError(f"{TEMPLATE.name}: {match.group()} is none of table, conditions, ...")
         if case not in results:
@@ -59,6 +65,17 @@ def page(template: str, results: Mapping[str, Sequence[Results]]) -> str:
         return table(latest.measured) if what == "table" else conditions(latest)
 
     return formatted(re.sub(r"\{\{(.+?)\}\}", filled, template))
+
+
+def learning() -> str:
+    """The table and the picture of what is learnt in equal seconds."""
+    stored = curves.load(RESULTS)
+    if not stored:
+        return _missing("learning")
+    machine = stored["machine"]
+    when = f"{machine['date']} UTC, one thread of {machine['processor']}."
+    picture = f"![Bits per byte over seconds](images/{LEARNING.name})"
+    return f"{curves.table(stored)}\n\n{when}\n\n{picture}"
 
 
 def formatted(text: str) -> str:

@@ -33,12 +33,16 @@ def main() -> int:
     own = hardware.directory_of(hardware.describe()) if args.suite == "full" else "short"
     directory = args.output or RESULTS / own
     directory.mkdir(parents=True, exist_ok=True)
-    unknown = set(args.case or ()) - set(suite)
+    unknown = set(args.case or ()) - {*suite, *suites.TRAINING}
     if unknown:
-        print(f"no case {', '.join(unknown)} in {args.suite}: {', '.join(suite)}", file=sys.stderr)
+        cases = ", ".join([*suite, *suites.TRAINING])
+        print(f"no case {', '.join(unknown)} in {args.suite}: {cases}", file=sys.stderr)
         return 2
     good = True
     for case in args.case or suite:
+        if case in suites.TRAINING:
+            good = suites.TRAINING[case](directory, args.size) and good
+            continue
         machine = hardware.describe()
         began = time.monotonic()
         groups = [g for g in suite[case](args.size) if args.group in (None, g.name)]

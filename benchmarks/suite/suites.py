@@ -8,6 +8,7 @@ from cases import (
     before_training,
     decoding,
     layers,
+    learning,
     pipelines,
     sharded_step,
     storage,
@@ -39,6 +40,8 @@ FULL: Cases = {
     "input_pipeline": storage.input_pipeline,
     "checkpoints": storage.checkpoints,
 }
+# Only where a command names them: an hour and more.
+TRAINING = {"learning": learning.run}
 SUITES = {"short": SHORT, "full": FULL}
 # "tiny" tries whether everything runs.
 SIZES = ("design", "tiny")

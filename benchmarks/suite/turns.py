@@ -66,8 +66,11 @@ class Peer:
         """What it computes in."""
         return "bfloat16" if "--dtype=bfloat16" in self.arguments else "float32"
 
-    def start(self) -> None:
+    def start(self, patience: float = 0.0) -> None:
         """Starts it, and waits until it has warmed up.
+
+        Args:
+          patience: seconds after which it hangs if it says nothing; 0: `PATIENCE`.
 
         Raises:
           AbsentError: it is not installed, fails, or hangs.
@@ -86,7 +89,7 @@ class Peer:
             env=os.environ | threads,
             start_new_session=True,
         )
-        self.facts = self._answer()
+        self.facts = self._answer(patience)
         self.facts["start_up"] = time.perf_counter() - began - self.facts.pop("warming_up", 0.0)
 
     def take_turn(self, steps: int) -> None:
@@ -123,11 +126,12 @@ class Peer:
             self._errors.close()
             self._process = None
 
-    def _answer(self) -> Any:
+    def _answer(self, patience: float = 0.0) -> Any:
         assert self._process is not None and self._process.stdout is not None
-        ready, _, _ = select.select([self._process.stdout], [], [], PATIENCE)
+        patience = patience or PATIENCE
+        ready, _, _ = select.select([self._process.stdout], [], [], patience)
         if not ready:
-            raise AbsentError(f"said nothing for {PATIENCE:.0f} seconds")
+            raise AbsentError(f"said nothing for {patience:.0f} seconds")
         line = self._process.stdout.readline()
         if not line:
             raise AbsentError(self._last_words())

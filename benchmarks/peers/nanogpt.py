@@ -1,0 +1,125 @@
+"""A GPT-2 of the size of `transformer_lm_tiny` in PyTorch, trained as nanoGPT trains.
+
+Pre-norm blocks without biases, GELU, learned positions, embeddings that are also logits; normal
+initial values of 0.02, less for what is added to the residuals; windows from random places; AdamW
+(0.9, 0.95) with weight decay of matrices and embeddings, clipping at 1, cosine decay to a tenth.
+With --optimizer=muon torch's own Muon updates the matrices of blocks, as it is, but with Adam's
+rates.
+"""
+
+from __future__ import annotations
+
+import training
+import turn
+
+turn.PARSER.add_argument("--compile", action="store_true")
+args = turn.arguments()
+
+import functools
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.set_num_threads(1)
+torch.set_num_interop_threads(1)
+torch.manual_seed(0)
+sizes = turn.sizes(args)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        d, linear = sizes.d_model, functools.partial(nn.Linear, bias=False)
+        self.norm_1, self.norm_2 = nn.LayerNorm(d, bias=False), nn.LayerNorm(d, bias=False)
+        self.qkv, self.out = linear(d, 3 * d), linear(d, d)
+        self.up, self.down = linear(d, sizes.d_ff), linear(sizes.d_ff, d)
+
+    def forward(self, x):
+        # [batch, heads, length, d_kv]
+        q, k, v = (
+            t.unflatten(-1, (sizes.heads, sizes.d_kv)).transpose(1, 2)
+            for t in self.qkv(self.norm_1(x)).split(sizes.d_model, -1)
+        )
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm_2(x))))
+
+
+class Gpt(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(sizes.vocab, sizes.d_model)
+        self.positions = nn.Embedding(sizes.length, sizes.d_model)
+        self.blocks = nn.ModuleList(Block() for _ in range(sizes.layers))
+        self.norm = nn.LayerNorm(sizes.d_model, bias=False)
+        for name, weight in self.named_parameters():
+            if weight.ndim == 2:
+                is_added = name.endswith(("out.weight", "down.weight"))
+                nn.init.normal_(weight, 0.0, 0.02 / math.sqrt(2 * sizes.layers if is_added else 1))
+
+    def forward(self, tokens):
+        """Mean loss of tokens [batch, length + 1] after the first of each row."""
+        x = self.embedding(tokens[:, :-1]) + self.positions.weight
+        for block in self.blocks:
+            x = block(x)
+        logits = F.linear(self.norm(x), self.embedding.weight)
+        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def tokens_of(split: str) -> np.ndarray:
+    """All tokens of a split, from the files that t2tp reads."""
+    paths = sorted(Path(args.data_dir).glob(f"languagemodel_python_stdlib/{split}-*.targets"))
+    return np.concatenate([np.fromfile(path, "<u2") for path in paths])
+
+
+def windows(tokens: np.ndarray, begins: np.ndarray) -> torch.Tensor:
+    """[batch, length + 1]: windows and the token before each; the end of a document is last."""
+    return torch.from_numpy(tokens[begins[:, None] + np.arange(-1, sizes.length)].astype(np.int64))
+
+
+model = Gpt()
+initial = {name: value.clone() for name, value in model.state_dict().items()}
+compiled = torch.compile(model) if args.compile else model
+named = dict(model.named_parameters())
+is_muon = {n: args.optimizer == "muon" and n.startswith("blocks.") for n in named}
+adam = [
+    {"params": [p for n, p in named.items() if p.ndim == 2 and not is_muon[n]]},
+    {"params": [p for p in named.values() if p.ndim < 2], "weight_decay": 0.0},
+]
+optimizers = [torch.optim.AdamW(adam, betas=(0.9, 0.95), weight_decay=0.1, fused=True)]
+if args.optimizer == "muon":
+    muon = [p for n, p in named.items() if p.ndim == 2 and is_muon[n]]
+    optimizers.append(torch.optim.Muon(muon, adjust_lr_fn="match_rms_adamw"))
+train, validation = tokens_of("train"), tokens_of("validation")
+random = np.random.default_rng(0)
+
+
+def reset() -> None:
+    model.load_state_dict(initial)
+    for optimizer in optimizers:
+        optimizer.state.clear()
+
+
+def step(number: int, rate: float) -> None:
+    begins = random.integers(1, len(train) - sizes.length, sizes.batch)
+    compiled(windows(train, begins)).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@torch.no_grad()
+def evaluate() -> float:
+    tokens = sizes.batch * sizes.length
+    begins = np.arange(0, training.EVALUATED * tokens, sizes.length).reshape(-1, sizes.batch)
+    return tokens * sum(model(windows(validation, each)).item() for each in begins)
+
+
+training.learn(reset, step, evaluate, training.cosine, f"torch {torch.__version__}")
