@@ -14,7 +14,7 @@ import t2tp.models
 from t2tp import mtf, registry
 from t2tp.checkpoint import Checkpoint
 from t2tp.checkpoint.variables import restore
-from t2tp.decoding import DecodeOptions, Decoder, Request
+from t2tp.decoding import DecodeOptions, Decoder, Hypothesis, Request
 from t2tp.decoding.decode import decode
 from t2tp.huggingface.safetensors_file import read_header
 from t2tp.layout_check.double_program import DoubleProgram
@@ -143,13 +143,13 @@ def loss_and_gradients(name: str, mesh: str, fed: Features | None = None) -> dic
 
 def generated(
     name: str, mesh: str, rows: list[list[int]], length: int, fed: Features | None = None
-) -> list[list[int]]:
+) -> list[Hypothesis]:
     """The most probable continuations of prompts, or outputs for inputs."""
     options = DecodeOptions.parse("beam_size=1,eos_id=-1")
     made, layout = model_of(name), t2tp.Layout(*MESHES[mesh])
 
     def predict(kinds, batch):
-        return _restored(
+        return restored(
             name, mesh, lambda on_mesh, given: decode(made, on_mesh, given, options), kinds
         )(batch)
 
@@ -158,7 +158,7 @@ def generated(
         for row in rows
     ]
     decoder = Decoder(predict, layout, options, max_length=made.max_length)
-    return [best.tokens for (best,) in decoder(requests)]
+    return [best for (best,) in decoder(requests)]
 
 
 def _logits(on_mesh, made, fed):
@@ -168,10 +168,10 @@ def _logits(on_mesh, made, fed):
 def _program(name: str, mesh: str, step, fed: Features, made=None) -> DoubleProgram:
     made = model_of(name) if made is None else made
     kinds = {key: t2tp.Feature(f"batch:4;length:{LENGTH}", tf.int32) for key in fed}
-    return _restored(name, mesh, lambda on_mesh, given: step(on_mesh, made, given), kinds)
+    return restored(name, mesh, lambda on_mesh, given: step(on_mesh, made, given), kinds)
 
 
-def _restored(name: str, mesh: str, step, kinds: dict[str, t2tp.Feature]) -> DoubleProgram:
+def restored(name: str, mesh: str, step, kinds: dict[str, t2tp.Feature]) -> DoubleProgram:
     """A program of a model, in float64, with the variables of its run."""
     made = DoubleProgram(step, kinds, layout=t2tp.Layout(*MESHES[mesh]), xla=False)
     restore(saved(name), made.variables, strict=True)

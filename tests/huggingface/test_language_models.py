@@ -16,40 +16,73 @@ from tests.huggingface.their_models import KINDS
 pytest.importorskip("transformers", reason="pip install -e '.[hf-tests]'")
 
 MESHES = ["2x2", "one device", "ZeRO 3", "stage:2", "seq:2"]
-EVERY_KIND = [(kind, MESHES[number % 5], 0) for number, kind in enumerate(KINDS)]
-TEN_OF_EACH = [
-    pytest.param(kind, MESHES[(number + seed) % 5], seed, marks=pytest.mark.ci_only)
-    for number, kind in enumerate(KINDS)
-    for seed in range(1, 11)
-]
+CI_ONLY = pytest.mark.ci_only
 PROMPTS = [[5, 9, 30], [0, 1], [52, 3, 4, 5, 6, 9, 9, 2, 11], [8]]
 
 
-@pytest.mark.parametrize(("kind", "mesh", "seed"), [*EVERY_KIND, *TEN_OF_EACH])
-def test_a_random_model_is_theirs_on_a_mesh(kind, mesh, seed, tmp_path):
-    """Logits, loss, gradients, greedy texts; there and back, with their config and without.
+def each_kind(first):
+    """Five random configs of each type, one for each mesh; one of them is for all test runs."""
+    cases = [
+        pytest.param(kind, MESHES[(number + seed) % 5], seed, marks=[CI_ONLY] * (seed != first))
+        for number, kind in enumerate(KINDS)
+        for seed in range(first, 10, 2)
+    ]
+    return pytest.mark.parametrize(("kind", "mesh", "seed"), cases)
 
-    Both are computed in float64.
-    """
-    # Stages have the same layers, two each.
-    name = their_models.random_model(kind, seed, 2 if mesh == "stage:2" else 1)
+
+@each_kind(0)
+def test_a_random_model_learns_as_theirs_on_a_mesh(kind, mesh, seed):
+    """Logits, loss and gradients, in float64."""
+    name = random_model(kind, seed, mesh)
     model = copy.deepcopy(their_models.loaded(name))
-    exact = their_models.in_float64(model)
-    wanted = exact(with_first(name, their_models.targets()[:, :-1]))
-    logits = wanted.detach().numpy()
-    assert np.abs(logits).max() > 0.5
+    wanted = their_models.in_float64(model)(with_first(name, their_models.targets()[:, :-1]))
+    assert np.abs(wanted.detach().numpy()).max() > 0.5
     ours = our_models.descent(name, mesh)
-    np.testing.assert_allclose(ours.pop("logits"), logits, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(ours.pop("logits"), wanted.detach().numpy(), rtol=0, atol=1e-6)
     check_descent(name, ours, wanted, model)
-    length = 200 if seed else 30
+
+
+@each_kind(1)
+def test_a_random_model_writes_what_theirs_does_on_a_mesh(kind, mesh, seed):
+    """200 tokens and the probability of all of them, in float64."""
+    name, length = random_model(kind, seed, mesh), 200
     texts = our_models.generated(name, mesh, PROMPTS, length)
-    for prompt, text in zip(PROMPTS, texts, strict=True):
-        row = with_first(name, np.array([[*prompt, *text[:-1]]]))
-        (best,) = exact(row)[:, len(prompt) :].argmax(-1).numpy()
-        assert best.tolist() == text
-        assert len(text) == length
+    rows = np.zeros([len(PROMPTS), length + max(map(len, PROMPTS))], np.int32)
+    for row, prompt, text in zip(rows, PROMPTS, texts, strict=True):
+        assert len(text.tokens) == length
+        row[: len(prompt) + length] = [*prompt, *text.tokens]
+    model = copy.deepcopy(their_models.loaded(name))
+    logits = their_models.in_float64(model)(with_first(name, rows[:, :-1])).detach()
+    for row, prompt, text in zip(logits.log_softmax(-1).numpy(), PROMPTS, texts, strict=True):
+        of_text = row[len(prompt) :][:length]
+        assert of_text.argmax(-1).tolist() == text.tokens
+        assert text.log_prob == pytest.approx(of_text.max(-1).sum(), abs=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_files_of_a_random_model_are_theirs(kind, seed, tmp_path):
+    """There and back, with their config and without: a run may be made of no directory."""
+    import transformers
+
+    name, run, out = random_model(kind, seed), tmp_path / "run", tmp_path / "out"
     our_models.check_there_and_back(name, tmp_path / "back")
-    check_without_their_config(name, kind, logits, tmp_path)
+    shutil.copytree(our_models.run_of(name), run)
+    shutil.rmtree(run / "huggingface")
+    assert our_models.convert(f"--to_hf={out}", f"--output_dir={run}", f"--model_type={kind}") == 0
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    rows = with_first(name, their_models.targets()[:, :-1])
+    got, wanted = (
+        their_models.in_float64(copy.deepcopy(each))(rows).detach().numpy()
+        for each in (model.eval(), their_models.loaded(name))
+    )
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6)
+
+
+def random_model(kind, seed, mesh=""):
+    # Stages have the same layers.
+    return their_models.random_model(kind, seed, 2 if mesh == "stage:2" else 1)
 
 
 def with_first(name, tokens):
@@ -74,20 +107,6 @@ def check_descent(name, ours, logits, model):
             begin = piece.expert or 0
             got = ours[variable.name][begin : begin + len(wanted)]
             np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5, err_msg=variable.name)
-
-
-def check_without_their_config(name, kind, logits, tmp_path):
-    """A run that was not made of a directory is written as the same model."""
-    import transformers
-
-    run, out = tmp_path / "run", tmp_path / "out"
-    shutil.copytree(our_models.run_of(name), run)
-    shutil.rmtree(run / "huggingface")
-    assert our_models.convert(f"--to_hf={out}", f"--output_dir={run}", f"--model_type={kind}") == 0
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
-    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    got = their_models.in_float64(model.eval())(with_first(name, their_models.targets()[:, :-1]))
-    np.testing.assert_allclose(got.detach().numpy(), logits, rtol=0, atol=1e-6)
 
 
 def their_gradients(model):

@@ -25,9 +25,6 @@ _LLAMA |= dict(num_attention_heads=4, max_position_embeddings=256, bos_token_id=
 _ROPE = dict(rope_type="llama3", rope_theta=300.0, factor=8.0, original_max_position_embeddings=16)
 _ROPE |= dict(low_freq_factor=1.0, high_freq_factor=4.0)
 
-_QWEN2 = {**_LLAMA, "num_key_value_heads": 2, "bos_token_id": None}
-_TIED_LLAMA = {**_LLAMA, "hidden_size": 24, "tie_word_embeddings": True, "rms_norm_eps": 1e-3}
-
 # name -> class, config
 LANGUAGE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", _GPT2),
@@ -39,12 +36,7 @@ LANGUAGE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "LlamaForCausalLM",
         {**_LLAMA, "num_key_value_heads": 2, "head_dim": 6, "rope_parameters": _ROPE},
     ),
-    "llama_tied_attention_bias": ("LlamaForCausalLM", {**_TIED_LLAMA, "attention_bias": True}),
-    "qwen2": ("Qwen2ForCausalLM", {**_QWEN2, "hidden_size": 24, "tie_word_embeddings": True}),
-    "qwen2_wide": (
-        "Qwen2ForCausalLM",
-        {**_QWEN2, "hidden_size": 128, "intermediate_size": 256, "tie_word_embeddings": True},
-    ),
+    "qwen2": ("Qwen2ForCausalLM", {**_LLAMA, "hidden_size": 24, "num_key_value_heads": 2}),
     "gemma": (
         "GemmaForCausalLM",
         {**_LLAMA, "num_key_value_heads": 2, "head_dim": 8, "attention_bias": True},
@@ -52,14 +44,6 @@ LANGUAGE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": (
         "MixtralForCausalLM",
         {**_LLAMA, "hidden_size": 24, "num_key_value_heads": 2, "num_local_experts": 4},
-    ),
-    "phi3_joined": (
-        "Phi3ForCausalLM",
-        {**_LLAMA, "hidden_size": 24, "num_key_value_heads": 2, "pad_token_id": None},
-    ),
-    "mistral_window": (
-        "MistralForCausalLM",
-        {**_LLAMA, "num_key_value_heads": 2, "head_dim": 4, "sliding_window": 5},
     ),
 }
 
@@ -89,6 +73,12 @@ _WINDOWS = [1, 3, 5]
 _LAYERS = {"layer_types": [None], "sliding_window": _WINDOWS}
 _QWEN_LAYERS = {"use_sliding_window": [False, True], "max_window_layers": [1, 2], **_LAYERS}
 _ROPES = {"rope_parameters": _SCALED}
+# t2tp multiplies by these factors or by their reciprocals, which are exact in float32, and scales
+# attention by the root of the size of a head in addition.
+_FACTORS: dict[str, list[Any]] = {
+    **{"head_dim": [4, 16], "embedding_multiplier": [0.7, 4.0], "logits_scaling": [0.5, 4.0]},
+    **{"residual_multiplier": [0.3, 1.0], "attention_multiplier": [0.1, 1.0]},
+}
 _TWO_ROPES = {
     "rope_parameters": [
         {_FULL: full, _SLIDING: dict(rope_type="default", rope_theta=base)}
@@ -100,6 +90,7 @@ _GEMMA = {
     **{name: values for name, values in _SHARED.items() if name != "hidden_act"},
     **{"hidden_activation": _GATED_ACTS, **_BIASES, **_LAYERS},
     **{"query_pre_attn_scalar": [3, 16], "final_logit_softcapping": [None, 2.0]},
+    "head_dim": _FACTORS["head_dim"],
 }
 # For each type its class, and values of the entries that random configs draw.
 KINDS: dict[str, tuple[str, dict[str, list[Any]]]] = {
@@ -137,11 +128,7 @@ KINDS: dict[str, tuple[str, dict[str, list[Any]]]] = {
     "olmo3": ("Olmo3ForCausalLM", {**_SHARED, **_BIASES, **_LAYERS, **_TWO_ROPES}),
     "granite": (
         "GraniteForCausalLM",
-        {
-            **{**_SHARED, **_BIASES, **_ROPES, "mlp_bias": [False, True]},
-            **{"embedding_multiplier": [0.7, 4.0], "logits_scaling": [0.5, 3.0]},
-            **{"residual_multiplier": [0.3, 1.0], "attention_multiplier": [0.1, 1.0]},
-        },
+        {**{**_SHARED, **_BIASES, **_ROPES, "mlp_bias": [False, True]}, **_FACTORS},
     ),
     "smollm3": (
         "SmolLM3ForCausalLM",
@@ -170,34 +157,39 @@ KINDS: dict[str, tuple[str, dict[str, list[Any]]]] = {
     ),
     "gemma2": (
         "Gemma2ForCausalLM",
-        {**_GEMMA, **_ROPES, "attn_logit_softcapping": [None, 1.0, 20.0]},
+        {**_GEMMA, **_ROPES, "attn_logit_softcapping": [None, 1.0, 16.0]},
     ),
     "gemma3_text": ("Gemma3ForCausalLM", {**_GEMMA, **_TWO_ROPES}),
 }
 
 
-def random_model(kind: str, seed: int, repeats: int = 2) -> str:
-    """The name of a model of a type with a random config, of two layers that repeat."""
-    name, layers = f"{kind}-{seed}-{repeats}", 2 * repeats
+def random_model(kind: str, seed: int, repeats: int = 1) -> str:
+    """The name of a model of a type with a random config.
+
+    It has one layer, or two of random kinds, which repeat.
+    """
+    name = f"{kind}-{seed}-{repeats}"
     if name not in _ALL:
         class_name, entries = KINDS[kind]
         draw = np.random.default_rng([seed, *kind.encode()])
         config = {each: values[draw.integers(len(values))] for each, values in entries.items()}
         if kind == "gpt2":
-            _ALL[name] = class_name, {**_GPT2, "n_layer": layers, **config}
+            _ALL[name] = class_name, {**_GPT2, "n_layer": repeats, **config}
             return name
+        pattern = [_FULL]
         if "layer_types" in config:
-            half = [(_FULL, _SLIDING)[n] for n in draw.integers(2, size=2)]
+            pattern = [(_FULL, _SLIDING)[n] for n in draw.integers(2, size=2)]
             uses = config.get("use_sliding_window", True)
-            config["layer_types"] = half * repeats if uses else [_FULL] * layers
-        sizes = {"hidden_size": 32 if kind == "phi3" else 24, "num_hidden_layers": layers}
+            config["layer_types"] = (pattern if uses else [_FULL] * 2) * repeats
+        sizes = {"hidden_size": 32 if kind == "phi3" else 24}
+        sizes |= {"num_hidden_layers": len(pattern) * repeats}
         sizes["pad_token_id"] = None  # Its embedding would have no gradient in PyTorch.
         given = {key: value for key, value in config.items() if key != "head_dim" or value}
         _ALL[name] = class_name, {**_LLAMA, **sizes, **given}
     return name
 
 
-_T5 = dict(vocab_size=VOCAB, d_model=20, d_ff=28, d_kv=6, num_layers=2, num_heads=4)
+_T5 = dict(vocab_size=VOCAB, d_model=20, d_ff=28, d_kv=4, num_layers=2, num_heads=4)
 _T5 |= dict(num_decoder_layers=1, dropout_rate=0.0, decoder_start_token_id=0)
 _T5 |= dict(relative_attention_num_buckets=8, relative_attention_max_distance=10)
 
@@ -300,31 +292,44 @@ def _with_plain_experts(model: Any) -> Any:
 
 
 def float64() -> Any:
-    """A context in which code of PyTorch that asks for float32 gets float64."""
+    """A context in which code of PyTorch that asks for float32 gets float64.
+
+    Constants are rounded to float32, as in the float32 model that both sides are.
+    """
     import torch
 
+    def gelu(x: Any, approximate: str = "none") -> Any:
+        root, scale, cube = map(wide, (0.5**0.5, (2 / np.pi) ** 0.5, 0.044715))
+        is_tanh = approximate == "tanh"
+        y = torch.tanh(scale * (x + cube * x**3)) if is_tanh else torch.erf(x * root)
+        return 0.5 * x * (1 + y)
+
+    replaced = {torch.Tensor.float: torch.Tensor.double, torch.nn.functional.gelu: gelu}
+
     def wide(value: Any) -> Any:
+        if isinstance(value, float) and abs(value) < 1e38:
+            return float(np.float32(value))
         return torch.float64 if value is torch.float32 else value
 
     class Wide(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, function, types, args=(), kwargs=None):
             del types
-            function = torch.Tensor.double if function is torch.Tensor.float else function
             named = {key: wide(value) for key, value in (kwargs or {}).items()}
-            return function(*map(wide, args), **named)
+            return replaced.get(function, function)(*map(wide, args), **named)
 
     return Wide()
 
 
-def in_float64(model: Any) -> Callable[[np.ndarray], Any]:
-    """Makes a model compute in float64; returns what maps rows of tokens to its logits."""
+def in_float64(model: Any) -> Callable[..., Any]:
+    """Makes a model compute in float64; returns what maps its inputs to its logits."""
     import torch
 
     _with_plain_experts(model.double())
 
-    def logits(rows: np.ndarray) -> Any:
+    def logits(inputs: np.ndarray, **others: np.ndarray) -> Any:
         with float64():
-            return model(torch.tensor(rows)).logits
+            named = {key: torch.tensor(value) for key, value in others.items()}
+            return model(torch.tensor(inputs), **named).logits
 
     return logits
 
