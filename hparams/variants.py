@@ -22,6 +22,7 @@ from typing import Any
 from t2tp import registry
 from t2tp.hparam import HParams
 from t2tp.hparams.base import DECLARATIONS, base_hparams, declare
+from t2tp.hparams.ranges import RANGES
 from t2tp.toml import tomllib
 
 
@@ -49,5 +50,5 @@ def register_variants(text: str) -> None:
 
 
 for file in importlib.resources.files(__package__).iterdir():
-    if file.name.endswith(".toml") and file.name != DECLARATIONS:
+    if file.name.endswith(".toml") and file.name not in (DECLARATIONS, RANGES):
         register_variants(file.read_text("utf-8"))

@@ -50,16 +50,8 @@ class ImageCifar10(_Cifar10, Image2ClassProblem):
     """Classification of small photographs into ten classes."""
 
     class_names = (
-        "airplane",
-        "automobile",
-        "bird",
-        "cat",
-        "deer",
-        "dog",
-        "frog",
-        "horse",
-        "ship",
-        "truck",
+        *("airplane", "automobile", "bird", "cat", "deer"),
+        *("dog", "frog", "horse", "ship", "truck"),
     )
 
 
