@@ -52,7 +52,7 @@ class Lamb(adam.Adam):
                 "lamb",
                 op.variables,
                 [target.rate, *op.outputs, *op.direction_inputs],
-                functools.partial(self._update, op.direction),
+                functools.partial(self._apply, op.direction),
                 is_local=True,
             )
             for target, op in zip(targets, directions, strict=True)
@@ -78,7 +78,7 @@ class Lamb(adam.Adam):
         return direction, next_m, next_v
 
     @staticmethod
-    def _update(
+    def _apply(
         direction_of: DirectionFn,
         var: tf.Variable,
         m: tf.Variable,
