@@ -11,7 +11,7 @@ import stat
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -33,7 +33,7 @@ _MARKERS = (_MARKER, _MANIFEST, "saved_model.pb")
 _LAST = (*_MARKERS, "config.json")
 _STEP = re.compile(r"(?:.*/)?step-\d{8,}")
 # Names that only this host knows: work in progress, and the lock, which `StoreLock` replaces.
-_LOCAL = re.compile(r"\..*|.*\.(tmp|discarded|damaged)(-\d+)?|run\.lock")
+_LOCAL = re.compile(r"\..*|.*\.(tmp|discarded|damaged|diverged)(-\d+)?|run\.lock")
 # The files that `CheckedFile` reads by ranges.
 _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.(?!checks$|json$)\w+(\.begins)?")
 # Outputs that no program reads again.
@@ -68,6 +68,7 @@ class Mirror:
         self.is_watched = False
         name = hashlib.sha256(self.store.address.encode()).hexdigest()[:32]
         self._record = cache_directory() / "records" / name
+        self._lost = self._record.with_suffix(".lost")
         self._uploaded_at: dict[str, float] = {}
 
     def place(self) -> str:
@@ -96,6 +97,8 @@ class Mirror:
                     " the data of checkpoints: restore it from a backup, or delete the copy to"
                     " begin anew"
                 )
+            if not again and self._lost.exists():
+                self._set_aside(entries, objects)
             deleted = entries.keys() - objects.keys()
             for step in filter(None, set(map(_step_of, deleted))):
                 if self._is_dispensable(step, entries, objects):
@@ -103,9 +106,7 @@ class Mirror:
             for name in deleted:
                 if _is_hole(self.path / name):
                     (self.path / name).unlink()
-                del entries[name]
-            if deleted:
-                self._save(entries)
+                self._note(entries, name)
             states = {name: _state(self.path / name) for name in objects}
             ours = {
                 _step_of(name) or name
@@ -123,11 +124,23 @@ class Mirror:
                         _make_hole(path, size)
                     else:
                         self.store.get(name, path)
-                    entries[name] = _state(path), version
-                    self._save(entries)
+                    self._note(entries, name, _state(path), version)
+
+    def _set_aside(self, *known: Mapping[str, object]) -> None:
+        """Renames the checkpoints that a trainer wrote after another host had taken over its run.
+
+        Args:
+          known: the files that were uploaded, and the objects.
+        """
+        for step in filter(None, set(map(_step_of, self._names()))):
+            if not any(f"{step}/{_MARKER}" in names for names in known):
+                aside = self.path / f"{step}.diverged-{time.time_ns()}"
+                (self.path / step).rename(aside)
+                logging.warning("kept, and not uploaded, as another host had the run: %s", aside)
+        self._lost.unlink()
 
     def _is_dispensable(
-        self, step: str, entries: dict[str, tuple], objects: dict[str, tuple[int, str]]
+        self, step: str, entries: dict[str, Any], objects: dict[str, tuple[int, str]]
     ) -> bool:
         """Whether a local checkpoint that the store has deleted goes, too.
 
@@ -171,8 +184,8 @@ class Mirror:
             for name in sorted({*changed} & states.keys(), key=_order):
                 self._check_lock()
                 try:
-                    entries[name] = states[name], self.store.put(self.path / name, name)
-                    self._save(entries)
+                    version = self.store.put(self.path / name, name)
+                    self._note(entries, name, states[name], version)
                     self._uploaded_at[name] = time.monotonic()
                 except FileNotFoundError:
                     if (self.path / name).exists():
@@ -184,15 +197,15 @@ class Mirror:
         if is_last and not has_all:
             self.push(is_last=True)
 
-    def _delete(self, name: str, entries: dict[str, tuple]) -> None:
+    def _delete(self, name: str, entries: dict[str, Any]) -> None:
         self._check_lock()
         self.store.delete(name)
-        del entries[name]
-        self._save(entries)
+        self._note(entries, name)
 
     def _check_lock(self) -> None:
         """Raises StoreError if another host has taken over the run."""
         if self.lock and self.lock.is_lost:
+            self._lost.touch()
             raise StoreError(f"another host has taken over the lock of {self.store.address}")
 
     def _is_recent(self, name: str, size: int) -> bool:
@@ -217,19 +230,30 @@ class Mirror:
         return "" if path == self.path else path.relative_to(self.path).as_posix()
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[dict[str, tuple]]:
-        """Locks the record, and yields it: name -> state of the file, id of the object."""
+    def _locked(self) -> Iterator[dict[str, Any]]:
+        """Locks the record, and yields it: name -> [state of the file, id of the object]."""
         self._record.parent.mkdir(parents=True, exist_ok=True)
-        entries: dict[str, tuple] = {}
+        entries: dict[str, Any] = {}
         with self._record.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            with contextlib.suppress(FileNotFoundError, ValueError):
-                entries = json.loads(self._record.read_bytes())
+            with contextlib.suppress(FileNotFoundError):
+                lines = self._record.read_text().splitlines()
+                for line in lines:
+                    with contextlib.suppress(ValueError):  # The machine stopped in this line.
+                        name, *entry = json.loads(line)
+                        entries[name] = entry
+                entries = {name: entry for name, entry in entries.items() if entry}
+                if len(lines) > 4 * len(entries) + 100:
+                    write_text(self._record, "".join(map(_line, entries.items())))
             yield entries
 
-    def _save(self, entries: dict[str, tuple]) -> None:
-        """Saves the record: after each file, as the process may be killed."""
-        write_text(self._record, json.dumps(entries))
+    def _note(self, entries: dict[str, Any], name: str, *entry: object) -> None:
+        """Sets or deletes an entry, and adds a line to the record, as the process may be killed."""
+        entries[name] = entry
+        with self._record.open("a") as file:
+            file.write(_line((name, entry)))
+        if not entry:
+            del entries[name]
 
 
 class Session:
@@ -399,6 +423,12 @@ def cache_directory() -> Path:
     """Returns the directory of all mirrors: T2TP_CACHE, or t2tp in the user's cache directory."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("T2TP_CACHE") or Path(base, "t2tp")).absolute()
+
+
+def _line(entry: tuple[str, Sequence[object]]) -> str:
+    """Returns a line of a record. It begins with a break, as the line before may be incomplete."""
+    name, values = entry
+    return "\n" + json.dumps([name, *values])
 
 
 def _stores() -> Path:

@@ -225,16 +225,43 @@ def test_a_checkpoint_is_deleted_here_if_it_is_as_uploaded_and_not_the_last(serv
     assert "checkpoints/step-00000003/FINISHED" in uploaded(server)
 
 
-def test_a_process_that_has_lost_the_run_writes_nothing_more(server):
+def test_a_process_that_has_lost_the_run_uploads_nothing_more_nor_does_a_later_one(server):
     with pytest.raises(StoreError, match="has taken over"), object_store.session() as session:
-        save_step(1)
+        path = save_step(1)
         (found,) = session.mirrors
         found.push()
         found.lock = lock("lost")
         Store(RUN).write("run.lock", b"{}")
         before = uploaded(server)
+        save_step(2)
+    for _ in range(2):
+        with object_store.session():
+            object_store.local_path(RUN)
+            assert all_steps(path.parent) == [1]
+        assert uploaded(server) == before
+    (aside,) = path.parent.glob("step-00000002.diverged-*")
+    assert len([*aside.iterdir()]) == len([*path.iterdir()])
+
+
+def test_a_record_that_a_crash_cut_keeps_its_other_lines(server):
+    with object_store.session() as session:
         save_step(1)
-    assert uploaded(server) == before
+        (found,) = session.mirrors
+        found.push()
+        whole = found._record.read_bytes()
+        found._record.write_bytes(whole + b'\n["checkpoints/step-000')
+        with found._locked() as entries:
+            known = dict(entries)
+            found._note(entries, "after the crash", [1, 2], "version")
+            for _ in range(30):
+                for name in known:
+                    found._note(entries, name)
+                    found._note(entries, name, *known[name])
+        with found._locked() as entries:
+            assert entries.pop("after the crash") == [[1, 2], "version"]
+            assert entries == known and known.keys() == uploaded(server).keys()
+            found._note(entries, "after the crash")
+        assert len(found._record.read_bytes()) < 2 * len(whole)  # Shortened on opening.
 
 
 @pytest.mark.parametrize(
@@ -325,12 +352,12 @@ def test_a_file_that_was_changed_here_is_not_replaced(server, monkeypatch):
         put, records = found.store.put, []
 
         def watched(path: Path, name: str) -> str:
-            records.append(found._record.read_text() if found._record.exists() else "{}")
+            records.append(found._record.read_text() if found._record.exists() else "")
             return put(path, name)
 
         monkeypatch.setattr(found.store, "put", watched)
         found.push()
-        assert [[*json.loads(each)] for each in records] == [[], ["a"]]
+        assert [json.loads(each or "[[]]")[0] for each in records] == [[], "a"]
         (directory / "b").write_text("newer")
         server.files().pipe_file("bucket/out/b", b"other")
         found.pull(again=True)
