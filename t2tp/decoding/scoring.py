@@ -1,5 +1,6 @@
 """Log-probabilities of given targets, row by row."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,9 @@ from t2tp.models.autoregressive import AutoregressiveModel
 from t2tp.models.transformer_losses import TARGETS_WEIGHTS, weights_of_targets
 from t2tp.ops.cross_entropy.operation import softmax_cross_entropy
 from t2tp.program.program import Feature, Mesh
+
+# Tracing a program takes about as long as scoring this many tokens with a small model.
+_TRACING_TOKENS = 8192
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,10 @@ def score(
 
 
 class Scorer:
-    """Scores rows in batches of similar length; each batch shape is a program, traced once."""
+    """Scores rows in batches of similar length; each batch shape is a program, traced once.
+
+    A batch is padded to a longer shape where another program would cost more than the padding.
+    """
 
     def __init__(
         self, evaluate: Predict, layout: Layout, max_length: int, batch_size: int = 1
@@ -98,6 +105,7 @@ class Scorer:
         self._max_length = max_length
         self._rows = padded_rows(batch_size, layout)
         self._count = min(batch_size, self._rows)
+        self._traced: set[int] = set()  # Lengths that have a program.
 
     def __call__(self, rows: Sequence[ScoredRow]) -> list[Score]:
         """Scores rows; see `iterate`."""
@@ -115,26 +123,59 @@ class Scorer:
             check_length("input", each.inputs or (), self._max_length)
         sizes = [(len(each.targets), len(each.inputs or ())) for each in rows]
         order = sorted(range(len(rows)), key=lambda number: sizes[number], reverse=True)
-        for begin in range(0, len(order), self._count):
+        begins = range(0, len(order), self._count)
+        lengths = [self._rounded(sizes[order[begin]][0]) for begin in begins]
+        padded = self._padded_lengths(lengths)
+        for begin, length in zip(begins, lengths, strict=True):
             numbers = order[begin : begin + self._count]
-            outputs = self._evaluate(*self._batch([rows[number] for number in numbers]))
+            batch = self._batch([rows[number] for number in numbers], padded[length])
+            outputs = self._evaluate(*batch)
             log_probs, mistakes = (np.asarray(outputs[name]) for name in ("log_probs", "mistakes"))
             for row, number in enumerate(numbers):
                 # In the order in which decoding adds them up.
                 total = np.cumsum(log_probs[row])[-1]
                 yield number, Score(float(total), not mistakes[row])
 
-    def _batch(self, rows: Sequence[ScoredRow]) -> tuple[dict[str, Feature], dict[str, np.ndarray]]:
-        """Returns features and arrays of some rows."""
+    def _rounded(self, size: int) -> int:
+        return min(round_up(size), self._max_length)
+
+    def _padded_lengths(self, lengths: Sequence[int]) -> dict[int, int]:
+        """Chooses a program's length for each length of a batch, at the least total cost.
+
+        The cost, in tokens, is the programs to trace and the batches with their padding. It is the
+        same on all processes, since no time is measured.
+        """
+        counts = Counter(lengths)
+        candidates = sorted(counts.keys() | self._traced)
+        best: list[tuple[int, dict[int, int]]] = [(0, {})]  # For the shortest n candidates.
+        for end, length in enumerate(candidates, start=1):
+            # A row alone has its own length: the capacity of experts depends on it.
+            tracing = 0 if length in self._traced or self._count == 1 else _TRACING_TOKENS
+            row = self._rows * length
+            costs = [
+                (before + tracing + row * sum(counts[n] for n in candidates[begin:end]), begin)
+                for begin, (before, _) in enumerate(best)
+            ]
+            cost, begin = min(costs)
+            best.append((cost, best[begin][1] | dict.fromkeys(candidates[begin:end], length)))
+        needed = sum(each <= max(lengths, default=0) for each in candidates)
+        _, padded = min(best[needed:], key=lambda each: each[0])
+        self._traced.update(padded[length] for length in lengths)
+        return padded
+
+    def _batch(
+        self, rows: Sequence[ScoredRow], length: int
+    ) -> tuple[dict[str, Feature], dict[str, np.ndarray]]:
+        """Returns features and arrays of some rows, with targets padded to a length."""
         read = {"targets": [each.targets for each in rows]}
         if rows[0].inputs is not None:
             read["inputs"] = [each.inputs or () for each in rows]
         features: dict[str, Feature] = {}
         batch: dict[str, np.ndarray] = {}
         for name, tokens in read.items():
-            length = min(round_up(max(map(len, tokens))), self._max_length)
-            features |= sequence_features(name, self._rows, length)
-            batch |= sequence_arrays(name, *pad(tokens, self._rows, length))
+            size = length if name == "targets" else self._rounded(max(map(len, tokens)))
+            features |= sequence_features(name, self._rows, size)
+            batch |= sequence_arrays(name, *pad(tokens, self._rows, size))
         features[TARGETS_WEIGHTS] = features["targets"]
         weights = np.zeros_like(batch["targets"])
         for row, each in enumerate(rows):

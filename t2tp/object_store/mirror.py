@@ -237,8 +237,7 @@ class Mirror:
         with self._record.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             with contextlib.suppress(FileNotFoundError):
-                lines = self._record.read_text().splitlines()
-                for line in lines:
+                for line in (lines := self._record.read_text().splitlines()):
                     with contextlib.suppress(ValueError):  # The machine stopped in this line.
                         name, *entry = json.loads(line)
                         entries[name] = entry

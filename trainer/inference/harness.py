@@ -57,7 +57,10 @@ class HarnessTasks:
             raise ModuleNotFoundError(
                 "tasks need lm-evaluation-harness: pip install -e '.[harness]'"
             ) from error
-        self._manager = TaskManager(include_path=directory)
+        # The harness takes seconds to read its own tasks, which a directory's tasks do not need.
+        self._manager = TaskManager(include_path=directory, include_defaults=not directory)
+        if directory and not set(names) <= set(self._manager.all_subtasks):
+            self._manager = TaskManager(include_path=directory)
         for name in names:
             if name not in self._manager.all_tasks:
                 raise UsageError(f"task {name}: {nearest(name, self._manager.all_tasks, 'tasks')}")
