@@ -222,6 +222,8 @@ class Estimator:
             self._remove_unfinished()
             self._checkpoints.check_untouched(self.connect(), self.steps_done)
             self._checkpoints.check_writable()
+            if self.connect().is_main_process:
+                self._checkpoints.inherit_files()
             self.log.resume(os.path.abspath(self.config.output_dir), self.steps_done)
             self._open_tracker()
             with self._checkpoints.saver_of(

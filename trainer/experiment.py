@@ -16,7 +16,6 @@ from t2tp.decoding import DecodeOptions
 from t2tp.layout_report import LayoutReport
 from t2tp.object_store.mirror import address_of
 from t2tp.suggestions import nearest
-from t2tp.trainer.errors import as_usage_error
 from t2tp.trainer.evaluations import SplitEvaluation
 from t2tp.trainer.hooks.early_stopping import EarlyStopping
 from t2tp.trainer.hooks.hook import EvaluationHook, Hook
@@ -34,7 +33,6 @@ from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_dir.checkpoint_follower import follow_checkpoints
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory, find
-from t2tp.trainer.run_dir.warm_start import WarmStart, inherit_files
 from t2tp.trainer.run_spec import RunSpec
 
 # Flags that may differ between the processes of a run.
@@ -411,11 +409,6 @@ class Experiment:
         with self.estimator.lock():
             if cluster.is_main_process:
                 run_files.write(output_dir, self.spec.hparams, self._flags | self._how(schedule))
-                source = WarmStart.parse(self._config.warm_start_from)
-                if source is not None:
-                    vocabulary = self.spec.problem.vocabulary(self.spec.data_dir)
-                    with as_usage_error(OSError):
-                        inherit_files(output_dir, source, vocabulary)
             resumed_step = self.estimator.steps_done
             if resumed_step:
                 logging.info("resuming from the checkpoint of step %d", resumed_step)

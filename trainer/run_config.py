@@ -36,6 +36,7 @@ class RunConfig:
         `find_checkpoint.find`. If it is damaged, no other one is used.
       warm_start_from: source of the initial values while `output_dir` has no checkpoint: PATH or
         PATH:from=>to;from=>to; see `WarmStart`.
+      warm_start_optimizer: whether these are also the optimizer's state and the step.
       log_step_count_steps: steps from one report in the log and in TensorBoard to the next.
       log_json: file that lines of JSON are appended to, see `JsonLog`; `-`: stdout; empty: none.
       tracker: `wandb` or `mlflow`, to which scalars are sent, with an optional project as in
@@ -67,6 +68,7 @@ class RunConfig:
     keep_best_metric: str = ""
     checkpoint_path: str = ""
     warm_start_from: str = ""
+    warm_start_optimizer: bool = False
     log_step_count_steps: int = 100
     log_json: str = ""
     tracker: str = ""

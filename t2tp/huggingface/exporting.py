@@ -24,7 +24,7 @@ MOST_BYTES = 5_000_000_000
 # dtype and shape of tensors, by name.
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 
-_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMG])(I?)B)?", re.IGNORECASE)
 
 
 def bytes_of(size: str) -> int:
@@ -33,13 +33,13 @@ def bytes_of(size: str) -> int:
     Raises:
       ConversionError: it is no such size.
     """
-    parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", size.strip())
-    unit = parts[2].upper() if parts else ""
-    if parts is None or (unit and unit not in _UNITS) or not float(parts[1]):
+    parts = _SIZE.fullmatch(size.strip())
+    if parts is None or not float(parts[1]):
         raise ConversionError(
             f"{size!r} is no size of a file: give a number of bytes, KB, MB or GB: 5GB"
         )
-    return int(float(parts[1]) * _UNITS.get(unit, 1))
+    power = "KMG".index(parts[2].upper()) + 1 if parts[2] else 0
+    return int(float(parts[1]) * (1024 if parts[3] else 1000) ** power)
 
 
 def export_tensors(

@@ -92,12 +92,8 @@ def _to_run(flags: absl_flags.FlagValues, share: Share) -> Path:
         source.check_tokenizer(hparams.vocab_size)
     problem = flags.problem or model_type.problem
     problems.find(problem, flags.problem_options)
-    settings = {
-        "model": model_type.model,
-        "problem": problem,
-        "problem_options": flags.problem_options,
-        "hparams_set": "",
-    }
+    settings = {"model": model_type.model, "problem": problem, "hparams_set": ""}
+    settings["problem_options"] = flags.problem_options
     output_dir = Path(flags.output_dir).expanduser()
     with _made(output_dir, share) as partial:
         with _progress(found, "reading", share) as progress:
@@ -124,9 +120,10 @@ def _to_directory(flags: absl_flags.FlagValues, share: Share) -> Path:
     adapters = Adapters.from_hparams(hparams)
     if flags.merge_lora and adapters is None:
         raise UsageError(f"--merge_lora: the run in {flags.output_dir} has no adapters")
+    dtype = flags.dtype or ""
     saved = tuned = find(flags.checkpoint_path or flags.output_dir)
     if adapters is not None:
-        saved = MergedCheckpoint(tuned, adapters, flags.dtype or "")
+        saved = MergedCheckpoint(tuned, adapters, dtype)
     name = flags.model_type or before.get("model_type")
     model_type = _type_of(name, saved_run.flags, hparams, saved)
     config = _config(model_type, before, hparams)
@@ -136,15 +133,14 @@ def _to_directory(flags: absl_flags.FlagValues, share: Share) -> Path:
     with _made(to_hf, share) as partial:
         if adapters is not None and not flags.merge_lora:
             if share.is_main_process:
-                export_adapters(tuned, found, adapters, config, partial, flags.dtype or "")
+                export_adapters(tuned, found, adapters, config, partial, dtype)
             return to_hf
         with _progress(found, "writing", share) as progress:
-            dtype = flags.dtype or ""
             exporting.export_tensors(saved, found, partial, dtype, progress, most_bytes, share)
         if share.is_main_process:
             if kept.is_dir():
                 huggingface_files.copy_files(kept, partial)
-            dtype = flags.dtype or saved.dtypes()[found[0].name].name
+            dtype = dtype or saved.dtypes()[found[0].name].name
             named = {name: dtype for name in _DTYPE_NAMES if name in config} or {"dtype": dtype}
             text = json.dumps({**config, **named}, indent=2, sort_keys=True)
             (partial / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")

@@ -27,7 +27,8 @@ from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory, find
 from t2tp.trainer.run_dir.run_lock import RunLock, RunLockedError
 from t2tp.trainer.run_dir.run_saver import CheckpointHook, RunSaver, retention_of
 from t2tp.trainer.run_dir.save_policy import EverySeconds, EverySteps
-from t2tp.trainer.run_dir.warm_start import WarmStart, warm_start
+from t2tp.trainer.run_dir.token_rows import MatchedRows, rows_between
+from t2tp.trainer.run_dir.warm_start import WarmStart, inherit_files, warm_start
 
 # Default number of steps from one checkpoint to the next.
 DEFAULT_SAVE_STEPS = 1000
@@ -57,7 +58,7 @@ class RunCheckpoints:
         Args:
           config: config of the run.
           layout: layout of the run, recorded in its checkpoints.
-          vocabulary: returns the vocabulary of the data; see `warm_start`.
+          vocabulary: returns the vocabulary of the data; see `rows_between`.
 
         Raises:
           ValueError: a checkpoint setting cannot be parsed.
@@ -70,6 +71,7 @@ class RunCheckpoints:
         self._warm_start = WarmStart.parse(config.warm_start_from)
         self._damaged: tuple[Path, ...] = ()  # Skipped when restoring.
         self._saver: RunSaver | None = None
+        self._matched: MatchedRows | None = None  # Of the warm start, once it is done.
         self.batch_sizes: BatchSizes | None = None
 
     @property
@@ -129,21 +131,34 @@ class RunCheckpoints:
             raise FileNotFoundError(
                 f"{self._config.output_dir} holds no finished checkpoint; train there first"
             )
-        self._warm_start_from(variables)
-        return 0
+        return self._warm_start_from(variables)
 
-    def _warm_start_from(self, variables: Variables) -> None:
-        """Gives initialized variables the values of the config's warm start, if it has one."""
+    def _warm_start_from(self, variables: Variables) -> int:
+        """Gives initialized variables the values of the config's warm start, if it has one.
+
+        Returns:
+          The training step of the values.
+        """
         frozen = next((v.spec.name for v in variables if v.spec.frozen), None)
         if self._warm_start is None and frozen is not None:
             raise UsageError(
                 f"lora_rank trains adapters of a model, whose weights, such as {frozen}, are"
                 " frozen: name the run or checkpoint that has them with --warm_start_from"
             )
-        if self._warm_start is not None:
-            table = warm_start(self._warm_start, variables, self._vocabulary())
-            if variables.cluster.is_main_process:
-                logging.info("%s", table)
+        if self._warm_start is None:
+            return 0
+        self._matched = rows_between(self._warm_start.path, self._vocabulary())
+        optimizer = self._config.warm_start_optimizer
+        table, step = warm_start(self._warm_start, variables, self._matched, optimizer)
+        if variables.cluster.is_main_process:
+            logging.info("%s", table)
+        return step
+
+    def inherit_files(self) -> None:
+        """Copies the Hugging Face files of the warm start's run; see `warm_start.inherit_files`."""
+        if self._warm_start is not None and self._matched is not None:
+            with as_usage_error(OSError):
+                inherit_files(self._config.output_dir, self._warm_start, self._matched)
 
     def _base_elsewhere(self) -> Path | None:
         """Returns where a warm start is from, which the base of adapters may have been moved to."""

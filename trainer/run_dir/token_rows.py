@@ -157,21 +157,22 @@ class TokenRows:
         assign_slices(variable, values)
 
 
+# The rows, None without two vocabularies; and the reason if the other one is unknown.
+MatchedRows = tuple[TokenRows | None, str]
+
+
 def vocab_axis(variable: SlicedVariable) -> int | None:
     """Returns the number of a variable's dimension of tokens; None if it has none."""
     names = [name_in_use(each) for each in variable.spec.shape.dimension_names]
     return names.index(_VOCAB) if _VOCAB in names else None
 
 
-def rows_between(path: str, vocabulary: Vocabulary | None) -> tuple[TokenRows | None, str]:
+def rows_between(path: str, vocabulary: Vocabulary | None) -> MatchedRows:
     """Compares the vocabulary of a run with the vocabulary of the run that it starts from.
 
     Args:
       path: the run or checkpoint to start from; see `find_checkpoint.find`.
       vocabulary: the new run's vocabulary; None: it has no text.
-
-    Returns:
-      The rows, None without two vocabularies; and the reason if the other one is unknown.
     """
     if vocabulary is None:
         return None, ""

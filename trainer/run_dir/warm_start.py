@@ -13,13 +13,12 @@ from t2tp.checkpoint import Checkpoint
 from t2tp.checkpoint.frozen_base import BASE, open_base
 from t2tp.checkpoint.restore import check_same_save
 from t2tp.checkpoint.variables import TRAINABLE, load, load_base
-from t2tp.problems.vocab.vocabulary import Vocabulary
 from t2tp.program.variables import SlicedVariable, Variables
 from t2tp.suggestions import nearest
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.run_dir import huggingface_files, run_files
 from t2tp.trainer.run_dir.find_checkpoint import find
-from t2tp.trainer.run_dir.token_rows import TokenRows, rows_between, vocab_axis
+from t2tp.trainer.run_dir.token_rows import MatchedRows, TokenRows, vocab_axis
 
 ARROW = "=>"
 
@@ -59,18 +58,12 @@ class WarmStart:
                     f"warm_start_from={text}: {rule!r} is no rule of the form from{ARROW}to"
                 )
             try:
-                re.compile(pattern)
-            except re.error as error:
-                raise WarmStartError(
-                    f"warm_start_from={text}: {pattern!r} is no regular expression: {error}"
-                ) from None
-            try:
                 # The empty alternative matches in any case, so `re` checks the replacement.
                 re.sub(f"{pattern}|", replacement, "")
             except (re.error, IndexError) as error:
                 raise WarmStartError(
-                    f"warm_start_from={text}: {replacement!r} cannot replace what {pattern!r}"
-                    f" matches: {error}"
+                    f"warm_start_from={text}: {rule!r} is no regular expression and replacement for"
+                    f" it: {error}"
                 ) from None
             rules.append((pattern, replacement))
         return cls(path, tuple(rules))
@@ -81,24 +74,22 @@ class WarmStart:
         Raises:
           WarmStartError: a rule matches no name, or two names become the same.
         """
+        renamed = list(names)
+        for pattern, replacement in self.rules:
+            changes = [re.subn(pattern, replacement, name) for name in renamed]
+            if not any(count for _, count in changes):
+                raise WarmStartError(
+                    f"warm_start_from: the rule {pattern}{ARROW}{replacement} matches no variable"
+                    f" of {self.path}: {nearest(pattern, names, 'variables there')}"
+                )
+            renamed = [name for name, _ in changes]
         new_names: dict[str, str] = {}
-        used = [False] * len(self.rules)
-        for old_name in names:
-            name = old_name
-            for number, (pattern, replacement) in enumerate(self.rules):
-                name, changes = re.subn(pattern, replacement, name)
-                used[number] |= changes > 0
+        for name, old_name in zip(renamed, names, strict=True):
             if name in new_names:
                 raise WarmStartError(
                     f"warm_start_from: {new_names[name]} and {old_name} would both become {name}"
                 )
             new_names[name] = old_name
-        for (pattern, replacement), is_used in zip(self.rules, used, strict=True):
-            if not is_used:
-                raise WarmStartError(
-                    f"warm_start_from: the rule {pattern}{ARROW}{replacement} matches no variable"
-                    f" of {self.path}: {nearest(pattern, names, 'variables there')}"
-                )
         return new_names
 
 
@@ -113,7 +104,7 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def inherit_files(
-    output_dir: str | os.PathLike[str], source: WarmStart, vocabulary: Vocabulary | None
+    output_dir: str | os.PathLike[str], source: WarmStart, matched: MatchedRows
 ) -> None:
     """Copies the Hugging Face files of the run that a run starts from.
 
@@ -122,7 +113,7 @@ def inherit_files(
     Args:
       output_dir: directory of the run.
       source: where it starts from.
-      vocabulary: the vocabulary of its data.
+      matched: the result of `rows_between`.
 
     Raises:
       OSError: a file cannot be read or written.
@@ -131,7 +122,7 @@ def inherit_files(
     own = huggingface_files.directory_in(output_dir)
     if before is None or own.exists() or not huggingface_files.directory_in(before).is_dir():
         return
-    rows, reason = rows_between(source.path, vocabulary)
+    rows, reason = matched
     if reason:
         logging.warning(
             "the tokenizer of %s is not copied, as its vocabulary is unknown: %s", before, reason
@@ -141,8 +132,11 @@ def inherit_files(
 
 
 def warm_start(
-    source: WarmStart, variables: Variables, vocabulary: Vocabulary | None = None
-) -> str:
+    source: WarmStart,
+    variables: Variables,
+    matched: MatchedRows = (None, ""),
+    with_optimizer: bool = False,
+) -> tuple[str, int]:
     """Loads trainable variables from tensors of the checkpoint with equal name and shape.
 
     If the run there has another vocabulary, the rows of embedding and logits follow the texts of
@@ -152,14 +146,16 @@ def warm_start(
     Args:
       source: the checkpoint and the rules for its names.
       variables: variables with their initial values.
-      vocabulary: the vocabulary of the run's data; None: there is no text.
+      matched: the result of `rows_between`.
+      with_optimizer: whether the optimizer's variables and the step are loaded too.
 
     Returns:
-      A summary: how many variables were loaded, and which were not, with the reason.
+      A summary: how many variables were loaded, and which were not, with the reason; and the step
+      of the values, 0 for a fresh optimizer.
 
     Raises:
-      WarmStartError: no variable fits, a rule matches no name, or a frozen table has the tokens of
-        another vocabulary.
+      WarmStartError: no variable fits, a rule matches no name, a frozen table has the tokens of
+        another vocabulary, or the checkpoint is of another optimizer.
       BaseError: a frozen weight is neither in the checkpoint nor in its base.
       FileNotFoundError: there is no such checkpoint.
       UnusableCheckpointError: the checkpoint is damaged.
@@ -167,7 +163,7 @@ def warm_start(
     saved = find(source.path)
     check_same_save(saved, variables.cluster)
     sources = source.renamed(sorted(_names_in(saved)))
-    rows, reason = rows_between(source.path, vocabulary)
+    rows, reason = matched
     frozen = sum(v.spec.frozen for v in variables)
     tables = [v.spec.name for v in variables if v.spec.frozen and vocab_axis(v) is not None]
     if tables and rows is not None and rows.moves:
@@ -183,38 +179,61 @@ def warm_start(
     groups: dict[str, list[str]] = {}
     for outcome, text in outcomes.values():
         groups.setdefault(outcome, []).append(text)
-    loaded = len(groups.pop(_LOADED, []))
-    loaded += sum(len(groups.get(each, [])) for each in (_RENAMED, _BY_TEXT))
+    loaded = sum(len(groups.get(each, [])) for each in _FITS)
+    groups.pop(_LOADED, None)
     if not loaded and not frozen:
         raise WarmStartError(_nothing_fits(saved, trainable, sources, outcomes))
     used = {sources.get(v.spec.name) for v in variables}
-    groups["only in the checkpoint"] = [name for name in _trained(saved) if name not in used]
-    others = len(variables) - len(trainable) - frozen
+    there = saved.metadata.get(TRAINABLE, [])
+    groups["only in the checkpoint"] = [name for name in there if name not in used]
+    others = [v for v in variables if not v.spec.trainable and not v.spec.frozen]
+    fresh = [v.spec.name for v in others]
+    if with_optimizer:
+        # In a slot of a table, new rows start at the mean too: bias correction is over at a later
+        # step, and a second moment of 0 would make Adam's first updates 3 times as large.
+        slots = _slot_sources(saved, fresh, sources)
+        fresh = [v.spec.name for v in others if _load(saved, v, slots, rows)[0] not in _FITS]
+        if fresh and len(fresh) == len(others):
+            raise WarmStartError(
+                f"warm_start_optimizer: {saved.path} has no {_first(fresh)}: train with the"
+                " optimizer and its hparams of that run, or without --warm_start_optimizer"
+            )
     base_path = variables.base["path"] if variables.base else ""
     elsewhere = f" from {base_path}" if base_path != str(saved.path.absolute()) else ""
     base = f"all {frozen} frozen weights{elsewhere}, and " if frozen else ""
-    return "\n".join(
-        [
-            f"warm start from {saved.path} of step {saved.step}: loaded {base}{loaded} of"
-            f" {len(trainable)} trainable variables",
-            *(
-                f"  {len(texts)} {group}: {_first(texts)}"
-                for group, texts in groups.items()
-                if texts
-            ),
-            *([f"  {rows.describe()}"] if rows is not None and _BY_TEXT in groups else []),
-            *(
-                [f"  rows are copied by number, as the vocabulary there is unknown: {reason}"]
-                if reason
-                else []
-            ),
-            *([f"  {others} optimizer variables start from scratch"] if others else []),
-        ]
-    )
+    lines = [
+        f"warm start from {saved.path} of step {saved.step}: loaded {base}{loaded} of"
+        f" {len(trainable)} trainable variables",
+        *(f"  {len(texts)} {group}: {_first(texts)}" for group, texts in groups.items() if texts),
+    ]
+    if rows is not None and _BY_TEXT in groups:
+        lines.append(f"  {rows.describe()}")
+    if reason:
+        lines.append(f"  rows are copied by number, as the vocabulary there is unknown: {reason}")
+    if with_optimizer:
+        lines.append(f"  the step and {len(others) - len(fresh)} optimizer variables loaded")
+    if fresh:
+        lines.append(f"  {len(fresh)} optimizer variables start from scratch")
+    return "\n".join(lines), saved.step if with_optimizer else 0
+
+
+def _slot_sources(
+    saved: Checkpoint, slots: Sequence[str], sources: Mapping[str, str]
+) -> dict[str, str]:
+    """Maps the optimizer's variables to the checkpoint's, without those that it lacks.
+
+    A slot `<variable>/<slot>` follows the variable, whatever the rules make of its name.
+    """
+    found = {}
+    for name in slots:
+        owner, _, slot = name.rpartition("/")
+        found[name] = f"{sources[owner]}/{slot}" if owner in sources else name
+    return {name: source for name, source in found.items() if source in saved.shapes()}
 
 
 # Outcomes of loading a variable.
 _LOADED, _RENAMED, _BY_TEXT = "loaded", "renamed", "with the rows of the same texts"
+_FITS = (_LOADED, _RENAMED, _BY_TEXT)
 
 # Max number of variables that a line names.
 _NAMED = 3
@@ -243,7 +262,7 @@ def _load(
     if there != shape:
         return "of another shape, initialized", f"{name}, {there} in the checkpoint, {shape} here"
     dtype = saved.dtypes()[source]
-    if not dtype.is_floating:
+    if not dtype.is_floating and dtype != variable.spec.dtype:
         return "of another type, initialized", f"{name}, {dtype.name} in the checkpoint"
     load(saved, source, variable)
     return (_LOADED, name) if source == name else (_RENAMED, f"{name} from {source}")
@@ -256,11 +275,6 @@ def _names_in(saved: Checkpoint) -> set[str]:
         return set(saved.shapes())
     of_base = open_base(saved)
     return set(saved.shapes()) | set(base["names"]) | set(of_base.shapes() if of_base else ())
-
-
-def _trained(saved: Checkpoint) -> list[str]:
-    """Returns the names of the trainable variables of the checkpoint."""
-    return saved.metadata.get(TRAINABLE, [])
 
 
 def _nothing_fits(

@@ -17,6 +17,7 @@ from t2tp.program.variables import Variables, VariableSpec
 from t2tp.trainer.run_dir.run_saver import RunSaver
 from t2tp.trainer.run_dir.warm_start import WarmStart, WarmStartError, warm_start
 from tests.trainer import toy
+from tests.trainer.hooks.events import read_scalars
 from tests.trainer.toy_estimator import estimator, losses
 
 
@@ -50,7 +51,8 @@ def test_the_table_says_what_was_loaded_renamed_and_left(tmp_path):
     new = model(2, "model:2", body=8, head=8, table=24, extra=8)
     initial = values(new)
     source = WarmStart.parse(f"{tmp_path}:^old_=>")
-    table = warm_start(source, new)
+    table, step = warm_start(source, new)
+    assert step == 0
     assert table.splitlines() == [
         f"warm start from {tmp_path}/checkpoints/step-00000007 of step 7: loaded 2 of 4 trainable"
         " variables",
@@ -71,7 +73,7 @@ def test_many_variables_take_one_line(tmp_path):
     names = [f"layer_{number}" for number in range(40)]
     saved_in(tmp_path, model(1, **dict.fromkeys(names, 8)))
     new = model(2, **dict.fromkeys(names, 8), **{f"{name}_new": 8 for name in names})
-    lines = warm_start(WarmStart(str(tmp_path)), new).splitlines()
+    lines = warm_start(WarmStart(str(tmp_path)), new)[0].splitlines()
     assert len(lines) == 4 and "loaded 40 of 80" in lines[0]
     assert lines[1].startswith("  40 not in the checkpoint") and lines[1].endswith("and 37 more")
 
@@ -102,9 +104,9 @@ def test_rules_are_applied_one_after_another(tmp_path):
         ("PATH:zork=>x", r"the rule zork=>x matches no variable of .*: .*body"),
         ("PATH:body|table=>x", "body and table would both become x"),
         ("PATH:body=>x;y", "'y' is no rule of the form from=>to"),
-        ("PATH:bo(dy=>x", "is no regular expression"),
-        (r"PATH:body=>\9", r"cannot replace what 'body' matches: invalid group reference 9"),
-        (r"PATH:body=>\g<x>", "cannot replace what 'body' matches: unknown group name 'x'"),
+        ("PATH:bo(dy=>x", "'bo.dy=>x' is no regular expression .* unterminated subpattern"),
+        (r"PATH:body=>\9", "for it: invalid group reference 9"),
+        (r"PATH:body=>\g<x>", "for it: unknown group name 'x'"),
         (
             "PATH:$=>_old",
             "none of the 2 trainable variables .*ot in the checkpoint: body.*did you mean body",
@@ -119,6 +121,14 @@ def test_what_cannot_be_meant_says_what_there_is(tmp_path, text, said):
         warm_start(WarmStart.parse(text.replace("PATH", str(tmp_path))), new)
     for name, value in values(new).items():
         np.testing.assert_array_equal(value, initial[name])
+
+
+def test_another_optimizer_is_an_error(tmp_path):
+    saved_in(tmp_path, model(1, a=8))
+    new = model(2, b=8)
+    source = WarmStart.parse(f"{tmp_path}:^a$=>b")
+    with pytest.raises(WarmStartError, match="has no b_slot_m: train with the optimizer"):
+        warm_start(source, new, with_optimizer=True)
 
 
 def test_other_shapes_everywhere_are_an_error(tmp_path):
@@ -142,6 +152,12 @@ def test_a_run_starts_warm_once(tmp_path):
     gone = estimator(tmp_path / "warm", warm_start_from=str(tmp_path / "nowhere"))
     gone.train(toy.inputs(), 8)
     assert losses(tmp_path / "warm") == losses(tmp_path / "straight")
+    # With the optimizer it goes on as the other run would.
+    source = {"warm_start_from": str(tmp_path / "old"), "warm_start_optimizer": True}
+    estimator(tmp_path / "on", **source).train(toy.inputs(), 24)
+    estimator(tmp_path / "old").train(toy.inputs(), 24)
+    on, old = (read_scalars(tmp_path / name)["loss"] for name in ("on", "old"))
+    assert sorted(on) == [21, 22, 23, 24] and on.items() <= old.items()
 
 
 def test_a_run_that_is_not_there_is_named(tmp_path):
