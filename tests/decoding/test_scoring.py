@@ -2,11 +2,11 @@
 
 import itertools
 import random
-from types import SimpleNamespace
 
 import pytest
 
 from t2tp.decoding import scoring
+from t2tp.mesh.layout import Layout
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -15,7 +15,7 @@ def test_no_choice_of_lengths_costs_less(seed, monkeypatch):
     draw = random.Random(seed)
     traced = {each for each in (8, 16, 64) if draw.random() < 0.3}
     lengths = [draw.choice([8, 16, 32, 64]) for _ in range(draw.randint(1, 12))]
-    layout = SimpleNamespace(axis_of=lambda dimension: None)
+    layout = Layout.from_arguments("", "")
     scorer = scoring.Scorer(lambda *_: {}, layout, max_length=64, batch_size=4)
     scorer._traced = set(traced)
 
