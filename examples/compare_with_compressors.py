@@ -1,4 +1,4 @@
-"""A run's bits per byte compared with compressors and a unigram model on the same text.
+"""A run's bits per byte compared with compressors on the same text.
 
 python examples/compare_with_compressors.py DATA_DIR RUN_DIR
 """
@@ -34,7 +34,6 @@ def main(data_dir: str, run_dir: str) -> None:
     text = problem.split_text(data_dir, "validation")
     step, model = last_bits_per_byte(Path(run_dir))
     rows = [
-        ("unigram model of the tokens", problem.unigram_bits_per_byte(data_dir, "validation")),
         ("gzip -9", 8 * len(gzip.compress(text, 9)) / len(text)),
         ("xz -9", 8 * len(lzma.compress(text, preset=9)) / len(text)),
         (f"t2tp, after {step:,} steps", model),

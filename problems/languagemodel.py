@@ -95,17 +95,3 @@ class LanguageModelProblem(TextProblem):
         vocabulary = self.vocabulary(data_dir)
         column = self.stored(data_dir, split)["targets"]
         return vocabulary.decode_bytes(column.span(0, column.size))
-
-    def unigram_bits_per_byte(self, data_dir: AnyPath, split: str = "validation") -> float:
-        """Returns the bits per byte of a unigram model.
-
-        Frequencies are counted on the train split with add-one smoothing. As for a model, the
-        prediction of EOS is included.
-        """
-        self.check_split(split)
-        sizes = self.check_prepared(data_dir).splits[split]
-        vocab_size = self.vocab_size(data_dir)
-        known = self.stored(data_dir, self.splits[0])["targets"].counts(vocab_size) + 1
-        counts = self.stored(data_dir, split)["targets"].counts(vocab_size)
-        bits = -(counts * np.log2(known / known.sum())).sum()
-        return float(bits / sizes.bytes)

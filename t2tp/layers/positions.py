@@ -10,19 +10,16 @@ from t2tp.ops.attention.api import RelativeBias
 from t2tp.ops.gather import checked_gather
 
 
-def sinusoidal(
-    positions: mtf.Tensor, d_model: mtf.Dimension, dtype: tf.DType, slowest: float = 10000.0
-) -> mtf.Tensor:
+def sinusoidal(positions: mtf.Tensor, d_model: mtf.Dimension, dtype: tf.DType) -> mtf.Tensor:
     """Returns sinusoidal encodings, sines in the first half of the features, as in tensor2tensor.
 
     A. Vaswani et al. (arXiv:1706.03762), section 3.5. Feature i of d_model / 2 has the wavelength
-    `2 pi * slowest ** (i / (d_model / 2 - 1))`.
+    `2 pi * 10000 ** (i / (d_model / 2 - 1))`.
 
     Args:
       positions: integers [...].
       d_model: an even dimension; it may be split.
       dtype: dtype of the result.
-      slowest: the longest wavelength divided by 2 pi.
 
     Returns:
       [..., d_model].
@@ -36,7 +33,7 @@ def sinusoidal(
     feature = mtf.range(positions.mesh, d_model, tf.int32)
     is_cosine = mtf.cast(mtf.greater_equal(feature, half), tf.float32)
     number = mtf.cast(feature, tf.float32) - half * is_cosine
-    turns = mtf.exp(number * (-math.log(slowest) / max(half - 1, 1)))
+    turns = mtf.exp(number * (-math.log(10000.0) / max(half - 1, 1)))
     shape = positions.shape + d_model
     angle = mtf.einsum([mtf.cast(positions, tf.float32), turns], output_shape=shape)
     return mtf.cast(mtf.sin(mtf.add(angle, is_cosine * (math.pi / 2), output_shape=shape)), dtype)

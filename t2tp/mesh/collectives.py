@@ -197,17 +197,12 @@ class Collectives:
         exchanged = self.exchange(self._by_axis(parts, axis), [axis])
         return _merge_leading(tf.reshape(exchanged, parts.shape), concat_axis)
 
-    def reducescatter(
-        self, x: tf.Tensor, axis: int, scatter_axis: int, sums: Sequence[str] = ()
-    ) -> tf.Tensor:
-        """Sums the group's `x`; member i gets slice i along `scatter_axis`.
-
-        `sums` names the tensor.
-        """
+    def reducescatter(self, x: tf.Tensor, axis: int, scatter_axis: int) -> tf.Tensor:
+        """Sums the group's `x`; member i gets slice i along `scatter_axis`."""
         if not self._real_axes([axis]):
             return x
         parts = _split_leading(x, self._axes.size(axis), scatter_axis)
-        return self.reduce_parts(self._by_axis(parts, axis), [axis], sums)
+        return self.reduce_parts(self._by_axis(parts, axis), [axis])
 
     def gather_members(self, x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
         """Gathers `x` from the group along some axes: [member, ...], in the same order on all."""

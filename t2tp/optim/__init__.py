@@ -11,7 +11,7 @@ Everything is part of the step's graph. A step whose gradients are not finite or
 is skipped without a round trip to the host, because the updates are conditional.
 """
 
-from t2tp.optim import adafactor, adam, lamb, lion, muon, schedules, sgd  # noqa: F401  (they register themselves)
+from t2tp.optim import adafactor, adam, lion, muon, schedules, sgd  # noqa: F401  (they register themselves)
 from t2tp.optim.ema import read_averages
 from t2tp.optim.gradient_accumulation import sum_metrics
 from t2tp.optim.train_step import TrainStep, apply_gradients, train_step

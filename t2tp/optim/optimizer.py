@@ -54,10 +54,6 @@ class Optimizer(mtf.optimize.Optimizer):
         self._weight_decay = weight_decay or WeightDecay()
         self._shared = GraphMemo()
 
-    def apply_grad(self, grad: mtf.Tensor, var: mtf.Variable) -> list[mtf.Operation]:
-        """Updates one variable and its slots; returns the update operations."""
-        return self.apply_grads([grad], [var])
-
     def apply_grads(
         self, grads: Sequence[mtf.Tensor], variables: Sequence[mtf.Variable]
     ) -> list[mtf.Operation]:

@@ -69,7 +69,7 @@ def test_a_step_is_that_of_one_device(family, mesh, stage, changes):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "stage", "d_model"),
-    [("adam", 3, 131), ("adafactor", 1, 128), ("adafactor", 3, 131), ("lamb", 1, 131)],
+    [("adam", 3, 131), ("adafactor", 1, 128), ("adafactor", 3, 131)],
 )
 def test_ten_updates_of_parts_are_those_of_whole_variables(optimizer, stage, d_model):
     """Adafactor factors dimensions of at least 128; norms are those of whole variables."""

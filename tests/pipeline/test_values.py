@@ -41,13 +41,13 @@ CASES = {
         "stage:2",
         {"schedule": "interleaved", "chunks": 2, "changes": SMOOTHED},
     ),
-    "zero bubble, chunks, recomputed attention, LAMB": (
+    "zero bubble, chunks, recomputed attention, Lion": (
         "lm",
         "stage:2",
         {
             "schedule": "zero_bubble",
             "chunks": 2,
-            "changes": (("optimizer", "lamb"), ("recompute", "attention")),
+            "changes": (("optimizer", "lion"), ("recompute", "attention")),
         },
     ),
     "three stages, Adafactor, averages, clipping": (

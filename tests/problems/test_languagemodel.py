@@ -55,19 +55,6 @@ def test_metrics_of_nothing_are_refused(problem):
         problem.metrics({"nll": 0.0, "tokens": 0.0, "correct": 0.0, "bytes": 0.0})
 
 
-def test_the_unigram_model_is_that_of_the_train_split(problem, data_dir):
-    train, validation = (
-        Counter(t for ids in documents(problem, data_dir, split) for t in [*ids, END_OF_DOCUMENT])
-        for split in ("train", "validation")
-    )
-    total = sum(train.values()) + 1024
-    bits = -sum(n * math.log2((train[t] + 1) / total) for t, n in validation.items())
-    wanted = bits / len(problem.split_text(data_dir, "validation"))
-    assert problem.unigram_bits_per_byte(data_dir) == pytest.approx(wanted)
-    with pytest.raises(ValueError, match="unknown split 'dev'"):
-        problem.unigram_bits_per_byte(data_dir, "dev")
-
-
 def test_missing_data_are_answered_with_the_command_that_makes_them(problem, tmp_path):
     for use in (problem.check_prepared, problem.vocab_size):
         with pytest.raises(FileNotFoundError) as error:
