@@ -68,14 +68,14 @@ def page(template: str, results: Mapping[str, Sequence[Results]]) -> str:
 
 
 def learning() -> str:
-    """The table and the picture of what is learnt in equal seconds."""
+    """The table and the chart of what is learnt in equal seconds."""
     stored = curves.load(RESULTS)
     if not stored:
         return _missing("learning")
     machine = stored["machine"]
     when = f"{machine['date']} UTC, one thread of {machine['processor']}."
-    picture = f"![Bits per byte over seconds](images/{LEARNING.name})"
-    return f"{curves.table(stored)}\n\n{when}\n\n{picture}"
+    chart = f"![Bits per byte over seconds](images/{LEARNING.name})"
+    return f"{curves.table(stored)}\n\n{when}\n\n{chart}"
 
 
 def formatted(text: str) -> str:

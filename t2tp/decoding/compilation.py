@@ -21,6 +21,5 @@ def should_compile(layout: Layout, num_prompts: float, batch_size: int, num_weig
       batch_size: number of prompts that are decoded together.
       num_weights: number of trainable weights.
     """
-    is_enough = num_prompts >= _MIN_BATCHES * batch_size
-    is_one = layout.size == 1 and not layout.exact_sums
-    return is_one and is_enough and num_weights <= _MAX_WEIGHTS
+    is_plain = layout.size == 1 and not layout.exact_sums
+    return is_plain and num_prompts >= _MIN_BATCHES * batch_size and num_weights <= _MAX_WEIGHTS

@@ -1,6 +1,7 @@
 """`t2tp_convert`: converts between a run and a Hugging Face checkpoint."""
 
 import contextlib
+import functools
 import glob
 import json
 import math
@@ -63,14 +64,14 @@ def run(invocation: Invocation) -> None:
         with as_usage_error(ValueError, LookupError, OSError, ModuleNotFoundError):
             print(convert(flags, ALL))
         return
-    joined = multiprocess.joined(
+    join = functools.partial(
         connect,
         invocation.process.num_processes,
         num_processes=flags.num_processes,
         process_id=flags.process_id,
         coordinator=flags.coordinator,
     )
-    with joined as cluster:
+    with multiprocess.joined(join) as cluster:
         share = Share(
             cluster.process_id, cluster.num_processes, lambda name: cluster.barrier(name, math.inf)
         )

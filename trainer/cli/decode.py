@@ -69,7 +69,7 @@ def run(invocation: Invocation) -> None:
         if spec.config.xla is None and _should_compile(invocation, spec, options, len(lines)):
             spec = replace(spec, config=replace(spec.config, xla=True))
             logging.info("compiling decoding with XLA (--noxla disables it)")
-    joined = multiprocess.joined(multiprocess.connect_as, spec.config, spec.layout)
+    joined = multiprocess.joined(lambda: multiprocess.connect_as(spec.config, spec.layout))
     with joined as cluster, as_usage_error(DamagedDataError):
         if flags.generate_data:
             with as_usage_error(ValueError, LookupError, OSError):

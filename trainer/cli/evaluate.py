@@ -45,7 +45,7 @@ def run(invocation: Invocation) -> None:
         spec = spec_from_flags(flags)
         paths = _checkpoints(flags)
         tasks = _tasks(flags, spec) if flags.tasks else None
-    joined = multiprocess.joined(multiprocess.connect_as, spec.config, spec.layout)
+    joined = multiprocess.joined(lambda: multiprocess.connect_as(spec.config, spec.layout))
     with joined as cluster, as_usage_error(DamagedDataError):
         with as_usage_error(ValueError, LookupError, OSError):
             if flags.generate_data:

@@ -90,7 +90,7 @@ def run(invocation: Invocation) -> None:
         _examine(flags, spec)
         return
     # Rendezvous before anything that may start TensorFlow, as generating data may.
-    joined = multiprocess.joined(multiprocess.connect_as, spec.config, spec.layout)
+    joined = multiprocess.joined(lambda: multiprocess.connect_as(spec.config, spec.layout))
     with joined as cluster, as_usage_error(DamagedDataError):
         _carry_out(flags, spec, cluster)
 

@@ -75,13 +75,11 @@ def _choose_threads(config: RunConfig) -> None:
 
 
 @contextlib.contextmanager
-def joined(join: Callable[..., Cluster], *args: Any, **kwargs: Any) -> Iterator[Cluster]:
+def joined(join: Callable[[], Cluster]) -> Iterator[Cluster]:
     """Joins the other processes, if any; yields the cluster, and propagates failures.
 
     Args:
-      join: connects the processes: `connect_as` or `connect`.
-      *args: its arguments.
-      **kwargs: likewise.
+      join: connects the processes.
 
     Raises:
       UsageError: `join` raised a ValueError.
@@ -89,7 +87,7 @@ def joined(join: Callable[..., Cluster], *args: Any, **kwargs: Any) -> Iterator[
     """
     try:
         with as_usage_error(ValueError):
-            cluster = join(*args, **kwargs)
+            cluster = join()
         with _propagate_failure(cluster):
             yield cluster
     except _OTHERS_FAULT as error:
