@@ -37,6 +37,13 @@ HANDLERS, PROPAGATES, VERBOSITY = LOGGER.handlers[:], LOGGER.propagate, logging.
 # not left with one of them at the end.
 LONG_FILES = (
     "tests/test_commands.py",
+    "tests/huggingface/test_config_entries.py",
+    "tests/trainer/run_dir/test_object_stores.py",
+    "tests/trainer/inference/test_harness.py",
+    "tests/trainer/processes/test_one_curve.py",
+    "tests/object_store/test_mirror.py",
+    "tests/trainer/processes/test_hosts.py",
+    "tests/trainer/cli/test_t2tp_plan.py",
     "tests/ops/test_operations.py",
     "tests/pipeline/test_values.py",
     "tests/models/test_transformer_layouts.py",

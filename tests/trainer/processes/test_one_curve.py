@@ -25,15 +25,20 @@ _EXPERTS = (
 CASES = [
     ("transformer_lm", "data:2;model:2", "layout=batch:data;heads:model", 2, 4),
     ("transformer_lm", "data:4", "zero_stage=3", 4, 1),
-    ("transformer_lm", "stage:2;data:2", f"{_STAGES},microbatches=2", 2, 1),
     ("transformer_lm", "stage:2;data:2", f"{_STAGES},microbatches=4,zero_stage=2", 2, 4),
+]
+MORE_CASES = [
+    ("transformer_lm", "stage:2;data:2", f"{_STAGES},microbatches=2", 2, 1),
     ("transformer_lm", "stage:2", f"{_STAGES},pipeline_schedule=1f1b,microbatches=4", 1, 2),
     ("transformer_moe", "data:4", f"{_EXPERTS},zero_stage=2", 4, 2),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "mesh", "hparams", "killed", "resumed"), CASES)
+@pytest.mark.parametrize(
+    ("model", "mesh", "hparams", "killed", "resumed"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.ci_only) for case in MORE_CASES)],
+)
 def test_processes_and_a_kill_change_no_bit(
     model, mesh, hparams, killed, resumed, tmp_path: Path, data_dir: Path
 ):
