@@ -19,8 +19,8 @@ from t2tp.problems.codec import Codec
 from t2tp.problems.vocab.chat_template import ChatTemplate, Messages
 from t2tp.problems.vocab.tokenizer import TokenizerVocabulary
 
-# A continuation is decoded in parts of this many tokens, then twice as many and so on. Between them
-# the rows are left out that have a stop string.
+# A continuation is decoded in parts of this many tokens, then twice as many and so on. Less than
+# two parts are one, as another program takes longer. Rows with a stop string leave the next part.
 _FIRST_PART = 32
 _MAX_GENERATED = 256  # As in `--model hf`.
 
@@ -187,7 +187,7 @@ class HarnessModel(TemplateLM):
             rows = []
             for n in left:
                 first, prefix = self._first_of([*prompts[n], *written[n]])
-                most = min(part, limit - len(written[n]))
+                most = rest if (rest := limit - len(written[n])) < 2 * part else part
                 rows.append(Request(prefix=prefix, limit=most, first_token=first))
             unfinished = []
             for n, [best, *_] in zip(left, self._decode(rows, decoding), strict=True):
