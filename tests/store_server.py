@@ -85,7 +85,7 @@ class StoreServer:
             body = f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode()
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start_response(status, [("Content-Length", str(len(body)))])
-            return [body]
+            return [] if method == "HEAD" else [body]
         content = list(self._app(environ, start_response))
         if method == "GET":
             self.sent[path] += sum(map(len, content))
