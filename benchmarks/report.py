@@ -74,8 +74,8 @@ def learning() -> str:
         return _missing("learning")
     machine = stored["machine"]
     when = f"{machine['date']} UTC, one thread of {machine['processor']}."
-    chart = f"![Bits per byte over seconds](images/{LEARNING.name})"
-    return f"{curves.table(stored)}\n\n{when}\n\n{chart}"
+    image = f"![Bits per byte over seconds](images/{LEARNING.name})"
+    return f"{curves.table(stored)}\n\n{when}\n\n{image}"
 
 
 def formatted(text: str) -> str:

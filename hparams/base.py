@@ -2,12 +2,11 @@
 
 import copy
 import functools
-import importlib.resources
 from typing import Any
 
 from t2tp import choices
 from t2tp.hparam import HParams
-from t2tp.toml import tomllib
+from t2tp.toml import read_packaged
 
 DECLARATIONS = "declarations.toml"
 
@@ -52,5 +51,4 @@ def declare(hparams: HParams, *groups: str) -> None:
 
 @functools.cache
 def _declarations() -> dict[str, Any]:
-    file = importlib.resources.files(__package__).joinpath(DECLARATIONS)
-    return tomllib.loads(file.read_text("utf-8"))
+    return read_packaged(__package__, DECLARATIONS)

@@ -1,12 +1,11 @@
 """Registers the ranged sets of `ranges.toml`: search spaces for `t2tp_tune`."""
 
-import importlib.resources
 from collections.abc import Mapping
 from typing import Any
 
 from t2tp import registry
 from t2tp.ranged_hparams import RangedHParams
-from t2tp.toml import tomllib
+from t2tp.toml import read_packaged
 
 RANGES = "ranges.toml"
 
@@ -24,6 +23,5 @@ def _register(name: str, rows: Mapping[str, Mapping[str, Any]], doc: str) -> Non
     registry.register_ranged_hparams(name)(add_ranges)
 
 
-file = importlib.resources.files(__package__).joinpath(RANGES)
-for name, row in tomllib.loads(file.read_text("utf-8")).items():
+for name, row in read_packaged(__package__, RANGES).items():
     _register(name, row, row.pop("doc"))

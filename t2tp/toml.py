@@ -1,10 +1,22 @@
-"""`tomllib`, which Python 3.10 has as the package `tomli`."""
+"""Reads TOML. Python 3.10 has `tomllib` as the package `tomli`."""
 
+import importlib.resources
 import sys
+from typing import Any
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-__all__ = ["tomllib"]
+__all__ = ["read_packaged", "tomllib"]
+
+
+def read_packaged(package: str, name: str) -> dict[str, Any]:
+    """Reads a TOML file that is installed with a package.
+
+    Args:
+      package: the full name of the package.
+      name: the name of the file in it.
+    """
+    return tomllib.loads(importlib.resources.files(package).joinpath(name).read_text("utf-8"))

@@ -14,7 +14,7 @@ from absl import flags
 from t2tp.object_store.mirror import local_path
 from t2tp.object_store.store import is_address
 from t2tp.suggestions import nearest, similar
-from t2tp.trainer.cli import tables
+from t2tp.toml import read_packaged
 from t2tp.trainer.cli.tensor2tensor_flags import advice
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.local_paths import check_local
@@ -92,7 +92,7 @@ class Positional(NamedTuple):
 
 @functools.cache
 def _groups() -> dict[str, Group]:
-    found = tables.read("flags.toml")
+    found = read_packaged(__package__, "flags.toml")
     return {name: Group(table.pop("heading"), table) for name, table in found.items()}
 
 

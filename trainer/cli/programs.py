@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from t2tp.trainer.cli import tables
+from t2tp.toml import read_packaged
 from t2tp.trainer.cli.flag_groups import Group, Positional, groups
 from t2tp.trainer.cli.run_program import ProgramSpec, run_program
 
@@ -22,7 +22,7 @@ def _positional(row: dict[str, Any]) -> Positional:
     return Positional(**row, groups=PROGRAMS[program].groups if program else ())
 
 
-for _name, _row in tables.read("programs.toml").items():
+for _name, _row in read_packaged(__package__, "programs.toml").items():
     _row["groups"] = _groups(_row["groups"])
     _row["positional"] = [*map(_positional, _row.pop("positional", ()))]
     PROGRAMS[_name] = ProgramSpec(_name, **_row)

@@ -2,7 +2,7 @@
 
 import functools
 
-from t2tp.trainer.cli.tables import read
+from t2tp.toml import read_packaged
 
 _HPARAM = "hp_"
 _STARTS = {"gone": "tensor2tensor's flag is gone", "renamed": "Here it is"}
@@ -11,7 +11,7 @@ _STARTS = {"gone": "tensor2tensor's flag is gone", "renamed": "Here it is"}
 @functools.cache
 def flag_table() -> dict[str, tuple[str, str]]:
     """Returns (kind, note) by flag; `tensor2tensor_flags.toml` explains them."""
-    table = read("tensor2tensor_flags.toml")
+    table = read_packaged(__package__, "tensor2tensor_flags.toml")
     return {name: (kind, " ".join(note)) for name, (kind, *note) in table.items()}
 
 

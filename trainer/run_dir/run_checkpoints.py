@@ -36,7 +36,7 @@ DEFAULT_SAVE_STEPS = 1000
 # Metadata key of pairs (step, batch size from that step on); see `BatchSizes`.
 BATCH_SIZES = "batch_sizes"
 
-# Counters that checkpoints of earlier versions lack.
+# Counters of options that a run may switch on after its first checkpoints.
 NEW_COUNTERS = (SKIPPED_STEPS,)
 
 

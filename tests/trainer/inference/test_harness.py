@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import random
 import sys
 from pathlib import Path
 
 import pytest
+from harness_tasks import NAMES, write_tasks
 
 from t2tp.trainer.cli.programs import t2tp_convert, t2tp_eval, t2tp_launch
 from tests.huggingface import tiny_files
@@ -16,57 +16,10 @@ from tests.trainer.hooks.events import read_scalars
 lm_eval = pytest.importorskip("lm_eval", reason="pip install -e '.[harness]'")
 pytest.importorskip("torch", reason="pip install -e '.[hf-tests]'")
 
-_WORDS = (
-    "the",
-    "quick",
-    "brown",
-    "fox",
-    "jumps",
-    "over",
-    "lazy",
-    "dog",
-    "and",
-    "a",
-    "cat",
-    "river",
-)
-_CHOICE = "output_type: multiple_choice\ndoc_to_choice: '{{choices}}'\ndoc_to_target: answer\n"
-_TEXT = "output_type: generate_until\ndoc_to_target: x\nmetric_list: [{metric: exact_match}]\n"
-_TASKS = {
-    "choice": _CHOICE + "doc_to_text: 'Q: {{question}}\\nA:'\nmetric_list: [{metric: acc_norm}]\n",
-    "no_context": _CHOICE + "doc_to_text: ''\n",
-    "few_shot": _CHOICE + "doc_to_text: '{{question}}'\nnum_fewshot: 1\nfewshot_split: test\n",
-    "perplexity": "output_type: loglikelihood_rolling\ndoc_to_text: ''\ndoc_to_target: '{{text}}'\n"
-    "metric_list: [{metric: bits_per_byte}]\n",
-    "continue": _TEXT + "doc_to_text: '{{question}}'\n"
-    "generation_kwargs: {until: [' the', 'q'], max_gen_toks: 36, do_sample: false}\n",
-    "reply": _TEXT + "doc_to_text: '{{text}}'\n"
-    "generation_kwargs: {until: [fox], max_gen_toks: 8}\n",
-}
-NAMES = [f"tiny_{name}" for name in _TASKS]
 _SIZES = {
     "gpt2": {"n_positions": 128, "n_layer": 2, "vocab_size": 289},
     "llama": {"max_position_embeddings": 128, "num_hidden_layers": 2, "vocab_size": 289},
 }
-
-
-def _write_tasks(directory: Path, count: int = 4) -> None:
-    directory.mkdir()
-    draw = random.Random(0)
-
-    def text(words: int) -> str:
-        return " ".join(draw.choices(_WORDS, k=words))
-
-    documents = [
-        {"question": text(5), "choices": [text(1), text(2)], "answer": 1, "text": text(20)}
-        for _ in range(count)
-    ]
-    data = directory / "documents.jsonl"
-    data.write_text("".join(json.dumps(each) + "\n" for each in documents))
-    where = f"dataset_path: json\ndataset_kwargs: {{data_files: {{test: {data}}}}}\n"
-    for name, body in _TASKS.items():
-        task = f"task: tiny_{name}\ntest_split: test\n{where}{body}"
-        (directory / f"{name}.yaml").write_text(task)
 
 
 def _sequence(name: str) -> dict:
@@ -77,7 +30,7 @@ def _sequence(name: str) -> dict:
 def model(request, tmp_path_factory) -> Path:
     """A directory with `tasks`, the model `hf`, and the same as a `run`."""
     directory = tmp_path_factory.mktemp("harness")
-    _write_tasks(directory / "tasks")
+    write_tasks(directory / "tasks", 4)
     write = {"gpt2": tiny_files.write_tiny_gpt2, "llama": tiny_files.write_tiny_llama}
     write[request.param](directory / "hf", eos_token_id=0, **_SIZES[request.param])
     tokens = {"eos_token": tiny_files.END, "tokenizer_class": "PreTrainedTokenizerFast"}
