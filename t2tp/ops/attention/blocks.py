@@ -8,13 +8,12 @@ import tensorflow as tf
 
 from t2tp.lowering.slice_shapes import reshaped
 
-# With `exact_sums`: number of keys that are multiplied together. The longest sums that kernels do
-# not divide, and the number of queries and keys that they multiply alike, are larger.
+# With `exact_sums` keys are multiplied in blocks of this size. Kernels add so short a sum in one
+# order, for any number of queries.
 _EXACT_KEYS = 64
 # Up to this number of multiplications `tf.matmul` multiplies each matrix of a batch with a kernel
-# for small ones.
-_SMALL_PRODUCT = 128 * 128
-_VECTOR = 8
+# for small ones; and a single row with another one. This many rows more have neither.
+_SMALL_PRODUCT, _MORE_ROWS = 128 * 128, 8
 
 
 class Block(NamedTuple):
@@ -145,11 +144,8 @@ def added_in_turn(x: tf.Tensor, axis: int) -> tf.Tensor:
 
 
 def _with_enough_rows(x: tf.Tensor, d: int) -> tf.Tensor:
-    """Pads the rows of matrices that are multiplied by blocks of keys of size `d`.
-
-    TensorFlow multiplies a single row, and small matrices, with other kernels.
-    """
-    rows = max(_VECTOR, _SMALL_PRODUCT // (d * _EXACT_KEYS) + _VECTOR)
+    """Pads the rows of matrices that are multiplied by blocks of keys of size `d`."""
+    rows = _SMALL_PRODUCT // (d * _EXACT_KEYS) + _MORE_ROWS
     return tf.pad(x, [[0, 0], [0, 0], [0, max(0, rows - x.shape[2])], [0, 0]])
 
 
