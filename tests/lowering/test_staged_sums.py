@@ -119,8 +119,9 @@ def wanted(arrays):
     return run_long_sums(arrays, tf.float64)
 
 
-# Kernels may add the 16,384 numbers of a channel one after another, and 128 = 16,384**0.5 roundings
-# of 2**-24 make 8e-6; sums in stages have fewer.
+# Kernels of TensorFlow may add the 16,384 numbers of a channel one after another: the error has a
+# standard deviation of about 16,384**0.5 * 2**-24 = 8e-6, and the bound is four of them. XLA's sums
+# are in stages, with fewer roundings.
 @pytest.mark.parametrize(("xla", "tolerance"), [(True, 4e-6), (None, 3e-5)])
 def test_compiled_or_not_the_same_numbers(arrays, wanted, xla, tolerance):
     ours = run_long_sums(arrays, tf.float32, xla=xla)
