@@ -47,7 +47,7 @@ from t2tp.problems.prepare.settings import BeamSettings, GenerationSettings
 from t2tp.problems.prepare.split_samples import ShuffledSamples
 from t2tp.problems.text_scores import score
 from t2tp.problems.vocab.vocabulary import END_OF_DOCUMENT, Vocabulary
-from t2tp.suggestions import nearest
+from t2tp.suggestions import check_known
 
 TRAIN = "train"
 
@@ -477,6 +477,4 @@ class Problem(abc.ABC):
 
     def check_split(self, split: str) -> None:
         """Raises ValueError, with the nearest name, if the problem has no such split."""
-        if split not in self.splits:
-            known = nearest(split, self.splits, f"splits of {self.name}")
-            raise ValueError(f"unknown split {split!r}: {known}")
+        check_known(split, self.splits, f"splits of {self.name}", f"unknown split {split!r}")

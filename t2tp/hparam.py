@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from t2tp.hparam_limits import Limits
 from t2tp.hparam_types import ValueType, declared_type, inferred_type, split_at_commas
-from t2tp.suggestions import nearest
+from t2tp.suggestions import check_known, nearest
 
 
 class _NotDeclared:
@@ -292,10 +292,7 @@ def describe_differences(
     saved_values, preset_values = saved.values(), preset.values()
     names = {**saved_values, **preset_values}
     for name in overrides:
-        if name not in names:
-            raise ValueError(
-                f"no hyperparameter {name!r}: {nearest(name, names, 'hyperparameters')}"
-            )
+        check_known(name, names, "hyperparameters", f"no hyperparameter {name!r}")
     for name in names:
         given = {
             "the saved run": saved_values.get(name, NOT_DECLARED),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from t2tp.hparam import HParams
-from t2tp.suggestions import nearest
+from t2tp.suggestions import check_known
 
 LINEAR, LOG, REVERSE_LOG = "linear", "log", "reverse_log"
 
@@ -218,12 +218,8 @@ class RangedHParams:
         """
         sampled = self.sample_trial(trial)
         for name in sampled:
-            if name not in hparams:
-                known = nearest(name, hparams.values(), "hyperparameters")
-                raise ValueError(
-                    f"the ranged set {self.name} samples {name}, which the hparams do not have:"
-                    f" {known}"
-                )
+            sentence = f"the ranged set {self.name} samples {name}, which the hparams do not have"
+            check_known(name, hparams.values(), "hyperparameters", sentence)
         tried = hparams.copy()
         for name, value in sampled.items():
             try:
@@ -246,9 +242,8 @@ class RangedHParams:
     def _check_condition(self, name: str, parent: str, values: Sequence[Any]) -> None:
         """Raises ValueError if no earlier choice can have the values."""
         choices = {n: each for n, each in self._ranges.items() if isinstance(each, Choice)}
-        if parent not in choices:
-            known = nearest(parent, choices, "choices before it")
-            raise ValueError(f"{name} depends on {parent}, which is no choice before it: {known}")
+        sentence = f"{name} depends on {parent}, which is no choice before it"
+        check_known(parent, choices, "choices before it", sentence)
         for value in values:
             if value not in choices[parent].values:
                 known = ", ".join(map(repr, choices[parent].values))
@@ -266,9 +261,7 @@ def _check(new: Choice | Interval) -> None:
             raise ValueError(f"the range of {name} is empty")
         return
     scales = (LINEAR, LOG, REVERSE_LOG)
-    if new.scale not in scales:
-        known = nearest(new.scale, scales, "scales")
-        raise ValueError(f"the scale of {name} is {new.scale!r}: {known}")
+    check_known(new.scale, scales, "scales", f"the scale of {name} is {new.scale!r}")
     if new.low > new.high:
         raise ValueError(f"the range of {name} is empty: from {new.low} to {new.high}")
     if new.scale != LINEAR and new.low <= 0:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, overload
 
 from t2tp.hparam import HParams
 from t2tp.ranged_hparams import RangedHParams
-from t2tp.suggestions import nearest
+from t2tp.suggestions import check_known
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 
@@ -139,9 +139,8 @@ class Registry:
         return self._entry(name).location
 
     def _entry(self, name: str) -> _Entry:
-        if name not in self._entries:
-            known = nearest(str(name), self._entries, f"registered {self.kind}s")
-            raise UnknownNameError(f"unknown {self.kind} {name!r}: {known}")
+        what, sentence = f"registered {self.kind}s", f"unknown {self.kind} {name!r}"
+        check_known(name, self._entries, what, sentence, UnknownNameError)
         return self._entries[name]
 
     def names(self) -> list[str]:

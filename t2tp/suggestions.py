@@ -1,7 +1,7 @@
 """Suggests similar names in errors about unknown ones."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 # Max number of names to list if none is similar; above it only the most similar are listed.
 _MAX_LISTED = 100
@@ -29,6 +29,27 @@ def nearest(name: str, known: Iterable[str], what: str) -> str:
         near = similar(name, known, cutoff=0.0)
         return f"of the {len(known)} {what} the nearest are {', '.join(near)}"
     return f"the {what} are {', '.join(known)}"
+
+
+def check_known(
+    name: str,
+    known: Iterable[str],
+    what: str,
+    sentence: str,
+    error: Callable[[str], Exception] = ValueError,
+) -> None:
+    """Raises an error unless a name is known.
+
+    Args:
+      name: the given name.
+      known: the known names.
+      what: a plural noun for them ("models").
+      sentence: the beginning of the error ("norm_type is 'rsm'"); the suggestions follow.
+      error: the type of the error.
+    """
+    known = list(known)
+    if name not in known:
+        raise error(f"{sentence}: {nearest(name, known, what)}")
 
 
 def similar(name: str, known: Iterable[str], cutoff: float = 0.6) -> list[str]:

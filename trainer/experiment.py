@@ -15,7 +15,7 @@ from t2tp.checkpoint.variables import CheckpointMismatchError
 from t2tp.decoding import DecodeOptions
 from t2tp.layout_report import LayoutReport
 from t2tp.object_store.mirror import address_of
-from t2tp.suggestions import nearest
+from t2tp.suggestions import check_known
 from t2tp.trainer.evaluations import SplitEvaluation
 from t2tp.trainer.hooks.early_stopping import EarlyStopping
 from t2tp.trainer.hooks.hook import EvaluationHook, Hook
@@ -387,13 +387,10 @@ class Experiment:
     def _check_best_metric(self) -> None:
         """Raises ValueError if no evaluation computes the metric of the best checkpoint."""
         if self._config.keep_best_metric:
-            metric, names = (
-                BestMetric.parse(self._config.keep_best_metric).metric,
-                self.spec.problem.metric_names,
-            )
-            if metric not in names:
-                known = nearest(metric, names, f"metrics of {self.spec.problem.name}")
-                raise ValueError(f"the best checkpoint by the unknown metric {metric!r}: {known}")
+            problem = self.spec.problem
+            metric = BestMetric.parse(self._config.keep_best_metric).metric
+            sentence = f"the best checkpoint by the unknown metric {metric!r}"
+            check_known(metric, problem.metric_names, f"metrics of {problem.name}", sentence)
 
     def _train(
         self, schedule: str, hooks: Sequence[Hook], plateau: Callable[[], str] = str

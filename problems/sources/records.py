@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from t2tp.problems.data.sample import BadSampleError, SkippedSampleError
 from t2tp.problems.sources.user_files import Lines, fingerprint
-from t2tp.suggestions import nearest
+from t2tp.suggestions import check_known
 
 Record = Mapping[str, Any]
 
@@ -224,9 +224,8 @@ ENDINGS = tuple(_FORMATS)
 
 
 def _open(path: Path, scratch: Path) -> RecordFile:
-    if path.suffix not in _FORMATS:
-        known = nearest(path.suffix, _FORMATS, "endings that are read")
-        raise ValueError(f"{path}: unknown file extension; {known}")
+    sentence = f"{path}: unknown file extension"
+    check_known(path.suffix, _FORMATS, "endings that are read", sentence)
     return _FORMATS[path.suffix](path, scratch)
 
 

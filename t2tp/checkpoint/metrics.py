@@ -15,7 +15,7 @@ from pathlib import Path
 from absl import logging
 
 from t2tp.atomic_file import write_text
-from t2tp.suggestions import nearest
+from t2tp.suggestions import check_known
 
 METRICS = "metrics.json"
 
@@ -85,10 +85,8 @@ class BestMetric:
         Raises:
           LookupError: the metric is missing; the error suggests similar names.
         """
-        if self.metric not in metrics:
-            raise LookupError(
-                f"{self.metric!r} is not evaluated: {nearest(self.metric, metrics, 'metrics')}"
-            )
+        sentence = f"{self.metric!r} is not evaluated"
+        check_known(self.metric, metrics, "metrics", sentence, LookupError)
         return metrics[self.metric]
 
     def is_better(self, value: float, than: float) -> bool:

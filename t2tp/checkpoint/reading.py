@@ -23,7 +23,7 @@ from t2tp.checkpoint.errors import (
 from t2tp.checkpoint.marker import METADATA, VARIABLES, Marker, data_file, wrong_content
 from t2tp.checkpoint.slices import Slice
 from t2tp.object_store import mirror
-from t2tp.suggestions import nearest
+from t2tp.suggestions import check_known
 
 # TensorFlow's errors about data files that are not as the index says.
 _WRONG_DATA = (tf.errors.DataLossError, tf.errors.OutOfRangeError, tf.errors.NotFoundError)
@@ -161,11 +161,8 @@ class Checkpoint:
         return data_file(int(shard[1]), self._num_data_files) if shard else VARIABLES
 
     def _check(self, part: Slice) -> None:
-        if part.name not in self._shapes:
-            raise LookupError(
-                f"The checkpoint {self.path} has no {part.name!r}:"
-                f" {nearest(part.name, self._shapes, 'tensors')}"
-            )
+        sentence = f"The checkpoint {self.path} has no {part.name!r}"
+        check_known(part.name, self._shapes, "tensors", sentence, LookupError)
         shape, dtype = self._shapes[part.name], self._dtypes[part.name]
         if (shape, dtype) != (part.shape, part.dtype):
             raise ValueError(

@@ -9,7 +9,7 @@ from t2tp import registry
 from t2tp.hparam import HParams
 from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.tensor_map import Entry
-from t2tp.suggestions import nearest
+from t2tp.suggestions import check_known
 from t2tp.untrusted_json import check_types
 
 Config = Mapping[str, Any]
@@ -332,9 +332,8 @@ def activation(config: Config, name: str) -> str:
       ConversionError: there is none.
     """
     value = config[name]
-    if value not in ACTIVATIONS:
-        known = nearest(str(value), ACTIVATIONS, "activations")
-        raise ConversionError(f"config.json has {name}={value!r}: {known}")
+    sentence = f"config.json has {name}={value!r}"
+    check_known(str(value), ACTIVATIONS, "activations", sentence, ConversionError)
     return ACTIVATIONS[value]
 
 

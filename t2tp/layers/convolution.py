@@ -9,7 +9,7 @@ from t2tp.layers import variables
 from t2tp.ops.conv.convolution import convolution
 from t2tp.ops.norms.batch_norm import batch_norm
 from t2tp.ops.norms.group_norm import group_norm
-from t2tp.suggestions import nearest
+from t2tp.suggestions import check_known
 
 # The variables of a batch norm that evaluation uses.
 BATCH_STATISTICS = ("moving_mean", "moving_variance")
@@ -125,13 +125,8 @@ def make_norm(
     Raises:
       ValueError: the name is unknown.
     """
-    if norm_type == "batch":
-        return BatchNorm(momentum, epsilon)
-    if norm_type == "group":
-        return GroupNorm(groups, epsilon)
-    raise ValueError(
-        f"norm_type is {norm_type!r}: {nearest(norm_type, CONVOLUTION_NORM_TYPES, 'norms')}"
-    )
+    check_known(norm_type, CONVOLUTION_NORM_TYPES, "norms", f"norm_type is {norm_type!r}")
+    return BatchNorm(momentum, epsilon) if norm_type == "batch" else GroupNorm(groups, epsilon)
 
 
 def _scale_and_offset(mesh: mtf.Mesh, channels: mtf.Dimension) -> tuple[mtf.Tensor, mtf.Tensor]:

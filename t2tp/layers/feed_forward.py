@@ -10,7 +10,7 @@ from t2tp.layers.dropout import Dropout
 from t2tp.layers.linear import linear
 from t2tp.ops import activations
 from t2tp.ops.expert_network import expert_network
-from t2tp.suggestions import nearest
+from t2tp.suggestions import check_known
 
 
 def activation_of(mlp: str) -> Callable[[mtf.Tensor], mtf.Tensor]:
@@ -19,8 +19,7 @@ def activation_of(mlp: str) -> Callable[[mtf.Tensor], mtf.Tensor]:
     Raises:
       ValueError: the name is unknown.
     """
-    if mlp not in MLPS:
-        raise ValueError(f"mlp is {mlp!r}: {nearest(mlp, MLPS, 'networks')}")
+    check_known(mlp, MLPS, "networks", f"mlp is {mlp!r}")
     name = (PLAIN_MLPS | GATED_MLPS)[mlp]
     return getattr(activations, name, None) or getattr(mtf, name)
 

@@ -25,7 +25,7 @@ from t2tp.layers.gating import (
 )
 from t2tp.layers.grouping import group_tokens
 from t2tp.ops.gather import checked_gather
-from t2tp.suggestions import nearest
+from t2tp.suggestions import check_known
 
 
 class ExpertSums(NamedTuple):
@@ -133,8 +133,7 @@ class RoutingConfig:
             ("moe_router_scores", self.scores, ROUTER_SCORES),
             ("moe_dispatch", self.dispatch, DISPATCHES),
         ):
-            if value not in known:
-                raise ValueError(f"{name} is {value!r}: {nearest(value, known, 'choices')}")
+            check_known(value, known, "choices", f"{name} is {value!r}")
         if not 1 <= self.choices <= self.num_experts or self.group_size < 0:
             raise ValueError(
                 f"{self.gating} needs at least {max(self.choices, 1)} experts, and groups of a size"

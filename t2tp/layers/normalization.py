@@ -6,7 +6,7 @@ from t2tp import mtf
 from t2tp.choices import NORM_TYPES
 from t2tp.layers import variables
 from t2tp.ops.norms.layer_norm import layer_norm, rms_norm
-from t2tp.suggestions import nearest
+from t2tp.suggestions import check_known
 
 
 class Norm:
@@ -23,9 +23,7 @@ class Norm:
         Raises:
           ValueError: the type is unknown.
         """
-        if norm_type not in NORM_TYPES:
-            known = nearest(norm_type, NORM_TYPES, "norms")
-            raise ValueError(f"norm_type is {norm_type!r}: {known}")
+        check_known(norm_type, NORM_TYPES, "norms", f"norm_type is {norm_type!r}")
         self._norm_type = norm_type
         self._epsilon = epsilon
 

@@ -18,7 +18,7 @@ from t2tp.ops.take_microbatch import take_microbatch
 from t2tp.pipeline.assign_layers import assign_layers, check_layers_match
 from t2tp.pipeline.boundary import chunk_number, enter_stage, exit_stage
 from t2tp.pipeline.chain import ChainResults, RowGroups, StageChain
-from t2tp.suggestions import nearest
+from t2tp.suggestions import check_known
 
 # The input of a layer: activations, the forward pass, statistics of earlier layers' experts.
 _LayerInput = tuple[mtf.Tensor, ForwardPass, Totals]
@@ -93,10 +93,7 @@ class Stack:
         Raises:
           ValueError: the choice is unknown.
         """
-        if recompute not in RECOMPUTE:
-            raise ValueError(
-                f"recompute is {recompute!r}: {nearest(recompute, RECOMPUTE, 'choices')}"
-            )
+        check_known(recompute, RECOMPUTE, "choices", f"recompute is {recompute!r}")
         self._layers = list(layers)
         self._residual = residual
         self._recompute = recompute

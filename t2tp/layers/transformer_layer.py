@@ -14,7 +14,7 @@ from t2tp.layers.mixture_of_experts import MixtureOfExperts
 from t2tp.layers.normalization import Norm
 from t2tp.layers.passes import ForwardPass
 from t2tp.layers.sequence_parallel import between_blocks, inside_blocks
-from t2tp.suggestions import nearest
+from t2tp.suggestions import check_known
 
 _Block = Callable[[mtf.Tensor], mtf.Tensor]
 # A part of the network: its output, and possibly the sums of `ExpertSums`.
@@ -55,9 +55,8 @@ class Residual:
         Raises:
           ValueError: the position is unknown.
         """
-        if norm_position not in NORM_POSITIONS:
-            known = nearest(norm_position, NORM_POSITIONS, "positions")
-            raise ValueError(f"norm_position is {norm_position!r}: {known}")
+        sentence = f"norm_position is {norm_position!r}"
+        check_known(norm_position, NORM_POSITIONS, "positions", sentence)
         self.norm = norm
         self.has_final_norm = norm_position != "post"
         self._position = norm_position

@@ -10,7 +10,7 @@ from t2tp import upstream
 from t2tp.mesh.axes import JOIN
 from t2tp.mesh.layout_text import LayoutError, describe, parse_axes, parse_rules
 from t2tp.mesh.zero import sharded_at_rest
-from t2tp.suggestions import nearest
+from t2tp.suggestions import check_known
 
 if TYPE_CHECKING:
     from t2tp.mesh.layout import Layout
@@ -42,11 +42,8 @@ class ShapesAtRest:
         known = layout.mesh_shape.dimension_names
         for setting, axes in self.named_axes.items():
             for axis in axes if layout.size > 1 else ():
-                if axis not in known:
-                    raise LayoutError(
-                        f"{setting}: the mesh {layout.mesh_text} has no axis {axis!r};"
-                        f" {nearest(axis, known, 'axes')}"
-                    )
+                sentence = f"{setting}: the mesh {layout.mesh_text} has no axis {axis!r}"
+                check_known(axis, known, "axes", sentence, LayoutError)
         if self._rules and not storage.stage:
             raise LayoutError(
                 f"storage_layout={storage.rules!r} shards variables at rest, but zero_stage=0"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.resources
 import itertools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from t2tp.hparam_limits import Limits
 from t2tp.hparam_types import declared_type
 from t2tp.planner.curves import CollectiveCurve, Curve, Point, key, share_at
 from t2tp.planner.work import ELEMENTWISE, PRODUCT
-from t2tp.suggestions import nearest
+from t2tp.suggestions import check_known, nearest
 from t2tp.toml import tomllib
 
 T = TypeVar("T")
@@ -428,10 +428,9 @@ def _stack(name: str, values: Any, where: str) -> SoftwareStack:
     return stack
 
 
-def _check_known(names: Iterable[str], known: Collection[str], where: str, what: str) -> None:
+def _check_known(names: Iterable[str], known: Iterable[str], where: str, what: str) -> None:
     for name in names:
-        if name not in known:
-            raise ClusterFileError(f"{where} {name!r}: {nearest(name, known, what)}")
+        check_known(name, known, what, f"{where} {name!r}", ClusterFileError)
 
 
 def _checked(declared: Any, value: Any, where: str) -> Any:

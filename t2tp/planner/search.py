@@ -23,7 +23,7 @@ from t2tp.planner.depth import depths, with_values
 from t2tp.planner.estimate import Estimate
 from t2tp.planner.plan import Plan
 from t2tp.planner.request import Request
-from t2tp.suggestions import nearest
+from t2tp.suggestions import check_known
 
 # Max number of devices to propose.
 _MOST_DEVICES = 1 << 16
@@ -162,11 +162,8 @@ class Search:
     def _check_rules(self) -> None:
         known = possible_rules(self._sizes)
         for rule in self.rules:
-            if rule not in known:
-                raise ValueError(
-                    f"no layout that a search proposes for {self.request.name} has the rule"
-                    f" {rule!r}: {nearest(rule, known, 'rules')}"
-                )
+            proposed = f"layout that a search proposes for {self.request.name}"
+            check_known(rule, known, "rules", f"no {proposed} has the rule {rule!r}")
 
     def _candidates(self, devices: int) -> Iterator[Candidate]:
         most = self.max_tensor_parallel or self.cluster.host_devices

@@ -69,13 +69,13 @@ def _search(
     from t2tp.trainer.search import report
     from t2tp.trainer.search.devices import Devices
     from t2tp.trainer.search.ledger import Claim, Ledger
-    from t2tp.trainer.search.objectives import Objective
+    from t2tp.trainer.search.objectives import parse_objectives
     from t2tp.trainer.search.ranges import flag_text
     from t2tp.trainer.search.search import Search
     from t2tp.trainer.search.storage import open_study, sqlite_address
     from t2tp.trainer.search.strategies import Sampling, pruner_of
 
-    objectives = Objective.parse_all(flags.metric, flags.minimize)
+    objectives = parse_objectives(flags.metric, flags.minimize)
     for each in objectives:
         if each.metric not in metrics and not each.metric.startswith(_LOSS_TERM):
             known = nearest(each.metric, metrics, f"metrics of {trainer.problem}")

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from t2tp.suggestions import nearest
+from t2tp.suggestions import check_known
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,8 @@ class EarlyStopping:
         Raises:
           ValueError: there is no such metric, or only one evaluation.
         """
-        if self.metric not in metrics:
-            known = nearest(self.metric, metrics, "metrics of the problem")
-            raise ValueError(f"early stopping by the unknown metric {self.metric!r}: {known}")
+        sentence = f"early stopping by the unknown metric {self.metric!r}"
+        check_known(self.metric, metrics, "metrics of the problem", sentence)
         if not evaluation_frequency:
             raise ValueError(
                 "early stopping needs evaluations: local_eval_frequency is 0, and must be above"

@@ -14,7 +14,7 @@ from typing import Any
 from absl import logging
 
 from t2tp.atomic_file import write_text
-from t2tp.suggestions import nearest
+from t2tp.suggestions import check_known
 from t2tp.trainer.errors import UsageError
 
 # Takes the number of steps done and scalars by name.
@@ -36,8 +36,7 @@ def check_tracker(spec: str) -> None:
     package = spec.partition(":")[0]
     if not package:
         return
-    if package not in _OPENERS:
-        raise ValueError(f"tracker={spec}: {nearest(package, _OPENERS, 'trackers')}")
+    check_known(package, _OPENERS, "trackers", f"tracker={spec}")
     if importlib.util.find_spec(package) is None:
         raise ValueError(
             f"tracker={spec}: the package {package} is not installed: pip install {package}"

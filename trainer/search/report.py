@@ -13,9 +13,9 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.plugins.hparams import summary_v2
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from t2tp.checkpoint.metrics import BestMetric
 from t2tp.ranged_hparams import Choice, Interval, RangedHParams
 from t2tp.trainer.search.ledger import ERROR, VALUES
-from t2tp.trainer.search.objectives import Objective
 
 IMPORTANCE_FILE = "importance-{}.html"
 
@@ -26,7 +26,7 @@ _FEW = 5
 def table(
     study: optuna.Study,
     results: Mapping[int, FrozenTrial],
-    objectives: Sequence[Objective],
+    objectives: Sequence[BestMetric],
     directory: Path,
 ) -> str:
     """Formats a line per trial: the best first, then pruned and failed ones.
@@ -40,7 +40,7 @@ def table(
     """
     best = {trial.number for trial in study.best_trials} if len(objectives) > 1 else set()
     front = {point for point, trial in results.items() if trial.number in best}
-    sign = 1 if objectives[0].minimize else -1
+    sign = 1 if objectives[0].is_min else -1
 
     def rank(point: int) -> tuple[int, bool, float]:
         trial = results[point]
@@ -56,7 +56,9 @@ def table(
     )
 
 
-def importances(study: optuna.Study, objectives: Sequence[Objective], directory: Path) -> list[str]:
+def importances(
+    study: optuna.Study, objectives: Sequence[BestMetric], directory: Path
+) -> list[str]:
     """Computes how much each hyperparameter matters, and draws it in a file per objective.
 
     Returns:
@@ -65,7 +67,7 @@ def importances(study: optuna.Study, objectives: Sequence[Objective], directory:
     complete = [trial for trial in study.trials if trial.state == TrialState.COMPLETE]
     lines = []
     for index, objective in enumerate(objectives):
-        sign = 1 if objective.minimize else -1
+        sign = 1 if objective.is_min else -1
 
         def target(trial: FrozenTrial, index: int = index, sign: int = sign) -> float:
             return sign * trial.values[index]
@@ -87,7 +89,7 @@ def importances(study: optuna.Study, objectives: Sequence[Objective], directory:
 
 
 def describe_to_tensorboard(
-    ranged: RangedHParams, objectives: Sequence[Objective], directory: Path
+    ranged: RangedHParams, objectives: Sequence[BestMetric], directory: Path
 ) -> None:
     """Writes the hyperparameters and metrics of the search for TensorBoard's HPARAMS page.
 
@@ -121,7 +123,7 @@ def _domain(each: Choice | Interval) -> summary_v2.Domain | None:
     return summary_v2.Discrete(each.values) if is_plain else None
 
 
-def _outcome(trial: FrozenTrial, objectives: Sequence[Objective]) -> str:
+def _outcome(trial: FrozenTrial, objectives: Sequence[BestMetric]) -> str:
     if trial.state == TrialState.FAIL:
         return f"failed, {trial.user_attrs[ERROR]}"
     values = [

@@ -4,14 +4,14 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from t2tp.trainer.errors import Interrupted
+from t2tp.checkpoint.metrics import BestMetric
+from t2tp.trainer.errors import Interrupted, as_usage_error
 from t2tp.trainer.processes import children
 from t2tp.trainer.search.devices import Devices
 from t2tp.trainer.search.ledger import Claim, Ledger, LostClaimError
-from t2tp.trainer.search.objectives import Objective
 from t2tp.trainer.search.trial_run import TrialRun
 
 # This number of failures before the first success ends the search: the flags of all trials are
@@ -31,7 +31,7 @@ class Search:
         ledger: Ledger,
         command: Command,
         directory: Path,
-        objectives: Sequence[Objective],
+        objectives: Sequence[BestMetric],
         devices: Sequence[Devices],
         prunes_before: int,
     ) -> None:
@@ -137,7 +137,7 @@ class Search:
     def _report(self, run: TrialRun) -> None:
         """Reports new evaluations, and stops a trial that is worse than others."""
         for step, metrics in run.new_evaluations().items():
-            values = [each.value_of(metrics) for each in self._objectives]
+            values = self._values(metrics)
             if len(values) > 1:  # Optuna takes intermediate values of one objective only.
                 continue
             is_worse = self._ledger.report(run.claim, step, values[0])
@@ -157,11 +157,15 @@ class Search:
         elif last is None:
             self._fail(run, 1, f"no evaluation in {run.directory}")
         else:
-            values = [each.value_of(last[1]) for each in self._objectives]
+            values = self._values(last[1])
             if any(math.isnan(value) for value in values):
                 self._fail(run, 1, f"a metric is NaN at step {last[0]}")
             else:
                 self._ledger.complete(claim, values)
+
+    def _values(self, metrics: Mapping[str, float]) -> list[float]:
+        with as_usage_error(LookupError):
+            return [each.value_of(metrics) for each in self._objectives]
 
     def _fail(self, run: TrialRun, code: int, error: str) -> None:
         say(f"trial {run.claim.point} failed: {error}{run.last_line()}")

@@ -14,9 +14,9 @@ from optuna.study import StudyDirection
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
+from t2tp.checkpoint.metrics import BestMetric
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.search.ledger import retry
-from t2tp.trainer.search.objectives import Objective
 
 _ABOUT = "search"
 _SQLITE_TIMEOUT = 60.0  # Other processes hold the file's lock only while they write.
@@ -33,7 +33,7 @@ def open_study(
     address: str,
     name: str,
     hparams_range: str,
-    objectives: Sequence[Objective],
+    objectives: Sequence[BestMetric],
     lost_after_seconds: float,
 ) -> optuna.Study:
     """Opens a study, which is created if needed.
@@ -53,7 +53,7 @@ def open_study(
     # `Ledger` records the heartbeats.
     warnings.filterwarnings("ignore", message="Heartbeat of storage is supposed to be used with")
     directions = [
-        StudyDirection.MINIMIZE if each.minimize else StudyDirection.MAXIMIZE for each in objectives
+        StudyDirection.MINIMIZE if each.is_min else StudyDirection.MAXIMIZE for each in objectives
     ]
     about = f"{hparams_range} by {', '.join(each.metric for each in objectives)}"
     # The errors of SQLAlchemy, of its drivers and of Optuna have no common base class.

@@ -6,7 +6,7 @@ from t2tp.hparam import HParams
 from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.model_type import ACTIVATIONS, HAS_LOGITS, Config, ModelType, their_activation
 from t2tp.huggingface.tensor_map import Entry, dense
-from t2tp.suggestions import nearest
+from t2tp.suggestions import check_known
 
 # feed_forward_proj and our networks; "gated-gelu" is the tanh form, in their code too.
 _MLPS = {"gated-gelu": "geglu", "gated-gelu_new": "geglu", "gated-silu": "swiglu", **ACTIVATIONS}
@@ -16,9 +16,8 @@ _ROWS = "vocab d_model"
 
 def _read(config: Config) -> dict[str, Any]:
     mlp = config["feed_forward_proj"]
-    if mlp not in _MLPS:
-        known = nearest(mlp, _MLPS, "networks")
-        raise ConversionError(f"config.json has feed_forward_proj={mlp!r}: {known}")
+    sentence = f"config.json has feed_forward_proj={mlp!r}"
+    check_known(mlp, _MLPS, "networks", sentence, ConversionError)
     dense = _DENSE.get(mlp, mlp.removeprefix("gated-"))
     for name, value in {"dense_act_fn": dense, "is_gated_act": mlp.startswith("gated-")}.items():
         if config.get(name, value) != value:

@@ -7,14 +7,14 @@ import time
 import pytest
 from optuna.trial import TrialState
 
+from t2tp.checkpoint.metrics import BestMetric
 from t2tp.ranged_hparams import RangedHParams
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.search.ledger import Claim, Ledger, LostClaimError, retry
-from t2tp.trainer.search.objectives import Objective
 from t2tp.trainer.search.storage import open_study
 from t2tp.trainer.search.strategies import Sampling, pruner_of
 
-LOSS = [Objective("loss", True)]
+LOSS = [BestMetric("loss", True)]
 
 
 class Clock:
@@ -139,9 +139,9 @@ def test_points_of_a_grid_are_all_tried(address):
 def test_a_study_of_something_else_is_refused(address):
     _ledger(address)
     with pytest.raises(UsageError, match="searches mine by loss"):
-        open_study(address, "s", "mine", [Objective("accuracy", False)], 10.0)
+        open_study(address, "s", "mine", [BestMetric("accuracy", False)], 10.0)
     with pytest.raises(UsageError, match="searches mine by loss"):
-        open_study(address, "s", "mine", [Objective("loss", False)], 10.0)
+        open_study(address, "s", "mine", [BestMetric("loss", False)], 10.0)
 
 
 def test_other_ranges_than_before_are_refused(address):
