@@ -32,11 +32,12 @@ $(PACKAGE_STAMP) $(STAMP): setup.py pyproject.toml
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(PACKAGE_STAMP))
 	@PATH="$(abspath $(BIN)):$$PATH" sh examples/demo.sh $(DEMO)
 
-# A test with several parameters runs cases that cover all values. `.venv/bin/pytest` runs every case.
+# A test with several parameters runs cases that cover all values, and a slow test one case.
+# `make test-ci` runs such cases of slow tests too, `.venv/bin/pytest` every case.
 # oneDNN is off: exact_sums refuses its matmuls, and in the programs that tests start TensorFlow would
 # rewrite each function for it, on each device.
 test: $(STAMP)
-	TF_ENABLE_ONEDNN_OPTS=0 $(PYTEST) --cases=cover -m 'not ci_only'
+	TF_ENABLE_ONEDNN_OPTS=0 $(PYTEST) --cases=brief -m 'not ci_only'
 
 test-fast: $(STAMP)
 	TF_ENABLE_ONEDNN_OPTS=0 $(PYTEST) --cases=one -m 'not slow'

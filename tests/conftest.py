@@ -70,11 +70,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds the option of `make test` and `make test-fast`."""
     parser.addoption(
         "--cases",
-        choices=["all", "cover", "one"],
+        choices=["all", "cover", "brief", "one"],
         default="all",
         help="which cases of a parametrized test to run. cover: cases that together have all values"
         " of each parameter (of three and more parameters, all pairs of values);"
-        " one: the case in the middle",
+        " one: the case in the middle; brief: one of the cases marked as slow, and of the others"
+        " those of cover",
     )
 
 
@@ -86,15 +87,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = config.getoption("cases")
     if chosen == "all":
         return
-    cases: dict[str, list[pytest.Item]] = {}
+    cases: dict[tuple[str, bool], list[pytest.Item]] = {}
     for item in items:
         # Of a table of operations, cases are chosen for each operation.
         params = item.callspec.params if hasattr(item, "callspec") else {}
         test = item.nodeid.partition("[")[0] + params.get("operation", "")
-        cases.setdefault(test, []).append(item)
+        is_slow = item.get_closest_marker("slow") is not None
+        takes_one = chosen == "one" or (chosen == "brief" and is_slow)
+        cases.setdefault((test, takes_one), []).append(item)
     kept: set[pytest.Item] = set()
-    for each in cases.values():
-        kept |= _covering(each) if chosen == "cover" else {each[len(each) // 2]}
+    for (_, takes_one), each in cases.items():
+        kept |= {each[len(each) // 2]} if takes_one else _covering(each)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
 

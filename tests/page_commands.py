@@ -18,9 +18,6 @@ from tests.warm_processes import WarmProcess
 REPOSITORY = Path(__file__).parent.parent
 PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (REPOSITORY / "docs").glob("*.md")))
 
-# Programs of others, and commands that install or build.
-NOT_OURS = ("export", "make", "pip", "python", "tensorboard")
-
 # What says, as `diff` does, that two things are different.
 _DIFFERENT = {"t2tp_inspect_checkpoint": 1}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from t2tp import problems
 from t2tp.problems import python_stdlib
+from t2tp.problems.algorithmic import AlgorithmicProblem
 from t2tp.problems.python_stdlib import source_files
 from tests.huggingface.tiny_files import write_tiny_chat_gpt2, write_tiny_llama
 from tests.page_blocks import blocks
@@ -20,10 +22,10 @@ _TINY_TRANSFORMER = "d_model=16,d_ff=16,num_heads=2,d_kv=8,num_hidden_layers=1"
 _TRAIN_REVERSE = (
     "t2tp_trainer --problem=algorithmic_reverse_binary40 --model=transformer --generate_data"
     " --hparams_set=transformer_tiny --data_dir=data --eval_steps=1 --save_checkpoints_steps=1"
-    f" --hparams=batch_size=8,{_TINY_TRANSFORMER} --train_steps=2 --output_dir="
+    f" --hparams=batch_size=8,{_TINY_TRANSFORMER} --train_steps=2 --output_dir=run"
 )
 
-
+FEW_SAMPLES = {"train": 500, "validation": 50, "test": 50}
 _DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 
 
@@ -38,14 +40,14 @@ class Walk:
     Attributes:
       page: the page.
       less: words that are replaced, so that it takes less time.
-      before: commands that make what the page takes to be there.
+      runs: of the transformer that the page takes to be there.
       files: the same, text by name.
       makes: the same, functions that write what they are given the path of, by its name.
     """
 
     page: str
     less: dict[str, str] = field(default_factory=dict)
-    before: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()
     files: dict[str, str] = field(default_factory=dict)
     makes: dict[str, Callable[[Path], object]] = field(default_factory=dict)
 
@@ -62,7 +64,7 @@ WALKS = [
             "--num_last_checkpoints=8": "--num_last_checkpoints=2",
             "--schedule=evaluate": "--schedule=evaluate --eval_steps=1",
         },
-        before=(_TRAIN_REVERSE + "run", _TRAIN_REVERSE + "other_run"),
+        runs=("run", "other_run"),
     ),
     Walk(
         "docs/data.md",
@@ -75,15 +77,19 @@ WALKS = [
     ),
     Walk(
         "docs/decoding.md",
-        {"--split=test": "--split=test --decode_hparams=num_samples=2"},
-        before=(_TRAIN_REVERSE + "run",),
+        {
+            "--decode_hparams=beam_size=8,alpha=0.8": (
+                "--decode_hparams=beam_size=8,alpha=0.8,num_samples=2"
+            )
+        },
+        runs=("run",),
         files={
             "sources.txt": "0 1 1\n1 0\n",
             "references.txt": "1 1 0\n0 1\n",
             "pairs.txt": "0 1 1\t1 1 0\n",
         },
     ),
-    Walk("docs/litert.md", before=(_TRAIN_REVERSE + "run",)),
+    Walk("docs/litert.md", runs=("run",)),
     Walk(
         "docs/huggingface.md",
         {
@@ -103,7 +109,11 @@ WALKS = [
     Walk(
         "docs/planning.md",
         # To measure all of a machine takes minutes: this adds to what is known of it.
-        {"--devices=1,2,4,8": "--devices= --append", "--processes=2,4": "--processes=2"},
+        {
+            "--devices=16": "--devices=2",
+            "--devices=1,2,4,8": "--devices= --append",
+            "--processes=2,4": "--processes=2",
+        },
         makes={"this_machine.toml": tiny_machine.write},
     ),
     Walk("docs/data_at_scale.md"),
@@ -116,7 +126,7 @@ WALKS = [
             "--local_eval_frequency=50": "--local_eval_frequency=1",
             "--eval_steps=8": "--eval_steps=1",
             "--hparams=batch_size=64": f"--hparams=batch_size=8,{_TINY_TRANSFORMER}",
-            "--hparams_set=transformer_lm_base": "--hparams_set=transformer_lm_small"
+            "--hparams_set=transformer_lm_base": "--hparams_set=transformer_lm_tiny"
             " --train_steps=1 --eval_steps=1",
         },
     ),
@@ -153,12 +163,23 @@ def _leaves_something_out(words: list[str]) -> bool:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    """Where all walks keep their data. Those of the standard library are there, of few files."""
+    """Where all walks keep their data. Those of two problems are there, of few files and rows."""
     directory = tmp_path_factory.mktemp("data")
     with pytest.MonkeyPatch.context() as changed:
-        changed.setattr(python_stdlib, "source_files", lambda path: source_files(path)[::8])
+        changed.setattr(python_stdlib, "source_files", lambda path: source_files(path)[::16])
+        changed.setattr(AlgorithmicProblem, "sample_counts", FEW_SAMPLES)
         problems.find("languagemodel_python_stdlib", "vocab_size=1024").prepare(directory)
+        problems.find("algorithmic_reverse_binary40").prepare(directory)
     return directory
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, data) -> Path:
+    """A run of a transformer that has learned to reverse digits for two steps."""
+    directory = tmp_path_factory.mktemp("trained")
+    (directory / "data").symlink_to(data)
+    run(_TRAIN_REVERSE.split(), directory, 0)
+    return directory / "run"
 
 
 @pytest.mark.slow
@@ -171,8 +192,10 @@ def data(tmp_path_factory) -> Path:
         for walk in WALKS
     ],
 )
-def test_the_commands_of_a_page_work_one_after_another(walk, tmp_path, data):
+def test_the_commands_of_a_page_work_one_after_another(walk, tmp_path, data, request):
     (tmp_path / "data").symlink_to(data)
+    for name in walk.runs:
+        shutil.copytree(request.getfixturevalue("trained"), tmp_path / name)
     for name, text in walk.files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -180,7 +203,7 @@ def test_the_commands_of_a_page_work_one_after_another(walk, tmp_path, data):
         make(tmp_path / name)
     shown = [words for words in commands(walk.page) if not _leaves_something_out(words)]
     assert {word for words in shown for word in words} >= set(walk.less)
-    for number, words in enumerate([*map(str.split, walk.before), *shown]):
+    for number, words in enumerate(shown):
         run(words, tmp_path, number, walk.less)
 
 

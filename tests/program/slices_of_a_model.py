@@ -17,7 +17,7 @@ from tests.peak_memory import give_back_freed_blocks, peak_bytes
 BATCH, D_MODEL = mtf.Dimension("batch", 8), mtf.Dimension("d_model", 2048)
 D_FF = mtf.Dimension("d_ff", 8192)
 LAYER_BYTES = 4 * D_MODEL.size * D_FF.size
-MESH = {"mesh_shape": "model:8", "layout": "d_ff:model"}
+MESH = {"mesh_shape": "model:4", "layout": "d_ff:model"}
 
 
 def step_fn(num_layers):

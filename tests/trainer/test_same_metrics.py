@@ -9,6 +9,7 @@ import pytest
 
 import t2tp
 from t2tp import problems, registry
+from t2tp.problems.algorithmic import AlgorithmicProblem
 from t2tp.problems.metrics import METRICS, compute, possible
 from t2tp.trainer.inputs.problem_inputs import evaluation_inputs
 from t2tp.trainer.model_fn import ModeKeys, model_fn_of
@@ -40,18 +41,22 @@ KINDS = [
     ("mlp", IMAGES, ""),
 ]
 SETS = {"mtf_image_transformer": "mtf_image_transformer_digits", "mtf_resnet": "mtf_resnet_digits"}
-# Continuous integration has the others, whose model or problem is among these too.
-COVERING = (2, 3, 4, 6, 8, 11, 12)
 # Batch size, mesh and step. Of few splits 4 or 16 rows are whole batches.
 EVALUATIONS = [(16, "", 0), (4, "data:2;model:2", 100_000)]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """Where the data have been made."""
-    directory = tmp_path_factory.mktemp("data")
-    for name in {problem.removeprefix("mixture:").split("=")[0] for _, problem, _ in KINDS}:
-        problems.find(name).prepare(directory)
+def directory(tmp_path_factory):
+    """Where the problems keep their data."""
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture
+def made(directory, kind, monkeypatch):
+    """Where the data of a kind's problem have been made."""
+    counts = {"train": 100, "validation": 200, "test": 100}
+    monkeypatch.setattr(AlgorithmicProblem, "sample_counts", counts)
+    problems.find(kind[1].removeprefix("mixture:").split("=")[0]).prepare(directory)
     return directory
 
 
@@ -79,15 +84,7 @@ def evaluated(data_dir, kind, batch_size, mesh_shape, step):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(
-            kind, marks=[] if number in COVERING else pytest.mark.ci_only, id=f"{kind[0]} {kind[1]}"
-        )
-        for number, kind in enumerate(KINDS)
-    ],
-)
+@pytest.mark.parametrize("kind", KINDS, ids=[f"{kind[0]} {kind[1]}" for kind in KINDS])
 def test_any_batch_size_mesh_and_step_give_the_same_evaluation(made, kind):
     first, other = (evaluated(made, kind, *how) for how in EVALUATIONS)
     assert {"loss", "accuracy"} <= first.keys()

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from t2tp import problems, registry
+from t2tp.problems.algorithmic import AlgorithmicProblem
 from t2tp.trainer.cli.programs import PROGRAMS
 from t2tp.trainer.cli.run_program import run_program
 from t2tp.trainer.run_dir import run_files
@@ -33,9 +34,11 @@ def test_a_users_own_problem_is_made_and_trained_on(trainer, tmp_path):
 
 
 @pytest.mark.slow
-def test_pairs_in_buckets_of_length_train(trainer, tmp_path):
+def test_pairs_in_buckets_of_length_train(trainer, tmp_path, monkeypatch):
     """Batches of 4 x 32 and 8 x 16 tokens come in turn, each with a program of its own."""
     name, options = "algorithmic_reverse_binary40", "arrangement=bucketed"
+    counts = {"train": 500, "validation": 50, "test": 50}
+    monkeypatch.setattr(AlgorithmicProblem, "sample_counts", counts)
     flags = {
         "problem": name,
         "problem_options": options,

@@ -100,9 +100,8 @@ files.check_can_be_written(sys.argv[2])
 run_files.check_writable(sys.argv[1])
 """
     os.mkfifo(tmp_path / "pipe")
+    tmp_path.chmod(0o500)
     paths = [str(tmp_path / "run"), str(tmp_path / "pipe")]  # a pipe, as /dev/null, is not replaced
     command = [*UNPRIVILEGED, sys.executable, "-c", code, *paths]
-    assert subprocess.run(command, check=False).returncode == 0
-    tmp_path.chmod(0o500)
     said = subprocess.run(command, check=False, capture_output=True, text=True).stderr
     assert f"PermissionError: output_dir {tmp_path}/run: {tmp_path} cannot be written" in said
