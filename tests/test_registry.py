@@ -139,32 +139,6 @@ def test_help_groups_by_first_word_with_the_first_paragraph_of_the_docstring(ani
     ]
 
 
-KINDS = [
-    ("register_model", "model", "list_models"),
-    ("register_problem", "problem", "list_problems"),
-    ("register_optimizer", "optimizer", "list_optimizers"),
-    ("register_learning_rate_schedule", "learning_rate_schedule", "list_learning_rate_schedules"),
-]
-
-
-@pytest.mark.parametrize(("register", "look_up", "names"), KINDS)
-def test_each_kind_has_its_own_names(register, look_up, names):
-    name = f"only_a_test_{look_up}"
-
-    class Thing:
-        pass
-
-    getattr(registry, register)(name)(Thing)
-    assert getattr(registry, look_up)(name) is Thing
-    assert name in getattr(registry, names)()
-    for _, other_look_up, other_names in KINDS:
-        if other_look_up != look_up:
-            assert name not in getattr(registry, other_names)()
-            with pytest.raises(LookupError, match=f"unknown {other_look_up.split('_')[0]}"):
-                getattr(registry, other_look_up)(name)
-    assert f"* {name}" in registry.help_text()
-
-
 def test_each_look_up_makes_new_hparams():
     @registry.register_hparams
     def only_a_test_set():

@@ -189,7 +189,7 @@ def read_all(source):
 
 
 @pytest.mark.parametrize("name", FILES[:-2])
-@settings(max_examples=60, **COMMON)
+@settings(max_examples=30, **COMMON)
 @given(data=st.data())
 def test_any_value_of_any_entry_is_taken_or_refused(model, tmp_path_factory, name, data):
     source = tmp_path_factory.mktemp("hostile") / "source"
@@ -210,7 +210,7 @@ def test_any_value_of_any_entry_is_taken_or_refused(model, tmp_path_factory, nam
         shutil.rmtree(source.parent)
 
 
-@settings(max_examples=120, **COMMON)
+@settings(max_examples=60, **COMMON)
 @given(data=st.data())
 def test_any_value_in_the_file_of_a_run_is_taken_or_refused(run, tmp_path_factory, data):
     from t2tp.trainer.run_dir import run_files

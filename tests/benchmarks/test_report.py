@@ -32,35 +32,6 @@ def test_every_stored_case_is_on_the_page():
         assert f"{{{{table {case}}}}}" in template
 
 
-def test_a_page_has_headline_tables_and_conditions():
-    run = results(
-        timed("t2tp", 1.0, version="t2tp on tensorflow 2"),
-        timed("slow", 3.0),
-        timed("fast", 2.0),
-        timed("matmul", 0.1, program="matmul"),
-    )
-    page = report.page(TEMPLATE, {"training_step": [run]})
-    assert "| training_step | 1x1 | fast | 0.50 ± 0.00 |" in page
-    assert "| 1x1 | slow | 3,000 | 0% | 0.33 ± 0.00 |" in page
-    assert "2 cores of Abacus (beads)" in page
-    assert "3 turns of 2 steps" in page
-    assert "t2tp on tensorflow 2." in page
-    assert "benchmarks.png" in page
-
-
-def test_a_claim_holds_for_the_worst_processor():
-    runs = [
-        results(timed("t2tp", 1.0), timed("slow", 5.0), timed("fast", 4.0)),
-        results(timed("t2tp", 1.0), timed("slow", 1.6), timed("fast", 2.0)),
-    ]
-    for stored in ({"training_step": runs}, {"training_step": runs[::-1]}):
-        assert "| slow | 0.25 to 0.62 ± 0.00 on 2 processors |" in report.page(
-            "{{headline}}", stored
-        )
-        aim = targets.Target("ours", "training_step", "1x1", ("slow", "fast"), 0.5)
-        assert targets.measured(aim, stored) == targets.Outcome(Ratio(0.625, 0.0))
-
-
 def test_processors_have_their_own_results(tmp_path):
     machines = [
         {"processor": "Intel(R) Xeon(R) Processor", "date": "2026-01-01 00:00"},
@@ -76,17 +47,6 @@ def test_processors_have_their_own_results(tmp_path):
     (loaded,) = load_processors(tmp_path).values()
     assert [each.machine["date"][:4] for each in loaded] == ["2026", "2026", "2025"]
     assert loaded[0].machine["model"] == "25-17"
-
-
-def test_without_results_the_page_says_so():
-    page = report.page(TEMPLATE, {})
-    assert "Not measured yet: `python benchmarks/run.py --suite=full --case=training_step`" in page
-    assert "png" not in page
-
-
-def test_a_template_that_asks_for_something_else_is_refused():
-    with pytest.raises(ValueError, match="tabel training_step"):
-        report.page("{{tabel training_step}}", {})
 
 
 def test_the_chart_is_drawn(tmp_path):
@@ -105,14 +65,6 @@ def test_targets_are_beside_what_was_measured():
     assert targets.measured(growth, run) == targets.Outcome(Ratio(1.6, 0.0))
     assert targets.measured(aim, {}) is None
     assert "| not measured |" in targets.table({})
-
-
-def test_the_least_operations_are_beside_a_target_and_no_peer():
-    bare = timed("the least", 0.4, program="bare_step")
-    run = {"training_step": [results(timed("t2tp", 1.0), timed("slow", 4.0), bare)]}
-    aim = targets.Target("ours", "training_step", "1x1", ("slow",), 0.5)
-    assert targets.measured(aim, run) == targets.Outcome(Ratio(0.25, 0.0), Ratio(0.1, 0.0))
-    assert not bare.is_other
 
 
 def test_every_target_is_a_case_of_the_suite():

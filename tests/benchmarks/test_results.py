@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 from suite.results import Results
-from suite.tables import table
 
 from tests.benchmarks.made_up import results, timed
 
@@ -31,31 +30,6 @@ def test_the_spread_of_a_ratio_is_half_the_distance_of_its_quartiles():
     ratio = run.measured[0].ratio(run.measured[0].timed[1])
     assert ratio.value == pytest.approx(1.0)
     assert ratio.spread == pytest.approx(0.25)
-
-
-def test_the_peak_is_the_fastest_product_and_has_no_ratio():
-    run = results(
-        timed("t2tp", 1.0),
-        timed("matmul, float32", 0.5, program="matmul", work=2e9),
-        timed("matmul, bfloat16", 1.0, program="matmul", work=2e9),
-    )
-    measured = run.measured[0]
-    assert measured.peak() == 4e9
-    assert measured.ratio(measured.timed[1]) is None
-    assert "| 1x1 | t2tp | 1,000 | 0% | 1 | 1 | 25% |" in table(run.measured)
-
-
-def test_without_t2tp_there_are_no_ratios():
-    run = results(timed("other", 1.0), absent={"t2tp": "broken"})
-    assert not run.measured[0].has_ours
-    assert run.measured[0].ratio(run.measured[0].timed[0]) is None
-    assert "| 1x1 | t2tp | absent: broken |" in table(run.measured)
-
-
-def test_a_bar_in_an_error_does_not_end_its_cell():
-    shown = table(results(timed("t2tp", 1.0), absent={"other": "no a|b"}).measured)
-    assert "no a\\|b" in shown
-    assert len({line.replace("\\|", "").count("|") for line in shown.splitlines()}) == 1
 
 
 def test_what_is_saved_can_be_loaded(tmp_path):

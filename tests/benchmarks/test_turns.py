@@ -116,19 +116,6 @@ def test_start_up_is_measured_afresh_each_turn(peer, tmp_path):
     assert len(logged(tmp_path)) == 3 * 4  # the first one leaves files in memory
 
 
-def test_a_fact_can_be_what_is_measured(peer):
-    (timed,), _ = take_turns([peer("a", measures="first_step")], turns=1, steps=1)
-    assert timed.turns == [[timed.facts["first_step"]]]
-
-
-def test_a_peer_s_process_ends_with_its_turns(peer):
-    one = peer("a")
-    one.start()
-    process = one._process
-    one.stop()
-    assert process.returncode == 0  # It came to its end, and could tidy up.
-
-
 def test_what_libraries_print_is_no_answer(peer):
     chatty = LOG.replace("def step():", "def step():\n    print('hello'); os.system('echo hi')")
     timed, absent = take_turns([peer("a", program=chatty)], turns=1, steps=1)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import random
 import shutil
 from pathlib import Path
 
@@ -44,19 +43,6 @@ def names(directory):
 
 def is_interrupted(directory):
     return any(name.endswith((".tmp", ".discarded")) for name in names(directory))
-
-
-@pytest.mark.slow
-def test_killed_at_random_moments_all_that_looks_finished_is_whole(tmp_path, ask):
-    moments = random.Random(0)
-    step = interrupted = 0
-    for saves in [0, 0, 1] * 8:
-        assert ask("after", saves, moments.uniform(0, 0.06), tmp_path) == "killed"
-        found = last_step_of_all_whole(tmp_path)
-        assert found >= step + saves
-        step = found
-        interrupted += is_interrupted(tmp_path)
-    assert interrupted > 3  # It was killed in the middle of things.
 
 
 @pytest.mark.slow

@@ -49,15 +49,6 @@ def test_two_threads_save_what_one_reads_back_whole_or_unaligned(tmp_path):
     assert len(list(path.glob("variables.data-*-of-00002"))) == 2
 
 
-def test_a_process_without_slices_takes_part(tmp_path):
-    first, second = samples.halves(5)
-    assert len(set(save_together(tmp_path, [[], first, [], second]))) == 1
-    checkpoint = latest(tmp_path)
-    checkpoint.verify()
-    samples.assert_is_step(checkpoint, 5)
-    assert len(list(checkpoint.path.glob("variables.data-*"))) == 2
-
-
 def test_all_meet_at_the_same_barriers(tmp_path):
     called, waiting, lock = [[], []], threading.Barrier(2), threading.Lock()
     turns = iter(range(100))

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf1
 
 import t2tp
 from t2tp import mtf
-from t2tp.checkpoint import UnusableCheckpointError, all_steps, latest
+from t2tp.checkpoint import latest
 from t2tp.checkpoint.variables import CheckpointMismatchError
 
 EXAMPLE = Path(__file__).parents[2] / "examples/save_and_restore.py"
@@ -78,35 +78,12 @@ def test_the_metadata_say_what_was_saved_and_what_the_caller_adds(tmp_path, prog
         t2tp.save_checkpoint(tmp_path, program, 2, metadata={"layout": "mine"})
 
 
-def test_the_latest_stay(tmp_path, program):
-    for step in (1, 2, 3):
-        t2tp.save_checkpoint(tmp_path, program, step, max_to_keep=2)
-    assert all_steps(tmp_path) == [2, 3]
-    with pytest.raises(ValueError, match="At least one checkpoint has to be kept, not 0"):
-        t2tp.save_checkpoint(tmp_path, program, 4, max_to_keep=0)
-    assert all_steps(tmp_path) == [2, 3]
-
-
 def test_where_there_is_no_checkpoint_values_stay_only_if_that_is_meant(tmp_path, program):
     before = program.variables["w"].numpy()
     with pytest.raises(FileNotFoundError, match="run holds no finished checkpoint; with missing"):
         t2tp.restore_checkpoint(tmp_path / "run", program)
     assert t2tp.restore_checkpoint(tmp_path / "run", program, missing_ok=True) == 0
     np.testing.assert_array_equal(program.variables["w"].numpy(), before)
-
-
-def test_a_step_that_is_named_is_restored_and_no_other(tmp_path, program):
-    for step in (1, 2):
-        program.variables["w"].assign(np.full((4, 4), step))
-        t2tp.save_checkpoint(tmp_path, program, step)
-    assert t2tp.restore_checkpoint(tmp_path, program, 1) == 1
-    assert (program.variables["w"].numpy() == 1).all()
-    with pytest.raises(UnusableCheckpointError, match="step-00000003 is not a checkpoint"):
-        t2tp.restore_checkpoint(tmp_path, program, 3, missing_ok=True)
-    (tmp_path / "step-00000002/FINISHED").unlink()
-    with pytest.raises(UnusableCheckpointError, match="step-00000002 is not a checkpoint"):
-        t2tp.restore_checkpoint(tmp_path, program, 2)
-    assert t2tp.restore_checkpoint(tmp_path, program) == 1
 
 
 def test_what_only_one_of_program_and_checkpoint_has_is_named(tmp_path, program):

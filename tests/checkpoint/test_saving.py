@@ -6,7 +6,6 @@ from t2tp.checkpoint import (
     Checkpoint,
     Slice,
     UnusableCheckpointError,
-    all_steps,
     latest,
     read_metrics,
     save,
@@ -79,16 +78,6 @@ def test_every_dtype_round_trips_in_any_slices(tmp_path, dtype):
     assert nothing.shape == (0, 2)
 
 
-def test_every_float16_comes_back_bit_for_bit(tmp_path):
-    bits = np.arange(1 << 16, dtype=np.uint16)
-    value = tf.constant(bits.view(np.float16))
-    whole = Slice.full("h", bits.shape, tf.float16)
-    (got,) = Checkpoint(save(tmp_path, 1, [(whole, value)], {})).read([whole])
-    numbers = ~np.isnan(value.numpy())
-    np.testing.assert_array_equal(got.numpy().view(np.uint16)[numbers], bits[numbers])
-    assert np.isnan(got.numpy()[~numbers]).all()
-
-
 def test_tensorflow_reads_it_as_ordinary_variables(tmp_path):
     reader = tf.train.load_checkpoint(Checkpoint(save_step(tmp_path, 7)).prefix)
     np.testing.assert_array_equal(reader.get_tensor("table"), samples.table(7))
@@ -113,15 +102,6 @@ def test_another_shape_or_dtype_is_refused_naming_both(tmp_path, shape, dtype, m
     checkpoint = Checkpoint(save_step(tmp_path, 1))
     with pytest.raises(ValueError, match=message):
         checkpoint.read([Slice.full("table", shape, dtype)])
-
-
-def test_latest_is_the_highest_step(tmp_path):
-    assert latest(tmp_path / "nowhere") is None
-    assert latest(tmp_path) is None
-    for step in (9, 100_000_000, 10):
-        save_step(tmp_path, step)
-    samples.assert_is_step(latest(tmp_path), 100_000_000)
-    assert all_steps(tmp_path) == [9, 10, 100_000_000]
 
 
 def test_a_saved_step_is_not_overwritten(tmp_path):

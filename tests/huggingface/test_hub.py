@@ -46,6 +46,8 @@ def convert(directory: Path, endpoint: str, *names: str, code: str = "") -> list
     return [line for line in made.stderr.splitlines() if line.startswith(("t2tp_convert:", *names))]
 
 
+@pytest.mark.slow
+@pytest.mark.ci_only
 def test_a_model_is_downloaded_once_with_the_files_it_needs(tmp_path):
     pytest.importorskip("huggingface_hub", reason="pip install huggingface_hub")
     source, plain = tmp_path / "source", tmp_path / "plain"

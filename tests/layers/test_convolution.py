@@ -5,8 +5,7 @@ import pytest
 import tensorflow as tf
 
 import t2tp
-from t2tp import mtf
-from t2tp.layers.convolution import BatchNorm, Convolution
+from t2tp.layers.convolution import BatchNorm
 
 SHAPE = "batch:4;height:8;width:6;channels:4"
 
@@ -55,15 +54,3 @@ def test_no_gradient_changes_the_averages():
         "moving_mean": False,
         "moving_variance": False,
     }
-
-
-@pytest.mark.parametrize("layout", ["", "channels:model", "batch:model"])
-def test_a_convolution_may_keep_the_name_of_its_channels(layout):
-    """Its filters then have two dimensions of channels, of which the layout splits the second."""
-    layer = Convolution(mtf.Dimension("channels", 8), 3, 2, use_bias=True)
-    program = program_of(layer, "model:2", layout)
-    values = {v.spec.name: v.numpy() for v in program.variables}
-    assert values["filters"].shape == (3, 3, 4, 8)
-    assert values["filters"].std() == pytest.approx((2 / (9 * 8)) ** 0.5, rel=0.1)
-    wanted = tf.nn.conv2d(images(), values["filters"], 2, "SAME") + values["bias"]
-    np.testing.assert_allclose(program({"x": images()})["y"], wanted, atol=1e-5)

@@ -8,13 +8,12 @@ import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.layers.dropout import Dropout
-from t2tp.layers.embedding import Embedding
 from t2tp.layers.feed_forward import FeedForward
 from t2tp.layers.grouping import group_tokens
 from t2tp.layers.initial_values import InitialValues
 from t2tp.layers.normalization import Norm
-from t2tp.layers.positions import LearnedPositions, sinusoidal
-from tests.layers.running import not_zero, run
+from t2tp.layers.positions import sinusoidal
+from tests.layers.running import run
 
 X = np.random.default_rng(0).normal(size=[4, 6, 8])
 INPUTS = {"x": ("batch:4;length:6;d_model:8", X)}
@@ -41,40 +40,6 @@ def test_a_rule_sets_initial_values_by_inputs_and_outputs_times_the_gain(rule):
     of_input, of_output = RULES[rule]
     assert made["input"].std() == pytest.approx(of_input, rel=0.02)
     assert made["output"].std() == pytest.approx(of_output / 2, rel=0.02)
-
-
-def gelu(x):
-    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-
-
-def silu(x):
-    return x / (1 + np.exp(-x))
-
-
-NETWORKS = {
-    "relu": lambda x, _: np.maximum(x, 0),
-    "gelu": lambda x, _: gelu(x),
-    "gelu_erf": lambda x, _: x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2))),
-    "silu": lambda x, _: silu(x),
-    "swiglu": lambda x, gate: silu(gate) * x,
-    "geglu": lambda x, gate: gelu(gate) * x,
-}
-
-
-@pytest.mark.parametrize("mlp", NETWORKS)
-@pytest.mark.parametrize("use_bias", [False, True])
-def test_each_network_is_its_formula(mlp, use_bias):
-    for mesh_shape, layout in LAYOUTS:
-        network = FeedForward(mlp, 12, use_bias=use_bias)
-        ran = run(lambda x: {"y": network(x, False)}, INPUTS, mesh_shape, layout, not_zero)  # noqa: B023
-        variables = ran.variables
-
-        def times(x, name):
-            return x @ variables[name] + variables.get(f"{name}_bias", 0)  # noqa: B023
-
-        gate = times(X, "gate") if mlp in ("swiglu", "geglu") else None
-        wanted = times(NETWORKS[mlp](times(X, "input"), gate), "output")
-        np.testing.assert_allclose(ran["y"], wanted, atol=2e-5)
 
 
 def test_dropout_of_a_network_is_for_training():
@@ -106,35 +71,6 @@ def test_sinusoidal_positions_need_pairs():
             lambda at: {"y": sinusoidal(at, mtf.Dimension("d_model", 7), tf.float32)},
             {"at": ("batch:4", positions(4))},
         )
-
-
-def test_learned_positions_are_rows_of_a_table():
-    given = {"at": ("batch:4;length:6", positions(4, 6))}
-    learned = LearnedPositions(30, 0.5)
-    ran = run(lambda at: {"y": learned(at, mtf.Dimension("d_model", 8), tf.float32)}, given)
-    table = ran.variables["positions"]
-    np.testing.assert_array_equal(ran["y"], table[given["at"][1]])
-    assert 0.4 < table.std() < 0.6
-
-
-@pytest.mark.parametrize("is_tied", [True, False])
-@pytest.mark.parametrize("is_scaled", [True, False])
-def test_embeddings_and_logits(is_tied, is_scaled):
-    vocab, d_model = mtf.Dimension("vocab", 29), mtf.Dimension("d_model", 8)
-    ids = {"ids": ("batch:4;length:6", positions(4, 6))}
-    for mesh_shape, layout in [("", ""), ("a:2;b:2", "batch:a;vocab:b")]:
-        made = Embedding(vocab, d_model, stddev=1.0, is_tied=is_tied, is_scaled=is_scaled)
-        ran = run(
-            lambda ids, x: {"x": made(ids, tf.float32), "logits": made.logits(x)},  # noqa: B023
-            {**ids, **INPUTS},
-            mesh_shape,
-            layout,
-        )
-        table = ran.variables["embedding"]
-        factor = 8**0.5 if is_scaled else 1.0
-        np.testing.assert_allclose(ran["x"], factor * table[ids["ids"][1]], rtol=1e-6)
-        out = table if is_tied else ran.variables["output_embedding"]
-        np.testing.assert_allclose(ran["logits"], X @ out.T, atol=1e-5)
 
 
 def test_decisions_of_dropout_can_be_shared_along_a_dimension():

@@ -7,7 +7,6 @@ from collections import Counter
 
 import pytest
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -228,19 +227,6 @@ def test_slots_are_found_by_their_variables_names():
     assert not variables["w_count"].trainable
 
 
-def test_dtypes_of_a_variable_are_told_apart():
-    def step(mesh, features):
-        del features
-        shape = mtf.Shape([samples.D_FF])
-        dtype = mtf.VariableDType(tf.bfloat16, tf.float32, tf.bfloat16)
-        return {"w": mtf.get_variable(mesh, "w", shape, dtype=dtype)}
-
-    report = t2tp.explain(AbstractProgram(step, mesh_shape="model:2", layout="d_ff:model"))
-    (line,) = report.data.variables
-    assert (line.tensor.dtype, line.tensor.slice_bytes) == (tf.float32, 6 * 4)
-    assert "saved as bfloat16, read as bfloat16" in str(report)
-
-
 def test_like_layers_are_said_once():
     text = str(t2tp.explain(samples.layers(12)))
     assert "layer_{0..11}/w_in x 12  [d_model=6, d_ff=12/model]" in text
@@ -255,18 +241,6 @@ def test_rules_and_axes_without_effect_are_said():
     assert "unused, the mesh lacks the axis: heads:expert" in text
     assert "Warning: Layout rule 'bacth:data' has no effect" in text
     assert "Warning: Mesh axis 'data' of size 2 splits nothing" in text
-
-
-def test_a_real_program_is_explained_like_one_on_paper():
-    real = t2tp.Program(
-        samples.mlp_step, samples.MLP_FEATURES, mesh_shape=samples.MESH, layout=samples.LAYOUT
-    )
-    said = str(t2tp.explain(real))
-    assert "4 processors, /device:CPU:0 to /device:CPU:3" in said
-    on_paper = "4 processors, abstract: no devices"
-    assert str(t2tp.explain(samples.mlp())) == said.replace(
-        "4 processors, /device:CPU:0 to /device:CPU:3", on_paper
-    )
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -286,16 +260,6 @@ def test_the_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch, fails):
         report.save(str(path))
     assert path.read_text() == ("the one before" if fails else report.html())
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_scopes_are_told_from_operations():
-    def step(mesh, features):
-        del mesh
-        with tf1.variable_scope("block_7"):
-            return {"y": mtf.exp(mtf.exp(features["x"]))}
-
-    text = str(t2tp.explain(AbstractProgram(step, samples.MLP_FEATURES)))
-    assert "  block_7/exp  " in text and "  block_7/exp_1  " in text
 
 
 def test_it_says_what_a_device_needs_and_which_have_it():

@@ -98,17 +98,6 @@ def test_every_part_is_drawn_once_and_inside(name):
         assert not axis or f"{dim}=12/{axis}" in drawn or f">{dim} " in drawn
 
 
-def test_copies_are_sheets_and_what_all_have_is_hatched():
-    split = render_svg(sliced("data:4", "rows:data", ("rows", 4)))
-    assert 'class="copy"' not in split and "url(#everywhere)" not in split
-    copied = render_svg(sliced("data:2;model:2", "rows:data", ("rows", 4)))
-    assert copied.count('class="copy"') == 1 and "url(#everywhere)" not in copied
-    whole = render_svg(sliced("data:4", "", ("rows", 4)))
-    assert "url(#everywhere)" in whole and ">all</text>" in whole
-    alone = render_svg(sliced("", "", ("rows", 4)))
-    assert "url(#everywhere)" not in alone and 'class="copy"' not in alone
-
-
 @pytest.mark.parametrize("mesh_shape", ["", "a:1", "a:8", "a:4;b:4", "a:4;b:4;c:4", "a:64"])
 def test_processors_have_colours_of_their_own(mesh_shape):
     layout = Layout(mesh_shape)

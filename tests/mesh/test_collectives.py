@@ -161,24 +161,6 @@ def test_along_axes_and_joint_axes():
                 np.testing.assert_array_equal(result[f"{kind} {name}"], value, err_msg=message)
 
 
-def test_permute():
-    values = random_values([2, 3])
-    cases = {
-        f"{axis} {source}": (axis, source)
-        for axis in range(3)
-        for source in ([1, 0], [None, 0], [1, 1], [None, None], [0, 1])
-    }
-    results = run_everywhere(
-        lambda c, x: {name: c.permute(x["x"], *case) for name, case in cases.items()}, {"x": values}
-    )
-    for pnum, result in enumerate(results):
-        for name, (axis, source) in cases.items():
-            group = group_of(pnum, [axis])
-            from_member = source[group.index(pnum)]
-            wanted = 0 * values[0] if from_member is None else values[group[from_member]]
-            np.testing.assert_array_equal(result[name], wanted, err_msg=name)
-
-
 @pytest.mark.parametrize(
     ("mesh_shape", "axis", "source", "moved"),
     [

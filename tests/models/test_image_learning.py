@@ -26,6 +26,7 @@ def figures_of(tmp_path, model, problem, hparams_set, changes, steps):
 
 
 @pytest.mark.slow
+@pytest.mark.ci_only  # test_examples.py lets smaller models learn.
 def test_a_resnet_names_digits(tmp_path):
     """See benchmarks/learning for what more steps make of it."""
     changes = "mesh_shape=rows:2,learning_rate_warmup_steps=10"

@@ -81,14 +81,6 @@ def test_large_gradients_are_summed_over_the_mesh_once_too(mesh_shape):
 
 
 @pytest.mark.slow
-def test_float16_is_scaled():
-    shown = [trained("", n, activation_dtype="float16")[1] for n in (1, 4)]
-    assert shown[1]["gradient_norm of step 0"] == pytest.approx(
-        shown[0]["gradient_norm of step 0"], rel=1e-2
-    )
-
-
-@pytest.mark.slow
 def test_eight_parts_need_a_fraction_of_the_memory(tmp_path):
     target = "tests.optim.accumulation_memory:main"
     in_parts, whole = map(int, printed(target, [["8"], ["1"]], [{}, {}], tmp_path / "printed"))
@@ -155,8 +147,3 @@ def test_of_scalar_summaries_the_average_is_shown():
 def test_features_without_a_batch_are_refused():
     with pytest.raises(ValueError, match="one dimension 'batch', and they have 0: x.*rows"):
         linear_program(2, feature="rows:8")
-
-
-def test_the_layout_is_explained():
-    explained = str(t2tp.explain(trained("data:2", 4)[0]))
-    assert "layer_{00..01}/attention/q" in explained

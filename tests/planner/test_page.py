@@ -6,11 +6,9 @@ import re
 from html import unescape
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from t2tp.planner import ClusterFile
-from t2tp.planner.charts import Bar, Dot, scatter, stacked_bars
+from t2tp.planner.charts import Bar, stacked_bars
 from t2tp.planner.page import page
 from t2tp.planner.search import Search, pareto
 from t2tp.planner.text import duration, size
@@ -66,23 +64,6 @@ def test_bars_are_as_long_as_what_they_stand_for():
     widths = [float(width) for width in re.findall(r"width:([\d.]+)%", text)]
     assert widths == pytest.approx([12.5, 37.5, 25.0])
     assert re.findall(r"left:([\d.]+)%", text) == ["100.00"] * 2
-
-
-@given(st.lists(st.tuples(*2 * [st.floats(1e-3, 1e3)]), min_size=1, max_size=5), st.floats(1, 1e6))
-def test_axes_span_the_points(places, factor):
-    """They use the space: points are apart, and no two ticks have one label."""
-    dots = [Dot(factor * x, y, "") for x, y in places]
-    text = scatter(dots, ("x", "y"), lambda x: f"{x:.4g}", duration)
-    circles = [
-        (float(a["cx"]), float(a["cy"])) for tag, a in Reader(text).elements if tag == "circle"
-    ]
-    (xs, ys), (widths, heights) = zip(*circles, strict=True), zip(*places, strict=True)
-    for coordinates, values, space in ((xs, widths, 1010), (ys, heights, 244)):
-        if max(values) > 1.2 * min(values):
-            assert max(coordinates) - min(coordinates) > 0.8 * space
-    labels = re.findall(r'text-anchor="(?:middle|end)">([^<]+)<', text)
-    ticks = [label for label in labels if label not in ("x", "y")]
-    assert len(ticks) >= 4
 
 
 @pytest.mark.slow

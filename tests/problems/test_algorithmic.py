@@ -124,27 +124,6 @@ def test_every_pair_is_there_once_an_epoch_in_every_arrangement(data_dir, arrang
     assert Counter(again) == Counter(stored) and again != seen
 
 
-def padding(stream, steps):
-    batches = [stream[step] for step in range(steps)]
-    real = sum((np.asarray(batch["targets_segmentation"]) > 0).sum() for batch in batches)
-    return 1 - real / sum(
-        batch["targets"].shape[0] * batch["targets"].shape[1] for batch in batches
-    )
-
-
-def test_packing_and_bucketing_leave_less_padding(data_dir):
-    shares = {
-        arrangement: padding(
-            problems.find("tiny_reverse", f"arrangement={arrangement}").stream(
-                data_dir, "train", 4, 128
-            ),
-            40,
-        )
-        for arrangement in ARRANGEMENTS
-    }
-    assert shares["packed"] < 0.2 and shares["bucketed"] < 0.45 and shares["padded"] > 0.8
-
-
 def test_buckets_have_the_same_tokens_in_every_batch(data_dir):
     problem = problems.find("tiny_reverse", "arrangement=bucketed")
     stream = problem.stream(data_dir, "train", 4, 64)
@@ -168,19 +147,6 @@ def test_a_length_that_is_too_short_is_reported(data_dir, caplog):
 def test_an_unknown_arrangement_is_refused():
     with pytest.raises(ValueError, match="did you mean bucketed"):
         problems.find("tiny_reverse", "arrangement=bucket")
-
-
-@pytest.mark.parametrize("num_shards", [1, 7])
-def test_the_shards_do_not_change_the_batches(data_dir, tmp_path, num_shards):
-    problem = TinyReverse()
-    problem.prepare(tmp_path, num_shards=num_shards)
-    for split in ("train", "validation"):
-        for one, other in zip(
-            problem.stream(data_dir, split, 21, 41)[0].values(),
-            problem.stream(tmp_path, split, 21, 41)[0].values(),
-            strict=True,
-        ):
-            np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
 
 
 def test_symbols_are_written_with_spaces_and_scored_by_exact_match(tmp_path):

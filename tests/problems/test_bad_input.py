@@ -1,15 +1,11 @@
 """Failures end with a one-sentence error and leave no invalid data."""
 
-import subprocess
-import sys
-
 import pytest
 
 from t2tp import problems
 from t2tp.trainer.cli import programs
-from tests.files import flip, limit_files
+from tests.files import flip
 
-DATAGEN = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_datagen", "--problem=translate_tsv"]
 GOOD = b"".join(b"line %d\tZeile %d\n" % (n, n) for n in range(100))
 
 
@@ -104,31 +100,6 @@ def test_data_that_were_damaged(failure, tmp_path, made, what):
         "test_files": "",
     }
     assert command[4] == "--overwrite"
-
-
-@pytest.mark.slow
-def test_a_manifest_that_does_not_fit_on_the_disk(tmp_path):
-    """A limit on the size of files stands for the disk; the manifest is the largest file."""
-    (tmp_path / "a.tsv").write_bytes(GOOD)
-    options = f"files={tmp_path}/a.tsv,vocab_size=280"
-    problem = problems.find("translate_tsv", options)
-    problem.prepare(tmp_path / "whole", num_shards=30)
-    directory = problem.directory(tmp_path / "whole")
-    sizes = {path.name: path.stat().st_size for path in directory.iterdir()}
-    largest = sizes.pop("manifest.json") - 1
-    assert max(sizes.values()) < largest
-
-    command = [*DATAGEN, f"--problem_options={options}", "--num_shards=30"]
-    full = subprocess.run(
-        [*command, f"--data_dir={tmp_path / 'data'}"],
-        capture_output=True,
-        text=True,
-        preexec_fn=lambda: limit_files(largest),
-    )
-    said = sentence_of(full.returncode, full.stderr)
-    assert said.startswith("[Errno 27] File too large: ") and "/manifest.json'" in said
-    assert not (tmp_path / "data" / "translate_tsv").exists()
-    problem.prepare(tmp_path / "data", num_shards=30)
 
 
 def test_examples_that_are_too_long_are_counted_and_said(made, tmp_path, caplog):

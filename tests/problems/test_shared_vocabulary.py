@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from t2tp import problems
-from t2tp.problems.inspection.report import inspect
 from t2tp.problems.shared_vocabulary import interleave
 from t2tp.problems.text import TextProblem
 from t2tp.problems.vocab.vocabulary_file import load_vocabulary
@@ -96,15 +95,6 @@ def test_the_command_that_makes_them_again_has_the_options_of_each(files, data_d
     )
 
 
-def test_damage_anywhere_is_found(files, tmp_path):
-    mixture = problems.find(MIXTURE, options_of(files, ",vocab_size=300"))
-    mixture.prepare(tmp_path)
-    damaged = mixture.directory(tmp_path) / "translate_textfiles" / "vocabulary.model"
-    damaged.write_bytes(damaged.read_bytes()[:-1])
-    with pytest.raises(ValueError, match="translate_textfiles/vocabulary.model has .* bytes"):
-        mixture.check_prepared(tmp_path)
-
-
 @pytest.mark.parametrize("written", [0, 300, 700])
 def test_interrupted_anywhere_it_makes_the_same_files(
     files, data_dir, tmp_path, monkeypatch, written
@@ -127,37 +117,6 @@ def test_other_shares_use_the_same_data_and_that_is_said(data_dir, caplog):
     problems.find(MIXTURE).check_prepared(data_dir)
     assert not caplog.text
     assert other.digest(data_dir) == problems.find(MIXTURE).digest(data_dir)
-
-
-def test_shares_by_size_are_those_of_the_vocabulary_too(files, tmp_path):
-    name = "mixture:translate_tsv,translate_textfiles"
-    mixture = problems.find(name, options_of(files, ",vocab_size=310,temperature=2"))
-    mixture.prepare(tmp_path)
-    rule = {"temperature": 2.0, "max_rows": 0}
-    assert mixture.check_prepared(tmp_path).origin["shares"] == rule
-    assert "temperature=2.0" in mixture.datagen_command(tmp_path)
-
-
-def test_missing_data_and_changed_files_are_said_with_the_mixtures_command(tmp_path, caplog):
-    (tmp_path / "a.tsv").write_text("".join(f"apple {n}\tApfel {n}\n" for n in range(100)))
-    for end in ("en", "fr"):
-        (tmp_path / f"b.{end}").write_text("".join(f"{end} {n}\n" for n in range(100)))
-    mixture = problems.find(MIXTURE, options_of(tmp_path, ",vocab_size=290"))
-    for look in (mixture.vocab_sizes, mixture.check_prepared, mixture.digest):
-        with pytest.raises(FileNotFoundError) as raised:
-            look(tmp_path / "data")
-        assert f"t2tp_datagen --problem={MIXTURE} --data_dir={tmp_path}/data '" in str(raised.value)
-    mixture.prepare(tmp_path / "data")
-    (tmp_path / "b.en").write_text("other\n")
-    caplog.clear()
-    for _ in range(2):
-        problem = problems.find(MIXTURE)
-        problem.vocab_sizes(tmp_path / "data")
-        problem.vocab_sizes(tmp_path / "data")
-    assert len(caplog.messages) == 2
-    for said in caplog.messages:
-        assert f"translate_textfiles, changed: {tmp_path}/b.en; make them again with" in said
-        assert f"t2tp_datagen --problem={MIXTURE} --data_dir={tmp_path}/data '" in said
 
 
 @pytest.mark.parametrize("name", [MIXTURE, "translate_textfiles"])
@@ -200,21 +159,6 @@ def test_both_directions_of_a_problem_have_the_same_data(files, tmp_path):
     assert sorted(words) == ["Apfel"] * 4 + ["apple"] * 4
     with pytest.raises(ValueError, match="have the same data, made with the same options"):
         problems.find(mixture.name, f"translate_tsv.files={files}/a.tsv")
-
-
-def test_a_part_can_be_packed(data_dir):
-    mixture = problems.find(MIXTURE, "translate_tsv.arrangement=packed")
-    batch = mixture.stream(data_dir, "train", 4, 64)[0]
-    segments = np.asarray(batch["targets_segmentation"])
-    assert sorted(segments.max(1) > 1) == [False, True, True, True]
-    bucketed = problems.find(MIXTURE, "arrangement=bucketed")
-    with pytest.raises(ValueError, match="of like length cannot be mixed with others"):
-        bucketed.stream(data_dir, "train", 4, 64)
-
-
-def test_what_is_made_can_be_looked_at(data_dir):
-    shown = inspect(problems.find(MIXTURE), data_dir)
-    assert "inputs: 'apple number" in shown and "targets: 'banane numero" in shown
 
 
 @pytest.mark.parametrize(

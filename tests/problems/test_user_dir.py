@@ -133,32 +133,11 @@ def test_a_file_that_is_edited_while_data_are_made_does_not_cost_them(tmp_path):
     assert problem.check_prepared(tmp_path / "data").splits["train"].examples == 1
 
 
-def test_a_package_that_fails_can_be_imported_again(tmp_path):
-    usr_dir = tmp_path / "failing_once"
-    usr_dir.mkdir()
-    (usr_dir / "__init__.py").write_text("raise RuntimeError('once')\n")
-    with pytest.raises(RuntimeError, match="once"):
-        import_user_dir(usr_dir)
-    (usr_dir / "__init__.py").write_text("value = 1\n")
-    assert import_user_dir(usr_dir).value == 1
-
-
 @pytest.mark.parametrize("name", ["json", "signal", "sentencepiece", "builtins"])
 def test_names_of_other_packages_are_refused(tmp_path, name):
     (tmp_path / name).mkdir()
     with pytest.raises(ValueError, match=f"another package is named {name}"):
         import_user_dir(tmp_path / name)
-
-
-def test_the_remedies_that_are_printed_name_the_directory():
-    import_user_dir(EXAMPLE)
-    command = problems.find("roman_numerals").datagen_command("data")
-    assert shlex.split(command)[1:] == [
-        "--problem=roman_numerals",
-        "--data_dir=data",
-        f"--t2t_usr_dir={EXAMPLE}",
-    ]
-    assert "usr_dir" not in problems.find("algorithmic_identity_decimal40").datagen_command("data")
 
 
 @pytest.mark.slow

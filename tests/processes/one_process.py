@@ -16,12 +16,9 @@ import tensorflow as tf
 
 import t2tp
 from t2tp import mtf
-from t2tp.models.transformer_lm import TransformerLm
-from t2tp.optim import train_step
 from t2tp.processes import coordination, loopback
 from t2tp.processes.cluster import Cluster, connect
 from t2tp.program.replicas import ReplicaCheck
-from tests.models import small_lm
 from tests.patience import PATIENCE
 from tests.program.reaching import connects, own_address
 
@@ -200,33 +197,7 @@ def replicas(cluster: Cluster, mesh_shape: str) -> dict:
     return {"before": len(before), "found": [each.describe(cluster) for each in found]}
 
 
-def lm(cluster: Cluster, mesh_shape: str, steps: int) -> dict:
-    """Losses of a small language model with dropout and Adam, whose layers may be in stages."""
-    hparams = small_lm.make_hparams(
-        num_hidden_layers=2, microbatches=2, layer_prepostprocess_dropout=0.1
-    )
-    model = TransformerLm(hparams, {"targets": small_lm.VOCAB_SIZE})
-
-    def step_fn(mesh, features):
-        def loss(part):
-            return model.loss(mesh, part, training=True)
-
-        return {"loss": train_step(loss, features, mesh, hparams, 100).loss}
-
-    trained = t2tp.Program(
-        step_fn,
-        small_lm.FEATURES,
-        mesh_shape=mesh_shape,
-        layout=f"{hparams.layout};layers:stage",
-        cluster=cluster,
-    )
-    outputs = [trained(small_lm.make_batch(seed=k), step=k) for k in range(steps)]
-    return {"losses": [float(each["loss"]) for each in outputs]}
-
-
-SCENARIOS = {
-    each.__name__: each for each in (train, resume, die, talk, reach, device, replicas, lm)
-}
+SCENARIOS = {each.__name__: each for each in (train, die, talk, reach, device, replicas)}
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from t2tp.checkpoint import Checkpoint, latest
+from t2tp.checkpoint import latest
 from t2tp.processes.cluster import connect
 from t2tp.processes.rendezvous import free_port
 from tests.processes import one_process
@@ -107,22 +107,6 @@ def test_any_number_of_processes_gives_the_numbers_of_one(number, places, start,
     checkpoint.verify()
     resumed = one_process.resume(connect(4), **run)
     np.testing.assert_allclose(resumed["losses"], alone["losses"][STEPS:], rtol=1e-6)
-
-
-def test_what_one_process_saved_is_restored_in_four(start, alone, tmp_path):
-    run = {"mesh_shape": MESH, "steps": STEPS, "directory": str(tmp_path / "run")}
-    one_process.train(connect(4), **run)
-    saved = Checkpoint(tmp_path / "run/step-00000006")
-    assert len(list(saved.path.glob("variables.data-*"))) == 1
-    for found in results(start("resume", by_arguments(4), **run)):
-        np.testing.assert_allclose(found["losses"], alone["losses"][STEPS:], rtol=1e-6)
-
-
-@pytest.mark.parametrize("mesh", [MESH, "stage:2;data:2"])
-def test_a_language_model_gives_the_losses_of_one_process(start, mesh):
-    wanted = one_process.lm(connect(4), mesh, STEPS)["losses"]
-    for found in results(start("lm", by_arguments(2), mesh_shape=mesh, steps=STEPS)):
-        np.testing.assert_allclose(found["losses"], wanted, rtol=1e-6)
 
 
 def test_what_each_says_all_hear_and_a_notice_reaches_everybody(start):

@@ -1,7 +1,6 @@
 """Programs: any mesh gives the numbers of mesh-tensorflow's own engine, and of one device."""
 
 import gc
-import operator as op_module
 
 import numpy as np
 import pytest
@@ -172,15 +171,6 @@ def test_an_operation_that_cannot_be_split_is_refused():
         run(step, "model:2", "d_in:model")
 
 
-def test_an_axis_of_one_processor_splits_nothing():
-    def step(mesh, features):
-        del mesh
-        return {"y": mtf.concat([features["x"], features["x"]], "d_in")}
-
-    _, values = run(step, "model:1", "d_in:model")
-    np.testing.assert_array_equal(values["y"], np.concatenate([X, X], 1))
-
-
 def test_a_mesh_needs_as_many_devices_as_processors():
     with pytest.raises(ValueError, match="4 processors, but there are 2 devices"):
         t2tp.connect(4, devices=["/cpu:0", "/cpu:1"])
@@ -223,16 +213,6 @@ def test_xla_gives_the_same_numbers():
 def test_xla_on_several_devices_is_refused():
     with pytest.raises(t2tp.LayoutError, match="xla .*'?data:2.* has 2"):
         run(mlp_step, "data:2", xla=True)
-
-
-@pytest.mark.parametrize("operator", ["add", "mul", "sub", "truediv"])
-def test_operators_on_a_dimension_of_two_sizes_are_refused(operator):
-    def step(mesh, features):
-        w = mtf.get_variable(mesh, "w", mtf.Shape([mtf.Dimension("d_in", 4)]))
-        return {"y": getattr(op_module, operator)(features["x"], w)}
-
-    with pytest.raises(ValueError, match=r"'d_in' has size 6 in 'x'.*and size 4 in"):
-        t2tp.Program(step, {"x": t2tp.Feature("batch:8;d_in:6")})
 
 
 @pytest.mark.parametrize("layout", ["", "a:x"])

@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 
 import t2tp
-from t2tp import mtf
 from t2tp.mesh.layout import Layout
 from t2tp.processes.cluster import connect
 from t2tp.program.replicas import ReplicaCheck
@@ -89,24 +88,3 @@ def test_slices_that_nobody_else_has_are_not_compared():
     for pnum in range(8):
         change(variables, pnum, float(pnum))
     assert found(variables) == []
-
-
-def test_training_leaves_copies_equal_bit_for_bit():
-    d_in, d_ff = mtf.Dimension("d_in", 5), mtf.Dimension("d_ff", 8)
-
-    def step_fn(mesh, features):
-        w = mtf.get_variable(mesh, "w", mtf.Shape([d_in, d_ff]))
-        b = mtf.get_variable(mesh, "b", mtf.Shape([d_in]))
-        hidden = mtf.relu(mtf.einsum([features["x"] + b, w], reduced_dims=[d_in]))
-        loss = mtf.reduce_mean(mtf.square(hidden))
-        variables = mesh.graph.trainable_variables
-        gradients = mtf.gradients([loss], [v.outputs[0] for v in variables])
-        mtf.optimize.AdafactorOptimizer(learning_rate=0.01).apply_grads(gradients, variables)
-        return {"loss": loss}
-
-    program = t2tp.Program(step_fn, {"x": t2tp.Feature("batch:16;d_in:5")}, layout=LAYOUT)
-    x = np.random.default_rng(0).normal(size=(16, 5))
-    for step in range(5):
-        program({"x": x}, step=step)
-    assert len(program.variables) > 2
-    assert ReplicaCheck(program.variables).mismatches() == []

@@ -16,19 +16,8 @@ from t2tp.program.program import Feature
 from t2tp.trainer.hooks.hook import Hook, Training
 from t2tp.trainer.processes.interrupt import TrainingInterrupted
 from tests.trainer import toy
-from tests.trainer.toy_estimator import MESHES, At, Crash, Note, estimator, losses
+from tests.trainer.toy_estimator import At, Crash, Note, estimator, losses
 from tests.warm_processes import WarmProcess
-
-
-def test_training_lowers_the_loss_and_any_mesh_gives_the_same(tmp_path):
-    curves = {}
-    for mesh in MESHES:
-        estimator(tmp_path / mesh, mesh).train(toy.inputs(), 40)
-        curves[mesh] = losses(tmp_path / mesh)
-    one = curves["one device"]
-    assert sum(one[-5:]) < sum(one[:5]) / 5
-    for mesh, curve in curves.items():
-        np.testing.assert_allclose(curve, one, rtol=1e-5, err_msg=mesh)
 
 
 def test_evaluation_adds_up_all_batches_on_any_mesh(tmp_path):
@@ -60,19 +49,6 @@ def test_predictions_are_the_trained_models(tmp_path):
     w = next(v for v in trained._variables if v.spec.name == "w").numpy()
     y = estimator(tmp_path, "model").predict(features, {"x": x})["y"]
     np.testing.assert_allclose(y, x @ w, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("act", ["evaluate", "predict"])
-def test_without_a_checkpoint_nothing_is_evaluated_or_predicted(tmp_path, act):
-    fresh = estimator(tmp_path / "run")
-    calls = {
-        "evaluate": lambda: fresh.evaluate(toy.inputs()),
-        "predict": lambda: fresh.predict({"x": toy.inputs().features["x"]}, {}),
-    }
-    for _ in range(2):  # The second time the variables exist, but have never been trained.
-        with pytest.raises(FileNotFoundError, match="holds no finished checkpoint"):
-            calls[act]()
-    assert not (tmp_path / "run").exists()
 
 
 def test_another_optimizers_state_is_refused_to_train_with_but_not_to_evaluate(tmp_path):

@@ -53,16 +53,6 @@ def test_metrics_are_those_of_the_whole_split_on_any_mesh(tmp_path, data_dir):
     assert nll / tokens == pytest.approx(metrics["loss"])
 
 
-def test_dropout_is_off_in_evaluation_and_on_in_training(tmp_path, data_dir):
-    off = experiment(tmp_path / "off", data_dir, train_steps=1)
-    off.train()
-    on = experiment(tmp_path / "on", data_dir, "layer_prepostprocess_dropout=0.5", train_steps=1)
-    on.train()
-    losses = [read_scalars(tmp_path / name)["loss"][1] for name in ("off", "on")]
-    assert losses[0] != losses[1]
-    assert on.evaluate() == on.evaluate()
-
-
 @pytest.mark.slow
 def test_the_seed_decides_on_the_order_of_the_data_and_on_samples(tmp_path, data_dir):
     runs = [experiment(tmp_path, data_dir, train_steps=1, random_seed=seed) for seed in (0, 0, 1)]

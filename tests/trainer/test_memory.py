@@ -39,6 +39,7 @@ class Watch(Hook):
 
 
 @pytest.mark.slow
+@pytest.mark.ci_only
 def test_memory_does_not_grow_with_the_steps(tmp_path):
     libc.mallinfo2.restype = Mallinfo
     watch = Watch()

@@ -55,17 +55,6 @@ def test_the_orders_of_runs_that_have_begun_stay():
     assert digest(buckets, 60) == "01603d37d742de40"
 
 
-@pytest.mark.parametrize("number", [np.int64, np.uint8, np.array])
-def test_a_seed_is_the_same_number_in_any_type(number):
-    source = ConcatenatedSource([Numbers(70), Numbers(30)])
-    for make in (
-        lambda seed: MixtureStream(source, [Stage(0, (2, 1))], 6, seed),
-        lambda seed: BucketedStream([(source, 1)], 4, seed),
-        lambda seed: ShuffledStream(source, 6, seed),
-    ):
-        assert digest(make(number(3)), 20) == digest(make(3), 20)
-
-
 @pytest.mark.parametrize(
     ("rows", "temperature", "max_rows", "parts"),
     [

@@ -46,16 +46,6 @@ def test_what_stands_in_two_splits_is_counted(tmp_path, at_once):
     assert 0 < wanted["dev"]["train"] < 60
 
 
-def test_equal_examples_have_equal_digests_and_others_do_not(tmp_path):
-    random = np.random.default_rng(0)
-    made = [{"a": random.integers(0, 9, 5).tolist()} for _ in range(3000)]
-    made += [{"a": [0] * length} for length in range(20)] + made[:7]
-    columns = columns_of(tmp_path, "train", made, shards=1)
-    digests = np.concatenate([*overlap.digests_of(columns)]).tolist()
-    assert len({*digests}) == len({tuple(each["a"]) for each in made})
-    assert digests[-7:] == digests[:7]
-
-
 def test_each_making_says_what_it_finds(tmp_path, caplog):
     class ShortReverses(AlgorithmicReverseBinary40):
         sample_counts = {"train": 200, "validation": 30, "test": 30}

@@ -38,17 +38,6 @@ def test_a_split_without_examples_is_said(network, tmp_path):
         problem.prepare(tmp_path / "data")
 
 
-def test_photographs_that_were_downloaded_by_hand(tmp_path):
-    write_imagenet(tmp_path / "tmp" / "downloads" / "manual")
-    problem = problems.find("image_imagenet32")
-    manifest = problem.prepare(tmp_path / "data", tmp_dir=tmp_path / "tmp")
-    assert [sizes.examples for sizes in manifest.splits.values()] == [12, 4]
-    samples = [problem.decode_example(tmp_path / "data", "train", n) for n in range(12)]
-    shades = sorted((sample["label"], round(sample["image"].mean())) for sample in samples)
-    # JPEG preserves uniform gray; the labels follow from the names of the archives.
-    assert shades == [(i, 20 * n + k) for n, i in enumerate((0, 1, 999)) for k in range(4)]
-
-
 def test_a_text_of_the_catalog_that_is_not_utf8_is_skipped_and_counted(network, tmp_path, caplog):
     network(lambda url: imdb_archive(url, damaged="train/neg/3_7.txt"))
     problem = problems.find("sentiment_imdb", "vocab_size=400")

@@ -99,28 +99,6 @@ def test_too_little_text_is_said_with_what_to_do(tmp_path, monkeypatch, files, o
     assert str(raised.value) == message
 
 
-@pytest.mark.parametrize("documents", ["files", "lines"])
-def test_a_file_for_each_split(tmp_path, documents):
-    for name in ("train", "valid", "test"):
-        (tmp_path / name).write_text(f"the {name} split\nhas two lines\n")
-    options = f"files={tmp_path}/train,validation_files={tmp_path}/valid,test_files={tmp_path}/test"
-    problem = problems.find(
-        "languagemodel_textfiles", f"{options},documents={documents},vocab_size=276"
-    )
-    count = {"files": 1, "lines": 2}[documents]
-    sizes = problem.prepare(tmp_path / "data").splits
-    assert {split: made.examples for split, made in sizes.items()} == {
-        "train": count,
-        "validation": count,
-        "test": count,
-    }
-    for split, name in (("train", "train"), ("validation", "valid"), ("test", "test")):
-        assert f"the {name} split".encode() in problem.split_text(tmp_path / "data", split)
-    before = problem.data_dependencies()
-    (tmp_path / "test").write_text("another")
-    assert problem.data_dependencies() != before
-
-
 def test_files_that_are_not_named_or_not_there_are_said(tmp_path):
     with pytest.raises(ValueError, match="no files are given: use the option files"):
         problems.find("translate_tsv").prepare(tmp_path)
@@ -263,26 +241,6 @@ def test_files_that_are_held_out_are_named(texts, tmp_path, caplog):
     options = f"files={texts}/7.txt,validation_files={texts}/[678].txt"
     with pytest.raises(ValueError, match="nothing is left for train, as all its files are held "):
         problems.find("languagemodel_textfiles", options).prepare(tmp_path / "other")
-
-
-def test_parallel_files_that_are_held_out_are_left_out_in_pairs(tmp_path, caplog):
-    for number in range(5):
-        for side in ("en", "de"):
-            (tmp_path / f"{number}.{side}").write_text(f"{side} {number}\n" * 2)
-    options = ",".join(
-        f"{prefix}{name}={tmp_path}/{pattern}.{side}"
-        for prefix, pattern in (("", "*"), ("validation_", "[34]"))
-        for name, side in (("inputs", "en"), ("targets", "de"))
-    )
-    problem = problems.find("translate_textfiles", f"{options},vocab_size=268")
-    problem.prepare(tmp_path / "data")
-    train = problem.check_prepared(tmp_path / "data").splits["train"].examples
-    found = {
-        tuple(problem.decode_example(tmp_path / "data", "train", number).values())
-        for number in range(train)
-    }
-    assert train == 6
-    assert found == {(f"en {number}", f"de {number}") for number in range(3)}
 
 
 @pytest.mark.parametrize("name", ["v[1]", "a*b?", "a,b", "a,c=d", "new\nline", "**"])

@@ -134,19 +134,6 @@ def test_trials_of_two_metrics_are_compared_by_both(search, tmp_path, capfd):
     assert (tmp_path / "importance-accuracy.html").exists()
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "cmaes"])
-def test_samplers_draw_within_the_ranges(search, tmp_path, sampler):
-    assert search("--trials=3", f"--sampler={sampler}") == 0
-    for trial in range(3):
-        (rate,) = {
-            each["rate"]
-            for each in EvaluationRecord(tmp_path / f"trial-{trial:04d}" / "eval")
-            .by_step()
-            .values()
-        }
-        assert 1e-4 <= rate <= 1e-2
-
-
 def test_parallel_trials_have_cores_of_their_own(search, tmp_path):
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:

@@ -63,6 +63,7 @@ def test_a_text_model_decodes_as_the_decoder(
 
 
 @pytest.mark.slow
+@pytest.mark.ci_only
 @pytest.mark.parametrize(
     ("model", "hparams_set", "hparams"),
     [("vit", "vit_tiny", "d_model=128,d_ff=512"), ("mtf_resnet", "mtf_resnet_tiny", "mesh_shape=")],
