@@ -31,8 +31,8 @@ CASES = {
         {
             "schedule": "gpipe",
             "microbatches": 1,
-            "layers": "1,3",
-            "changes": (("position", "relative"),),
+            "layers": "1,2",
+            "changes": (("num_hidden_layers", 3), ("position", "relative")),
         },
     ),
     "1F1B": ("lm", "stage:4", {"microbatches": 8}),
@@ -53,7 +53,11 @@ CASES = {
     "three stages, Adafactor, averages, clipping": (
         "lm",
         "stage:3",
-        {"schedule": "zero_bubble", "microbatches": 2, "changes": ADAFACTOR},
+        {
+            "schedule": "zero_bubble",
+            "microbatches": 2,
+            "changes": (*ADAFACTOR, ("num_hidden_layers", 3)),
+        },
     ),
     "data and tensor, ZeRO 1": (
         "lm",
@@ -63,7 +67,11 @@ CASES = {
     "context, recomputed layers": (
         "lm",
         "stage:2;seq:2",
-        {"rules": "length:seq", "microbatches": 2, "changes": (("recompute", "layer"),)},
+        {
+            "rules": "length:seq",
+            "microbatches": 2,
+            "changes": (*FEW_LAYERS, ("recompute", "layer")),
+        },
     ),
     "masked, ZeRO 2": (
         "masked",
@@ -78,7 +86,7 @@ CASES = {
             "zero": 3,
             "microbatches": 2,
             "schedule": "zero_bubble",
-            "changes": (("loss_chunk", 5),),
+            "changes": (*FEW_LAYERS, ("loss_chunk", 5)),
         },
     ),
     "sequence parallel": (
@@ -97,15 +105,23 @@ CASES = {
     "two stacks, tensor": (
         "encdec",
         "stage:2;model:2",
-        {"rules": MEGATRON, "schedule": "zero_bubble", "changes": FEW_LAYERS},
+        {"rules": MEGATRON, "schedule": "zero_bubble", "microbatches": 2, "changes": FEW_LAYERS},
     ),
     "two stacks with experts": (
         "moe_encdec",
         "stage:2",
-        {"schedule": "gpipe", "changes": FEW_LAYERS},
+        {"schedule": "gpipe", "microbatches": 2, "changes": FEW_LAYERS},
     ),
-    "encoder with experts": ("moe_classes", "stage:2", {"schedule": "interleaved", "chunks": 2}),
-    "image classes": ("vit", "stage:2", {"schedule": "zero_bubble", "microbatches": 2}),
+    "encoder with experts": (
+        "moe_classes",
+        "stage:2",
+        {"schedule": "interleaved", "chunks": 2, "microbatches": 2},
+    ),
+    "image classes": (
+        "vit",
+        "stage:2",
+        {"schedule": "zero_bubble", "microbatches": 2, "changes": FEW_LAYERS},
+    ),
     "images": ("images", "stage:2", {"microbatches": 2, "changes": FEW_LAYERS}),
     "adapters": ("lm", "stage:2", {"changes": (*FEW_LAYERS, ("lora_rank", 2))}),
 }
