@@ -1,21 +1,38 @@
-"""Checks the prose of the source: phrases that a reader has to read twice.
+"""Checks prose: phrases that a reader has to read twice, and words that the glossary has retired.
 
     python tools/prose.py
 
 Docstrings, comments and strings of the source may have each phrase below only rarely. The ceilings
-are per 10,000 lines; widely read code bases of the field are below them. Exit code 1 if a phrase is
-above its ceiling; its places are then listed.
+are per 10,000 lines; widely read code bases of the field are below them. A retired word may stand
+in no name, docstring, comment or page of the repository. Exit code 1 if a phrase is above its
+ceiling or a word is back; the places are then listed.
 """
 
 from __future__ import annotations
 
+import ast
+import io
 import re
+import subprocess
 import sys
+import tokenize
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("t2tp", "trainer", "problems", "hparams")
+GLOSSARY = "docs/glossary.md"
+# Files in which a retired word is the right one. "Symbols" of libc_calls.py are a library's.
+ALLOWED = {
+    "symbol": {
+        *("problems/algorithmic.py", "problems/codec.py", "tests/problems/test_algorithmic.py"),
+        *("docs/data.md", "docs/new_problem.md", "t2tp/processes/libc_calls.py"),
+    }
+}
+# Text that names things outside the repository or in stored files.
+QUOTED = re.compile(r"`[^`\n]*`|\"[^\"\n]*\"|'[^'\n]*'|--\w+|\bSymbolic\b")
+# Ruff checks the names of sections, and not how their lines are indented.
+WRONG_SECTION = re.compile(r"^(?:Args|Attributes|Raises|Returns|Yields):\n(?!  \S)", re.MULTILINE)
 
 
 class Phrase(NamedTuple):
@@ -60,8 +77,48 @@ def places(phrase: Phrase, texts: dict[str, str]) -> list[str]:
     ]
 
 
+def docstrings(text: str) -> list[str]:
+    """Returns the docstrings of a module and of all that it defines."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, documented)]
+    return [ast.get_docstring(node) or "" for node in nodes]
+
+
+def own_words(path: str, text: str) -> str:
+    """Returns names, comments and docstrings of a module, or a page without its code."""
+    if not path.endswith(".py"):
+        return QUOTED.sub("", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    words = [t.string for t in tokens if t.type in (tokenize.NAME, tokenize.COMMENT)]
+    return QUOTED.sub("", "\n".join([*words, *docstrings(text)]))
+
+
+def retired_words() -> list[str]:
+    """Returns the words of the glossary's last table."""
+    table = (ROOT / GLOSSARY).read_text("utf-8").partition("## Retired words")[2]
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", table, re.MULTILINE)[2:]
+    return [word for row in rows for word in row.split(", ")]
+
+
+def mistakes() -> list[str]:
+    """Returns where retired words are, and sections that are not indented by two spaces."""
+    # Also within names, as in last_symbols.
+    retired = re.compile(rf"(?<![a-z])({'|'.join(retired_words())})s?(?![a-z])", re.IGNORECASE)
+    command = ["git", "ls-files", "*.py", "*.md", ":!CHANGELOG.md", ":!tools/prose.py"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    found = []
+    for path in listed.stdout.split():
+        text = (ROOT / path).read_text("utf-8")
+        for match in retired.finditer(own_words(path, text)) if path != GLOSSARY else ():
+            if path not in ALLOWED.get(match[1].lower(), ()):
+                found.append(f"{path}: {match[0]!r} is a retired word: see {GLOSSARY}")
+        if path.endswith(".py") and any(map(WRONG_SECTION.search, docstrings(text))):
+            found.append(f"{path}: a docstring's section is not indented by two spaces")
+    return found
+
+
 def main() -> int:
-    """Prints the phrases above their ceilings; returns the exit code."""
+    """Prints the phrases above their ceilings and other mistakes; returns the exit code."""
     files = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
     texts = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in files}
     scale = 10_000 / sum(text.count("\n") for text in texts.values())
@@ -73,7 +130,9 @@ def main() -> int:
     for phrase, found in above:
         print(f"{phrase.name}: {len(found) * scale:.1f} per 10,000 lines, at most {phrase.ceiling}")
         print("\n".join(f"  {place}" for place in found))
-    return 1 if above else 0
+    wrong = mistakes()
+    print(*wrong, sep="\n", end="\n" * bool(wrong))
+    return 1 if above or wrong else 0
 
 
 if __name__ == "__main__":
