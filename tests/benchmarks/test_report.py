@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-import pytest
 import report
-from suite import chart, hardware, suites, targets
+from suite import suites, targets
 from suite.results import Ratio, load_processors
 
 from tests.benchmarks.made_up import results, timed
@@ -30,31 +29,6 @@ def test_every_stored_case_is_on_the_page():
     template = report.TEMPLATE.read_text("utf-8")
     for case in load_processors(report.RESULTS):
         assert f"{{{{table {case}}}}}" in template
-
-
-def test_processors_have_their_own_results(tmp_path):
-    machines = [
-        {"processor": "Intel(R) Xeon(R) Processor", "date": "2026-01-01 00:00"},
-        {"processor": "AMD EPYC", "model": "25-17", "date": "2026-01-02 00:00"},
-        {"processor": "AMD EPYC", "model": "26-2", "date": "2025-01-01 00:00"},
-    ]
-    names = [hardware.directory_of(machine) for machine in machines]
-    assert names == ["intel-xeon", "amd-epyc-25-17", "amd-epyc-26-2"]
-    for name, machine in zip(names, machines, strict=True):
-        run = results(timed("t2tp", 1.0))
-        (tmp_path / name).mkdir()
-        replace(run, machine=run.machine | machine).save(tmp_path / name / "training_step.json")
-    (loaded,) = load_processors(tmp_path).values()
-    assert [each.machine["date"][:4] for each in loaded] == ["2026", "2026", "2025"]
-    assert loaded[0].machine["model"] == "25-17"
-
-
-def test_the_chart_is_drawn(tmp_path):
-    pytest.importorskip("matplotlib")
-    run = results(timed("t2tp", 1.0, 1.1, 1.2), timed("other", 2.0, 2.5, 2.0))
-    chart.draw([run], tmp_path / "chart.png")
-    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
-    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_targets_are_beside_what_was_measured():

@@ -62,15 +62,6 @@ def test_a_peer_that_fails_is_absent_with_its_error(peer):
     assert absent == {"b": "ended with code 1: RuntimeError: no such device"}
 
 
-def test_a_peer_that_is_not_installed_is_absent(peer, monkeypatch, tmp_path):
-    monkeypatch.setattr(turns, "HERE", tmp_path)
-    (tmp_path / "environments").mkdir()
-    nowhere = peer("b", environment="nowhere")
-    assert "not installed" in take_turns([nowhere], 1, 1)[1]["b"]
-    (tmp_path / "environments" / "nowhere.log").write_text("...\nERROR: no wheel\n")
-    assert "ERROR: no wheel" in take_turns([nowhere], 1, 1)[1]["b"]
-
-
 def test_a_peer_that_hangs_is_absent(peer, monkeypatch):
     monkeypatch.setattr(turns, "PATIENCE", 0.2)
     monkeypatch.setattr(turns, "TIDYING_UP", 0.1)
@@ -107,20 +98,6 @@ def test_if_one_process_fails_the_peer_does(peer):
     program = LOG.replace("def step():", fails)
     _, absent = take_turns([peer("a", "--processes=2", program=program)], turns=1, steps=1)
     assert "I am not the first" in absent["a"]
-
-
-def test_start_up_is_measured_afresh_each_turn(peer, tmp_path):
-    (timed,), _ = take_turns([peer("a", measures="start_up")], turns=2, steps=5)
-    assert len(timed.turns) == 2
-    assert all(0 < seconds < 60 for (seconds,) in timed.turns)
-    assert len(logged(tmp_path)) == 3 * 4  # the first one leaves files in memory
-
-
-def test_what_libraries_print_is_no_answer(peer):
-    chatty = LOG.replace("def step():", "def step():\n    print('hello'); os.system('echo hi')")
-    timed, absent = take_turns([peer("a", program=chatty)], turns=1, steps=1)
-    assert absent == {}
-    assert len(timed) == 1
 
 
 def test_the_suites_name_programs_that_exist():

@@ -21,7 +21,6 @@ from t2tp.mesh.layout import Layout
 from t2tp.processes.cluster import Cluster
 from t2tp.program.variables import Variables, VariableSpec
 from tests.checkpoint.small_variables import SHAPE, save, small_variables
-from tests.files import flip
 from tests.two_in_threads import run_two
 
 
@@ -75,13 +74,3 @@ def test_weights_of_two_runs_are_not_mixed(tmp_path, there):
         assert isinstance(error, DifferentCheckpointsError)
         assert said in str(error)
     assert checkpoint.all_steps(tmp_path / "run") == [1, 2]
-
-
-@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b""), flip])
-def test_where_all_are_damaged_nothing_is_restored_and_nothing_changes(tmp_path, damage):
-    save(tmp_path, small_variables(), 1, 2)
-    for step in (1, 2):
-        damage(checkpoint.step_directory(tmp_path, step) / "variables.data-00000-of-00001")
-    with pytest.raises(UnusableCheckpointError, match="none of them can be used: each is damaged"):
-        restore_latest(tmp_path, small_variables(), strict=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]

@@ -92,18 +92,6 @@ def test_a_schedule_goes_on_where_the_stage_before_ended(data_dir):
         assert max(numbers) - min(numbers) <= 1
 
 
-def test_a_batch_has_the_rows_of_both(data_dir):
-    batch = stream(data_dir, "few_identities=1,few_reverses=1", 8)[3]
-    inputs, targets = (np.asarray(batch[name]) for name in ("inputs", "targets"))
-    for row, example in enumerate(batch.examples.tolist()):
-        length = int((targets[row] > 0).sum()) - 1
-        wanted = inputs[row, :length]
-        assert targets[row, :length].tolist() == (wanted if example < 70 else wanted[::-1]).tolist()
-        np.testing.assert_array_equal(
-            batch["targets"][row : row + 1, 3:9], targets[row : row + 1, 3:9]
-        )
-
-
 def test_an_evaluation_is_of_all_examples(data_dir):
     validation = stream(data_dir, "few_identities=0.9,few_reverses=0.1", 4, split="validation")
     assert len(validation) == 4  # 9 + 5 examples

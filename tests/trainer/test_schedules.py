@@ -36,15 +36,6 @@ def test_training_stops_on_a_plateau_and_stays_stopped(tmp_path, data_dir):
     assert evaluated(tmp_path) == [2, 4, 6, 7]
 
 
-@pytest.mark.slow
-def test_a_restarted_training_stops_where_an_undisturbed_one_does(tmp_path, data_dir):
-    settings = {"train_steps": 4, "local_eval_frequency": 2, "early_stopping": NEVER_BETTER}
-    experiment(tmp_path, data_dir, **settings).train_and_evaluate()
-    settings["train_steps"] = 30
-    experiment(tmp_path, data_dir, **settings).train_and_evaluate()
-    assert all_steps(tmp_path / "checkpoints") == [4, 6]
-
-
 def test_each_split_has_its_directory(tmp_path, data_dir):
     experiment(tmp_path, data_dir, train_steps=2).train()
     run = experiment(tmp_path, data_dir, eval_split="test", eval_steps=1)

@@ -58,21 +58,6 @@ def test_if_all_are_damaged_no_training_starts_from_scratch(run):
     assert (run / "checkpoints").stat().st_mtime_ns == before
 
 
-def test_what_cannot_be_read_at_the_moment_ends_the_program_and_stays(run, monkeypatch):
-    def is_away(path: Path) -> str:
-        raise TimeoutError(110, "Connection timed out", str(path))
-
-    monkeypatch.setattr("t2tp.checkpoint.marker.FileRecord.from_file", is_away)
-    for work in (
-        lambda: estimator(run).train(toy.inputs(), 12),
-        lambda: estimator(run).evaluate(toy.inputs(), 1),
-    ):
-        with pytest.raises(UnusableCheckpointError, match="step-00000010 cannot be read: .*timed"):
-            work()
-    monkeypatch.undo()
-    assert all_steps(run / "checkpoints") == [4, 8, 10]
-
-
 def test_a_named_checkpoint_is_taken_and_no_other(run):
     evaluating = estimator(run, checkpoint_path=str(step_directory(run, 4)))
     evaluating.evaluate(toy.inputs(), 1)
