@@ -1,6 +1,7 @@
 """The objects below an address, with retries, and errors of one sentence."""
 
 import contextlib
+import logging
 import os
 import random
 import re
@@ -19,14 +20,18 @@ _PACKAGES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gs": ("gcsfs", "gcs", {"requests_timeout": 30}),
     "az": ("adlfs", "azure", {"connection_timeout": 10, "read_timeout": 30}),
 }
-# Seconds before each further attempt; times a random factor, as many processes may retry.
+# Seconds before each further attempt; times a random factor, as many processes may retry. The
+# packages for gs and az repeat requests themselves.
 _WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)
 # Bytes of a range request, and number of simultaneous ones.
 _PIECE, _PIECES = 8 << 20, 8
 # Messages about a missing bucket, as opposed to a missing object in it.
-_NO_BUCKET = re.compile(r"specified (bucket|container)|NoSuchBucket")
+_NO_BUCKET = re.compile(r"specified (bucket|container)|NoSuchBucket|No such container")
+# Methods that find no file only if there is no bucket.
+_IN_BUCKET = ("find", "ls", "put_file", "pipe_file")
 # Keys of the id of an object's content, in fsspec's descriptions.
 _VERSIONS = ("ETag", "etag", "LastModified", "last_modified", "mtime")
+_ADVICE = "check the credentials in the environment"
 
 
 class StoreError(OSError):
@@ -81,13 +86,19 @@ class Store:
             self._fs = fsspec.filesystem(scheme, **options)
         except ImportError as error:
             raise ValueError(f"{address} needs {package}: pip install -e '.[{extra}]'") from error
+        except ValueError as error:
+            raise ValueError(f"{address}: {error}; {_ADVICE}") from error
         self._fs.retries = 1  # s3fs would retry inside each of our attempts.
+        self._waits = _WAITS if scheme == "s3" else ()
+        logging.getLogger(package).setLevel(logging.CRITICAL)  # gcsfs logs what it raises.
 
     def list(self) -> dict[str, tuple[int, str]]:
         """Returns the size and an id of the content of each object, by name."""
         found = self._attempt("find", "", detail=True)
         if not found:  # An error, if there is no bucket.
             self._attempt("ls", "", at=self._root.partition("/")[0])
+        elif isinstance(found, list):  # adlfs finds the names of files.
+            found = {key: self._attempt("info", "", at=key) for key in found}
         return {
             key.removeprefix(self._root).strip("/"): (info["size"], _version(info))
             for key, info in found.items()
@@ -156,23 +167,37 @@ class Store:
         path = f"{self._root}/{name}".rstrip("/")
         verb = "written" if method in ("put_file", "pipe_file", "rm_file") else "read"
         begin = f"{self.address}/{name}".rstrip("/") + f" cannot be {verb}"
-        for wait in (*_WAITS, None):
+        for wait in (*self._waits, None):
             try:
                 return getattr(self._fs, method)(at or path, *arguments, **options)
-            except (FileExistsError, FileNotFoundError) as error:
-                if _NO_BUCKET.search(str(error)):
-                    raise StoreError(f"{begin}: there is no such bucket") from error
-                raise
             except Exception as error:  # The packages' own errors have no common base class.
+                is_missing = isinstance(error, FileNotFoundError)
+                # gcsfs reports a missing bucket as a missing file, which may also be a local one.
+                is_local = method == "put_file" and getattr(error, "filename", None) == at
+                is_remote = is_missing and method in _IN_BUCKET and not is_local
+                if _NO_BUCKET.search(str(error)) or is_remote:
+                    raise StoreError(f"{begin}: there is no such bucket") from error
+                if is_missing or isinstance(error, FileExistsError):
+                    raise
                 reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-                if isinstance(error, PermissionError) or "Credential" in type(error).__name__:
+                if _is_refusal(error):
                     raise StoreError(
-                        f"{begin}, as access is refused ({reason}): check the credentials in the"
-                        " environment"
+                        f"{begin}, as access is refused ({reason}): {_ADVICE}"
                     ) from error
                 if wait is None:
                     raise StoreError(f"{begin}: {reason}") from error
                 time.sleep(wait * random.uniform(0.5, 1.5))
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether an error is about credentials; the packages raise different ones."""
+    status = getattr(error, "status_code", None) or getattr(error, "code", None)
+    return (
+        isinstance(error, PermissionError)
+        or status in (401, 403)
+        or str(error).startswith("Forbidden")
+        or bool(re.search("Credential|Auth", type(error).__name__))
+    )
 
 
 def _version(info: dict[str, Any]) -> str:

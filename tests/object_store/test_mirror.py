@@ -8,7 +8,7 @@ import random
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -453,17 +453,23 @@ def test_an_abandoned_lock_is_taken_over_and_its_owner_learns_it(server, monkeyp
     other.release()
 
 
-@pytest.fixture
-def shard(server, tmp_path, monkeypatch) -> Callable[[], tuple[Path, np.ndarray]]:
-    """Makes a shard of 8 MB in the store, and opens it elsewhere as a hole."""
+def write_shard(address: str) -> np.ndarray:
+    """Uploads a shard of 8 MB; returns its values."""
     values = np.random.default_rng(1).integers(0, 60_000, 4_000_000).astype("<u2")
     with object_store.session():
-        directory = Path(object_store.local_path("s3://bucket/data"))
+        directory = Path(object_store.local_path(address))
         directory.mkdir(parents=True)
         with ShardWriter(directory, "train-00000-of-00001", {"targets": np.dtype("<u2")}) as writer:
             for begin in range(0, len(values), 100_000):
                 writer.add({"targets": values[begin : begin + 100_000]})
         (directory / "manifest.json").write_text("{}")
+    return values
+
+
+@pytest.fixture
+def shard(server, tmp_path, monkeypatch) -> np.ndarray:
+    """The values of a shard in the store, which is opened elsewhere as a hole."""
+    values = write_shard("s3://bucket/data")
     elsewhere(monkeypatch, tmp_path)
     monkeypatch.setattr(ranges, "CHUNK_BYTES", 1 << 17)
     return values
@@ -487,9 +493,9 @@ def test_a_replay_on_another_host_reads_the_reports_of_the_run(server, monkeypat
         assert (_logged(directory, 5), _logged(directory, 6)) == ({"loss": 2.5}, {})
 
 
-def open_shard(values: np.ndarray) -> CheckedFile:
-    directory = Path(object_store.local_path("s3://bucket/data"))
-    path, checks = directory / "train-00000-of-00001.targets", None
+def open_shard(values: np.ndarray, address: str = "s3://bucket/data") -> CheckedFile:
+    directory = Path(object_store.local_path(address))
+    path = directory / "train-00000-of-00001.targets"
     checks = read_checks(directory, "train-00000-of-00001")
     return CheckedFile(path, values.dtype, checks.crc32[path.name], checks.block_bytes)
 
