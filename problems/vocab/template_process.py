@@ -28,9 +28,8 @@ class TemplateProcess:
         Raises:
           ValueError: the source is not a template of Jinja, or takes too long or too much memory.
         """
-        # -P: the modules next to the program are not to be found by their bare names.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(_PROGRAM), str(self._max_seconds)],
+            [sys.executable, str(_PROGRAM), str(self._max_seconds)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

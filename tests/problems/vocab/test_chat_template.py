@@ -4,9 +4,13 @@ import concurrent.futures
 import gc
 import json
 import resource
+import shutil
+import subprocess
+import sys
 
 import pytest
 
+from t2tp.problems.vocab import template_program
 from t2tp.problems.vocab.chat_template import ChatTemplate, has_template, messages_of
 
 pytest.importorskip("jinja2", reason="pip install -e '.[text]'")
@@ -146,6 +150,14 @@ def test_a_rendering_that_is_stopped_leaves_the_next_ones_alone(recwarn):
     del template
     gc.collect()
     assert not [each for each in recwarn if issubclass(each.category, ResourceWarning)]
+
+
+def test_modules_next_to_the_program_are_not_found(tmp_path):
+    """Python 3.10 has no option for this."""
+    program = shutil.copy(template_program.__file__, tmp_path)
+    (tmp_path / "jinja2.py").write_text("raise SystemExit('this is another jinja2')")
+    command = [sys.executable, program, "1"]
+    assert subprocess.check_output(command, input=b'"a"\n{}\n').endswith(b'{"text": "a"}\n')
 
 
 def test_an_older_jinja_is_refused(monkeypatch):
