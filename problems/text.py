@@ -53,7 +53,7 @@ class TextProblem(Problem):
     def default_options(self) -> HParams:
         """Declares the vocabulary's options."""
         options = super().default_options()
-        options.add("vocab_size", self.vocabulary_size, help="tokens of the vocabulary")
+        options.add("vocab_size", self.vocabulary_size, help="number of tokens", min=3, max=10**9)
         options.add("vocabulary_from", "", help="directory of the problem whose vocabulary is used")
         return options
 

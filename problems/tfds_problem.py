@@ -84,8 +84,8 @@ class TfdsProblem(TfdsSource, Problem):
         options.add("targets", "", help="feature that is predicted")
         for split in self.splits:
             options.add(split, "", help="split of the dataset, or a part of one")
-        options.add("height", 0, help="of images; 0: as they are")
-        options.add("width", 0, help="of images; 0: as they are")
+        for name in ("height", "width"):
+            options.add(name, 0, help="of images; 0: as they are", min=0, max=1_000_000)
         return options
 
     def dataset_split(self, split: str, info: tfds.core.DatasetInfo) -> str:

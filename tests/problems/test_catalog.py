@@ -137,6 +137,14 @@ def test_what_cannot_be_a_problem_is_said(name, options, message):
         problems.find(name, options)
 
 
+def test_numbers_among_the_options_have_a_range():
+    for name in [*TEXT, "tfds:mnist", "mixture:summarize_cnn_dailymail32k=1"]:
+        options = problems.find(name).options
+        for each in options.values():
+            if options.expected(each).startswith(("int", "float")):
+                assert str(options.limits(each)), f"{name}: {each}"
+
+
 def test_features_without_names_are_said():
     """The dataset's examples are not dictionaries."""
 
