@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from t2tp import untrusted_json
 from t2tp.atomic_file import write_text
 from t2tp.object_store.mirror import fill
 from t2tp.problems.data.progress import ProgressBar
@@ -156,7 +157,7 @@ class Manifest:
         """
         path = directory / FILE_NAME
         try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
+            fields = untrusted_json.read_object(path)
             if fields["format"] != FORMAT:
                 raise DamagedDataError(
                     f"{path} has format {fields['format']}, this version of t2tp reads {FORMAT}"
@@ -240,10 +241,9 @@ def read_options(directory: Path) -> dict[str, Any]:
     with contextlib.suppress(DamagedDataError):
         return Manifest.read(directory).options
     try:
-        options = json.loads((directory / OPTIONS_FILE).read_text(encoding="utf-8"))
+        return untrusted_json.read_object(directory / OPTIONS_FILE)
     except (OSError, ValueError):  # lost as well, or there are no data yet
         return {}
-    return options if isinstance(options, dict) else {}
 
 
 def check_file(path: Path, expected: FileState, read_up_to: int) -> None:

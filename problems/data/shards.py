@@ -29,6 +29,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from t2tp import untrusted_json
 from t2tp.atomic_file import unfinished_path
 from t2tp.problems.data.manifest import (
     BAD,
@@ -105,7 +106,7 @@ def read_checks(directory: Path, name: str) -> Checks:
     """
     path = directory / f"{name}{CHECKS_END}"
     try:
-        fields = json.loads(path.read_bytes())
+        fields = untrusted_json.read_object(path)
         crc32 = {
             file: np.frombuffer(bytes.fromhex(c), "<u4") for file, c in fields["crc32"].items()
         }

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from t2tp.untrusted_json import UntrustedFileError
+
 # Errors of a path that is not a file.
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
@@ -52,6 +54,8 @@ def as_unusable(what: str) -> Iterator[None]:
     except OSError as error:
         kind = DamagedCheckpointError if error.errno in _NO_FILE else UnusableCheckpointError
         raise kind(f"{what} cannot be read: {error}.") from error
+    except UntrustedFileError as error:
+        raise DamagedCheckpointError(f"{what} is damaged: {error}.") from error
 
 
 def checkpoint_in(directory: Path) -> str:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from t2tp import untrusted_json
 from t2tp.checkpoint import files
 from t2tp.checkpoint.errors import (
     DamagedCheckpointError,
@@ -89,14 +90,14 @@ class Marker:
         if digest != _digest(body):
             raise damaged
         try:
-            return cls._of_fields(directory, json.loads(body))
+            return cls._of_fields(directory, untrusted_json.parse_object(body, NAME))
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise damaged from error
 
     @classmethod
     def _content(cls, directory: Path) -> bytes:
         try:
-            return (directory / NAME).read_bytes()
+            return untrusted_json.read_bytes(directory / NAME)
         except (FileNotFoundError, NotADirectoryError):
             reason = "it was never finished" if directory.is_dir() else "there is no such directory"
             raise DamagedCheckpointError(

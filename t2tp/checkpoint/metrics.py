@@ -14,6 +14,7 @@ from pathlib import Path
 
 from absl import logging
 
+from t2tp import untrusted_json
 from t2tp.atomic_file import write_text
 from t2tp.suggestions import check_known
 
@@ -37,13 +38,13 @@ def read_metrics(directory: Path) -> dict[str, float]:
     """
     path = directory / METRICS
     try:
-        metrics = json.loads(path.read_text(encoding="utf-8"))
+        metrics = untrusted_json.read_object(path)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         logging.warning("Skipping %s, which cannot be read: %s", path, error)
         return {}
-    if not isinstance(metrics, dict) or not all(map(_is_number, metrics.values())):
+    if not all(map(_is_number, metrics.values())):
         logging.warning("Skipping %s, which is damaged: it is not numbers by name", path)
         return {}
     return metrics

@@ -1,7 +1,6 @@
 """Reads checkpoints: any slice, however the tensor was sliced when saved."""
 
 import functools
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import NamedTuple
 import tensorflow as tf
 from absl import logging
 
+from t2tp import untrusted_json
 from t2tp.checkpoint import files
 from t2tp.checkpoint.data_ranges import Table, data_ranges, read_index
 from t2tp.checkpoint.errors import (
@@ -53,7 +53,7 @@ class Checkpoint:
         self.step = self._marker.step
         self.saved_at = self._marker.saved_at
         with as_unusable(checkpoint_in(self.path)):
-            self.metadata: dict = json.loads((self.path / METADATA).read_bytes())
+            self.metadata = untrusted_json.read_object(self.path / METADATA)
             with files.tensorflow_path(self.path) as location:
                 reader = tf.compat.v1.train.NewCheckpointReader(
                     location + b"/" + VARIABLES.encode()

@@ -202,7 +202,8 @@ def test_what_a_crash_has_left_under_a_temporary_name_may_be_of_any_kind(run):
 FAULTS = {
     "a link to itself": lambda path: path.symlink_to(path),
     "a directory": lambda path: path.mkdir(),
-    "a device": lambda path: path.symlink_to("/dev/null"),
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a pipe": os.mkfifo,
 }
 
 

@@ -10,6 +10,7 @@ from absl import logging
 
 from t2tp.atomic_file import write_bytes
 from t2tp.trainer.errors import UsageError
+from t2tp.untrusted_json import read_bytes
 
 FILE_NAME = "eval.jsonl"
 
@@ -83,10 +84,10 @@ class EvaluationRecord:
 
     def _read(self) -> bytes:
         try:
-            return self._path.read_bytes()
+            return read_bytes(self._path)
         except FileNotFoundError:
             return b""
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise UsageError(f"{self._path} cannot be read: {error}") from error
 
 
@@ -96,6 +97,6 @@ def _read_line(line: bytes) -> tuple[int, dict[str, float]] | None:
         fields = json.loads(line)
         step, metrics = fields["step"], fields["metrics"]
         numbers = {name: float(value) for name, value in metrics.items()}
-    except (ValueError, TypeError, LookupError, AttributeError):
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return None
     return (step, numbers) if type(step) is int else None
