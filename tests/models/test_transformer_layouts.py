@@ -33,7 +33,6 @@ OF_THE_REFERENCE = {
     "bert_classes": Reference.classes,
 }
 ALL_FAMILIES = {**FAMILIES, **BERTS}
-MEGATRON_CONTEXT = LAYOUTS["context and tensor"][1]
 # All layouts, each of some families, and each family on some layouts.
 SOME_LAYOUTS = {
     "lm": ["one device", "both", "tensor", "three axes", "context and both"],
@@ -143,7 +142,7 @@ def test_a_length_that_would_be_gathered_between_blocks_is_refused(rules):
 @pytest.mark.slow
 def test_keys_and_values_that_go_round_change_nothing():
     family = FAMILIES["encdec"]
-    program = loss_program(family, "seq:2;model:2", MEGATRON_CONTEXT, attention_method="ring")
+    program = loss_program(family, "seq:2", "length:seq", attention_method="ring")
     in_attention = [c for c in program.collective_log() if "attention/attention" in c.operation]
     assert {c.kind for c in in_attention} == {"permute"}
     assert_close(program(family.batch()), reference("encdec"))
@@ -181,7 +180,9 @@ CHOICES = {
         "norm_epsilon": 1e-5,
     },
     "relative geglu": {"position": "relative", "mlp": "geglu", "relative_max_distance": 20},
-    "none silu untied": {"position": "none", "mlp": "silu", "tie_embeddings": False},
+    "none silu untied": {
+        **{"position": "none", "mlp": "silu", "tie_embeddings": False, "scale_embeddings": True}
+    },
     "local multi-query llama 3.1": {
         "attention_type": "local",
         "attention_window": 3,
@@ -190,7 +191,6 @@ CHOICES = {
         "rotary_scaling_factor": 8.0,
         "rotary_original_length": 10,
     },
-    "scaled embeddings": {"scale_embeddings": True},
     "sinks, wide values, norms of all heads, caps": {
         **{"attention_sinks": True, "d_v": 12, "attention_soft_cap": 2.0, "qk_norm": "projection"},
         **{"norm_position": "both", "logits_soft_cap": 3.0, "residual_multiplier": 0.5},
@@ -238,13 +238,13 @@ def test_untied_inputs_and_targets_may_share_a_table():
 
 @pytest.mark.slow
 def test_experts_on_the_axis_of_the_length_are_the_same():
-    layout = "batch:data;length:expert;length_groups:expert;experts:expert;heads:model;d_ff:model"
+    layout = "length:expert;length_groups:expert;experts:expert;heads:model;d_ff:model"
     family, changes = FAMILIES["moe_encdec"], {"moe_group_size": 6}
-    split = loss_program(family, "data:2;expert:2;model:2", layout, **changes)(family.batch())
+    split = loss_program(family, "expert:2;model:2", layout, **changes)(family.batch())
     assert_close(split, loss_program(family, **changes)(family.batch()))
 
 
-@pytest.mark.parametrize("layout", ["one device", "both", "experts"])
+@pytest.mark.parametrize("layout", ["one device", "experts"])
 def test_the_share_of_tokens_that_find_no_place_is_said(layout):
     """With room for one token in each expert of a row, most are dropped: as many on any mesh."""
 
