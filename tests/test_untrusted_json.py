@@ -188,6 +188,7 @@ def read_all(source):
     template.render([{"role": "user", "content": "a"}])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES[:-2])
 @settings(max_examples=30, **COMMON)
 @given(data=st.data())
@@ -242,6 +243,7 @@ def test_the_space_of_tensors_is_reserved_before_they_are_written(tmp_path):
     assert status.st_blocks * 512 >= status.st_size > 1 << 20
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_a_sentence_and_leaves_nothing(run, tmp_path):
     flags = [f"--to_hf={tmp_path / 'back'}", f"--output_dir={run}"]
     command = (

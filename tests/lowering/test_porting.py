@@ -38,6 +38,7 @@ def run_upstream(checkpoint: str) -> float:
         return float(session.run(fetched))
 
 
+@pytest.mark.ci_only
 @pytest.mark.slow
 def test_the_example_goes_on_from_a_checkpoint_of_mesh_tensorflow(tmp_path):
     checkpoint = str(tmp_path / "model.ckpt")

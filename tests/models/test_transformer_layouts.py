@@ -155,6 +155,7 @@ def with_dropout(name, layout):
     return [float(program(batch, step=k)["loss"]) for k in range(3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["encdec", "moe", "masked"])
 def test_dropout_and_masking_are_the_same_on_any_mesh(name):
     wanted = with_dropout(name, "one device")
@@ -244,6 +245,7 @@ def test_experts_on_the_axis_of_the_length_are_the_same():
     assert_close(split, loss_program(family, **changes)(family.batch()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["one device", "experts"])
 def test_the_share_of_tokens_that_find_no_place_is_said(layout):
     """With room for one token in each expert of a row, most are dropped: as many on any mesh."""

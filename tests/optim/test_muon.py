@@ -81,6 +81,7 @@ def test_a_step_is_that_of_one_device(family, mesh, stage, changes):
     assert_same(given, trained(family, "one device", 0, "muon", **changes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "stage", "copies", "split"), [("data", 0, 4, 1), ("both", 0, 2, 2), ("pods", 1, 1, 4)]
 )

@@ -13,6 +13,7 @@ PROCESSES, LAYERS = 2, 12
 ELSE = 2 * MATRIX_BYTES + 5_000_000
 
 
+@pytest.mark.ci_only
 @pytest.mark.slow
 def test_a_step_needs_the_layers_that_it_computes(tmp_path):
     """With Adam and weight decay: their weights, and gradients that wait to be reduce-scattered."""

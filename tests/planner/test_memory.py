@@ -159,6 +159,7 @@ def test_the_loss_holds_float32_copies_of_the_logits():
     assert peaks[1] - peaks[0] == pytest.approx((2 * 4 + 2) * ROWS * LENGTH * vocab_size, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a100", "b200"])
 def test_llama_8b_with_32k_tokens_a_device_needs_what_was_published(name):
     """It held 83.9 GiB in a published run, most of it for the float32 copies of its logits.

@@ -85,6 +85,7 @@ ESTIMATED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ESTIMATED)
 def test_the_estimate_that_chooses_what_to_lower_is_near_the_plan(case):
     (candidate, values), rows = ESTIMATED[case], 384

@@ -68,6 +68,7 @@ print("accepted", accepted)
 """
 
 
+@pytest.mark.ci_only
 @pytest.mark.slow
 @pytest.mark.skipif(bool(network.missing()), reason=network.missing())
 def test_no_connection_of_another_host_is_ever_accepted(tmp_path: Path):

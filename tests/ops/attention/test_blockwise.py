@@ -77,6 +77,7 @@ def test_only_threads_that_share_few_rows_have_large_blocks(monkeypatch, threads
     assert blockwise.key_block_of(4096, rows) == keys
 
 
+@pytest.mark.ci_only
 @pytest.mark.slow
 def test_memory_grows_with_the_length_and_not_with_its_square(tmp_path):
     """All scores of 8192 positions are 512 MB; of 4096, 128 MB."""

@@ -223,6 +223,7 @@ def is_running(process):
         return False
 
 
+@pytest.mark.ci_only
 @pytest.mark.slow
 def test_killed_at_random_moments_it_makes_the_same_files(tmp_path):
     arguments = ("--num_shards=20", "--num_workers=2")

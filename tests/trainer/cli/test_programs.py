@@ -339,6 +339,7 @@ def test_programs_whose_import_is_not_quiet_import_no_tensorflow():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [["t2tp_plan", "--help"], ["t2tp_plan", *PLAN]], ids=["help", "plan"]
 )

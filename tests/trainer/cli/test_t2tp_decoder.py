@@ -43,6 +43,7 @@ def decoded(
     return result.read_text(encoding="utf-8").split("\n")[:-1]
 
 
+@pytest.mark.slow
 def test_a_file_is_decoded_in_its_order_whatever_the_batches(pairs, tmp_path):
     options = "beam_size=2,extra_length=5"
     found = decoded(pairs, tmp_path, SOURCES, options)
@@ -218,6 +219,7 @@ def test_a_line_that_cannot_be_decoded_is_named(texts, tmp_path, monkeypatch, ca
     assert "line 2: " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", ["pairs", "texts"])
 def test_lines_that_are_too_long_are_named_and_the_others_decoded(run, request, tmp_path, capsys):
     made = request.getfixturevalue(run)

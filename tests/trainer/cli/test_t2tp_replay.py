@@ -97,6 +97,7 @@ def replayed(where, capfd, **flags):
     return code, [json.loads(line) for line in said.out.splitlines()], said.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("step", "begun_from"), [(1, 0), (20, 0), (21, 20), (STEPS, 40)])
 def test_a_replayed_step_is_the_runs(run, capfd, step, begun_from):
     where, log = run
@@ -125,6 +126,7 @@ def scalars_of(summary):
     ]
 
 
+@pytest.mark.slow
 def test_on_the_runs_mesh_it_is_equal_bit_for_bit(run, capfd):
     code, rows, summary = replayed(run[0], capfd, step=5, hparams="mesh_shape=data:2;model:2")
     assert code == 0
@@ -151,11 +153,9 @@ def test_a_damaged_checkpoint_is_skipped(run, capfd, tmp_path):
     assert f"step {STEPS + 1}, replayed from step 40: " in summary
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["run", "run_of_stages"])
-@pytest.mark.parametrize(
-    "step",
-    [pytest.param(step, marks=[pytest.mark.ci_only] if step > 43 else []) for step in PLANTED],
-)
+@pytest.mark.parametrize("step", PLANTED)
 def test_a_planted_row_comes_first(mesh, step, request, capfd):
     code, rows, summary = replayed(request.getfixturevalue(mesh)[0], capfd, step=step)
     assert code == 0, summary

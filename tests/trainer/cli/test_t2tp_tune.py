@@ -167,6 +167,7 @@ def _start(tmp_path: Path, *flags: str, trainer: tuple[str, ...] = ()) -> subpro
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_reaches_the_trial_which_saves(tmp_path, number):
     with _start(tmp_path, trainer=("--model=waits",)) as process:
@@ -182,6 +183,7 @@ def _steps(directory: Path) -> list[int]:
     return [int(line) for line in (directory / "steps").read_text().split()]
 
 
+@pytest.mark.ci_only
 @pytest.mark.slow
 @pytest.mark.parametrize("study_address", ["sqlite", "postgresql"], indirect=True)
 def test_killed_processes_lose_no_trial_and_none_is_run_twice(tmp_path, study_address):

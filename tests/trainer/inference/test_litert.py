@@ -30,6 +30,7 @@ def _runner(path: Path):
     return interpreter.Interpreter(str(path)).get_signature_runner("serving_default")
 
 
+@pytest.mark.ci_only
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("problem", "model", "hparams_set", "lines"),

@@ -154,6 +154,7 @@ def test_each_process_reads_only_its_rows(two):
         assert json.loads(line.partition(" ")[2]) == wanted
 
 
+@pytest.mark.ci_only
 def test_stopped_then_bereft_it_goes_on_bit_for_bit(start, two, tmp_path):
     """A signal to one process stops all after the same step; so does the death of one."""
     undisturbed, made, _, _ = two

@@ -44,6 +44,7 @@ def kill_at_random(kill: Callable[[Run, Path, int], None], run: Run, said_in: Pa
     return saved
 
 
+@pytest.mark.ci_only
 def test_killed_it_resumes_bit_for_bit(tmp_path, data_dir, undisturbed):
     run = Run(tmp_path / "killed", data_dir, STEPS, SAVE_STEPS)
     kill_at_random(kill_while_saving, run, tmp_path / "first")
