@@ -38,26 +38,10 @@ RANGED_SETS = [
     name for name in registry.list_ranged_hparams() if ours(registry.ranged_hparams_function(name))
 ]
 
-# One of each family. The others differ from it in sizes, mesh or experts: CI builds all.
-OF_EACH_FAMILY = {
-    *("bert_base", "gpt2_small", "llama_1b", "mlp_base", "mqp_ende_mq8", "mqp_lm1b_base"),
-    *("mtf_bitransformer_base", "mtf_image_transformer_base", "mtf_resnet_50", "mtf_resnet_base"),
-    *("mtf_image_transformer_length_sharded", "mtf_resnet_base_spatial", "mtf_transformer_base"),
-    *("mtf_transformer_paper_lm_m1", "mtf_transformer_paper_tr_0_mesh_8", "mtr_lm_dense_0"),
-    *("mtf_unitransformer_base", "switch_base", "t5_small", "transformer_base", "vit_base"),
-    *("transformer_encoder_base", "transformer_lm_base", "transformer_moe_base", "xmoe_top_2"),
-    *("transformer_moe_encdec_base", "transformer_moe_encoder_base", "wiki_2x2_base"),
-    "xmoe2_dense_0",
-}
-assert set(SETS) >= OF_EACH_FAMILY
-
 
 def marked(hparams_set: str):
-    """A set with the marks that say who builds it: tiny ones are built by `make test-fast`."""
-    marks = [] if "tiny" in hparams_set else [pytest.mark.slow]
-    if marks and hparams_set not in OF_EACH_FAMILY:
-        marks.append(pytest.mark.ci_only)
-    return pytest.param(hparams_set, marks=marks)
+    """A set that `make test-fast` builds only if it is tiny."""
+    return pytest.param(hparams_set, marks=[] if "tiny" in hparams_set else pytest.mark.slow)
 
 
 EACH_SET = [marked(name) for name in SETS]
