@@ -600,12 +600,10 @@ def convolved(rows, columns, strides, layouts, height=16, width=16, **exactness)
     )
 
 
-for mesh_shape, layout, rows, columns, *strides in in_turn(SPACE, KERNELS, times=2):
+for mesh_shape, layout, rows, columns, *strides in in_turn(SPACE, KERNELS):
     name = f"convolution {rows}x{columns} by {strides} {layout}"
     TABLE[name] = convolved(rows, columns, strides, [(mesh_shape, layout)])
-for height, width, rows, columns, *strides in in_turn(
-    UNEVEN, [(3, 3, 2, 2), (7, 7, 2, 3)], times=2
-):
+for height, width, rows, columns, *strides in in_turn(UNEVEN, [(3, 3, 2, 2), (7, 7, 2, 3)]):
     name = f"convolution {rows}x{columns} by {strides} of {height}x{width}"
     TABLE[name] = convolved(rows, columns, strides, [("model:2", "filters:model")], height, width)
 TABLE |= {
@@ -676,11 +674,12 @@ POOLED: Layouts = [
     ("columns:4;rows:2", "height:rows;width:columns"),
     ("data:2;columns:2", "batch:data;width:columns"),
 ]
-for kind in ("max", "mean"):
-    for size, stride in ((2, 2), (3, 2), (3, 1), (2, 1)):
-        TABLE[f"{kind} pooling {size} by {stride}"] = pooled(kind, size, stride, POOLED)
+for kind, size, stride in (("max", 2, 2), ("mean", 3, 2), ("max", 3, 1), ("mean", 2, 1)):
+    TABLE[f"{kind} pooling {size} by {stride}"] = pooled(kind, size, stride, POOLED)
     uneven = normal("batch:2;height:7;width:5;channels:4")
-    TABLE[f"{kind} pooling of odd sizes"] = pooled(kind, 3, 2, WHOLE, uneven)
+    TABLE[f"{kind} pooling {size} by {stride} of odd sizes"] = pooled(
+        kind, size, stride, WHOLE, uneven
+    )
 TABLE["mean pooling, float64"] = pooled("mean", 3, 2, POOLED[::2], **FLOAT64)
 # Of equal elements the first has the gradient, also where they are in two slices.
 TABLE["max pooling of equals"] = pooled(

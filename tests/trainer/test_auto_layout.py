@@ -79,20 +79,18 @@ def test_a_card_has_the_cluster_of_its_kind_and_its_own_memory(monkeypatch, tmp_
             auto_layout.this_cluster()
 
 
-@pytest.mark.parametrize(
-    ("model", "hparams_set"), [("vit", "vit_tiny"), ("mtf_resnet", "mtf_resnet_tiny")]
-)
-def test_models_with_other_hparams_are_searched_too(model, hparams_set):
-    hparams = registry.hparams(hparams_set)
+def test_models_with_other_hparams_are_searched_too():
+    hparams = registry.hparams("mtf_resnet_tiny")
     hparams.parse("batch_size=4,batch_size_unit=sequences_per_batch")
     times = {}
     for size in (8, 64):
-        arguments = (model, hparams, 10, (size, size, 1), 2, ClusterFile.load("cpu"), None)
+        arguments = ("mtf_resnet", hparams, 10, (size, size, 1), 2, ClusterFile.load("cpu"), None)
         chosen, times[size] = auto_layout._search(*arguments)
     assert times[8] != times[64]  # The images are those of the problem.
     assert chosen.mesh_shape in ("data:2", "model:2")
 
 
+@pytest.mark.slow
 def test_a_trainer_with_a_layout_imports_no_planner():
     """Nor the check of layouts."""
     code = "import sys, t2tp.trainer.cli.train; print(*sys.modules)"

@@ -96,14 +96,14 @@ CASES = {
         ],
         METHODS,
     ),
-    # Three heads on a processor, two to a kv head; six, four to one; one for all; two each.
+    # Three heads on a processor, two to a kv head; six, four to one.
     **{
         f"{heads} heads share {kv_heads}": (
             {"heads": heads, "kv_heads": kv_heads},
             [(f"model:{model}", "heads:model")],
             ["dense"],
         )
-        for heads, kv_heads, model in [(6, 3, 2), (12, 3, 2), (6, 1, 3), (12, 6, 3)]
+        for heads, kv_heads, model in [(6, 3, 2), (12, 3, 2)]
     },
     # Rows of segments 3 to 6 see nothing of the memory.
     "a memory": (MEMORY, OF_A_MEMORY, METHODS),
@@ -112,14 +112,14 @@ CASES = {
         OF_A_MEMORY[:4],
         ["blockwise"],
     ),
-    # Slices of 1, 3, 4, 7 and 11 positions, in blocks of at most 4; halves of 8 are whole blocks.
+    # Slices of 1, 4 and 11 positions, in blocks of at most 4; halves of 8 are whole blocks.
     **{
         f"slices of {length}": (
             {**OPTIONS["window_segments_bias"], "length": length},
             [("seq:2", "length:seq")],
             ["blockwise"],
         )
-        for length in (2, 6, 8, 14, 22)
+        for length in (2, 8, 22)
     },
     **{
         f"halves of {length} over {count}": (
@@ -127,7 +127,7 @@ CASES = {
             [(f"seq:{count}", "length:seq")],
             ["blockwise"],
         )
-        for count, length in [(2, 16), (2, 24), (3, 24), (4, 40)]
+        for count, length in [(2, 16), (3, 24)]
     },
     "one of everything": (
         {"causal": True, "segments": True, "batch": 2, "heads": 3, "length": 1, "d_kv": 1},
@@ -169,10 +169,11 @@ def one_after_another(make, all_options):
     return chain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("mesh_shape", "layout"), [("", ""), ("seq:2", "length:seq")])
 def test_layers_share_masks_only_where_they_mask_alike(mesh_shape, layout, method):
-    names = ["causal_segments_bias", "causal", "window_segments_bias", "segments", "window_behind"]
+    names = ["causal_segments_bias", "causal", "window_segments_bias"]
     layers = [dict(OPTIONS[name]) for name in names]
     inputs = make_inputs(segments=True)
     ours = one_after_another(functools.partial(make_ours, method), layers)

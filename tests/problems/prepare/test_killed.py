@@ -45,18 +45,16 @@ def finish(command):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mixed", [False, True])
-def test_while_the_vocabulary_is_trained(tmp_path, mixed):
+def test_while_the_vocabulary_is_trained(tmp_path):
     draw = random.Random(0)
     for name in ("a.tsv", "b.en", "b.de"):
         words = ["".join(draw.choices(ascii_lowercase, k=draw.randint(2, 9))) for _ in range(2000)]
         sides = [" ".join(draw.choices(words, k=12)) for _ in range(2000)]
         ends = [f"\t{n}\n" if name == "a.tsv" else "\n" for n in range(2000)]
         (tmp_path / name).write_text("".join(map("".join, zip(sides, ends, strict=True))))
-    name, options = "translate_tsv", f"files={tmp_path}/a.tsv"
-    if mixed:
-        name = "mixture:translate_tsv=0.8,translate_textfiles=0.2"
-        options = f"translate_tsv.{options},inputs={tmp_path}/b.en,targets={tmp_path}/b.de"
+    name = "mixture:translate_tsv=0.8,translate_textfiles=0.2"
+    options = f"translate_tsv.files={tmp_path}/a.tsv,inputs={tmp_path}/b.en"
+    options += f",targets={tmp_path}/b.de"
     command = [*DATAGEN, f"--problem={name}", f"--problem_options={options}", "--vocab_size=1000"]
     directory = problems.find(name).directory("")
     problems.find(name, f"{options},vocab_size=1000").prepare(tmp_path / "whole")
@@ -86,6 +84,7 @@ with served(slowly, Path(sys.argv[2])):
 """
 
 
+@pytest.mark.ci_only
 @pytest.mark.slow
 def test_while_a_dataset_is_downloaded_and_made(tmp_path):
     command = [sys.executable, "-c", DOWNLOAD, str(tmp_path / "killed"), str(tmp_path / "served")]
