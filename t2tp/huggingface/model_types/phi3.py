@@ -10,26 +10,21 @@ from t2tp.huggingface.model_types import llama, mistral
 from t2tp.huggingface.model_types.mistral import MISTRAL
 from t2tp.huggingface.tensor_map import Entry, dense
 
-_BLOCK = "model.layers.{layer}"
-_ATTENTION, _NETWORK = "layer_{layer}/attention", "layer_{layer}/feed_forward"
+_ATTENTION, _NETWORK = f"{llama.LAYER}/attention", f"{llama.LAYER}/feed_forward"
 _FRACTION = "partial_rotary_factor"
 
 
 def _read(config: Config) -> dict[str, Any]:
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise ConversionError(
-            f"config.json has rope_type={kind!r}: of models of type phi3, t2tp has those with"
-            " 'default'"
-        )
     plain = {**config, "rope_scaling": None, "rope_parameters": None}
     found = {**llama.read(plain), **llama.rotary(config, [_FRACTION])}
     fraction = float({_FRACTION: config[_FRACTION], **rope}[_FRACTION])
-    if int(found["d_kv"] * fraction) % 2 or not 0 < fraction <= 1:
+    is_even = 0 < fraction <= 1 and int(found["d_kv"] * fraction) % 2 == 0
+    if not is_even or "rotary_scaling" in found:
         raise ConversionError(
-            f"config.json has {_FRACTION}={fraction}, which is no even number of the"
-            f" {found['d_kv']} elements of a head"
+            f"config.json has {_FRACTION}={fraction} and rope_scaling={rope}: of models of type"
+            f" phi3, t2tp has those that turn an even number of the {found['d_kv']} elements of a"
+            " head and have rope_type='default'"
         )
     return {**found, "rotary_fraction": fraction}
 
@@ -40,8 +35,11 @@ def _written(hparams: HParams) -> dict[str, Any]:
 
 def _tensors(hparams: HParams) -> list[Entry]:
     heads = ("heads d_kv", "kv_heads d_kv", "kv_heads d_kv")
-    qkv = f"{_BLOCK}.self_attn.qkv_proj.weight", f"({' + '.join(heads)}) d_model"
-    gates = (f"{_NETWORK}/gate", f"{_NETWORK}/input")
+    qkv = f"{llama.BLOCK}.self_attn.qkv_proj.weight", f"({' + '.join(heads)}) d_model"
+    gates = f"{llama.BLOCK}.mlp.gate_up_proj.weight", "(part d_ff) d_model"
+    joined = (f"{_NETWORK}/gate", f"{_NETWORK}/input")
+    output = f"{llama.BLOCK}.self_attn.o_proj", f"{_ATTENTION}/output", "heads d_kv", "d_model"
+    down = f"{llama.BLOCK}.mlp.down_proj", f"{_NETWORK}/output", "d_ff", "d_model"
     return [
         *llama.around(hparams),
         *llama.norms(hparams),
@@ -49,12 +47,9 @@ def _tensors(hparams: HParams) -> list[Entry]:
             Entry(*qkv, f"{_ATTENTION}/{name}", f"d_model {dims}", term=number)
             for number, (name, dims) in enumerate(zip("qkv", heads, strict=True))
         ),
-        *dense(
-            *(f"{_BLOCK}.self_attn.o_proj", f"{_ATTENTION}/output", "heads d_kv", "d_model"),
-            bias=False,
-        ),
-        Entry(f"{_BLOCK}.mlp.gate_up_proj.weight", "(part d_ff) d_model", gates, "d_model d_ff"),
-        *dense(f"{_BLOCK}.mlp.down_proj", f"{_NETWORK}/output", "d_ff", "d_model", bias=False),
+        *dense(*output, bias=False),
+        Entry(*gates, joined, "d_model d_ff"),
+        *dense(*down, bias=False),
     ]
 
 
@@ -68,12 +63,8 @@ PHI3 = replace(
     tensors=_tensors,
     without_effect=("original_max_position_embeddings", "embd_pdrop", "auto_map"),
     defaults={
-        **llama.DEFAULTS,
-        "max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-5,
-        "resid_pdrop": 0.0,
-        "sliding_window": None,
-        _FRACTION: 1.0,
+        **{**llama.DEFAULTS, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
+        **{"resid_pdrop": 0.0, "sliding_window": None, _FRACTION: 1.0},
     },
     required={"is_causal": True},
 )
