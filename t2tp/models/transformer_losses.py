@@ -24,21 +24,13 @@ def predicted(
     """Computes the loss of tokens, as `losses.predicted`, with the hparams' options.
 
     In training, a loss of many large logits is computed chunk by chunk: see `loss_chunk`.
-
-    Raises:
-      ValueError: `loss_chunk` asks for chunks of logits with a soft cap.
     """
     options = loss_options(hparams)
     x, vocab, chunk = projection.x, projection.vocab, hparams.loss_chunk
-    if projection.soft_cap and chunk > 0:
-        raise ValueError(
-            f"loss_chunk={chunk} cannot be combined with logits_soft_cap={projection.soft_cap}: set"
-            " loss_chunk=0, which computes capped logits at once."
-        )
-    is_worth = chunk == 0 and not projection.soft_cap and is_worth_chunks(x, vocab)
-    if training and (chunk > 0 or is_worth):
+    if training and (chunk > 0 or (chunk == 0 and is_worth_chunks(x, vocab))):
         total, nll = projected_cross_entropy(
-            x, projection.table, targets, weights, projection.bias, chunk=chunk, **options
+            *(x, projection.table, targets, weights, projection.bias),
+            **{"soft_cap": projection.soft_cap, "chunk": chunk, **options},
         )
         return losses.from_sums(total, nll, weights)
     return losses.predicted(projection.logits, targets, weights, vocab, training, **options)

@@ -11,6 +11,7 @@ from t2tp.ops.cross_entropy.sliced_softmax import subtracted_at
 from tests.ops.on_mesh import assert_close, with_gradients
 
 OPTIONS = {"z_loss": 0.3, "label_smoothing": 0.2}
+CAP = 1.5
 
 
 def make_inputs(vocab=14, batch=4, length=4, d_model=6):
@@ -33,15 +34,15 @@ def weights_of(targets):
 def plain(x, table, bias, targets):
     vocab = table.shape.dims[0]
     logits = mtf.einsum([x, table], output_shape=targets.shape + vocab) + bias
+    logits = CAP * mtf.tanh(logits * (1 / CAP))
     loss = softmax_cross_entropy(logits, targets, vocab, **OPTIONS)
     return mtf.reduce_sum(loss * weights_of(targets))
 
 
 def chunked(chunk):
     def loss(x, table, bias, targets):
-        weights = weights_of(targets)
-        sums = projected_cross_entropy(x, table, targets, weights, bias, chunk=chunk, **OPTIONS)
-        return sums[0]
+        options = {"soft_cap": CAP, "chunk": chunk, **OPTIONS}
+        return projected_cross_entropy(x, table, targets, weights_of(targets), bias, **options)[0]
 
     return loss
 

@@ -48,9 +48,10 @@ def projected_cross_entropy(
     *,
     z_loss: float = 0.0,
     label_smoothing: float = 0.0,
+    soft_cap: float = 0.0,
     chunk: int = 0,
 ) -> tuple[upstream.Tensor, upstream.Tensor]:
-    """Computes the weighted sum of the cross-entropy of `x table + bias`.
+    """Computes the weighted sum of the cross-entropy of the logits `x table + bias`.
 
     The vocabulary, d_model and the tokens may be split over the mesh. Each chunk has the
     collectives of `softmax_cross_entropy`. If d_model is split, a chunk's logits are all-reduced.
@@ -63,6 +64,7 @@ def projected_cross_entropy(
       bias: [vocab], in the dtype of `x`; None: no bias.
       z_loss: see `softmax_cross_entropy`.
       label_smoothing: see `softmax_cross_entropy`.
+      soft_cap: logits `z` become `soft_cap * tanh(z / soft_cap)`; 0: no cap.
       chunk: max number of a device's tokens whose logits are computed at once. 0: chosen.
 
     Returns:
@@ -82,7 +84,7 @@ def projected_cross_entropy(
     options = LossOptions(z_loss, label_smoothing)
     options.check(vocab)
     inputs = [x, table, targets, weights, *([] if bias is None else [bias])]
-    loss, nll, *_ = ProjectedCrossEntropyOperation(inputs, options, chunk).outputs
+    loss, nll, *_ = ProjectedCrossEntropyOperation(inputs, options, soft_cap, chunk).outputs
     return loss, upstream.stop_gradient(nll)
 
 
@@ -98,10 +100,13 @@ class ProjectedCrossEntropyOperation(Operation):
     accepts_padding = True
     dropped_dims = "summed"
 
-    def __init__(self, inputs: Sequence[upstream.Tensor], options: LossOptions, chunk: int) -> None:
+    def __init__(
+        self, inputs: Sequence[upstream.Tensor], options: LossOptions, soft_cap: float, chunk: int
+    ) -> None:
         super().__init__(list(inputs), name="projected_cross_entropy")
         x, table, targets, _, *bias = inputs
         self._options = options
+        self._soft_cap = soft_cap
         self._chunk = chunk
         self._vocab, self._d_model = table.shape.dims
         scalar = upstream.Shape([])
@@ -180,6 +185,7 @@ class _ChunkKernel:
         self._table = lowering.masked_slice(table, [d_model])
         self._bias = [lowering.slice(b) for b in bias]
         self._softmax = SlicedSoftmax(lowering, mesh_impl, vocab, op._options)
+        self._soft_cap = op._soft_cap
         self._needs = [bool(lowering.users(y)) for y in op.outputs[2:]]
         axis = mesh_impl.tensor_dimension_to_mesh_axis(d_model)
         self._axes = [] if axis is None else [axis]
@@ -233,11 +239,15 @@ class _ChunkKernel:
         logits = self._collectives.allreduce(logits, self._axes, "Add")
         for bias in self._bias:
             logits += bias
+        if self._soft_cap:
+            logits = tf.tanh(logits / self._soft_cap) * self._soft_cap
         losses = self._softmax.losses(logits, targets)
         sums = [reduce_sum(losses.loss * weights), reduce_sum(losses.nll * weights)]
         if not any(self._needs):
             return sums, None
         d_logits = self._softmax.gradient(logits, targets, losses.log_z, weights)
+        if self._soft_cap:
+            d_logits *= 1.0 - tf.square(logits / self._soft_cap)
         needs_x, *needs = self._needs
         gradients = (
             lambda: tf.cast(tf.matmul(d_logits, x, transpose_a=True), tf.float32),
