@@ -22,7 +22,6 @@ BATCH, LENGTH, D_MODEL, EXPERTS, K, D_FF = 4, 4, 8, 4, 3, 6
 # Of the outputs in the loss.
 WEIGHTS = np.sin(np.arange(BATCH * LENGTH * D_MODEL, dtype=np.float32) + 1)
 WEIGHTS = WEIGHTS.reshape(BATCH, LENGTH, D_MODEL)
-COMMON = {"hidden_size": D_MODEL, "num_experts_per_tok": K}
 TOP_K = functools.partial(RoutingConfig, EXPERTS, "top_k", top_k=K)
 # Block -> its class, config, our routing, and our other arguments.
 BLOCKS = {
@@ -97,19 +96,20 @@ def our_names(tensors):
 
 
 @functools.cache
-def theirs(name, skewed):
+def theirs(name, skewed=0):
     """The block's parameters, input, output and gradients."""
     block_name, options, _, _ = BLOCKS[name]
     module = __import__(f"transformers.models.{name}.modeling_{name}", fromlist=[block_name])
-    config = transformers.AutoConfig.for_model(name, **COMMON, **options)
+    options = {"hidden_size": D_MODEL, "num_experts_per_tok": skewed or K, **options}
+    config = transformers.AutoConfig.for_model(name, **options)
     config._experts_implementation = "eager"  # The other ones have no float64.
     made = getattr(module, block_name)(config)
     generator = torch.Generator().manual_seed(0)
     tensors = {**dict(made.named_parameters()), **dict(made.named_buffers())}
     for tensor in tensors.values():
         tensor.data.normal_(0, 0.5, generator=generator)
-    if skewed:  # All tokens choose the first K experts, and no other.
-        first = torch.arange(EXPERTS) < K
+    if skewed:  # All tokens choose these experts, and no other.
+        first = torch.arange(EXPERTS) < skewed
         tensors["router.bias"].data = torch.where(first, 100.0, -100.0)
     x = torch.normal(0, 1, (BATCH, LENGTH, D_MODEL), generator=generator, requires_grad=True)
     made, x = made.double(), x.detach().double().requires_grad_()
@@ -123,10 +123,11 @@ def theirs(name, skewed):
     return values, x.detach().numpy(), wanted | {f"d_{n}": g for n, g in our_names(grads).items()}
 
 
-def ours(name, dispatch, mesh_shape, layout, skewed=False):
+def ours(name, dispatch, mesh_shape, layout, skewed=0):
     values, x, _ = theirs(name, skewed)
     _, _, routing, arguments = BLOCKS[name]
     changes = {**vars(routing), "dispatch": dispatch, "capacity_factor_train": float(EXPERTS)}
+    changes["top_k"] = skewed or K
     experts = MixtureOfExperts(RoutingConfig(**changes), d_ff=D_FF, **arguments)
 
     def build(x):
@@ -157,14 +158,15 @@ def assert_equal(got, wanted):
 
 @pytest.mark.parametrize(("mesh_shape", "layout", "name"), in_turn(LAYOUTS, BLOCKS, times=1))
 def test_dropless_experts_equal_the_block_on_any_mesh(mesh_shape, layout, name):
-    assert_equal(ours(name, "dropless", mesh_shape, layout), theirs(name, False)[2])
+    assert_equal(ours(name, "dropless", mesh_shape, layout), theirs(name)[2])
 
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_with_room_for_all_tokens_capacity_does_too(name):
-    assert_equal(ours(name, "capacity", *LAYOUTS[1]), theirs(name, False)[2])
+    assert_equal(ours(name, "capacity", *LAYOUTS[1]), theirs(name)[2])
 
 
-@pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[3]])
-def test_no_token_is_lost_where_all_choose_the_same_experts(layout):
-    assert_equal(ours("gpt_oss", "dropless", *layout, skewed=True), theirs("gpt_oss", True)[2])
+@pytest.mark.parametrize(("layout", "number"), [(LAYOUTS[0], 1), (LAYOUTS[1], 1), (LAYOUTS[3], K)])
+def test_no_token_is_lost_where_all_choose_the_same_experts(layout, number):
+    wanted = theirs("gpt_oss", number)[2]
+    assert_equal(ours("gpt_oss", "dropless", *layout, skewed=number), wanted)
