@@ -77,11 +77,11 @@ def open_study(
 
 
 def without_password(address: str) -> str:
-    """Returns an address as messages may show it."""
+    """Returns an address as messages may show it; passwords also stand among its options."""
     try:
-        return make_url(address).render_as_string(hide_password=True)
+        return make_url(address).set(query={}).render_as_string(hide_password=True)
     except (ArgumentError, ValueError):
-        return address.rpartition("@")[2]
+        return address.rpartition("@")[2].partition("?")[0]
 
 
 def _create_study(

@@ -33,7 +33,7 @@ WRONG = [
     (["--metric=max:acuracy", *FLAGS], "--metric=acuracy: did you mean accuracy"),
     (["--pruner=asha", "--metric=loss,accuracy", *FLAGS], "--pruner=asha compares the evaluations"),
     (["--parallel_trials=99", "--devices_per_trial=9", *FLAGS], "9 cores each need 891"),
-    (["--study=nosuch://me:PW@x", *FLAGS], "--study=nosuch://me:***@x cannot be opened"),
+    (["--study=nosuch://a:PW@x?password=PW", *FLAGS], "--study=nosuch://a:***@x cannot be"),
     (["--hparams_range=", *FLAGS], "--hparams_range is missing"),
     (["--output_dir=", *FLAGS], "--output_dir is missing"),
     (["--hparams_range=basic", *FLAGS], "unknown ranged hparams set 'basic': did you mean basic1"),
