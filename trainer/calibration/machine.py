@@ -15,6 +15,7 @@ from t2tp.planner.curves import COLLECTIVE_KINDS
 from t2tp.processes.process_spec import THREADS_VARIABLE
 from t2tp.processes.rendezvous import free_port
 from t2tp.trainer.calibration.samples import COLLECTIVE_SIZES, SAMPLES
+from t2tp.trainer.processes.children import start
 
 # Bytes that TensorFlow takes before a program begins.
 RESERVED = 500e6
@@ -87,16 +88,16 @@ def measure(piece: Piece, progress: Callable[[], object]) -> dict[str, Any]:
         connects = [{**common, "process_id": rank} for rank in range(piece.processes)]
         threads = {THREADS_VARIABLE: str(max(1, cores() // piece.processes))}
     command = [sys.executable, "-m", f"{__package__}.worker"]
-    workers = [
-        subprocess.Popen(
+    workers: list[subprocess.Popen] = []
+    for connect in connects:
+        start(
             [*command, json.dumps({**wanted, "connect": connect})],
+            workers,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             env=os.environ | threads | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""},
         )
-        for connect in connects
-    ]
     lines: list[str] = []
     for line in workers[0].stdout or ():
         if line.startswith(POINT):

@@ -2,6 +2,9 @@
 
 import dataclasses
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +22,7 @@ from t2tp.trainer.calibration.samples import SAMPLES
 from t2tp.trainer.calibration.toml_text import toml_text
 from t2tp.trainer.cli.programs import t2tp_calibrate
 from tests.models.small_lm import make_hparams
+from tests.patience import wait_until
 from tests.trainer.calibration import tiny_machine
 from tests.trainer.calibration.tiny_machine import FOUND, POINTS
 
@@ -198,3 +202,22 @@ def test_points_of_a_file_are_checked(points, monkeypatch):
     )
     with pytest.raises(ClusterFileError, match=r"points.*(size|number)"):
         ClusterFile.from_toml(wrong, "wrong")
+
+
+PROGRAM = (
+    "from t2tp.trainer.calibration import machine; machine.__package__ = 'fake';"
+    " machine.measure(machine.Piece(1), print)"
+)
+
+
+def test_a_program_that_is_killed_leaves_no_worker(tmp_path):
+    (tmp_path / "fake").mkdir()
+    (tmp_path / "fake/worker.py").write_text(
+        "import os, time; print(os.getpid(), file=open('pid', 'w'), flush=True); time.sleep(600)"
+    )
+    program = subprocess.Popen([sys.executable, "-c", PROGRAM], cwd=tmp_path)
+    wait_until(lambda: (tmp_path / "pid").is_file() and (tmp_path / "pid").read_text())
+    program.kill()
+    program.wait()
+    state = Path(f"/proc/{int((tmp_path / 'pid').read_text())}/stat")
+    wait_until(lambda: not state.exists() or state.read_text().split()[2] == "Z")
