@@ -28,7 +28,6 @@ CASES = [
     ("transformer_lm", "stage:2;data:2", f"{_STAGES},microbatches=4,zero_stage=2", 2, 4),
 ]
 MORE_CASES = [
-    ("transformer_lm", "stage:2;data:2", f"{_STAGES},microbatches=2", 2, 1),
     ("transformer_lm", "stage:2", f"{_STAGES},pipeline_schedule=1f1b,microbatches=4", 1, 2),
     ("transformer_moe", "data:4", f"{_EXPERTS},zero_stage=2", 4, 2),
 ]
