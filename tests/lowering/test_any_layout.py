@@ -225,7 +225,7 @@ def test_any_mesh_and_layout_give_the_same_values_and_gradients(recipe, mesh_sha
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(recipes, st.sampled_from(MESHES), st.data())
 def test_features_in_head_tail_order_give_the_same(recipe, mesh_shape, data):
     """Along all axes that split them in halves; operations pass the order on, or undo it."""

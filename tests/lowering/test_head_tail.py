@@ -63,14 +63,12 @@ OPERATIONS = {
     "dense": lambda x, ids: causal(
         attention(causal(x), *[mtf.rename_dimension(x, "length", "memory")] * 2, method="dense")
     ),
-    "dropout of ones": lambda x, ids: causal(x) * mtf.dropout(mtf.ones_like(x), True, rate=0.5),
     "dropout of weights": lambda x, ids: causal(causal(x), dropout_rate=0.5),
     "positions": lambda x, ids: (
         causal(x) * mtf.cast(mtf.range(x.mesh, x.shape.dims[2], tf.int32), tf.float32)
     ),
     "cumsum": lambda x, ids: causal(mtf.cumsum(causal(x), x.shape.dims[2]) / LENGTH),
     "shift": lambda x, ids: causal(mtf.shift(causal(x), 1, x.shape.dims[2], wrap=False)),
-    "random": lambda x, ids: causal(x) * mtf.random_normal(x.mesh, x.shape),
     "recompute": lambda x, ids: mtf.recompute_grad(
         lambda t: mtf.dropout(causal(mtf.sin(t)), True, rate=0.5), [causal(x)]
     ),

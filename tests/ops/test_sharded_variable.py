@@ -88,27 +88,9 @@ def test_each_device_holds_its_part_of_what_is_sharded_and_all_of_vectors():
     assert parts("tensor", rules="ff:data")["bias"] == (6,)
 
 
-def test_storage_rules_and_axes_give_the_same_numbers():
-    wanted = trained("one device", 0)[0]
-    for stage in (2, 3):
-        given = trained("tensor", stage, rules="ff:data")[0]
-        np.testing.assert_allclose(given, wanted, rtol=1e-12)
-        given = trained("pods", stage, axes="data")[0]
-        np.testing.assert_allclose(given, wanted, rtol=1e-12)
-
-
-def moved(stage):
-    return {kind: size for (kind, _), (_, size) in trained("data", stage)[2].collectives().items()}
-
-
-def test_traffic_is_that_of_the_papers():
-    """Put in by each device: weights of 2 * 8 * 24 float64, of which a gather is given a part."""
-    weights = 2 * 8 * 24 * 8
-    small = 24 * 8 + 8  # The gradient of the bias, and the loss.
-    assert moved(0) == {"allreduce": weights + small}
-    sharded = {"reducescatter": weights, "allgather": weights // 4, "allreduce": small}
-    assert moved(1) == moved(2) == sharded
-    assert moved(3) == {**sharded, "allgather": 2 * weights // 4}
+def test_storage_rules_give_the_same_numbers():
+    given = trained("tensor", 3, rules="ff:data")[0]
+    np.testing.assert_allclose(given, trained("one device", 0)[0], rtol=1e-12)
 
 
 def test_small_variables_share_collectives_as_far_as_they_are_needed_together():

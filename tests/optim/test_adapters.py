@@ -71,7 +71,6 @@ def trained(family, layout="one device", kind=DoubleProgram, **changes):
     ("family", "layout", "changes"),
     [
         ("lm", "three axes", {"use_bias": True}),
-        ("lm", "data", {"zero_stage": 1}),
         ("lm", "both", {"zero_stage": 2, "microbatches": 2}),
         ("lm", "context and both", {"num_kv_heads": 2, "mlp": "swiglu", "position": "rotary"}),
         (
@@ -100,10 +99,9 @@ def test_any_layout_trains_the_same_adapters(family, layout, changes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["classes", "moe"])
-def test_the_first_loss_is_that_of_the_base(family):
-    base = make(family, lora_rank=0)(FAMILIES[family].batch())
-    with_adapters = make(family)(FAMILIES[family].batch())
+def test_the_first_loss_is_that_of_the_base():
+    base = make("moe", lora_rank=0)(FAMILIES["moe"].batch())
+    with_adapters = make("moe")(FAMILIES["moe"].batch())
     assert float(with_adapters["loss"]) == float(base["loss"])
 
 
@@ -129,7 +127,7 @@ def test_dropout_is_of_the_inputs_of_adapters_in_training_alone():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["lm", "encdec", "moe"])
+@pytest.mark.parametrize("family", ["encdec", "moe"])
 def test_an_adapter_is_a_change_of_its_weight_by_the_product_of_its_matrices(family):
     program, merged = make(family), make(family, lora_rank=0)
     values = {v.spec.name: v for v in program.variables}
