@@ -176,7 +176,9 @@ def test_a_signal_reaches_the_trial_which_saves(tmp_path, number):
         out, err = process.communicate(timeout=300)
     assert process.returncode == 128 + number
     assert out == b"saved\n"
-    assert b"interrupted; started again, the search goes on" in err.splitlines()[-1]
+    *reported, last = err.splitlines()
+    assert b"interrupted; started again, the search goes on" in last
+    assert all(line.startswith(b"t2tp_tune: ") for line in reported), err
 
 
 def _steps(directory: Path) -> list[int]:
