@@ -25,6 +25,7 @@ from t2tp.trainer.run_dir.token_rows import TokenRows, rows_between
 from t2tp.trainer.run_dir.warm_start import WarmStart, inherit_files, warm_start
 from tests.huggingface import our_models
 from tests.huggingface.tiny_files import END, write_tiny_gpt2
+from tests.warm_processes import started, tf_configs
 
 MESHES = [
     ("", ""),
@@ -136,8 +137,10 @@ def converted(tmp_path_factory):
     return made
 
 
-def train(tmp_path, name: str, warm, texts: str, options: str, hparams: str, *flags: str):
-    """Trains a step that changes nothing; returns the run and its vocabulary."""
+def train(
+    tmp_path, name: str, warm, texts: str, options: str, hparams: str, *flags: str, processes=1
+):
+    """Trains a step that changes no weight; returns the exit code, the run and its vocabulary."""
     file, data, run = (tmp_path / f"{name}{end}" for end in (".txt", ".data", ""))
     file.write_text(f"{texts}\n" * 40)
     problem = [
@@ -147,12 +150,16 @@ def train(tmp_path, name: str, warm, texts: str, options: str, hparams: str, *fl
     assert programs.t2tp_datagen(["t2tp_datagen", *problem]) == 0
     still = "learning_rate_constant=0,learning_rate_schedule=constant,batch_size=4,max_length=32"
     given = [
-        *("t2tp_trainer", f"--warm_start_from={warm}", f"--hparams_set={warm}/run.yaml"),
+        *(f"--warm_start_from={warm}", f"--hparams_set={warm}/run.yaml"),
         *("--model=transformer_lm", f"--output_dir={run}", "--train_steps=1"),
         *("--schedule=train", f"--hparams={still},{hparams}", *problem, *flags),
     ]
-    code = programs.t2tp_trainer(given)
-    return code, run, load_vocabulary(data / "languagemodel_textfiles")
+    vocabulary = load_vocabulary(data / "languagemodel_textfiles")
+    if processes == 1:
+        return programs.t2tp_trainer(["t2tp_trainer", *given]), run, vocabulary
+    target, commands = "t2tp.trainer.cli.programs:t2tp_trainer", [given] * processes
+    with started(target, commands, tf_configs(processes), tmp_path / "said") as started_processes:
+        return max(process.wait() for process in started_processes), run, vocabulary
 
 
 def values(run) -> dict[str, np.ndarray]:
@@ -162,6 +169,7 @@ def values(run) -> dict[str, np.ndarray]:
     }
 
 
+@pytest.mark.slow
 def test_a_run_with_other_data_begins_with_the_rows_of_its_tokens(converted, tmp_path, capsys):
     mesh = ("--mesh_shape=data:2;model:2", "--layout=batch:data;vocab:model")
     hparams = "vocab_size=0"
@@ -180,6 +188,24 @@ def test_a_run_with_other_data_begins_with_the_rows_of_its_tokens(converted, tmp
     for token, text in shared:
         np.testing.assert_array_equal(now[token], was[of_bytes[text]])
     np.testing.assert_array_equal(now[vocabulary.end_of_document], was[of_bytes[END]])
+
+    # Back to the first vocabulary of other texts, in two processes, with the optimizer. Without
+    # gradients a step multiplies its slots by their decay.
+    mesh = ("--mesh_shape=model:2;data:2", "--layout=batch:data;vocab:model", "--train_steps=2")
+    still, options = "vocab_size=0,clip_grad_norm=1e-30", "vocab_size=290"
+    given = (tmp_path, "on", run, TEXTS[0], options, still, "--warm_start_optimizer", *mesh)
+    code, on, other = train(*given, processes=2)
+    assert code == 0
+    was, now = values(run), values(on)
+    texts, there = other.token_texts, vocabulary.token_texts
+    unique = [text for text in texts if texts.count(text) == there.count(text) == 1]
+    shared = [(texts.index(text), there.index(text)) for text in unique]
+    assert len(shared) > 200 and any(here != there for here, there in shared)
+    here, there = np.transpose(shared)
+    for name, decay in (("", 1.0), ("/adam_m", 0.9), ("/adam_v", 0.98)):
+        before, after = (each[f"embedding{name}"] for each in (was, now))
+        assert np.abs(before).max() > 1e-12
+        np.testing.assert_allclose(after[here], np.float32(decay) * before[there], rtol=1e-5)
 
 
 def test_frozen_rows_cannot_follow(converted, tmp_path, capsys):
