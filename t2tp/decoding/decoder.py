@@ -10,6 +10,7 @@ from absl import logging
 
 from t2tp.decoding.decode import decode
 from t2tp.decoding.options import DecodeOptions
+from t2tp.decoding.program_shapes import Lengths, ProgramShapes
 from t2tp.decoding.prompt_batch import (
     first_token,
     pad,
@@ -72,9 +73,9 @@ class Decoder:
     [[best], ...] = decoder([Request(prefix=[5, 7]), ...])
     ```
 
-    Rows are decoded in batches of similar length; each batch shape is a program, traced once. A
-    row's result depends neither on its batch nor on the mesh; samples depend on the seed and the
-    row's index in the list.
+    Rows are decoded in batches of similar length; see `ProgramShapes`. A row's result depends
+    neither on its batch nor on the mesh; samples depend on the seed and the row's index in the
+    list.
 
     Attributes:
       options: the `DecodeOptions`.
@@ -103,6 +104,7 @@ class Decoder:
         self._seed = seed
         self._max_length = max_length
         self._batch_size = padded_rows(options.batch_size, layout)
+        self._shapes = ProgramShapes(self._batch_size * options.width)
 
     @classmethod
     def from_model(
@@ -174,10 +176,10 @@ class Decoder:
         sizes = [self._sizes(number, request) for number, request in enumerate(requests)]
         if len({request.inputs is None for request in requests}) > 1:
             raise ValueError("some rows have inputs and some have none: decode them separately")
-        order = sorted(range(len(requests)), key=lambda number: sizes[number])
-        for begin in range(0, len(order), self._batch_size):
-            numbers = order[begin : begin + self._batch_size]
-            features, batch = self._batch(numbers, requests, [sizes[n] for n in numbers])
+        lengths = [each for _, each in sizes]
+        for numbers, padded in self._shapes.batches(lengths, self._batch_size):
+            limits = [sizes[number][0] for number in numbers]
+            features, batch = self._batch(numbers, requests, limits, padded)
             outputs = self._predict(features, batch)
             arrays = {name: np.asarray(outputs[name]) for name in _OUTPUTS}
             if np.isnan(arrays["log_probs"]).any():
@@ -197,16 +199,20 @@ class Decoder:
 
     def smallest_features(self, reads_inputs: bool) -> dict[str, Feature]:
         """Returns the features of the program for rows of one token."""
-        inputs = [0] if reads_inputs else None
-        features, _ = self._batch([0], [Request(inputs=inputs)], [(len(inputs or ()), 0, 1)])
-        return features
+        request = Request(inputs=[0] if reads_inputs else None, limit=1)
+        return self._batch([0], [request], [1], self._sizes(0, request)[1])[0]
 
-    def _sizes(self, number: int, request: Request) -> tuple[int, int, int]:
-        """Returns the lengths of a row's inputs and prefix, and the max number of new tokens."""
+    def _sizes(self, number: int, request: Request) -> tuple[int, Lengths]:
+        """Returns a row's max number of new tokens, and its lengths, rounded up.
+
+        The lengths are of its inputs and its prefix, 0 if there are none, and of its positions.
+        """
         inputs, prefix = len(request.inputs or ()), len(request.prefix)
         limit = request.limit
         if limit is None:
             limit = inputs + self.options.extra_length
+        if request.inputs is not None:
+            inputs = max(1, inputs)
         try:
             self.check(request)
         except ValueError as error:
@@ -222,38 +228,36 @@ class Decoder:
                     self._max_length,
                 )
             limit = min(limit, room)
-        return inputs, prefix, limit
+        length = self._rounded(max(1, prefix + limit))
+        return limit, (self._rounded(inputs), min(length, self._rounded(prefix)), length)
 
     def _batch(
         self,
         numbers: Sequence[int],
         requests: Sequence[Request],
-        sizes: Sequence[tuple[int, int, int]],
+        limits: Sequence[int],
+        lengths: Lengths,
     ) -> tuple[dict[str, Feature], dict[str, np.ndarray]]:
-        """Returns features and arrays for some of the requests."""
+        """Returns features and arrays for some of the requests, padded to lengths."""
         rows = self._batch_size
-        length = self._rounded(max(1, *(prefix + limit for _, prefix, limit in sizes)))
-        prefix_length = max(prefix for _, prefix, _ in sizes)
-        if prefix_length:
-            prefix_length = min(length, self._rounded(prefix_length))
-        elif requests[numbers[0]].inputs is None:
+        inputs_length, prefix_length, length = lengths
+        reads_inputs = requests[numbers[0]].inputs is not None
+        if not (prefix_length or reads_inputs):
             prefix_length = 1  # Dummy column; only its batch size is used.
         prefix, prefix_sizes = pad([requests[n].prefix for n in numbers], rows, prefix_length)
-        keys, limits = np.zeros([rows], np.int64), np.zeros([rows], np.int32)
+        keys, padded_limits = np.zeros([rows], np.int64), np.zeros([rows], np.int32)
         keys[: len(numbers)] = row_keys(self._seed, np.array(numbers, np.int64))
-        limits[: len(numbers)] = [limit for _, _, limit in sizes]
-        batch = prompt_arrays(prefix, prefix_sizes, limits, keys, length)
-        inputs_length = 0
-        if requests[numbers[0]].inputs is not None:
-            inputs_length = self._rounded(max(1, *(inputs for inputs, _, _ in sizes)))
+        padded_limits[: len(numbers)] = limits
+        batch = prompt_arrays(prefix, prefix_sizes, padded_limits, keys, length)
+        if reads_inputs:
             inputs = [requests[number].inputs or () for number in numbers]
             batch |= sequence_arrays("inputs", *pad(inputs, rows, inputs_length))
         features = row_features(rows, length, prefix_length, inputs_length)
         return first_token(features, batch, [requests[number].first_token for number in numbers])
 
     def _rounded(self, size: int) -> int:
-        """Rounds a length up, so that few programs are traced."""
-        rounded = round_up(size)
+        """Rounds a length up, so that few programs are traced; 0 stays."""
+        rounded = round_up(size) if size else 0
         return rounded if self._max_length is None else min(rounded, self._max_length)
 
     def _hypotheses(self, row: Mapping[str, np.ndarray]) -> list[Hypothesis]:
@@ -295,9 +299,13 @@ def padded_rows(batch_size: int, layout: Layout) -> int:
     return -(-batch_size // multiple) * multiple
 
 
-def round_up(size: int) -> int:
-    """Returns the next of 8, 12, 16, 24, 32, 48, 64, ...: at most 1.5 times the size."""
+def round_up(size: int, parts: int = 2) -> int:
+    """Returns the next length of at least 8, of which there are `parts` per power of 2.
+
+    With two these are 8, 12, 16, 24, 32, 48, 64, ...: at most 1.5 times the size.
+    """
     power = 8
     while power < size:
         power *= 2
-    return power * 3 // 4 if size <= power * 3 // 4 and power > 8 else power
+    step = max(4, power // (2 * parts))
+    return max(8, -(-size // step) * step)

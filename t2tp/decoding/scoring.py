@@ -1,6 +1,5 @@
 """Log-probabilities of given targets, row by row."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,15 +8,13 @@ import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.decoding.decoder import Predict, check_length, padded_rows, round_up
+from t2tp.decoding.program_shapes import TRACING_TOKENS, Lengths, ProgramShapes
 from t2tp.decoding.prompt_batch import first_token, pad, sequence_arrays, sequence_features
 from t2tp.mesh.layout import Layout
 from t2tp.models.autoregressive import AutoregressiveModel
 from t2tp.models.transformer_losses import TARGETS_WEIGHTS, weights_of_targets
 from t2tp.ops.cross_entropy.operation import softmax_cross_entropy
 from t2tp.program.program import Feature, Mesh
-
-# Tracing a program takes about as long as scoring this many tokens with a small model.
-_TRACING_TOKENS = 8192
 
 
 @dataclass(frozen=True)
@@ -84,10 +81,7 @@ def score(
 
 
 class Scorer:
-    """Scores rows in batches of similar length; each batch shape is a program, traced once.
-
-    A batch is padded to a longer shape where another program would cost more than the padding.
-    """
+    """Scores rows in batches of similar length; see `ProgramShapes`."""
 
     def __init__(
         self, evaluate: Predict, layout: Layout, max_length: int, batch_size: int = 1
@@ -105,7 +99,8 @@ class Scorer:
         self._max_length = max_length
         self._rows = padded_rows(batch_size, layout)
         self._count = min(batch_size, self._rows)
-        self._traced: set[int] = set()  # Lengths that have a program.
+        # A row alone has its own length: the capacity of experts depends on it.
+        self._shapes = ProgramShapes(self._rows, TRACING_TOKENS if self._count > 1 else 0)
 
     def __call__(self, rows: Sequence[ScoredRow]) -> list[Score]:
         """Scores rows; see `iterate`."""
@@ -121,14 +116,9 @@ class Scorer:
         for each in rows:
             check_length("target", each.targets, self._max_length)
             check_length("input", each.inputs or (), self._max_length)
-        sizes = [(len(each.targets), len(each.inputs or ())) for each in rows]
-        order = sorted(range(len(rows)), key=lambda number: sizes[number], reverse=True)
-        begins = range(0, len(order), self._count)
-        lengths = [self._rounded(sizes[order[begin]][0]) for begin in begins]
-        padded = self._padded_lengths(lengths)
-        for begin, length in zip(begins, lengths, strict=True):
-            numbers = order[begin : begin + self._count]
-            batch = self._batch([rows[number] for number in numbers], padded[length])
+        sizes = [self._sizes(each) for each in rows]
+        for numbers, lengths in self._shapes.batches(sizes, self._count):
+            batch = self._batch([rows[number] for number in numbers], lengths)
             outputs = self._evaluate(*batch)
             log_probs, mistakes = (np.asarray(outputs[name]) for name in ("log_probs", "mistakes"))
             for row, number in enumerate(numbers):
@@ -136,44 +126,23 @@ class Scorer:
                 total = np.cumsum(log_probs[row])[-1]
                 yield number, Score(float(total), not mistakes[row])
 
-    def _rounded(self, size: int) -> int:
-        return min(round_up(size), self._max_length)
-
-    def _padded_lengths(self, lengths: Sequence[int]) -> dict[int, int]:
-        """Chooses a program's length for each length of a batch, at the least total cost.
-
-        The cost, in tokens, is the programs to trace and the batches with their padding. It is the
-        same on all processes, since no time is measured.
-        """
-        counts = Counter(lengths)
-        candidates = sorted(counts.keys() | self._traced)
-        best: list[tuple[int, dict[int, int]]] = [(0, {})]  # For the shortest n candidates.
-        for end, length in enumerate(candidates, start=1):
-            # A row alone has its own length: the capacity of experts depends on it.
-            tracing = 0 if length in self._traced or self._count == 1 else _TRACING_TOKENS
-            row = self._rows * length
-            costs = [
-                (before + tracing + row * sum(counts[n] for n in candidates[begin:end]), begin)
-                for begin, (before, _) in enumerate(best)
-            ]
-            cost, begin = min(costs)
-            best.append((cost, best[begin][1] | dict.fromkeys(candidates[begin:end], length)))
-        needed = sum(each <= max(lengths, default=0) for each in candidates)
-        _, padded = min(best[needed:], key=lambda each: each[0])
-        self._traced.update(padded[length] for length in lengths)
-        return padded
+    def _sizes(self, row: ScoredRow) -> Lengths:
+        """Returns the lengths of the targets and, if there are any, of the inputs, rounded up."""
+        read = [row.targets] if row.inputs is None else [row.targets, row.inputs]
+        # `ProgramShapes` rounds further if rows are together.
+        parts = 8 if self._count > 1 else 2
+        return tuple(min(round_up(len(tokens), parts), self._max_length) for tokens in read)
 
     def _batch(
-        self, rows: Sequence[ScoredRow], length: int
+        self, rows: Sequence[ScoredRow], lengths: Lengths
     ) -> tuple[dict[str, Feature], dict[str, np.ndarray]]:
-        """Returns features and arrays of some rows, with targets padded to a length."""
+        """Returns features and arrays of some rows, with targets and inputs padded to lengths."""
         read = {"targets": [each.targets for each in rows]}
         if rows[0].inputs is not None:
             read["inputs"] = [each.inputs or () for each in rows]
         features: dict[str, Feature] = {}
         batch: dict[str, np.ndarray] = {}
-        for name, tokens in read.items():
-            size = length if name == "targets" else self._rounded(max(map(len, tokens)))
+        for (name, tokens), size in zip(read.items(), lengths, strict=True):
             features |= sequence_features(name, self._rows, size)
             batch |= sequence_arrays(name, *pad(tokens, self._rows, size))
         features[TARGETS_WEIGHTS] = features["targets"]

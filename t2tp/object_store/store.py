@@ -27,6 +27,8 @@ _WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)
 _PIECE, _PIECES = 8 << 20, 8
 # Messages about a missing bucket, as opposed to a missing object in it.
 _NO_BUCKET = re.compile(r"specified (bucket|container)|NoSuchBucket|No such container")
+# Names of errors, or their messages, about credentials.
+_REFUSAL = re.compile(r"\w*(Permission|Credential|Auth)|\w+: Forbidden")
 # Methods that find no file only if there is no bucket.
 _IN_BUCKET = ("find", "ls", "put_file", "pipe_file")
 # Keys of the id of an object's content, in fsspec's descriptions.
@@ -191,13 +193,8 @@ class Store:
 
 def _is_refusal(error: Exception) -> bool:
     """Whether an error is about credentials; the packages raise different ones."""
-    status = getattr(error, "status_code", None) or getattr(error, "code", None)
-    return (
-        isinstance(error, PermissionError)
-        or status in (401, 403)
-        or str(error).startswith("Forbidden")
-        or bool(re.search("Credential|Auth", type(error).__name__))
-    )
+    status = getattr(error, "status_code", getattr(error, "code", None))
+    return status in (401, 403) or bool(_REFUSAL.match(f"{type(error).__name__}: {error}"))
 
 
 def _version(info: dict[str, Any]) -> str:

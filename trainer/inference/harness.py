@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -149,9 +150,10 @@ def harness_model(
     template = None
     if apply_chat_template:
         template = read_template(spec.problem, spec.data_dir, spec.config.output_dir)
+    decoder_with = functools.cache(decoder.with_options)  # Each knows the programs it has traced.
     return HarnessModel(
         decoder.scorer,
-        lambda requests, options: decoder.with_options(options)(requests),
+        lambda requests, options: decoder_with(options)(requests),
         codec,
         max_length=spec.hparams.max_length,
         prefix_token=prefix,

@@ -97,12 +97,16 @@ def test_two_processes_train_in_a_store_and_one_goes_on_elsewhere(
     half = [each.replace(f"steps={STEPS}", "steps=6") for each in arguments]
     with started(MAIN, [half, half], two, tmp_path / "said") as processes:
         assert [each.wait() for each in processes] == [0, 0], processes[0].err.read_text()
-    assert sorted(in_store(server, tmp_path / "seen")) == [4, 6]
+    seen = in_store(server, tmp_path / "seen")
+    assert sorted(seen) == [4, 6]
+    size = sum(len(content) for name, content in seen[6].items() if ".data-" in name)
     server.sent.clear()
     environment = server.environment(tmp_path / "elsewhere")
     with WarmProcess(MAIN, arguments, environment, tmp_path / "said_alone") as trainer:
         assert trainer.wait() == 0, trainer.err.read_text()
         assert "resuming from the checkpoint of step 6" in trainer.err.read_text()
+    sent = sum(count for path, count in server.sent.items() if ".data-" in path)
+    assert 0 < sent <= 1.1 * size
     assert in_store(server, tmp_path / "seen_at_the_end").keys() == {STEPS - 2, STEPS}
 
 

@@ -1,0 +1,76 @@
+"""`ProgramShapes`: the lengths of the programs that compute batches of rows."""
+
+import operator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+# Tracing a program takes about as long as computing this many tokens with a small model.
+TRACING_TOKENS = 8192
+
+Lengths = tuple[int, ...]
+
+
+class ProgramShapes:
+    """Pads batches to few different lengths.
+
+    A program is traced only if that costs less than the padding which it saves. The costs, in
+    tokens, are the same on all processes, since no time is measured.
+    """
+
+    def __init__(self, rows: int, tracing_tokens: int = TRACING_TOKENS) -> None:
+        """Begins without programs.
+
+        Args:
+          rows: number of rows of a batch.
+          tracing_tokens: cost of a program; 0: each batch has a program of its own lengths.
+        """
+        self._rows, self._tracing_tokens = rows, tracing_tokens
+        self._traced: set[Lengths] = set()
+
+    def batches(self, rows: Sequence[Lengths], count: int) -> Iterator[tuple[list[int], Lengths]]:
+        """Yields batches of similar lengths: the rows' numbers, and the lengths of the program.
+
+        Args:
+          rows: the lengths of each row.
+          count: max number of rows of a batch.
+        """
+        order = sorted(range(len(rows)), key=lambda number: rows[number], reverse=True)
+        batches = [order[begin : begin + count] for begin in range(0, len(order), count)]
+        longest = [
+            tuple(map(max, zip(*(rows[number] for number in numbers), strict=True)))
+            for numbers in batches
+        ]
+        padded = self._padded(longest)
+        yield from zip(batches, (padded[each] for each in longest), strict=True)
+
+    def _padded(self, batches: Sequence[Lengths]) -> dict[Lengths, Lengths]:
+        """Chooses a program's lengths for the lengths of each batch, at the least total cost.
+
+        Batches that share a new program are neighbours in the order of their lengths.
+
+        Args:
+          batches: the lengths of each batch, such as of its prompts and its sequences.
+        """
+        counts = Counter(batches)
+        lengths = sorted(counts)
+        # For the shortest n: the cost, and the beginning and program of the last group.
+        best: list[tuple[int, int, Lengths]] = [(0, 0, ())]
+        for end in range(1, len(lengths) + 1):
+            longest, tokens, choices = lengths[end - 1], 0, []
+            for begin in reversed(range(end)):
+                longest = tuple(map(max, longest, lengths[begin]))
+                tokens += self._rows * counts[lengths[begin]]
+                for program in {longest, *self._traced}:
+                    if all(map(operator.ge, program, longest)):
+                        tracing = 0 if program in self._traced else self._tracing_tokens
+                        cost = best[begin][0] + tracing + tokens * sum(program)
+                        choices.append((cost, begin, program))
+            best.append(min(choices))
+        padded: dict[Lengths, Lengths] = {}
+        end = len(lengths)
+        while end:
+            _, begin, program = best[end]
+            padded |= dict.fromkeys(lengths[begin:end], program)
+            end = begin
+        self._traced.update(padded.values())
+        return padded
