@@ -111,8 +111,8 @@ class Lowering(Protocol):
     ) -> bool:
         """Maps the parts of a deferred sum, with `exact_sums`; returns whether it did."""
 
-    def is_in_parts(self, tensor: upstream.Tensor) -> bool:
-        """Whether a tensor is a deferred sum over the batch, with `exact_sums`."""
+    def addend(self, tensor: upstream.Tensor) -> tuple[tf.Tensor, list[int]]:
+        """Returns a microbatch's leaf of a tree of sums, and the mesh axes to sum it over."""
 
     def set_sum_over_axes(self, tensor: upstream.Tensor, value: tf.Tensor, axes: list[int]) -> None:
         """Sets a partial sum over mesh axes; without axes, the slice."""

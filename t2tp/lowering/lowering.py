@@ -35,7 +35,6 @@ from t2tp.lowering.side_effects import (
 from t2tp.lowering.staged_sums import reduce_sum, sum_in_stages
 from t2tp.lowering.transposed_convolution import lower_transposed_convolution
 from t2tp.lowering.while_loop import lower_while_loop
-from t2tp.mesh.collectives import add_in_order
 from t2tp.mesh.graph_memo import GraphMemo
 from t2tp.mesh.layout_text import LayoutError
 
@@ -488,6 +487,9 @@ class GraphLowering(upstream.Lowering):
     def add_parts(self, tensor: upstream.Tensor, addends: Sequence[upstream.Tensor]) -> bool:
         """Adds deferred sums of the same parts part by part, unless their values are needed.
 
+        Sums over the batch are completed first: stages of a pipeline have different addends of a
+        weight's gradient.
+
         Returns:
           whether it did. Only the graph decides, so that it is the same on every mesh.
         """
@@ -498,9 +500,11 @@ class GraphLowering(upstream.Lowering):
         ):
             return False
         first, second = sums
+        if tensor.shape.dims and first.kind[0] == "batch":
+            return False
         if first.kind != second.kind or any(x.shape != tensor.shape for x in addends):
             return False
-        parts = [add_in_order(*pair) for pair in zip(first.parts, second.parts, strict=True)]
+        parts = [a + b for a, b in zip(first.parts, second.parts, strict=True)]
         self._defer_parts(tensor, parts, first.mesh_axes, first.kind)
         return True
 
@@ -519,12 +523,31 @@ class GraphLowering(upstream.Lowering):
         self._defer_parts(y, parts, value.mesh_axes, value.kind)
         return True
 
-    def is_in_parts(self, tensor: upstream.Tensor) -> bool:
-        """Whether a tensor is a deferred sum over the batch, in parts."""
-        value = self.tensors[tensor]
-        if not isinstance(value, DeferredSum) or value.kind is None or value.is_reduced:
-            return False
-        return value.kind[0] == "batch"
+    def addend(self, tensor: upstream.Tensor) -> tuple[tf.Tensor, list[int]]:
+        """Returns a microbatch's partial sum of a tensor that `exact_sums` adds up in a tree.
+
+        Returns:
+          the partial sum, and the mesh axes over which to sum it after the last microbatch.
+
+        Raises:
+          LayoutError: it is not a sum over the rows of the microbatch.
+        """
+        (mesh_impl,) = self.mesh_to_impl.values()
+        layout = mesh_impl.layout
+        if not tensor.dtype.is_floating:
+            return self.partial_sum(tensor)
+        reduces, summed = layout.spreads_microbatches, tensor
+        if reduces and isinstance(tensor.operation, upstream.ReshapeOperation):  # Sharded at rest.
+            (summed,) = tensor.operation.inputs
+        value = self.tensors[summed]
+        is_sum = isinstance(value, DeferredSum) and value.kind and value.kind[0] == "batch"
+        if not is_sum or (value.is_reduced and not reduces):
+            raise LayoutError(
+                f"exact_sums={layout.exact_sums} needs sums over the batch that no operation of a"
+                f" microbatch reads, and {tensor.name!r} is not such a sum: set microbatches=1 or"
+                " exact_sums=0."
+            )
+        return (self.slice(tensor), []) if reduces else self.partial_sum(tensor)
 
     def _defer_parts(
         self,

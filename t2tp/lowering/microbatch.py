@@ -16,6 +16,7 @@ from fractions import Fraction
 import tensorflow as tf
 
 from t2tp import upstream
+from t2tp.mesh.layout import Layout
 
 Dims = tuple[upstream.Dimension, ...]
 
@@ -35,13 +36,13 @@ class Microbatch:
     Attributes:
       number: the index of this one, an integer scalar.
       count: number of microbatches of the batch.
-      rows_per_processor: rows of a microbatch on each processor.
+      rows: the result of `rows_of_microbatch`.
       per_row: the result of `elements_per_row`.
     """
 
     number: tf.Tensor
     count: int
-    rows_per_processor: int
+    rows: int
     per_row: Mapping[upstream.Dimension, set[Fraction]]
 
     def whole_size(self, dim: upstream.Dimension) -> int:
@@ -67,11 +68,23 @@ class Microbatch:
                 f" and {dim} has {' and '.join(map(str, ways))} elements per row: give one of the"
                 " two another name."
             )
-        run = self.rows_per_processor * ways[0]
+        run = self.rows * ways[0]
         # Groups of rows of several processors are distinguished by the microbatch only.
         size = int(run) if run.denominator == 1 else dim.size
         number = tf.cast(self.number, index.dtype)
         return (index // size * self.count + number) * size + index % size
+
+
+def rows_of_microbatch(part: upstream.Dimension, layout: Layout) -> int:
+    """Returns how many rows of a microbatch follow each other in the batch.
+
+    Args:
+      part: the batch dimension of a microbatch.
+      layout: decides whether a microbatch has such rows on each processor, or on all together.
+    """
+    if layout.spreads_microbatches:
+        return part.size
+    return layout.slice_size(upstream.Shape([part]))[0]
 
 
 def elements_per_row(

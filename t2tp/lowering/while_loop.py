@@ -10,8 +10,6 @@ from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.scatters import DeferredScatter
 from t2tp.lowering.shared_constants import shared_constants
-from t2tp.mesh.collectives import add_in_order
-from t2tp.mesh.layout_text import LayoutError
 
 
 class _LoopState(NamedTuple):
@@ -75,8 +73,13 @@ def lower_while_loop(
             _bind(op._body_inputs, state.variables, lowering)
             lowering.lower_operations(op._body_ops, op._body_outputs, accumulators)
             variables = [lowering.slice(tensor) for tensor in next_variables]
-            addends = [lowering.partial_sum(tensor) for tensor in accumulators]
-            sums = add(state, [x for x, _ in addends])
+            addend = lowering.addend if tree_size else lowering.partial_sum
+            addends = [addend(tensor) for tensor in accumulators]
+            if tree_size:
+                values = [x for x, _ in addends]
+                sums = add_to_tree(state.iteration, state.sums, values, tree_size)
+            else:
+                sums = [total + x for total, (x, _) in zip(state.sums, addends, strict=True)]
         summed_axes[:] = [axes for _, axes in addends]
         decided: tuple[tf.Tensor, ...] = ()
         if condition.has_rows:
@@ -87,18 +90,6 @@ def lower_while_loop(
             met = {axis for c in collectives.log[collectives_before:] for axis in c.axes}
             decided = (condition.agreed(here, met),)
         return [_LoopState(state.iteration + 1, variables, sums, decided)]
-
-    def add(state: _LoopState, addends: list[tf.Tensor]) -> list[tf.Tensor]:
-        if tree_size:
-            for tensor in accumulators:
-                if tensor.dtype.is_floating and not lowering.is_in_parts(tensor):
-                    raise LayoutError(
-                        f"exact_sums={mesh_impl.layout.exact_sums} needs sums over the batch that"
-                        f" no operation of a microbatch reads, and {tensor.name!r} is not such a"
-                        " sum: set microbatches=1 or exact_sums=0."
-                    )
-            return add_to_tree(state.iteration, state.sums, addends, tree_size)
-        return [total + x for total, x in zip(state.sums, addends, strict=True)]
 
     zero = tf.constant(0, tf.int64)
     variables = [lowering.slice(tensor) for tensor in op.inputs]
@@ -134,13 +125,13 @@ def add_to_tree(
     Returns:
       the levels; after the last leaf the first one has the sums.
     """
-    count, depth = len(addends), size.bit_length() - 1
+    count, depth = len(addends), max(1, size.bit_length() - 1)
 
     def carried_to(level: int) -> list[tf.Tensor]:
         totals = addends
         for i in range(level):
             halves = levels[i * count : (i + 1) * count]
-            totals = [add_in_order(*pair) for pair in zip(halves, totals, strict=True)]
+            totals = [a + b for a, b in zip(halves, totals, strict=True)]
         begin = level % depth * count
         return [*levels[:begin], *totals, *levels[begin + count :]]
 

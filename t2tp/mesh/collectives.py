@@ -25,8 +25,6 @@ from t2tp.mesh.wire import Wire
 
 # Elements from which members add up parts of a tensor, instead of gathering it whole.
 _LARGE = 1 << 14
-# TensorFlow's additions, which its graph optimizer merges.
-_SUMS = ("Add", "AddV2", "AddN")
 
 
 class _Keys:
@@ -552,18 +550,8 @@ class Collectives:
 def tree_sum(parts: Sequence[tf.Tensor]) -> tf.Tensor:
     """Adds up tensors, a power of two of them, as a binary tree: (0 + 1) + (2 + 3)."""
     while len(parts) > 1:
-        parts = [add_in_order(*parts[i : i + 2]) for i in range(0, len(parts), 2)]
+        parts = [parts[i] + parts[i + 1] for i in range(0, len(parts), 2)]
     return parts[0]
-
-
-def add_in_order(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    """Adds two tensors; no other addition is merged with this one.
-
-    TensorFlow's graph optimizer merges a tree of additions into one, in another order, unless
-    something stands between them.
-    """
-    a, b = (tf.ensure_shape(x, x.shape) if x.op.type in _SUMS else x for x in (a, b))
-    return tf.ensure_shape(a + b, a.shape)
 
 
 def _split_leading(x: tf.Tensor, parts: int, axis: int) -> tf.Tensor:

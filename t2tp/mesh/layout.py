@@ -108,12 +108,7 @@ class Layout:
                 )
 
     def _check_exact_sums(self) -> None:
-        """Rejects stages, and joint axes whose processors are not in the order of the parts."""
-        if self.exact_sums and self.num_stages > 1:
-            raise LayoutError(
-                f"exact_sums={self.exact_sums}: the sums of a pipeline's stages have no fixed order"
-                " yet: drop the rule that splits the layers, or set exact_sums=0."
-            )
+        """Rejects joint axes whose processors are not in the order of the parts."""
         for dim, parts in self._parts.items() if self.exact_sums else ():
             if list(parts) != sorted(parts):
                 raise LayoutError(
@@ -138,6 +133,16 @@ class Layout:
         layout = copy.copy(self)
         layout._parts_on_processor = {**self._parts_on_processor, name: count}
         return layout
+
+    @property
+    def spreads_microbatches(self) -> bool:
+        """Whether a microbatch has consecutive rows of the batch, which all processors divide.
+
+        With `exact_sums` and gradients that are reduced over processors before they are added to
+        those of other microbatches (ZeRO stages 2 and 3), the tree of the batch divides it into
+        microbatches first. Otherwise a microbatch has rows of each processor's part of the batch.
+        """
+        return self.exact_sums > 0 and self.storage.stage >= 2
 
     @property
     def summed_in_parts(self) -> Sequence[str]:

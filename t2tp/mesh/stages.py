@@ -53,3 +53,8 @@ def names_by_stage(mesh: upstream.Mesh, name: str) -> tuple[str | None, ...] | N
 def is_of_stage(variable: upstream.Variable) -> bool:
     """Whether each stage of a pipeline has a variable of its own under this name."""
     return names_by_stage(variable.mesh, variable.name) is not None
+
+
+def count_of_stages(variable: upstream.Variable) -> int:
+    """Returns how many stages have a variable of their own under this name; 0: it is shared."""
+    return sum(name is not None for name in names_by_stage(variable.mesh, variable.name) or ())

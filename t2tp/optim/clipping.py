@@ -19,7 +19,7 @@ def clip(
     grads: Sequence[mtf.Tensor],
     divisor: mtf.Tensor | None,
     hparams: HParams,
-    of_stage: Sequence[bool] | None = None,
+    of_stage: Sequence[int] | None = None,
 ) -> tuple[list[mtf.Tensor], mtf.Tensor]:
     """Divides gradients and clips them by `clip_grad_norm` or `clip_grad_value`.
 
@@ -27,7 +27,8 @@ def clip(
       grads: float32.
       divisor: a float32 scalar to divide the gradients by; None: 1.
       hparams: at most one of the two may be above 0.
-      of_stage: whether a gradient differs between the stages of a pipeline; by default none does.
+      of_stage: how many stages of a pipeline have a gradient of their own in its place; 0, the
+        default: all have the same.
 
     Returns:
       the gradients; and their norm before clipping, a float32 scalar.
@@ -58,14 +59,13 @@ def clip(
     return list(grads), norm
 
 
-def global_norm(
-    tensors: Sequence[mtf.Tensor], of_stage: Sequence[bool] | None = None
-) -> mtf.Tensor:
+def global_norm(tensors: Sequence[mtf.Tensor], of_stage: Sequence[int] | None = None) -> mtf.Tensor:
     """Computes the L2 norm of all elements of all tensors: a float32 scalar.
 
     Args:
       tensors: tensors of any shapes.
-      of_stage: whether a tensor differs between the stages of a pipeline; by default none does.
+      of_stage: how many stages of a pipeline have a tensor of their own in its place; 0, the
+        default: all have the same.
     """
     return mtf.sqrt(SumOfSquaresOperation(list(tensors), of_stage).outputs[0])
 
@@ -85,9 +85,9 @@ class SumOfSquaresOperation(Operation):
     accepts_padding = True
     dropped_dims = "kept"
 
-    def __init__(self, tensors: list[mtf.Tensor], of_stage: Sequence[bool] | None = None) -> None:
+    def __init__(self, tensors: list[mtf.Tensor], of_stage: Sequence[int] | None = None) -> None:
         super().__init__(tensors, name="sum_of_squares")
-        self._of_stage = of_stage or [False] * len(tensors)
+        self._of_stage = of_stage or [0] * len(tensors)
         self._outputs = [mtf.Tensor(self, mtf.Shape([]), tf.float32)]
 
     def lower(self, lowering: Lowering) -> None:
@@ -99,27 +99,23 @@ class SumOfSquaresOperation(Operation):
 
 
 def sum_of_squares(
-    lowering: Lowering, op: mtf.Operation, slices: Sequence[tuple[mtf.Shape, tf.Tensor, bool]]
+    lowering: Lowering, op: mtf.Operation, slices: Sequence[tuple[mtf.Shape, tf.Tensor, int]]
 ) -> tf.Tensor:
     """Sums the squares of tensors.
 
     Args:
       lowering: the graph's lowering.
       op: the operation that is lowered.
-      slices: shape and slice of each tensor, and whether it differs between the
-        stages of a pipeline.
+      slices: shape and slice of each tensor, and how many stages of a pipeline have one of their
+        own in its place.
     """
     if lowering.mesh_impl(op).layout.exact_sums:
         return _exact_sum_of_squares(lowering, op, slices)
     by_axes: dict[tuple[int, ...], list[tf.Tensor]] = {}
-    stages = lowering.mesh_impl(op).layout.stage_axis
     for shape, part, of_stage in slices:
         part = lowering.mesh_impl(op).masked(tf.cast(part, tf.float32), shape)
         half = tf.nn.l2_loss(part)
-        axes = mesh_axes(lowering, op, shape)
-        if of_stage and stages is not None:
-            axes.append(stages)
-        by_axes.setdefault(tuple(axes), []).append(half)
+        by_axes.setdefault(_summed_axes(lowering, op, shape, of_stage), []).append(half)
     collectives = lowering.mesh_impl(op).collectives
     sums = [
         collectives.allreduce(2.0 * tf.add_n(halves), axes, "Add")
@@ -128,8 +124,16 @@ def sum_of_squares(
     return tf.add_n(sums)
 
 
+def _summed_axes(
+    lowering: Lowering, op: mtf.Operation, shape: mtf.Shape, of_stage: int
+) -> tuple[int, ...]:
+    """Returns the mesh axes over which the elements of a tensor are distributed."""
+    axes, stages = mesh_axes(lowering, op, shape), lowering.mesh_impl(op).layout.stage_axis
+    return (*axes, stages) if of_stage and stages is not None else tuple(axes)
+
+
 def _exact_sum_of_squares(
-    lowering: Lowering, op: mtf.Operation, slices: Sequence[tuple[mtf.Shape, tf.Tensor, bool]]
+    lowering: Lowering, op: mtf.Operation, slices: Sequence[tuple[mtf.Shape, tf.Tensor, int]]
 ) -> tf.Tensor:
     """Sums the squares of tensors in fixed point, where no order of additions changes the sum.
 
@@ -144,17 +148,18 @@ def _exact_sum_of_squares(
     everywhere = range(mesh_impl.layout.mesh_shape.ndims)
     highest = mesh_impl.collectives.allreduce(tf.reduce_max(tf.stack(bits)), everywhere, "Max")
     exponent = tf.cast(tf.clip_by_value(highest // (1 << 23) - 127, -120, 120), tf.float64)
-    elements = sum(shape.size for shape, _, _ in slices)
+    elements = sum(shape.size * (of_stage or 1) for shape, _, of_stage in slices)
     unit = tf.constant(2.0 ** (_WORD_BITS - math.ceil(math.log2(elements))), tf.float64)
     scale = tf.cast(tf.pow(tf.constant(2.0, tf.float64), -exponent), tf.float32)
     totals: dict[tuple[int, ...], list[tf.Tensor]] = {}
-    for (shape, _, _), x in zip(slices, parts, strict=True):
+    for (shape, _, of_stage), x in zip(slices, parts, strict=True):
         # An element is below 2, and a quarter of its square below 1.
         fixed = tf.square(tf.cast(x * scale, tf.float64)) * (unit / 4)
         high = tf.floor(fixed)
         words = [tf.cast(x, tf.int64) for x in (high, (fixed - high) * unit)]
         sums_of_words = tf.stack([tf.reduce_sum(x) for x in words])
-        totals.setdefault(tuple(mesh_axes(lowering, op, shape)), []).append(sums_of_words)
+        axes = _summed_axes(lowering, op, shape, of_stage)
+        totals.setdefault(axes, []).append(sums_of_words)
     sums = [
         mesh_impl.collectives.allreduce(tf.add_n(addends), axes, "Add")
         for axes, addends in totals.items()

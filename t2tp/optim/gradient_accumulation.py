@@ -1,6 +1,8 @@
 """Gradient accumulation: the gradients of a batch from several microbatches."""
 
 import contextlib
+import functools
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,12 +12,12 @@ import tensorflow as tf
 from t2tp import mtf
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.lowering import all_operations
-from t2tp.lowering.microbatch import Microbatch, elements_per_row
+from t2tp.lowering.microbatch import Microbatch, elements_per_row, rows_of_microbatch
 from t2tp.lowering.while_loop import lower_while_loop
 from t2tp.mesh.stages import is_of_stage
 from t2tp.ops.microbatch_sums import MicrobatchSums
 from t2tp.ops.take_microbatch import take_microbatch
-from t2tp.ops.variables.sharded_variable import gradients_at_rest
+from t2tp.ops.variables.sharded_variable import addends_of, gradients_at_rest
 from t2tp.optim.loss import LossOutput, LossTerm
 from t2tp.pipeline.boundary import EnterStage
 from t2tp.pipeline.loop import PipelineLoop
@@ -50,7 +52,7 @@ class _Sums(NamedTuple):
 
     summaries: dict[str, mtf.Tensor]
     sums: dict[str, mtf.Tensor]
-    gradients: list[mtf.Tensor]
+    gradients: list[list[mtf.Tensor]]
 
 
 def accumulate(
@@ -63,7 +65,8 @@ def accumulate(
     """Computes a loss and its gradients by microbatches; stores the activations of one at a time.
 
     Microbatch i is the i-th slice of each processor's rows, so that no rows move between
-    processors. The gradients are all-reduced once, after the last one.
+    processors (see `Layout.spreads_microbatches` for the exception). The gradients are all-reduced
+    once, after the last one.
 
     The result equals the full batch's. A first loop adds up the weights of each term of the loss
     (numbers of tokens, say), which depend on the features alone; the second one divides each
@@ -87,7 +90,10 @@ def accumulate(
     outputs: list[LossOutput] = []
 
     def weights_of(number: mtf.Tensor) -> dict[str, mtf.Tensor]:
-        taken = {name: take_microbatch(x, number, whole, part) for name, x in features.items()}
+        taken = {
+            name: take_microbatch(x, number, whole, part, mesh.layout.spreads_microbatches)
+            for name, x in features.items()
+        }
         outputs.append(_in_schedule(loss_fn, taken, mesh))
         return {name: term.weight for name, term in outputs[0].terms.items()}
 
@@ -103,7 +109,10 @@ def accumulate(
         if mesh.layout.storage.stage >= 2:
             grads = gradients_at_rest(grads, mesh.graph.trainable_variables)
         summaries = {name: x * (1.0 / microbatches) for name, x in shown.items()}
-        return _Sums(summaries, output.sums, grads)
+        # With `exact_sums` each use of a variable has its own sum over the batch.
+        is_exact = mesh.layout.exact_sums > 0
+        addends = [addends_of(grad) if is_exact else [grad] for grad in grads]
+        return _Sums(summaries, output.sums, addends)
 
     total: _Sums
     idle_share = None
@@ -111,7 +120,8 @@ def accumulate(
 
         def is_per_stage(sums: _Sums) -> _Sums:
             shared = tf.nest.map_structure(lambda _: False, sums)
-            return shared._replace(gradients=[is_of_stage(v) for v in variables_of(mesh)])
+            of_stage = zip(sums.gradients, variables_of(mesh), strict=True)
+            return shared._replace(gradients=[[is_of_stage(v)] * len(g) for g, v in of_stage])
 
         loop = PipelineLoop(sums_of, microbatches, part, mesh, is_per_stage, weights_loop)
         total, idle_share = loop.total, loop.idle_share
@@ -121,7 +131,8 @@ def accumulate(
     for name, summary in total.summaries.items():
         mtf.scalar_summary(name, summary)._name = name
     terms = {name: LossTerm(total.sums[f"loss/{name}"], weight) for name, weight in weights.items()}
-    return Accumulated(LossOutput(terms).loss, total.sums, total.gradients, idle_share)
+    gradients = [functools.reduce(operator.add, addends) for addends in total.gradients]
+    return Accumulated(LossOutput(terms).loss, total.sums, gradients, idle_share)
 
 
 def _in_schedule(loss_fn: LossFn, features: Mapping[str, mtf.Tensor], mesh: Mesh) -> LossOutput:
@@ -220,7 +231,7 @@ class MicrobatchLoop(MicrobatchSums):
     """Sums the results of a function over microbatches, one after the other."""
 
     def lower(self, lowering: Lowering) -> None:
-        (rows,) = lowering.mesh_impl(self).slice_shape(mtf.Shape([self.part]))
+        rows = rows_of_microbatch(self.part, lowering.mesh_impl(self).layout)
         per_row = elements_per_row(self.part, all_operations(self.microbatch_operations))
         collectives = lowering.mesh_impl(self).collectives
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 from t2tp import mtf
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
-from t2tp.mesh.stages import is_of_stage
+from t2tp.mesh.stages import count_of_stages
 from t2tp.optim.clipping import sum_of_squares
 from t2tp.optim.optimizer import variable_slice
 
@@ -75,6 +75,7 @@ class SquaresNowOperation(Operation):
                 for now, then in zip(slices, before, strict=True)
             ]
         shaped = [
-            (var.shape, x, is_of_stage(var)) for var, x in zip(self._variables, slices, strict=True)
+            (var.shape, x, count_of_stages(var))
+            for var, x in zip(self._variables, slices, strict=True)
         ]
         lowering.set_slice(self.outputs[0], sum_of_squares(lowering, self, shaped))

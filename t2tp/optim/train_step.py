@@ -9,7 +9,7 @@ from t2tp import mtf, registry
 from t2tp.hparam import HParams
 from t2tp.lowering.side_effects import conditional_updates
 from t2tp.mesh.layout_text import LayoutError
-from t2tp.mesh.stages import is_of_stage
+from t2tp.mesh.stages import count_of_stages
 from t2tp.ops.variables.role import BALANCE
 from t2tp.ops.variables.sharded_variable import gradients_at_rest
 from t2tp.optim.clipping import clip
@@ -126,7 +126,7 @@ def _apply(
     balances = [(v, g) for v, g in zip(variables, grads, strict=True) if is_balance(v)]
     grads = [g for v, g in zip(variables, grads, strict=True) if not is_balance(v)]
     variables = [v for v in variables if not is_balance(v)]
-    of_stage = [is_of_stage(variable) for variable in variables]
+    of_stage = [count_of_stages(variable) for variable in variables]
     divisor = None if loss_scale is None else loss_scale.value
     grads, norm = clip(grads, divisor, hparams, of_stage)
     rate = learning_rate(mesh.step, hparams, train_steps)

@@ -34,7 +34,7 @@ import tensorflow as tf
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.lowering import all_operations
-from t2tp.lowering.microbatch import Microbatch, elements_per_row
+from t2tp.lowering.microbatch import Microbatch, elements_per_row, rows_of_microbatch
 from t2tp.lowering.shared_constants import shared_constants
 from t2tp.ops.microbatch_sums import MicrobatchSums
 from t2tp.pipeline.messages import MessageKind, Wires
@@ -88,6 +88,9 @@ class Branches:
       tables: the slot tables, by name.
       saved: the tensors of the tables that hold saved activations, by name.
       sums: the table of the loop's outputs.
+      tree_size: number of microbatches that are the leaves of each sum's tree; 0: they are added
+        in the order of the schedule.
+      places: the only stage that adds to a sum, by the sum's number; None: several do.
       axes: mesh axes over which each of the loop's sums is a partial sum.
       numbers: the index of the branch of each (action, chunk, number of layers).
       stage: this processor's stage, an int32 scalar.
@@ -110,8 +113,12 @@ class Branches:
         self.wires = Wires(schedule, [MessageKind.of_tensors(x, layout) for x in crossing])
         outputs = op._body_outputs[1:]
         self.axes: list[list[int] | None] = [None] * len(outputs)
+        self.tree_size = op.count if layout.exact_sums else 0
+        self.places: dict[int, int | None] = {}
         self.sums = SumTable(
-            [self.mesh_impl.slice_shape(x.shape) for x in outputs], [x.dtype for x in outputs]
+            [self.mesh_impl.slice_shape(x.shape) for x in outputs]
+            * (levels := max(1, self.tree_size.bit_length() - 1)),
+            [x.dtype for x in outputs] * levels,
         )
         self.pieces = {
             (chunk, layers): partition.pieces(chunk, layers)
@@ -121,7 +128,7 @@ class Branches:
         actions = {entry.action for _, _, entry in schedule.entries()}
         keys = [(action, *key) for action in Action if action in actions for key in self.pieces]
         self.numbers = {key: 1 + i for i, key in enumerate(keys)}
-        (self._rows,) = self.mesh_impl.slice_shape(upstream.Shape([op.part]))
+        self._rows = rows_of_microbatch(op.part, layout)
         self._per_row = elements_per_row(op.part, all_operations(op._body_ops))
         # Slot 0 is never read: a tick without a message writes an empty tensor there.
         self.tables = {
@@ -191,7 +198,8 @@ class _Branch:
         self._messages = self._wires.no_messages()
         self._collectives = branches.mesh_impl.collectives
         self._is_first = tf.equal(branches.stage, 0)
-        self._is_last = tf.equal(branches.stage, branches.schedule.stages - 1)
+        self._last = branches.schedule.stages - 1
+        self._is_last = tf.equal(branches.stage, self._last)
 
     def run(self, action: Action) -> BranchResult:
         """Lowers the work of an action; returns the state and the messages after it."""
@@ -258,7 +266,7 @@ class _Branch:
             with shared_constants(), self._lowering.isolated():
                 self._bind(self._partition.last_exit.outputs, results)
                 self._lower(self._partition.after)
-                return self._add(self._partition.after)
+                return self._add(self._partition.after, self._last)
 
         self._sums = tf.cond(self._is_last, last, lambda: list(self._sums))
 
@@ -297,7 +305,7 @@ class _Branch:
             with shared_constants(), self._lowering.isolated():
                 self._bind_saved("exit", self._partition.last_exit.outputs)
                 gradients = self._lower(self._partition.after)
-                return [*gradients, *self._add(self._partition.after)]
+                return [*gradients, *self._add(self._partition.after, self._last)]
 
         if self._is_last_chunk:
             results = tf.cond(self._is_last, last, lambda: [*arrived(), *self._sums])
@@ -326,7 +334,7 @@ class _Branch:
                 results = self._lower(piece)
                 kind = self._wires.chunk_kinds[chunk - 1]
                 messages = kind.pack(results, self._collectives) if before_name else []
-                return [*self._add(piece), *messages]
+                return [*self._add(piece, place=0), *messages]
 
         def others() -> list[tf.Tensor]:
             return [*self._sums, *(self._messages[before_name] if before_name else [])]
@@ -371,22 +379,35 @@ class _Branch:
         )
         return [self._lowering.slice(t) for t in piece.results]
 
-    def _add(self, piece: Piece) -> list[tf.Tensor]:
+    def _add(self, piece: Piece, place: int | None = None) -> list[tf.Tensor]:
         """Returns the sums with a piece's contributions.
 
         Additions to one list wait for each other, so they follow the order of the operations.
+
+        Args:
+          piece: a piece that has been lowered.
+          place: the only stage that computes it; None: all do.
         """
-        sums = list(self._sums)
+        sums, branches = list(self._sums), self._branches
+        leaves: dict[int, tf.Tensor] = {}
         order = {op: i for i, op in enumerate(piece.operations)}
         contributions = sorted(
             piece.contributions.items(), key=lambda item: order.get(item[1].operation, -1)
         )
         for i, tensor in contributions:
-            value, axes = self._lowering.partial_sum(tensor)
-            sum_axes = self._branches.axes[i]
+            addend_of = self._lowering.addend if branches.tree_size else self._lowering.partial_sum
+            value, axes = addend_of(tensor)
+            sum_axes = branches.axes[i]
             if sum_axes is None:
-                self._branches.axes[i] = sum_axes = list(axes)
-            self._branches.sums.add(sums, i, self._as_partial_sum(value, list(axes), sum_axes))
+                branches.axes[i] = sum_axes = list(axes)
+            addend = self._as_partial_sum(value, list(axes), sum_axes)
+            branches.places[i] = place if branches.places.get(i, place) == place else None
+            if branches.tree_size:
+                leaves[i] = addend
+            else:
+                branches.sums.add(sums, i, addend)
+        if leaves:
+            branches.sums.add_leaf(sums, leaves, self._row.microbatch, branches.tree_size)
         return sums
 
     def _as_partial_sum(self, value: tf.Tensor, axes: list[int], target: list[int]) -> tf.Tensor:

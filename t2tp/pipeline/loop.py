@@ -4,6 +4,7 @@
 runs the schedule; `branches` has the work of a stage in one tick.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -76,9 +77,24 @@ class PipelineLoop(MicrobatchSums):
             )
         except ScheduleError as error:
             raise LayoutError(str(error)) from error
+        if layout.exact_sums:
+            self._check_order()
         self.partition = Partition(
             self._body_ops, self._body_outputs[1:], splits_backward=self.schedule.splits_backward
         )
+
+    def _check_order(self) -> None:
+        """Checks that each stage adds the microbatches in order, as leaves of a tree."""
+        counts: Counter[tuple] = Counter()
+        for _, stage, entry in self.schedule.entries():
+            key = stage, entry.action, entry.chunk
+            if entry.microbatch != counts[key]:
+                raise LayoutError(
+                    "exact_sums adds up microbatches in their order, and in this"
+                    f" pipeline_schedule stage {stage} has {entry} before microbatch"
+                    f" {counts[key]}: use another schedule, or set exact_sums=0."
+                )
+            counts[key] += 1
 
     def lower(self, lowering: Lowering) -> None:
         """Lowers the loop."""
@@ -92,11 +108,22 @@ class PipelineLoop(MicrobatchSums):
         sums, idle_share = Ticks(branches, axis, self.count).run()
         lowering.set_slice(self.outputs[0], tf.constant(self.count))
         stages = mesh_impl.layout.axes.separate([axis])
-        for output, value, axes, has_own_sum in zip(
-            self.outputs[1:-1], sums, branches.axes, self.is_per_stage, strict=True
+        outputs = self.outputs[1:-1]
+        for i, (output, value, axes, has_own_sum) in enumerate(
+            zip(outputs, sums[: len(outputs)], branches.axes, self.is_per_stage, strict=True)
         ):
             sum_axes = axes or []
             if not has_own_sum:
                 sum_axes = sorted({*sum_axes, *stages})
+                if branches.tree_size:
+                    if branches.places[i] is None:
+                        raise LayoutError(
+                            f"exact_sums={mesh_impl.layout.exact_sums} cannot add up"
+                            f" {self._body_outputs[1 + i].name!r} over stages in a fixed order:"
+                            " drop the rule that splits the layers, or set exact_sums=0."
+                        )
+                    # The other stages add -0, which changes no bit.
+                    is_here = tf.equal(stage, branches.places[i])
+                    value = tf.where(is_here, value, -tf.zeros_like(value))
             lowering.set_sum_over_axes(output, value, sum_axes)
         lowering.set_sum_over_axes(self.idle_share, idle_share, stages)

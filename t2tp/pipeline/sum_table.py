@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from t2tp.lowering.while_loop import add_to_tree
 from t2tp.pipeline.slot_table import numbers_by_dtype
 
 
@@ -45,6 +46,31 @@ class SumTable:
                     index=numbers.index(number),
                     item=self._value(handles[i], number, numbers) + addend,
                 )
+
+    def add_leaf(
+        self, handles: list[tf.Tensor], addends: dict[int, tf.Tensor], leaf: tf.Tensor, size: int
+    ) -> None:
+        """Adds a leaf to binary trees, each level of which is one of the sums; see `add_to_tree`.
+
+        Args:
+          handles: handles of the sums, of the first level of all trees, then of the second; they
+            are replaced.
+          addends: the leaf of some trees, by the number of the tree.
+          leaf: number of the leaf.
+          size: number of leaves.
+        """
+        depth = max(1, size.bit_length() - 1)
+        places = [
+            level * (len(self.dtypes) // depth) + tree for level in range(depth) for tree in addends
+        ]
+        held = self.values(handles)
+        sums = add_to_tree(leaf, [held[place] for place in places], [*addends.values()], size)
+        for i, (dtype, numbers) in enumerate(numbers_by_dtype(self.dtypes).items()):
+            for place, value in zip(places, sums, strict=True):
+                if dtype == self.dtypes[place]:
+                    handles[i] = tf.raw_ops.TensorListSetItem(
+                        input_handle=handles[i], index=numbers.index(place), item=value
+                    )
 
     def values(self, handles: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums."""

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 from absl import logging
+from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 from tensorflow.python.eager import context as eager_context
 
 from t2tp.mesh.collective_log import Collective
@@ -31,6 +32,17 @@ class CollectiveTimeoutError(TimeoutError):
     """Processors waited in a collective for others, which did not come."""
 
 
+def _keep_arithmetic() -> None:
+    """Turns off the pass of the graph optimizer that reorders sums and products, in this thread.
+
+    It chooses an order by what else reads a product, so that another graph rounds otherwise.
+    """
+    options = eager_context.context().function_call_options
+    config = tf.compat.v1.ConfigProto.FromString(options.config_proto_serialized)
+    config.graph_options.rewrite_options.arithmetic_optimization = RewriterConfig.OFF
+    options.config_proto_serialized = config
+
+
 class Executor:
     """Calls a function for each processor of this process, a thread each."""
 
@@ -39,7 +51,9 @@ class Executor:
         self._layout = layout
         self._cluster = cluster
         self._threads = concurrent.futures.ThreadPoolExecutor(
-            len(cluster.local_pnums), thread_name_prefix="processor"
+            len(cluster.local_pnums),
+            thread_name_prefix="processor",
+            initializer=_keep_arithmetic if layout.exact_sums else None,
         )
 
     def __call__(self, call: Callable[[int], T], log: Sequence[Collective]) -> list[T]:

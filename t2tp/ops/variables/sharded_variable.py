@@ -5,6 +5,8 @@ In stage 3 each use gathers it (`WeightGatherOperation`), and each use in the ba
 it again, so that the full weight exists only while its layer is computed.
 """
 
+import functools
+import operator
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -242,9 +244,11 @@ def _gathering_again(backward: list[upstream.Operation]) -> list[upstream.Operat
 
 def _added_before_scatter(grad: upstream.Tensor) -> upstream.Tensor:
     """Reduce-scatters a weight's gradient once, although several uses have gathered it."""
-    addends = _addends(grad)
-    if len(addends) == 1 or not all(
-        isinstance(x.operation, upstream.ReshapeOperation) for x in addends
+    addends = addends_of(grad)
+    if (
+        len(addends) == 1
+        or _are_summed_first(grad)
+        or not all(isinstance(x.operation, upstream.ReshapeOperation) for x in addends)
     ):
         return grad
     first, *others = (x.operation.inputs[0] for x in addends)
@@ -253,11 +257,18 @@ def _added_before_scatter(grad: upstream.Tensor) -> upstream.Tensor:
     return upstream.reshape(sum(others, first), grad.shape)
 
 
-def _addends(x: upstream.Tensor) -> list[upstream.Tensor]:
-    op = x.operation
-    if not isinstance(op, upstream.AddOperation):
-        return [x]
-    return [addend for summed in op.inputs for addend in _addends(summed)]
+def addends_of(grad: upstream.Tensor) -> list[upstream.Tensor]:
+    """Returns the addends of a gradient, in the order in which `gradients` adds them up."""
+    if not isinstance(grad.operation, upstream.AddOperation):
+        return [grad]
+    first, last = grad.operation.inputs
+    return [*addends_of(first), last]
+
+
+def _are_summed_first(grad: upstream.Tensor) -> bool:
+    """Whether each addend is summed over the batch before they are added, as `exact_sums` does."""
+    layout = getattr(grad.mesh, "layout", None)
+    return layout is not None and layout.exact_sums > 0
 
 
 def gradients_at_rest(
@@ -267,10 +278,14 @@ def gradients_at_rest(
 
     Each as soon as it is computed, while the backward pass goes on to earlier layers.
     """
-    at_rest = [
-        grad if grad.shape == var.shape else upstream.reshape(grad, var.shape)
-        for grad, var in zip(grads, variables, strict=True)
-    ]
+
+    def stored(grad: upstream.Tensor, shape: upstream.Shape) -> upstream.Tensor:
+        if grad.shape == shape:
+            return grad
+        addends = addends_of(grad) if _are_summed_first(grad) else [grad]
+        return functools.reduce(operator.add, [upstream.reshape(x, shape) for x in addends])
+
+    at_rest = [stored(grad, var.shape) for grad, var in zip(grads, variables, strict=True)]
     scatters = [
         after.operation
         for grad, after in zip(grads, at_rest, strict=True)
