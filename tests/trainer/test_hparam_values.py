@@ -6,7 +6,7 @@ import pytest
 
 import t2tp.hparams
 import t2tp.models  # noqa: F401 (registers models)
-from t2tp import choices, registry
+from t2tp import registry
 from t2tp.hparam import HParams
 from t2tp.models import resnet
 
@@ -128,7 +128,8 @@ def test_values_that_do_not_go_together_are_one_sentence(trainer, tmp_path, capf
 
 
 def test_a_declared_choice_is_one_that_there_is_code_for():
-    assert set(choices.BLOCKS) == set(resnet._EXPANSION)
+    blocks = registry.hparams("mtf_resnet_digits").limits("block").choices
+    assert set(blocks) == set(resnet._EXPANSION)
 
 
 def test_the_limits_go_on_with_a_run(trainer, tmp_path, capfd):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 from absl import logging
@@ -76,12 +75,7 @@ class RunSaver:
     def __enter__(self) -> RunSaver:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None or issubclass(kind, TrainingInterrupted):
                 self.wait()
