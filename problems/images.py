@@ -69,7 +69,7 @@ class ImageProblem(Problem):
             return _from_jpeg(values.tobytes(), self.image_shape)
         return values.reshape(self.image_shape)
 
-    def image_field(self, column: Column, scale: float | None) -> PixelField | EncodedPixelField:
+    def image_field(self, column: Column, scale: float | None) -> PixelField:
         """Returns the field that reads the images; see `PixelField`."""
         if self.stored_as_jpeg:
             return EncodedPixelField(

@@ -6,6 +6,7 @@ ends and the next begins, so that attention does not cross.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ PREVIOUS = "targets_previous"
 FEATURES = {**_TOKENS, PREVIOUS: NumberField.spec}
 
 
+@dataclass(frozen=True, eq=False)
 class PackedWindows:
     """Windows of a split: example i is `length` tokens from i * length on; an `ExampleSource`.
 
@@ -35,53 +37,43 @@ class PackedWindows:
         earlier window counts from the window's start, so a position is always below `length`.
     targets_previous: the token before the window; 0 if the window begins with a document. So the
         first token of a window is predicted from a token too.
+
+    Attributes:
+      column: the tokens.
+      length: length of a window.
+      vocabulary: vocabulary of the tokens.
+      separate: whether each document of a window is a segment. Otherwise the window is one
+        segment, and tokens attend to earlier documents.
+      text_bytes: UTF-8 length of the texts of the split. Default: the length of their tokens.
     """
 
     features = FEATURES
 
-    def __init__(
-        self,
-        column: Column,
-        length: int,
-        vocabulary: Vocabulary,
-        separate: bool = True,
-        text_bytes: int | None = None,
-    ):
-        """Takes the tokens of a split.
-
-        Args:
-          column: the tokens.
-          length: length of a window.
-          vocabulary: vocabulary of the tokens.
-          separate: whether each document of a window is a segment. Otherwise the window is one
-            segment, and tokens attend to earlier documents.
-          text_bytes: UTF-8 length of the texts of the split. Default: the length of their tokens.
-        """
-        self._column = column
-        self._length = length
-        self._vocabulary = vocabulary
-        self._separate = separate
-        self._text_bytes = text_bytes
+    column: Column
+    length: int
+    vocabulary: Vocabulary
+    separate: bool = True
+    text_bytes: int | None = None
 
     def __len__(self) -> int:
-        return -(-self._column.size // self._length)
+        return -(-self.column.size // self.length)
 
     def shape(self, feature: str) -> tuple[int, ...]:
         """Returns (length,); for `targets_previous` ()."""
-        return () if feature == PREVIOUS else (self._length,)
+        return () if feature == PREVIOUS else (self.length,)
 
     def read(self, feature: str, examples: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
         """Reads columns of windows; see `ExampleSource.read`."""
-        begins = np.where(examples == EMPTY, 0, examples * self._length)
+        begins = np.where(examples == EMPTY, 0, examples * self.length)
         if feature == PREVIOUS:
-            tokens = self._column.values(np.maximum(begins - 1, 0)).astype(INT)
-            ends_document = self._separate & (tokens == self._vocabulary.end_of_document)
+            tokens = self.column.values(np.maximum(begins - 1, 0)).astype(INT)
+            ends_document = self.separate & (tokens == self.vocabulary.end_of_document)
             return np.where((begins == 0) | ends_document, 0, tokens).astype(INT)
-        ends = np.where(examples == EMPTY, 0, np.minimum(begins + self._length, self._column.size))
+        ends = np.where(examples == EMPTY, 0, np.minimum(begins + self.length, self.column.size))
         kind = _KINDS[feature]
-        if kind == "tokens" or self._separate:
-            return fill_rows(self._column, begins, ends, self._length, kind)[:, parts[0]]
-        positions = np.arange(self._length)[parts[0]]
+        if kind == "tokens" or self.separate:
+            return fill_rows(self.column, begins, ends, self.length, kind)[:, parts[0]]
+        positions = np.arange(self.length)[parts[0]]
         values = np.ones_like(positions) if kind == "segmentation" else positions
         return np.where(positions < (ends - begins)[:, None], values, 0).astype(INT)
 
@@ -92,13 +84,13 @@ class PackedWindows:
         windows' share of the split's text; the total over all windows is exact.
         """
         tokens = self.read("targets", examples, (slice(None),))
-        return int(self._vocabulary.byte_lengths[tokens].sum()) * self._bytes_of_a_byte
+        return int(self.vocabulary.byte_lengths[tokens].sum()) * self._bytes_of_a_byte
 
     @cached_property
     def _bytes_of_a_byte(self) -> float:
         """How many bytes of text each byte of the tokens is; 1 if they are lossless."""
-        if self._vocabulary.is_lossless or self._text_bytes is None:
+        if self.vocabulary.is_lossless or self.text_bytes is None:
             return 1
-        lengths = self._vocabulary.byte_lengths
-        of_tokens = int(self._column.counts(len(lengths)) @ lengths.astype(np.int64))
-        return self._text_bytes / of_tokens if of_tokens else 1
+        lengths = self.vocabulary.byte_lengths
+        of_tokens = int(self.column.counts(len(lengths)) @ lengths.astype(np.int64))
+        return self.text_bytes / of_tokens if of_tokens else 1

@@ -4,6 +4,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -15,24 +16,26 @@ from t2tp.problems.data.stream import EMPTY, FeatureSpec
 DIMENSIONS = ("batch", "height", "width", "channels")
 
 
+@dataclass(frozen=True, eq=False)
 class PixelField:
     """Images stored as pixels: [batch, height, width, channels].
 
     As float32 the values are divided by the largest one; as int32 they are unchanged.
+
+    Attributes:
+      column: the values of the images.
+      shape: height, width and channels.
+      scale: the largest value, for float32; None: int32.
     """
 
-    def __init__(self, column: Column, shape: tuple[int, int, int], scale: float | None):
-        """Sets the source and the scale.
+    column: Column
+    shape: tuple[int, int, int]
+    scale: float | None
 
-        Args:
-          column: of their values.
-          shape: height, width and channels.
-          scale: the largest value, for float32; None: int32.
-        """
-        self.spec = pixel_spec(scale)
-        self.shape = shape
-        self._column = column
-        self._scale = scale
+    @property
+    def spec(self) -> FeatureSpec:
+        """The spec of the images."""
+        return pixel_spec(self.scale)
 
     def read(self, rows: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
         """Reads slices of the images of rows."""
@@ -40,26 +43,20 @@ class PixelField:
         images = np.zeros((len(rows), *self.shape), np.uint8)
         for index, row in enumerate(rows.tolist()):
             if row != EMPTY:
-                images[index] = self._column.span(row * size, (row + 1) * size).reshape(self.shape)
-        return finish(images[(slice(None), *parts)], self._scale)
+                images[index] = self.column.span(row * size, (row + 1) * size).reshape(self.shape)
+        return finish(images[(slice(None), *parts)], self.scale)
 
 
-class EncodedPixelField:
-    """Images stored compressed: [batch, height, width, channels]."""
+@dataclass(frozen=True, eq=False)
+class EncodedPixelField(PixelField):
+    """Images stored compressed: [batch, height, width, channels].
 
-    def __init__(
-        self,
-        column: Column,
-        shape: tuple[int, int, int],
-        scale: float | None,
-        decode: Callable[[bytes], np.ndarray],
-    ):
-        """Sets source and scale, see `PixelField`; `decode` decodes the bytes of an image."""
-        self.spec = pixel_spec(scale)
-        self.shape = shape
-        self._column = column
-        self._scale = scale
-        self._decode = decode
+    Attributes:
+      column: the files of the images.
+      decode: decodes the bytes of an image.
+    """
+
+    decode: Callable[[bytes], np.ndarray]
 
     def read(self, rows: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
         """Reads slices of the images of rows; decodes the full images."""
@@ -67,11 +64,11 @@ class EncodedPixelField:
 
         def decode(index: int) -> None:
             if rows[index] != EMPTY:
-                images[index] = self._decode(self._column.example(int(rows[index])).tobytes())
+                images[index] = self.decode(self.column.example(int(rows[index])).tobytes())
 
         # Pillow releases the GIL while it decodes, so that threads run in parallel.
         deque(_decoders().map(decode, range(len(rows))), maxlen=0)
-        return finish(images[(slice(None), *parts)], self._scale)
+        return finish(images[(slice(None), *parts)], self.scale)
 
 
 @cache

@@ -1,5 +1,6 @@
 """Self-attention and cross-attention, in any forward pass."""
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Protocol
 
 import tensorflow as tf
@@ -25,47 +26,34 @@ class AttentionLayer(Protocol):
         """
 
 
+@dataclass(frozen=True)
 class SelfAttention:
     """Self-attention: full or within a window, causal or bidirectional.
 
     `Prefill` stores keys and values [batch..., kv_heads, length, d_kv or d_v], zero-padded.
+
+    Attributes:
+      heads: the projections.
+      causal: whether a position attends only to itself and earlier ones.
+      window: number of positions that a position attends to, itself included (local attention).
+      rotary_base: base of rotary positions; None: no rotary positions.
+      rotary_scaling: scaling of rotary positions for long sequences.
+      rotary_fraction: fraction of the elements of a head to rotate.
+      soft_cap: cap of the scores, see `attention`.
+      dropout: dropout rate of the attention weights.
+      method: algorithm, see `attention`.
     """
 
-    def __init__(
-        self,
-        heads: Heads,
-        *,
-        causal: bool,
-        window: int | None = None,
-        rotary_base: float | None = None,
-        rotary_scaling: RotaryScaling | None = None,
-        rotary_fraction: float = 1.0,
-        soft_cap: float = 0.0,
-        dropout: float = 0.0,
-        method: AttentionMethod | None = None,
-    ) -> None:
-        """Sets projections, mask, rotary positions and dropout.
-
-        Args:
-          heads: the projections.
-          causal: whether a position attends only to itself and earlier ones.
-          window: number of positions that a position attends to, itself included (local attention).
-          rotary_base: base of rotary positions; None: no rotary positions.
-          rotary_scaling: scaling of rotary positions for long sequences.
-          rotary_fraction: fraction of the elements of a head to rotate.
-          soft_cap: cap of the scores, see `attention`.
-          dropout: dropout rate of the attention weights.
-          method: algorithm, see `attention`.
-        """
-        self.heads = heads
-        self._causal = causal
-        self._window = window
-        self._rotary_base = rotary_base
-        self._rotary_scaling = rotary_scaling
-        self._rotary_fraction = rotary_fraction
-        self._soft_cap = soft_cap
-        self._dropout = dropout
-        self._method = method
+    heads: Heads
+    _: KW_ONLY
+    causal: bool
+    window: int | None = None
+    rotary_base: float | None = None
+    rotary_scaling: RotaryScaling | None = None
+    rotary_fraction: float = 1.0
+    soft_cap: float = 0.0
+    dropout: float = 0.0
+    method: AttentionMethod | None = None
 
     def __call__(self, x: mtf.Tensor, forward: ForwardPass, name: str) -> mtf.Tensor:
         """See `AttentionLayer`."""
@@ -83,9 +71,9 @@ class SelfAttention:
                 q,
                 *forward.extend(name, k, v),
                 positions=positions,
-                window=self._window,
+                window=self.window,
                 relative_bias=forward.relative_bias,
-                soft_cap=self._soft_cap,
+                soft_cap=self.soft_cap,
                 sinks=sinks,
             )
             return self.heads.output(attended, x.shape)
@@ -96,23 +84,24 @@ class SelfAttention:
             q,
             k,
             v,
-            causal=self._causal,
-            window=self._window,
+            causal=self.causal,
+            window=self.window,
             segments=forward.sequence.segments,
             relative_bias=forward.relative_bias,
-            soft_cap=self._soft_cap,
+            soft_cap=self.soft_cap,
             sinks=sinks,
-            dropout_rate=self._dropout if forward.training else 0.0,
-            method=self._method,
+            dropout_rate=self.dropout if forward.training else 0.0,
+            method=self.method,
         )
         return self.heads.output(attended, x.shape)
 
     def _rotated(self, x: mtf.Tensor, positions: mtf.Tensor) -> mtf.Tensor:
-        if self._rotary_base is None:
+        if self.rotary_base is None:
             return x
-        return rotary(x, positions, self._rotary_base, self._rotary_scaling, self._rotary_fraction)
+        return rotary(x, positions, self.rotary_base, self.rotary_scaling, self.rotary_fraction)
 
 
+@dataclass(frozen=True)
 class CrossAttention:
     """Attention of a sequence to a memory, such as a decoder's to the encoder's output.
 
@@ -120,19 +109,11 @@ class CrossAttention:
     decode step attends to the memory's segment 1.
     """
 
-    def __init__(
-        self,
-        heads: Heads,
-        *,
-        soft_cap: float = 0.0,
-        dropout: float = 0.0,
-        method: AttentionMethod | None = None,
-    ) -> None:
-        """Sets projections and dropout; arguments as for `SelfAttention`."""
-        self.heads = heads
-        self._soft_cap = soft_cap
-        self._dropout = dropout
-        self._method = method
+    heads: Heads
+    _: KW_ONLY
+    soft_cap: float = 0.0
+    dropout: float = 0.0
+    method: AttentionMethod | None = None
 
     def __call__(self, x: mtf.Tensor, forward: ForwardPass, name: str) -> mtf.Tensor:
         """See `AttentionLayer`.
@@ -148,7 +129,7 @@ class CrossAttention:
                 self.heads.queries(x, None),
                 *forward.stored(name),
                 is_seen=mtf.equal(forward.memory_segments, one),
-                soft_cap=self._soft_cap,
+                soft_cap=self.soft_cap,
                 sinks=self.heads.sinks(x.mesh),
             )
             return self.heads.output(attended, x.shape)
@@ -168,9 +149,9 @@ class CrossAttention:
             v,
             segments=segments,
             memory_segments=memory.segments,
-            soft_cap=self._soft_cap,
+            soft_cap=self.soft_cap,
             sinks=self.heads.sinks(x.mesh),
-            dropout_rate=self._dropout if forward.training else 0.0,
-            method=self._method,
+            dropout_rate=self.dropout if forward.training else 0.0,
+            method=self.method,
         )
         return self.heads.output(attended, x.shape)

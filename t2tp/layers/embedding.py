@@ -1,7 +1,7 @@
 """Token embeddings and logits."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import tensorflow as tf
 
@@ -43,58 +43,44 @@ class Projection:
         return mtf.tanh(logits * (1 / cap)) * cap if cap else logits
 
 
+@dataclass(frozen=True)
 class Embedding:
     """Token embedding and output projection to logits.
 
     Lookup and matmul are parallel in the vocabulary if the layout splits `vocab`.
+
+    Attributes:
+      vocab: the dimension of the tokens.
+      d_model: the dimension of the vectors.
+      stddev: standard deviation of the initial values.
+      is_tied: whether logits use the embedding table (O. Press and L. Wolf, arXiv:1608.05859)
+        or a separate one, `output_embedding`.
+      is_scaled: whether looked-up vectors are multiplied by sqrt(d_model), as in tensor2tensor
+        (arXiv:1706.03762, section 3.4).
+      has_bias: whether logits have a bias, `logits_bias`.
+      are_logits_scaled: whether logits are of x divided by sqrt(d_model).
+      multiplier: further factor of looked-up vectors.
+      logits_divisor: further divisor of x, and so of logits.
+      logits_soft_cap: see `Projection`.
     """
 
-    def __init__(
-        self,
-        vocab: mtf.Dimension,
-        d_model: mtf.Dimension,
-        *,
-        stddev: float,
-        is_tied: bool = True,
-        is_scaled: bool = False,
-        has_bias: bool = False,
-        are_logits_scaled: bool = False,
-        multiplier: float = 1.0,
-        logits_divisor: float = 1.0,
-        logits_soft_cap: float = 0.0,
-    ) -> None:
-        """Sets dimensions and variants.
-
-        Args:
-          vocab: the dimension of the tokens.
-          d_model: the dimension of the vectors.
-          stddev: standard deviation of the initial values.
-          is_tied: whether logits use the embedding table (O. Press and L. Wolf, arXiv:1608.05859)
-            or a separate one, `output_embedding`.
-          is_scaled: whether looked-up vectors are multiplied by sqrt(d_model), as in tensor2tensor
-            (arXiv:1706.03762, section 3.4).
-          has_bias: whether logits have a bias, `logits_bias`.
-          are_logits_scaled: whether logits are of x divided by sqrt(d_model).
-          multiplier: further factor of looked-up vectors.
-          logits_divisor: further divisor of x, and so of logits.
-          logits_soft_cap: see `Projection`.
-        """
-        self.vocab = vocab
-        self.d_model = d_model
-        self._stddev = stddev
-        self._is_tied = is_tied
-        self._is_scaled = is_scaled
-        self._multiplier = multiplier
-        self._has_bias = has_bias
-        self._are_logits_scaled = are_logits_scaled
-        self._logits_divisor = logits_divisor
-        self._logits_soft_cap = logits_soft_cap
+    vocab: mtf.Dimension
+    d_model: mtf.Dimension
+    _: KW_ONLY
+    stddev: float
+    is_tied: bool = True
+    is_scaled: bool = False
+    has_bias: bool = False
+    are_logits_scaled: bool = False
+    multiplier: float = 1.0
+    logits_divisor: float = 1.0
+    logits_soft_cap: float = 0.0
 
     def __call__(self, tokens: mtf.Tensor, dtype: tf.DType) -> mtf.Tensor:
         """Looks up integers [...] -> [..., d_model] in the current scope's variable `embedding`."""
         x = checked_gather(self._table(tokens.mesh, "embedding", dtype), tokens, self.vocab)
-        factor = self._multiplier
-        if self._is_scaled:
+        factor = self.multiplier
+        if self.is_scaled:
             factor *= (self.d_model.size / ratio(x.mesh, "d_model")) ** 0.5  # Of the small model.
         return x if factor == 1.0 else x * factor
 
@@ -104,18 +90,18 @@ class Embedding:
 
     def projection(self, x: mtf.Tensor) -> Projection:
         """Returns the logits of [..., d_model], to be computed where they are needed."""
-        name = "embedding" if self._is_tied else "output_embedding"
+        name = "embedding" if self.is_tied else "output_embedding"
         wider = ratio(x.mesh, "d_model")  # Logits fall as fast (arXiv:2203.03466, table 8).
-        factor = 1 / (wider * self._logits_divisor)
-        if self._are_logits_scaled:
+        factor = 1 / (wider * self.logits_divisor)
+        if self.are_logits_scaled:
             factor *= (self.d_model.size / wider) ** -0.5
         if factor != 1.0:
             x *= factor
         table = self._table(x.mesh, name, x.dtype)
         bias = None
-        if self._has_bias:
+        if self.has_bias:
             bias = variables.bias(x.mesh, "logits_bias", [self.vocab], x.dtype)
-        return Projection(x, table, bias, self._logits_soft_cap)
+        return Projection(x, table, bias, self.logits_soft_cap)
 
     def _table(self, mesh: mtf.Mesh, name: str, dtype: tf.DType) -> mtf.Tensor:
-        return variables.embedding(mesh, name, [self.vocab], self.d_model, self._stddev, dtype)
+        return variables.embedding(mesh, name, [self.vocab], self.d_model, self.stddev, dtype)

@@ -4,6 +4,7 @@ import contextlib
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import tensorflow as tf
@@ -89,24 +90,17 @@ def virtual_devices(count: int) -> Cluster:
     return connect(count)
 
 
+@dataclass(eq=False)
 class _Pair:
     """A step on the mesh, and on its first device alone."""
 
-    def __init__(
-        self,
-        step_fn: StepFn,
-        features: Mapping[str, Feature],
-        layout: Layout,
-        cluster: Cluster,
-        seed: int,
-    ) -> None:
-        self._step_fn = step_fn
-        self._features = features
-        self._layout = layout
-        self._cluster = cluster
-        self._seed = seed
-        self._operations: dict[str, upstream.Operation] = {}
-        self._gradients: dict[str, np.ndarray] = {}
+    step_fn: StepFn
+    features: Mapping[str, Feature]
+    layout: Layout
+    cluster: Cluster
+    seed: int
+    _operations: dict[str, upstream.Operation] = field(default_factory=dict, init=False)
+    _gradients: dict[str, np.ndarray] = field(default_factory=dict, init=False)
 
     def run(self, choose: _Choose, batch: dict[str, np.ndarray], step: int) -> list[Compared]:
         """Runs the step once on both, from the same values, and compares its tensors.
@@ -116,9 +110,9 @@ class _Pair:
           batch: global arrays by name.
           step: number of the step.
         """
-        alone = Cluster(self._cluster.devices[:1])
+        alone = Cluster(self.cluster.devices[:1])
         self._one = self._program(choose, Layout(), alone)
-        self._many = self._program(choose, self._layout, self._cluster)
+        self._many = self._program(choose, self.layout, self.cluster)
         for program in (self._one, self._many):
             _perturb(program)
         wanted, found = (program(batch, step=step) for program in (self._one, self._many))
@@ -169,7 +163,7 @@ class _Pair:
 
     def _program(self, choose: _Choose, layout: Layout, cluster: Cluster) -> DoubleProgram:
         def step_fn(mesh: Mesh, features: dict[str, upstream.Tensor]) -> dict[str, upstream.Tensor]:
-            outputs = self._step_fn(mesh, features)
+            outputs = self.step_fn(mesh, features)
             chosen = {
                 key: tensor
                 for key, tensor in choose(mesh, dict(outputs), _gradients(mesh)).items()
@@ -179,7 +173,7 @@ class _Pair:
             return chosen
 
         return DoubleProgram(
-            step_fn, self._features, layout=layout, cluster=cluster, seed=self._seed, xla=False
+            step_fn, self.features, layout=layout, cluster=cluster, seed=self.seed, xla=False
         )
 
     def _compare(self, key: str, wanted: Mapping[str, np.ndarray], found: Outputs) -> Compared:
@@ -200,7 +194,7 @@ class _Pair:
         """Formats a shape with the axes of the mesh that split it."""
         parts = []
         for dim in shape.dims:
-            axis = self._layout.axis_of(dim.name)
+            axis = self.layout.axis_of(dim.name)
             parts.append(f"{dim.name}={dim.size}{f'/{axis.name}' if axis else ''}")
         return f"[{', '.join(parts)}]"
 

@@ -8,45 +8,36 @@ processors.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import tensorflow as tf
 
 from t2tp.mesh.carriers import carrier_of
 
 
+@dataclass(frozen=True, eq=False)
 class Wire:
     """Messages from each processor to another one, at most one at a time.
 
     Sender and receiver must both decide, in the same iteration of a loop, that there is a message.
     A send ends when the message has been received. A receive may begin long before. Neither waits
-    for operations that it does not need.
+    for operations that it does not need. `Collectives.wire` makes it.
+
+    Attributes:
+      pnum: the processor's number, an int32 scalar.
+      receivers: the processor that each processor sends to.
+      pair_key: group key of the pair (0, 0); see `Collectives`.
+      instance_key: instance key of all messages.
+      hint: TensorFlow's name of the library that carries them.
+      log: records a message of a shape and dtype.
     """
 
-    def __init__(
-        self,
-        pnum: tf.Tensor,
-        receivers: Sequence[int],
-        pair_key: int,
-        instance_key: int,
-        hint: str,
-        log: Callable[[tf.TensorSpec], None],
-    ) -> None:
-        """Use `Collectives.wire`.
-
-        Args:
-          pnum: the processor's number, an int32 scalar.
-          receivers: the processor that each processor sends to.
-          pair_key: group key of the pair (0, 0); see `Collectives`.
-          instance_key: instance key of all messages.
-          hint: TensorFlow's name of the library that carries them.
-          log: records a message of a shape and dtype.
-        """
-        self._pnum = pnum
-        self._receivers = list(receivers)
-        self._pair_key = pair_key
-        self._instance_key = instance_key
-        self._hint = hint
-        self._log = log
+    pnum: tf.Tensor
+    receivers: Sequence[int]
+    pair_key: int
+    instance_key: int
+    hint: str
+    log: Callable[[tf.TensorSpec], None]
 
     def send(self, x: tf.Tensor, shape: Sequence[int], when: tf.Tensor) -> tf.Tensor:
         """Sends `x` if `when` is true.
@@ -65,31 +56,31 @@ class Wire:
             sent = tf.raw_ops.CollectiveBcastSendV2(
                 input=self._to_carrier(tf.reshape(x, shape)),
                 group_size=2,
-                group_key=self._pair(self._receivers, is_sender=True),
-                instance_key=self._instance_key,
-                communication_hint=self._hint,
+                group_key=self._pair(self.receivers, is_sender=True),
+                instance_key=self.instance_key,
+                communication_hint=self.hint,
             )
             with tf.control_dependencies([sent]):
                 return tf.constant(True)
 
-        self._log(tf.TensorSpec(list(shape), x.dtype))
+        self.log(tf.TensorSpec(list(shape), x.dtype))
         sent = tf.cond(when, send, lambda: tf.constant(False))
         _run_independently(sent)
         return sent
 
     def receive(self, shape: Sequence[int], dtype: tf.DType, when: tf.Tensor) -> tf.Tensor:
         """Returns the message if `when` is true; otherwise a tensor without elements."""
-        senders = sorted(range(len(self._receivers)), key=self._receivers.__getitem__)
+        senders = sorted(range(len(self.receivers)), key=self.receivers.__getitem__)
         carrier = carrier_of(dtype)
 
         def receive() -> tf.Tensor:
             arrived = tf.raw_ops.CollectiveBcastRecvV2(
                 group_size=2,
                 group_key=self._pair(senders, is_sender=False),
-                instance_key=self._instance_key,
+                instance_key=self.instance_key,
                 shape=list(shape),
                 T=carrier,
-                communication_hint=self._hint,
+                communication_hint=self.hint,
             )
             return arrived if carrier == dtype else tf.bitcast(arrived, dtype)
 
@@ -99,10 +90,10 @@ class Wire:
 
     def _pair(self, others: Sequence[int], *, is_sender: bool) -> tf.Tensor:
         """Returns the group key of this processor and its partner."""
-        this, count = self._pnum, len(others)
+        this, count = self.pnum, len(others)
         other = tf.gather(tf.constant(list(others), tf.int32), this)
         first, second = (this, other) if is_sender else (other, this)
-        return self._pair_key + first * count + second
+        return self.pair_key + first * count + second
 
     def _to_carrier(self, x: tf.Tensor) -> tf.Tensor:
         carrier = carrier_of(x.dtype)

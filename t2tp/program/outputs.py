@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
@@ -11,38 +12,31 @@ from t2tp.mesh.layout import Layout
 from t2tp.processes.cluster import Cluster
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Outputs(Mapping[str, np.ndarray]):
-    """The outputs of a step by name; a value is fetched from the devices when it is read."""
+    """The outputs of a step by name; a value is fetched from the devices when it is read.
 
-    def __init__(
-        self,
-        layout: Layout,
-        cluster: Cluster,
-        shapes: Mapping[str, upstream.Shape],
-        slices: list[dict[str, tf.Tensor]],
-    ) -> None:
-        """Collects the slices; `Program` does it.
+    Attributes:
+      layout: how outputs are split.
+      cluster: which processors are in this process.
+      shapes: the outputs' global shapes.
+      slices: the slices of each local processor, gathered along `dims_to_gather`.
+    """
 
-        Args:
-          layout: how outputs are split.
-          cluster: which processors are in this process.
-          shapes: the outputs' global shapes.
-          slices: the slices of each local processor, gathered along `dims_to_gather`.
-        """
-        self._layout = layout
-        self._cluster = cluster
-        self._shapes = shapes
-        self._slices = slices
+    layout: Layout
+    cluster: Cluster
+    shapes: Mapping[str, upstream.Shape]
+    slices: list[dict[str, tf.Tensor]]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._shapes)
+        return iter(self.shapes)
 
     def __len__(self) -> int:
-        return len(self._shapes)
+        return len(self.shapes)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        shape = self._shapes[name]
-        first = self._slices[0][name]
+        shape = self.shapes[name]
+        first = self.slices[0][name]
         if tuple(first.shape) == tuple(shape.to_integer_list):
             return first.numpy()
         whole = np.zeros(shape.to_integer_list, first.dtype.as_numpy_dtype)
@@ -52,16 +46,16 @@ class Outputs(Mapping[str, np.ndarray]):
 
     def shape_of(self, name: str) -> upstream.Shape:
         """The global shape of an output."""
-        return self._shapes[name]
+        return self.shapes[name]
 
     def slices_of(self, name: str) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:
         """Yields each local processor's part of an output, after its region in the output."""
-        shape = self._shapes[name]
-        gathered = dims_to_gather(self._layout, self._cluster, shape)
-        for pnum, slices in zip(self._cluster.local_pnums, self._slices, strict=True):
+        shape = self.shapes[name]
+        gathered = dims_to_gather(self.layout, self.cluster, shape)
+        for pnum, slices in zip(self.cluster.local_pnums, self.slices, strict=True):
             region = tuple(
                 slice(None) if i in gathered else part
-                for i, part in enumerate(self._layout.slices(shape, pnum))
+                for i, part in enumerate(self.layout.slices(shape, pnum))
             )
             real = tuple(
                 slice(part.stop) if part.stop is None else slice(part.stop - part.start)

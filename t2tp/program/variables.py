@@ -231,34 +231,30 @@ def _pnums(layout: Layout, pnums: Sequence[int], stage: int | None) -> Sequence[
     return pnums if stage is None else [p for p in pnums if layout.stage_of(p) == stage]
 
 
+@dataclass(frozen=True, eq=False)
 class StagedVariable:
     """A variable of a layer that each stage of a pipeline has in its own place.
 
     Attributes:
       spec: the spec of the variable in the graph, with its names on each stage.
+      by_stage: the variable of each stage.
+      layout: the mesh's layout.
+      cluster: the devices.
     """
 
-    def __init__(
-        self,
-        spec: VariableSpec,
-        by_stage: Sequence[SlicedVariable],
-        layout: Layout,
-        cluster: Cluster,
-    ) -> None:
-        """Use `Variables.create`."""
-        self.spec = spec
-        self._by_stage = list(by_stage)
-        self._layout = layout
-        self._cluster = cluster
+    spec: VariableSpec
+    by_stage: Sequence[SlicedVariable]
+    layout: Layout
+    cluster: Cluster
 
     @property
     def slices(self) -> list[tf.Variable]:
         """The `tf.Variable`s of the processors of this process, in their order."""
-        return [self.slice_of(pnum) for pnum in self._cluster.local_pnums]
+        return [self.slice_of(pnum) for pnum in self.cluster.local_pnums]
 
     def held_by(self, pnum: int) -> SlicedVariable:
         """The variable that processor `pnum` has."""
-        return self._by_stage[self._layout.stage_of(pnum)]
+        return self.by_stage[self.layout.stage_of(pnum)]
 
     def slice_of(self, pnum: int) -> tf.Variable:
         """The slice of processor `pnum`, one of this process."""

@@ -1,6 +1,7 @@
 """The hooks of every training: reports, profile, histograms, heartbeat, checks."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from t2tp import mtf
@@ -27,35 +28,29 @@ from t2tp.trainer.run_config import RunConfig, profile_range
 LossFn = Callable[[Mesh, dict[str, mtf.Tensor]], mtf.Tensor]
 
 
+@dataclass(frozen=True)
 class RunInfoHook(Hook):
     """Writes the constants of a run: hyperparameters, layout report, formula of the MFU."""
 
-    def __init__(
-        self,
-        summaries: SummaryWriter,
-        program: Program,
-        hparams: Mapping[str, Any],
-        utilization: Utilization | None,
-    ) -> None:
-        self._summaries = summaries
-        self._program = program
-        self._hparams = hparams
-        self._utilization = utilization
+    summaries: SummaryWriter
+    program: Program
+    hparams: Mapping[str, Any]
+    utilization: Utilization | None
 
     def begin(self, training: Training) -> None:
         """Writes the texts."""
         step = training.steps_done
-        if self._hparams:
-            self._summaries.hparams(self._hparams)
-        layout = "\n".join(f"    {line}" for line in str(explain(self._program)).splitlines())
-        self._summaries.text(step, "layout", layout)
-        if self._utilization is not None:
-            self._summaries.text(step, "mfu_formula", self._utilization.describe())
-        self._summaries.flush()
+        if self.hparams:
+            self.summaries.hparams(self.hparams)
+        layout = "\n".join(f"    {line}" for line in str(explain(self.program)).splitlines())
+        self.summaries.text(step, "layout", layout)
+        if self.utilization is not None:
+            self.summaries.text(step, "mfu_formula", self.utilization.describe())
+        self.summaries.flush()
 
     def end(self, training: Training) -> None:
         """Closes the event file."""
-        self._summaries.close()
+        self.summaries.close()
 
 
 def default_hooks(

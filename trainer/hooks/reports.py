@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
 
@@ -15,37 +16,28 @@ from t2tp.trainer.hooks.mfu import Utilization
 Sink = Callable[[int, Mapping[str, float]], None]
 
 
+@dataclass(eq=False)
 class ReportHook(Hook):
-    """Reports every N steps and at the last: scalars of the step, and speed after the first."""
+    """Reports every N steps and at the last: scalars of the step, and speed after the first.
 
-    def __init__(
-        self,
-        every: int,
-        sinks: Sequence[Sink],
-        *,
-        cluster: Cluster,
-        batch_size: int | None,
-        metrics: Sequence[str] = (),
-        utilization: Utilization | None = None,
-    ) -> None:
-        """Sets interval and destinations.
+    Attributes:
+      every: steps from one report to the next.
+      sinks: take the scalars.
+      cluster: the devices.
+      batch_size: examples per step; None if it varies.
+      metrics: names of metrics to compute if a step has their sums.
+      utilization: computes the MFU from a step time; None: unknown.
+    """
 
-        Args:
-          every: steps from one report to the next.
-          sinks: take the scalars.
-          cluster: the devices.
-          batch_size: examples per step; None if it varies.
-          metrics: names of metrics to compute if a step has their sums.
-          utilization: computes the MFU from a step time; None: unknown.
-        """
-        self._every = every
-        self._sinks = sinks
-        self._cluster = cluster
-        self._batch_size = batch_size
-        self._metrics = metrics
-        self._utilization = utilization
-        self._last: tuple[int, float, Counter[str]] = (0, 0.0, Counter())
-        self._is_first = True
+    every: int
+    sinks: Sequence[Sink]
+    _: KW_ONLY
+    cluster: Cluster
+    batch_size: int | None
+    metrics: Sequence[str] = ()
+    utilization: Utilization | None = None
+    _last: tuple[int, float, Counter[str]] = field(init=False)
+    _is_first: bool = field(init=False)
 
     def begin(self, training: Training) -> None:
         """Starts measuring."""
@@ -54,7 +46,7 @@ class ReportHook(Hook):
     def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
         """Reports if it is due."""
         step = training.steps_done
-        is_due = step % self._every == 0 or step == training.max_steps
+        is_due = step % self.every == 0 or step == training.max_steps
         if is_due or self._is_first:
             step_scalars = _scalars(outputs)  # Waits for the devices: the time is known only now.
         if is_due:
@@ -63,8 +55,8 @@ class ReportHook(Hook):
             speed = {} if self._is_first else self._speed(training, sums)
             # The step's own loss, which other model functions than models' may have.
             scalars = self._metric_values(sums) | step_scalars | speed
-            scalars |= memory_in_use(self._cluster)
-            for sink in self._sinks:
+            scalars |= memory_in_use(self.cluster)
+            for sink in self.sinks:
                 sink(step, scalars)
         if self._is_first:
             self._last, self._is_first = self._now(training), False
@@ -73,7 +65,7 @@ class ReportHook(Hook):
         """Computes the metrics of the step and its perplexity."""
         if not sums.get("tokens"):
             return {}
-        return reported(sorted({"perplexity", *self._metrics}), sums)
+        return reported(sorted({"perplexity", *self.metrics}), sums)
 
     def _speed(self, training: Training, sums: Mapping[str, float]) -> dict[str, float]:
         """Computes seconds per step since the last report, their parts, and rates."""
@@ -83,14 +75,14 @@ class ReportHook(Hook):
         step_time = (self._last[1] - before[1]) / steps
         speed = {"step_time": step_time, "time/compute": step_time - parts.get("data", 0.0)}
         speed |= {f"time/{what}": seconds for what, seconds in parts.items()}
-        if self._batch_size is not None:
-            speed["examples_per_second"] = self._batch_size / step_time
+        if self.batch_size is not None:
+            speed["examples_per_second"] = self.batch_size / step_time
         if "tokens" in sums:
             speed["tokens_per_second"] = sums["tokens"] / step_time
-            devices = len(self._cluster.devices)
+            devices = len(self.cluster.devices)
             speed["tokens_per_second_per_device"] = speed["tokens_per_second"] / devices
-        if self._utilization is not None:
-            speed["mfu"] = self._utilization.at(step_time)
+        if self.utilization is not None:
+            speed["mfu"] = self.utilization.at(step_time)
         return speed
 
     @staticmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,7 @@ def retention_of(config: RunConfig) -> Retention:
     return Retention(config.keep_checkpoint_max, config.keep_checkpoint_every_n_hours, best)
 
 
+@dataclass(eq=False)
 class RunSaver:
     """The saver of one training, which writes one checkpoint at a time in a background thread.
 
@@ -44,33 +46,22 @@ class RunSaver:
     A training that fails waits for the checkpoint being written; one that exits at once does not.
 
     Attributes:
+      directory: directory of the run's checkpoints.
       variables: the variables to save.
+      retention: which checkpoints to keep.
+      metadata: metadata of each checkpoint.
+      saved: called with the step of each complete checkpoint, in the thread of process 0.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        variables: Variables,
-        retention: Retention,
-        metadata: dict,
-        saved: Callable[[int], None] = lambda step: None,
-    ) -> None:
-        """Prepares the background thread without writing.
-
-        Args:
-          directory: directory of the run's checkpoints.
-          variables: the variables to save.
-          retention: which checkpoints to keep.
-          metadata: metadata of each checkpoint.
-          saved: called with the step of each complete checkpoint, in the thread of process 0.
-        """
-        self._directory = directory
-        self.variables = variables
-        self._retention = retention
-        self._metadata = metadata
-        self._saved = saved
-        self._background = BackgroundWorker("save")
-        self._metrics: tuple[int, dict[str, float]] = (-1, {})
+    directory: Path
+    variables: Variables
+    retention: Retention
+    metadata: dict
+    saved: Callable[[int], None] = lambda step: None
+    _background: BackgroundWorker = field(
+        default_factory=lambda: BackgroundWorker("save"), init=False
+    )
+    _metrics: tuple[int, dict[str, float]] = field(default=(-1, {}), init=False)
 
     def __enter__(self) -> RunSaver:
         return self
@@ -127,7 +118,7 @@ class RunSaver:
         Raises:
           LookupError: the metric was not evaluated.
         """
-        goal = self._retention.best
+        goal = self.retention.best
         if goal is None or self._metrics[0] != step:
             return False
         value = goal.value_of(self._metrics[1])
@@ -139,25 +130,25 @@ class RunSaver:
 
     def _beats_all_saved(self, goal: BestMetric, value: float) -> bool:
         self.wait()  # To include the checkpoint that is being written.
-        best = goal.best(checkpoint.step_directories(self._directory))
+        best = goal.best(checkpoint.step_directories(self.directory))
         return value == value if best is None else goal.is_better(value, best[1])
 
     def _write(self, step: int, values: list, metrics: dict[str, float]) -> None:
         """Writes a checkpoint and applies the retention."""
         cluster = self.variables.cluster
         checkpoint.save(
-            self._directory,
+            self.directory,
             step,
             values,
-            self._metadata,
+            self.metadata,
             metrics=metrics,
             process_id=cluster.process_id,
             num_processes=cluster.num_processes,
             barrier=cluster.barrier,
         )
         if cluster.is_main_process:
-            self._saved(step)
-            checkpoint.apply_retention(self._directory, self._retention)
+            self.saved(step)
+            checkpoint.apply_retention(self.directory, self.retention)
 
 
 class LockHook(Hook):

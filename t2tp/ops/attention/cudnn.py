@@ -57,7 +57,7 @@ def forward(
             _name("", bias),
             [q, k, v, *bias],
             [(q.dtype, q.shape), (tf.float32, q.shape[:3])],
-            _config(q, k, mask.is_causal, _FORWARD),
+            _config(q, k, mask.causal, _FORWARD),
         )
 
     y, log = _run(call, mask, target, q, k, v)
@@ -89,7 +89,7 @@ def backward(
             _name("Backward", bias),
             [q, k, v, log, dy, *bias, y],
             [(x.dtype, x.shape) for x in (q, k, v)],
-            _config(q, k, mask.is_causal, _BACKWARD),
+            _config(q, k, mask.causal, _BACKWARD),
         )
 
     d_q, d_k, d_v = _run(call, mask, target, q, k, v, y, log, dy)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import functools
+from dataclasses import KW_ONLY, dataclass, replace
 
 import numpy as np
 import tensorflow as tf
@@ -14,51 +14,33 @@ from t2tp.ops.attention.blocks import Block, Keys, Queries, positions
 MASKED = -1e9
 
 
+@dataclass(frozen=True, eq=False)
 class Mask:
     """The keys that each query of one processor's slice attends to.
 
     Attributes:
       queries: the processor's slice of the queries.
-      keys: those that the processor has at hand.
-      may_be_blind: whether a query may attend to nothing, which gives a result of zero.
+      keys: the keys that the processor has at hand.
+      causal: whether queries attend to no later positions.
+      window: number of positions that a query attends to; None: all.
+      segments: segments of these queries, [batch, queries], or None.
+      memory_segments: segments of these keys, [batch, keys], or None.
+      may_be_blind: whether a query may attend to nothing, because segments mask all keys. Its
+        result is zero.
     """
 
-    def __init__(
-        self,
-        queries: Queries,
-        keys: Keys,
-        *,
-        causal: bool = False,
-        window: int | None = None,
-        segments: tf.Tensor | None = None,
-        memory_segments: tf.Tensor | None = None,
-        may_be_blind: bool = False,
-    ) -> None:
-        """Creates a mask; see `attention`.
-
-        Args:
-          queries: the processor's slice of the queries.
-          keys: those that the processor has at hand.
-          causal: whether queries attend to no later positions.
-          window: how many positions they attend to; None: all.
-          segments: segments of these queries, [batch, queries], or None.
-          memory_segments: segments of these keys, [batch, keys], or None.
-          may_be_blind: whether segments may mask all keys of a query.
-        """
-        self.queries = queries
-        self.keys = keys
-        self.may_be_blind = may_be_blind
-        self._causal = causal
-        self._window = window
-        self._segments = segments
-        self._memory_segments = memory_segments
+    queries: Queries
+    keys: Keys
+    _: KW_ONLY
+    causal: bool = False
+    window: int | None = None
+    segments: tf.Tensor | None = None
+    memory_segments: tf.Tensor | None = None
+    may_be_blind: bool = False
 
     def of_keys(self, keys: Keys, segments: tf.Tensor | None) -> Mask:
         """Returns the mask of the same queries for other keys, with segments [batch, keys]."""
-        result = copy.copy(self)
-        result.keys = keys
-        result._memory_segments = segments
-        return result
+        return replace(self, keys=keys, memory_segments=segments)
 
     def visible_range(self, first: np.ndarray, count: np.ndarray) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns which of the keys at hand some queries attend to.
@@ -73,22 +55,17 @@ class Mask:
         """
         query = self.queries.begin + tf.constant(first, tf.int32)
         begin, end = tf.zeros_like(query), tf.fill(query.shape, self.keys.size)
-        if self._window is not None:
-            begin = tf.maximum(begin, query - self._window + 1 - self.keys.begin)
-            end = tf.minimum(end, query + count + self._window - 1 - self.keys.begin)
-        if self._causal:
+        if self.window is not None:
+            begin = tf.maximum(begin, query - self.window + 1 - self.keys.begin)
+            end = tf.minimum(end, query + count + self.window - 1 - self.keys.begin)
+        if self.causal:
             end = tf.minimum(end, query + count - self.keys.begin)
         return begin, end
 
     @property
-    def is_causal(self) -> bool:
-        """Whether queries attend to no later positions."""
-        return self._causal
-
-    @property
     def is_only_causal(self) -> bool:
         """Whether nothing but `causal`, or nothing at all, masks a key."""
-        return self._window is None and self._segments is None
+        return self.window is None and self.segments is None
 
     @functools.cached_property
     def has_one_segment(self) -> tf.Tensor | None:
@@ -96,11 +73,11 @@ class Mask:
 
         None: the mask has a window, or no segments.
         """
-        if self._window is not None or self._segments is None:
+        if self.window is not None or self.segments is None:
             return None
-        first = self._segments[:, :1]
+        first = self.segments[:, :1]
         return tf.reduce_all(
-            [tf.reduce_all(tf.equal(x, first)) for x in (self._segments, self._memory_segments)]
+            [tf.reduce_all(tf.equal(x, first)) for x in (self.segments, self.memory_segments)]
         )
 
     @property
@@ -122,9 +99,9 @@ class Mask:
         their results are never read.
         """
         conditions = self._conditions_on_places(block)
-        if self._segments is not None:
-            ours = _part(self._segments, block.query - self.queries.begin, block.queries)
-            theirs = _part(self._memory_segments, block.memory - self.keys.begin, block.memories)
+        if self.segments is not None:
+            ours = _part(self.segments, block.query - self.queries.begin, block.queries)
+            theirs = _part(self.memory_segments, block.memory - self.keys.begin, block.memories)
             conditions.append(tf.equal(tf.expand_dims(ours, 2), tf.expand_dims(theirs, 1)))
         if not conditions:
             return None
@@ -138,12 +115,12 @@ class Mask:
         here = tf.reshape(positions(block.query, block.queries), [1, -1, 1])
         there = tf.reshape(positions(block.memory, block.memories), [1, 1, -1])
         conditions = []
-        if self._causal:
+        if self.causal:
             conditions.append(there <= here)
-        if self._window is not None:
-            conditions.append(there > here - self._window)
-            if not self._causal:
-                conditions.append(there < here + self._window)
+        if self.window is not None:
+            conditions.append(there > here - self.window)
+            if not self.causal:
+                conditions.append(there < here + self.window)
         if self.keys.size % block.memories:
             conditions.append(there < self.keys.begin + self.keys.size)
         return conditions
