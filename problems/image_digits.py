@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from t2tp import registry
+from t2tp.optional_import import optional_import
 from t2tp.problems.data.permutation import permute
 from t2tp.problems.data.sample import Samples
 from t2tp.problems.images import Image2ClassProblem, ImageGenerationProblem, ImageProblem
@@ -67,12 +68,9 @@ class ImageDigitsGen(_Digits, ImageGenerationProblem):
 
 def _digits(split: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns the images, uint8 [n, 8, 8, 1], and the labels, int64 [n], of a split."""
-    try:
+    advice = "the images of digits come with scikit-learn: pip install -e '.[digits]'"
+    with optional_import(advice, ValueError):
         from sklearn.datasets import load_digits
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            "the images of digits come with scikit-learn: pip install -e '.[digits]'"
-        ) from error
     images, labels = load_digits(return_X_y=True)
     order = permute(np.arange(len(labels)), len(labels), "digits")
     held_out = sum(_HELD_OUT.values())

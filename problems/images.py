@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from t2tp.optional_import import optional_import
 from t2tp.problems.data.columns import Column
 from t2tp.problems.data.fields import Field, FieldSource, NumberField, WeightField
 from t2tp.problems.data.pixels import EncodedPixelField, PixelField, pixel_spec
@@ -187,10 +188,6 @@ def shrink_to_cover(image: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def _pillow() -> Any:
-    try:
+    with optional_import("images are decoded and scaled by Pillow: pip install -e '.[images]'"):
         from PIL import Image
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "images are decoded and scaled by Pillow: pip install -e '.[images]'"
-        ) from error
     return Image

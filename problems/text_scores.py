@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from t2tp.optional_import import optional_import
+
 Texts = Sequence[str]
 
 
@@ -82,22 +84,14 @@ def score(names: Sequence[str], predictions: Texts, references: Texts) -> dict[s
 
 
 def _sacrebleu() -> Any:
-    try:
+    with optional_import("BLEU and chrF are scored by sacrebleu: pip install -e '.[text]'"):
         import sacrebleu
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "BLEU and chrF are scored by sacrebleu: pip install -e '.[text]'"
-        ) from error
     return sacrebleu
 
 
 def _rouge(kind: str, predictions: Texts, references: Texts) -> float:
-    try:
+    with optional_import("ROUGE is scored by rouge-score: pip install -e '.[text]'"):
         from rouge_score.rouge_scorer import RougeScorer
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "ROUGE is scored by rouge-score: pip install -e '.[text]'"
-        ) from error
     scorer = RougeScorer([kind], use_stemmer=True)
     pairs = zip(references, predictions, strict=True)
     values = [scorer.score(reference, prediction)[kind].fmeasure for reference, prediction in pairs]

@@ -72,6 +72,7 @@ PACKAGES = {
     "untrusted_json": ("foundations", "one reader"),
     "toml": ("foundations", "tomllib"),
     "garbage_collection": ("foundations", "paused"),
+    "optional_import": ("foundations", "packages that only some features need"),
 }
 STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #333 }

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from t2tp.optional_import import optional_import
 from t2tp.problems.data.sample import BadSampleError, SkippedSampleError
 from t2tp.problems.sources.user_files import Lines, fingerprint
 from t2tp.suggestions import check_known
@@ -230,12 +231,9 @@ def _open(path: Path, scratch: Path) -> RecordFile:
 
 
 def _pyarrow() -> Any:
-    try:
+    advice = "Parquet and Arrow files are read by pyarrow: pip install -e '.[parquet]'"
+    with optional_import(advice):
         import pyarrow
         import pyarrow.ipc
         import pyarrow.parquet
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "Parquet and Arrow files are read by pyarrow: pip install -e '.[parquet]'"
-        ) from error
     return pyarrow

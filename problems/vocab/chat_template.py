@@ -16,6 +16,7 @@ from typing import Any
 
 from t2tp import untrusted_json
 from t2tp.atomic_file import write_text
+from t2tp.optional_import import optional_import
 from t2tp.problems.vocab.special_tokens import CONFIG_FILES, named_tokens, read_if_there
 from t2tp.problems.vocab.template_process import TemplateProcess
 
@@ -52,12 +53,8 @@ class ChatTemplate:
           ModuleNotFoundError: Jinja is not installed or too old; says how to install it.
           ValueError: the source is not a template.
         """
-        try:
+        with optional_import("chat templates need the library jinja2: pip install -e '.[text]'"):
             import jinja2
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "chat templates need the library jinja2: pip install -e '.[text]'"
-            ) from error
         if tuple(int(part) for part in jinja2.__version__.split(".")[:3]) < _MIN_JINJA:
             raise ModuleNotFoundError(
                 f"the sandbox of jinja2 {jinja2.__version__} is not safe: pip install -e '.[text]'"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from absl import logging
 
+from t2tp.optional_import import optional_import
 from t2tp.problems.data.permutation import mix
 from t2tp.problems.vocab.vocabulary import (
     END_OF_DOCUMENT,
@@ -102,12 +103,9 @@ class SubwordVocabulary(Vocabulary):
         """
         import tensorflow as tf
 
-        try:
+        advice = "sub-words in a TensorFlow graph need tensorflow-text: pip install -e '.[text]'"
+        with optional_import(advice):
             import tensorflow_text
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "sub-words inside a TensorFlow graph need tensorflow-text: pip install -e '.[text]'"
-            ) from error
         tokenizer = tensorflow_text.SentencepieceTokenizer(self.model)
         parts = tf.strings.split(texts, _SPACE)  # [texts, (parts)]
         ids = tokenizer.tokenize(parts)  # [texts, (parts), (tokens)]

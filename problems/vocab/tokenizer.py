@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from t2tp import untrusted_json
+from t2tp.optional_import import optional_import
 from t2tp.problems.vocab.special_tokens import CONFIG_FILES, TOKENIZER_FILE, read_special_tokens
 from t2tp.problems.vocab.vocabulary import Vocabulary
 
@@ -49,12 +50,9 @@ class TokenizerVocabulary(Vocabulary):
           ModuleNotFoundError: the library `tokenizers` is not installed; says how to install it.
           ValueError: the contents are not a tokenizer, or lack a token.
         """
-        try:
+        advice = f"{TOKENIZER_FILE} needs the library tokenizers: pip install -e '.[text]'"
+        with optional_import(advice):
             import tokenizers
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                f"{TOKENIZER_FILE} needs the library tokenizers: pip install -e '.[text]'"
-            ) from error
         self._text, self._eos_token, self._begin_token = tokenizer, eos_token, begin_token
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer)

@@ -14,6 +14,7 @@ from t2tp.huggingface.model_directory import (
     read_json,
 )
 from t2tp.huggingface.share import Share
+from t2tp.optional_import import optional_import
 from t2tp.problems.vocab.chat_template import TEMPLATE_FILE
 from t2tp.problems.vocab.special_tokens import CONFIG_FILES, GENERATION_FILE, TOKENIZER_FILE
 
@@ -69,14 +70,12 @@ def _snapshot(model: str, revision: str | None, files: list[str] | tuple[str, ..
 
     Errors are explained without their own messages, so that no token is ever printed.
     """
-    try:
+    with optional_import(
+        f"there is no directory {model}, and to download it needs the library huggingface_hub:"
+        " pip install huggingface_hub"
+    ):
         import huggingface_hub
         from huggingface_hub import constants, errors
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"there is no directory {model}, and to download it needs the library huggingface_hub:"
-            " pip install huggingface_hub"
-        ) from error
     where = f"{model} on {constants.ENDPOINT}"
     try:
         return Path(

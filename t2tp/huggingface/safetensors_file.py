@@ -21,6 +21,7 @@ import numpy as np
 
 from t2tp import untrusted_json
 from t2tp.huggingface.errors import ConversionError
+from t2tp.optional_import import optional_import
 
 # The dtypes of weights, by their names in the files.
 DTYPES: dict[str, np.dtype] = {
@@ -80,12 +81,8 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
       ModuleNotFoundError: the library `safetensors` is not installed; says how to install it.
       OSError: the file cannot be read.
     """
-    try:
+    with optional_import("reading weights needs the library safetensors: pip install -e '.[text]'"):
         from safetensors import SafetensorError, safe_open
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "reading weights needs the library safetensors: pip install -e '.[text]'"
-        ) from error
     with untrusted_json.open_regular(path) as file:
         try:
             with safe_open(path, "numpy"):  # The library checks the header and the file's size.

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from t2tp.atomic_file import is_written_into, write_text
 from t2tp.decoding import DecodeOptions
+from t2tp.optional_import import optional_import
 from t2tp.trainer.inference.run_decoder import Decoded, DecodedExample
 from t2tp.trainer.run_dir.run_files import check_writable
 
@@ -86,24 +86,15 @@ def write_images(base: str | Path, images: np.ndarray) -> list[Path]:
       ModuleNotFoundError: Pillow is not installed; the message names the command to install it.
       OSError: they cannot be written.
     """
-    image = _pillow()
+    with optional_import("images are written by Pillow: pip install -e '.[images]'"):
+        from PIL import Image
     Path(base).parent.mkdir(parents=True, exist_ok=True)
     paths = []
     for number, each in enumerate(images):
         path = Path(f"{base}-{number:03d}.png")
         unfinished = path.with_name(f"{path.name}.tmp")
         pixels = each[..., 0] if each.shape[-1] == 1 else each
-        image.fromarray(pixels).save(unfinished, "png")
+        Image.fromarray(pixels).save(unfinished, "png")
         unfinished.replace(path)
         paths.append(path)
     return paths
-
-
-def _pillow() -> Any:
-    try:
-        from PIL import Image
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "images are written by Pillow: pip install -e '.[images]'"
-        ) from error
-    return Image

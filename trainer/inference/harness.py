@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from t2tp.models.autoregressive import FIRST_TOKEN
+from t2tp.optional_import import optional_import
 from t2tp.problems.vocab.special_tokens import named_tokens, token_ids
 from t2tp.suggestions import nearest
 from t2tp.trainer.errors import UsageError
@@ -52,12 +53,8 @@ class HarnessTasks:
           ModuleNotFoundError: the harness is not installed; the message says how to install it.
           UsageError: there is no such task.
         """
-        try:
+        with optional_import("tasks need lm-evaluation-harness: pip install -e '.[harness]'"):
             from lm_eval.tasks import TaskManager
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "tasks need lm-evaluation-harness: pip install -e '.[harness]'"
-            ) from error
         # The harness takes seconds to read its own tasks, which a directory's tasks do not need.
         self._manager = TaskManager(include_path=directory, include_defaults=not directory)
         if directory and not set(names) <= set(self._manager.all_subtasks):

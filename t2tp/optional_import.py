@@ -1,0 +1,20 @@
+"""Imports of packages that only some features need."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+
+@contextlib.contextmanager
+def optional_import(
+    advice: str, error: Callable[[str], Exception] = ModuleNotFoundError
+) -> Iterator[None]:
+    """Raises an error with advice if a module that the context imports is not installed.
+
+    Args:
+      advice: the error's sentence: what needs the package, and how to install it.
+      error: the type of the error.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        raise error(advice) from missing
