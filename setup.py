@@ -18,7 +18,8 @@ setup(
     package_data={
         "t2tp": ["py.typed"],
         "t2tp.hparams": ["*.toml"],
-        "t2tp.planner": ["clusters/*.toml"],
+        "t2tp.layout_report": ["*.css"],
+        "t2tp.planner": ["clusters/*.toml", "*.css"],
         "t2tp.trainer.cli": ["*.toml"],
     },
     # Otherwise setuptools takes clusters/, which holds data, for a package that is not listed.

@@ -5,23 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-STYLE = """
-.bars { display: grid; grid-template-columns: minmax(8rem, max-content) 1fr max-content;
-  gap: .35rem .7rem; align-items: center; font-size: .85rem; }
-.bars > span:first-child, .bars > .label { max-width: 20rem; overflow-wrap: anywhere;
-  text-align: right; }
-.track { position: relative; display: flex; height: 1.4rem; }
-.track i { box-shadow: inset -1px 0 var(--paper); }
-.track b { position: absolute; top: -.2rem; bottom: -.2rem; border-left: 2px dashed #d3412f; }
-svg.chart { width: 100%; height: auto; }
-svg.chart text { font: 12px system-ui, sans-serif; fill: var(--ink); }
-@media print { svg.chart text { font-size: 17px; } }
-svg .grid { stroke: var(--line); }
-svg .front { stroke: #2f6fde; stroke-width: 2; fill: none; }
-svg circle { stroke: var(--paper); stroke-width: 1.5; }
-svg .chosen { fill: #2f6fde; } svg .other { fill: var(--hatch); }
-"""
-
 # Pixels.
 _WIDTH, _HEIGHT = 1140, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 90, 40, 30, 46

@@ -1,22 +1,15 @@
 """A plan, or the proposals of a search, as one self-contained HTML page without JavaScript."""
 
+import importlib.resources
 from collections.abc import Iterator, Sequence
 from html import escape
 
 from t2tp.layout_report.html_page import html_page, legend, table
-from t2tp.planner import charts
 from t2tp.planner.charts import Bar, Dot, scatter, stacked_bars
 from t2tp.planner.plan import PipelinePlan, Plan
 from t2tp.planner.search import Proposal, pareto
 from t2tp.planner.text import FITS, duration, pipeline_text, size
 from t2tp.planner.work import COMPUTE_BOUND, PHASES, PURPOSES
-
-_STYLE = """
-.facts { display: grid; grid-template-columns: repeat(4, 1fr); gap: .6rem; margin: .8rem 0; }
-.facts div { background: var(--card); border: 1px solid var(--line); border-radius: 8px;
-  padding: .5rem .7rem; }
-.facts b { display: block; font-size: 1.25rem; }
-"""
 
 _COLORS = (
     *("#2f6fde", "#7b61d1", "#33a29b", "#e39a2d", "#e06c5c"),
@@ -54,7 +47,8 @@ def page(plan: Plan, proposals: Sequence[Proposal] = ()) -> str:
         sections["front"] = ("Time against memory", _front(proposals))
     sections["costs"] = ("Seconds by kind", _costs(plan))
     title = f"{plan.title} on {plan.devices:,} devices of {plan.cluster}"
-    return html_page(title, sections, style=charts.STYLE + _STYLE, intro="".join(_facts(plan)))
+    style = importlib.resources.files(__package__).joinpath("plan.css").read_text("utf-8")
+    return html_page(title, sections, style=style, intro="".join(_facts(plan)))
 
 
 def _facts(plan: Plan) -> Iterator[str]:
