@@ -73,6 +73,7 @@ PACKAGES = {
     "toml": ("foundations", "tomllib"),
     "garbage_collection": ("foundations", "paused"),
     "optional_import": ("foundations", "packages that only some features need"),
+    "text_table": ("foundations", "columns of text"),
 }
 STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #333 }

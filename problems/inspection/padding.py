@@ -1,6 +1,6 @@
 """Tables of the fraction of padding in a problem's batches, by the length of rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from t2tp.problems.languagemodel import LanguageModelProblem
 from t2tp.problems.problem import Problem
 from t2tp.problems.text_to_class import Text2ClassProblem
 from t2tp.problems.text_to_text import PairProblem
+from t2tp.text_table import text_table
 
 # Lengths of the windows of running text.
 _WINDOWS = (128, 512, 2048)
@@ -50,7 +51,7 @@ def _of_rows(texts: Texts, arranged: bool) -> str:
             shares.append(_bucketed_share(texts, length))
         left_out = f"{(lengths > length).mean():.2%}"
         table.append([f"{length:,}", *(f"{share:.1%}" for share in shares), left_out])
-    return _aligned(table)
+    return text_table(table)
 
 
 def _bucketed_share(texts: Texts, length: int) -> float:
@@ -69,13 +70,4 @@ def _of_windows(tokens: int, split: str) -> str:
         windows = -(-tokens // length)
         padding = 1 - tokens / (windows * length)
         table.append([f"{length:,}", f"{windows:,}", f"{padding:.3%}"])
-    return _aligned(table)
-
-
-def _aligned(table: Sequence[Sequence[str]]) -> str:
-    """Formats rows with columns aligned on the right."""
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return "\n".join(
-        "   ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in table
-    )
+    return text_table(table)

@@ -8,13 +8,16 @@ import tensorflow as tf
 from t2tp.checkpoint import Checkpoint
 from t2tp.checkpoint.variables import TRAINABLE, named_shape, saved_layout, slices_as_saved
 from t2tp.mesh.zero import name_in_use
+from t2tp.text_table import text_table
 
 
 def describe(saved: Checkpoint) -> str:
     """Returns a table of the variables, in named dimensions, and their layout."""
     rows = [_row(saved, name) for name in sorted(saved.shapes())]
     header = ("variable", "shape", "dtype", "bytes", "split over")
-    return "\n".join([_headline(saved), "", *_table([header, *rows]), "", *_totals(saved)])
+    return "\n".join(
+        [_headline(saved), "", text_table([header, *rows], left=(0, 1, 2, 4)), "", *_totals(saved)]
+    )
 
 
 def differences(first: Checkpoint, second: Checkpoint) -> list[str]:
@@ -123,16 +126,3 @@ def _total(saved: Checkpoint, what: str, names: list[str]) -> str:
 
 def _bytes(saved: Checkpoint, name: str) -> int:
     return math.prod(saved.shapes()[name]) * saved.dtypes()[name].size
-
-
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    """Aligns the columns of rows; numbers of bytes to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.rjust(width) if column == 3 else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines

@@ -12,6 +12,7 @@ from t2tp import checkpoint
 from t2tp.decoding import DecodeOptions
 from t2tp.object_store.mirror import address_of
 from t2tp.problems.data.manifest import DamagedDataError
+from t2tp.text_table import text_table
 from t2tp.trainer.cli.flag_groups import check_given
 from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.cli.spec_from_flags import check_same_data, spec_from_flags, use_own_tokenizer
@@ -135,8 +136,4 @@ def _table(rows: Sequence[dict]) -> str:
     cells = [names] + [
         [str(row["step"]), *(f"{row[name]:.4f}" for name in names[1:])] for row in rows
     ]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(names))]
-    return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        for line in cells
-    )
+    return text_table(cells)
