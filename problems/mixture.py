@@ -1,7 +1,7 @@
 """Mixtures: `mixture:a=0.7,b=0.3` in exact proportions, `mixture:a,b` in proportion to the sizes.
 
-Problems whose vocabularies are trained need a common one, so their mixture has separate data, with
-the problems' data in subdirectories; other mixtures use the data of their problems.
+Problems that train a vocabulary need a common one, so their mixture has data of its own, with the
+problems' data in subdirectories; other mixtures use the existing data of their problems.
 """
 
 import hashlib
@@ -57,15 +57,15 @@ class Mixture(Problem):
         """Mixes problems; see `find_mixture`.
 
         Raises:
-          ValueError: they have other features, cannot have a common vocabulary, or an option is
+          ValueError: their features differ, they cannot have a common vocabulary, or an option is
             invalid.
         """
         self._name = name
         super().__init__(options)
         if self.given_options and schedule:
             raise ValueError(
-                f"options of {name}: {' and '.join(self.given_options)} makes shares of the "
-                "problems' sizes, and the name has shares: leave one of them out"
+                f"options of {name}: {' and '.join(self.given_options)} is only for shares by the "
+                "problems' sizes, and the name has shares: omit one of them"
             )
         self.parts = list(parts)
         self._schedule = list(schedule)
@@ -153,7 +153,7 @@ class Mixture(Problem):
         }
 
     def parts_in(self, directory: Path) -> Mapping[Path, Problem]:
-        """Returns the problems that share a vocabulary; two on the same data have one directory."""
+        """Returns the problems that share a vocabulary, one per directory of data."""
         return {part.directory(directory): part for part in self._sharing}
 
     def download(self, directory: Path, tmp_dir: Path) -> None:

@@ -29,8 +29,8 @@ class FileProblem(Problem):
 
     Attributes:
       file_options: the options that name the files. With the prefix `validation_` they name
-        held-out files; without these, validation and test have 3 % of the samples each, chosen at
-        random. With the prefix `test_` they name test files; without these, test has half of the
+        held-out files; without these, validation and test get 3 % of the samples each, chosen at
+        random. With the prefix `test_` they name test files; without these, test gets half of the
         held-out samples.
       dataset: distinguishes data of the same problem in one `data_dir`; "" for none. It is a
         suffix of the problem's name, as in "translate_tsv:news".
@@ -75,7 +75,7 @@ class FileProblem(Problem):
         for names, help in (
             (self.file_options, "a path, or a pattern such as texts/**/*.txt"),
             (self.validation_options, "the same, held out for validation and test"),
-            (self.test_options, "the same, for test; then the others are for validation"),
+            (self.test_options, "the same, for test; validation then gets the others"),
         ):
             for name in names:
                 options.add(name, "", help=help)
@@ -163,7 +163,7 @@ class FileProblem(Problem):
         return names, {path.resolve() for path in self._all_files(names)}
 
     def _report_taken(self) -> None:
-        """Warns of files that a split does not get although its options name them."""
+        """Warns of files that a split's options name and a later split holds out."""
         for split in self.splits[:-1]:
             _, taken = self._taken(split)
             own = self._all_files(self._options_of(split))
@@ -212,7 +212,7 @@ class FileProblem(Problem):
 
 def _without(files: list[list[Path]], taken: set[Path]) -> list[list[Path]]:
     """Removes files; parallel files, such as inputs and targets, are removed together."""
-    if len({len(paths) for paths in files}) > 1:  # reading them raises the error
+    if len({len(paths) for paths in files}) > 1:  # `read` will raise the error.
         return files
     rows = [row for row in zip(*files, strict=True) if not any(p.resolve() in taken for p in row)]
     return [[row[index] for row in rows] for index in range(len(files))]

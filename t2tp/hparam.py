@@ -4,9 +4,9 @@
     hparams.parse("learning_rate=0.2, mesh_shape=data:2;model:4, layers=[dense,dense]")
     hparams.learning_rate  # 0.2
 
-Every hyperparameter is declared once, with a default, from which its type follows, and with its
-limits. After that an undeclared name, a value of another type and a value out of range raise an
-error, in code as on the command line.
+Every hyperparameter is declared once, with a default, which determines its type, and with its
+limits. After that, an undeclared name, a value of another type and a value out of range raise an
+error, both in code and on the command line.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class UnknownHParamError(AttributeError):
 class HParams:
     """Named values with declared types, read and set as attributes.
 
-    Two are equal if they have the same names, values and types, in any order.
+    Two HParams are equal if they have the same names, values and types, in any order.
     """
 
     _declarations: dict[str, _Declaration]
@@ -85,9 +85,9 @@ class HParams:
           name: an identifier that is not a method of HParams.
           default: the initial value: a bool, int, float, str, list of one, or None.
           help: a description, with its unit.
-          type: bool, int, float, str, list[...] of one, or either `| None`. The default is the
-            type of `default`. A default of None allows None in addition to the type given here,
-            and any value if none is given.
+          type: bool, int, float, str, list[...] of one, or any of these with `| None`; the type of
+            `default` if omitted. If `default` is None, None is also allowed, and with `type`
+            omitted, any value is.
           min: the min value; for a list, of each element.
           max: the max value; likewise.
           above: an exclusive lower bound, in place of `min`.
@@ -198,7 +198,7 @@ class HParams:
 
         Commas separate assignments, brackets delimit lists (`layers=[a,b]`), and a value that
         begins with a quote is a Python string literal, which may contain commas (`note="a, b"`).
-        Spaces around `,` and `=` are ignored. Of several calls the last wins.
+        Spaces around `,` and `=` are ignored. A later call overrides an earlier one.
 
         Returns:
           The values that were set, by name.
@@ -212,7 +212,7 @@ class HParams:
             if name not in self._values:
                 raise ValueError(f"{name}={value_text}: {self._unknown(name)}")
             if name in parsed:
-                raise ValueError(f"{name}={value_text}: {name} stands twice in {text!r}")
+                raise ValueError(f"{name}={value_text}: {name} occurs twice in {text!r}")
             declaration = self._declarations[name]
             parsed[name] = declaration.type.read(name, value_text)
             declaration.limits.check(name, parsed[name])
@@ -260,7 +260,7 @@ class HParams:
         self.set(name, value)
 
     def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"{name}: a hyperparameter cannot be taken away once declared")
+        raise AttributeError(f"{name}: a declared hyperparameter cannot be removed")
 
     def _declaration(self, name: str) -> _Declaration:
         if name not in self._declarations:
@@ -282,8 +282,8 @@ def describe_differences(
       overrides: the values given on the command line, as `HParams.parse` returns them.
 
     Returns:
-      A line per hyperparameter whose values differ, ending in the value that is used: the
-      override, else the saved one, else (if declared since the run was saved) the default.
+      A line per hyperparameter whose values differ. It ends in the value that is used: the
+      override, else the saved value, else (if it was declared after the run was saved) the default.
 
     Raises:
       ValueError: an override is declared in neither.

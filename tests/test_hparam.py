@@ -254,7 +254,7 @@ def test_text_is_read_by_the_declared_types(text: str, parsed: dict[str, Any]):
         ("layoyt=x", "layoyt=x: no hyperparameter 'layoyt': did you mean layout"),
         ("zzzz=1", "no hyperparameter 'zzzz': the hyperparameters are clip, heads, "),
         ("layers[0]=a", "no hyperparameter 'layers[0]': did you mean layers"),
-        ("num_layers=4,num_layers=5", "num_layers=5: num_layers stands twice"),
+        ("num_layers=4,num_layers=5", "num_layers=5: num_layers occurs twice"),
         ("num_layers", "'num_layers' is not name=value; write name=value"),
         (
             "mesh_shape=batch:2,model:4,num_layers=3",

@@ -90,7 +90,7 @@ class Experiment:
           eval_split: the split to evaluate on.
           eval_timeout_mins: how many minutes `continuous_eval` waits for the next checkpoint.
           eval_samples: number of examples decoded at each evaluation, for TensorBoard.
-          early_stopping: when evaluations end the training. Default: never.
+          early_stopping: condition to end the training early. Default: none.
           decode_options: options of `predict`. Default: see `generation_config.default_options`.
           hooks: called around the steps of a training, before a step is saved.
 
@@ -144,8 +144,8 @@ class Experiment:
           LayoutError: the layout does not fit the model.
           CheckpointMismatchError: the run's variables differ from the model's.
           FileNotFoundError: there is no checkpoint to evaluate or predict with.
-          ProcessMismatchError: another process was started with other settings.
-          OtherRunError: the run, or a named checkpoint, was trained on other data.
+          ProcessMismatchError: another process was started with different settings.
+          OtherRunError: the run, or a named checkpoint, was trained on different data.
         """
         self.spec.check_same_data()
         self._check_same()
@@ -241,9 +241,9 @@ class Experiment:
           The step of the checkpoint and the problem's metrics.
 
         Raises:
-          CheckpointMismatchError: the checkpoint has other variables than the model.
+          CheckpointMismatchError: its variables differ from the model's.
           FileNotFoundError, UnusableCheckpointError: the checkpoint is missing or damaged.
-          OtherRunError: the checkpoint was trained on other data.
+          OtherRunError: the checkpoint was trained on different data.
         """
         self.build("evaluate")
         self.spec.check_same_data(str(path))
@@ -266,7 +266,7 @@ class Experiment:
         """Evaluates each new checkpoint of a run that another process trains.
 
         It ends after the checkpoint of `train_steps`, after `eval_timeout_mins` without a new
-        checkpoint, or by early stopping. If restarted, it skips evaluations that are on record.
+        checkpoint, or by early stopping. When restarted, it skips the recorded evaluations.
 
         Returns:
           step -> the problem's metrics, of all recorded evaluations.
@@ -356,7 +356,7 @@ class Experiment:
         cluster, minutes = self.estimator.connect(), self._eval_timeout_mins
         if next(follow_checkpoints(self._checkpoints, cluster, (), minutes), None) is None:
             raise FileNotFoundError(
-                f"{self._config.output_dir} holds no finished checkpoint, and none has come in"
+                f"{self._config.output_dir} has no finished checkpoint, and none was saved within"
                 f" {minutes:g} minutes"
             )
 
@@ -396,7 +396,7 @@ class Experiment:
         self, schedule: str, hooks: Sequence[Hook], plateau: Callable[[], str] = str
     ) -> None:
         output_dir, cluster = self._config.output_dir, self.estimator.connect()
-        # Checkpoints without a run's files may be evaluated, but not trained further.
+        # A directory of checkpoints without `run.yaml` can be evaluated, but not trained in.
         run_files.check_known(output_dir, run_files.read(output_dir))
         self.build(schedule)
         stop_reason = plateau()
@@ -415,7 +415,7 @@ class Experiment:
             self.estimator.train(self._train_inputs, self.spec.train_steps, all_hooks)
 
     def _how(self, schedule: str) -> dict[str, Any]:
-        """Returns the flags of a schedule that this experiment runs."""
+        """Returns the flags that run a schedule like this experiment."""
         flags: dict[str, Any] = {"schedule": schedule, "random_seed": self._config.random_seed}
         if ModeKeys.EVAL in SCHEDULES[schedule]:
             flags |= {"eval_steps": self._eval_steps}

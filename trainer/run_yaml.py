@@ -64,14 +64,14 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark
-            raise yaml.composer.ComposerError(None, None, "there are no aliases here", mark)
+            raise yaml.composer.ComposerError(None, None, "aliases are not supported", mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         names = set()
         for key, _ in node.value:
             if key.tag != _STR or key.value in names:
-                problem = f"{key.value!r} stands twice" if key.tag == _STR else "this is no name"
+                problem = f"{key.value!r} occurs twice" if key.tag == _STR else "this is not a name"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             names.add(key.value)
         return super().construct_mapping(node, deep)
@@ -92,7 +92,7 @@ def read(path: str | os.PathLike[str]) -> RunSettings:
     """Reads a file.
 
     Raises:
-      UntrustedFileError: it is not such a file.
+      UntrustedFileError: it is not a valid `run.yaml`.
       OSError: it cannot be read.
     """
     content = _parsed(path)
@@ -100,13 +100,11 @@ def read(path: str | os.PathLike[str]) -> RunSettings:
     for name in names:
         if name not in NAMES:
             known = nearest(name, [*NAMES, *_SECTIONS], "entries")
-            raise UntrustedFileError(f"{path}: {name}: {known}; other flags stand under flags")
+            raise UntrustedFileError(f"{path}: {name}: {known}; other flags belong under flags")
     mesh, hparams, flags = (_flat(content.get(name), name, path) for name in _SECTIONS)
     for name in mesh:
         if name not in MESH or name in hparams:
-            problem = (
-                "it stands under hparams too" if name in MESH else nearest(name, MESH, "entries")
-            )
+            problem = "it is also under hparams" if name in MESH else nearest(name, MESH, "entries")
             raise UntrustedFileError(f"{path}: {name} under mesh: {problem}")
     for name, value in [*names.items(), *mesh.items()]:
         if not isinstance(value, str | None):
@@ -160,7 +158,7 @@ def _flat(section: Any, name: str, path: str | os.PathLike[str]) -> dict[str, An
         for each, leaf in inner.items():
             elements = leaf if isinstance(leaf, list) else [leaf]
             if each in found:
-                raise UntrustedFileError(f"{path}: {each} stands twice under {name}")
+                raise UntrustedFileError(f"{path}: {each} occurs twice under {name}")
             if not all(isinstance(e, bool | int | float | str | None) for e in elements):
                 raise UntrustedFileError(f"{path}: {each} is {leaf!r}, and must be a value or list")
             found[each] = leaf

@@ -26,7 +26,7 @@ class BadSamples:
     """A counter of bad samples, which raises an error when there are too many.
 
     Attributes:
-      problem: its name.
+      problem: the problem's name.
       limit: max number of samples skipped.
     """
 
@@ -34,9 +34,9 @@ class BadSamples:
         """Sets the limit.
 
         Args:
-          problem: its name.
+          problem: the problem's name.
           limit: max number of samples skipped.
-          count: counts one, and returns their number in all processes.
+          count: counts one bad sample, and returns the number so far in all processes.
         """
         self.problem = problem
         self.limit = limit
@@ -47,7 +47,7 @@ class BadSamples:
         return len(self._known)
 
     def add(self, split: str, number: int, error: Exception, sample: Any = None) -> str:
-        """Counts a sample, once.
+        """Counts a bad sample, unless it has been counted before.
 
         Args:
           split: split of the sample.
@@ -56,7 +56,7 @@ class BadSamples:
           sample: the sample, if it could be read.
 
         Returns:
-          The sample's number and location, and the reason.
+          A sentence with the sample's number and location, and the reason.
 
         Raises:
           BadSampleError: there are more than the limit.
@@ -91,12 +91,12 @@ class ShuffledSamples:
     """The samples of a split, in a fixed order."""
 
     def __init__(self, samples: Samples, split: str = "", bad: BadSamples | None = None):
-        """Takes the samples.
+        """Sets the samples.
 
         Args:
-          samples: with random access.
-          split: its name, for errors.
-          bad: counts those that cannot be used. Without it the first raises an error.
+          samples: the samples, with random access.
+          split: name of the split, for errors.
+          bad: counts the bad samples. Default: the first one raises an error.
         """
         self._samples = samples
         self._split = split

@@ -1,6 +1,6 @@
 """A quick estimate of a candidate's cost, from a single row lowered on one device.
 
-It decides only which candidates are lowered. A search reports exact plans.
+A search uses it only to choose the candidates to lower. The plans that it reports are exact.
 """
 
 import functools
@@ -49,7 +49,7 @@ class Estimate:
         """
         self._cluster = cluster
         self._layers = max(depths(hparams).values(), default=1)
-        # Scales the difference of all layers and one to all layers.
+        # Scales the difference between all layers and one layer to all layers.
         more = self._layers / (self._layers - 1) if self._layers > 1 else 0.0
         self.shapes, self._parameters = row.shapes, row.parameters
         # Bytes of the optimizer's state for a weight, and of an activation.
@@ -59,7 +59,7 @@ class Estimate:
             dims: more * (number - one_layer.shapes[dims]) for dims, number in row.shapes.items()
         }
         self._matrices = sum(number for dims, number in row.shapes.items() if len(dims) > 1)
-        # Bytes that a row saves in all layers, and outside, as the loss does.
+        # Bytes that a row saves for the backward pass in all layers, and outside, as in the loss.
         whole_kept, one_kept = (step.layer_bytes["kept"] for step in (row, one_layer))
         self._kept = more * (whole_kept - one_kept) if more else whole_kept
         self._kept_outside = max(0.0, whole_kept - self._kept)
@@ -104,7 +104,7 @@ class Estimate:
         busiest = stage + micro * outside
         waiting = (c.stages - 1) / (3 if c.schedule == "zero_bubble" else c.chunks)
         local = self._local_weights(c, at_rest=True) / self._parameters
-        # The processors of a stage deal out the matrices that an optimizer orthogonalizes.
+        # The processors of a stage share out the matrices that an optimizer orthogonalizes.
         dealt = share / max(1.0, min(c.data * c.model, share * self._matrices))
         moved, products = (self._inside[UPDATE, b] + self._outside[UPDATE, b] for b in _BOUND)
         update = local * moved + dealt * products
@@ -120,7 +120,7 @@ class Estimate:
     def _of_pass(
         self, model: int, sequence_parallel: bool, recomputes: bool
     ) -> tuple[float, float]:
-        """Returns the seconds of a row's passes, forward and backward, in layers and outside."""
+        """Returns the seconds of a row's forward and backward passes, in layers and outside."""
         split = model if sequence_parallel else (1 + model) / 2
 
         def seconds(of: Mapping[tuple[str, bool], float], forward: int) -> float:
@@ -180,7 +180,7 @@ class Estimate:
 
         Args:
           c: the candidate.
-          at_rest: whether to count the weights that ZeRO leaves to the processor between uses.
+          at_rest: whether to count only the weights that ZeRO stores on the processor between uses.
         """
         is_sharded = at_rest and c.zero_stage > 0
         in_layers, all_of_them = self._weights(c.data, c.expert, c.model, c.split, is_sharded)

@@ -150,7 +150,7 @@ def test_what_is_no_mixture_is_said(name, message):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("few_identities=1,few_reverses=1", "temperature=2", "temperature makes shares of the pro"),
+        ("few_identities=1,few_reverses=1", "temperature=2", "temperature is only for shares"),
         ("few_identities,few_reverses", "temperature=0", "temperature is 0.0, and must be above 0"),
         ("few_identities,few_reverses", "temprature=2", "has the option 'temprature'"),
     ],

@@ -26,7 +26,7 @@ def flags_of(path: str) -> list[str]:
             names[name] = _AUTO
     for name in settings.flags:
         if name in ("config", "hparams", "help", "version") or name in names:
-            raise ValueError(f"{path}: {name} cannot stand under flags")
+            raise ValueError(f"{path}: {name} cannot be under flags")
     given = {name: value for name, value in settings.flags.items() if name != "t2t_usr_dir"}
     return [
         f"--{name}={_text(value)}" for name, value in (names | given).items() if value is not None

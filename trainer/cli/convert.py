@@ -115,8 +115,8 @@ def _to_directory(flags: absl_flags.FlagValues, share: Share) -> Path:
     before = read_json(kept / CONFIG_FILE) if (kept / CONFIG_FILE).is_file() else {}
     if "vocab_size" in hparams and not hparams.vocab_size:
         raise UsageError(
-            f"the run in {flags.output_dir} has no vocab_size among its hparams, so its problem"
-            " determines its vocabulary, and config.json needs a number"
+            f"the run in {flags.output_dir} has vocab_size=0, which means the size of its"
+            " problem's vocabulary, and config.json needs a number"
         )
     adapters = Adapters.from_hparams(hparams)
     if flags.merge_lora and adapters is None:
@@ -155,12 +155,12 @@ def _variables(model_type: ModelType, hparams: HParams) -> list[Variable]:
 def _type_of(
     name: str | None, flags: dict[str, Any], hparams: HParams, saved: Checkpoint
 ) -> ModelType:
-    """Returns the type that is named, or the one whose architecture the run has.
+    """Returns the named model type; without a name, the one with the run's architecture.
 
-    Hparams that the problem determines, such as the number of classes, come from the checkpoint.
+    Hparams that the problem determines, such as the number of classes, are set from the checkpoint.
 
     Raises:
-      ConversionError: there is none.
+      ConversionError: no type fits.
     """
     model = flags.get("model")
     candidates = [
@@ -169,7 +169,8 @@ def _type_of(
     if name and not candidates:
         (named, *_) = find_types(name)
         raise ConversionError(
-            f"models of type {name} are runs of {named.model}, and this is a run of {model}"
+            f"models of type {name} are converted from runs of {named.model}, and this is a run of"
+            f" {model}"
         )
     shapes = saved.shapes()
     for model_type in candidates:
@@ -198,7 +199,7 @@ def _type_of(
 
 
 def _config(model_type: ModelType, before: dict[str, Any], hparams: HParams) -> dict[str, Any]:
-    """Returns the config: the one that the run was made of, if the type is the same."""
+    """Returns the config: that of the converted checkpoint, changed, if the type is the same."""
     architectures = before.get("architectures") or [model_type.architecture]
     if before.get("model_type") != model_type.name or architectures != [model_type.architecture]:
         return model_type.config(hparams)
@@ -207,10 +208,10 @@ def _config(model_type: ModelType, before: dict[str, Any], hparams: HParams) -> 
 
 @contextlib.contextmanager
 def _made(directory: Path, share: Share) -> Iterator[Path]:
-    """Yields a temporary path next to a directory, which gets the directory's name at the end.
+    """Yields a temporary directory, which is renamed to `directory` at the end.
 
     Raises:
-      UsageError: the directory is there, with something in it.
+      UsageError: `directory` exists and is not empty.
     """
     if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
         raise UsageError(f"{directory} exists: name a new directory")
@@ -233,8 +234,8 @@ def _made(directory: Path, share: Share) -> Iterator[Path]:
         found = list(parent.glob(f"{glob.escape(prefix)}*/{_PARTIAL}"))
         if len(found) != 1:
             raise UsageError(
-                f"{parent} is not the directory that process 0 writes to: processes that convert"
-                " together need a file system that they share"
+                f"{parent} is not the directory that process 0 writes to: all processes need the"
+                " same file system"
             )
         yield found[0]
         share.barrier("all is written")
@@ -245,9 +246,9 @@ def _made(directory: Path, share: Share) -> Iterator[Path]:
 def _progress(
     found: Sequence[Variable], what: str, share: Share
 ) -> Iterator[Callable[[int], object]]:
-    """Shows a progress bar, and yields a callback with a number of values.
+    """Shows a progress bar, and yields a function that adds a number of values to it.
 
-    The first process shows it, and assumes that the others are equally far.
+    The first process shows it, and assumes that the others progress at the same rate.
     """
     total = sum(math.prod(each.shape) for each in found)
     is_hidden = None if share.is_main_process else True  # None: unless it is a terminal.

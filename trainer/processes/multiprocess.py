@@ -32,8 +32,8 @@ def connect_as(config: RunConfig, layout: Layout) -> Cluster:
     """Finds the devices of a run's mesh and the other processes, if any.
 
     Raises:
-      ValueError: the number of devices is not the size of the mesh, the processes do not match, or
-        TensorFlow has started with other thread counts than the config's.
+      ValueError: the number of devices is not the size of the mesh, the settings of the processes
+        contradict each other, or TensorFlow has already started with other thread counts.
       MissingProcessError: other processes did not join.
     """
     _choose_threads(config)
@@ -49,7 +49,7 @@ def check_single(config: RunConfig, what: str) -> None:
     """Checks that this is the only process.
 
     Raises:
-      UsageError: there are several; the message names the program or flag `what`.
+      UsageError: there are several; the message begins with `what`, a program or flag.
     """
     if find_process_spec(config.num_processes, config.process_id, config.coordinator) is not None:
         raise UsageError(f"{what} needs a single process: start it without t2tp_launch")
@@ -69,8 +69,8 @@ def _choose_threads(config: RunConfig) -> None:
             choose(threads)
         except RuntimeError as error:
             raise ValueError(
-                f"{name}={threads} comes too late: TensorFlow has started up with another number;"
-                " make the estimator before anything else that runs a TensorFlow operation"
+                f"{name}={threads} comes too late: TensorFlow has already started with another"
+                " number; create the estimator before anything that runs a TensorFlow operation"
             ) from error
 
 
@@ -96,7 +96,7 @@ def joined(join: Callable[[], Cluster]) -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def _propagate_failure(cluster: Cluster) -> Iterator[None]:
-    """Ends the other processes, which report the error, if an exception leaves the context."""
+    """If the context raises an error, ends the other processes, which report it."""
     try:
         yield
     except (*_OTHERS_FAULT, ProcessMismatchError, TrainingInterrupted):
@@ -123,7 +123,7 @@ def check_same(cluster: Cluster, what: Mapping[str, Any]) -> None:
       what: values that must be the same in all of them, by name.
 
     Raises:
-      ProcessMismatchError: a value differs; the message names it and the processes.
+      ProcessMismatchError: a value differs; the message names the value and two processes.
     """
     own = json.dumps({name: repr(value) for name, value in what.items()})
     first, *others = (json.loads(each) for each in cluster.process_allgather("run", own))
@@ -148,7 +148,7 @@ def prepare_data(
     Raises:
       ValueError, OSError: see `Problem.prepare`.
     """
-    # Process 0 comes first: the others then find its data, or prepare the data of their own host.
+    # Process 0 is first: the others then find its data, or prepare the data on their own hosts.
     if cluster.is_main_process:
         problem.prepare(data_dir, tmp_dir, num_workers=None)
     cluster.barrier("data of process 0", math.inf)

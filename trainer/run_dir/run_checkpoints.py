@@ -1,4 +1,4 @@
-"""The checkpoints of a run: restores initial values and makes the saver of a training."""
+"""The checkpoints of a run: restores the values at the start and makes the saver."""
 
 import contextlib
 import json
@@ -41,10 +41,10 @@ NEW_COUNTERS = (SKIPPED_STEPS,)
 
 
 class RunCheckpoints:
-    """The checkpoints of a run, and the named or warm-start checkpoint of its config.
+    """The checkpoints of a run, and the checkpoint that its config names, if any.
 
     Attributes:
-      batch_sizes: batch sizes of the steps that the values were trained for; None if unknown.
+      batch_sizes: batch size of each step trained so far; None if unknown.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class RunCheckpoints:
         Args:
           variables: are restored.
           to_train: whether training continues with them, which needs all variables of a checkpoint.
-          last_step: later checkpoints are ignored; None: none is.
+          last_step: checkpoints of later steps are ignored. Default: no checkpoint is ignored.
 
         Returns:
           The training step of the values.
@@ -161,7 +161,7 @@ class RunCheckpoints:
                 inherit_files(self._config.output_dir, self._warm_start, self._matched)
 
     def _base_elsewhere(self) -> Path | None:
-        """Returns where a warm start is from, which the base of adapters may have been moved to."""
+        """Returns the checkpoint to try first for the base of adapters, which may have moved."""
         if self._warm_start is None:
             return None
         with contextlib.suppress(OSError):
@@ -173,8 +173,8 @@ class RunCheckpoints:
         path = self._config.checkpoint_path
         if to_train:
             raise UsageError(
-                f"checkpoint_path={path} says what to evaluate or predict with; to train from it,"
-                f" begin a new run with warm_start_from={path}"
+                f"checkpoint_path={path} is only for evaluation and prediction; to train from it,"
+                f" start a new run with warm_start_from={path}"
             )
         saved = find(path)
         check_same_save(saved, variables.cluster)
@@ -182,7 +182,7 @@ class RunCheckpoints:
         return saved.step
 
     def go_back(self, variables: Variables, last_step: int) -> int:
-        """Restores what training had after a step at the latest, as `load` does.
+        """Restores the latest checkpoint up to a step, as `load` does.
 
         Args:
           variables: the run's variables.
@@ -215,13 +215,13 @@ class RunCheckpoints:
         self._damaged = ()
         if step is not None and step > steps_done:
             raise RunLockedError(
-                f"{self._config.output_dir} has been trained in by another process: its latest"
+                f"another process has trained in {self._config.output_dir} meanwhile: its latest"
                 f" checkpoint is of step {step}, and this process is at step {steps_done}."
-                " Start again, to go on from there"
+                " Start again to continue from that checkpoint"
             )
 
     def check_writable(self) -> None:
-        """Checks that the first save can be written, before steps are trained in vain.
+        """Checks that checkpoints can be written, before the first step is trained.
 
         Each process checks, since each writes its slices.
 
@@ -261,7 +261,14 @@ class RunCheckpoints:
     def hook(
         self, saver: RunSaver, lock: RunLock, steps_done: int, last_step: int
     ) -> CheckpointHook:
-        """Makes the hook that saves when due, in a training from one step to another."""
+        """Makes the hook that saves checkpoints when due.
+
+        Args:
+          saver: saves them.
+          lock: the lock of the run.
+          steps_done: steps done before.
+          last_step: the last step of the training.
+        """
         steps, seconds = self._config.save_checkpoints_steps, self._config.save_checkpoints_secs
         if seconds is not None:
             policy = EverySeconds(seconds, saver.variables.cluster, steps_done)
@@ -269,9 +276,9 @@ class RunCheckpoints:
         return CheckpointHook(EverySteps(steps or DEFAULT_SAVE_STEPS, last_step), saver, lock)
 
     def record_metrics(self, step: int, metrics: Mapping[str, float], cluster: Cluster) -> None:
-        """Records metrics in the checkpoint of their step, which is saved already or next.
+        """Records metrics in the checkpoint of their step, even if it is saved only afterwards.
 
-        A checkpoint that the config names is not changed.
+        If the config names a checkpoint, nothing is recorded.
         """
         if self._config.checkpoint_path:
             return

@@ -23,7 +23,8 @@ from t2tp.trainer.errors import UsageError
 from t2tp.trainer.processes.multiprocess import ProcessMismatchError
 from t2tp.trainer.run_dir.lock_file import LOCK_FILE
 
-# Network file systems cache a file's contents, or its absence, for up to a minute.
+# How long a process waits to see a file of another host: network file systems cache a file's
+# contents, or its absence, for up to a minute.
 _SEEN_SECONDS = 60.0
 # How long a run on several hosts waits for the lock: after the loss of a host, a file server
 # keeps the host's lock for a while.
@@ -41,9 +42,9 @@ class RunMovedError(UsageError):
 class RunLock:
     """A reentrant lock that keeps other processes from training in the directory.
 
-    The operating system releases the lock when the process ends, however it ends; the remaining
-    file locks nothing. With several processes, process 0 holds the lock for all of them; all learn
-    whether it was acquired and check that they share the directory.
+    The operating system releases the lock when the process ends, even if it is killed; a lock file
+    that is left behind blocks nobody. With several processes, process 0 acquires the lock and tells
+    the others the result; they check that they share its directory.
     """
 
     def __init__(self, output_dir: str, cluster: Cluster) -> None:
@@ -92,7 +93,7 @@ class RunLock:
         """Checks that the lock file at the run's path is still the locked one.
 
         Raises:
-          RunMovedError: it is not: what this process writes would be in a strange directory.
+          RunMovedError: it is not, so this process would write into another directory.
         """
         if self._descriptor is None:
             return
@@ -122,7 +123,7 @@ class RunLock:
                 self._mirror.lock = None
             self._store_lock = None
         if self._descriptor is not None:
-            os.ftruncate(self._descriptor, 0)  # While locked: later it could erase the next note.
+            os.ftruncate(self._descriptor, 0)  # Still locked: no other note is erased.
             os.close(self._descriptor)
             self._descriptor = None
 
@@ -144,9 +145,9 @@ class RunLock:
         for process_id, (is_shared, theirs) in enumerate(others, start=1):
             if not is_shared:
                 raise ProcessMismatchError(
-                    f"{theirs} of process {process_id} is not {first} of process 0: what process"
-                    f" 0 writes into its {LOCK_FILE} is not seen there; output_dir (of an object"
-                    " store, T2TP_CACHE) must be one directory that all processes share"
+                    f"{theirs} of process {process_id} is not {first} of process 0: process"
+                    f" {process_id} does not see what process 0 writes into {LOCK_FILE}; all"
+                    " processes must share output_dir (or T2TP_CACHE, with an object store)"
                 )
 
     def _await(self, word: str) -> bool:
@@ -159,7 +160,7 @@ class RunLock:
         return True
 
     def _acquire_in_time(self, word: str) -> str:
-        """Acquires the lock, with patience if the run has several hosts; returns as `_acquire`."""
+        """Acquires the lock like `_acquire`; a run on several hosts waits for it."""
         deadline = time.monotonic() + (0.0 if self._cluster.on_one_host else _RELEASED_SECONDS)
         while (refusal := self._acquire(word)) and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -187,7 +188,7 @@ class RunLock:
         return self._acquire_in_store()
 
     def _acquire_in_store(self) -> str:
-        """Acquires the lock in the object store of the run, if it is in one; as `_acquire`."""
+        """Acquires the lock in the run's object store, if it has one; returns like `_acquire`."""
         if self._mirror is None:
             return ""
         lock = StoreLock(self._mirror.store, LOCK_FILE, self._note(), self._mirror.place())
@@ -195,7 +196,7 @@ class RunLock:
             refusal = self._taken(other) if (other := lock.acquire()) else ""
             if not refusal:
                 self._store_lock = self._mirror.lock = lock
-                self._mirror.pull(again=True)  # What other hosts have saved since it was opened.
+                self._mirror.pull(again=True)  # Other hosts may have saved since it was opened.
         except StoreError as error:
             refusal = str(error)
         if refusal:
