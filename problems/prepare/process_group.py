@@ -8,10 +8,9 @@ import signal
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from multiprocessing.connection import wait as wait_for_any
 from typing import Any
 
-from t2tp.problems.prepare.shard_workers import WorkerDeathError
+from t2tp.problems.prepare.shard_workers import WorkerDeathError, when_parent_ends
 
 
 def run_apart(function: Callable[..., None], *arguments: Any) -> None:
@@ -51,7 +50,7 @@ def _call(sender: Connection, function: Callable[..., None], arguments: tuple[An
     os.setsid()
     # Whoever waits for a thread that failed may wait for ever.
     threading.excepthook = lambda _: _end_group()
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    when_parent_ends(_end_group)
     error = None
     try:
         function(*arguments)
@@ -61,13 +60,6 @@ def _call(sender: Connection, function: Callable[..., None], arguments: tuple[An
         sender.send(error)
     except (pickle.PicklingError, TypeError, AttributeError):
         sender.send(RuntimeError(str(error)))
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait_for_any([parent.sentinel])
-        _end_group()
 
 
 def _end_group() -> None:

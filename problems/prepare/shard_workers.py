@@ -169,15 +169,20 @@ def _begin_worker(user_dirs: Sequence[Path], pickled_maker: bytes, report: _Shar
         for directory in user_dirs:
             import_user_dir(directory)
         _worker = (pickle.loads(pickled_maker), report)
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+    # A worker that outlives its parent could write into the next run's directory.
+    when_parent_ends(lambda: os._exit(1))
 
 
-def _die_with_parent() -> None:
-    """Exits a worker whose parent was killed, lest it write into the next run's directory."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait_for_any([parent.sentinel])
-        os._exit(1)
+def when_parent_ends(action: Callable[[], object]) -> None:
+    """Starts a thread that calls a function when the parent process has ended."""
+
+    def watch() -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            wait_for_any([parent.sentinel])
+            action()
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _carry_out_in_worker(job: Any) -> None:
