@@ -15,13 +15,12 @@ from t2tp.checkpoint.variables import TRAINABLE
 from t2tp.decoding import DecodeOptions
 from t2tp.decoding.compilation import should_compile
 from t2tp.object_store.mirror import mirror_of
-from t2tp.problems.data.manifest import DamagedDataError
 from t2tp.problems.generated_images import GeneratedImages
 from t2tp.problems.vocab.chat_template import ChatTemplate, Messages
 from t2tp.processes.cluster import Cluster
 from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.cli.spec_from_flags import check_same_data, spec_from_flags, use_own_tokenizer
-from t2tp.trainer.cli.train import building
+from t2tp.trainer.cli.train import building, joined
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.hooks.summaries import SummaryWriter
 from t2tp.trainer.inference import files
@@ -35,7 +34,6 @@ from t2tp.trainer.inference.conversations import (
 from t2tp.trainer.inference.generation_config import default_options
 from t2tp.trainer.inference.run_decoder import Decoded, Result, RunDecoder, check_writes, codec_for
 from t2tp.trainer.local_paths import read_lines
-from t2tp.trainer.processes import multiprocess
 from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory
@@ -69,11 +67,7 @@ def run(invocation: Invocation) -> None:
         if spec.config.xla is None and _should_compile(invocation, spec, options, len(lines)):
             spec = replace(spec, config=replace(spec.config, xla=True))
             logging.info("compiling decoding with XLA (--noxla disables it)")
-    joined = multiprocess.joined(lambda: multiprocess.connect_as(spec.config, spec.layout))
-    with joined as cluster, as_usage_error(DamagedDataError):
-        if flags.generate_data:
-            with as_usage_error(ValueError, LookupError, OSError):
-                multiprocess.prepare_data(cluster, spec.problem, flags.data_dir, flags.tmp_dir)
+    with joined(flags, spec) as cluster:
         _Decoding(flags, spec, options, lines, cluster, chat).run()
 
 

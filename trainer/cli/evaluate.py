@@ -11,17 +11,15 @@ from absl import flags as absl_flags
 from t2tp import checkpoint
 from t2tp.decoding import DecodeOptions
 from t2tp.object_store.mirror import address_of
-from t2tp.problems.data.manifest import DamagedDataError
 from t2tp.text_table import text_table
 from t2tp.trainer.cli.flag_groups import check_given
 from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.cli.spec_from_flags import check_same_data, spec_from_flags, use_own_tokenizer
-from t2tp.trainer.cli.train import building
+from t2tp.trainer.cli.train import building, joined
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.experiment import Experiment
 from t2tp.trainer.inference.harness import HarnessTasks
 from t2tp.trainer.inference.run_decoder import RunDecoder, check_writes, codec_for
-from t2tp.trainer.processes import multiprocess
 from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory, find, find_all
 from t2tp.trainer.run_spec import RunSpec
@@ -46,11 +44,7 @@ def run(invocation: Invocation) -> None:
         spec = spec_from_flags(flags)
         paths = _checkpoints(flags)
         tasks = _tasks(flags, spec) if flags.tasks else None
-    joined = multiprocess.joined(lambda: multiprocess.connect_as(spec.config, spec.layout))
-    with joined as cluster, as_usage_error(DamagedDataError):
-        with as_usage_error(ValueError, LookupError, OSError):
-            if flags.generate_data:
-                multiprocess.prepare_data(cluster, spec.problem, flags.data_dir, flags.tmp_dir)
+    with joined(flags, spec) as cluster:
         if tasks is not None:
             _run_tasks(tasks, spec, paths, flags.task_batch_size)
             return

@@ -73,6 +73,23 @@ def building(model: str) -> Iterator[None]:
             raise UsageError(f"{model} cannot be built with these hparams: {message}") from error
 
 
+@contextlib.contextmanager
+def joined(flags: absl_flags.FlagValues, spec: RunSpec) -> Iterator[Cluster]:
+    """Joins the other processes, if any, and makes the data if the flags say so.
+
+    Raises:
+      UsageError: the devices, the processes or the data are not as needed.
+      ProcessLostError: another process was lost or did not join.
+    """
+    # Rendezvous before anything that may start TensorFlow, as generating data may.
+    joining = multiprocess.joined(lambda: multiprocess.connect_as(spec.config, spec.layout))
+    with joining as cluster, as_usage_error(DamagedDataError):
+        if flags.generate_data:
+            with as_usage_error(ValueError, LookupError, OSError):
+                multiprocess.prepare_data(cluster, spec.problem, flags.data_dir, flags.tmp_dir)
+        yield cluster
+
+
 def run(invocation: Invocation) -> None:
     """Runs the schedule of the flags, or explains the layout.
 
@@ -89,9 +106,7 @@ def run(invocation: Invocation) -> None:
     if flags.explain_layout or flags.check_layout or flags.check_transfer:
         _examine(flags, spec)
         return
-    # Rendezvous before anything that may start TensorFlow, as generating data may.
-    joined = multiprocess.joined(lambda: multiprocess.connect_as(spec.config, spec.layout))
-    with joined as cluster, as_usage_error(DamagedDataError):
+    with joined(flags, spec) as cluster:
         _carry_out(flags, spec, cluster)
 
 
@@ -113,7 +128,6 @@ def _carry_out(flags: absl_flags.FlagValues, spec: RunSpec, cluster: Cluster) ->
     """Makes, builds and describes the experiment, and runs the schedule."""
     with as_usage_error(ValueError, LookupError, OSError):
         if flags.generate_data:
-            multiprocess.prepare_data(cluster, spec.problem, flags.data_dir, flags.tmp_dir)
             spec = _with_prepared_data(flags, spec)
         experiment = _experiment(flags, spec)
         experiment.estimator.connect()
