@@ -85,6 +85,12 @@ class PipelineLoop(MicrobatchSums):
 
     def _check_order(self) -> None:
         """Checks that each stage adds the microbatches in order, as leaves of a tree."""
+        if self.schedule.splits_backward:
+            raise LayoutError(
+                "exact_sums needs all gradients of a layer at once, and this pipeline_schedule"
+                " computes those of weights separately, as zero_bubble does: use 1f1b, or set"
+                " exact_sums=0."
+            )
         counts: Counter[tuple] = Counter()
         for _, stage, entry in self.schedule.entries():
             key = stage, entry.action, entry.chunk
