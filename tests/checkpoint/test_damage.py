@@ -200,6 +200,7 @@ def test_what_a_crash_has_left_under_a_temporary_name_may_be_of_any_kind(run):
 
 
 FAULTS = {
+    "nothing": lambda path: None,
     "a link to itself": lambda path: path.symlink_to(path),
     "a directory": lambda path: path.mkdir(),
     "a device": lambda path: path.symlink_to("/dev/zero"),
@@ -216,7 +217,8 @@ def test_one_with_something_else_for_a_file_is_skipped_with_a_sentence(run, warn
     samples.assert_is_step(latest(run), 1)
     assert last_finished(run) == (run / "step-00000001", 1)
     (warning,) = warnings()
-    assert f"Skipping a checkpoint: The checkpoint {path.parent} " in warning
+    assert warning.startswith("Skipping a checkpoint: ")
+    assert str(path.parent) in warning and name in warning
     assert all_steps(run) == [1]
 
 
@@ -261,6 +263,14 @@ def test_a_wrong_read_is_repeated_before_a_file_counts_as_damaged(run, monkeypat
         samples.assert_is_step(checkpoint, 2)
         return
     with pytest.raises(DamagedCheckpointError, match=DATA):
+        checkpoint.read(samples.whole())
+
+
+def test_an_error_of_reading_values_is_an_unusable_checkpoint(run):
+    checkpoint = Checkpoint(run / "step-00000002")
+    (run / "step-00000002" / DATA).unlink()
+    (run / "step-00000002" / DATA).mkdir()
+    with pytest.raises(UnusableCheckpointError, match="step-00000002 (is damaged|cannot be read)"):
         checkpoint.read(samples.whole())
 
 

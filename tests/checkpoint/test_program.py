@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf1
 
 import t2tp
 from t2tp import mtf
-from t2tp.checkpoint import latest
+from t2tp.checkpoint import UnusableCheckpointError, all_steps, latest
 from t2tp.checkpoint.variables import CheckpointMismatchError
 
 EXAMPLE = Path(__file__).parents[2] / "examples/save_and_restore.py"
@@ -84,6 +84,19 @@ def test_where_there_is_no_checkpoint_values_stay_only_if_that_is_meant(tmp_path
         t2tp.restore_checkpoint(tmp_path / "run", program)
     assert t2tp.restore_checkpoint(tmp_path / "run", program, missing_ok=True) == 0
     np.testing.assert_array_equal(program.variables["w"].numpy(), before)
+
+
+def test_the_latest_stay_and_a_step_that_is_named_is_restored(tmp_path, program):
+    for step in (1, 2, 3):
+        program.variables["w"].assign(np.full((4, 4), step))
+        t2tp.save_checkpoint(tmp_path, program, step, max_to_keep=2)
+    with pytest.raises(ValueError, match="At least one checkpoint has to be kept, not 0"):
+        t2tp.save_checkpoint(tmp_path, program, 4, max_to_keep=0)
+    assert all_steps(tmp_path) == [2, 3]
+    assert t2tp.restore_checkpoint(tmp_path, program, 2) == 2
+    assert (program.variables["w"].numpy() == 2).all()
+    with pytest.raises(UnusableCheckpointError, match="step-00000001 is not a checkpoint"):
+        t2tp.restore_checkpoint(tmp_path, program, 1, missing_ok=True)
 
 
 def test_what_only_one_of_program_and_checkpoint_has_is_named(tmp_path, program):

@@ -6,6 +6,7 @@ from t2tp.checkpoint import (
     Checkpoint,
     Slice,
     UnusableCheckpointError,
+    all_steps,
     latest,
     read_metrics,
     save,
@@ -102,6 +103,13 @@ def test_another_shape_or_dtype_is_refused_naming_both(tmp_path, shape, dtype, m
     checkpoint = Checkpoint(save_step(tmp_path, 1))
     with pytest.raises(ValueError, match=message):
         checkpoint.read([Slice.full("table", shape, dtype)])
+
+
+def test_the_latest_is_of_the_highest_step(tmp_path):
+    for step in (9, 100_000_000, 10):
+        save_step(tmp_path, step)
+    samples.assert_is_step(latest(tmp_path), 100_000_000)
+    assert all_steps(tmp_path) == [9, 10, 100_000_000]
 
 
 def test_a_saved_step_is_not_overwritten(tmp_path):

@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 
 import t2tp
-from t2tp.layers.convolution import BatchNorm
+from t2tp import mtf
+from t2tp.layers.convolution import BatchNorm, Convolution
 
 SHAPE = "batch:4;height:8;width:6;channels:4"
 
@@ -54,3 +55,8 @@ def test_no_gradient_changes_the_averages():
         "moving_mean": False,
         "moving_variance": False,
     }
+
+
+def test_initial_filters_have_the_variance_of_their_outputs():
+    made = program_of(Convolution(mtf.Dimension("channels", 64), 3)).variables
+    assert made["filters"].numpy().std() == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.05)

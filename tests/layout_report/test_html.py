@@ -98,6 +98,13 @@ def test_every_part_is_drawn_once_and_inside(name):
         assert not axis or f"{dim}=12/{axis}" in drawn or f">{dim} " in drawn
 
 
+def test_copies_are_sheets_and_what_all_have_is_hatched():
+    layouts = [("data:4", "rows:data"), ("data:2;model:2", "rows:data"), ("data:4", ""), ("", "")]
+    drawn = [render_svg(sliced(*layout, ("rows", 4))) for layout in layouts]
+    assert [each.count('class="copy"') for each in drawn[:2]] == [0, 1]
+    assert ["url(#everywhere)" in each for each in drawn] == [False, False, True, False]
+
+
 @pytest.mark.parametrize("mesh_shape", ["", "a:1", "a:8", "a:4;b:4", "a:4;b:4;c:4", "a:64"])
 def test_processors_have_colours_of_their_own(mesh_shape):
     layout = Layout(mesh_shape)

@@ -112,3 +112,16 @@ def test_groups_of_rows_of_several_processors_are_told_apart_by_microbatch():
         for number in range(2)
     ]
     assert sorted(np.ravel(indices)) == [0, 1, 2, 3]
+
+
+def test_a_dimension_that_counts_rows_in_two_ways_is_refused():
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    x = mtf.zeros(mesh, shape_of("batch:4 d:2", 4))
+    mtf.reshape(x, shape_of("rows:4 d:2", 4))
+    mtf.reshape(mtf.slice(x, 0, 2, "batch"), shape_of("rows:4", 2))
+    per_row = elements_per_row(mtf.Dimension("batch", 4), mesh.graph.operations)
+    microbatch = Microbatch(tf.constant(0), 2, 4, per_row)
+    with pytest.raises(
+        ValueError, match="'rows', size=4.*[0-9/]+ and [0-9/]+ elements per row.*another name"
+    ):
+        microbatch.whole_index(mtf.Dimension("rows", 4), tf.range(4))

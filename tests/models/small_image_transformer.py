@@ -31,8 +31,10 @@ SPLIT = "batch:data;heads:model;d_ff:model;vocab:model;height:rows;width:columns
 
 
 def make(attention_type: str, **values: object) -> HParams:
-    """The set on one device, smaller."""
+    """The set on one device, smaller; in images all heads have the same keys and values."""
     changes = {**SMALLER, "attention_type": attention_type, **values}
+    if attention_type == "local_2d":
+        changes["num_kv_heads"] = 1
     return make_hparams("mtf_image_transformer_digits", **changes)
 
 
@@ -68,6 +70,7 @@ def reference_logits(
         scope = f"layer_{layer:02d}/attention"
         normed = norm(x, scope)
         q, k, v = (tf.einsum("btd,dhk->bhtk", normed, params[f"{scope}/{n}"]) for n in "qkv")
+        k, v = (tf.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
         scores = tf.einsum("bhtk,bhmk->bhtm", q, k) / math.sqrt(q.shape[-1])
         weights = tf.nn.softmax(tf.where(visible(attention_type), scores, -math.inf))
         attended = tf.einsum("bhtm,bhmk->bhtk", weights, v)

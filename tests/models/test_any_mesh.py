@@ -96,6 +96,23 @@ def test_zero_shards_all_but_vectors_over_any_number_of_devices(model, hparams_s
         assert not any(layout.stays_whole(shape) for shape in shapes), n
 
 
+def test_a_program_stores_the_slices_that_its_layout_says():
+    made = program(
+        "transformer_lm",
+        "transformer_lm_tiny",
+        mesh_shape="data:7",
+        layout="batch:data",
+        zero_stage=2,
+        batch_size=7,
+        batch_size_unit="sequences_per_batch",
+    )
+    sharded = [v for v in made.variables if v.spec.shape.ndims > 1]
+    assert sharded
+    for variable in sharded:
+        stored = math.prod(variable.slices[0].shape)
+        assert stored < 1.2 * variable.spec.shape.size / 7, variable.spec.name
+
+
 @pytest.mark.parametrize(
     ("mesh", "layout", "storage", "names"),
     [

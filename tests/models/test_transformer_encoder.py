@@ -6,7 +6,14 @@ import pytest
 import t2tp
 from t2tp.models.model import FeatureMismatchError
 from tests.models.small_lm import VOCAB_SIZE, make_batch
-from tests.models.small_transformers import FAMILIES, Family, classes, feature_of, loss_program
+from tests.models.small_transformers import (
+    FAMILIES,
+    Family,
+    classes,
+    examples,
+    feature_of,
+    loss_program,
+)
 
 
 def test_tokens_are_masked_as_bert_does():
@@ -77,6 +84,13 @@ def test_an_evaluation_without_the_examples_indices_is_refused():
     family = Family("transformer_encoder", make_batch, {"targets": VOCAB_SIZE}, {})
     with pytest.raises(FeatureMismatchError, match="evaluated with a feature example_index"):
         loss_program(family, training=False, with_gradients=False)
+
+
+def test_an_evaluation_counts_masked_tokens_and_the_others():
+    values = loss_program(FAMILIES["masked"], training=False, with_gradients=False)(examples())
+    tokens = np.count_nonzero(make_batch()["targets_segmentation"])
+    assert 0 < values["tokens"] < 0.4 * tokens
+    assert values["tokens"] + values["unmasked_tokens"] == tokens
 
 
 def test_rows_without_weight_do_not_count():

@@ -81,6 +81,14 @@ def test_large_gradients_are_summed_over_the_mesh_once_too(mesh_shape):
 
 
 @pytest.mark.slow
+def test_float16_is_scaled():
+    shown = [trained("", n, activation_dtype="float16")[1] for n in (1, 4)]
+    assert shown[1]["gradient_norm of step 0"] == pytest.approx(
+        shown[0]["gradient_norm of step 0"], rel=1e-2
+    )
+
+
+@pytest.mark.slow
 def test_eight_parts_need_a_fraction_of_the_memory(tmp_path):
     target = "tests.optim.accumulation_memory:main"
     in_parts, whole = map(int, printed(target, [["8"], ["1"]], [{}, {}], tmp_path / "printed"))

@@ -68,11 +68,13 @@ def test_twenty_steps_are_those_of_a_peer(scale, layout, peer_result):
     [
         ("lm", "vocab", 1, {"d_model": 18, "d_ff": 30, "num_heads": 2, "d_kv": 6}),
         ("lm", "context", 3, {}),
+        ("lm", "pods", 2, {"microbatches": 2}),
         ("lm", "three axes", 0, {}),
         ("lm", "stages of 2", 1, {"microbatches": 2, "num_hidden_layers": 2}),
         ("encdec", "both", 3, {}),
         ("classes", "both", 0, {}),
         ("moe", "experts", 2, {}),
+        ("moe_encdec", "data", 3, {}),
     ],
 )
 def test_a_step_is_that_of_one_device(family, mesh, stage, changes):

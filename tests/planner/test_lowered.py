@@ -103,6 +103,21 @@ def test_flops_of_a_step_are_six_times_parameters_and_tokens():
     assert plan.causal_flops == pytest.approx(expected - plan.tokens * attention / 2, rel=0.01)
 
 
+@pytest.mark.slow
+def test_a_split_batch_is_normalized_twice_going_forward():
+    """First by the slice's own statistics, which the kernel finds on the way, then by all."""
+    found = []
+    for mesh in ("", "data:2"):
+        hparams = registry.hparams("mtf_resnet_tiny")
+        hparams.parse(f"batch_size=4,batch_size_unit=sequences_per_batch,mesh_shape={mesh}")
+        step = request("mtf_resnet", hparams, 10, (32, 32, 3)).lowered(engine_stack())
+        found.append(totals(step))
+    one, two = found
+    for phase, ratio in (("forward", 1.0), ("backward", 0.5)):
+        kind = ("batch_norm", phase, "bytes")
+        assert 0 < two[kind] == pytest.approx(ratio * one[kind], rel=0.01)
+
+
 @pytest.mark.parametrize("name", shipped())
 def test_every_shipped_cluster_can_be_planned_for(name):
     plan = t2tp.plan("transformer_lm", make_hparams(), cluster=name, vocab_size=30)

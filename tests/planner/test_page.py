@@ -8,7 +8,7 @@ from html import unescape
 import pytest
 
 from t2tp.planner import ClusterFile
-from t2tp.planner.charts import Bar, stacked_bars
+from t2tp.planner.charts import Bar, Dot, scatter, stacked_bars
 from t2tp.planner.page import page
 from t2tp.planner.search import Search, pareto
 from t2tp.planner.text import duration, size
@@ -64,6 +64,17 @@ def test_bars_are_as_long_as_what_they_stand_for():
     widths = [float(width) for width in re.findall(r"width:([\d.]+)%", text)]
     assert widths == pytest.approx([12.5, 37.5, 25.0])
     assert re.findall(r"left:([\d.]+)%", text) == ["100.00"] * 2
+
+
+@pytest.mark.parametrize(("low", "high"), [(1e-3, 2e-3), (7.0, 1e6), (990.0, 1200.0)])
+def test_axes_use_the_space(low, high):
+    dots = [Dot(low, low, ""), Dot(high, high, "")]
+    text = scatter(dots, ("x", "y"), lambda x: f"{x:.4g}", duration)
+    circles = [attrs for tag, attrs in Reader(text).elements if tag == "circle"]
+    for name, space in (("cx", 1010), ("cy", 244)):
+        places = [float(attrs[name]) for attrs in circles]
+        assert max(places) - min(places) > 0.8 * space
+    assert len(re.findall(r'text-anchor="(?:middle|end)">[^<]+<', text)) > 4
 
 
 @pytest.mark.slow

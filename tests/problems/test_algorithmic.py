@@ -149,6 +149,13 @@ def test_an_unknown_arrangement_is_refused():
         problems.find("tiny_reverse", "arrangement=bucket")
 
 
+def test_the_shards_do_not_change_the_batches(data_dir, tmp_path):
+    TinyReverse().prepare(tmp_path, num_shards=7)
+    streams = (TinyReverse().stream(each, "train", 21, 41) for each in (data_dir, tmp_path))
+    for one, other in zip(*(stream[0].values() for stream in streams), strict=True):
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
 def test_symbols_are_written_with_spaces_and_scored_by_exact_match(tmp_path):
     problem = problems.find("algorithmic_addition_decimal40")
     codec = problem.codec(tmp_path)

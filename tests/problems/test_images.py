@@ -71,6 +71,18 @@ class Photographs(Image2ClassProblem):
         return [{"image": (shades * k).astype(np.uint8), "label": k} for k in (0, 1)]
 
 
+def test_images_are_stored_compressed_if_asked_for(tmp_path):
+    problem = Photographs()
+    problem.prepare(tmp_path)
+    batch = problem.stream(tmp_path, "train", 2, 1)[0]
+    light = np.asarray(batch["targets"]).tolist().index(1)
+    image = np.asarray(batch["inputs"])[light]
+    assert np.abs(image - np.linspace(0, 1, 16)[:, None, None]).max() < 0.05
+    np.testing.assert_array_equal(
+        batch["inputs"][light : light + 1, 3:5, 2:4, 0:2][0], image[3:5, 2:4, 0:2]
+    )
+
+
 @pytest.mark.parametrize(
     ("sample", "message"),
     [

@@ -204,6 +204,17 @@ def test_shapes_of_sharegpt_and_alpaca_are_those_conversations(tmp_path, tokeniz
     assert len(learned[0]) == 3
 
 
+def test_an_instruction_without_a_template_is_a_prompt(tmp_path, tokenizer):
+    records = [{"instruction": f"the fox {n}", "output": f"over {n} dogs"} for n in range(60)]
+    pairs = [{"prompt": f"the fox {n}\n\n", "completion": f"over {n} dogs"} for n in range(60)]
+    learned = []
+    for name, each in {"theirs": records, "ours": pairs}.items():
+        (tmp_path / name).mkdir()
+        problem = prepared(tmp_path / name, each, tokenizer)
+        learned.append(learned_texts(problem, tmp_path / name / "data"))
+    assert learned[0] == learned[1]
+
+
 def test_conversations_without_a_template_are_refused(tmp_path, tokenizer):
     with pytest.raises(ValueError, match=rf"data.jsonl, line \d+: .*{tokenizer}"):
         prepared(tmp_path, CHATS * 30, tokenizer)

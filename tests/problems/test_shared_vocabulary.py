@@ -161,6 +161,14 @@ def test_both_directions_of_a_problem_have_the_same_data(files, tmp_path):
         problems.find(mixture.name, f"translate_tsv.files={files}/a.tsv")
 
 
+def test_a_part_can_be_packed(data_dir):
+    mixture = problems.find(MIXTURE, "translate_tsv.arrangement=packed")
+    segments = np.asarray(mixture.stream(data_dir, "train", 4, 64)[0]["targets_segmentation"])
+    assert sorted(segments.max(1) > 1) == [False, True, True, True]
+    with pytest.raises(ValueError, match="of like length cannot be mixed with others"):
+        problems.find(MIXTURE, "arrangement=bucketed").stream(data_dir, "train", 4, 64)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [

@@ -1,5 +1,6 @@
 import pytest
 
+from t2tp import problems
 from t2tp.problems.text_scores import SCORES, score
 
 REFERENCES = ["The cat sat on the mat near the door.", "It was a good day for all of us."]
@@ -30,3 +31,17 @@ def test_words_count_without_case_articles_and_punctuation():
 def test_there_must_be_a_prediction_for_each_reference(predictions):
     with pytest.raises(ValueError, match=f"{len(predictions)} predictions and 2 references"):
         score(["bleu"], predictions, REFERENCES)
+
+
+@pytest.mark.parametrize(
+    ("name", "names"),
+    [
+        ("translate_tsv", ["bleu", "chrf"]),
+        ("summarize_cnn_dailymail32k", ["rouge1", "rouge2", "rouge_l"]),
+        ("mixture:translate_tsv=1,translate_textfiles=1", ["bleu", "chrf"]),
+        ("languagemodel_python_stdlib", ["exact_match"]),
+    ],
+)
+def test_problems_name_what_their_decodes_are_scored_by(name, names):
+    scores = problems.find(name).decode_metrics(REFERENCES, REFERENCES)
+    assert scores == pytest.approx(dict.fromkeys(names, 100.0))

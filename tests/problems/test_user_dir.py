@@ -140,6 +140,15 @@ def test_names_of_other_packages_are_refused(tmp_path, name):
         import_user_dir(tmp_path / name)
 
 
+def test_the_remedies_that_are_printed_name_the_directory():
+    import_user_dir(EXAMPLE)
+    command = shlex.split(problems.find("roman_numerals").datagen_command("data"))
+    assert command[1:] == [
+        *("--problem=roman_numerals", "--data_dir=data", f"--t2t_usr_dir={EXAMPLE}")
+    ]
+    assert "usr_dir" not in problems.find("algorithmic_identity_decimal40").datagen_command("data")
+
+
 @pytest.mark.slow
 def test_a_run_of_a_users_directory_is_loaded_with_the_flag(directory, tmp_path):
     where = [f"--output_dir={directory / 'run'}", f"--data_dir={directory / 'data'}"]

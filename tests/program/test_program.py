@@ -171,6 +171,15 @@ def test_an_operation_that_cannot_be_split_is_refused():
         run(step, "model:2", "d_in:model")
 
 
+def test_an_axis_of_one_processor_splits_nothing():
+    def step(mesh, features):
+        del mesh
+        return {"y": mtf.concat([features["x"], features["x"]], "d_in")}
+
+    _, values = run(step, "model:1", "d_in:model")
+    np.testing.assert_array_equal(values["y"], np.concatenate([X, X], 1))
+
+
 def test_a_mesh_needs_as_many_devices_as_processors():
     with pytest.raises(ValueError, match="4 processors, but there are 2 devices"):
         t2tp.connect(4, devices=["/cpu:0", "/cpu:1"])

@@ -51,6 +51,14 @@ def test_predictions_are_the_trained_models(tmp_path):
     np.testing.assert_allclose(y, x @ w, rtol=1e-5, atol=1e-6)
 
 
+def test_without_a_checkpoint_nothing_is_evaluated(tmp_path):
+    fresh = estimator(tmp_path / "run")
+    for _ in range(2):  # The second time the variables exist, but have never been trained.
+        with pytest.raises(FileNotFoundError, match="holds no finished checkpoint"):
+            fresh.evaluate(toy.inputs())
+    assert not (tmp_path / "run").exists()
+
+
 def test_another_optimizers_state_is_refused_to_train_with_but_not_to_evaluate(tmp_path):
     estimator(tmp_path).train(toy.inputs(), 1)
     for evaluated_before in (False, True):

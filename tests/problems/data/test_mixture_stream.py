@@ -46,12 +46,15 @@ def test_problems_of_the_same_size_have_orders_of_their_own():
 
 
 def test_the_orders_of_runs_that_have_begun_stay():
-    """A change of a digest changes the data of runs that have begun."""
+    """A change of a digest changes the data of runs that have begun.
+
+    A seed is the same number in any type.
+    """
     source = ConcatenatedSource([Numbers(70), Numbers(70), Numbers(30)])
     stages = [Stage(0, (3, 2, 2)), Stage(5, (1, 4, 0)), Stage(11, (1, 1, 1))]
-    assert digest(MixtureStream(source, stages, 6, 3), 40) == "c49623e8a9746f82"
-    assert digest(ShuffledStream(Numbers(70), 6, 3), 40) == "ec367806eecf4853"
-    buckets = BucketedStream([(Numbers(70), 1), (Numbers(33), 2)], 4, 3)
+    assert digest(MixtureStream(source, stages, 6, np.uint8(3)), 40) == "c49623e8a9746f82"
+    assert digest(ShuffledStream(Numbers(70), 6, np.array(3)), 40) == "ec367806eecf4853"
+    buckets = BucketedStream([(Numbers(70), 1), (Numbers(33), 2)], 4, np.int64(3))
     assert digest(buckets, 60) == "01603d37d742de40"
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from t2tp import problems
-from t2tp.problems.data import atomic_directory, row_layout
+from t2tp.problems.data import atomic_directory, row_index, row_layout
 from t2tp.problems.data.columns import Column
 from t2tp.problems.data.fields import TokenField, fill_rows
 from t2tp.problems.data.row_index import IndexDirectory
@@ -140,6 +140,18 @@ def test_a_start_costs_the_same_for_any_number_of_examples(tmp_path, monkeypatch
     assert peaks[1] < peaks[0] + 50_000, peaks  # 400,000 numbers would take 1.6 MB
 
 
+@pytest.mark.slow
+def test_making_an_index_takes_no_more_memory_for_more_examples(tmp_path):
+    peaks = []
+    for count in (2_000, 8_000):
+        found = dataclasses.replace(texts(tmp_path / str(count), count), examples_at_once=1 << 8)
+        tracemalloc.start()
+        arrange(found)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0], peaks
+
+
 def test_of_several_that_need_an_index_one_makes_it(tmp_path, monkeypatch):
     passes = []
     pack = row_layout.first_fit_decreasing
@@ -203,6 +215,20 @@ def test_where_nothing_can_be_written_each_process_makes_its_own(
     assert "every process makes it again at each start" in caplog.text
     assert not (tmp_path / ".index").exists()
     assert digest(plan) == digest(packed(texts(tmp_path, 900, data=None), LENGTH))
+
+
+def test_a_full_disk_is_not_kept_full(tmp_path, monkeypatch, caplog):
+    def refuse(path, text):
+        if ".index" in str(path):
+            raise OSError(errno.ENOSPC, "no", str(path))
+        write_text(path, text)
+
+    write_text = row_index.write_text
+    monkeypatch.setattr(row_index, "write_text", refuse)
+    packed(texts(tmp_path, 900), LENGTH)
+    assert "every process makes it again at each start" in caplog.text
+    left = [path for path in (tmp_path / ".index").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in left) < 100
 
 
 @pytest.mark.parametrize("arrangement", problems.text_to_text.ARRANGEMENTS)

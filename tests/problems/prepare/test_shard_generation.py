@@ -141,6 +141,15 @@ def test_no_more_workers_are_started_than_are_worth_it(tmp_path, num_workers, wa
     assert (encoders == [f"encoder-{os.getpid()}"]) == (num_workers == 1)
 
 
+@pytest.mark.slow
+def test_workers_are_started_after_the_samples_were_tried(tmp_path, monkeypatch):
+    monkeypatch.setattr(shard_generation, "default_workers", lambda: 2)
+    monkeypatch.setattr(shard_generation, "_WORKER_SECONDS", 1e-9)
+    (tmp_path / "pairs.tsv").write_text("".join(f"{n}\t{n}\n" for n in range(1100)))
+    problem = problems.find("translate_tsv", f"files={tmp_path}/pairs.tsv,vocab_size=290")
+    assert problem.prepare(tmp_path, num_shards=2).splits["train"].examples > 1000
+
+
 def test_there_is_a_worker_for_each_core(monkeypatch):
     for cores, workers in ((1, 1), (8, 8), (200, 32)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda process, n=cores: set(range(n)))

@@ -142,6 +142,18 @@ def test_no_split_of_a_directory_is_taken_for_train(tmp_path, place):
     assert [sizes[split].examples for split in problem.splits] == [100, 60, 20]
 
 
+def test_names_of_data_sets(tmp_path):
+    problem = problems.find("translate_tsv_rev:news")
+    assert problem.name == "translate_tsv_rev:news" and problem.is_reversed
+    assert problem.directory("data") == Path("data/translate_tsv-news")
+    assert "--problem=translate_tsv_rev:news" in problem.datagen_command("data")
+    for name in ("translate_tsv:", "translate_tsv:../x"):
+        with pytest.raises(ValueError, match="cannot name a data set; letters"):
+            problems.find(name)
+    with pytest.raises(ValueError, match="is not made from files of yours"):
+        problems.find("image_digits:mine")
+
+
 def page_commands():
     """Returns the commands of the page, split into words."""
     blocks = re.findall(r"```\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)

@@ -243,6 +243,21 @@ def test_files_that_are_held_out_are_named(texts, tmp_path, caplog):
         problems.find("languagemodel_textfiles", options).prepare(tmp_path / "other")
 
 
+def test_parallel_files_that_are_held_out_are_left_out_in_pairs(tmp_path):
+    for number in range(5):
+        for side in ("en", "de"):
+            (tmp_path / f"{number}.{side}").write_text(f"{side} {number}\n" * 2)
+    options = ",".join(
+        f"{prefix}{name}={tmp_path}/{pattern}.{side}"
+        for prefix, pattern in (("", "*"), ("validation_", "[34]"))
+        for name, side in (("inputs", "en"), ("targets", "de"))
+    )
+    problem = problems.find("translate_textfiles", f"{options},vocab_size=268")
+    problem.prepare(tmp_path / "data")
+    found = [tuple(sample.values()) for sample in stored(problem, tmp_path / "data")]
+    assert sorted(found[:6]) == [(f"en {n}", f"de {n}") for n in range(3) for _ in range(2)]
+
+
 @pytest.mark.parametrize("name", ["v[1]", "a*b?", "a,b", "a,c=d", "new\nline", "**"])
 def test_a_path_of_any_name_is_found_and_so_is_a_pattern_below_it(tmp_path, name):
     directory = tmp_path / name

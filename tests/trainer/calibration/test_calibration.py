@@ -167,6 +167,17 @@ def test_what_is_measured_is_written_as_it_comes(tmp_path, monkeypatch, capfd):
     ]
 
 
+def test_progress_and_disturbance_are_reported(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(machine, "measure", fake_measure)
+    assert t2tp_calibrate(["t2tp_calibrate", "--devices=1", "--processes="]) == 0
+    said = capfd.readouterr()
+    points = machine.Piece(1).points
+    assert points > 30 and f"{points}/{points}" in said.err
+    assert "up to 40% of the cores during 1 of 2 measurements" in said.err
+    assert "t2tp_plan --cluster=this_machine.toml" in said.out
+
+
 WRONG = {
     "no curves": (["--devices=4", "--output=found.toml"], "to measure operations"),
     "name": (["--output=machine"], "ends in .toml"),

@@ -106,6 +106,15 @@ def test_a_list_of_checkpoints_of_any_meshes(run, tmp_path):
     np.testing.assert_array_equal(read(tmp_path / "out"), wanted.astype(np.float32))
 
 
+def test_it_is_written_in_parts_of_bounded_size(run, tmp_path):
+    saved = [Checkpoint(step(run, number)) for number in (12, 13)]
+    averaging.average(saved, str(tmp_path), part_bytes=40)
+    assert len(list(step(tmp_path, 13).glob("variables.data-*"))) == 4  # Two slices of each.
+    np.testing.assert_allclose(
+        read(tmp_path), (read(step(run, 12)) + read(step(run, 13))) / 2, rtol=1e-6
+    )
+
+
 def test_started_again_after_a_crash_it_finishes_the_work(run, tmp_path, monkeypatch):
     left, copy = [OSError("crash")], averaging.write_bytes
 

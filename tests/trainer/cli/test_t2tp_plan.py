@@ -138,7 +138,7 @@ def test_every_line_of_a_search_gives_the_same_plan_when_it_is_pasted(model, see
     chosen = random.Random(f"{model} {seed}")
     hparams_set, changes, size = FAMILIES[model]
     images = {"image_shape": "32,32,3"} if size == 10 else {}
-    devices = chosen.randint(1, 4)
+    devices = chosen.randint(1, 8)
     rows = chosen.choice([2, 4, 8]) * devices
     changes = ",".join(
         filter(None, (changes, f"batch_size={rows},batch_size_unit=sequences_per_batch"))
@@ -163,6 +163,7 @@ def test_every_line_of_a_search_gives_the_same_plan_when_it_is_pasted(model, see
 
 # Model, hparams set, vocabulary or classes, and flags of the search.
 TRAINED = {
+    "one device": ("transformer_lm", "transformer_lm_tiny", 300, {"devices": 1}),
     "tensor": ("transformer_lm", "transformer_lm_tiny", 300, {"devices": 2, "fix": "heads:model"}),
     "stages": ("transformer_lm", "transformer_lm_tiny", 300, {"devices": 2, "fix": "layers:stage"}),
     "ZeRO": ("transformer_lm", "transformer_lm_tiny", 300, {"devices": 4, "fix": "zero_stage=2"}),

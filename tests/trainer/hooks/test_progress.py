@@ -87,3 +87,14 @@ def test_on_a_terminal_it_is_a_bar_and_log_lines_stand_above_it(plain_lines, mon
     assert "\revaluation at step 11\r\n" in shown
     assert shown.count("warning: twice") == 1
     assert "ms/step" not in shown
+
+
+def test_a_terminal_without_a_width_has_lines(plain_lines, monkeypatch):
+    reader, terminal = os.openpty()  # It has 0 columns.
+    with os.fdopen(reader, "rb", buffering=0) as screen, os.fdopen(terminal, "w") as stderr:
+        with monkeypatch.context() as patched:
+            patched.setattr("sys.stderr", stderr)
+            with TrainingProgress(10, 132, lambda step: "") as progress:
+                progress.report(11, SCALARS)
+        stderr.flush()
+        assert b"step 11/132  loss 1.2500" in screen.read(4096)

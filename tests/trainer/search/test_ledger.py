@@ -64,6 +64,15 @@ def test_points_are_claimed_once(address):
     assert one.is_done() and two.is_done()
 
 
+@pytest.mark.parametrize("study_address", ["sqlite"], indirect=True)
+def test_cmaes_draws_within_the_ranges(study_address):
+    ledger = _ledger(study_address, sampler="cmaes", ranged=_ranged(0.01))
+    for _ in range(3):
+        claim = _wait_for_claim(ledger)
+        assert 0 <= claim.values["rate"] <= 0.01
+        ledger.complete(claim, [claim.values["rate"]])
+
+
 def test_processes_that_draw_at_the_same_moment_draw_no_point_too_many(address):
     """The second one looks before the first one draws, and draws after it."""
     first, ranged = _ledger(address, 1), _ranged()
