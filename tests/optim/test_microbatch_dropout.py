@@ -25,13 +25,11 @@ LOCAL = {"attention_type": "local", "attention_window": 4, "position": "sinusoid
         ("lm", {}, 4, "three axes"),
         ("lm", {"recompute": "layer"}, 2, "data"),
         ("lm", LOCAL, 4, "data"),
-        ("classes", {}, 8, "one device"),
         ("masked", {}, 4, "data"),
         ("moe", {}, 8, "one device"),
         ("moe", {}, 2, "experts of their own axis"),
-        # Groups of experts: two in a row, and one of two rows.
-        ("moe", {"moe_group_size": 6, "moe_gating": "top_2"}, 4, "data"),
-        ("moe", {"moe_group_size": 24}, 2, "data"),
+        # Groups of experts of two rows.
+        ("moe", {"moe_group_size": 24, "moe_gating": "top_2"}, 2, "data"),
         ("moe_classes", {"moe_gating": "expert_choice"}, 2, "data"),
         ("moe_encdec", {}, 4, "one device"),
         ("moe_masked", {}, 4, "data"),

@@ -42,11 +42,11 @@ CASES = {
     "masked": (lambda: texts("masked"), "tensor", 0),
     "mlp": (lambda: images("mlp_tiny", "mlp"), "data", 0),
     "patches": (lambda: images("vit_tiny", "vit", image_shape=[8, 8, 3]), "data", 0),
-    "convolutions": (lambda: images("mtf_resnet_tiny", "mtf_resnet"), "data", 0),
-    "groups": (lambda: images("mtf_resnet_tiny", "mtf_resnet", norm_type="group"), "one device", 0),
+    "convolutions": (lambda: images("mtf_resnet_tiny", "mtf_resnet", norm_type="group"), "data", 0),
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_rows_are_batches_of_one(case):
     make, mesh, zero_stage = CASES[case]
@@ -75,7 +75,7 @@ def test_rows_are_batches_of_one(case):
     }
     alone = t2tp.Program(row, first, seed=1)
     outputs = together(batch)
-    rtol = 2e-6 if case == "groups" else 1e-6  # 1.4e-6 was seen: variances of few elements.
+    rtol = 2e-6 if case == "convolutions" else 1e-6  # 1.4e-6 was seen: variances of few elements.
     for i in range(dim.size):
         one = alone({name: x[i : i + 1] for name, x in batch.items()})
         for name in ("loss", "norm"):
