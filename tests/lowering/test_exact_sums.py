@@ -138,7 +138,7 @@ def test_random_layouts_compute_the_same_bits(seed):
 @pytest.mark.parametrize(
     ("mesh_shape", "options", "changes"),
     [
-        ("data:2;model:2", {"beam_size": 2, "alpha": 0.0}, {}),
+        ("stage:2;data:2", {"beam_size": 2, "alpha": 0.0}, {"num_hidden_layers": 2}),
         ("model:2", {"temperature": 1.0}, {"position": "rotary", "num_kv_heads": 2}),
         (
             "data:4",
