@@ -103,6 +103,18 @@ class Lowering(Protocol):
     ) -> None:
         """Sets a partial sum over split dimensions; the all-reduce is deferred."""
 
+    def parts_of(self, dim: upstream.Dimension) -> tuple[int, int]:
+        """Returns in how many parts `exact_sums` sums a dimension, and how many are here."""
+
+    def set_parts(
+        self,
+        tensor: upstream.Tensor,
+        parts: Sequence[tf.Tensor],
+        dim: upstream.Dimension,
+        num_parts: int,
+    ) -> None:
+        """Sets this processor's parts of a sum over a dimension, with `exact_sums`."""
+
     def add_parts(self, tensor: upstream.Tensor, addends: Sequence[upstream.Tensor]) -> bool:
         """Adds two deferred sums part by part, with `exact_sums`; returns whether it did."""
 

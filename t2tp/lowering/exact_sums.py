@@ -13,6 +13,7 @@ of a processor's 4 parts. One device computes all parts: the same additions in t
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from t2tp.lowering.context import Order
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
 from t2tp.lowering.operation import summed_in_parts
 from t2tp.mesh.collectives import tree_sum
+from t2tp.mesh.layout_conflicts import VECTOR
 
 
 def lower_in_parts(
@@ -50,6 +52,13 @@ def lower_in_parts(
             rule(op, part)
     for y, parts in results.items():
         names = y.shape.dimension_names
+        if inner and parts:
+            # The inner sums are completed before the parts of the outer one are added.
+            mesh_impl = lowering.mesh_impl(op)
+            axis = mesh_impl.tensor_dimension_to_mesh_axis(inner[0])
+            if axis is not None and inner[0].name not in names:
+                stacked = tf.stack(parts)
+                parts = tf.unstack(mesh_impl.collectives.tree_allreduce(stacked, [axis], [y.name]))
         if dim.name in names:
             lowering.set_slice(y, tf.concat(parts, names.index(dim.name)))
         elif parts:
@@ -179,3 +188,19 @@ def dims_in_parts(op: upstream.Operation, lowering: Any) -> list[upstream.Dimens
     """Returns the dimensions over which an operation sums in parts, the outer one first."""
     layout = lowering.mesh_impl(op).layout
     return [dim for dim in summed_in_parts(op, layout) if lowering.parts_of(dim)[0] > 1]
+
+
+def in_vectors(x: tf.Tensor) -> tf.Tensor:
+    """Appends zeros to the first dimension of a slice, so that it fills the processor's vectors."""
+    padding = -x.shape[0] % VECTOR
+    return tf.pad(x, [[0, padding], *([0, 0] for _ in x.shape[1:])]) if padding else x
+
+
+def lower_in_vectors(op: upstream.SlicewiseOperation, lowering: Any) -> None:
+    """Applies a function of elements to whole vectors: a rest would be rounded differently."""
+    x = lowering.slice(op.inputs[0])
+    if math.prod(x.shape) % VECTOR == 0:
+        op.lower(lowering)
+        return
+    y = op._tf_fn(in_vectors(tf.reshape(x, [-1])))[: math.prod(x.shape)]
+    lowering.set_slice(op.outputs[0], tf.reshape(y, x.shape))

@@ -14,14 +14,14 @@ from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.deferred_sums import DeferredSum, Reductions, required_values
 from t2tp.lowering.einsum import lower_einsum, lower_one_hot
-from t2tp.lowering.exact_sums import dims_in_parts, lower_in_parts
+from t2tp.lowering.exact_sums import dims_in_parts, lower_in_parts, lower_in_vectors
 from t2tp.lowering.gather_schedule import LatestActivation, lower_gathers, lowering_order
 from t2tp.lowering.gradients import lower_generic_gradient, lower_pool_gradient
 from t2tp.lowering.head_tail import CONSECUTIVE, Order, Orders
 from t2tp.lowering.linear_operations import can_defer_past, lower_add, lower_linear
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
 from t2tp.lowering.microbatch import Microbatch
-from t2tp.lowering.operation import hooks
+from t2tp.lowering.operation import hooks, is_elementwise, sums_along_rows
 from t2tp.lowering.random import is_below
 from t2tp.lowering.random_ops import lower_random
 from t2tp.lowering.reshape import lower_reshape
@@ -208,6 +208,8 @@ class GraphLowering(upstream.Lowering):
             rule = lower_shapes
         elif mesh_impl.layout.exact_sums and (dims := dims_in_parts(op, self)):
             rule = functools.partial(lower_in_parts, rule=rule, dims=dims)
+        elif mesh_impl.layout.exact_sums and is_elementwise(op):
+            rule = lower_in_vectors
         predicate = op_hooks.predicate
         with self.orders.during(op, outer_tensors_read):
             if predicate is None:
@@ -463,7 +465,7 @@ class GraphLowering(upstream.Lowering):
                 f"exact_sums={layout.exact_sums} sums dimension {dim.name!r} of size {size} in"
                 f" {num_parts} parts, which {ways} processors and microbatches do not divide."
             )
-        return num_parts, num_parts // ways
+        return num_parts, max(1, num_parts // ways)
 
     def set_parts(
         self,
@@ -609,8 +611,13 @@ def lower_reduce(op: upstream.ReduceOperation, lowering: Lowering) -> None:
             upstream.ReduceOperation.lower(op, lowering)
         return
     summed_axes = [axis for axis, dim in enumerate(x.shape.dims) if dim in reduced_dims]
-    addend = reduce_sum(lowering.masked_slice(x, reduced_dims), summed_axes)
     remaining_dims = [dim for dim in x.shape.dims if dim in y.shape.dims]
+    part = lowering.masked_slice(x, reduced_dims)
+    if lowering.mesh_impl(op).layout.exact_sums and sums_along_rows(op):
+        kept = [x.shape.dims.index(dim) for dim in remaining_dims]
+        part = tf.transpose(part, [*kept, *summed_axes])
+        summed_axes = [*range(len(kept), x.shape.ndims)]
+    addend = reduce_sum(part, summed_axes)
     if remaining_dims != y.shape.dims:
         addend = tf.transpose(addend, [remaining_dims.index(dim) for dim in y.shape.dims])
     lowering.set_partial_sum(y, addend, reduced_dims)

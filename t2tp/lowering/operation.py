@@ -48,6 +48,7 @@ def sum_of_squares(x, dim):
   `_unsplittable_dims`; for finer conditions, and all else that the engine asks, see `Hooks`.
 """
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -56,7 +57,7 @@ import tensorflow as tf
 from t2tp import upstream
 from t2tp.lowering.context import Lowering, Relayout
 from t2tp.mesh.layout import Layout, LayoutError
-from t2tp.mesh.layout_conflicts import check_dimensions
+from t2tp.mesh.layout_conflicts import VECTOR, check_dimensions
 from t2tp.mesh.layout_text import describe
 
 
@@ -91,6 +92,8 @@ class Hooks:
       dropped_dims: how an output lost a dimension of the inputs: `summed` (it is a sum over the
         dimension) or `kept` (the operation adds no floats up). Empty: not known; `exact_sums` then
         refuses the operation.
+      suits_any_slice: whether `exact_sums` needs no whole vectors: the elements of the outputs are
+        sums of two, products or copies, or `lower` pads the slices.
       cost_kind: the kind of work that `t2tp_plan` counts it as, one of `t2tp.planner.work.KINDS`.
         `view`: the outputs are the inputs. `free`: it takes no time.
     """
@@ -105,6 +108,7 @@ class Hooks:
     is_feature: bool = False
     chooses_orders: bool = False
     dropped_dims: str = ""
+    suits_any_slice: bool = False
     cost_kind: str = "elementwise"
 
     @property
@@ -162,34 +166,35 @@ def _declared(**attributes: Any) -> Hooks:
     return declared
 
 
-_LINEAR = {"accepts_deferred_sums": True, "ordered_dims": ()}
+_LINEAR = {"accepts_deferred_sums": True, "ordered_dims": (), "suits_any_slice": True}
+_MOVES: dict[str, Any] = {"suits_any_slice": True}
 
 # The hooks of mesh-tensorflow's own operations that differ from the defaults.
 _UPSTREAM_HOOKS: dict[type[upstream.Operation], Hooks] = {
     upstream.AddOperation: _declared(**_LINEAR),
     upstream.Assign: _declared(cost_kind="update"),
-    upstream.BroadcastOperation: _declared(ordered_dims=()),
+    upstream.BroadcastOperation: _declared(**_MOVES, ordered_dims=()),
     upstream.Constant: _declared(cost_kind="free"),
     upstream.CustomGradientOperation: _declared(**_LINEAR, cost_kind="view", dropped_dims="kept"),
     upstream.Depend: _declared(**_LINEAR, cost_kind="view"),
     upstream.ops.ImportOperation: _declared(cost_kind="free"),
-    upstream.ops.ImportLaidOutTensorOperation: _declared(cost_kind="free"),
+    upstream.ops.ImportLaidOutTensorOperation: _declared(**_MOVES, cost_kind="free"),
     upstream.ops.OneHotOperation: _declared(cost_kind="gather"),
     upstream.PrintOperation: _declared(cost_kind="view"),
     upstream.RandomOperation: _declared(cost_kind="random"),
     upstream.ReduceOperation: _declared(ordered_dims=(), cost_kind="reduce", dropped_dims="summed"),
     upstream.ReshapeOperation: _declared(
-        accepts_deferred_sums=True, cost_kind="copy", dropped_dims="kept"
+        **_MOVES, accepts_deferred_sums=True, cost_kind="copy", dropped_dims="kept"
     ),
-    upstream.ScalarAddOperation: _declared(ordered_dims=()),
-    upstream.ScalarMultiplyOperation: _declared(ordered_dims=()),
+    upstream.ScalarAddOperation: _declared(**_MOVES, ordered_dims=()),
+    upstream.ScalarMultiplyOperation: _declared(**_MOVES, ordered_dims=()),
     upstream.ScalarSummaryOperation: _declared(cost_kind="view"),
     upstream.StopGradient: _declared(**_LINEAR, cost_kind="view"),
     upstream.Variable: _declared(cost_kind="copy"),
     upstream.WhileLoopOperation: _declared(
-        accepts_deferred_sums=True, cost_kind="loop", dropped_dims="kept"
+        **_MOVES, accepts_deferred_sums=True, cost_kind="loop", dropped_dims="kept"
     ),
-    upstream.ops.BinaryOpWithBroadcasting: _declared(ordered_dims=()),
+    upstream.ops.BinaryOpWithBroadcasting: _declared(**_MOVES, ordered_dims=()),
     upstream.EinsumOperation: _declared(dropped_dims="summed"),
     upstream.GenericGradOperation: _declared(),
     upstream.SlicewiseOperation: _declared(),
@@ -219,8 +224,7 @@ def summed_in_parts(op: upstream.Operation, layout: Layout) -> list[upstream.Dim
 
     Raises:
       LayoutError: it is not known whether the operation sums over such a dimension, or the layout
-        splits an inner one of several, whose sums every processor must complete before it adds the
-        parts of the outer one.
+        splits the third one of several.
     """
     if not layout.exact_sums or not op.outputs:
         return []
@@ -240,14 +244,44 @@ def summed_in_parts(op: upstream.Operation, layout: Layout) -> list[upstream.Dim
         )
     if reduction != "summed":
         return []
-    for dim in dropped[1:]:
+    for dim in dropped[2:]:
         if layout.axis_index(dim.name) is not None:
             raise LayoutError(
-                f"{_with_inputs(op)}: exact_sums={layout.exact_sums} cannot sum over both"
-                f" {dropped[0].name!r} and {dim.name!r} if the layout splits {dim.name!r}: drop"
-                " that rule, or set exact_sums=0."
+                f"{_with_inputs(op)}: exact_sums={layout.exact_sums} cannot sum over"
+                f" {dropped[0].name!r}, {dropped[1].name!r} and {dim.name!r} if the layout splits"
+                f" {dim.name!r}: drop that rule, or set exact_sums=0."
             )
     return dropped
+
+
+def is_elementwise(op: upstream.Operation) -> bool:
+    """Whether an operation is a function of the elements of one tensor."""
+    if not isinstance(op, upstream.SlicewiseOperation) or len(op.inputs) + len(op.outputs) > 2:
+        return False
+    return op.inputs[0].shape == op.outputs[0].shape and not op.unsplittable_dims
+
+
+def suits_any_slice(op: upstream.Operation) -> bool:
+    """Whether an operation, with `exact_sums`, needs no slices that fill vectors."""
+    if isinstance(op, upstream.ReduceOperation):
+        return op._reduction_fn_string != "SUM" or sums_along_rows(op)
+    if isinstance(op, upstream.EinsumOperation):
+        return all(dim in op.outputs[0].shape.dims for x in op.inputs for dim in x.shape.dims)
+    return hooks(op).suits_any_slice or hooks(op).is_feature or is_elementwise(op)
+
+
+def sums_along_rows(op: upstream.ReduceOperation) -> bool:
+    """Whether `exact_sums` lets a sum run along the rows of a matrix.
+
+    Other kernels add several columns at a time, in an order that depends on the size of a slice
+    where a kept dimension is between summed ones, or where the columns do not fill vectors.
+    """
+    (x,), (y,) = op.inputs, op.outputs
+    summed = [axis for axis, dim in enumerate(x.shape.dims) if dim not in y.shape.dims]
+    if not summed:
+        return False
+    columns = math.prod(dim.size for dim in x.shape.dims[summed[-1] + 1 :])
+    return summed[-1] - summed[0] >= len(summed) or columns % VECTOR > 0
 
 
 def check_operation(op: upstream.Operation, layout: Layout) -> None:
@@ -261,6 +295,8 @@ def check_operation(op: upstream.Operation, layout: Layout) -> None:
     if isinstance(op, upstream.EinsumOperation):
         dims = {dim.name: dim for x in op.inputs for dim in x.shape.dims}
         check_dimensions(layout, _with_inputs(op), dims.values())
+        for x, other in (op.inputs, op.inputs[::-1]) if len(op.inputs) == 2 else ():
+            check_rows(op, layout, [dim for dim in x.shape.dims if dim not in other.shape.dims])
     if declared.joint_shape is not None:
         check_dimensions(layout, _with_inputs(op), declared.joint_shape.dims)
     declared.check_layout(layout)
@@ -283,6 +319,22 @@ def check_operation(op: upstream.Operation, layout: Layout) -> None:
                 f" layout splits it over mesh axis {axis.name!r}. Drop the rule"
                 f" '{name}:{axis.name}', or rename the dimension around this operation."
             )
+
+
+def check_rows(op: upstream.Operation, layout: Layout, rows: Sequence[upstream.Dimension]) -> None:
+    """Rejects a slice that is a single row, with `exact_sums`: it is multiplied by another kernel.
+
+    Raises:
+      LayoutError: a processor has one row of several.
+    """
+    is_one = math.prod(layout.slice_size(upstream.Shape(rows))) == 1
+    is_slice = any(dim.size > 1 or dim.name == "batch" for dim in rows)
+    if layout.exact_sums and is_one and is_slice:
+        raise LayoutError(
+            f"{_with_inputs(op)}: exact_sums={layout.exact_sums} needs at least two rows on each"
+            f" processor, and {rows[0].name!r} has one: split fewer dimensions, or set"
+            " exact_sums=0."
+        )
 
 
 def _with_inputs(op: upstream.Operation) -> str:

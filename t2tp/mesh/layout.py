@@ -25,7 +25,7 @@ from t2tp.mesh.zero import Storage, axes_at_rest, name_in_use
 _PADDED = ("vocab",)
 
 # Dimensions that `exact_sums` sums in parts, the outer one first, and so may split.
-_SUMMED_IN_PARTS = ("batch", "heads", "kv_heads", "d_ff")
+_SUMMED_IN_PARTS = ("batch", "expert_groups", "heads", "kv_heads", "d_ff")
 
 # Dimensions without a rule that inherit axes: `expert_groups` inherits the batch's axes, minus the
 # experts', and `expert_length` the length's.

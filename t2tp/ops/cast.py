@@ -37,6 +37,7 @@ class CastOperation(Operation):
 
     ordered_dims = ()
     accepts_padding = True
+    suits_any_slice = True
 
     def __init__(self, x: upstream.Tensor, dtype: tf.DType, name: str) -> None:
         super().__init__([x], name=name)

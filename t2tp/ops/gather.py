@@ -98,6 +98,7 @@ class GatherOperation(Operation):
 
     cost_kind = "gather"
     accepts_padding = True
+    suits_any_slice = True
 
     def __init__(
         self,

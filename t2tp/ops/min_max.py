@@ -99,6 +99,7 @@ class ExtremumOperation(Operation, upstream.MinMaxOperation):
 
     ordered_dims = ()
     accepts_padding = True
+    suits_any_slice = True
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor]:
         dy, y = grad_ys[0], self.outputs[0]

@@ -60,6 +60,7 @@ class WhereOperation(Operation):
 
     ordered_dims = ()
     accepts_padding = True
+    suits_any_slice = True
 
     def __init__(
         self,

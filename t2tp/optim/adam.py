@@ -18,7 +18,7 @@ class Adam(Optimizer):
     With weight decay it is AdamW (I. Loshchilov and F. Hutter, arXiv:1711.05101, algorithm 2).
     """
 
-    is_elementwise = True
+    is_exact = True
 
     def __init__(
         self,

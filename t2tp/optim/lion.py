@@ -19,7 +19,7 @@ class Lion(Optimizer):
     Learning rates are 3 to 10 times smaller than Adam's, weight decay larger by the same factor.
     """
 
-    is_elementwise = True
+    is_exact = True
 
     def __init__(
         self,

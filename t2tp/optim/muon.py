@@ -41,6 +41,8 @@ class Muon(adam.Adam):
     AdamW. Any layout gives the same step; see `t2tp.optim.orthogonalization`.
     """
 
+    is_exact = True
+
     def __init__(
         self,
         learning_rate: mtf.Tensor,

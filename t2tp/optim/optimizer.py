@@ -42,11 +42,11 @@ class Optimizer(mtf.optimize.Optimizer):
     Attributes:
       update_number: the number of this update, from 1: a float32 scalar. None: every step is an
         update.
-      is_elementwise: whether an element's update depends on no other element of the variable.
+      is_exact: whether `exact_sums` gives the same update on any layout.
     """
 
     update_number: mtf.Tensor | None = None
-    is_elementwise = False
+    is_exact = False
 
     def __init__(self, learning_rate: mtf.Tensor, weight_decay: WeightDecay | None) -> None:
         """Sets the learning rate, a float32 scalar, and the decay (default: none)."""

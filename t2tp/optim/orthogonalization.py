@@ -33,6 +33,7 @@ from t2tp.lowering.context import Lowering
 from t2tp.lowering.mesh_impl import SpmdMeshImpl
 from t2tp.lowering.operation import Operation
 from t2tp.mesh.layout import Layout
+from t2tp.mesh.layout_text import LayoutError, describe
 from t2tp.mesh.stages import is_of_stage
 from t2tp.mesh.zero import name_in_use
 from t2tp.optim.optimizer import variable_slice
@@ -40,6 +41,10 @@ from t2tp.optim.optimizer import variable_slice
 # Coefficients of the iteration, and the least norm to divide by (K. Jordan, "Muon", 2024).
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _LEAST_NORM = 1e-7
+
+# Rows of matrices that TensorFlow's kernel for CPUs multiplies one by one, unless there is only one
+# (`kMaxCostOuterParallelism`, the cost of a matmul, is the third power of it).
+_SMALL = 128
 
 
 def newton_schulz(x: tf.Tensor, steps: int) -> tf.Tensor:
@@ -238,6 +243,16 @@ class OrthogonalizeOperation(Operation):
         _, (rows, columns) = self._placement.assembly(layout)
         return share * self._steps, rows, rows, 2 * columns + rows
 
+    def check_layout(self, layout: Layout) -> None:
+        """Rejects padding with `exact_sums`: it changes the size of the matmuls."""
+        for each in self._variables if layout.exact_sums else ():
+            if any(map(layout.is_padded, each.var.shape.dims)):
+                raise LayoutError(
+                    f"exact_sums={layout.exact_sums} with optimizer=muon needs axes that divide the"
+                    f" dimensions of {each.var.name!r} {describe(each.var.shape)} at rest: choose"
+                    " other zero_axes, or set exact_sums=0."
+                )
+
     def is_local(self, layout: Layout) -> bool:
         return not (self._placement.split or self._placement.owners(layout, self._count)[0])
 
@@ -288,6 +303,8 @@ class OrthogonalizeOperation(Operation):
         return tf.reshape(x, [-1, *dims])[: self._count]
 
     def _orthogonalized(self, mesh_impl: SpmdMeshImpl, x: tf.Tensor) -> tf.Tensor:
+        if mesh_impl.layout.exact_sums and x.shape[0] == 1 and x.shape[1] <= _SMALL:
+            return self._orthogonalized(mesh_impl, tf.tile(x, [2, 1, 1]))[:1]
         # On CPUs TensorFlow's batched matmuls add up in 16 bits.
         widens = mesh_impl.target.on_cpu and x.dtype.size < 4
         return tf.cast(newton_schulz(tf.cast(x, tf.float32) if widens else x, self._steps), x.dtype)

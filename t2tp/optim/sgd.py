@@ -21,7 +21,7 @@ class Sgd(Optimizer):
     as Keras and TensorFlow write it).
     """
 
-    is_elementwise = True
+    is_exact = True
 
     def __init__(
         self,

@@ -147,10 +147,10 @@ def _apply(
     # Must precede the updates: it takes a snapshot of the variables.
     movement = UpdateNorm(variables) if hparams.show_movement else None
     optimizer = registry.optimizer(hparams.optimizer)(rate, hparams)
-    if mesh.layout.exact_sums and not optimizer.is_elementwise:
+    if mesh.layout.exact_sums and not optimizer.is_exact:
         raise LayoutError(
             f"exact_sums={mesh.layout.exact_sums}: the sums of optimizer={hparams.optimizer} have"
-            " no fixed order yet: use adam, sgd or lion, or set exact_sums=0."
+            " no fixed order yet: use muon, adam, sgd or lion, or set exact_sums=0."
         )
     if is_good is not None:
         skipped = SkippedSteps(mesh, is_good)

@@ -18,7 +18,7 @@ from t2tp import upstream
 from t2tp.garbage_collection import without_garbage_collection
 from t2tp.lowering.lowering import GraphLowering, all_operations
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl, Target
-from t2tp.lowering.operation import Operation, check_operation
+from t2tp.lowering.operation import Operation, check_operation, suits_any_slice
 from t2tp.lowering.shared_constants import shared_constants
 from t2tp.lowering.slice_shapes import resized
 from t2tp.lowering.staged_sums import sum_in_stages
@@ -466,10 +466,11 @@ class Program:
             isinstance(op, upstream.WhileLoopOperation) for op in built.graph.operations
         )
         for op in all_operations(built.graph.operations):
+            needs_vectors = self.layout.exact_sums and not suits_any_slice(op)
             for tensor in op.outputs:
                 check_tensor(self.layout, tensor.name.removesuffix(":0"), tensor.shape)
                 shapes.append(tensor.shape)
-                if self.layout.exact_sums and tensor.dtype.is_floating:
+                if needs_vectors and tensor.dtype.is_floating:
                     check_vectors(self.layout, tensor.name, tensor.shape, has_microbatches)
             # Operators such as x + y create mesh-tensorflow's operations, which skip this check.
             if isinstance(op, (upstream.BinaryOpWithBroadcasting, upstream.EinsumOperation)):

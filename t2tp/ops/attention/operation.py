@@ -16,6 +16,7 @@ from t2tp.lowering.operation import Operation
 from t2tp.lowering.slice_shapes import reshaped
 from t2tp.mesh.collectives import head_and_tail
 from t2tp.mesh.layout import Layout
+from t2tp.mesh.layout_conflicts import VECTOR
 from t2tp.mesh.layout_text import LayoutError
 from t2tp.ops.attention import blockwise, cudnn, dense, ring
 from t2tp.ops.attention.blocks import Keys, Queries
@@ -206,7 +207,9 @@ class AttentionGradOperation(Operation):
         self._options = options
         self._rng_name = rng_name
         trained = [name for name in _TRAINED if name in options.extras]
-        self.dropped_dims = "" if trained else "kept"
+        # The table's gradient is summed over parts of the batch here.
+        has_parts = "sinks" not in trained and inputs[0].shape.dims[0].name == "batch"
+        self.dropped_dims = "kept" if has_parts or not trained else ""
         by = [*inputs[:3], *(inputs[3 + options.extras.index(name)] for name in trained)]
         self._outputs = [upstream.Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(by)]
 
@@ -214,8 +217,19 @@ class AttentionGradOperation(Operation):
         return _is_local(self, layout)
 
     def check_layout(self, layout: Layout) -> None:
-        """Rejects kv heads whose queries are on several processors, with `exact_sums`."""
+        """Rejects kv heads whose queries are on several processors, with `exact_sums`.
+
+        Sums of a relative bias run over the columns of scores, which have to fill vectors.
+        """
         heads, kv_heads = (x.shape.dims[-3].name for x in self.inputs[:2])
+        lengths = [x.shape.dims[-2].size for x in self.inputs[:2]]
+        is_odd = any(length % VECTOR for length in lengths)
+        if layout.exact_sums and "bias_table" in self._options.extras and is_odd:
+            raise LayoutError(
+                f"{self.name}: exact_sums={layout.exact_sums} with position=relative needs lengths"
+                f" of a multiple of {VECTOR}, not {max(lengths)}: change max_length, or set"
+                " exact_sums=0."
+            )
         if layout.exact_sums and layout.axis_index(heads) != layout.axis_index(kv_heads):
             raise LayoutError(
                 f"{self.name}: exact_sums={layout.exact_sums} needs {heads!r} and {kv_heads!r}"
@@ -254,7 +268,11 @@ class AttentionGradOperation(Operation):
             table = trained.pop(0)
             d_bias = _added([grads.bias for grads in computed])
             by_table = tf.cast(bias.table_gradient(d_bias), table.dtype)
-            lowering.set_partial_sum(table, by_table, summed)
+            num_parts, count = lowering.parts_of(summed[0])
+            if num_parts > 1:
+                lowering.set_parts(table, tf.split(by_table, count), summed[0], num_parts)
+            else:
+                lowering.set_partial_sum(table, by_table, summed)
         if sinks is not None:
             # Of a sink, whose value is 0, the gradient is its weight times minus the mean.
             if self._options.is_blockwise:
@@ -388,6 +406,7 @@ class _AttentionSlice:
                 memory.size - here.size + sizes[1],
                 max_distance=options.max_distance,
                 both_ways=not options.causal,
+                parts=lowering.parts_of(q.shape.dims[0])[1],
             )
         if options.dropout_rate:
             dropout = _dropout(lowering, q, memory.size, masks[0], options, rng_name)

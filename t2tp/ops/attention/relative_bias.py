@@ -57,6 +57,7 @@ class Bias:
         *,
         max_distance: int,
         both_ways: bool,
+        parts: int = 1,
     ) -> None:
         """Looks up the bias of every distance.
 
@@ -66,7 +67,9 @@ class Bias:
           memory_length: number of keys.
           max_distance: see `distance_buckets`.
           both_ways: see `distance_buckets`.
+          parts: number of parts of the batch; each has its own gradient.
         """
+        self._parts = parts
         self._lowest = 1 - length
         distances = np.arange(self._lowest, memory_length)
         self._num_buckets = table.shape[1]
@@ -87,19 +90,21 @@ class Bias:
 
     def no_gradient(self) -> tf.Tensor:
         """Returns the initial zeros of `with_gradient`."""
-        return tf.zeros([len(self._buckets), self._by_distance.shape[0]])
+        return tf.zeros([len(self._buckets), self._parts * self._by_distance.shape[0]])
 
     def with_gradient(self, so_far: tf.Tensor, block: Block, d_scores: tf.Tensor) -> tf.Tensor:
         """Adds a block's gradient.
 
         Args:
-          so_far: the sum over the previous blocks: [distance, heads].
+          so_far: the sum over the previous blocks: [distance, parts * heads].
           block: a block.
           d_scores: the gradient w.r.t. its scores, [batch, heads, queries, memories].
         """
-        heads, (queries, memories) = self._by_distance.shape[0], block[1::2]
-        span = queries + memories - 1
-        rows = reduce_sum(tf.cast(d_scores, tf.float32), 0)
+        queries, memories = block[1::2]
+        span, heads = queries + memories - 1, so_far.shape[1]
+        by_part = [self._parts, -1, *d_scores.shape[1:]]
+        rows = reduce_sum(tf.reshape(tf.cast(d_scores, tf.float32), by_part), 1)
+        rows = tf.reshape(rows, [heads, queries, memories])
         rows = tf.reshape(tf.pad(rows, [[0, 0], [0, 0], [queries - 1, 0]]), [heads, -1])
         repeated = tf.reshape(tf.pad(rows, [[0, 0], [0, queries]]), [heads, queries, span + 1])
         diagonals = tf.transpose(reduce_sum(repeated, 1)[:, :span])
@@ -107,7 +112,7 @@ class Bias:
         return tf.tensor_scatter_nd_add(so_far, index[:, None], diagonals)
 
     def table_gradient(self, by_distance: tf.Tensor) -> tf.Tensor:
-        """Returns the gradient w.r.t. the table [heads, buckets], from `with_gradient`'s sums."""
+        """Returns the gradient w.r.t. the table [parts * heads, buckets], of `with_gradient`."""
         by_bucket = tf.math.unsorted_segment_sum(by_distance, self._buckets, self._num_buckets)
         return tf.transpose(by_bucket)
 

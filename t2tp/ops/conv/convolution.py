@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
-from t2tp.lowering.operation import Operation
+from t2tp.lowering.operation import Operation, check_rows
 from t2tp.mesh.layout import Layout
 from t2tp.ops.cast import wide_dtype
 from t2tp.ops.conv.sliding_window import Window, Windows, check_windows, with_one_batch
@@ -88,6 +88,7 @@ class ConvolutionOperation(Operation):
     def check_layout(self, layout: Layout) -> None:
         """Checks that a layout's slices suit the windows."""
         check_windows(layout, f"Convolution {self.name!r}", self.windows)
+        check_rows(self, layout, self.inputs[0].shape.dims[:-3])
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor]:
         x, filters = self.inputs
@@ -157,6 +158,7 @@ class ConvolutionFiltersGradOperation(Operation):
     """Inputs: x and dy. Output: the gradient w.r.t. the filters, [batch, ...] for each image."""
 
     cost_kind = "convolution"
+    dropped_dims = "summed"
 
     def __init__(
         self,

@@ -1,9 +1,12 @@
 """Softmax cross-entropy that never gathers the logits of a split vocabulary."""
 
+import math
+
 import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
+from t2tp.lowering.exact_sums import in_vectors
 from t2tp.lowering.operation import Operation
 from t2tp.ops.cross_entropy.sliced_softmax import LossOptions, SlicedSoftmax
 
@@ -60,6 +63,7 @@ class CrossEntropyOperation(Operation):
 
     cost_kind = "cross_entropy"
     accepts_padding = True
+    suits_any_slice = True
 
     def __init__(
         self, logits: upstream.Tensor, targets: upstream.Tensor, options: LossOptions
@@ -81,9 +85,10 @@ class CrossEntropyOperation(Operation):
     def lower(self, lowering: Lowering) -> None:
         logits, targets = (lowering.slice(x) for x in self.inputs)
         softmax = _softmax(self.inputs[0], lowering, self._options)
-        losses = softmax.losses(*_flat(logits, targets))
-        lowering.set_slice(self.outputs[0], tf.reshape(losses.loss, targets.shape))
-        lowering.set_slice(self.outputs[1], tf.reshape(losses.log_z, targets.shape))
+        losses = softmax.losses(*_flat(lowering, self, logits, targets))
+        for output, value in zip(self.outputs, (losses.loss, losses.log_z), strict=True):
+            rows = value[: math.prod(targets.shape)]
+            lowering.set_slice(output, tf.reshape(rows, targets.shape))
 
 
 class CrossEntropyGradOperation(Operation):
@@ -95,6 +100,7 @@ class CrossEntropyGradOperation(Operation):
 
     cost_kind = "cross_entropy"
     accepts_padding = True
+    suits_any_slice = True
 
     def __init__(
         self,
@@ -112,11 +118,8 @@ class CrossEntropyGradOperation(Operation):
     def lower(self, lowering: Lowering) -> None:
         logits, targets, log_z, d_loss = (lowering.slice(x) for x in self.inputs)
         softmax = _softmax(self.inputs[0], lowering, self._options)
-        d_logits = softmax.gradient(
-            *_flat(logits, targets),
-            tf.reshape(log_z, [-1]),
-            tf.reshape(tf.cast(d_loss, tf.float32), [-1]),
-        )
+        rows = _flat(lowering, self, logits, targets, log_z, tf.cast(d_loss, tf.float32))
+        d_logits = softmax.gradient(*rows)[: math.prod(targets.shape)]
         lowering.set_slice(self.outputs[0], tf.reshape(d_logits, logits.shape))
 
 
@@ -124,7 +127,10 @@ def _softmax(logits: upstream.Tensor, lowering: Lowering, options: LossOptions) 
     return SlicedSoftmax(lowering, lowering.mesh_impl(logits), logits.shape.dims[-1], options)
 
 
-def _flat(logits: tf.Tensor, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns [tokens, classes] and int32 [tokens]."""
-    targets = tf.reshape(tf.cast(targets, tf.int32), [-1])
-    return tf.reshape(logits, [-1, logits.shape[-1]]), targets
+def _flat(
+    lowering: Lowering, op: Operation, logits: tf.Tensor, targets: tf.Tensor, *others: tf.Tensor
+) -> list[tf.Tensor]:
+    """Returns [tokens, classes], int32 [tokens] and others [tokens], filled up to whole vectors."""
+    flat = [tf.reshape(logits, [-1, logits.shape[-1]])]
+    flat += [tf.reshape(x, [-1]) for x in (tf.cast(targets, tf.int32), *others)]
+    return [in_vectors(x) for x in flat] if lowering.mesh_impl(op).layout.exact_sums else flat

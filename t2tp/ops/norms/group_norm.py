@@ -101,6 +101,7 @@ class GroupNormGradOperation(Operation):
     """
 
     cost_kind = "norm"
+    dropped_dims = "summed"
 
     def __init__(self, inputs: list[upstream.Tensor], groups: int, epsilon: float) -> None:
         super().__init__(inputs, name="group_norm_grad")
