@@ -111,12 +111,6 @@ def test_damaged_metrics_are_as_none(run, content):
     assert all_steps(run) == [3]
 
 
-def test_metrics_that_cannot_be_read_are_as_none(run):
-    (run / "step-00000002" / "metrics.json").mkdir()
-    apply_retention(run, Retention(1, best=BestMetric("loss", is_min=True)))
-    assert all_steps(run) == [3]
-
-
 @pytest.mark.parametrize("text", ["loss", "least:loss", "min:", ""])
 def test_a_goal_says_which_way(text):
     with pytest.raises(ValueError, match="write min:METRIC or max:METRIC"):
