@@ -1,15 +1,9 @@
 """A process that saves step after step until it is killed, again and again.
 
-For each request it forks a child that saves steps after the latest one in a directory, and keeps
-two:
-
-    after SAVES SECONDS DIRECTORY   the child saves on and on, and is killed with SIGKILL that
-                                    many saves and then that long after it began
-    at NUMBER DIRECTORY             the child saves once and kills itself with SIGKILL before its
-                                    file operation of that number: opening, making, renaming or
-                                    deleting something
-
-and answers `killed`, or `done` if there were fewer file operations.
+For each request, a number and a directory, it forks a child that saves the step after the latest
+one, keeps two, and kills itself with SIGKILL before its file operation of that number: opening,
+making, renaming or deleting something. It answers `killed`, or `done` if there were fewer file
+operations.
 """
 
 from __future__ import annotations
@@ -17,7 +11,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
@@ -47,12 +40,6 @@ def die_at_file_operation(number: int) -> None:
     sys.addaudithook(count)
 
 
-def save_on_and_on(directory: str, progress: int) -> None:
-    while True:
-        os.write(progress, b"!")
-        save_next(directory)
-
-
 def save_once_and_die_at(number: int, directory: str) -> None:
     samples.of_step(0)  # TensorFlow starts here, with file operations that are not ours.
     die_at_file_operation(number)
@@ -77,18 +64,6 @@ def answer(pid: int) -> str:
     return {0: "done", -signal.SIGKILL: "killed"}.get(status, f"failed with {status}")
 
 
-def after(saves: int, seconds: float, directory: str) -> str:
-    read_end, write_end = os.pipe()
-    pid = in_child(lambda: save_on_and_on(directory, write_end))
-    os.close(write_end)
-    for _ in range(saves + 1):
-        os.read(read_end, 1)
-    time.sleep(seconds)
-    os.kill(pid, signal.SIGKILL)
-    os.close(read_end)
-    return answer(pid)
-
-
 def at(number: int, directory: str) -> str:
     return answer(in_child(lambda: save_once_and_die_at(number, directory)))
 
@@ -97,7 +72,6 @@ def serve(requests: Connection) -> None:
     """Answers requests, which are lists of words, until the other end is closed."""
     try:
         while True:
-            kind, *values = requests.recv()
-            requests.send(after(*values) if kind == "after" else at(*values))
+            requests.send(at(*requests.recv()))
     except EOFError:
         pass

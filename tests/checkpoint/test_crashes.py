@@ -48,13 +48,13 @@ def is_interrupted(directory):
 @pytest.mark.slow
 def test_killed_before_any_file_operation_nothing_saved_is_lost(tmp_path, ask):
     before = tmp_path / "before"
-    assert [ask("at", 1000, before) for _ in range(2)] == ["done", "done"]
+    assert [ask(1000, before) for _ in range(2)] == ["done", "done"]
     number = interrupted = 0
     while True:
         # Each time from the same start: what a kill leaves makes more operations for the next.
         run = tmp_path / str(number)
         shutil.copytree(before, run)
-        answer = ask("at", number, run)
+        answer = ask(number, run)
         assert last_step_of_all_whole(run) in (2, 3)
         if answer != "killed":
             break
@@ -62,7 +62,7 @@ def test_killed_before_any_file_operation_nothing_saved_is_lost(tmp_path, ask):
         if not is_interrupted(run):
             continue
         interrupted += 1
-        assert ask("at", 1000, run) == "done"
+        assert ask(1000, run) == "done"
         step = last_step_of_all_whole(run)
         assert step in (3, 4)
         assert names(run) == [f"step-{step - 1:08d}", f"step-{step:08d}"]

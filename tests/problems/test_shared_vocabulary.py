@@ -95,6 +95,31 @@ def test_the_command_that_makes_them_again_has_the_options_of_each(files, data_d
     )
 
 
+def test_what_is_missing_changed_or_damaged_is_said_with_the_mixtures_command(tmp_path, caplog):
+    (tmp_path / "a.tsv").write_text("".join(f"apple {n}\tApfel {n}\n" for n in range(100)))
+    for end in ("en", "fr"):
+        (tmp_path / f"b.{end}").write_text("".join(f"{end} {n}\n" for n in range(100)))
+    name, data = "mixture:translate_tsv,translate_textfiles", tmp_path / "data"
+    mixture = problems.find(name, options_of(tmp_path, ",vocab_size=290,temperature=2"))
+    command = f"t2tp_datagen --problem={name} --data_dir={data} '"
+    for look in (mixture.vocab_sizes, mixture.check_prepared, mixture.digest):
+        with pytest.raises(FileNotFoundError) as raised:
+            look(data)
+        assert command in str(raised.value)
+    mixture.prepare(data)
+    assert mixture.check_prepared(data).origin["shares"] == {"temperature": 2.0, "max_rows": 0}
+    (tmp_path / "b.en").write_text("other\n")
+    caplog.clear()
+    problems.find(name, "temperature=2").vocab_sizes(data)
+    (said,) = caplog.messages
+    assert f"translate_textfiles, changed: {tmp_path}/b.en; make them again with" in said
+    assert command in said and "temperature=2.0" in said
+    damaged = mixture.directory(data) / "translate_textfiles" / "vocabulary.model"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="translate_textfiles/vocabulary.model has .* bytes"):
+        mixture.check_prepared(data)
+
+
 @pytest.mark.parametrize("written", [0, 300, 700])
 def test_interrupted_anywhere_it_makes_the_same_files(
     files, data_dir, tmp_path, monkeypatch, written
