@@ -25,7 +25,7 @@ from t2tp.trainer.inputs.problem_inputs import evaluation_inputs, training_input
 from t2tp.trainer.model_fn import ModeKeys, model_fn_of
 from tests.models import torch_lm
 
-VOCABULARY, EVALUATED = "vocab_size=2048", 40
+OPTIONS, EVALUATED = "vocab_size=2048,separate_documents=false", 40
 # torch's Muon multiplies in bfloat16.
 RATES = {"muon": "", "adam": "optimizer=adam,learning_rate_constant=0.004"}
 
@@ -59,7 +59,7 @@ def main() -> None:
     tf.config.threading.set_inter_op_parallelism_threads(1)
     torch_lm.torch.set_num_threads(1)
     torch_lm.torch.Tensor.bfloat16 = lambda x: x.clone()
-    problem = problems.find("languagemodel_python_stdlib", VOCABULARY)
+    problem = problems.find("languagemodel_python_stdlib", OPTIONS)
     problem.prepare(args.data_dir)
     hparams = registry.hparams("transformer_lm_tiny")
     problem.change_hparams(hparams, args.data_dir)
