@@ -69,7 +69,7 @@ def test_a_named_checkpoint_is_taken_and_no_other(run):
 
 
 def test_to_train_from_a_named_checkpoint_is_a_new_run(trained_run):
-    with pytest.raises(UsageError, match="begin a new run with warm_start_from="):
+    with pytest.raises(UsageError, match="a new run with warm_start_from="):
         estimator(trained_run, checkpoint_path=str(trained_run)).train(toy.inputs(), 12)
 
 
