@@ -9,6 +9,7 @@ mean size of each product of activations and weights is compared over the widths
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 
 import numpy as np
 import tensorflow as tf
@@ -29,6 +30,8 @@ STEPS = 10
 _MOST_WIDTHS = 5
 # Growth of a size per doubling of the width that is reported, as a factor.
 _LARGEST_GROWTH = 1.25
+# Pixels of the image.
+_WIDTH, _HEIGHT, _MARGIN = 640, 400, 50
 # Settings of a comparison on one device, with the whole learning rate from the first step.
 _PLAIN = {
     "mesh_shape": "",
@@ -78,6 +81,34 @@ class TransferCheck:
             factors = " ".join(f"{growth:.2f}" for growth in growths)
             lines.append(f"{name:{longest}}{cells}   {factors}{mark}")
         return "\n".join(lines)
+
+    def svg(self) -> str:
+        """Draws sizes after the last step over widths, both logarithmic; titles name the lines."""
+        values = np.log2(np.maximum([s[:, STEPS] for s in self.sizes.values()], 1e-30))
+        low, high = math.floor(values.min()), math.ceil(values.max())
+        across = (_WIDTH - 2 * _MARGIN) / math.log2(self.widths[-1])
+        up = (_HEIGHT - 2 * _MARGIN) / (high - low or 1)
+        xs = [_MARGIN + across * math.log2(width) for width in self.widths]
+        marks = []
+        for x, width in zip(xs, self.widths, strict=True):
+            marks.append(f'<text x="{x:.0f}" y="{_HEIGHT - 20}">{width:.3g}x</text>')
+        for power in range(low, high + 1):
+            y = _HEIGHT - _MARGIN - up * (power - low)
+            marks.append(f'<text x="5" y="{y:.0f}">{2.0**power:.3g}</text>')
+        for number, (name, row) in enumerate(zip(self.sizes, values, strict=True)):
+            points = (
+                f"{x:.1f},{_HEIGHT - _MARGIN - up * (value - low):.1f}"
+                for x, value in zip(xs, row, strict=True)
+            )
+            color = f"hsl({360 * number // len(self.sizes)} 70% 40%)"
+            marks.append(
+                f'<polyline points="{" ".join(points)}" fill="none" stroke="{color}"'
+                f' stroke-width="2"><title>{escape(name)}</title></polyline>'
+            )
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
+            f' font-family="sans-serif" font-size="11">{"".join(marks)}</svg>\n'
+        )
 
 
 def check_transfer(spec: RunSpec) -> TransferCheck:

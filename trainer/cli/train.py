@@ -147,7 +147,7 @@ def _carry_out(flags: absl_flags.FlagValues, spec: RunSpec, cluster: Cluster) ->
 
 
 def _examine(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
-    """Explains or checks the run without training; and prints the result; draws a layout.
+    """Explains or checks the run without training; prints the result, and draws it in output_dir.
 
     Raises:
       FailedError: the check failed.
@@ -156,11 +156,11 @@ def _examine(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
         spec = _prepared(flags, spec)
         experiment = _experiment(flags, spec) if flags.explain_layout else None
     found: object
-    drawing = failure = ""
+    file, drawing, failure = "", "", ""
     with building(spec.model):
         if experiment is not None:
             found = explanation = experiment.explain()
-            drawing = explanation.html()
+            file, drawing = "layout.html", explanation.html()
         elif flags.check_layout:
             # Imported here, because a training needs no checks.
             from t2tp.trainer.layout_check import check_run_layout
@@ -172,11 +172,12 @@ def _examine(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
             from t2tp.trainer.transfer_check import check_transfer
 
             found = transfer = check_transfer(spec)
+            file, drawing = "transfer.svg", transfer.svg()
             if not transfer.agrees:
                 failure = "activations grow with the width: the rates do not transfer"
     print(found)
     if drawing:
-        path = Path(spec.config.output_dir, "layout.html")
+        path = Path(spec.config.output_dir, file)
         with as_usage_error(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, drawing)
