@@ -202,6 +202,19 @@ def test_this_machine_is_measured_first(tmp_path, monkeypatch):
     assert ClusterFile.load("this_machine").name == "this machine"
 
 
+@pytest.mark.parametrize(
+    "points", ["[[1, 2]]", "[]", "3", "[[2.0, 1.0, 0.1], [1.0, 1.0, 0.1]]"], ids=str
+)
+def test_points_of_a_file_are_checked(points, monkeypatch):
+    monkeypatch.setattr(machine, "cores", lambda: 2)
+    text = toml_text(machine.cluster_table(FOUND))
+    wrong = (
+        text + f'\n[[stacks.tensorflow.curves]]\nkind = "copy"\ndevices = 1\npoints = {points}\n'
+    )
+    with pytest.raises(ClusterFileError, match=r"points.*(size|number)"):
+        ClusterFile.from_toml(wrong, "wrong")
+
+
 PROGRAM = (
     "from t2tp.trainer.calibration import machine; machine.__package__ = 'fake';"
     " machine.measure(machine.Piece(1), print)"
