@@ -53,6 +53,7 @@ FAMILIES = {
         TEXT | {"num_experts": 4, "moe_every": 1, "moe_gating": "top_2", "mlp": "swiglu"},
     ),
     "vit": ("vit", "vit_tiny", {"num_hidden_layers": 1, "d_ff": 64}),
+    "resnet": ("mtf_resnet", "mtf_resnet_digits", {}),
 }
 
 # Prompts of each model whose log-probabilities are compared.
@@ -72,7 +73,7 @@ def model_of(mesh_shape="", layout=TENSOR, parts=8, family="lm", **changes):
 def batch_of(family, step):
     """Random examples."""
     rng = np.random.default_rng(step)
-    if family == "vit":
+    if family in ("vit", "resnet"):
         images = rng.uniform(size=[ROWS, 8, 8, 1]).astype(np.float32)
         classes = rng.integers(VOCAB, size=ROWS).astype(np.int32)
         return {"inputs": images, "targets": classes, "weights": np.ones(ROWS, np.float32)}
@@ -139,6 +140,7 @@ def assert_same_bits(given, wanted):
         ({"mesh_shape": "data:2;model:2"}, {"family": "encdec", "optimizer": "lion"}),
         ({"mesh_shape": "data:2;model:2", "zero_stage": 3}, {"family": "moe", "optimizer": "muon"}),
         (JOINT | {"zero_stage": 2, "zero_axes": "data"}, {"family": "vit", "optimizer": "muon"}),
+        ({"mesh_shape": "data:2;model:2"}, {"family": "resnet"}),
         # Eigen divides longer sums, by the size of the matrix if several threads share it.
         ({"mesh_shape": "model:4"}, {"d_model": 2048}),
     ],

@@ -8,6 +8,7 @@ from t2tp import upstream
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.lowering.staged_sums import reduce_mean, reduce_sum
+from t2tp.mesh.collectives import tree_sum
 from t2tp.ops.cast import wide_dtype
 from t2tp.ops.norms.moments import combined_moments
 
@@ -54,6 +55,7 @@ class BatchNormOperation(Operation):
     """
 
     cost_kind = "batch_norm"
+    dropped_dims = "kept"
 
     def __init__(
         self, x: upstream.Tensor, scale: upstream.Tensor, offset: upstream.Tensor, epsilon: float
@@ -76,11 +78,13 @@ class BatchNormOperation(Operation):
         dtype = wide_dtype(self.inputs[0])
         x, scale, offset = (tf.cast(lowering.slice(tensor), dtype) for tensor in self.inputs)
         norm = _norm(lowering, self.inputs[0], self._epsilon)
-        y, mean, variance = norm.of_slice(x, scale, offset)
         axes = _axes_of_places(lowering, self.inputs[0])
-        if axes:
-            collectives = lowering.mesh_impl(self).collectives
-            mean, variance = combined_moments(collectives, axes, mean, variance)
+        parts = [norm.of_slice(part, scale, offset) for part in _parts(lowering, self, x)]
+        collectives = lowering.mesh_impl(self).collectives
+        own = [(mean, variance) for _, mean, variance in parts]
+        mean, variance = combined_moments(collectives, axes, own)
+        y = parts[0][0]
+        if axes or len(parts) > 1:
             y = norm.given(x, mean, variance, scale, offset)
         lowering.set_slice(self.outputs[0], tf.cast(y, self.outputs[0].dtype))
         lowering.set_slice(self.outputs[1], mean)
@@ -95,6 +99,7 @@ class BatchNormGradOperation(Operation):
     """
 
     cost_kind = "batch_norm"
+    dropped_dims = "kept"
 
     def __init__(self, inputs: list[upstream.Tensor], epsilon: float) -> None:
         super().__init__(inputs, name="batch_norm_grad")
@@ -109,11 +114,15 @@ class BatchNormGradOperation(Operation):
             tf.cast(lowering.slice(tensor), dtype) for tensor in self.inputs
         )
         norm = _norm(lowering, self.inputs[0], self._epsilon)
-        straight, *sums = norm.straight_gradients(x, mean, variance, scale, dy)
-        count = math.prod(x.shape[:-1])
+        parts = [
+            norm.straight_gradients(part, mean, variance, scale, d)
+            for part, d in zip(*(_parts(lowering, self, t) for t in (x, dy)), strict=True)
+        ]
+        straight = tf.concat([of_part[0] for of_part in parts], 0)
+        count = math.prod(parts[0][0].shape[:-1])
         axes = _axes_of_places(lowering, self.inputs[0])
-        means = _mean_over(axes, lowering, self.inputs[0], tf.stack(sums) / count)
-        by_scale, by_offset = tf.unstack(means)
+        sums = [tf.stack(of_part[1:]) / count for of_part in parts]
+        by_scale, by_offset = tf.unstack(_mean_over(axes, lowering, self.inputs[0], sums))
         # The gradient w.r.t. x by way of the mean and the variance.
         factor = scale * tf.math.rsqrt(variance + self._epsilon)
         dx = straight - norm.given(x, mean, variance, factor * by_scale, factor * by_offset)
@@ -246,10 +255,18 @@ def _axes_of_places(lowering: Lowering, tensor: upstream.Tensor) -> list[int]:
     return sorted(set(lowering.mesh_impl(tensor).tensor_layout(normalized)) - {None})
 
 
+def _parts(lowering: Lowering, op: Operation, x: tf.Tensor) -> list[tf.Tensor]:
+    """Returns a slice of images, or with `exact_sums` its parts of the batch."""
+    _, count = lowering.parts_of(op.inputs[0].shape.dims[0])
+    return tf.split(x, count) if count > 1 else [x]
+
+
 def _mean_over(
-    axes: list[int], lowering: Lowering, tensor: upstream.Tensor, x: tf.Tensor
+    axes: list[int], lowering: Lowering, tensor: upstream.Tensor, parts: list[tf.Tensor]
 ) -> tf.Tensor:
-    """Averages over the processors that have the same channels and other positions."""
+    """Averages over parts, and the processors that have the same channels and other positions."""
     mesh_impl = lowering.mesh_impl(tensor)
-    slices = math.prod(mesh_impl.shape[axis].size for axis in axes)
-    return mesh_impl.collectives.allreduce(x, axes, "Add") / slices
+    slices = len(parts) * math.prod(mesh_impl.shape[axis].size for axis in axes)
+    if mesh_impl.layout.exact_sums:
+        return mesh_impl.collectives.tree_allreduce(tree_sum(parts), axes) / slices
+    return mesh_impl.collectives.allreduce(parts[0], axes, "Add") / slices

@@ -242,7 +242,7 @@ def _moments(
     mesh_impl = lowering.mesh_impl(tensor)
     axis = mesh_impl.tensor_dimension_to_mesh_axis(tensor.shape.dims[-1])
     axes = [] if axis is None else [axis]
-    return combined_moments(mesh_impl.collectives, axes, mean, variance)
+    return combined_moments(mesh_impl.collectives, axes, [(mean, variance)])
 
 
 def _means(

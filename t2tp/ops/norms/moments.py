@@ -8,7 +8,7 @@ from t2tp.mesh.collectives import Collectives
 
 
 def combined_moments(
-    collectives: Collectives, axes: Sequence[int], mean: tf.Tensor, variance: tf.Tensor
+    collectives: Collectives, axes: Sequence[int], own: Sequence[tuple[tf.Tensor, tf.Tensor]]
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes mean and variance over the slices of a group, which have equal sizes.
 
@@ -20,16 +20,15 @@ def combined_moments(
 
     Args:
       collectives: this processor's collectives.
-      axes: the mesh axes that split the reduced dimensions; if there are none, the slice's own
-        statistics are returned.
-      mean: mean of this processor's slice, of any shape.
-      variance: likewise, of the population.
+      axes: the mesh axes that split the reduced dimensions; if there are none, a single slice's
+        own statistics are returned.
+      own: means of this processor's slices, of any shape, and variances, of the population.
     """
-    if not axes:
-        return mean, variance
-    means, variances = tf.unstack(
-        collectives.gather_members(tf.stack([mean, variance]), axes), axis=1
-    )
+    if not axes and len(own) == 1:
+        return own[0]
+    stacked = tf.stack([tf.stack(each) for each in own])
+    gathered = collectives.gather_members(stacked, axes)
+    means, variances = tf.unstack(tf.reshape(gathered, [-1, *stacked.shape[1:]]), axis=1)
     # Relative to one of the means, so that averaging large means loses no precision.
     offsets = means - means[0]
     mean_offset = tf.reduce_mean(offsets, axis=0)
