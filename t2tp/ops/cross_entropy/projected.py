@@ -131,11 +131,11 @@ class ProjectedCrossEntropyOperation(Operation):
     def chunk_rows(self, layout: Layout) -> int:
         """Returns the number of tokens whose logits a processor computes at once.
 
-        A chunk's logits are at least twice as large as the table. Adding to its gradient then
-        takes little time compared with the matmuls.
+        A chunk's logits are about six times as large as the table. Reading the table and adding to
+        its gradient then take little time compared with the matmuls.
         """
         _, tokens, vocab, d_model = self.product_sizes(layout)
-        most = self._chunk or max(_MIN_CHUNK // vocab, 2 * d_model)
+        most = self._chunk or max(_MIN_CHUNK // vocab, 6 * d_model)
         return -(-tokens // -(-tokens // most)) if tokens else 1
 
     def temporaries(self, layout: Layout) -> list[tuple[upstream.Shape, tf.DType]]:
