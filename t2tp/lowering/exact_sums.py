@@ -197,9 +197,12 @@ def in_vectors(x: tf.Tensor) -> tf.Tensor:
 
 
 def lower_in_vectors(op: upstream.SlicewiseOperation, lowering: Any) -> None:
-    """Applies a function of elements to whole vectors: a rest would be rounded differently."""
+    """Applies a function of elements to whole vectors: a rest would be rounded differently.
+
+    Scalars stay scalars: they are the same on all layouts, and 1 / 1 in a vector is less than 1.
+    """
     x = lowering.slice(op.inputs[0])
-    if math.prod(x.shape) % VECTOR == 0:
+    if math.prod(x.shape) % VECTOR == 0 or not x.shape.rank:
         op.lower(lowering)
         return
     y = op._tf_fn(in_vectors(tf.reshape(x, [-1])))[: math.prod(x.shape)]
