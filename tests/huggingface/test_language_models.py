@@ -35,7 +35,7 @@ def test_a_random_model_is_theirs_on_a_mesh(kind, mesh, seed):
     wanted = theirs(with_first(name, their_models.targets()[:, :-1]))
     assert np.abs(wanted.detach().numpy()).max() > 0.5
     ours = our_models.descent(name, mesh)
-    np.testing.assert_allclose(ours.pop("logits"), wanted.detach().numpy(), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(ours.pop("logits"), wanted.detach().numpy(), rtol=0, atol=1e-6)
     check_descent(name, ours, wanted, model)
     check_texts(name, our_models.generated(name, mesh, PROMPTS, 200), theirs)
 
@@ -93,7 +93,7 @@ def check_descent(name, ours, logits, model):
             wanted = piece.view(theirs[piece.theirs])
             begin = piece.expert or 0
             got = ours[variable.name][begin : begin + len(wanted)]
-            np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-12, err_msg=variable.name)
+            np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6, err_msg=variable.name)
 
 
 def their_gradients(model):
