@@ -40,7 +40,7 @@ test: $(STAMP)
 	TF_ENABLE_ONEDNN_OPTS=0 $(PYTEST) --cases=brief -m 'not ci_only'
 
 test-fast: $(STAMP)
-	TF_ENABLE_ONEDNN_OPTS=0 $(PYTEST) --cases=one -m 'not slow'
+	TF_ENABLE_ONEDNN_OPTS=0 $(PYTEST) --cases=one -m 'not slow and not ci_only'
 
 # Users have oneDNN, so the fast tests of what is computed run with it too.
 test-ci: $(STAMP)

@@ -49,7 +49,7 @@ def check_known(
     """
     known = list(known)
     if name not in known:
-        raise error(f"{sentence}: {nearest(name, known, what)}")
+        raise error(f"{sentence}: {nearest(str(name), known, what)}")
 
 
 def similar(name: str, known: Iterable[str], cutoff: float = 0.6) -> list[str]:

@@ -64,6 +64,7 @@ PACKAGES = {
     "hparam": ("foundations", "HParams"),
     "hparam_types": ("foundations", "types"),
     "hparam_limits": ("foundations", "ranges"),
+    "best_metric": ("foundations", "the better checkpoint"),
     "suggestions": ("foundations", "the nearest name"),
     "atomic_file": ("foundations", "files written whole"),
     "quiet": ("foundations", "TensorFlow's log"),

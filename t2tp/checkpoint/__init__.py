@@ -14,6 +14,7 @@ processes), `writing`, `marker` and `reading` (the format), and `retention` (del
 `t2tp.trainer.run_dir` decides when a training saves, and which checkpoint it resumes from.
 """
 
+from t2tp.best_metric import BestMetric
 from t2tp.checkpoint.background import BackgroundWorker
 from t2tp.checkpoint.errors import (
     DamagedCheckpointError,
@@ -23,7 +24,7 @@ from t2tp.checkpoint.errors import (
 )
 from t2tp.checkpoint.files import set_aside, step_directories, step_directory
 from t2tp.checkpoint.host_copy import copy_to_host
-from t2tp.checkpoint.metrics import BestMetric, read_metrics, record_metrics
+from t2tp.checkpoint.metrics import best_of, read_metrics, record_metrics
 from t2tp.checkpoint.reading import Checkpoint, all_steps, last_finished, latest
 from t2tp.checkpoint.retention import Retention, apply_retention
 from t2tp.checkpoint.slices import Slice
@@ -41,6 +42,7 @@ __all__ = [
     "UnusableCheckpointError",
     "all_steps",
     "apply_retention",
+    "best_of",
     "copy_to_host",
     "last_finished",
     "latest",

@@ -5,9 +5,10 @@ from os import PathLike
 from pathlib import Path
 
 from t2tp.atomic_file import remove_unfinished
+from t2tp.best_metric import BestMetric
 from t2tp.checkpoint import files
 from t2tp.checkpoint.marker import Marker
-from t2tp.checkpoint.metrics import BestMetric
+from t2tp.checkpoint.metrics import best_of
 from t2tp.checkpoint.reading import all_steps
 
 # After this time, an evaluation has written its metrics into the directory, or was killed.
@@ -43,7 +44,7 @@ class Retention:
         steps = set(list(directories)[-self.max_to_keep :])
         if self.every_n_hours is not None:
             steps |= _every(3600 * self.every_n_hours, directories)
-        if self.best is not None and (best := self.best.best(directories)) is not None:
+        if self.best is not None and (best := best_of(self.best, directories)) is not None:
             steps.add(best[0])
         return steps
 

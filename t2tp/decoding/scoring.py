@@ -111,8 +111,10 @@ class Scorer:
         """Scores rows; yields each with its index as soon as its batch is done.
 
         Raises:
-          ValueError: a row is longer than `max_length`.
+          ValueError: a row is longer than `max_length`, or some rows have inputs and some have not.
         """
+        if len({each.inputs is None for each in rows}) > 1:
+            raise ValueError("some rows have inputs and some have none: score them separately")
         for each in rows:
             check_length("target", each.targets, self._max_length)
             check_length("input", each.inputs or (), self._max_length)

@@ -208,7 +208,7 @@ class GraphLowering(upstream.Lowering):
             rule = lower_shapes
         elif mesh_impl.layout.exact_sums and (dims := dims_in_parts(op, self)):
             rule = functools.partial(lower_in_parts, rule=rule, dims=dims)
-        elif mesh_impl.layout.exact_sums and is_elementwise(op):
+        elif mesh_impl.layout.exact_sums and rule is not lower_linear and is_elementwise(op):
             rule = lower_in_vectors
         predicate = op_hooks.predicate
         with self.orders.during(op, outer_tensors_read):

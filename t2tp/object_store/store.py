@@ -1,5 +1,6 @@
 """The objects below an address, with retries, and errors of one sentence."""
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -21,7 +22,7 @@ _PACKAGES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "az": ("adlfs", "azure", {"connection_timeout": 10, "read_timeout": 30}),
 }
 # Seconds before each further attempt; times a random factor, as many processes may retry. The
-# packages for gs and az repeat requests themselves.
+# packages for gs and az repeat requests themselves, but for those that time out.
 _WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)
 # Bytes of a range request, and number of simultaneous ones.
 _PIECE, _PIECES = 8 << 20, 8
@@ -91,7 +92,7 @@ class Store:
         except ValueError as error:
             raise ValueError(f"{address}: {error}; {_ADVICE}") from error
         self._fs.retries = 1  # s3fs would retry inside each of our attempts.
-        self._waits = _WAITS if scheme == "s3" else ()
+        self._repeats = scheme != "s3"
         logging.getLogger(package).setLevel(logging.CRITICAL)  # gcsfs logs what it raises.
 
     def list(self) -> dict[str, tuple[int, str]]:
@@ -169,7 +170,7 @@ class Store:
         path = f"{self._root}/{name}".rstrip("/")
         verb = "written" if method in ("put_file", "pipe_file", "rm_file") else "read"
         begin = f"{self.address}/{name}".rstrip("/") + f" cannot be {verb}"
-        for wait in (*self._waits, None):
+        for wait in (*_WAITS, None):
             try:
                 return getattr(self._fs, method)(at or path, *arguments, **options)
             except Exception as error:  # The packages' own errors have no common base class.
@@ -186,7 +187,8 @@ class Store:
                     raise StoreError(
                         f"{begin}, as access is refused ({reason}): {_ADVICE}"
                     ) from error
-                if wait is None:
+                is_timeout = isinstance(error, (TimeoutError, asyncio.TimeoutError))
+                if wait is None or (self._repeats and not is_timeout):
                     raise StoreError(f"{begin}: {reason}") from error
                 time.sleep(wait * random.uniform(0.5, 1.5))
 

@@ -111,7 +111,7 @@ def accumulate(
         summaries = {name: x * (1.0 / microbatches) for name, x in shown.items()}
         # With `exact_sums` each use of a variable has its own sum over the batch.
         is_exact = mesh.layout.exact_sums > 0
-        addends = [addends_of(grad) if is_exact else [grad] for grad in grads]
+        addends = [addends_of(g) if is_exact and g.shape.dims else [g] for g in grads]
         return _Sums(summaries, output.sums, addends)
 
     total: _Sums

@@ -82,33 +82,37 @@ def measure(piece: Piece, progress: Callable[[], object]) -> dict[str, Any]:
     """
     wanted = {"devices": piece.devices, "groups": piece.groups, "computes": piece.computes}
     connects: list[dict[str, Any]] = [{}]
-    threads = {}
+    variables = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     if piece.processes > 1:
         common = {"num_processes": piece.processes, "coordinator": f"localhost:{free_port()}"}
         connects = [{**common, "process_id": rank} for rank in range(piece.processes)]
-        threads = {THREADS_VARIABLE: str(max(1, cores() // piece.processes))}
+        variables[THREADS_VARIABLE] = str(max(1, cores() // piece.processes))
     command = [sys.executable, "-m", f"{__package__}.worker"]
     workers: list[subprocess.Popen] = []
-    for connect in connects:
-        start(
-            [*command, json.dumps({**wanted, "connect": connect})],
-            workers,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=os.environ | threads | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""},
-        )
     lines: list[str] = []
-    for line in workers[0].stdout or ():
-        if line.startswith(POINT):
-            progress()
-        else:
-            lines.append(line.strip())
-    for worker in workers:
-        others, _ = worker.communicate()
-        if worker.returncode:
-            last = [*lines, *others.splitlines()][-1:] or ["it printed nothing"]
-            raise CalibrationError(f"a process that measured this machine failed: {last[0]}")
+    try:
+        for connect in connects:
+            start(
+                [*command, json.dumps({**wanted, "connect": connect})],
+                workers,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=os.environ | variables,
+            )
+        for line in workers[0].stdout or ():
+            if line.startswith(POINT):
+                progress()
+            else:
+                lines.append(line.strip())
+        for worker in workers:
+            others, _ = worker.communicate()
+            if worker.returncode:
+                last = [*lines, *others.splitlines()][-1:] or ["it printed nothing"]
+                raise CalibrationError(f"a process that measured this machine failed: {last[0]}")
+    finally:
+        for worker in workers:
+            worker.kill()
     return json.loads(lines[-1])
 
 

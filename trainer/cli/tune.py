@@ -13,7 +13,6 @@ from absl import flags as absl_flags
 import t2tp.hparams  # noqa: F401  (registers ranged sets)
 from t2tp import problems, registry
 from t2tp.problems.metrics import METRICS
-from t2tp.quiet import quiet_import
 from t2tp.ranged_hparams import RangedHParams
 from t2tp.suggestions import nearest
 from t2tp.trainer.cli import flag_groups
@@ -66,16 +65,15 @@ def _search(
     metrics: Sequence[str],
     trainer_flags: Sequence[str],
 ) -> int:
-    # Optuna is an optional dependency, and checkpoints import TensorFlow.
-    with quiet_import():
-        from t2tp.trainer.search import report
-        from t2tp.trainer.search.devices import Devices
-        from t2tp.trainer.search.ledger import Claim, Ledger
-        from t2tp.trainer.search.objectives import parse_objectives
-        from t2tp.trainer.search.ranges import flag_text
-        from t2tp.trainer.search.search import Search
-        from t2tp.trainer.search.storage import open_study, sqlite_address
-        from t2tp.trainer.search.strategies import Sampling, pruner_of
+    # Optuna is an optional dependency.
+    from t2tp.trainer.search import report
+    from t2tp.trainer.search.devices import Devices
+    from t2tp.trainer.search.ledger import Claim, Ledger
+    from t2tp.trainer.search.objectives import parse_objectives
+    from t2tp.trainer.search.ranges import flag_text
+    from t2tp.trainer.search.search import Search
+    from t2tp.trainer.search.storage import open_study, sqlite_address
+    from t2tp.trainer.search.strategies import Sampling, pruner_of
 
     objectives = parse_objectives(flags.metric, flags.minimize)
     for each in objectives:

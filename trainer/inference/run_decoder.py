@@ -76,10 +76,12 @@ class RunDecoder:
         self._data_dir = spec.data_dir
         self._max_length = spec.hparams.max_length
         self._has_experts = getattr(spec.model_class, "has_experts", False)
+        self._batch_size = options.batch_size
         self._decoder = self.with_options(options)
 
     def with_options(self, options: DecodeOptions) -> Decoder:
-        """Returns a decoder with the same checkpoint and other options."""
+        """Returns a decoder with the same checkpoint and batch size and other options."""
+        options = replace(options, batch_size=self._batch_size)
         options = with_eos(options, self._problem, self._data_dir)
         images = self._problem.generated_images
         return Decoder(

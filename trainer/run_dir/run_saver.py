@@ -130,7 +130,7 @@ class RunSaver:
 
     def _beats_all_saved(self, goal: BestMetric, value: float) -> bool:
         self.wait()  # To include the checkpoint that is being written.
-        best = goal.best(checkpoint.step_directories(self.directory))
+        best = checkpoint.best_of(goal, checkpoint.step_directories(self.directory))
         return value == value if best is None else goal.is_better(value, best[1])
 
     def _write(self, step: int, values: list, metrics: dict[str, float]) -> None:

@@ -1,6 +1,6 @@
 """The metrics by which a search ranks its trials."""
 
-from t2tp.checkpoint.metrics import BestMetric
+from t2tp.best_metric import BestMetric
 from t2tp.trainer.errors import UsageError
 
 

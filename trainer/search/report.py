@@ -13,7 +13,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.plugins.hparams import summary_v2
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from t2tp.checkpoint.metrics import BestMetric
+from t2tp.best_metric import BestMetric
 from t2tp.ranged_hparams import Choice, Interval, RangedHParams
 from t2tp.trainer.search.ledger import ERROR, VALUES
 

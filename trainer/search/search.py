@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from t2tp.checkpoint.metrics import BestMetric
+from t2tp.best_metric import BestMetric
 from t2tp.trainer.errors import Interrupted, as_usage_error
 from t2tp.trainer.processes import children
 from t2tp.trainer.search.devices import Devices

@@ -14,7 +14,7 @@ from optuna.study import StudyDirection
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from t2tp.checkpoint.metrics import BestMetric
+from t2tp.best_metric import BestMetric
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.search.ledger import retry
 

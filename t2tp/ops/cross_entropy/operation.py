@@ -87,8 +87,7 @@ class CrossEntropyOperation(Operation):
         softmax = _softmax(self.inputs[0], lowering, self._options)
         losses = softmax.losses(*_flat(lowering, self, logits, targets))
         for output, value in zip(self.outputs, (losses.loss, losses.log_z), strict=True):
-            rows = value[: math.prod(targets.shape)]
-            lowering.set_slice(output, tf.reshape(rows, targets.shape))
+            lowering.set_slice(output, tf.reshape(_first(value, targets), targets.shape))
 
 
 class CrossEntropyGradOperation(Operation):
@@ -119,7 +118,7 @@ class CrossEntropyGradOperation(Operation):
         logits, targets, log_z, d_loss = (lowering.slice(x) for x in self.inputs)
         softmax = _softmax(self.inputs[0], lowering, self._options)
         rows = _flat(lowering, self, logits, targets, log_z, tf.cast(d_loss, tf.float32))
-        d_logits = softmax.gradient(*rows)[: math.prod(targets.shape)]
+        d_logits = _first(softmax.gradient(*rows), targets)
         lowering.set_slice(self.outputs[0], tf.reshape(d_logits, logits.shape))
 
 
@@ -134,3 +133,9 @@ def _flat(
     flat = [tf.reshape(logits, [-1, logits.shape[-1]])]
     flat += [tf.reshape(x, [-1]) for x in (tf.cast(targets, tf.int32), *others)]
     return [in_vectors(x) for x in flat] if lowering.mesh_impl(op).layout.exact_sums else flat
+
+
+def _first(rows: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+    """Returns [tokens, ...] without the rows that `_flat` has appended."""
+    count = math.prod(targets.shape)
+    return rows if rows.shape[0] == count else rows[:count]

@@ -131,18 +131,22 @@ class ProjectedCrossEntropyOperation(Operation):
     def chunk_rows(self, layout: Layout) -> int:
         """Returns the number of tokens whose logits a processor computes at once.
 
-        A chunk's logits are about six times as large as the table. Reading the table and adding to
-        its gradient then take little time compared with the matmuls.
+        A chunk's logits are at least twice as large as the table, so that reading the table and
+        adding to its gradient take little time compared with the matmuls. They are up to six times
+        as large if a chunk then has at most a third of the tokens.
         """
         _, tokens, vocab, d_model = self.product_sizes(layout)
-        most = self._chunk or max(_MIN_CHUNK // vocab, 6 * d_model)
+        third = -(-tokens // 3)
+        most = self._chunk or max(_MIN_CHUNK // vocab, 2 * d_model, min(third, 6 * d_model))
         return -(-tokens // -(-tokens // most)) if tokens else 1
 
     def temporaries(self, layout: Layout) -> list[tuple[upstream.Shape, tf.DType]]:
-        """Returns the logits of a chunk and their gradient; see `Hooks`."""
+        """Returns the logits of a chunk, their gradient, and that of a cap; see `Hooks`."""
         # The space in the name keeps layout rules from matching it.
         rows = upstream.Dimension("tokens at once", self.chunk_rows(layout))
-        return [(upstream.Shape([rows, self._vocab]), self.inputs[0].dtype)] * 2
+        return [(upstream.Shape([rows, self._vocab]), self.inputs[0].dtype)] * (
+            3 if self._soft_cap else 2
+        )
 
     def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor | None]:
         d_sum = grad_ys[0]

@@ -75,7 +75,7 @@ def test_any_record_can_be_read_by_its_number(tmp_path, ending):
         ("a.csv", 'a,b\n1,2\n"x,2\n3,4\n', "a.csv, row 3: .*; a value with a quote in it"),
         ("a.parquet", "no", "a.parquet is not a Parquet file"),
         ("a.arrow", "no", "a.arrow is not an Arrow file"),
-        ("a.jsnl", "{}", "unknown file extension; did you mean .jsonl"),
+        ("a.jsnl", "{}", "unknown file extension.*did you mean .jsonl"),
     ],
 )
 def test_what_cannot_be_read_is_said_with_its_place(tmp_path, name, contents, message):

@@ -7,7 +7,7 @@ import time
 import pytest
 from optuna.trial import TrialState
 
-from t2tp.checkpoint.metrics import BestMetric
+from t2tp.best_metric import BestMetric
 from t2tp.ranged_hparams import RangedHParams
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.search.ledger import Claim, Ledger, LostClaimError, retry
