@@ -10,6 +10,7 @@ from t2tp.hparam import HParams
 from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.tensor_map import Entry
 from t2tp.suggestions import check_known
+from t2tp.toml import read_packaged
 from t2tp.untrusted_json import check_types
 
 Config = Mapping[str, Any]
@@ -39,26 +40,8 @@ _TYPES: dict[type | tuple[type, ...], str] = {
     (int, list): "image_size patch_size bos_token_id",
 }
 
-# Entries that change no logits of any type: descriptions, settings of training and generation, and
-# tokens that only generation reads.
-_WITHOUT_EFFECT = """
-    _name_or_path name_or_path architectures model_type transformers_version tokenizer_class
-    torch_dtype dtype use_bfloat16 torchscript use_cache return_dict use_return_dict
-    output_hidden_states output_attentions output_past output_scores return_dict_in_generate
-    attn_implementation _attn_implementation _attn_implementation_autoset _commit_hash
-    chunk_size_feed_forward gradient_checkpointing initializer_range initializer_factor
-    classifier_dropout problem_type id2label label2id num_labels finetuning_task
-    task_specific_params prefix pretraining_tp pad_token_id bos_token_id eos_token_id sep_token_id
-    cls_token_id mask_token_id unk_token_id decoder_start_token_id tf_legacy_loss
-    unsloth_fixed unsloth_version
-    max_length max_new_tokens min_length do_sample early_stopping num_beams num_beam_groups
-    temperature top_k top_p typical_p repetition_penalty encoder_repetition_penalty
-    diversity_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
-    num_return_sequences remove_invalid_values forced_bos_token_id forced_eos_token_id
-    suppress_tokens begin_suppress_tokens exponential_decay_length_penalty epsilon_cutoff eta_cutoff
-    is_decoder add_cross_attention cross_attention_hidden_size tie_encoder_decoder
-    """
-
+# Entries that change no logits of any type.
+_WITHOUT_EFFECT = read_packaged("t2tp.huggingface", "config_entries.toml")["without_effect"]
 # Entries of newer configs that replace several older ones, and these.
 _ROTARY = ("rope_parameters", "rope_scaling", "rope_theta", "rope_local_base_freq")
 # Hparams of architectures that have their default value in types that do not set them.
@@ -258,7 +241,7 @@ class ModelType:
                 )
         known = {*self.same, *self.reads, *self.required, *self.defaults, *_FOUND}
         known.add("is_encoder_decoder")
-        idle = {*_WITHOUT_EFFECT.split(), *self.without_effect}
+        idle = {*_WITHOUT_EFFECT, *self.without_effect}
         for name in sorted(config.keys() - known - idle):
             if config[name] is not None:
                 raise ConversionError(
