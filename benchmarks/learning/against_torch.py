@@ -26,19 +26,18 @@ from t2tp.trainer.model_fn import ModeKeys, model_fn_of
 from tests.models import torch_lm
 
 OPTIONS, EVALUATED = "vocab_size=2048,separate_documents=false", 40
-# torch's Muon multiplies in bfloat16.
-RATES = {"muon": "", "adam": "optimizer=adam,learning_rate_constant=0.004"}
+CHANGES = {"muon": "", "adam": "optimizer=adam,learning_rate_constant=0.004"}
 
 
 def tokens_of(batch: dict[str, np.ndarray]) -> np.ndarray:
-    """Tokens [batch, length + 1], with the one before the window."""
+    """Returns tokens [batch, length + 1]: a window and the token before it."""
     return np.concatenate([batch["targets_previous"][:][:, None], batch["targets"][:, :]], 1)
 
 
 def bits_per_byte(
     values: dict[str, np.ndarray], batches: Iterable[np.ndarray], size: float
 ) -> float:
-    """Of text with `size` bytes, computed by PyTorch."""
+    """Evaluates a model in PyTorch on batches of text, which have `size` bytes."""
     parameters = {name: torch_lm.torch.tensor(value) for name, value in values.items()}
     with torch_lm.torch.no_grad():
         nats = sum(
@@ -52,18 +51,19 @@ def bits_per_byte(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data_dir", type=Path, required=True)
-    parser.add_argument("--optimizer", default="muon", choices=RATES)
+    parser.add_argument("--optimizer", default="muon", choices=CHANGES)
     parser.add_argument("--steps", type=int, default=1000)
     args = parser.parse_args()
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     torch_lm.torch.set_num_threads(1)
+    # torch's Muon would multiply in bfloat16.
     torch_lm.torch.Tensor.bfloat16 = lambda x: x.clone()
     problem = problems.find("languagemodel_python_stdlib", OPTIONS)
     problem.prepare(args.data_dir)
     hparams = registry.hparams("transformer_lm_tiny")
     problem.change_hparams(hparams, args.data_dir)
-    hparams.parse(RATES[args.optimizer])
+    hparams.parse(CHANGES[args.optimizer])
     inputs = training_inputs(problem, args.data_dir, hparams, seed=0)
     model = registry.model("transformer_lm")
     model_fn = model_fn_of(model, problem.vocab_sizes(args.data_dir), args.steps)

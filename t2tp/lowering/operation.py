@@ -167,34 +167,33 @@ def _declared(**attributes: Any) -> Hooks:
 
 
 _LINEAR = {"accepts_deferred_sums": True, "ordered_dims": (), "suits_any_slice": True}
-_MOVES: dict[str, Any] = {"suits_any_slice": True}
 
 # The hooks of mesh-tensorflow's own operations that differ from the defaults.
 _UPSTREAM_HOOKS: dict[type[upstream.Operation], Hooks] = {
     upstream.AddOperation: _declared(**_LINEAR),
     upstream.Assign: _declared(cost_kind="update"),
-    upstream.BroadcastOperation: _declared(**_MOVES, ordered_dims=()),
+    upstream.BroadcastOperation: _declared(suits_any_slice=True, ordered_dims=()),
     upstream.Constant: _declared(cost_kind="free"),
     upstream.CustomGradientOperation: _declared(**_LINEAR, cost_kind="view", dropped_dims="kept"),
     upstream.Depend: _declared(**_LINEAR, cost_kind="view"),
     upstream.ops.ImportOperation: _declared(cost_kind="free"),
-    upstream.ops.ImportLaidOutTensorOperation: _declared(**_MOVES, cost_kind="free"),
+    upstream.ops.ImportLaidOutTensorOperation: _declared(suits_any_slice=True, cost_kind="free"),
     upstream.ops.OneHotOperation: _declared(cost_kind="gather"),
     upstream.PrintOperation: _declared(cost_kind="view"),
     upstream.RandomOperation: _declared(cost_kind="random"),
     upstream.ReduceOperation: _declared(ordered_dims=(), cost_kind="reduce", dropped_dims="summed"),
     upstream.ReshapeOperation: _declared(
-        **_MOVES, accepts_deferred_sums=True, cost_kind="copy", dropped_dims="kept"
+        suits_any_slice=True, accepts_deferred_sums=True, cost_kind="copy", dropped_dims="kept"
     ),
-    upstream.ScalarAddOperation: _declared(**_MOVES, ordered_dims=()),
-    upstream.ScalarMultiplyOperation: _declared(**_MOVES, ordered_dims=()),
+    upstream.ScalarAddOperation: _declared(suits_any_slice=True, ordered_dims=()),
+    upstream.ScalarMultiplyOperation: _declared(suits_any_slice=True, ordered_dims=()),
     upstream.ScalarSummaryOperation: _declared(cost_kind="view"),
     upstream.StopGradient: _declared(**_LINEAR, cost_kind="view"),
     upstream.Variable: _declared(cost_kind="copy"),
     upstream.WhileLoopOperation: _declared(
-        **_MOVES, accepts_deferred_sums=True, cost_kind="loop", dropped_dims="kept"
+        suits_any_slice=True, accepts_deferred_sums=True, cost_kind="loop", dropped_dims="kept"
     ),
-    upstream.ops.BinaryOpWithBroadcasting: _declared(**_MOVES, ordered_dims=()),
+    upstream.ops.BinaryOpWithBroadcasting: _declared(suits_any_slice=True, ordered_dims=()),
     upstream.EinsumOperation: _declared(dropped_dims="summed"),
     upstream.GenericGradOperation: _declared(),
     upstream.SlicewiseOperation: _declared(),

@@ -94,7 +94,7 @@ def lower_while_loop(
     zero = tf.constant(0, tf.int64)
     variables = [lowering.slice(tensor) for tensor in op.inputs]
     sums = [tf.zeros(mesh_impl.slice_shape(t.shape), t.dtype) for t in accumulators]
-    sums *= max(1, tree_size.bit_length() - 1)
+    sums *= tree_levels(tree_size)
     decided: tuple[tf.Tensor, ...] = ()
     if condition.has_rows:
         with inside(zero):  # The collectives of the body are not known yet: all processors agree.
@@ -111,6 +111,11 @@ def lower_while_loop(
         lowering.set_sum_over_axes(output, value, axes)
 
 
+def tree_levels(size: int) -> int:
+    """Returns how many sums `add_to_tree` holds for each tensor, with this number of leaves."""
+    return max(1, size.bit_length() - 1)
+
+
 def add_to_tree(
     iteration: tf.Tensor, levels: list[tf.Tensor], addends: list[tf.Tensor], size: int
 ) -> list[tf.Tensor]:
@@ -125,7 +130,7 @@ def add_to_tree(
     Returns:
       the levels; after the last leaf the first one has the sums.
     """
-    count, depth = len(addends), max(1, size.bit_length() - 1)
+    count, depth = len(addends), tree_levels(size)
 
     def carried_to(level: int) -> list[tf.Tensor]:
         totals = addends

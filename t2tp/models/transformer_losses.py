@@ -28,9 +28,9 @@ def predicted(
     options = loss_options(hparams)
     x, vocab, chunk = projection.x, projection.vocab, hparams.loss_chunk
     if training and (chunk > 0 or (chunk == 0 and is_worth_chunks(x, vocab))):
+        inputs = x, projection.table, targets, weights, projection.bias
         total, nll = projected_cross_entropy(
-            *(x, projection.table, targets, weights, projection.bias),
-            **{"soft_cap": projection.soft_cap, "chunk": chunk, **options},
+            *inputs, soft_cap=projection.soft_cap, chunk=chunk, **options
         )
         return losses.from_sums(total, nll, weights)
     return losses.predicted(projection.logits, targets, weights, vocab, training, **options)

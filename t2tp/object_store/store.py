@@ -92,7 +92,7 @@ class Store:
         except ValueError as error:
             raise ValueError(f"{address}: {error}; {_ADVICE}") from error
         self._fs.retries = 1  # s3fs would retry inside each of our attempts.
-        self._repeats = scheme != "s3"
+        self._client_repeats = scheme != "s3"
         logging.getLogger(package).setLevel(logging.CRITICAL)  # gcsfs logs what it raises.
 
     def list(self) -> dict[str, tuple[int, str]]:
@@ -188,7 +188,7 @@ class Store:
                         f"{begin}, as access is refused ({reason}): {_ADVICE}"
                     ) from error
                 is_timeout = isinstance(error, (TimeoutError, asyncio.TimeoutError))
-                if wait is None or (self._repeats and not is_timeout):
+                if wait is None or (self._client_repeats and not is_timeout):
                     raise StoreError(f"{begin}: {reason}") from error
                 time.sleep(wait * random.uniform(0.5, 1.5))
 

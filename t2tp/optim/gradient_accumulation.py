@@ -17,7 +17,7 @@ from t2tp.lowering.while_loop import lower_while_loop
 from t2tp.mesh.stages import is_of_stage
 from t2tp.ops.microbatch_sums import MicrobatchSums
 from t2tp.ops.take_microbatch import take_microbatch
-from t2tp.ops.variables.sharded_variable import addends_of, gradients_at_rest
+from t2tp.ops.variables.sharded_variable import gradients_at_rest, separate_sums
 from t2tp.optim.loss import LossOutput, LossTerm
 from t2tp.pipeline.boundary import EnterStage
 from t2tp.pipeline.loop import PipelineLoop
@@ -109,10 +109,7 @@ def accumulate(
         if mesh.layout.storage.stage >= 2:
             grads = gradients_at_rest(grads, mesh.graph.trainable_variables)
         summaries = {name: x * (1.0 / microbatches) for name, x in shown.items()}
-        # With `exact_sums` each use of a variable has its own sum over the batch.
-        is_exact = mesh.layout.exact_sums > 0
-        addends = [addends_of(g) if is_exact and g.shape.dims else [g] for g in grads]
-        return _Sums(summaries, output.sums, addends)
+        return _Sums(summaries, output.sums, [separate_sums(grad) for grad in grads])
 
     total: _Sums
     idle_share = None

@@ -36,6 +36,7 @@ from t2tp.lowering.context import Lowering
 from t2tp.lowering.lowering import all_operations
 from t2tp.lowering.microbatch import Microbatch, elements_per_row, rows_of_microbatch
 from t2tp.lowering.shared_constants import shared_constants
+from t2tp.lowering.while_loop import tree_levels
 from t2tp.ops.microbatch_sums import MicrobatchSums
 from t2tp.pipeline.messages import MessageKind, Wires
 from t2tp.pipeline.partition import ChunkPieces, Partition, Piece
@@ -115,9 +116,9 @@ class Branches:
         self.axes: list[list[int] | None] = [None] * len(outputs)
         self.tree_size = op.count if layout.exact_sums else 0
         self.places: dict[int, int | None] = {}
+        levels = tree_levels(self.tree_size)
         self.sums = SumTable(
-            [self.mesh_impl.slice_shape(x.shape) for x in outputs]
-            * (levels := max(1, self.tree_size.bit_length() - 1)),
+            [self.mesh_impl.slice_shape(x.shape) for x in outputs] * levels,
             [x.dtype for x in outputs] * levels,
         )
         self.pieces = {

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from t2tp.lowering.while_loop import add_to_tree
+from t2tp.lowering.while_loop import add_to_tree, tree_levels
 from t2tp.pipeline.slot_table import numbers_by_dtype
 
 
@@ -59,7 +59,7 @@ class SumTable:
           leaf: number of the leaf.
           size: number of leaves.
         """
-        depth = max(1, size.bit_length() - 1)
+        depth = tree_levels(size)
         places = [
             level * (len(self.dtypes) // depth) + tree for level in range(depth) for tree in addends
         ]

@@ -62,9 +62,8 @@ PHI3 = replace(
     written=_written,
     tensors=_tensors,
     without_effect=("original_max_position_embeddings", "embd_pdrop", "auto_map"),
-    defaults={
-        **{**llama.DEFAULTS, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
-        **{"resid_pdrop": 0.0, "sliding_window": None, _FRACTION: 1.0},
-    },
+    defaults=llama.DEFAULTS
+    | {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
+    | {"resid_pdrop": 0.0, "sliding_window": None, _FRACTION: 1.0},
     required={"is_causal": True},
 )

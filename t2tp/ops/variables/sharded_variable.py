@@ -244,7 +244,7 @@ def _gathering_again(backward: list[upstream.Operation]) -> list[upstream.Operat
 
 def _added_before_scatter(grad: upstream.Tensor) -> upstream.Tensor:
     """Reduce-scatters a weight's gradient once, although several uses have gathered it."""
-    addends = addends_of(grad)
+    addends = _addends(grad)
     if (
         len(addends) == 1
         or _are_summed_first(grad)
@@ -257,12 +257,20 @@ def _added_before_scatter(grad: upstream.Tensor) -> upstream.Tensor:
     return upstream.reshape(sum(others, first), grad.shape)
 
 
-def addends_of(grad: upstream.Tensor) -> list[upstream.Tensor]:
+def separate_sums(grad: upstream.Tensor) -> list[upstream.Tensor]:
+    """Returns the sums over the batch that a gradient consists of; those of scalars are one.
+
+    With `exact_sums` each use of a variable has one. They are added after they are complete.
+    """
+    return _addends(grad) if grad.shape.dims and _are_summed_first(grad) else [grad]
+
+
+def _addends(grad: upstream.Tensor) -> list[upstream.Tensor]:
     """Returns the addends of a gradient, in the order in which `gradients` adds them up."""
     if not isinstance(grad.operation, upstream.AddOperation):
         return [grad]
     first, last = grad.operation.inputs
-    return [*addends_of(first), last]
+    return [*_addends(first), last]
 
 
 def _are_summed_first(grad: upstream.Tensor) -> bool:
@@ -282,8 +290,8 @@ def gradients_at_rest(
     def stored(grad: upstream.Tensor, shape: upstream.Shape) -> upstream.Tensor:
         if grad.shape == shape:
             return grad
-        addends = addends_of(grad) if _are_summed_first(grad) else [grad]
-        return functools.reduce(operator.add, [upstream.reshape(x, shape) for x in addends])
+        sums = [upstream.reshape(x, shape) for x in separate_sums(grad)]
+        return functools.reduce(operator.add, sums)
 
     at_rest = [stored(grad, var.shape) for grad, var in zip(grads, variables, strict=True)]
     scatters = [
