@@ -25,7 +25,7 @@ from t2tp.ops.conv.convolution import ConvolutionFiltersGradOperation
 from t2tp.ops.gather import GatherGradOperation
 from t2tp.ops.norms.batch_norm import BatchNormOperation
 from t2tp.ops.norms.group_norm import GroupNormGradOperation
-from t2tp.ops.norms.layer_norm import LayerNormGradOperation, RmsNormGradOperation
+from t2tp.ops.norms.layer_norm import NormGradOperation
 from t2tp.ops.variables.sharded_variable import gradients_at_rest
 from t2tp.optim.clipping import global_norm
 from t2tp.optim.gradient_accumulation import needed_operations, variable_gradients, variables_of
@@ -39,8 +39,7 @@ _SUMS = (
     ConvolutionFiltersGradOperation,
     GatherGradOperation,
     GroupNormGradOperation,
-    LayerNormGradOperation,
-    RmsNormGradOperation,
+    NormGradOperation,
 )
 _WITH_CONSTANT = (upstream.ScalarAddOperation, upstream.ScalarMultiplyOperation)
 # Operations of which each row of the outputs is a function of the same row of the inputs.

@@ -44,79 +44,7 @@ def rms_norm(
             f"rms_norm over {dims}: x {x.shape} must have them in this order, and scale"
             f" {scale.shape} must be them."
         )
-    return RmsNormOperation(x, scale, epsilon).outputs[0]
-
-
-class RmsNormOperation(Operation):
-    """Computes RMS norm.
-
-    Inputs: x [...] and scale [dims]. Outputs: y, like x, and 1 / rms(x), without dims (at least
-      float32).
-    """
-
-    cost_kind = "norm"
-    ordered_dims = ()
-
-    def __init__(self, x: upstream.Tensor, scale: upstream.Tensor, epsilon: float) -> None:
-        super().__init__([x, scale], name="rms_norm")
-        self._epsilon = epsilon
-        self._outputs = [
-            upstream.Tensor(self, x.shape, x.dtype, index=0),
-            upstream.Tensor(self, x.shape - scale.shape, wide_dtype(x), index=1),
-        ]
-
-    def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor]:
-        x, scale = self.inputs
-        return RmsNormGradOperation(x, scale, self.outputs[1], grad_ys[0]).outputs
-
-    def is_local(self, layout: Layout) -> bool:
-        return all(layout.axis_index(dim.name) is None for dim in self.inputs[1].shape.dims)
-
-    def lower(self, lowering: Lowering) -> None:
-        whole, dims = self.inputs[0], self.inputs[1].shape.dims
-        x, scale = _broadcastable(lowering, self.inputs, whole)
-        (mean_square,) = _means(lowering, whole, dims, tf.square(x))
-        inverse = tf.math.rsqrt(mean_square + self._epsilon)
-        y = x * inverse * scale
-        lowering.set_slice(self.outputs[0], tf.cast(y, self.outputs[0].dtype))
-        lowering.set_slice(self.outputs[1], tf.squeeze(inverse, _axes(whole, dims)))
-
-
-class RmsNormGradOperation(Operation):
-    """Computes the gradient of RMS norm.
-
-    Inputs: x, scale, 1 / rms(x) and dy. Outputs: the gradients w.r.t. x and scale.
-    """
-
-    cost_kind = "norm"
-    ordered_dims = ()
-    dropped_dims = "summed"
-
-    def __init__(
-        self,
-        x: upstream.Tensor,
-        scale: upstream.Tensor,
-        inverse: upstream.Tensor,
-        dy: upstream.Tensor,
-    ) -> None:
-        super().__init__([x, scale, inverse, dy], name="rms_norm_grad")
-        self._outputs = [
-            upstream.Tensor(self, x.shape, x.dtype, index=0),
-            upstream.Tensor(self, scale.shape, scale.dtype, index=1),
-        ]
-
-    def lower(self, lowering: Lowering) -> None:
-        whole, dims = self.inputs[0], self.inputs[1].shape.dims
-        x, scale, inverse, dy = _broadcastable(lowering, self.inputs, whole)
-        normed = x * inverse
-        others = [dim for dim in whole.shape.dims if dim not in self.outputs[1].shape.dims]
-        d_scale = reduce_sum(dy * normed, _axes(whole, others))
-        scaled = dy * scale
-        (projection,) = _means(lowering, whole, dims, scaled * normed)
-        dx = inverse * (scaled - normed * projection)
-        lowering.set_slice(self.outputs[0], tf.cast(dx, self.outputs[0].dtype))
-        d_scale = tf.cast(d_scale, self.outputs[1].dtype)
-        lowering.set_partial_sum(self.outputs[1], d_scale, others)
+    return NormOperation([x, scale], epsilon).outputs[0]
 
 
 def layer_norm(
@@ -150,82 +78,95 @@ def layer_norm(
             f"layer_norm over {dim}: x {x.shape} must end in it, scale {scale.shape} and bias"
             f" {bias.shape} be it."
         )
-    return LayerNormOperation(x, scale, bias, epsilon).outputs[0]
+    return NormOperation([x, scale, bias], epsilon).outputs[0]
 
 
-class LayerNormOperation(Operation):
-    """Computes layer norm.
+class NormOperation(Operation):
+    """Computes layer norm; without a bias, RMS norm, which subtracts no mean.
 
-    Inputs: x [..., dim], scale [dim] and bias [dim]. Outputs: y [..., dim], and the mean of x and 1
-      / its standard deviation [...] (at least float32).
+    Inputs: x [...], scale [dims] and, for layer norm, bias [dims]. Outputs: y, like x; and without
+      dims, at least float32, 1 / the root mean square of x, or 1 / its standard deviation and its
+      mean.
     """
 
     cost_kind = "norm"
     ordered_dims = ()
 
-    def __init__(
-        self, x: upstream.Tensor, scale: upstream.Tensor, bias: upstream.Tensor, epsilon: float
-    ) -> None:
-        super().__init__([x, scale, bias], name="layer_norm")
+    def __init__(self, inputs: Sequence[upstream.Tensor], epsilon: float) -> None:
+        x, scale, *bias = inputs
+        super().__init__(list(inputs), name="layer_norm" if bias else "rms_norm")
         self._epsilon = epsilon
-        per_token = x.shape - x.shape.dims[-1]
+        rest, dtype = x.shape - scale.shape, wide_dtype(x)
         self._outputs = [
             upstream.Tensor(self, x.shape, x.dtype, index=0),
-            upstream.Tensor(self, per_token, wide_dtype(x), index=1),
-            upstream.Tensor(self, per_token, wide_dtype(x), index=2),
+            *(upstream.Tensor(self, rest, dtype, index=i) for i in range(1, len(inputs))),
         ]
 
     def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor]:
-        x, scale, bias = self.inputs
-        _, mean, inverse = self.outputs
-        return LayerNormGradOperation(x, scale, bias, mean, inverse, grad_ys[0]).outputs
+        return NormGradOperation(self.inputs, self.outputs[1:], grad_ys[0]).outputs
 
     def is_local(self, layout: Layout) -> bool:
-        return layout.axis_index(self.inputs[0].shape.dims[-1].name) is None
+        return all(layout.axis_index(dim.name) is None for dim in self.inputs[1].shape.dims)
 
     def lower(self, lowering: Lowering) -> None:
-        dtype = wide_dtype(self.inputs[0])
-        x, scale, bias = (tf.cast(lowering.slice(tensor), dtype) for tensor in self.inputs)
-        mean, variance = _moments(lowering, self.inputs[0], x)
-        inverse = tf.math.rsqrt(variance + self._epsilon)
-        y = (x - mean) * inverse * scale + bias
+        whole, dims = self.inputs[0], self.inputs[1].shape.dims
+        x, scale, *bias = _broadcastable(lowering, self.inputs, whole)
+        if bias:
+            mean, variance = _moments(lowering, whole, x)
+            inverse = tf.math.rsqrt(variance + self._epsilon)
+            y = (x - mean) * inverse * scale + bias[0]
+            statistics = [inverse, mean]
+        else:
+            (mean_square,) = _means(lowering, whole, dims, tf.square(x))
+            inverse = tf.math.rsqrt(mean_square + self._epsilon)
+            y = x * inverse * scale
+            statistics = [inverse]
         lowering.set_slice(self.outputs[0], tf.cast(y, self.outputs[0].dtype))
-        lowering.set_slice(self.outputs[1], tf.squeeze(mean, -1))
-        lowering.set_slice(self.outputs[2], tf.squeeze(inverse, -1))
+        for output, value in zip(self.outputs[1:], statistics, strict=True):
+            lowering.set_slice(output, tf.squeeze(value, _axes(whole, dims)))
 
 
-class LayerNormGradOperation(Operation):
-    """Computes the gradient of layer norm.
+class NormGradOperation(Operation):
+    """Computes the gradient of layer norm or RMS norm.
 
-    Inputs: x, scale, bias, mean, 1 / standard deviation and dy. Outputs: the gradients w.r.t. x
-      [..., dim], scale [dim] and bias [dim].
+    Inputs: those of the norm, its statistics, and dy. Outputs: the gradients w.r.t. the inputs of
+      the norm.
     """
 
     cost_kind = "norm"
     ordered_dims = ()
     dropped_dims = "summed"
 
-    def __init__(self, *inputs: upstream.Tensor) -> None:
-        super().__init__(list(inputs), name="layer_norm_grad")
+    def __init__(
+        self,
+        inputs: Sequence[upstream.Tensor],
+        statistics: Sequence[upstream.Tensor],
+        dy: upstream.Tensor,
+    ) -> None:
+        name = "rms_norm_grad" if len(statistics) == 1 else "layer_norm_grad"
+        super().__init__([*inputs, *statistics, dy], name=name)
         self._outputs = [
-            upstream.Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(inputs[:3])
+            upstream.Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(inputs)
         ]
 
     def lower(self, lowering: Lowering) -> None:
-        dtype = wide_dtype(self.inputs[0])
-        x, scale, _, mean, inverse, dy = (
-            tf.cast(lowering.slice(tensor), dtype) for tensor in self.inputs
-        )
-        inverse = tf.expand_dims(inverse, -1)
-        normed = (x - tf.expand_dims(mean, -1)) * inverse
+        whole, dims = self.inputs[0], self.inputs[1].shape.dims
+        slices = _broadcastable(lowering, self.inputs, whole)
+        x, scale, dy = *slices[:2], slices[-1]
+        inverse, *mean = slices[len(self.outputs) : -1]
+        normed = (x - mean[0] if mean else x) * inverse
         scaled = dy * scale
-        whole = self.inputs[0]
-        parts = scaled, scaled * normed
-        mean_scaled, projection = _means(lowering, whole, whole.shape.dims[-1:], *parts)
-        dx = inverse * (scaled - mean_scaled - normed * projection)
+        if mean:
+            mean_scaled, projection = _means(lowering, whole, dims, scaled, scaled * normed)
+            dx = inverse * (scaled - mean_scaled - normed * projection)
+        else:
+            (projection,) = _means(lowering, whole, dims, scaled * normed)
+            dx = inverse * (scaled - normed * projection)
         lowering.set_slice(self.outputs[0], tf.cast(dx, self.outputs[0].dtype))
+        # `t2tp.optim.per_row` keeps the rows, which are then dimensions of these outputs.
         summed = [dim for dim in whole.shape.dims if dim not in self.outputs[1].shape.dims]
-        for output, product in zip(self.outputs[1:], (dy * normed, dy), strict=True):
+        products = [dy * normed, dy][: len(self.outputs) - 1]
+        for output, product in zip(self.outputs[1:], products, strict=True):
             part = tf.cast(reduce_sum(product, _axes(whole, summed)), output.dtype)
             lowering.set_partial_sum(output, part, summed)
 
