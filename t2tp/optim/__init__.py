@@ -2,8 +2,8 @@
 
 `train_step` builds it all: the loss and its gradients (over several microbatches if configured),
 clipping by the global norm, the learning rate of the step, and the optimizer's update of each
-variable. An optimizer is a function or class registered by its name and called with the learning
-rate and the hparams; it creates one `UpdateOperation` per variable, which updates slices in place.
+variable. An optimizer is a class registered by its name and called with the learning rate and the
+hparams; it creates one `UpdateOperation` per variable, which updates slices in place.
 Its *slots* (moments, say) are float32 variables named after the variable and laid out like it, so
 that they are split, saved and restored as it is.
 

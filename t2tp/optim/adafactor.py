@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import tensorflow as tf
 
@@ -11,53 +10,31 @@ from t2tp.hparam import HParams
 from t2tp.ops.variables.transfer import Growth
 from t2tp.optim.adafactor_statistics import DirectionSquaresOperation, Moments, StatisticsOperation
 from t2tp.optim.optimizer import Optimizer, Target, UpdateOperation, slot, subtract
-from t2tp.optim.weight_decay import WeightDecay
 from t2tp.program.program import Mesh
 
 # Smaller dimensions save little memory and give worse estimates (mesh-tensorflow's value).
 _LEAST_SIZE_TO_FACTOR = 128
 
 
-@dataclass(frozen=True)
-class AdafactorSettings:
-    """Settings of Adafactor; the defaults are tensor2tensor's and T5's.
-
-    Attributes:
-      beta1: decay of the update's running average; 0: none.
-      factored: whether second moments of large variables are stored as row and column means.
-      memory_exponent: after n updates a second moment averages over about `n ** memory_exponent`
-        of them.
-      clipping_threshold: max root mean square of a variable's update, before the learning rate;
-        0: unlimited.
-      multiply_by_parameter_scale: whether updates are scaled by the root mean square of the
-        variable (at least 1e-3), which makes the learning rate relative.
-    """
-
-    beta1: float = 0.0
-    factored: bool = True
-    memory_exponent: float = 0.8
-    clipping_threshold: float = 1.0
-    multiply_by_parameter_scale: bool = True
-
-
+@registry.register_optimizer
 class Adafactor(Optimizer):
-    """Adafactor (N. Shazeer and M. Stern, arXiv:1804.04235, algorithms 4 and 5).
+    """Adafactor, with a learning rate relative to the size of the weights.
 
-    A variable of two or more dimensions of at least 128 is factored along its two largest, as
-    mesh-tensorflow does: with further dimensions, such as `heads` of [d_model, heads, d_kv], there
-    are row and column means for each index along them. Means and norms are global, in
-    any layout. Variables with the same split share one all-reduce.
+    N. Shazeer and M. Stern, arXiv:1804.04235, algorithms 4 and 5. A variable of two or more
+    dimensions of at least 128 is factored along its two largest, as mesh-tensorflow does: with
+    further dimensions, such as `heads` of [d_model, heads, d_kv], there are row and column means
+    for each index along them. Means and norms are global, in any layout. Variables with the same
+    split share one all-reduce.
     """
 
-    def __init__(
-        self,
-        learning_rate: mtf.Tensor,
-        settings: AdafactorSettings | None = None,
-        weight_decay: WeightDecay | None = None,
-    ) -> None:
-        """Sets learning rate (a float32 scalar, relative by default), settings and weight decay."""
-        super().__init__(learning_rate, weight_decay)
-        self._settings = settings or AdafactorSettings()
+    def __init__(self, learning_rate: mtf.Tensor, hparams: HParams) -> None:
+        """Reads `optimizer_adafactor_...`."""
+        super().__init__(learning_rate, hparams)
+        self._beta1 = hparams.optimizer_adafactor_beta1
+        self._factored = hparams.optimizer_adafactor_factored
+        self._memory_exponent = hparams.optimizer_adafactor_memory_exponent
+        self._clipping_threshold = hparams.optimizer_adafactor_clipping_threshold
+        self._is_relative = hparams.optimizer_adafactor_multiply_by_parameter_scale
 
     def rate_factor(self, role: mtf.Role, growth: Growth) -> float:
         """Refuses: there are no rules for relative updates.
@@ -81,7 +58,7 @@ class Adafactor(Optimizer):
     def _update(self, target: Target, squares: DirectionSquaresOperation) -> mtf.Operation:
         moments, var = squares.statistics.moments, target.var
         state = [var, *moments.variables]
-        if self._settings.beta1:
+        if self._beta1:
             state.append(slot(var, "adafactor_m"))
         return UpdateOperation(
             "adafactor",
@@ -100,28 +77,28 @@ class Adafactor(Optimizer):
         *rest: tf.Variable | tf.Tensor,
     ) -> None:
         """Assigns to `var` and its slots; `rest` are the slots and the operation's inputs."""
-        settings, count = self._settings, len(moments.variables)
+        count = len(moments.variables)
         second, rest = rest[:count], rest[count:]
-        average, rest = (rest[0], rest[1:]) if settings.beta1 else (None, rest)
+        average, rest = (rest[0], rest[1:]) if self._beta1 else (None, rest)
         rate, squares, decay_rate, grad, var_squares, *sums = rest
         direction, next_second = moments.direction(second, grad, decay_rate, sums)
         for moment, value in zip(second, next_second, strict=True):
             moment.assign(value, read_value=False)
         factor = rate
-        if settings.multiply_by_parameter_scale:
+        if self._is_relative:
             factor *= tf.maximum(tf.sqrt(var_squares / size), 1e-3)
-        if settings.clipping_threshold:
-            factor /= tf.maximum(1.0, tf.sqrt(squares / size) / settings.clipping_threshold)
+        if self._clipping_threshold:
+            factor /= tf.maximum(1.0, tf.sqrt(squares / size) / self._clipping_threshold)
         update = factor * direction
         if average is not None:
-            update = settings.beta1 * average + (1.0 - settings.beta1) * update
+            update = self._beta1 * average + (1.0 - self._beta1) * update
             average.assign(update, read_value=False)
         self.shrink(var, rate, weight_decay)
         subtract(var, update)
 
     def _moments(self, var: mtf.Variable) -> Moments:
         """Returns the second moments of a variable, factored or full."""
-        rows, columns = _two_largest(var.shape) if self._settings.factored else (None, None)
+        rows, columns = _two_largest(var.shape) if self._factored else (None, None)
         if rows is None or columns is None:
             return Moments(var.shape, None, (slot(var, "adafactor_v"),))
         return Moments(
@@ -135,9 +112,8 @@ class Adafactor(Optimizer):
 
     def _decay_rate(self, mesh: Mesh) -> mtf.Tensor:
         """Returns the decay of second moments in this update, a float32 scalar; 0 in the first."""
-        exponent = self._settings.memory_exponent
         return self.of_update_number(
-            mesh, lambda number: 1.0 - number**-exponent, "adafactor_decay_rate"
+            mesh, lambda number: 1.0 - number**-self._memory_exponent, "adafactor_decay_rate"
         )
 
 
@@ -147,16 +123,3 @@ def _two_largest(shape: mtf.Shape) -> tuple[mtf.Dimension | None, mtf.Dimension 
     if len(by_size) < 2 or by_size[1].size < _LEAST_SIZE_TO_FACTOR:
         return None, None
     return by_size[0], by_size[1]
-
-
-@registry.register_optimizer
-def adafactor(learning_rate: mtf.Tensor, hparams: HParams) -> Adafactor:
-    """Adafactor, with a learning rate relative to the size of the weights."""
-    settings = AdafactorSettings(
-        beta1=hparams.optimizer_adafactor_beta1,
-        factored=hparams.optimizer_adafactor_factored,
-        memory_exponent=hparams.optimizer_adafactor_memory_exponent,
-        clipping_threshold=hparams.optimizer_adafactor_clipping_threshold,
-        multiply_by_parameter_scale=hparams.optimizer_adafactor_multiply_by_parameter_scale,
-    )
-    return Adafactor(learning_rate, settings, WeightDecay.from_hparams(hparams))

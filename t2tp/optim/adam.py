@@ -2,37 +2,30 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
 from t2tp.optim.optimizer import Optimizer, Target, UpdateOperation, slot, subtract
-from t2tp.optim.weight_decay import WeightDecay
 
 
+@registry.register_optimizer
 class Adam(Optimizer):
-    """Adam (D. Kingma and J. Ba, arXiv:1412.6980, algorithm 1, in the order of section 2's end).
+    """Adam; with `weight_decay` above 0, AdamW.
 
-    With weight decay it is AdamW (I. Loshchilov and F. Hutter, arXiv:1711.05101, algorithm 2).
+    D. Kingma and J. Ba, arXiv:1412.6980, algorithm 1, in the order of section 2's end; I.
+    Loshchilov and F. Hutter, arXiv:1711.05101, algorithm 2.
     """
 
     is_exact = True
 
-    def __init__(
-        self,
-        learning_rate: mtf.Tensor,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        weight_decay: WeightDecay | None = None,
-    ) -> None:
-        """Takes the parameters of the paper."""
-        super().__init__(learning_rate, weight_decay)
-        self._beta1 = beta1
-        self._beta2 = beta2
-        self._epsilon = epsilon
+    def __init__(self, learning_rate: mtf.Tensor, hparams: HParams) -> None:
+        """Reads the parameters of the paper, `optimizer_adam_...`."""
+        super().__init__(learning_rate, hparams)
+        self._beta1 = hparams.optimizer_adam_beta1
+        self._beta2 = hparams.optimizer_adam_beta2
+        self._epsilon = hparams.optimizer_adam_epsilon
 
     def updates(self, targets: Sequence[Target]) -> list[mtf.Operation]:
         """See the base class."""
@@ -78,19 +71,3 @@ class Adam(Optimizer):
         v.assign(self._beta2 * v + (1.0 - self._beta2) * tf.square(grad), read_value=False)
         rate *= tf.sqrt(1.0 - power2) / (1.0 - power1)
         subtract(var, rate * m / (tf.sqrt(v) + self._epsilon))
-
-
-def parameters(hparams: HParams) -> dict[str, Any]:
-    """Returns the arguments of `Adam` that hparams set, by name."""
-    return {
-        "beta1": hparams.optimizer_adam_beta1,
-        "beta2": hparams.optimizer_adam_beta2,
-        "epsilon": hparams.optimizer_adam_epsilon,
-        "weight_decay": WeightDecay.from_hparams(hparams),
-    }
-
-
-@registry.register_optimizer
-def adam(learning_rate: mtf.Tensor, hparams: HParams) -> Adam:
-    """Adam; with `weight_decay` above 0, AdamW."""
-    return Adam(learning_rate, **parameters(hparams))

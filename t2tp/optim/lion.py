@@ -8,11 +8,11 @@ import tensorflow as tf
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
 from t2tp.optim.optimizer import Optimizer, Target, UpdateOperation, slot, subtract
-from t2tp.optim.weight_decay import WeightDecay
 
 
+@registry.register_optimizer
 class Lion(Optimizer):
-    """Lion: sign-based updates with momentum.
+    """Lion, which steps along the sign of its momentum.
 
     X. Chen et al., "Symbolic Discovery of Optimization Algorithms" (arXiv:2302.06675, program 1).
 
@@ -21,17 +21,11 @@ class Lion(Optimizer):
 
     is_exact = True
 
-    def __init__(
-        self,
-        learning_rate: mtf.Tensor,
-        beta1: float = 0.9,
-        beta2: float = 0.99,
-        weight_decay: WeightDecay | None = None,
-    ) -> None:
-        """Takes the parameters of the paper."""
-        super().__init__(learning_rate, weight_decay)
-        self._beta1 = beta1
-        self._beta2 = beta2
+    def __init__(self, learning_rate: mtf.Tensor, hparams: HParams) -> None:
+        """Reads the parameters of the paper, `optimizer_lion_...`."""
+        super().__init__(learning_rate, hparams)
+        self._beta1 = hparams.optimizer_lion_beta1
+        self._beta2 = hparams.optimizer_lion_beta2
 
     def updates(self, targets: Sequence[Target]) -> list[mtf.Operation]:
         """See the base class."""
@@ -52,14 +46,3 @@ class Lion(Optimizer):
         self.shrink(var, rate, decay)
         subtract(var, rate * tf.sign(self._beta1 * m + (1.0 - self._beta1) * grad))
         m.assign(self._beta2 * m + (1.0 - self._beta2) * grad, read_value=False)
-
-
-@registry.register_optimizer
-def lion(learning_rate: mtf.Tensor, hparams: HParams) -> Lion:
-    """Lion, which steps along the sign of its momentum."""
-    return Lion(
-        learning_rate,
-        hparams.optimizer_lion_beta1,
-        hparams.optimizer_lion_beta2,
-        WeightDecay.from_hparams(hparams),
-    )

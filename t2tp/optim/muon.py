@@ -4,7 +4,6 @@ import functools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -14,7 +13,7 @@ from t2tp.lowering.deferred_sums import BUCKET
 from t2tp.mesh.layout import Layout
 from t2tp.ops.variables.role import MATRIX
 from t2tp.ops.variables.transfer import Growth
-from t2tp.optim import adam
+from t2tp.optim.adam import Adam
 from t2tp.optim.optimizer import Target, UpdateOperation, slot, subtract
 from t2tp.optim.orthogonalization import Matrices, OrthogonalizeOperation, moving_average
 
@@ -29,47 +28,33 @@ def scale_by_shape(inputs: float, outputs: float) -> float:
     return math.sqrt(max(1.0, outputs / inputs))
 
 
+# The factors of updates, as PyTorch names them.
 SCALES = {"match_rms_adamw": scale_to_adam, "original": scale_by_shape}
 
 
-class Muon(adam.Adam):
-    """Muon (K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024).
+@registry.register_optimizer
+class Muon(Adam):
+    """Muon for matrices, AdamW for embeddings, heads, biases and norms.
 
-    A step moves a matrix along the orthogonalized Nesterov momentum of its gradients. A variable's
-    declared role (`mtf.Role`) says what its matrices are: all input dimensions by all output
-    dimensions, one for each expert. All variables that are no matrices, and heads, are updated by
-    AdamW. Any layout gives the same step; see `t2tp.optim.orthogonalization`.
+    K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024. A step moves
+    a matrix along the orthogonalized Nesterov momentum of its gradients. A variable's declared role
+    (`mtf.Role`) says what its matrices are: all input dimensions by all output dimensions, one for
+    each expert. All variables that are no matrices, and heads, are updated by AdamW. Any layout
+    gives the same step; see `t2tp.optim.orthogonalization`.
     """
 
     is_exact = True
 
-    def __init__(
-        self,
-        learning_rate: mtf.Tensor,
-        momentum: float = 0.95,
-        steps: int = 5,
-        scale: str = "match_rms_adamw",
-        dtype: tf.DType = tf.float32,
-        relative_rate: float = 1.0,
-        **parameters: Any,
-    ) -> None:
-        """Sets the hyperparameters.
-
-        Args:
-          learning_rate: a float32 scalar.
-          momentum: decay of the average of gradients.
-          steps: number of Newton-Schulz iterations.
-          scale: the factor of updates, one of `SCALES`, as PyTorch names them.
-          dtype: dtype of iterations, and of the matrices that processors send each other.
-          relative_rate: learning rate of matrices, relative to the rate of other variables.
-          **parameters: arguments of `Adam`.
-        """
-        super().__init__(learning_rate, **parameters)
-        self._momentum = momentum
-        self._steps = steps
-        self._scale = SCALES[scale]
-        self._dtype = dtype
-        self._relative_rate = relative_rate
+    def __init__(self, learning_rate: mtf.Tensor, hparams: HParams) -> None:
+        """Reads `optimizer_muon_...`, and `activation_dtype`, the dtype of iterations."""
+        super().__init__(learning_rate, hparams)
+        self._momentum = hparams.optimizer_muon_momentum
+        self._steps = hparams.optimizer_muon_steps
+        self._scale = SCALES[hparams.optimizer_muon_scale]
+        dtype = tf.as_dtype(hparams.activation_dtype)
+        # float16 does not hold small gradients.
+        self._dtype = tf.bfloat16 if dtype == tf.float16 else dtype
+        self._relative_rate = hparams.optimizer_muon_relative_rate
 
     def updates(self, targets: Sequence[Target]) -> list[mtf.Operation]:
         """See the base class."""
@@ -147,19 +132,3 @@ class Muon(adam.Adam):
         moment.assign(moving_average(self._momentum, moment, grad), read_value=False)
         self.shrink(var, rate, decay)
         subtract(var, rate * scale * tf.cast(direction, tf.float32))
-
-
-@registry.register_optimizer
-def muon(learning_rate: mtf.Tensor, hparams: HParams) -> Muon:
-    """Muon for matrices, AdamW for embeddings, heads, biases and norms."""
-    dtype = tf.as_dtype(hparams.activation_dtype)
-    return Muon(
-        learning_rate,
-        hparams.optimizer_muon_momentum,
-        hparams.optimizer_muon_steps,
-        hparams.optimizer_muon_scale,
-        # float16 does not hold small gradients.
-        tf.bfloat16 if dtype == tf.float16 else dtype,
-        hparams.optimizer_muon_relative_rate,
-        **adam.parameters(hparams),
-    )

@@ -8,6 +8,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
+from t2tp.hparam import HParams
 from t2tp.lowering.context import Lowering
 from t2tp.mesh.graph_memo import GraphMemo
 from t2tp.mesh.layout import Layout
@@ -34,7 +35,7 @@ class Target(NamedTuple):
 
 
 class Optimizer(mtf.optimize.Optimizer):
-    """Base class of optimizers; subclasses define `updates`.
+    """Base class of optimizers; subclasses define `updates`, and register themselves by name.
 
     Each creates one `UpdateOperation` per variable. Slots are float32 and laid out like the
     variable.
@@ -48,10 +49,14 @@ class Optimizer(mtf.optimize.Optimizer):
     update_number: mtf.Tensor | None = None
     is_exact = False
 
-    def __init__(self, learning_rate: mtf.Tensor, weight_decay: WeightDecay | None) -> None:
-        """Sets the learning rate, a float32 scalar, and the decay (default: none)."""
+    def __init__(self, learning_rate: mtf.Tensor, hparams: HParams) -> None:
+        """Sets the learning rate, a float32 scalar, and reads the weight decay.
+
+        Raises:
+          ValueError: hparams are invalid.
+        """
         self._learning_rate = learning_rate
-        self._weight_decay = weight_decay or WeightDecay()
+        self._weight_decay = WeightDecay(hparams.weight_decay, hparams.weight_decay_exclude)
         self._shared = GraphMemo()
 
     def apply_grads(

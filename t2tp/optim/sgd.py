@@ -10,12 +10,13 @@ from t2tp.hparam import HParams
 from t2tp.ops.variables.role import HEAD, MATRIX
 from t2tp.ops.variables.transfer import Growth
 from t2tp.optim.optimizer import Optimizer, Target, UpdateOperation, slot, subtract
-from t2tp.optim.weight_decay import WeightDecay
 
 
+@registry.register_optimizer
 class Sgd(Optimizer):
-    """Gradient descent: `v = momentum * v - rate * gradient; variable += v`.
+    """Gradient descent; with `optimizer_momentum` above 0, with momentum.
 
+    `v = momentum * v - rate * gradient; variable += v`. Without momentum there are no slots.
     Nesterov's momentum adds `momentum * v - rate * gradient` instead, with the new `v`
     (I. Sutskever et al., "On the importance of initialization and momentum in deep learning", 2013,
     as Keras and TensorFlow write it).
@@ -23,26 +24,20 @@ class Sgd(Optimizer):
 
     is_exact = True
 
-    def __init__(
-        self,
-        learning_rate: mtf.Tensor,
-        momentum: float = 0.0,
-        nesterov: bool = False,
-        weight_decay: WeightDecay | None = None,
-    ) -> None:
-        """Sets the hyperparameters; without momentum there are no slots.
+    def __init__(self, learning_rate: mtf.Tensor, hparams: HParams) -> None:
+        """Reads `optimizer_momentum` and `optimizer_momentum_nesterov`.
 
         Raises:
-          ValueError: `nesterov` without momentum.
+          ValueError: `optimizer_momentum_nesterov` without momentum.
         """
-        super().__init__(learning_rate, weight_decay)
-        if nesterov and not momentum:
+        super().__init__(learning_rate, hparams)
+        self._momentum = hparams.optimizer_momentum
+        self._nesterov = hparams.optimizer_momentum_nesterov
+        if self._nesterov and not self._momentum:
             raise ValueError(
                 "optimizer_momentum_nesterov needs momentum, and optimizer_momentum is 0: set it,"
                 " to 0.9 for instance"
             )
-        self._momentum = momentum
-        self._nesterov = nesterov
 
     def updates(self, targets: Sequence[Target]) -> list[mtf.Operation]:
         """See the base class."""
@@ -92,14 +87,3 @@ class Sgd(Optimizer):
         moved = self._momentum * velocity - rate * grad
         velocity.assign(moved, read_value=False)
         subtract(var, rate * grad - self._momentum * moved if self._nesterov else -moved)
-
-
-@registry.register_optimizer
-def sgd(learning_rate: mtf.Tensor, hparams: HParams) -> Sgd:
-    """Gradient descent; with `optimizer_momentum` above 0, with momentum."""
-    return Sgd(
-        learning_rate,
-        hparams.optimizer_momentum,
-        hparams.optimizer_momentum_nesterov,
-        WeightDecay.from_hparams(hparams),
-    )

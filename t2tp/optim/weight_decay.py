@@ -1,12 +1,9 @@
 """Decoupled weight decay, and which variables it applies to."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 
 from t2tp import mtf
-from t2tp.hparam import HParams
 from t2tp.ops.variables.role import EMBEDDING, HEAD, MATRIX
 
 
@@ -18,7 +15,7 @@ class WeightDecay:
     variable without a declared role decays if it has two dimensions or more.
     """
 
-    def __init__(self, rate: float = 0.0, exclude: str = "") -> None:
+    def __init__(self, rate: float, exclude: str = "") -> None:
         """Selects the variables that decay.
 
         Args:
@@ -37,11 +34,6 @@ class WeightDecay:
             raise ValueError(
                 f"weight_decay_exclude={exclude!r} is no regular expression: {error}"
             ) from error
-
-    @classmethod
-    def from_hparams(cls, hparams: HParams) -> WeightDecay:
-        """Reads `weight_decay` and `weight_decay_exclude`."""
-        return cls(hparams.weight_decay, hparams.weight_decay_exclude)
 
     def rates(self, variables: Sequence[mtf.Variable]) -> list[float]:
         """Returns the decay of each variable.

@@ -148,7 +148,7 @@ def test_a_bfloat16_variable_is_updated_by_float32_moments(mesh_shape):
         )
         grad = mtf.cast(mtf.range(mesh, dim, tf.int32) + 1, tf.bfloat16)
         rate = mtf.constant(mesh, 2.0**-6, dtype=tf.float32)
-        Adam(rate, epsilon=0.0).apply_grads([grad], [w.operation])
+        Adam(rate, make_hparams()).apply_grads([grad], [w.operation])
         return {}
 
     program = t2tp.Program(step, mesh_shape=mesh_shape, layout="d_ff:model")
@@ -158,7 +158,7 @@ def test_a_bfloat16_variable_is_updated_by_float32_moments(mesh_shape):
         program.variables["w"].numpy().astype(np.float32), np.full(4, 1 - 8 * 2.0**-6)
     )
     moments = {name: program.variables[f"w/adam_{name}"] for name in "mv"}
-    for name, power, beta in (("m", 1, 0.9), ("v", 2, 0.999)):
+    for name, power, beta in (("m", 1, 0.9), ("v", 2, 0.98)):
         assert moments[name].spec.dtype == tf.float32
         wanted = np.arange(1.0, 5.0) ** power * (1 - beta**8)
         np.testing.assert_allclose(moments[name].numpy(), wanted, rtol=1e-5)

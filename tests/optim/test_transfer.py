@@ -8,6 +8,7 @@ from t2tp.ops.variables.transfer import Growth
 from t2tp.optim.adam import Adam
 from t2tp.optim.muon import Muon
 from t2tp.optim.sgd import Sgd
+from tests.optim.regression import make_hparams
 from tests.optim.sharded_programs import make
 from tests.optim.test_zero import assert_same, trained
 
@@ -25,11 +26,20 @@ def role(kind, inputs, outputs):
     [
         # `set_base_shapes` of a model 4 times as wide, then `MuAdamW` and `MuSGD`. A readout has
         # their rate 1 and 4, and its logits a fourth; see `Optimizer.rate_factor` on heads.
-        (Adam(None), {"hidden": 1 / 4, "input": 1, "head": 1 / 4, "embedding": 1, "bias": 1}),
-        (Sgd(None), {"hidden": 1, "input": 4, "head": 4 / 4**2, "embedding": 4, "bias": 4}),
+        (
+            Adam(None, make_hparams()),
+            {"hidden": 1 / 4, "input": 1, "head": 1 / 4, "embedding": 1, "bias": 1},
+        ),
+        (
+            Sgd(None, make_hparams()),
+            {"hidden": 1, "input": 4, "head": 4 / 4**2, "embedding": 4, "bias": 4},
+        ),
         # An update as large as Adam's has a spectral norm that grows with the root of the width.
-        (Muon(None), {"hidden": 1 / 2, "input": 2 / 2, "head": 1 / 4, "embedding": 1, "bias": 1}),
-        (Muon(None, scale="original"), {"hidden": 1, "input": 1}),
+        (
+            Muon(None, make_hparams()),
+            {"hidden": 1 / 2, "input": 2 / 2, "head": 1 / 4, "embedding": 1, "bias": 1},
+        ),
+        (Muon(None, make_hparams(optimizer_muon_scale="original")), {"hidden": 1, "input": 1}),
     ],
 )
 def test_factors_of_a_wide_model_are_those_of_mup(optimizer, factors):

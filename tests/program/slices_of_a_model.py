@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf1
 
 import t2tp
 from t2tp import mtf
+from t2tp.hparams.base import base_hparams
 from t2tp.optim.adam import Adam
 from tests.peak_memory import give_back_freed_blocks, peak_bytes
 
@@ -38,7 +39,7 @@ def step_fn(num_layers):
         variables = mesh.graph.trainable_variables
         grads = mtf.gradients([loss], [v.value for v in variables])
         rate = mtf.constant(mesh, 1e-5, dtype=tf.float32)
-        Adam(rate).apply_grads(grads, variables)
+        Adam(rate, base_hparams()).apply_grads(grads, variables)
         return {"loss": loss}
 
     return step
