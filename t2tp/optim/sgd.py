@@ -53,7 +53,7 @@ class Sgd(Optimizer):
         ]
 
     def rate_factor(self, role: mtf.Role, growth: Growth) -> float:
-        """See the base class; the rules are those of the paper for SGD."""
+        """See the base class; the paper's rules for SGD."""
         if role.kind in (MATRIX, HEAD):
             return growth.outputs / growth.inputs
         return growth.outputs

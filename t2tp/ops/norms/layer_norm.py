@@ -129,8 +129,7 @@ class NormOperation(Operation):
 class NormGradOperation(Operation):
     """Computes the gradient of layer norm or RMS norm.
 
-    Inputs: those of the norm, its statistics, and dy. Outputs: the gradients w.r.t. the inputs of
-      the norm.
+    Inputs: the norm's inputs and statistics, and dy. Outputs: the gradients w.r.t. its inputs.
     """
 
     cost_kind = "norm"

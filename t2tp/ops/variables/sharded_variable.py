@@ -258,7 +258,7 @@ def _added_before_scatter(grad: upstream.Tensor) -> upstream.Tensor:
 
 
 def separate_sums(grad: upstream.Tensor) -> list[upstream.Tensor]:
-    """Returns the sums over the batch that a gradient consists of; those of scalars are one.
+    """Returns the sums over the batch that a gradient consists of; a scalar is one sum.
 
     With `exact_sums` each use of a variable has one. They are added after they are complete.
     """
