@@ -138,8 +138,8 @@ def _exact_sum_of_squares(
     """Sums the squares of tensors in fixed point, where no order of additions changes the sum.
 
     A square is a fraction of the largest one, in two words. Each word is summed as an int64, so it
-    has 60 bits minus the bits of the number of elements. The relative error of the sum is below 2**-24
-    for up to 2**31 elements of any sizes, and grows eightfold with each doubling beyond.
+    has 60 bits minus the bits of the number of elements. The relative error of the sum is below
+    2**-24 for up to 2**31 elements of any sizes, and grows eightfold with each doubling beyond.
     """
     mesh_impl = lowering.mesh_impl(op)
     parts = [mesh_impl.masked(tf.cast(x, tf.float32), shape) for shape, x, _ in slices]
