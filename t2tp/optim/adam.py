@@ -14,8 +14,8 @@ from t2tp.optim.optimizer import Optimizer, Target, UpdateOperation, slot, subtr
 class Adam(Optimizer):
     """Adam; with `weight_decay` above 0, AdamW.
 
-    D. Kingma and J. Ba, arXiv:1412.6980, algorithm 1, in the order of section 2's end; I.
-    Loshchilov and F. Hutter, arXiv:1711.05101, algorithm 2.
+    D. Kingma and J. Ba, arXiv:1412.6980, algorithm 1; I. Loshchilov and F. Hutter,
+    arXiv:1711.05101, algorithm 2.
     """
 
     is_exact = True
@@ -53,6 +53,9 @@ class Adam(Optimizer):
         power2: tf.Tensor,
     ) -> None:
         self.shrink(var, rate, decay)
+        # Algorithm 1 adds epsilon to the root of the corrected v, the kernel to the root of v.
+        correction = tf.sqrt(1.0 - power2)
+        epsilon = self._epsilon * correction
         if var.dtype == tf.float32:
             tf.raw_ops.ResourceApplyAdam(
                 var=var.handle,
@@ -63,11 +66,11 @@ class Adam(Optimizer):
                 lr=rate,
                 beta1=self.constant(self._beta1),
                 beta2=self.constant(self._beta2),
-                epsilon=self.constant(self._epsilon),
+                epsilon=epsilon,
                 grad=grad,
             )
             return
         m.assign(self._beta1 * m + (1.0 - self._beta1) * grad, read_value=False)
         v.assign(self._beta2 * v + (1.0 - self._beta2) * tf.square(grad), read_value=False)
-        rate *= tf.sqrt(1.0 - power2) / (1.0 - power1)
-        subtract(var, rate * m / (tf.sqrt(v) + self._epsilon))
+        rate *= correction / (1.0 - power1)
+        subtract(var, rate * m / (tf.sqrt(v) + epsilon))

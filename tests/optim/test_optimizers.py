@@ -22,7 +22,8 @@ LAID_OUT = [
     ("model:3;data:2", "d_ff:model;d_in:data"),
 ]
 
-ADAM = {"optimizer_adam_beta1": 0.8, "optimizer_adam_beta2": 0.95, "optimizer_adam_epsilon": 1e-3}
+# Keras adds epsilon to another root: test_whole_variable_optimizers.py has one that matters.
+ADAM = {"optimizer_adam_beta1": 0.8, "optimizer_adam_beta2": 0.95, "optimizer_adam_epsilon": 1e-9}
 
 
 def keras_adam(variables):
@@ -31,7 +32,7 @@ def keras_adam(variables):
 
 
 def keras_adamw(variables):
-    made = tf.keras.optimizers.AdamW(0.01, weight_decay=0.1, beta_1=0.8, beta_2=0.95, epsilon=1e-3)
+    made = tf.keras.optimizers.AdamW(0.01, weight_decay=0.1, beta_1=0.8, beta_2=0.95, epsilon=1e-9)
     made.exclude_from_weight_decay(var_list=[variables["scale"]])
     return made
 

@@ -22,14 +22,12 @@ def rms(x):
 
 
 def adam(name, step, value, grad, state):
-    """The end of section 2 of arXiv:1412.6980, with an epsilon that makes a difference."""
+    """Algorithm 1 of arXiv:1412.6980, with an epsilon that makes a difference."""
     beta1, beta2, epsilon = 0.9, 0.98, 0.1
     m = state["m"] = beta1 * state.get("m", 0.0) + (1 - beta1) * grad
     v = state["v"] = beta2 * state.get("v", 0.0) + (1 - beta2) * grad**2
     mean = m / (1 - beta1 ** (step + 1))
-    # What algorithm 1, torch and optax add to the root is epsilon itself.
-    added = epsilon / np.sqrt(1 - beta2 ** (step + 1))
-    return value - RATE * mean / (np.sqrt(v / (1 - beta2 ** (step + 1))) + added)
+    return value - RATE * mean / (np.sqrt(v / (1 - beta2 ** (step + 1))) + epsilon)
 
 
 # Of each variable, the axes along which row and column means are taken, if it is factored.
