@@ -122,15 +122,8 @@ class RangedHParams:
         """
         self._add(Choice(name, list(categories), when or {}))
 
-    def set_discrete(
-        self, name: str, feasible_points: Sequence[float], when: Condition | None = None
-    ) -> None:
-        """Adds a hyperparameter that takes one of some numbers, equally likely.
-
-        Raises:
-          ValueError: as `set_categorical`.
-        """
-        self._add(Choice(name, list(feasible_points), when or {}))
+    # tensor2tensor has another name for numbers.
+    set_discrete = set_categorical
 
     def set_float(
         self,

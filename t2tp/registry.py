@@ -33,6 +33,7 @@ _T = TypeVar("_T", bound=Callable[..., Any])
 
 # Names are typed in shells and used in directory names.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
+_SETS = "hparams set"
 
 
 class UnknownNameError(KeyError):
@@ -51,13 +52,14 @@ def snake_case(name: str) -> str:
 class _Entry(NamedTuple):
     value: Callable[..., Any]
     location: str  # "file:line" of the registration
+    model: str  # of an hparams set, if its name does not begin with it
 
 
 class _Register(Protocol):
     """A registration decorator: `@register`, `@register()` or `@register("name")`."""
 
     @overload
-    def __call__(self, target: str | None = None) -> Callable[[_T], _T]: ...
+    def __call__(self, target: str | None = None, *, model: str = "") -> Callable[[_T], _T]: ...
 
     @overload
     def __call__(self, target: _T) -> _T: ...
@@ -74,18 +76,13 @@ class Registry:
         self.kind = kind
         self._entries: dict[str, _Entry] = {}
 
-    @overload
-    def register(self, target: str | None = None) -> Callable[[_T], _T]: ...
-
-    @overload
-    def register(self, target: _T) -> _T: ...
-
-    def register(self, target: Any = None) -> Any:
+    def register(self, target: Any = None, *, model: str = "") -> Any:
         """Registers a class or function; a decorator with or without parentheses.
 
         Args:
           target: the class or function itself (a bare decorator), or the name to register the
             decorated one by. By default that is its own name in snake_case.
+          model: the model of an hparams set whose name does not begin with it.
 
         Returns:
           The class or function, unchanged; or the decorator that takes it.
@@ -95,17 +92,19 @@ class Registry:
             taken.
         """
         if target is not None and not isinstance(target, str):
-            self._add(target, None)
+            self._add(target, None, model)
             return target
 
         def decorate(value: _T) -> _T:
-            self._add(value, target)
+            self._add(value, target, model)
             return value
 
         return decorate
 
-    def _add(self, value: Any, name: str | None) -> None:
+    def _add(self, value: Any, name: str | None, model: str) -> None:
         location = _caller_location()
+        if model and self.kind != _SETS:
+            raise ValueError(f"{location}: only a {_SETS} has a model, not a {self.kind}")
         if not callable(value):
             raise ValueError(
                 f"{location}: cannot register {value!r} as a {self.kind}: "
@@ -124,7 +123,7 @@ class Registry:
                 f"two {self.kind}s are named {name!r}: one registered at {held.location}, "
                 f"another at {location}; give one of them another name"
             )
-        self._entries.setdefault(name, _Entry(value, location))
+        self._entries.setdefault(name, _Entry(value, location, model))
 
     def get(self, name: str) -> Any:
         """Returns the class or function registered under this name.
@@ -132,13 +131,10 @@ class Registry:
         Raises:
           UnknownNameError: there is none; the error suggests similar names, or lists all.
         """
-        return self._entry(name).value
+        return self.entry(name).value
 
-    def location(self, name: str) -> str:
-        """Returns where the name was registered, as "file:line"."""
-        return self._entry(name).location
-
-    def _entry(self, name: str) -> _Entry:
+    def entry(self, name: str) -> _Entry:
+        """Returns the class or function, where it was registered, and its model; see `get`."""
         what, sentence = f"registered {self.kind}s", f"unknown {self.kind} {name!r}"
         check_known(name, self._entries, what, sentence, UnknownNameError)
         return self._entries[name]
@@ -192,43 +188,13 @@ def _open(kind: str) -> tuple[_Register, Callable[[str], Any], Callable[[], list
 
 register_model, model, list_models = _open("model")
 register_problem, problem, list_problems = _open("problem")
-_register_hparams, hparams_function, list_hparams = _open("hparams set")
+register_hparams, hparams_function, list_hparams = _open(_SETS)
 register_ranged_hparams, ranged_hparams_function, list_ranged_hparams = _open("ranged hparams set")
 register_optimizer, optimizer, list_optimizers = _open("optimizer")
 register_learning_rate_schedule, learning_rate_schedule, list_learning_rate_schedules = _open(
     "learning-rate schedule"
 )
 register_hook, hook, list_hooks = _open("hook")
-
-
-_models_of_sets: dict[str, str] = {}
-
-
-@overload
-def register_hparams(target: str | None = None, *, model: str = "") -> Callable[[_T], _T]: ...
-
-
-@overload
-def register_hparams(target: _T) -> _T: ...
-
-
-def register_hparams(target: Any = None, *, model: str = "") -> Any:
-    """Registers a function that returns an hparams set; see `Registry.register`.
-
-    Args:
-      target: the function (a bare decorator), or the set's name.
-      model: the set's model, if the set's name does not begin with it.
-    """
-    if target is not None and not isinstance(target, str):
-        return _register_hparams(target)
-
-    def decorate(function: _T) -> _T:
-        registered = _register_hparams(target)(function)
-        if model:
-            _models_of_sets[target or snake_case(function.__name__)] = model
-        return registered
-
-    return decorate
 
 
 def model_of_hparams(name: str) -> str:
@@ -240,10 +206,9 @@ def model_of_hparams(name: str) -> str:
     Raises:
       UnknownNameError: no hparams set has the name, or its model is unknown.
     """
-    hparams_function(name)
-    declared_model = _models_of_sets.get(name)
+    declared_model = _registries[_SETS].entry(name).model
     begins = [model for model in list_models() if name.startswith(model)]
-    if declared_model is None and not begins:
+    if not declared_model and not begins:
         raise UnknownNameError(
             f"the hparams set {name!r} does not say which model it is for: name it after its model,"
             " or register it with @registry.register_hparams(model='...')"
@@ -261,7 +226,7 @@ def hparams(name: str) -> HParams:
     hparams_set = hparams_function(name)()
     if not isinstance(hparams_set, HParams):
         raise TypeError(
-            f"hparams set {name!r}, registered at {_registries['hparams set'].location(name)}, "
+            f"hparams set {name!r}, registered at {_registries[_SETS].entry(name).location}, "
             f"returned {hparams_set!r}, not an HParams: forgot to return hparams?"
         )
     return hparams_set
@@ -288,6 +253,6 @@ def help_text() -> str:
             return ""
 
     return "\n\n".join(
-        each.help_text(for_model) if kind == "hparams set" else each.help_text()
+        each.help_text(for_model) if kind == _SETS else each.help_text()
         for kind, each in _registries.items()
     )

@@ -12,21 +12,6 @@ _DEFAULT_BEAM_SIZE = 4
 _DEFAULT_EOS_ID = 1
 _SAMPLING = ("temperature", "top_k", "top_p")
 
-_HELP = {
-    "beam_size": "width of beam search; 1: greedy",
-    "alpha": "exponent of the length penalty ((5 + length) / 6) ** alpha; 0: none",
-    "temperature": "sampling temperature: logits are divided by it; 0: no sampling",
-    "top_k": "sample from the k most probable tokens; 0: all",
-    "top_p": "sample from the smallest set of tokens with this total probability",
-    "extra_length": "max tokens of a row beyond the length of its inputs or prompt",
-    "min_length": "min tokens of a row before EOS",
-    "return_beams": "return all finished sequences of a row, the best first",
-    "write_beam_scores": "write the score next to each sequence",
-    "num_samples": "number of examples of a split, or of images; -1: all of the split",
-    "batch_size": "number of rows decoded together",
-    "eos_id": "token that ends a row, or a list of several; -1: none",
-}
-
 
 @dataclass(frozen=True)
 class DecodeOptions:
@@ -120,7 +105,7 @@ class DecodeOptions:
         declared = HParams()
         for field in fields(cls):
             kind = {"beam_size": int, "temperature": float}.get(field.name)
-            declared.add(field.name, field.default, _HELP[field.name], type=kind)
+            declared.add(field.name, field.default, type=kind)
         try:
             given = declared.parse(text)
             searches = "beam_size" in given or given.get("return_beams")
