@@ -29,7 +29,11 @@ class Adam(Optimizer):
 
     def updates(self, targets: Sequence[Target]) -> list[mtf.Operation]:
         """See the base class."""
-        powers = self.beta_powers(targets[0].var.mesh, self._beta1, self._beta2)
+        mesh = targets[0].var.mesh
+        powers = [
+            self.of_update_number(mesh, functools.partial(tf.pow, beta), "beta_power")
+            for beta in (self._beta1, self._beta2)
+        ]
         return [
             UpdateOperation(
                 "adam",

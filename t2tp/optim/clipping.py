@@ -8,6 +8,7 @@ import tensorflow as tf
 from t2tp import mtf
 from t2tp.hparam import HParams
 from t2tp.lowering.context import Lowering
+from t2tp.lowering.mesh_impl import SpmdMeshImpl
 from t2tp.lowering.operation import Operation
 from t2tp.optim.optimizer import mesh_axes
 
@@ -91,49 +92,47 @@ class SumOfSquaresOperation(Operation):
         self._outputs = [mtf.Tensor(self, mtf.Shape([]), tf.float32)]
 
     def lower(self, lowering: Lowering) -> None:
-        slices = [
-            (x.shape, lowering.slice(x), of_stage)
+        mesh_impl = lowering.mesh_impl(self)
+        parts = [
+            mesh_impl.masked(tf.cast(lowering.slice(x), tf.float32), x.shape) for x in self.inputs
+        ]
+        axes = [
+            self._summed_axes(lowering, x.shape, of_stage)
             for x, of_stage in zip(self.inputs, self._of_stage, strict=True)
         ]
-        lowering.set_slice(self.outputs[0], sum_of_squares(lowering, self, slices))
+        if mesh_impl.layout.exact_sums:
+            sizes = [
+                x.shape.size * (n or 1) for x, n in zip(self.inputs, self._of_stage, strict=True)
+            ]
+            total = _exact_sum_of_squares(mesh_impl, parts, axes, sum(sizes))
+        else:
+            halves = [tf.nn.l2_loss(part) for part in parts]
+            total = 2.0 * tf.add_n(_reduced(mesh_impl, halves, axes))
+        lowering.set_slice(self.outputs[0], total)
+
+    def _summed_axes(self, lowering: Lowering, shape: mtf.Shape, of_stage: int) -> tuple[int, ...]:
+        """Returns the mesh axes over which the elements of a tensor are distributed."""
+        axes, stages = mesh_axes(lowering, self, shape), lowering.mesh_impl(self).layout.stage_axis
+        return (*axes, stages) if of_stage and stages is not None else tuple(axes)
 
 
-def sum_of_squares(
-    lowering: Lowering, op: mtf.Operation, slices: Sequence[tuple[mtf.Shape, tf.Tensor, int]]
-) -> tf.Tensor:
-    """Sums the squares of tensors.
-
-    Args:
-      lowering: the graph's lowering.
-      op: the operation that is lowered.
-      slices: shape and slice of each tensor, and how many stages of a pipeline have one of their
-        own in its place.
-    """
-    if lowering.mesh_impl(op).layout.exact_sums:
-        return _exact_sum_of_squares(lowering, op, slices)
+def _reduced(
+    mesh_impl: SpmdMeshImpl, addends: Sequence[tf.Tensor], axes: Sequence[tuple[int, ...]]
+) -> list[tf.Tensor]:
+    """Adds up and all-reduces the addends that have the same axes."""
     by_axes: dict[tuple[int, ...], list[tf.Tensor]] = {}
-    for shape, part, of_stage in slices:
-        part = lowering.mesh_impl(op).masked(tf.cast(part, tf.float32), shape)
-        half = tf.nn.l2_loss(part)
-        by_axes.setdefault(_summed_axes(lowering, op, shape, of_stage), []).append(half)
-    collectives = lowering.mesh_impl(op).collectives
-    sums = [
-        collectives.allreduce(2.0 * tf.add_n(halves), axes, "Add")
-        for axes, halves in by_axes.items()
+    for addend, key in zip(addends, axes, strict=True):
+        by_axes.setdefault(key, []).append(addend)
+    return [
+        mesh_impl.collectives.allreduce(tf.add_n(same), key, "Add") for key, same in by_axes.items()
     ]
-    return tf.add_n(sums)
-
-
-def _summed_axes(
-    lowering: Lowering, op: mtf.Operation, shape: mtf.Shape, of_stage: int
-) -> tuple[int, ...]:
-    """Returns the mesh axes over which the elements of a tensor are distributed."""
-    axes, stages = mesh_axes(lowering, op, shape), lowering.mesh_impl(op).layout.stage_axis
-    return (*axes, stages) if of_stage and stages is not None else tuple(axes)
 
 
 def _exact_sum_of_squares(
-    lowering: Lowering, op: mtf.Operation, slices: Sequence[tuple[mtf.Shape, tf.Tensor, int]]
+    mesh_impl: SpmdMeshImpl,
+    parts: Sequence[tf.Tensor],
+    axes: Sequence[tuple[int, ...]],
+    elements: int,
 ) -> tf.Tensor:
     """Sums the squares of tensors in fixed point, where no order of additions changes the sum.
 
@@ -141,30 +140,22 @@ def _exact_sum_of_squares(
     has 60 bits minus the bits of the number of elements. The relative error of the sum is below
     2**-24 for up to 2**31 elements of any sizes, and grows eightfold with each doubling beyond.
     """
-    mesh_impl = lowering.mesh_impl(op)
-    parts = [mesh_impl.masked(tf.cast(x, tf.float32), shape) for shape, x, _ in slices]
     # The bits of positive floats are in the order of their values, with NaN above infinity.
     bits = [tf.bitcast(tf.reduce_max(tf.abs(x)), tf.int32) for x in parts if 0 not in x.shape]
     everywhere = range(mesh_impl.layout.mesh_shape.ndims)
     highest = mesh_impl.collectives.allreduce(tf.reduce_max(tf.stack(bits)), everywhere, "Max")
     exponent = tf.cast(tf.clip_by_value(highest // (1 << 23) - 127, -120, 120), tf.float64)
-    elements = sum(shape.size * (of_stage or 1) for shape, _, of_stage in slices)
     unit = tf.constant(2.0 ** (_WORD_BITS - math.ceil(math.log2(elements))), tf.float64)
     scale = tf.cast(tf.pow(tf.constant(2.0, tf.float64), -exponent), tf.float32)
-    totals: dict[tuple[int, ...], list[tf.Tensor]] = {}
-    for (shape, _, of_stage), x in zip(slices, parts, strict=True):
+    sums_of_words = []
+    for x in parts:
         # An element is below 2, and a quarter of its square below 1.
         fixed = tf.square(tf.cast(x * scale, tf.float64)) * (unit / 4)
         high = tf.floor(fixed)
         words = [tf.cast(x, tf.int64) for x in (high, (fixed - high) * unit)]
-        sums_of_words = tf.stack([tf.reduce_sum(x) for x in words])
-        axes = _summed_axes(lowering, op, shape, of_stage)
-        totals.setdefault(axes, []).append(sums_of_words)
-    sums = [
-        mesh_impl.collectives.allreduce(tf.add_n(addends), axes, "Add")
-        for axes, addends in totals.items()
-    ]
-    high, low = tf.unstack(tf.cast(tf.add_n(sums), tf.float64))
+        sums_of_words.append(tf.stack([tf.reduce_sum(x) for x in words]))
+    sums = tf.add_n(_reduced(mesh_impl, sums_of_words, axes))
+    high, low = tf.unstack(tf.cast(sums, tf.float64))
     total = (high + low / unit) / (unit / 4)
     total = tf.cast(total * tf.pow(tf.constant(4.0, tf.float64), exponent), tf.float32)
     largest = tf.bitcast(highest, tf.float32)

@@ -28,14 +28,7 @@ def average_weights(variables: Sequence[mtf.Variable], decay: float) -> list[mtf
 
     Returns:
       the update operations.
-
-    Raises:
-      ValueError: `decay` is not below 1.
     """
-    if not 0.0 < decay < 1.0:
-        raise ValueError(
-            f"ema_decay is {decay}, and must be from 0 (no averages) to below 1, such as 0.999"
-        )
     if not variables:
         return []
     count = mtf.get_variable(

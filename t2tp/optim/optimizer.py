@@ -1,6 +1,5 @@
 """The base class of optimizers, and the operation that updates a variable and its slots."""
 
-import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
@@ -104,13 +103,6 @@ class Optimizer(mtf.optimize.Optimizer):
         return mtf.slicewise(
             fn, [number], output_dtype=tf.float32, splittable_dims=[], grad_function=0, name=name
         )
-
-    def beta_powers(self, mesh: Mesh, *betas: float) -> list[mtf.Tensor]:
-        """Computes each beta to the power of the update number: float32 scalars."""
-        return [
-            self.of_update_number(mesh, functools.partial(tf.pow, beta), "beta_power")
-            for beta in betas
-        ]
 
     def shared(self, key: Hashable, make: Callable[[], tf.Tensor]) -> tf.Tensor:
         """Returns a small tensor that the updates of many variables need, made by the first.

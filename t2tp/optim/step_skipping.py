@@ -53,8 +53,10 @@ class SkippedSteps:
         mtf.assign(before, self.total)
 
 
-class StepGuard:
-    """Decides whether a step is executed or skipped.
+def good_step(
+    loss: mtf.Tensor, norm: mtf.Tensor, is_finite: mtf.Tensor, hparams: HParams
+) -> mtf.Tensor | None:
+    """Decides whether a step is executed or skipped: a boolean scalar; None: none is ever skipped.
 
     With `skip_nonfinite_steps` a step is skipped if its loss or the norm of its gradients is
     infinite or NaN. With `skip_step_sigma` above 0 it is skipped if one of the two is more than
@@ -62,82 +64,57 @@ class StepGuard:
     which at least half must be recorded. A skipped step is recorded too, so that a lasting change
     is accepted; a non-finite one never is.
 
-    Its state is in variables `step_guard/...`, which are saved in checkpoints.
+    The state is in variables `step_guard/...`, which are saved in checkpoints.
 
-    Attributes:
-      is_good: whether to execute the step, a boolean scalar.
+    Args:
+      loss: the step's loss, a scalar.
+      norm: norm of the gradients, a float32 scalar.
+      is_finite: whether both are finite.
+      hparams: the hparams above.
     """
+    is_good = is_finite if hparams.skip_nonfinite_steps else None
+    if hparams.skip_step_sigma:
+        calm = _calm(mtf.cast(loss, tf.float32), norm, is_finite, hparams)
+        is_good = calm if is_good is None else mtf.logical_and(is_good, calm)
+    return is_good
 
-    def __init__(
-        self, loss: mtf.Tensor, norm: mtf.Tensor, is_finite: mtf.Tensor, hparams: HParams
-    ) -> None:
-        """Adds the decision and its state to the graph.
 
-        Args:
-          loss: the step's loss, a scalar.
-          norm: norm of the gradients, a float32 scalar.
-          is_finite: whether both are finite.
-          hparams: with `is_enabled`.
+def _calm(
+    loss: mtf.Tensor, norm: mtf.Tensor, is_finite: mtf.Tensor, hparams: HParams
+) -> mtf.Tensor:
+    """Whether neither the loss nor the norm spikes; also records both."""
+    mesh, window, sigma = loss.mesh, hparams.skip_step_window, hparams.skip_step_sigma
+    count = _remembered(mesh, "step_guard/count")
+    calm = None
+    for name, value in (("losses", loss), ("gradient_norms", norm)):
+        last = _remembered(mesh, f"step_guard/{name}", [mtf.Dimension("step_guard_window", window)])
 
-        Raises:
-          ValueError: `skip_step_window` is below 2.
-        """
-        mesh = loss.mesh
-        self.is_good = is_finite if hparams.skip_nonfinite_steps else None
-        if hparams.skip_step_sigma:
-            calm = self._calm(mesh, mtf.cast(loss, tf.float32), norm, is_finite, hparams)
-            self.is_good = calm if self.is_good is None else mtf.logical_and(self.is_good, calm)
+        def is_usual(value: tf.Tensor, last: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+            known = tf.cast(tf.range(window, dtype=tf.float32) < count, tf.float32)
+            number = tf.maximum(tf.reduce_sum(known), 1.0)
+            mean = tf.reduce_sum(last * known) / number
+            variance = tf.reduce_sum(tf.square(last - mean) * known) / number
+            return (count < window // 2) | ~(value > mean + sigma * tf.sqrt(variance))
 
-    @staticmethod
-    def is_enabled(hparams: HParams) -> bool:
-        """Whether the hparams enable skipping."""
-        return bool(hparams.skip_nonfinite_steps or hparams.skip_step_sigma)
+        def written(
+            last: tf.Tensor, count: tf.Tensor, value: tf.Tensor, finite: tf.Tensor
+        ) -> tf.Tensor:
+            # A ring buffer: the new value replaces the oldest.
+            place = tf.equal(tf.range(window, dtype=tf.float32), tf.math.mod(count, window))
+            return tf.where(place & finite, value, last)
 
-    @staticmethod
-    def _calm(
-        mesh: Mesh, loss: mtf.Tensor, norm: mtf.Tensor, is_finite: mtf.Tensor, hparams: HParams
-    ) -> mtf.Tensor:
-        """Whether neither the loss nor the norm spikes; also records both."""
-        window, sigma = hparams.skip_step_window, hparams.skip_step_sigma
-        if window < 2:
-            raise ValueError(f"skip_step_window is {window}, and must be at least 2")
-        count = _remembered(mesh, "step_guard/count")
-        calm = None
-        for name, value in (("losses", loss), ("gradient_norms", norm)):
-            last = _remembered(
-                mesh, f"step_guard/{name}", [mtf.Dimension("step_guard_window", window)]
-            )
-
-            def is_usual(value: tf.Tensor, last: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-                known = tf.cast(tf.range(window, dtype=tf.float32) < count, tf.float32)
-                number = tf.maximum(tf.reduce_sum(known), 1.0)
-                mean = tf.reduce_sum(last * known) / number
-                variance = tf.reduce_sum(tf.square(last - mean) * known) / number
-                return (count < window // 2) | ~(value > mean + sigma * tf.sqrt(variance))
-
-            def written(
-                last: tf.Tensor, count: tf.Tensor, value: tf.Tensor, finite: tf.Tensor
-            ) -> tf.Tensor:
-                # A ring buffer: the new value replaces the oldest.
-                place = tf.equal(tf.range(window, dtype=tf.float32), tf.math.mod(count, window))
-                return tf.where(place & finite, value, last)
-
-            usual = mtf.slicewise(
-                is_usual,
-                [value, last, count],
-                output_dtype=tf.bool,
-                grad_function=0,
-                name="is_usual",
-            )
-            calm = usual if calm is None else mtf.logical_and(calm, usual)
-            mtf.assign(
-                last,
-                mtf.slicewise(
-                    written, [last, count, value, is_finite], grad_function=0, name="written"
-                ),
-            )
-        mtf.assign(count, count + mtf.cast(is_finite, tf.float32))
-        return calm
+        usual = mtf.slicewise(
+            is_usual, [value, last, count], output_dtype=tf.bool, grad_function=0, name="is_usual"
+        )
+        calm = usual if calm is None else mtf.logical_and(calm, usual)
+        mtf.assign(
+            last,
+            mtf.slicewise(
+                written, [last, count, value, is_finite], grad_function=0, name="written"
+            ),
+        )
+    mtf.assign(count, count + mtf.cast(is_finite, tf.float32))
+    return calm
 
 
 def _remembered(mesh: Mesh, name: str, dims: Sequence[mtf.Dimension] = ()) -> mtf.Tensor:

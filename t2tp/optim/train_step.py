@@ -18,7 +18,7 @@ from t2tp.optim.gradient_accumulation import LossFn, accumulate, variable_gradie
 from t2tp.optim.loss_scale import LossScale
 from t2tp.optim.norms import UpdateNorm
 from t2tp.optim.schedules import learning_rate
-from t2tp.optim.step_skipping import SkippedSteps, StepGuard, finite
+from t2tp.optim.step_skipping import SkippedSteps, finite, good_step
 from t2tp.program.program import Mesh
 
 
@@ -93,7 +93,7 @@ def apply_gradients(
       mesh: the program's mesh.
       hparams: `optimizer` and `learning_rate_schedule` and their hparams; `clip_grad_norm` and
         `clip_grad_value` (0: no clipping); `ema_decay` (0: no averages of the weights);
-        `skip_nonfinite_steps`, `skip_step_sigma` and `skip_step_window` (see `StepGuard`);
+        `skip_nonfinite_steps`, `skip_step_sigma` and `skip_step_window` (see `good_step`);
         `show_movement`; `activation_dtype`: with float16 the loss is scaled (see `LossScale`), and
         a step whose gradients overflow is skipped.
       train_steps: steps of the training.
@@ -136,9 +136,7 @@ def _apply(
         "gradient_norm": norm,
         "is_finite": mtf.cast(is_finite, tf.float32),
     }
-    is_good = None
-    if StepGuard.is_enabled(hparams):
-        is_good = StepGuard(loss, norm, is_finite, hparams).is_good
+    is_good = good_step(loss, norm, is_finite, hparams)
     if loss_scale is not None:
         fits = finite([norm])
         is_good = fits if is_good is None else mtf.logical_and(is_good, fits)

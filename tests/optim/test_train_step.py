@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 
 import t2tp
 from t2tp import mtf
@@ -30,21 +29,22 @@ def true_norm():
     return np.sqrt(sum(np.sum(np.float64(g) ** 2) for g in make_gradients().values()))
 
 
-def run(mesh_shape, **values):
-    """One step of gradient descent from zero at a rate of 1, by gradients that are known."""
-    hparams = make_hparams(optimizer="sgd", learning_rate_constant=1.0, **values)
+def run(mesh_shape, start=0.0, rate=1.0, **values):
+    """One step of gradient descent, by gradients that are known: what it shows, and the updates."""
+    hparams = make_hparams(optimizer="sgd", learning_rate_constant=rate, **values)
+    initializer = tf.constant_initializer(start)
 
     def step(mesh, features):
         loss = mtf.constant(mesh, 0.0, dtype=tf.float32)
         for name, gradient in make_gradients().items():
             shape = mtf.Shape(SHAPES[name])
-            variable = mtf.get_variable(mesh, name, shape, initializer=tf1.zeros_initializer())
+            variable = mtf.get_variable(mesh, name, shape, initializer=initializer)
             loss += mtf.reduce_sum(variable * mtf.import_tf_tensor(mesh, gradient, shape=shape))
         return apply_gradients(loss, mesh, hparams, train_steps=1)
 
     program = t2tp.Program(step, mesh_shape=mesh_shape, layout=LAYOUT)
     shown = program()
-    return shown, {name: -program.variables[name].numpy() for name in SHAPES}
+    return shown, {name: start - program.variables[name].numpy() for name in SHAPES}
 
 
 @pytest.mark.parametrize("mesh_shape", MESHES)
@@ -77,17 +77,7 @@ def test_gradients_below_the_limit_stay_as_they_are_and_others_are_clipped_by_va
 
 @pytest.mark.parametrize("mesh_shape", MESHES)
 def test_the_norms_of_the_variables_and_of_what_a_step_changes(mesh_shape):
-    hparams = make_hparams(optimizer="sgd", learning_rate_constant=0.5, show_movement=True)
-
-    def step(mesh, features):
-        loss = mtf.constant(mesh, 0.0, dtype=tf.float32)
-        for name, gradient in make_gradients().items():
-            shape = mtf.Shape(SHAPES[name])
-            variable = mtf.get_variable(mesh, name, shape, initializer=tf1.ones_initializer())
-            loss += mtf.reduce_sum(variable * mtf.import_tf_tensor(mesh, gradient, shape=shape))
-        return apply_gradients(loss, mesh, hparams, train_steps=1)
-
-    shown = t2tp.Program(step, mesh_shape=mesh_shape, layout=LAYOUT)()
+    shown, _ = run(mesh_shape, start=1.0, rate=0.5, show_movement=True)
     size = sum(gradient.size for gradient in make_gradients().values())
     np.testing.assert_allclose(shown["parameter_norm"], size**0.5, rtol=1e-6)
     np.testing.assert_allclose(shown["update_norm"], 0.5 * true_norm(), rtol=1e-5)
