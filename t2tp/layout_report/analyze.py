@@ -117,10 +117,12 @@ def _collectives(
             collective.axes,
             collective.group_size,
             collective.bytes,
+            collective.name,
             collective.operation,
+            collective.sums,
+            collective.times,
             phases.get(collective.operation, Phase.FORWARD),
             collective.operation not in outside,
-            collective.times,
             causes.uses(collective),
         )
         for collective in program.collective_log()

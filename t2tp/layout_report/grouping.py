@@ -1,5 +1,8 @@
 """Groups the variables, activations and collectives of a report: one line per group."""
 
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, TypeVar
+
 from t2tp.layout_report import wording
 from t2tp.layout_report.layer_groups import LayerGroup, group_layers, without_layer_indices
 from t2tp.layout_report.report import (
@@ -14,32 +17,59 @@ from t2tp.layout_report.report import (
 # Number of activation groups that are shown.
 LARGEST = 20
 
+_Line = TypeVar("_Line", VariableLine, Activation)
 
-def variables(data: ReportData) -> list[LayerGroup[VariableLine]]:
+
+class Card(NamedTuple):
+    """A tensor, or the tensors of several layers that differ in their names only.
+
+    Attributes:
+      name: name, or pattern of the names, and their number.
+      tensor: the first one.
+      facts: sentences about it.
+    """
+
+    name: str
+    tensor: SlicedTensor
+    facts: list[str]
+
+
+def variables(data: ReportData) -> list[Card]:
     """Groups the variables."""
 
-    def key(line: VariableLine) -> tuple:
+    def facts(line: VariableLine) -> list[str]:
         uses = wording.collectives_of_variable(data, line.tensor.name)
-        slots = [_shape(slot) for slot in line.slots]
-        return (_shape(line.tensor), wording.precision(line), line.trainable, *slots, *uses)
+        return [wording.precision(line), wording.slots(line), *uses]
 
-    return group_layers(data.variables, lambda line: line.tensor.name, key)
+    return _cards(data.variables, facts)
 
 
-def features(data: ReportData) -> list[LayerGroup[Activation]]:
+def features(data: ReportData) -> list[Card]:
     """Groups the features."""
-    fed = [a for a in data.activations if a.is_fed]
-    return group_layers(fed, lambda a: a.tensor.name, lambda a: _shape(a.tensor))
+    return _cards([a for a in data.activations if a.is_fed], lambda _: [])
 
 
-def activations(data: ReportData) -> list[LayerGroup[Activation]]:
+def activations(data: ReportData) -> list[Card]:
     """Groups the computed activations, largest slice first."""
 
-    def key(activation: Activation) -> tuple:
+    def facts(activation: Activation) -> list[str]:
         uses = wording.collectives_of_tensor(data, activation.tensor.name)
-        return (_shape(activation.tensor), wording.facts(activation), *uses)
+        return [wording.facts(activation), *uses]
 
-    return group_layers(data.computed(), lambda a: a.tensor.name, key)
+    return _cards(data.computed(), facts)
+
+
+def _cards(lines: Iterable[_Line], facts: Callable[[_Line], list[str]]) -> list[Card]:
+    """Returns a card for each group of tensors of which the same is said."""
+    groups = group_layers(
+        lines,
+        lambda line: line.tensor.name,
+        lambda line: (line.tensor.describe(), line.tensor.dtype, *facts(line)),
+    )
+    return [
+        Card(group.name + group.times, group.first.tensor, [*filter(None, facts(group.first))])
+        for group in groups
+    ]
 
 
 def collectives(
@@ -63,10 +93,6 @@ def collectives(
         kind: group_layers(lines, lambda collective: collective.uses[0].tensor, key)
         for kind, lines in by_kind.items()
     }
-
-
-def _shape(tensor: SlicedTensor) -> tuple:
-    return (tensor.describe(), tensor.dtype)
 
 
 def _without_layer(use: CollectiveUse) -> tuple:

@@ -1,16 +1,16 @@
 """A layout report as one self-contained HTML file without JavaScript."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 
 import tensorflow as tf
 
 from t2tp.layout_report import grouping, wording
 from t2tp.layout_report.html_page import html_page, legend, table
-from t2tp.layout_report.layer_groups import LayerGroup
 from t2tp.layout_report.pipeline import COLORS, chart_as_svg
-from t2tp.layout_report.report import Activation, ReportData, SlicedTensor, VariableLine, totals
+from t2tp.layout_report.report import ReportData, SlicedTensor
 from t2tp.layout_report.svg import render_svg
+from t2tp.mesh.collective_log import summarize
 from t2tp.mesh.layout import Layout
 
 # Hatches a tensor that every processor holds whole.
@@ -28,8 +28,8 @@ def page(data: ReportData) -> str:
         "mesh": ("The mesh", _mesh(data)),
         "pipeline": ("The pipeline", _pipeline(data)),
         "memory": ("Memory per device", _memory(data)),
-        "variables": ("Variables", _variables(data)),
-        "features": ("Features", _features(data)),
+        "variables": ("Variables", _cards(grouping.variables(data))),
+        "features": ("Features", _cards(grouping.features(data))),
         "activations": ("Largest activations", _activations(data)),
         "collectives": ("Collectives of a step", _collectives(data)),
     }
@@ -90,38 +90,18 @@ def _memory(data: ReportData) -> Iterator[str]:
     )
 
 
-def _variables(data: ReportData) -> Iterator[str]:
-    def card(group: LayerGroup[VariableLine]) -> str:
-        line = group.first
-        collectives = wording.collectives_of_variable(data, line.tensor.name)
-        facts = [wording.precision(line), wording.slots(line), *collectives]
-        return _card(group.name + group.times, line.tensor, facts)
-
-    yield _cards(card(group) for group in grouping.variables(data))
-
-
-def _features(data: ReportData) -> Iterator[str]:
-    fed = grouping.features(data)
-    yield _cards(_card(group.name + group.times, group.first.tensor, ()) for group in fed)
-
-
 def _activations(data: ReportData) -> Iterator[str]:
-    def card(group: LayerGroup[Activation]) -> str:
-        tensor = group.first.tensor
-        collectives = wording.collectives_of_tensor(data, tensor.name)
-        return _card(group.name + group.times, tensor, [wording.facts(group.first), *collectives])
-
     computed = grouping.activations(data)
     if len(computed) > grouping.LARGEST:
         yield f'<p class="faint">The {grouping.LARGEST} largest of {len(computed)} kinds.</p>'
-    yield _cards(card(group) for group in computed[: grouping.LARGEST])
+    yield from _cards(computed[: grouping.LARGEST])
 
 
 def _collectives(data: ReportData) -> Iterator[str]:
     if not data.collectives:
         yield "<p>None: no processor needs data of another.</p>"
         return
-    sums = totals(data.collectives)
+    sums = summarize(data.collectives)
     rows = []
     for key, group_lines in grouping.collectives(data).items():
         count, num_bytes = sums[key]
@@ -133,17 +113,17 @@ def _collectives(data: ReportData) -> Iterator[str]:
     yield table(("collective", "#times", "#input bytes per processor", "purpose"), rows)
 
 
-def _cards(cards: Iterable[str]) -> str:
-    html = "".join(cards)
-    return f'<div class="cards">{html}</div>' if html else "<p>None.</p>"
+def _cards(cards: Sequence[grouping.Card]) -> Iterator[str]:
+    html = "".join(map(_card, cards))
+    yield f'<div class="cards">{html}</div>' if html else "<p>None.</p>"
 
 
-def _card(name: str, tensor: SlicedTensor, facts: Iterable[str]) -> str:
+def _card(card: grouping.Card) -> str:
     """Renders a tensor: diagram, shape, slice and facts."""
-    items = "".join(f"<li>{escape(fact)}</li>" for fact in facts if fact)
-    shape, slice_text = escape(tensor.describe()), escape(wording.slice_of(tensor))
+    items = "".join(f"<li>{escape(fact)}</li>" for fact in card.facts)
+    shape, slice_text = escape(card.tensor.describe()), escape(wording.slice_of(card.tensor))
     return (
-        f'<article class="card"><div class="drawing">{render_svg(tensor)}</div>'
-        f'<div class="facts"><h3>{escape(name)}</h3><p class="shape">{shape}</p>'
+        f'<article class="card"><div class="drawing">{render_svg(card.tensor)}</div>'
+        f'<div class="facts"><h3>{escape(card.name)}</h3><p class="shape">{shape}</p>'
         f'<p class="faint">{slice_text}</p><ul>{items}</ul></div></article>'
     )

@@ -8,6 +8,7 @@ from t2tp import upstream
 from t2tp.lowering.lowering import all_operations
 from t2tp.mesh.layout import Layout
 from t2tp.pipeline.loop import PipelineLoop
+from t2tp.pipeline.messages import MessageKind
 from t2tp.pipeline.schedule import Action, Schedule
 
 # Columns of text, and ticks that a chart in HTML shows at most.
@@ -66,19 +67,12 @@ def pipeline_of(graph: upstream.Graph, layout: Layout) -> PipelineLine | None:
                 for stage in stages
             )
             sizes = tuple(
-                sum(_slice_bytes(x, layout) for x in op.partition.exit_of(chunk).outputs)
+                MessageKind.of_tensors(op.partition.exit_of(chunk).outputs, layout).num_bytes
                 for chunk in range(op.schedule.chunks)
             )
             name = layout.pipeline.schedule if op.schedule.trains else "evaluation"
             return PipelineLine(name, op.schedule, layers, sizes)
     return None
-
-
-def _slice_bytes(x: upstream.Tensor, layout: Layout) -> int:
-    count = 1
-    for size in layout.slice_size(x.shape):
-        count *= size
-    return count * x.dtype.size
 
 
 def _ranges(names: tuple[str, ...]) -> str:

@@ -3,7 +3,7 @@
 import enum
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -11,6 +11,7 @@ import tensorflow as tf
 from t2tp import upstream
 from t2tp.layout_report.pipeline import PipelineLine
 from t2tp.mesh.axes import JOIN
+from t2tp.mesh.collective_log import Collective
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.stages import LAYERS
 from t2tp.mesh.zero import name_in_use
@@ -109,30 +110,18 @@ class CollectiveUse:
 
 
 @dataclass(frozen=True)
-class CollectiveLine:
+class CollectiveLine(Collective):
     """A collective of the program.
 
     Attributes:
-      kind: `allreduce`, `allgather`, `alltoall` or `permute`.
-      axes: names of the mesh axes that it runs over.
-      group_size: number of processors in a group.
-      bytes: input bytes per processor.
-      operation: the operation whose lowering emitted it; empty: an output of the program.
       phase: phase of the operation.
       in_loop: whether it runs in every iteration of a loop.
-      times: how often a step runs it; 1 in a loop of unknown length.
       uses: the tensors that it serves; their bytes sum to `bytes`.
     """
 
-    kind: str
-    axes: tuple[str, ...]
-    group_size: int
-    bytes: int
-    operation: str
-    phase: Phase
-    in_loop: bool
-    times: int
-    uses: tuple[CollectiveUse, ...]
+    phase: Phase = Phase.FORWARD
+    in_loop: bool = False
+    uses: tuple[CollectiveUse, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -291,17 +280,3 @@ class ReportData:
             for what, lines in tensors.items()
             if lines or what != "weights gathered once a step"
         ]
-
-
-def totals(
-    collectives: Sequence[CollectiveLine],
-) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:
-    """Sums count and bytes by kind and axes, like `Program.collectives`."""
-    sums: dict[tuple[str, tuple[str, ...]], tuple[int, int]] = {}
-    for collective in collectives:
-        count, size = sums.get((collective.kind, collective.axes), (0, 0))
-        sums[collective.kind, collective.axes] = (
-            count + collective.times,
-            size + collective.bytes * collective.times,
-        )
-    return sums

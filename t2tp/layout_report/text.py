@@ -1,12 +1,12 @@
 """A layout report as text for a terminal."""
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from t2tp.layout_report import grouping, wording
-from t2tp.layout_report.layer_groups import LayerGroup
 from t2tp.layout_report.pipeline import chart_as_text
-from t2tp.layout_report.report import ReportData, VariableLine, totals
+from t2tp.layout_report.report import ReportData
+from t2tp.mesh.collective_log import summarize
 
 _WIDTH = 100
 
@@ -57,27 +57,14 @@ def _memory(data: ReportData) -> Iterator[str]:
 def _variables(data: ReportData) -> Iterator[str]:
     if data.variables:
         yield "Variables (dimension=size/axis: split over that mesh axis)"
-    for group in grouping.variables(data):
-        yield from _variable(data, group)
-
-
-def _variable(data: ReportData, group: LayerGroup[VariableLine]) -> Iterator[str]:
-    line = group.first
-    yield f"  {group.name}{group.times}  {line.tensor.describe()}"
-    yield f"      {wording.slice_of(line.tensor)}"
-    facts = [wording.precision(line), wording.slots(line)]
-    facts += wording.collectives_of_variable(data, line.tensor.name)
-    yield from (f"      {fact}" for fact in facts if fact)
+    yield from _cards(grouping.variables(data))
 
 
 def _features(data: ReportData) -> Iterator[str]:
     fed = grouping.features(data)
     if fed:
         yield "Features"
-    for group in fed:
-        tensor = group.first.tensor
-        yield f"  {group.name}{group.times}  {tensor.describe()}"
-        yield f"      {wording.slice_of(tensor)}"
+    yield from _cards(fed)
 
 
 def _activations(data: ReportData) -> Iterator[str]:
@@ -85,19 +72,21 @@ def _activations(data: ReportData) -> Iterator[str]:
     if computed:
         num_shown = min(grouping.LARGEST, len(computed))
         yield f"Largest activations ({num_shown} of {len(computed)} kinds)"
-    for group in computed[: grouping.LARGEST]:
-        tensor = group.first.tensor
-        yield f"  {group.name}{group.times}  {tensor.describe()}"
-        yield f"      {wording.slice_of(tensor)}; {wording.facts(group.first)}"
-        for line in wording.collectives_of_tensor(data, tensor.name):
-            yield f"      {line}"
+    yield from _cards(computed[: grouping.LARGEST])
+
+
+def _cards(cards: Iterable[grouping.Card]) -> Iterator[str]:
+    for card in cards:
+        yield f"  {card.name}  {card.tensor.describe()}"
+        for fact in (wording.slice_of(card.tensor), *card.facts):
+            yield f"      {fact}"
 
 
 def _collectives(data: ReportData) -> Iterator[str]:
     yield "Collectives of a step"
     if not data.collectives:
         yield "  none"
-    sums = totals(data.collectives)
+    sums = summarize(data.collectives)
     for key, group_lines in grouping.collectives(data).items():
         count, total = sums[key]
         yield f"  {key[0]} over {' and '.join(key[1])}: {count}, {wording.size(total)}"

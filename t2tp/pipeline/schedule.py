@@ -7,7 +7,7 @@ chunk. A message arrives at the end of a tick and can be read one tick later or 
 """
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -40,21 +40,6 @@ class Entry(NamedTuple):
 
 class ScheduleError(ValueError):
     """An invalid schedule table."""
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Durations of entries, in any unit.
-
-    Attributes:
-      forward: duration of a forward pass.
-      backward: duration of a backward pass w.r.t. inputs.
-      weights: duration of the gradients of the weights.
-    """
-
-    forward: float = 1.0
-    backward: float = 1.0
-    weights: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -192,38 +177,36 @@ class Schedule:
                 now[stage] -= sum(sizes[stage][entry.chunk] for sizes in kept.values())
         return most
 
-    def simulate(self, costs: Sequence[Costs] | Costs = Costs()) -> list[dict[Entry, float]]:
-        """Returns the end time of each entry on each stage, if entries start as early as possible.
+    def simulate(self, seconds: Callable[[int, Entry], float]) -> tuple[float, list[float]]:
+        """Runs the table; each stage starts an entry as soon as its inputs have arrived.
 
         Args:
-          costs: durations of entries, the same for all stages or one for each stage. Without
-            separate gradients of the weights, a backward pass takes the time of both.
+          seconds: function from stage and entry to the time that the entry takes.
+
+        Returns:
+          The time at which the last entry ends, and the time that each stage works.
         """
-        by_stage = [costs] * self.stages if isinstance(costs, Costs) else list(costs)
-        ends: list[dict[Entry, float]] = [{} for _ in range(self.stages)]
-        free = [0.0] * self.stages
+        ends: dict[tuple[int, Entry], float] = {}
+        free, busy = [0.0] * self.stages, [0.0] * self.stages
         for _, stage, entry in self.entries():
-            requirement = self.requirement(stage, entry)
-            start = free[stage]
-            if requirement is not None:
-                start = max(start, ends[requirement[0]][requirement[1]])
-            free[stage] = start + self._cost(entry, by_stage[stage])
-            ends[stage][entry] = free[stage]
-        return ends
+            taken = seconds(stage, entry)
+            needed = self.requirement(stage, entry)
+            start = free[stage] if needed is None else max(free[stage], ends[needed])
+            ends[stage, entry] = free[stage] = start + taken
+            busy[stage] += taken
+        return max(free), busy
 
-    def bubble(self, costs: Sequence[Costs] | Costs = Costs()) -> float:
-        """Returns the idle fraction of all stages' time, from 0 to 1; see `simulate`."""
-        by_stage = [costs] * self.stages if isinstance(costs, Costs) else list(costs)
-        total = max(max(ends.values()) for ends in self.simulate(by_stage)) * self.stages
-        busy = sum(self._cost(entry, by_stage[stage]) for _, stage, entry in self.entries())
-        return 1.0 - busy / total
+    def bubble(self) -> float:
+        """Returns the idle fraction of all stages' time, from 0 to 1.
 
-    def _cost(self, entry: Entry, costs: Costs) -> float:
-        if entry.action is Action.FORWARD:
-            return costs.forward
-        if entry.action is Action.WEIGHTS:
-            return costs.weights
-        return costs.backward + (0.0 if self.splits_backward else costs.weights)
+        A forward pass, a backward pass w.r.t. inputs and the gradients of the weights take the same
+        time. Without separate entries for the weights, a backward pass takes the time of both.
+        """
+        backward = 1.0 if self.splits_backward else 2.0
+        end, busy = self.simulate(
+            lambda _, entry: backward if entry.action is Action.BACKWARD else 1.0
+        )
+        return 1.0 - sum(busy) / (end * self.stages)
 
     def __str__(self) -> str:
         """The table as in a file: a line for each tick, a column for each stage."""

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 import t2tp
 from t2tp import mtf
 from t2tp.layout_report import wording
-from t2tp.layout_report.report import Phase, SlicedTensor, totals
+from t2tp.layout_report.report import Phase, SlicedTensor
+from t2tp.mesh.collective_log import summarize
 from t2tp.mesh.layout import Layout
 from t2tp.program.abstract_program import AbstractProgram
 from tests.layout_report import samples
@@ -86,7 +87,7 @@ PROGRAMS = {
 def test_totals_are_those_of_the_program(name):
     program = PROGRAMS[name]()
     data = t2tp.explain(program).data
-    assert totals(data.collectives) == program.collectives()
+    assert summarize(data.collectives) == program.collectives()
     for collective in data.collectives:
         assert sum(use.bytes for use in collective.uses) == collective.bytes
     for (kind, axes), (count, _) in program.collectives().items():

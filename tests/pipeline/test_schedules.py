@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from t2tp.choices import PIPELINE_SCHEDULES
-from t2tp.pipeline.schedule import Action, Costs, Entry, Schedule, ScheduleError
+from t2tp.pipeline.schedule import Action, Entry, Schedule, ScheduleError
 from t2tp.pipeline.schedules import forward_schedule, make_schedule
 from t2tp.pipeline.slots import assign_slots
 
 SIZES = st.tuples(st.integers(2, 6), st.integers(1, 12), st.integers(1, 3))
-EQUAL = Costs(1.0, 1.0, 1.0)
 
 
 @given(st.sampled_from(PIPELINE_SCHEDULES), SIZES)
@@ -75,12 +74,6 @@ def test_as_many_slots_as_activations_alive():
     for name in PIPELINE_SCHEDULES:
         schedule = make_schedule(name, 4, 16)
         assert assign_slots(schedule, [0]).num_saved == [max(schedule.alive())]
-
-
-def test_a_slow_stage_makes_the_others_wait():
-    schedule = make_schedule("1f1b", 4, 16)
-    slow = [EQUAL, EQUAL, Costs(2.0, 2.0, 2.0), EQUAL]
-    assert schedule.bubble(slow) > schedule.bubble() + 0.2
 
 
 def without(schedule: Schedule, *gone: tuple[int, Entry]) -> Schedule:

@@ -6,7 +6,7 @@ import pytest
 
 import t2tp
 from t2tp.mesh.layout import LayoutError
-from t2tp.pipeline.schedule import Action, Costs
+from t2tp.pipeline.schedule import Action
 from t2tp.pipeline.schedules import make_schedule
 from t2tp.planner.page import page
 from t2tp.planner.sequence import FIRST, LAST
@@ -123,21 +123,15 @@ def test_equal_stages_are_idle_as_long_as_the_formula_says(schedule, microbatche
 @pytest.mark.parametrize("schedule", FORMULAS)
 def test_a_long_table_follows_from_short_ones(schedule):
     """Also with stages of different seconds, and with their saved activations."""
-    costs = [Costs(1.0, 2.0, 1.5), Costs(1.0, 1.0, 1.5), Costs(2.0, 2.0, 1.0)]
+    seconds = [(1.0, 2.0, 1.5), (1.0, 1.0, 1.5), (2.0, 2.0, 1.0)]
     whole = make_schedule(schedule, 3, 41)
     table = Table(schedule, 3, 41)
     assert table.short[0].microbatches < 41
-    entries = [
-        {
-            (Action.FORWARD, 0): each.forward,
-            (Action.BACKWARD, 0): each.backward + (0.0 if table.splits_backward else each.weights),
-            (Action.WEIGHTS, 0): each.weights,
-        }
-        for each in costs
-    ]
+    entries = [{(action, 0): x for action, x in zip(Action, each, strict=True)} for each in seconds]
     timing = table.run(entries, [0.0])
-    assert timing.seconds == pytest.approx(max(max(e.values()) for e in whole.simulate(costs)))
-    assert timing.idle_share == pytest.approx(whole.bubble(costs))
+    end, busy = whole.simulate(lambda stage, entry: entries[stage][entry.action, 0])
+    assert timing.seconds == pytest.approx(end)
+    assert timing.busy == pytest.approx(busy)
     assert table.kept([[1.0]] * 3) == whole.alive()
     assert timing.sends[1] == {(Action.FORWARD, 0): 41, (Action.BACKWARD, 0): 41}
 

@@ -5,7 +5,7 @@ long table is extrapolated from two short ones.
 """
 
 import functools
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -118,24 +118,18 @@ class Table:
 
 
 def _run(schedule: Schedule, seconds: Sequence[EntrySeconds], message: Sequence[float]) -> Timing:
-    stages = range(schedule.stages)
-    ends: list[dict[tuple[Action, int, int], float]] = [{} for _ in stages]
-    free, busy = [0.0] * schedule.stages, [0.0] * schedule.stages
-    sends: list[defaultdict[tuple[Action, int], int]] = [defaultdict(int) for _ in stages]
-    for _, stage, entry in schedule.entries():
-        action, _, chunk = entry
-        start = free[stage]
-        needed = schedule.requirement(stage, entry)
-        if needed is not None:
-            start = max(start, ends[needed[0]][needed[1]])
-        taken = seconds[stage][action, chunk]
+    sends: list[Counter[tuple[Action, int]]] = [Counter() for _ in range(schedule.stages)]
+
+    def taken(stage: int, entry: Entry) -> float:
+        work = seconds[stage][entry.action, entry.chunk]
         crossed = _crossed(schedule, stage, entry)
-        if crossed is not None:
-            taken += message[crossed]
-            sends[stage][action, crossed] += 1
-        busy[stage] += taken
-        free[stage] = ends[stage][entry] = start + taken
-    return Timing(max(free), tuple(busy), tuple(dict(each) for each in sends))
+        if crossed is None:
+            return work
+        sends[stage][entry.action, crossed] += 1
+        return work + message[crossed]
+
+    end, busy = schedule.simulate(taken)
+    return Timing(end, tuple(busy), tuple(dict(each) for each in sends))
 
 
 def _crossed(schedule: Schedule, stage: int, entry: Entry) -> int | None:
