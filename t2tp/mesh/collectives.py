@@ -294,6 +294,8 @@ class Collectives:
             return tf.where(place < 0, tf.zeros_like(x), own)
         is_own = tf.gather([s == k for k, s in enumerate(source)], self.coordinate(axis))
         result = tf.where(is_own, x, tf.zeros_like(x))
+        if all(s in (None, k) for k, s in enumerate(source)):
+            return result
         # NCCL's kernels wait for each other on the device, so all processes must launch them in the
         # same order. Pairwise rounds give every rank that order.
         rounds = pairings(source) if self._nccl else None
@@ -327,72 +329,35 @@ class Collectives:
         Returns:
           the tensor that this member receives, or `otherwise` if it receives nothing.
         """
-        count, numbers = len(self._devices), self._numbers_along(axis)
-        sources: list[int | None] = []
-        for pnum in range(count):
-            place = self._coordinate_of(pnum, axis)
-            member = source[place]
-            if member is None or member == place:
-                sources.append(None)
-            else:
-                sources.append(pnum - numbers[place] + numbers[member])
-        if not any(s is not None for s in sources):
-            return otherwise
-        self._record("permute", sorted(self._real_axes([axis])), x)
-        receiver_of = {sender: pnum for pnum, sender in enumerate(sources)}
-        receivers = [receiver_of.get(pnum) for pnum in range(count)]
-        instance = _instance_keys.take()
-        key, this = self._pair_key(), self._pnum
+        receiver_of = {s: k for k, s in enumerate(source) if s != k}
+        wire = self._wire(axis, [receiver_of.get(k) for k in range(len(source))])
 
-        def send() -> tf.Tensor:
-            to = tf.gather(tf.constant([r or 0 for r in receivers], tf.int32), this)
-            return tf.raw_ops.CollectiveBcastSendV2(
-                input=x,
-                group_size=2,
-                group_key=key + this * count + to,
-                instance_key=instance,
-                communication_hint=self._hint,
-            )
+        def when(peers: Sequence[int | None]) -> tf.Tensor | None:
+            has_peer = [peer is not None for peer in peers]
+            return None if all(has_peer) else tf.gather(has_peer, self._pnum)
 
-        def receive() -> tf.Tensor:
-            by = tf.gather(tf.constant([s or 0 for s in sources], tf.int32), this)
-            received = tf.raw_ops.CollectiveBcastRecvV2(
-                group_size=2,
-                group_key=key + by * count + this,
-                instance_key=instance,
-                shape=x.shape,
-                T=x.dtype,
-                communication_hint=self._hint,
-            )
-            return tf.ensure_shape(received, x.shape)
-
-        send_result = self._where_any(receivers, send, x)
-        received = self._where_any(sources, receive, otherwise)
+        sent = wire.send(x, x.shape, when(wire.receivers))
+        arrived = wire.receive(x.shape, x.dtype, when(wire.senders), otherwise)
         # Nothing reads the result of a send, so TensorFlow would prune it without this dependency.
         # Send and receive have no order between them, so both are under way at once.
-        with tf.control_dependencies([send_result]):
-            return tf.identity(received)
-
-    def _where_any(
-        self, peers: Sequence[int | None], move: Callable[[], tf.Tensor], otherwise: tf.Tensor
-    ) -> tf.Tensor:
-        """Returns `move()` on processors that have a peer, and `otherwise` on the rest."""
-        has = [peer is not None for peer in peers]
-        if all(has):
-            return move()
-        return tf.cond(tf.gather(has, self._pnum), move, lambda: otherwise)
+        with tf.control_dependencies([sent]):
+            return tf.ensure_shape(arrived, x.shape)
 
     def wire(self, axis: int, step: int) -> Wire:
         """Returns a wire from each member of a group along an axis to the one `step` after it."""
-        numbers = self._numbers_along(axis)
-        receivers = []
+        size = self._axes.size(axis)
+        return self._wire(axis, [(place + step) % size for place in range(size)])
+
+    def _wire(self, axis: int, receivers: Sequence[int | None]) -> Wire:
+        """Returns a wire from each member of a group to its receiver, a member or None."""
+        numbers, by_pnum = self._numbers_along(axis), []
         for pnum in range(len(self._devices)):
             place = self._coordinate_of(pnum, axis)
-            following = numbers[(place + step) % len(numbers)]
-            receivers.append(pnum - numbers[place] + following)
+            to = receivers[place]
+            by_pnum.append(None if to is None else pnum - numbers[place] + numbers[to])
         log = functools.partial(self._record, "permute", sorted(self._real_axes([axis])))
         pair_key, instance_key = self._pair_key(), _instance_keys.take()
-        return Wire(self._pnum, receivers, pair_key, instance_key, self._hint, log)
+        return Wire(self._pnum, by_pnum, pair_key, instance_key, self._hint, log)
 
     def _broadcast(self, x: tf.Tensor, axis: int, source: int) -> tf.Tensor:
         """Returns one member's `x`: a sum with zeros, as integers, which preserves every bit."""

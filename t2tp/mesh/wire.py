@@ -1,10 +1,10 @@
-"""Messages between the stages of a pipeline, which may be sent or not.
+"""Messages from one processor to another.
 
-A permute moves a slice from every processor at the same point of the program. The stages of a
-pipeline send only when a microbatch is ready: both sides look at the same table, which says in
-which iteration of a loop there is a message. TensorFlow's `CollectiveBcastSendV2` and
-`CollectiveBcastRecvV2` in groups of two allow this inside a condition that differs between
-processors.
+TensorFlow's `CollectiveBcastSendV2` and `CollectiveBcastRecvV2` in groups of two allow messages
+inside a condition that differs between processors. A permute sends messages at one point of the
+program, from the processors whose slices others need. The stages of a pipeline send only when a
+microbatch is ready: both sides look at the same table, which says in which iteration of a loop
+there is a message.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ class Wire:
 
     Attributes:
       pnum: the processor's number, an int32 scalar.
-      receivers: the processor that each processor sends to.
+      receivers: the processor that each processor sends to; None: it sends no message.
       pair_key: group key of the pair (0, 0); see `Collectives`.
       instance_key: instance key of all messages.
       hint: TensorFlow's name of the library that carries them.
@@ -33,19 +33,19 @@ class Wire:
     """
 
     pnum: tf.Tensor
-    receivers: Sequence[int]
+    receivers: Sequence[int | None]
     pair_key: int
     instance_key: int
     hint: str
     log: Callable[[tf.TensorSpec], None]
 
-    def send(self, x: tf.Tensor, shape: Sequence[int], when: tf.Tensor) -> tf.Tensor:
+    def send(self, x: tf.Tensor, shape: Sequence[int], when: tf.Tensor | None = None) -> tf.Tensor:
         """Sends `x` if `when` is true.
 
         Args:
           x: the message.
           shape: its shape, which tracing may not know.
-          when: a boolean scalar.
+          when: a boolean scalar; None: all processors send a message.
 
         Returns:
           whether there was a message, once it has been received. A later operation must depend on
@@ -64,19 +64,33 @@ class Wire:
                 return tf.constant(True)
 
         self.log(tf.TensorSpec(list(shape), x.dtype))
+        if when is None:
+            return send()
         sent = tf.cond(when, send, lambda: tf.constant(False))
         _run_independently(sent)
         return sent
 
-    def receive(self, shape: Sequence[int], dtype: tf.DType, when: tf.Tensor) -> tf.Tensor:
-        """Returns the message if `when` is true; otherwise a tensor without elements."""
-        senders = sorted(range(len(self.receivers)), key=self.receivers.__getitem__)
+    def receive(
+        self,
+        shape: Sequence[int],
+        dtype: tf.DType,
+        when: tf.Tensor | None = None,
+        otherwise: tf.Tensor | None = None,
+    ) -> tf.Tensor:
+        """Returns the message if `when` is true.
+
+        Args:
+          shape: shape of the message.
+          dtype: dtype of the message.
+          when: a boolean scalar; None: all processors receive a message.
+          otherwise: result without a message; None: a tensor without elements.
+        """
         carrier = carrier_of(dtype)
 
         def receive() -> tf.Tensor:
             arrived = tf.raw_ops.CollectiveBcastRecvV2(
                 group_size=2,
-                group_key=self._pair(senders, is_sender=False),
+                group_key=self._pair(self.senders, is_sender=False),
                 instance_key=self.instance_key,
                 shape=list(shape),
                 T=carrier,
@@ -84,14 +98,24 @@ class Wire:
             )
             return arrived if carrier == dtype else tf.bitcast(arrived, dtype)
 
-        arrived = tf.cond(when, receive, lambda: tf.zeros([0], dtype))
+        if when is None:
+            return receive()
+        arrived = tf.cond(
+            when, receive, lambda: tf.zeros([0], dtype) if otherwise is None else otherwise
+        )
         _run_independently(arrived)
         return arrived
 
-    def _pair(self, others: Sequence[int], *, is_sender: bool) -> tf.Tensor:
+    @property
+    def senders(self) -> list[int | None]:
+        """The processor whose message each processor receives; None: it receives none."""
+        of = {receiver: sender for sender, receiver in enumerate(self.receivers)}
+        return [of.get(pnum) for pnum in range(len(self.receivers))]
+
+    def _pair(self, others: Sequence[int | None], *, is_sender: bool) -> tf.Tensor:
         """Returns the group key of this processor and its partner."""
         this, count = self.pnum, len(others)
-        other = tf.gather(tf.constant(list(others), tf.int32), this)
+        other = tf.gather(tf.constant([each or 0 for each in others], tf.int32), this)
         first, second = (this, other) if is_sender else (other, this)
         return self.pair_key + first * count + second
 

@@ -118,6 +118,7 @@ class Branches:
         self.places: dict[int, int | None] = {}
         levels = tree_levels(self.tree_size)
         self.sums = SumTable(
+            1,
             [self.mesh_impl.slice_shape(x.shape) for x in outputs] * levels,
             [x.dtype for x in outputs] * levels,
         )
@@ -149,20 +150,15 @@ class Branches:
     def _add_table(self, name: str, chunk: int, *groups: Sequence[upstream.Tensor]) -> None:
         """Adds a table for all tensors that a stage may save, for any number of layers."""
         tensors = list(dict.fromkeys(tensor for group in groups for tensor in group))
-        kind = self.kind(tensors)
+        kind = MessageKind.of_tensors(tensors, self.mesh_impl.layout)
         num_slots = self.wires.slots.num_saved[chunk] if tensors else 0
         self.saved[name] = tensors
         self.tables[name] = SlotTable(num_slots, kind.shapes, kind.dtypes)
 
-    def kind(self, tensors: Sequence[upstream.Tensor]) -> MessageKind:
-        """Returns the slice shapes and dtypes of tensors."""
-        shapes = tuple(tuple(self.mesh_impl.slice_shape(x.shape)) for x in tensors)
-        return MessageKind(shapes, tuple(x.dtype for x in tensors))
-
     def start(self) -> BranchState:
         """Returns the state before the first tick."""
         slots = {name: table.empty() for name, table in self.tables.items()}
-        return BranchState(slots, self.sums.zeros())
+        return BranchState(slots, self.sums.empty())
 
     def build(self, state: BranchState, row: Row) -> list[Callable[[], BranchResult]]:
         """Returns the branches of a tick, in the order of their indices."""
@@ -257,7 +253,8 @@ class _Branch:
                 self._is_first, lambda: first(before), lambda: self._arrived(name, chunk)
             )
         self._free_arrived(first_name, name)
-        shapes = self._branches.kind(self._enter.outputs).shapes
+        layout = self._branches.mesh_impl.layout
+        shapes = MessageKind.of_tensors(self._enter.outputs, layout).shapes
         return [tf.ensure_shape(x, s) for x, s in zip(inputs, shapes, strict=True)]
 
     def _evaluate(self, results: list[tf.Tensor]) -> None:

@@ -38,7 +38,7 @@ class SlotTable:
         ]
 
     def write(
-        self, handles: list[tf.Tensor], slot: tf.Tensor, values: dict[int, tf.Tensor]
+        self, handles: list[tf.Tensor], slot: tf.Tensor | int, values: dict[int, tf.Tensor]
     ) -> None:
         """Writes tensors into a slot; replaces the handles.
 
@@ -56,7 +56,10 @@ class SlotTable:
                     )
 
     def read(
-        self, handles: Sequence[tf.Tensor], slot: tf.Tensor, numbers: Sequence[int] | None = None
+        self,
+        handles: Sequence[tf.Tensor],
+        slot: tf.Tensor | int,
+        numbers: Sequence[int] | None = None,
     ) -> list[tf.Tensor]:
         """Returns tensors of a slot, by their numbers in the group; by default all."""
         numbers = range(len(self.shapes)) if numbers is None else numbers
@@ -70,7 +73,7 @@ class SlotTable:
                     value = tf.raw_ops.TensorListGetItem(
                         input_handle=handle,
                         index=element,
-                        element_shape=tf.constant(-1),
+                        element_shape=self._shape_if_unset(number),
                         element_dtype=dtype,
                     )
                     value.set_shape(self.shapes[number])
@@ -87,9 +90,16 @@ class SlotTable:
                 indices=slot * count + tf.range(count),
             )
 
+    def _shape_if_unset(self, number: int) -> tf.Tensor:
+        """Returns the shape of the zeros that an unset tensor is read as; -1: that is an error."""
+        del number
+        return tf.constant(-1)
+
     @staticmethod
-    def _elements(slot: tf.Tensor, count: int) -> list[tf.Tensor]:
+    def _elements(slot: tf.Tensor | int, count: int) -> Sequence[tf.Tensor | int]:
         """Returns the indices of a slot's tensors in the list of a dtype."""
+        if isinstance(slot, int):
+            return range(slot * count, (slot + 1) * count)
         return [slot] if count == 1 else tf.unstack(slot * count + tf.range(count))
 
 

@@ -61,7 +61,7 @@ class Ticks:
             seconds = tf.timestamp() - begin
         share = tf.cast(1.0 - state.busy / tf.maximum(seconds, 1e-9), tf.float32)
         own = tf.one_hot(self._branches.stage, self._schedule.stages, dtype=tf.float32)
-        return self._branches.sums.values(state.branches.sums), share * own
+        return self._branches.sums.read(state.branches.sums, 0), share * own
 
     def _table(self) -> np.ndarray:
         """The schedule as int32 [ticks, stages, columns]: the fields of `Row`."""
