@@ -308,7 +308,7 @@ class GraphLowering(upstream.Lowering):
         (mesh_impl,) = self.mesh_to_impl.values()
         return mesh_impl.random_bits(
             name, shape, self._loop_iterations, self._rng_dependency, self._microbatch, order
-        ).slice
+        )
 
     def random_mask(
         self, name: str, shape: upstream.Shape, probability: float, order: Order

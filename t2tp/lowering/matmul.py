@@ -6,23 +6,8 @@ takes up to four times as long as the kernel of a plain matmul.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import tensorflow as tf
-
-
-class _Matrices(NamedTuple):
-    """An einsum expressed as a matmul.
-
-    Attributes:
-      is_swapped: whether the second operand comes first.
-      transposes: whether the first and the second matrix are transposed.
-      num_summed: number of dimensions that are summed over, of each operand.
-    """
-
-    is_swapped: bool
-    transposes: tuple[bool, bool]
-    num_summed: int
 
 
 def einsum(
@@ -38,27 +23,21 @@ def einsum(
       widen: converts 16-bit floats to float32, for CPUs: there Einsum accumulates them in 16 bits,
         and MatMul does not. By default they are not converted.
     """
-    matrices = _as_matrices(equation)
-    if matrices is None:
-        dtype = slices[0].dtype
-        if widen is not None and dtype in (tf.bfloat16, tf.float16):
-            if (terms := _transposed_terms(equation)) is not None:
-                x, y, product, out = terms
-                before = equation.partition("->")[0].split(",")
-                operands = map(_transposed, slices, before, (x, y))
-                return _transposed(einsum(f"{x},{y}->{product}", *operands), product, out)
-            return tf.cast(tf.einsum(equation, *map(widen, slices)), dtype)
-        return tf.einsum(equation, *slices)
-    x, y = slices[::-1] if matrices.is_swapped else slices
-    transpose_x, transpose_y = matrices.transposes
-    free_x, x = _matrix(x, matrices.num_summed, sums_first=transpose_x)
-    free_y, y = _matrix(y, matrices.num_summed, sums_first=not transpose_y)
-    result = tf.matmul(x, y, transpose_a=transpose_x, transpose_b=transpose_y)
-    shape = [*free_x, *free_y]
-    return result if len(shape) == 2 else tf.reshape(result, shape)
+    dtype = slices[0].dtype
+    widens = widen is not None and dtype in (tf.bfloat16, tf.float16)
+    terms = _matrix_terms(equation)
+    if terms is not None:
+        x, y, product, out = terms
+        if widens or equation == f"{x},{y}->{product}":
+            before = equation.partition("->")[0].split(",")
+            operands = map(_transposed, slices, before, (x, y))
+            return _transposed(_product(*operands, x, y, product), product, out)
+    if widens:
+        return tf.cast(tf.einsum(equation, *map(widen, slices)), dtype)
+    return tf.einsum(equation, *slices)
 
 
-def _transposed_terms(equation: str) -> tuple[str, str, str, str] | None:
+def _matrix_terms(equation: str) -> tuple[str, str, str, str] | None:
     """Returns both terms as matrices, their product and the output; None if it is no matmul."""
     terms, _, out = equation.partition("->")
     if terms.count(",") != 1:
@@ -80,20 +59,25 @@ def _transposed(x: tf.Tensor, letters: str, wanted: str) -> tf.Tensor:
     return x if letters == wanted else tf.transpose(x, order)
 
 
-def _as_matrices(equation: str) -> _Matrices | None:
-    """Returns the matmul that an einsum is; None if it is not one."""
-    terms = _transposed_terms(equation)
-    if terms is None:
-        return None
-    x, y, product, out = terms
-    if equation != f"{x},{y}->{product}" or out != product:
-        return None
-    summed = "".join(letter for letter in x if letter in y)
-    free_x = "".join(letter for letter in x if letter not in summed)
-    free_y = "".join(letter for letter in y if letter not in summed)
-    is_swapped = out != free_x + free_y
-    first, second = (y, x) if is_swapped else (x, y)
-    return _Matrices(is_swapped, (first.startswith(summed), second.endswith(summed)), len(summed))
+def _product(x: tf.Tensor, y: tf.Tensor, of_x: str, of_y: str, product: str) -> tf.Tensor:
+    """Multiplies two tensors as matrices.
+
+    Args:
+      x: the first operand.
+      y: the second operand.
+      of_x: letters of `x`: the ones to sum over come first or last.
+      of_y: letters of `y`, likewise.
+      product: the other letters of both, either operand's first.
+    """
+    summed = "".join(letter for letter in of_x if letter in of_y)
+    transpose_x, transpose_y = of_x.startswith(summed), of_y.endswith(summed)
+    if not product.startswith(of_x.replace(summed, "")):
+        return _product(y, x, of_y, of_x, product)
+    free_x, x = _matrix(x, len(summed), sums_first=transpose_x)
+    free_y, y = _matrix(y, len(summed), sums_first=not transpose_y)
+    result = tf.matmul(x, y, transpose_a=transpose_x, transpose_b=transpose_y)
+    shape = [*free_x, *free_y]
+    return result if len(shape) == 2 else tf.reshape(result, shape)
 
 
 def _matrix(x: tf.Tensor, num_summed: int, sums_first: bool) -> tuple[list[int], tf.Tensor]:

@@ -37,11 +37,6 @@ class LaidOutTensor:
         """Wraps a list of one slice."""
         self.tensor_list = list(tensor_list)
 
-    @classmethod
-    def from_tensor_list(cls, tensor_list: Sequence[tf.Tensor]) -> LaidOutTensor:
-        """Same as the constructor; mesh-tensorflow asks for it by this name."""
-        return cls(tensor_list)
-
     @property
     def slice(self) -> tf.Tensor:
         """The processor's slice."""
@@ -343,7 +338,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
         rng_dependency: tf.Tensor | None = None,
         microbatch: Microbatch | None = None,
         head_tail: Set[int] = frozenset(),
-    ) -> LaidOutTensor:
+    ) -> tf.Tensor:
         """Returns 32 random bits per element (uint32), the same global tensor on every mesh.
 
         Args:
@@ -360,7 +355,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
         for iteration in loop_iterations:
             key = random.fold_in(key, iteration)
         counter = self._counter(self._offsets(shape, microbatch, head_tail), rng_dependency)
-        return LaidOutTensor([random.bits_of_counter(key, counter)])
+        return random.bits(key, counter)
 
     def _counter(self, offsets: Sequence[tf.Tensor], rng_dependency: tf.Tensor | None) -> tf.Tensor:
         """Returns the random generator's counter of each element, from the index's `_offsets`.
@@ -403,14 +398,6 @@ class SpmdMeshImpl(upstream.MeshImpl):
         axes = [self.layout.axis_of(dim.name) for dim in x.shape.dims]
         padded = [n * (axis.size if axis else 1) for n, axis in zip(size, axes, strict=True)]
         return LaidOutTensor([tf.slice(resized(tf_x, padded), begin, size)])
-
-    def export_to_tf_tensor(self, x: upstream.Tensor, laid_out_x: LaidOutTensor) -> tf.Tensor:
-        """Gathers the global tensor on every processor."""
-        whole = laid_out_x.to_laid_out_tensor().slice
-        for tensor_axis, mesh_axis in enumerate(self.tensor_layout(x)):
-            if mesh_axis is not None:
-                whole = self.collectives.allgather(whole, mesh_axis, tensor_axis)
-        return resized(whole, x.shape.to_integer_list)
 
 
 # mesh-tensorflow asks the mesh for these by the names of the classes.

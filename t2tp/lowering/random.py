@@ -41,19 +41,6 @@ def slice_index(
       a uint64 tensor of shape `size`.
     """
     along = [tf.range(n, dtype=tf.int32) + first for n, first in zip(size, begin, strict=True)]
-    return element_index(shape, along)
-
-
-def element_index(shape: Sequence[int], along: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the global (row-major) index of each element of a part of a tensor.
-
-    Args:
-      shape: the global shape.
-      along: for each dimension the part's indices along it, int32 vectors.
-
-    Returns:
-      a uint64 tensor of the sizes of the vectors.
-    """
     return sum_of_offsets([offsets(shape, axis, index) for axis, index in enumerate(along)])
 
 
@@ -131,19 +118,16 @@ def fold_in(key: int | tf.Tensor, number: tf.Tensor) -> tf.Tensor:
     return tf.bitwise.bitwise_or(whole, tf.constant(1, tf.uint64))
 
 
-def bits(key: int | tf.Tensor, index: tf.Tensor, step: tf.Tensor | int = 0) -> tf.Tensor:
-    """Returns 32 random bits for each index: a uint32 tensor of the shape of `index` (uint64)."""
-    is_first = isinstance(step, int) and step == 0
-    return bits_of_counter(key, index if is_first else index + first_counter(step))
-
-
 def first_counter(step: tf.Tensor | int) -> tf.Tensor:
     """Returns the counter of the first element in a step: a uint64 scalar."""
     return tf.bitwise.left_shift(tf.cast(step, tf.uint64), tf.constant(_STEP_SHIFT, tf.uint64))
 
 
-def bits_of_counter(key: int | tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
-    """Returns 32 random bits for each counter (uint64): a uint32 tensor of its shape."""
+def bits(key: int | tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
+    """Returns 32 random bits for each counter (uint64): a uint32 tensor of its shape.
+
+    The counter of an element in step 0 is its index; see `first_counter`.
+    """
     k = tf.convert_to_tensor(key, tf.uint64)
     result = _squares_graph()(k, counter)
     result.set_shape(tf.broadcast_static_shape(k.shape, counter.shape))

@@ -10,7 +10,7 @@ from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
 from t2tp import upstream
 from t2tp.garbage_collection import without_garbage_collection
-from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
+from t2tp.lowering.mesh_impl import SpmdMeshImpl
 from t2tp.mesh.collective_log import Collective
 from t2tp.mesh.layout import Layout
 from t2tp.processes.cluster import Cluster
@@ -27,9 +27,9 @@ class _AbstractMeshImpl(SpmdMeshImpl):
 
     def random_bits(
         self, name: str, shape: upstream.Shape, *args: object, **kwargs: object
-    ) -> LaidOutTensor:
+    ) -> tf.Tensor:
         """Returns a placeholder of the slice's shape; arguments as for `SpmdMeshImpl`."""
-        return LaidOutTensor([tf1.placeholder(tf.uint32, self.slice_shape(shape))])
+        return tf1.placeholder(tf.uint32, self.slice_shape(shape))
 
 
 class AbstractProgram(Program):

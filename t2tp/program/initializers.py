@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
+from tensorflow.python.ops.init_ops import _compute_fans
 
 from t2tp.lowering import random
 
@@ -109,7 +110,7 @@ def _variance_scaled(
     scale = getattr(initializer, "scale", 1.0)
     mode = getattr(initializer, "mode", "fan_avg")
     distribution = getattr(initializer, "distribution", "uniform")
-    fan_in, fan_out = _fans(shape)
+    fan_in, fan_out = _compute_fans(shape)
     fan = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[mode]
     variance = scale / max(1.0, fan)
     if distribution in ("normal", "truncated_normal"):
@@ -118,13 +119,3 @@ def _variance_scaled(
         return math.sqrt(variance) * random.normal(random_bits)
     limit = math.sqrt(3.0 * variance)
     return -limit + 2.0 * limit * random.uniform(random_bits)
-
-
-def _fans(shape: Sequence[int]) -> tuple[float, float]:
-    """Returns fan-in and fan-out by TensorFlow's convention: of the last two dimensions."""
-    if not shape:
-        return 1.0, 1.0
-    if len(shape) == 1:
-        return float(shape[0]), float(shape[0])
-    receptive = math.prod(shape[:-2])
-    return float(shape[-2] * receptive), float(shape[-1] * receptive)
