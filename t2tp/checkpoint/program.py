@@ -61,9 +61,7 @@ def save_checkpoint(
         step,
         list(values_of(variables)),
         _joined(metadata_of(variables, program.layout), metadata or {}),
-        process_id=cluster.process_id,
-        num_processes=cluster.num_processes,
-        barrier=cluster.barrier,
+        cluster=cluster,
     )
     if retention is not None and cluster.is_main_process:
         apply_retention(directory, retention)

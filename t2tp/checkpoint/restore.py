@@ -171,38 +171,30 @@ def _choose(
 
 
 # Errors that a single process may have, most severe first.
-_OTHER, _UNREADABLE, _DAMAGED = "another checkpoint", "unreadable", "damaged"
-_ERRORS: dict[str, type[Exception]] = {
-    _OTHER: DifferentCheckpointsError,
-    _UNREADABLE: UnusableCheckpointError,
-    _DAMAGED: DamagedCheckpointError,
-}
+_ERRORS = (DifferentCheckpointsError, UnusableCheckpointError, DamagedCheckpointError)
 
 
 def _restore_choice(
     choice: _Choice, variables: Variables, strict: bool, zero_if_missing: Collection[str]
 ) -> Checkpoint:
-    """Restores the chosen checkpoint in all processes. All raise an error of any process."""
-    kind, reason, saved = "", "", None
+    """Restores the chosen checkpoint in all processes. All raise the most severe error of any."""
+    outcome: tuple[int, str] | None = None
     try:
         saved = _open_same(choice)
         restore(saved, variables, strict=strict, zero_if_missing=zero_if_missing)
-    except DifferentCheckpointsError as error:
-        kind, reason = _OTHER, str(error)
-    except DamagedCheckpointError as error:
-        kind, reason = _DAMAGED, str(error)
-    except UnusableCheckpointError as error:
-        kind, reason = _UNREADABLE, str(error)
-    outcomes = variables.cluster.process_allgather("restored", json.dumps([kind, reason]))
+    except _ERRORS as error:
+        is_damaged = isinstance(error, DamagedCheckpointError)
+        severity = 2 if is_damaged else int(isinstance(error, UnusableCheckpointError))
+        outcome = severity, str(error)
+    outcomes = variables.cluster.process_allgather("restored", json.dumps(outcome))
     failures = [
-        (kind, f"process {process_id}: {reason}" if process_id else reason)
-        for process_id, (kind, reason) in enumerate(map(json.loads, outcomes))
+        (each[0], process_id, each[1])
+        for process_id, each in enumerate(map(json.loads, outcomes))
+        if each is not None
     ]
-    for each, error_class in _ERRORS.items():
-        for kind, reason in failures:
-            if kind == each:
-                raise error_class(reason)
-    assert saved is not None
+    if failures:
+        severity, process_id, reason = min(failures)
+        raise _ERRORS[severity](f"process {process_id}: {reason}" if process_id else reason)
     return saved
 
 

@@ -15,7 +15,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from t2tp.checkpoint.errors import DamagedCheckpointError, UnusableCheckpointErr
 from t2tp.checkpoint.marker import METADATA, VARIABLES, FileRecord, Marker, data_file
 from t2tp.checkpoint.metrics import record_metrics
 from t2tp.checkpoint.slices import Slice, check_tiling
+from t2tp.processes.cluster import ALONE, Cluster
 
 # The dtypes whose slices TensorFlow restores, and float16, which is stored as float32.
 _DTYPES = (
@@ -43,9 +44,7 @@ def save(
     metadata: dict,
     *,
     metrics: Mapping[str, float] | None = None,
-    process_id: int = 0,
-    num_processes: int = 1,
-    barrier: Callable[[str], None] | None = None,
+    cluster: Cluster = ALONE,
 ) -> Path:
     """Saves the checkpoint of a step as `<directory>/step-<step>`.
 
@@ -59,10 +58,7 @@ def save(
         dtype). Over all processes, the slices of a tensor cover each element exactly once.
       metadata: plain JSON that is saved with the values. Only the metadata of process 0 is used.
       metrics: metrics of an evaluation of the step, see `record_metrics`.
-      process_id: the id of this process.
-      num_processes: number of processes that save together.
-      barrier: called with a name; returns when all processes have called it with that name.
-        Names are reused if the step is saved again.
+      cluster: the processes that save together. Default: this one alone.
 
     Returns:
       The directory of the finished checkpoint.
@@ -77,11 +73,9 @@ def save(
         step,
         [values],
         metadata,
-        num_parts=num_processes,
+        num_parts=cluster.num_processes,
         metrics=metrics,
-        process_id=process_id,
-        num_processes=num_processes,
-        barrier=barrier,
+        cluster=cluster,
     )
 
 
@@ -93,23 +87,19 @@ def save_in_parts(
     *,
     num_parts: int | None = None,
     metrics: Mapping[str, float] | None = None,
-    process_id: int = 0,
-    num_processes: int = 1,
-    barrier: Callable[[str], None] | None = None,
+    cluster: Cluster = ALONE,
 ) -> Path:
     """Saves like `save`, with only one part in memory at a time.
 
     Args:
       directory: directory of the checkpoints; created if missing.
       step: the training step, at least 0.
-      parts: slices and their values, computed lazily; each part becomes a file. Of several
-        processes, each gives parts `process_id`, `process_id + num_processes` and so on.
+      parts: slices and their values, computed lazily; each part becomes a file. Each process gives
+        its `Cluster.share` of the parts.
       metadata: see `save`.
       num_parts: number of parts of all processes. Required with several processes.
       metrics: see `save`.
-      process_id: see `save`.
-      num_processes: see `save`.
-      barrier: see `save`.
+      cluster: see `save`.
 
     Returns:
       The directory of the finished checkpoint.
@@ -117,28 +107,24 @@ def save_in_parts(
     Raises:
       ValueError, OSError: see `save`.
     """
-    if num_processes > 1 and (barrier is None or num_parts is None):
-        raise ValueError(f"{num_processes} processes need a barrier and the number of all parts.")
-    if not 0 <= process_id < num_processes:
-        raise ValueError(f"There is no process {process_id} of {num_processes}.")
-    saving = _Saving(Path(directory), step, process_id, num_processes, uuid.uuid4().hex)
+    if num_parts is None and cluster.num_processes > 1:
+        raise ValueError(f"{cluster.num_processes} processes need the number of all parts.")
+    saving = _Saving(Path(directory), step, cluster, uuid.uuid4().hex)
     num_written = 0
 
     def write() -> None:
         nonlocal num_written
         for values in parts:
             _check_values(values)
-            number = process_id + num_written * num_processes
-            replace(saving, process_id=number).write(values)
+            saving.write(cluster.process_id + num_written * cluster.num_processes, values)
             num_written += 1
 
     def finish() -> None:
-        if process_id == 0:
+        if cluster.is_main_process:
             count = num_written if num_parts is None else num_parts
-            replace(saving, num_processes=count).finish(metadata, metrics or {})
+            saving.finish(count, metadata, metrics or {})
 
-    phases = {"begin": lambda: saving.begin(metadata), "write": write, "finish": finish}
-    saving.go_through(phases, barrier)
+    saving.go_through({"begin": lambda: saving.begin(metadata), "write": write, "finish": finish})
     if num_written:
         saving.check_finished()
     return saving.final
@@ -150,8 +136,7 @@ class _Saving:
 
     directory: Path
     step: int
-    process_id: int
-    num_processes: int
+    cluster: Cluster
     writer_id: str
 
     @property
@@ -162,9 +147,7 @@ class _Saving:
     def temporary(self) -> Path:
         return files.temporary_directory(self.directory, self.step)
 
-    def go_through(
-        self, phases: Mapping[str, Callable[[], None]], barrier: Callable[[str], None] | None
-    ) -> None:
+    def go_through(self, phases: Mapping[str, Callable[[], None]]) -> None:
         """Calls the phases in order; each begins when all processes have ended the previous one.
 
         Raises:
@@ -178,16 +161,17 @@ class _Saving:
                 except Exception as error:
                     failure = error
             # A failed process must reach the barriers too, or the others would wait forever.
-            if barrier is not None:
-                barrier(f"checkpoint-{self.step}-{name}")
+            self.cluster.barrier(f"checkpoint-{self.step}-{name}")
         if failure is not None:
-            self.clean_up()
+            if self.cluster.is_main_process:
+                # If this fails too, the name of the files is temporary.
+                shutil.rmtree(self.temporary, ignore_errors=True)
             raise self.explained(failure) from failure
 
     def begin(self, metadata: dict) -> None:
         """Checks the arguments; process 0 creates the empty temporary directory."""
         _check_destination(self.directory, self.step)
-        if self.process_id != 0:
+        if not self.cluster.is_main_process:
             return
         _check_metadata(metadata)
         if self._is_saved():
@@ -199,13 +183,13 @@ class _Saving:
         files.remove(self.temporary)
         self.temporary.mkdir()
 
-    def write(self, values: Sequence[tuple[Slice, tf.Tensor]]) -> None:
-        """Writes this process's data file, and then a note that lists its contents."""
+    def write(self, number: int, values: Sequence[tuple[Slice, tf.Tensor]]) -> None:
+        """Writes a data file, and then a note that lists its contents."""
         if not self.temporary.is_dir():
             raise OSError("process 0 did not begin the checkpoint, see its error")
         note: dict = {"writer_id": self.writer_id, "slices": [_encode(each) for each, _ in values]}
         if values:
-            prefix = self.temporary / _part(self.process_id)
+            prefix = self.temporary / _part(number)
             with tf.device("CPU:0"):
                 tf.raw_ops.SaveV2(
                     prefix=os.fsencode(prefix),
@@ -216,13 +200,11 @@ class _Saving:
             data = prefix.with_name(f"{prefix.name}.data-00000-of-00001")
             sync(data)
             note["bytes"] = data.stat().st_size
-        files.write_synced(_note(self.temporary, self.process_id), json.dumps(note).encode())
+        files.write_synced(_note(self.temporary, number), json.dumps(note).encode())
 
-    def finish(self, metadata: dict, metrics: Mapping[str, float]) -> None:
+    def finish(self, num_parts: int, metadata: dict, metrics: Mapping[str, float]) -> None:
         """Merges the data files, writes the marker and renames the directory, in process 0."""
-        if self.process_id != 0:
-            return
-        notes = [self._read_note(process_id) for process_id in range(self.num_processes)]
+        notes = [self._read_note(number) for number in range(num_parts)]
         slices = [_decode(each) for note in notes for each in note["slices"]]
         if not slices:
             raise ValueError(f"There is nothing to save at step {self.step}: no slices.")
@@ -260,17 +242,18 @@ class _Saving:
                 destination_prefix=os.fsencode(self.temporary / VARIABLES),
                 delete_old_dirs=False,
             )
-        for number in range(self.num_processes):
+        for number in range(len(notes)):
             _note(self.temporary, number).unlink()
         return {
             data_file(index, len(parts)): FileRecord(notes[number]["bytes"])
             for index, number in enumerate(parts)
         }
 
-    def _read_note(self, process_id: int) -> dict:
+    def _read_note(self, number: int) -> dict:
         try:
-            return json.loads(_note(self.temporary, process_id).read_bytes())
+            return json.loads(_note(self.temporary, number).read_bytes())
         except FileNotFoundError:
+            process_id = number % self.cluster.num_processes
             raise OSError(f"process {process_id} did not write its part, see its error") from None
 
     def _is_saved(self) -> bool:
@@ -292,11 +275,6 @@ class _Saving:
         if self.writer_id not in writers:
             failure = OSError("process 0 did not finish the checkpoint, see its error")
             raise self.explained(failure) from None
-
-    def clean_up(self) -> None:
-        """Deletes the files of a failed save; if that fails too, their name is temporary."""
-        if self.process_id == 0:
-            shutil.rmtree(self.temporary, ignore_errors=True)
 
     def explained(self, failure: Exception) -> Exception:
         """Returns a file system's failure as one sentence for the user, and any other unchanged."""
@@ -351,12 +329,12 @@ def _storable(value: tf.Tensor) -> tf.Tensor:
     return tf.cast(value, tf.float32) if value.dtype == tf.float16 else value
 
 
-def _part(process_id: int) -> str:
-    return f"part-{process_id:05d}"
+def _part(number: int) -> str:
+    return f"part-{number:05d}"
 
 
-def _note(step_dir: Path, process_id: int) -> Path:
-    return step_dir / f"{_part(process_id)}.json"
+def _note(step_dir: Path, number: int) -> Path:
+    return step_dir / f"{_part(number)}.json"
 
 
 def _encode(part: Slice) -> list:

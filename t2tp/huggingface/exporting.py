@@ -15,8 +15,8 @@ from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.importing import Progress
 from t2tp.huggingface.model_directory import INDEX_FILE, WEIGHTS_FILE
 from t2tp.huggingface.safetensors_file import DTYPES, TensorInfo, create
-from t2tp.huggingface.share import ALL, Share
 from t2tp.huggingface.tensor_map import MOST_ELEMENTS, Piece, Variable
+from t2tp.processes.cluster import ALONE, Cluster
 
 # Size limit of a file, as in `transformers`. A larger tensor has a file of its own.
 MOST_BYTES = 5_000_000_000
@@ -49,7 +49,7 @@ def export_tensors(
     dtype: str = "",
     progress: Progress = lambda count: None,
     most_bytes: int = MOST_BYTES,
-    share: Share = ALL,
+    cluster: Cluster = ALONE,
 ) -> None:
     """Writes the files of tensors, and their index if there are several.
 
@@ -60,17 +60,17 @@ def export_tensors(
       dtype: dtype of the tensors; "": the dtype of each variable in the checkpoint.
       progress: callback with the number of values written since the last call.
       most_bytes: size limit of a file; a larger tensor has a file of its own.
-      share: this process's share of the files. (Two processes that write into one file may lose
-        values if the file is on another host.)
+      cluster: the processes that write; each has its share of the files. (Two processes that write
+        into one file may lose values if the file is on another host.)
 
     Raises:
       OSError: a file cannot be read or written.
     """
     files = _files(saved, variables, dtype, most_bytes)
-    if share.is_main_process and len(files) > 1:
+    if cluster.is_main_process and len(files) > 1:
         _write_index(directory, files)
     places: dict[str, TensorInfo] = {}
-    for name, tensors in share.of([*files.items()]):
+    for name, tensors in cluster.share([*files.items()]):
         places |= create(directory / name, tensors)
     for variable in variables:
         pieces = [each for each in variable.pieces if each.theirs in places]

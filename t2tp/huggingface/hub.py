@@ -13,10 +13,10 @@ from t2tp.huggingface.model_directory import (
     WEIGHTS_FILE,
     read_json,
 )
-from t2tp.huggingface.share import Share
 from t2tp.optional_import import optional_import
 from t2tp.problems.vocab.chat_template import TEMPLATE_FILE
 from t2tp.problems.vocab.special_tokens import CONFIG_FILES, GENERATION_FILE, TOKENIZER_FILE
+from t2tp.processes.cluster import Cluster
 
 # An organization or user, a model, and a branch, tag or commit.
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
@@ -29,12 +29,12 @@ _SMALL_FILES = (
 )
 
 
-def local_directory(name: str, share: Share) -> Path:
+def local_directory(name: str, cluster: Cluster) -> Path:
     """Returns the directory of a model, which is downloaded into the Hub's cache if needed.
 
     Args:
       name: a directory, or a model's name on the Hub: `org/name` or `org/name@revision`.
-      share: this process's share; process 0 downloads first.
+      cluster: the processes that convert; process 0 downloads first.
 
     Raises:
       ConversionError: the model cannot be downloaded, or is of a type that t2tp lacks.
@@ -43,11 +43,11 @@ def local_directory(name: str, share: Share) -> Path:
     path, match = Path(name).expanduser(), _NAME.fullmatch(name)
     if match is None or path.exists():
         return path
-    if not share.is_main_process:
-        share.barrier("the model is downloaded")
+    if not cluster.is_main_process:
+        cluster.barrier("the model is downloaded")
     directory = _download(match[1], match[2])
-    if share.is_main_process:
-        share.barrier("the model is downloaded")
+    if cluster.is_main_process:
+        cluster.barrier("the model is downloaded")
     return directory
 
 

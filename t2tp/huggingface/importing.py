@@ -12,8 +12,8 @@ from t2tp import checkpoint
 from t2tp.checkpoint import Slice
 from t2tp.checkpoint.variables import DIMENSIONS, TRAINABLE
 from t2tp.huggingface.model_directory import ModelDirectory
-from t2tp.huggingface.share import ALL, Share
 from t2tp.huggingface.tensor_map import MOST_ELEMENTS, Piece, Variable
+from t2tp.processes.cluster import ALONE, Cluster
 
 Progress = Callable[[int], object]
 
@@ -42,7 +42,7 @@ def import_tensors(
     directory: Path,
     dtype: str = "",
     progress: Progress = lambda count: None,
-    share: Share = ALL,
+    cluster: Cluster = ALONE,
 ) -> Path:
     """Writes the checkpoint of step 0.
 
@@ -52,7 +52,7 @@ def import_tensors(
       directory: directory of the checkpoints.
       dtype: dtype in the checkpoint; "": the dtype of each tensor.
       progress: callback with the number of values read since the last call.
-      share: this process's share of the slices.
+      cluster: the processes that write; each has its share of the slices.
 
     Returns:
       The directory of the checkpoint.
@@ -70,12 +70,10 @@ def import_tensors(
     return checkpoint.save_in_parts(
         directory,
         0,
-        (_part(source, boxes, dtypes, progress) for boxes in share.of(plan)),
+        (_part(source, boxes, dtypes, progress) for boxes in cluster.share(plan)),
         metadata,
         num_parts=len(plan),
-        process_id=share.process_id,
-        num_processes=share.num_processes,
-        barrier=share.barrier,
+        cluster=cluster,
     )
 
 

@@ -8,12 +8,15 @@ import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import tensorflow as tf
 
 from t2tp.processes import process_spec
 from t2tp.processes.coordination import JOB, CoordinationClient, one_line
 from t2tp.processes.rendezvous import rendezvous
+
+T = TypeVar("T")
 
 # How long processors wait for each other in a collective or at a barrier, in seconds.
 TIME_LIMIT = 600.0
@@ -116,6 +119,10 @@ class Cluster:
         if self.coordination is not None:
             self.coordination.report("failed", one_line(error))
 
+    def share(self, items: Sequence[T]) -> Sequence[T]:
+        """Returns this process's share of some work: every `num_processes`-th item."""
+        return items[self.process_id :: self.num_processes]
+
     @property
     def on_one_host(self) -> bool:
         """Whether all processes are known to run on this host."""
@@ -124,6 +131,10 @@ class Cluster:
     def describe(self) -> str:
         """Lists the device of each processor, one per line."""
         return "\n".join(f"processor {p}: {device}" for p, device in enumerate(self.devices))
+
+
+# A process that works alone and needs no devices.
+ALONE = Cluster(("",))
 
 
 def connect(

@@ -1,39 +1,24 @@
 """Several processes save together. Threads stand in for them where only the order matters."""
 
 import shutil
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from t2tp.checkpoint import Checkpoint, Slice, latest, save
+from t2tp.processes.cluster import Cluster
 from tests.checkpoint import samples
-from tests.patience import PATIENCE
+from tests.two_in_threads import run_two
 
 
-def save_together(directory, values_of_each, barrier=None):
-    """Saves step 5 from one thread a process; returns each one's path or error."""
-    number = len(values_of_each)
-    waiting = threading.Barrier(number)
-
-    def one(process_id):
-        try:
-            return save(
-                directory,
-                5,
-                values_of_each[process_id],
-                {"seen": 50},
-                process_id=process_id,
-                num_processes=number,
-                barrier=barrier or (lambda name: waiting.wait(PATIENCE)),
-            )
-        except (OSError, ValueError) as error:
-            return error
-
-    with ThreadPoolExecutor(number) as pool:
-        return list(pool.map(one, range(number)))
+def save_together(directory, values_of_each):
+    """Saves step 5 from two processes; returns each one's path or error."""
+    return run_two(
+        lambda cluster: save(
+            directory, 5, values_of_each[cluster.process_id], {"seen": 50}, cluster=cluster
+        )
+    )
 
 
 def test_two_threads_save_what_one_reads_back_whole_or_unaligned(tmp_path):
@@ -49,16 +34,15 @@ def test_two_threads_save_what_one_reads_back_whole_or_unaligned(tmp_path):
     assert len(list(path.glob("variables.data-*-of-00002"))) == 2
 
 
-def test_all_meet_at_the_same_barriers(tmp_path):
-    called, waiting, lock = [[], []], threading.Barrier(2), threading.Lock()
-    turns = iter(range(100))
+def test_all_meet_at_the_same_barriers(tmp_path, monkeypatch):
+    called, barrier = [[], []], Cluster.barrier
 
-    def barrier(name):
-        with lock:
-            called[next(turns) % 2].append(name)
-        waiting.wait(PATIENCE)
+    def noted(self, name):
+        called[self.process_id].append(name)
+        barrier(self, name)
 
-    save_together(tmp_path, samples.halves(5), barrier)
+    monkeypatch.setattr(Cluster, "barrier", noted)
+    save_together(tmp_path, samples.halves(5))
     names = [f"checkpoint-5-{phase}" for phase in ("begin", "write", "finish")]
     assert called == [names, names]
 

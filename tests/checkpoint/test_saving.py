@@ -13,6 +13,7 @@ from t2tp.checkpoint import (
     save_in_parts,
     set_aside,
 )
+from t2tp.processes.cluster import Cluster
 from tests.checkpoint import samples
 from tests.files import files_of_at_most
 
@@ -148,12 +149,6 @@ def test_an_address_is_no_directory():
         save("gs://bucket/run", 1, samples.of_step(1), {})
 
 
-@pytest.mark.parametrize("arguments", [{"num_processes": 2}, {"process_id": 1}])
-def test_processes_that_cannot_be_are_refused(tmp_path, arguments):
-    with pytest.raises(ValueError, match="process"):
-        save(tmp_path, 1, samples.of_step(1), {}, **arguments)
-
-
 def test_a_directory_that_cannot_be_written_is_one_clear_sentence(tmp_path):
     (tmp_path / "file").write_text("not a directory")
     with pytest.raises(OSError, match=r"step 5 could not be saved in .*file/run: .*untouched"):
@@ -196,6 +191,8 @@ def test_parts_that_are_not_all_there_are_refused_and_leave_nothing(tmp_path):
         save_in_parts(tmp_path, 4, [samples.of_step(4)[:3]], {})
     with pytest.raises(ValueError, match="no slices"):
         save_in_parts(tmp_path, 4, [], {})
+    with pytest.raises(ValueError, match="2 processes need the number of all parts"):
+        save_in_parts(tmp_path, 4, [], {}, cluster=Cluster((), 0, 2))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,6 +1,7 @@
 """`t2tp_convert`: converts between a run and a Hugging Face checkpoint."""
 
 import contextlib
+import dataclasses
 import functools
 import glob
 import json
@@ -26,10 +27,9 @@ from t2tp.huggingface.importing import import_tensors
 from t2tp.huggingface.known_types import MODEL_TYPES, find_types
 from t2tp.huggingface.model_directory import CONFIG_FILE, ModelDirectory, read_json
 from t2tp.huggingface.model_type import ModelType
-from t2tp.huggingface.share import ALL, Share
 from t2tp.huggingface.tensor_map import Variable, variables
 from t2tp.layers.adapters import Adapters
-from t2tp.processes.cluster import connect
+from t2tp.processes.cluster import ALONE, Cluster, connect
 from t2tp.scratch_directory import scratch_directory
 from t2tp.trainer.cli.run_program import Invocation
 from t2tp.trainer.errors import UsageError, as_usage_error
@@ -62,7 +62,7 @@ def run(invocation: Invocation) -> None:
     convert = _to_run if flags.from_hf else _to_directory
     if invocation.process is None:
         with as_usage_error(ValueError, LookupError, OSError, ModuleNotFoundError):
-            print(convert(flags, ALL))
+            print(convert(flags, ALONE))
         return
     join = functools.partial(
         connect,
@@ -72,19 +72,17 @@ def run(invocation: Invocation) -> None:
         coordinator=flags.coordinator,
     )
     with multiprocess.joined(join) as cluster:
-        share = Share(
-            cluster.process_id, cluster.num_processes, lambda name: cluster.barrier(name, math.inf)
-        )
+        patient = dataclasses.replace(cluster, time_limit=math.inf)
         multiprocess.check_same(cluster, {name: flags[name].value for name in _SETTINGS})
         with as_usage_error(ValueError, LookupError, OSError, ModuleNotFoundError):
-            made = convert(flags, share)
-    if share.is_main_process:
+            made = convert(flags, patient)
+    if cluster.is_main_process:
         print(made)
 
 
-def _to_run(flags: absl_flags.FlagValues, share: Share) -> Path:
+def _to_run(flags: absl_flags.FlagValues, cluster: Cluster) -> Path:
     """Converts a directory to a run."""
-    source = ModelDirectory.from_path(local_directory(flags.from_hf, share))
+    source = ModelDirectory.from_path(local_directory(flags.from_hf, cluster))
     model_type = source.model_type
     huggingface_files.check_files(source.path)
     hparams = source.hparams()
@@ -96,17 +94,17 @@ def _to_run(flags: absl_flags.FlagValues, share: Share) -> Path:
     settings = {"model": model_type.model, "problem": problem, "hparams_set": ""}
     settings["problem_options"] = flags.problem_options
     output_dir = Path(flags.output_dir).expanduser()
-    with _made(output_dir, share) as partial:
-        with _progress(found, "reading", share) as progress:
+    with _made(output_dir, cluster) as partial:
+        with _progress(found, "reading", cluster) as progress:
             directory = checkpoint_directory(str(partial))
-            import_tensors(source, found, directory, flags.dtype or "", progress, share)
-        if share.is_main_process:
+            import_tensors(source, found, directory, flags.dtype or "", progress, cluster)
+        if cluster.is_main_process:
             huggingface_files.copy_files(source.path, huggingface_files.directory_in(partial))
             run_files.write(str(partial), hparams, settings)
     return output_dir
 
 
-def _to_directory(flags: absl_flags.FlagValues, share: Share) -> Path:
+def _to_directory(flags: absl_flags.FlagValues, cluster: Cluster) -> Path:
     """Converts a run to a directory."""
     most_bytes = exporting.bytes_of(flags.max_shard_size or str(exporting.MOST_BYTES))
     saved_run = run_files.read_run(flags.output_dir)
@@ -131,14 +129,14 @@ def _to_directory(flags: absl_flags.FlagValues, share: Share) -> Path:
     found = _variables(model_type, hparams)
     exporting.check_fits(saved, found)
     to_hf = Path(flags.to_hf).expanduser()
-    with _made(to_hf, share) as partial:
+    with _made(to_hf, cluster) as partial:
         if adapters is not None and not flags.merge_lora:
-            if share.is_main_process:
+            if cluster.is_main_process:
                 export_adapters(tuned, found, adapters, config, partial, dtype)
             return to_hf
-        with _progress(found, "writing", share) as progress:
-            exporting.export_tensors(saved, found, partial, dtype, progress, most_bytes, share)
-        if share.is_main_process:
+        with _progress(found, "writing", cluster) as progress:
+            exporting.export_tensors(saved, found, partial, dtype, progress, most_bytes, cluster)
+        if cluster.is_main_process:
             if kept.is_dir():
                 huggingface_files.copy_files(kept, partial)
             dtype = dtype or saved.dtypes()[found[0].name].name
@@ -207,7 +205,7 @@ def _config(model_type: ModelType, before: dict[str, Any], hparams: HParams) -> 
 
 
 @contextlib.contextmanager
-def _made(directory: Path, share: Share) -> Iterator[Path]:
+def _made(directory: Path, cluster: Cluster) -> Iterator[Path]:
     """Yields a temporary directory, which is renamed to `directory` at the end.
 
     Raises:
@@ -218,18 +216,18 @@ def _made(directory: Path, share: Share) -> Iterator[Path]:
     run_files.check_writable(str(directory), "the directory")
     parent = directory.absolute().parent
     prefix = f".{directory.name}.t2tp-convert-"
-    share.barrier("nothing is there")
-    if share.is_main_process:
+    cluster.barrier("nothing is there")
+    if cluster.is_main_process:
         parent.mkdir(parents=True, exist_ok=True)
         with scratch_directory(parent, prefix) as scratch:
             partial = scratch / _PARTIAL
             partial.mkdir()
-            share.barrier("the directory is there")
+            cluster.barrier("the directory is there")
             yield partial
-            share.barrier("all is written")
+            cluster.barrier("all is written")
             os.replace(partial, directory)
     else:
-        share.barrier("the directory is there")
+        cluster.barrier("the directory is there")
         # Process 0 has already removed leftovers of killed conversions.
         found = list(parent.glob(f"{glob.escape(prefix)}*/{_PARTIAL}"))
         if len(found) != 1:
@@ -238,19 +236,19 @@ def _made(directory: Path, share: Share) -> Iterator[Path]:
                 " same file system"
             )
         yield found[0]
-        share.barrier("all is written")
-    share.barrier("it has its name")
+        cluster.barrier("all is written")
+    cluster.barrier("it has its name")
 
 
 @contextlib.contextmanager
 def _progress(
-    found: Sequence[Variable], what: str, share: Share
+    found: Sequence[Variable], what: str, cluster: Cluster
 ) -> Iterator[Callable[[int], object]]:
     """Shows a progress bar, and yields a function that adds a number of values to it.
 
     The first process shows it, and assumes that the others progress at the same rate.
     """
     total = sum(math.prod(each.shape) for each in found)
-    is_hidden = None if share.is_main_process else True  # None: unless it is a terminal.
+    is_hidden = None if cluster.is_main_process else True  # None: unless it is a terminal.
     with tqdm(desc=what, total=total, unit=" values", unit_scale=True, disable=is_hidden) as bar:
-        yield lambda count: bar.update(count * share.num_processes)
+        yield lambda count: bar.update(count * cluster.num_processes)

@@ -137,14 +137,7 @@ class RunSaver:
         """Writes a checkpoint and applies the retention."""
         cluster = self.variables.cluster
         checkpoint.save(
-            self.directory,
-            step,
-            values,
-            self.metadata,
-            metrics=metrics,
-            process_id=cluster.process_id,
-            num_processes=cluster.num_processes,
-            barrier=cluster.barrier,
+            self.directory, step, values, self.metadata, metrics=metrics, cluster=cluster
         )
         if cluster.is_main_process:
             self.saved(step)
