@@ -180,7 +180,7 @@ class _Pair:
         """Compares each processor's slice of a tensor with its part of the whole on one device."""
         kind, _, name = key.rpartition(" ")
         kind = kind or "output"  # Of a scalar summary.
-        whole, shape = wanted[key], found.shape_of(key)
+        whole, shape = wanted[key], found.shapes[key]
         scale = self._largest_gradient() if kind == "gradient" else max(1.0, _largest(whole))
         error = 0.0
         for region, value in found.slices_of(key):

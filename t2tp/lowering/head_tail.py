@@ -23,6 +23,7 @@ from t2tp import upstream
 from t2tp.lowering.context import Lowering, Order
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
 from t2tp.lowering.operation import hooks
+from t2tp.lowering.reshape import begins
 from t2tp.mesh.graph_memo import GraphMemo
 
 CONSECUTIVE: Order = frozenset()
@@ -191,13 +192,12 @@ class Orders:
 
         The dimension is then the same factor of the row-major index: see `t2tp.lowering.reshape`.
         """
-        factors = []
-        for shape in (old, new):
-            begin = 1
-            for dim, by in zip(shape.dims, self._mesh_impl.tensor_layout(shape), strict=True):
-                if by == axis:
-                    factors.append((begin, dim.size))
-                begin *= dim.size
+        factors = [
+            (begin, dim.size)
+            for shape in (old, new)
+            for begin, dim in begins(shape)
+            if self._mesh_impl.tensor_dimension_to_mesh_axis(dim) == axis
+        ]
         return len(factors) == 2 and factors[0] == factors[1]
 
     def has_halves(self, axis: int, dim: upstream.Dimension) -> bool:

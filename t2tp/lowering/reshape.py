@@ -386,7 +386,7 @@ def _aligned(
     one side begin with the axes that split it on the other. Returns None if some dimension cannot.
     """
     olds, news = (
-        {(begin, dim.size): i for i, (begin, dim) in enumerate(_begins(shape))}
+        {(begin, dim.size): i for i, (begin, dim) in enumerate(begins(shape))}
         for shape in (old_shape, new_shape)
     )
     sizes = old_shape.to_integer_list, new_shape.to_integer_list
@@ -413,7 +413,7 @@ def _aligned(
     return sizes
 
 
-def _begins(shape: upstream.Shape) -> Iterator[tuple[int, upstream.Dimension]]:
+def begins(shape: upstream.Shape) -> Iterator[tuple[int, upstream.Dimension]]:
     """Yields each dimension with the product of the sizes before it."""
     begin = 1
     for dim in shape.dims:

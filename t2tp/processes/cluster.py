@@ -238,8 +238,7 @@ def _local_devices(each: int) -> str:
         )
     if gpus:
         return "GPU"
-    _check_not_too_many(each)
-    _skip_passes()
+    _prepare_virtual_cpus(each)
     try:
         _make_virtual_cpus(each)
     except RuntimeError as error:
@@ -271,13 +270,17 @@ def _cards_are_whole() -> bool:
     return len(logical("GPU")) == len(physical("GPU"))
 
 
-def _check_not_too_many(count: int) -> None:
+def _prepare_virtual_cpus(count: int) -> None:
+    """Checks their number, and turns off passes that do not pay on CPUs unless they are chosen."""
     if count > MAX_VIRTUAL_CPUS:
         raise ValueError(
             f"A mesh with {count} processors in one process needs {count} virtual CPU devices, and"
             f" there can be at most {MAX_VIRTUAL_CPUS}. To see what such a layout costs without"
             " devices, t2tp_trainer has --explain_layout."
         )
+    chosen = tf.config.optimizer.get_experimental_options()
+    skipped = {name: False for name in SKIPPED_PASSES if name not in chosen}
+    tf.config.optimizer.set_experimental_options(skipped)
 
 
 def _make_virtual_cpus(count: int) -> None:
@@ -308,16 +311,8 @@ def threads_of_an_operation() -> int:
     return chosen or given or len(os.sched_getaffinity(0))
 
 
-def _skip_passes() -> None:
-    """Turns off passes that do not pay on CPUs, unless the caller has chosen."""
-    chosen = tf.config.optimizer.get_experimental_options()
-    skipped = {name: False for name in SKIPPED_PASSES if name not in chosen}
-    tf.config.optimizer.set_experimental_options(skipped)
-
-
 def _virtual_cpus(count: int) -> list[str]:
-    _check_not_too_many(count)
-    _skip_passes()
+    _prepare_virtual_cpus(count)
     cpu = tf.config.list_physical_devices("CPU")[0]
     if tf.config.get_logical_device_configuration(cpu) is None:
         # Too late once TensorFlow is initialized, with one CPU device.

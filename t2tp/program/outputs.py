@@ -44,10 +44,6 @@ class Outputs(Mapping[str, np.ndarray]):
             whole[region] = value
         return whole
 
-    def shape_of(self, name: str) -> upstream.Shape:
-        """The global shape of an output."""
-        return self.shapes[name]
-
     def slices_of(self, name: str) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:
         """Yields each local processor's part of an output, after its region in the output."""
         shape = self.shapes[name]

@@ -260,10 +260,6 @@ class StagedVariable:
         """The slice of processor `pnum`, one of this process."""
         return self.held_by(pnum).slice_of(pnum)
 
-    def begin(self, pnum: int) -> tuple[int, ...]:
-        """Global index at which processor `pnum`'s slice begins."""
-        return self.held_by(pnum).begin(pnum)
-
 
 class Variables:
     """All variables of a run: programs that train and that evaluate share one of these.
