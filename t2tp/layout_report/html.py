@@ -53,9 +53,9 @@ def _mesh(data: ReportData) -> Iterator[str]:
     yield f'<div class="card"><div class="drawing">{render_svg(_mesh_as_tensor(layout))}</div>'
     yield f'<div class="facts"><ul>{"".join(f"<li>{each}</li>" for each in facts)}</ul>'
     yield (
-        '<p class="faint">Each part of a tensor has the colour, and the number, of the processors'
-        " that hold it. Sheets behind a drawing are copies, and every processor holds a hatched"
-        " tensor whole. Point at a part to read its range of indices.</p></div></div>"
+        '<p class="faint">Each part of a tensor has the numbers of the processors that hold it, and'
+        " the colour of the first. Every processor holds a hatched tensor whole. Point at a part to"
+        " read its range of indices.</p></div></div>"
     )
 
 

@@ -20,8 +20,7 @@ from t2tp.mesh.zero import name_in_use
 _SHORTEST, _LONGEST = 48.0, 190.0
 _FEW, _ROOMY = 6, 36.0
 _NARROW, _LONGEST_CUT, _VISIBLE = 15.0, 480.0, 3.0
-_SHEET_OFFSET, _GAP, _LABEL, _LETTER = 5.0, 14.0, 18.0, 6.4
-_MAX_SHEETS = 2
+_GAP, _LABEL, _LETTER = 14.0, 18.0, 6.4
 
 
 @dataclass(frozen=True)
@@ -44,22 +43,19 @@ class _Side:
 def render_svg(tensor: SlicedTensor) -> str:
     """Renders a tensor as an `<svg>` element; hovering over a slice shows its processors."""
     rows, columns, stacked = _sides(tensor)
-    boxes: dict[tuple[int, ...], list[str]] = {}
+    boxes: dict[str, list[str]] = {}
     for part, pnums in tensor.holders().items():
-        coordinates = [_coordinate(tensor, dim, part) for dim in range(len(part))]
-        box = tuple(coordinates[dim] for dim in stacked)
-        cell = _cell(tensor, rows, columns, coordinates, part, pnums)
-        boxes.setdefault(box, []).append(cell)
-    sheets = min(tensor.copies - 1, _MAX_SHEETS)
+        caption = ", ".join(_indices(tensor, dim, part[dim]) for dim in stacked)
+        boxes.setdefault(caption, []).append(_cell(tensor, rows, columns, part, pnums))
     left = _LABEL if rows.label else 2.0
-    caption_height = _LABEL if stacked else 0.0
-    step = columns.length + sheets * _SHEET_OFFSET + _GAP
+    step = columns.length + _GAP
     shapes = [
-        _box(tensor, rows, columns, stacked, box, cells, left + number * step, sheets)
-        for number, (box, cells) in enumerate(boxes.items())
+        f'<g transform="translate({left + number * step:.1f} {_LABEL:.1f})">{"".join(cells)}'
+        f"{_text(0, rows.length + 14, caption, 'label')}</g>"
+        for number, (caption, cells) in enumerate(boxes.items())
     ]
     width = max(left + len(boxes) * step, left + _LETTER * len(columns.label))
-    height = _LABEL + rows.length + sheets * _SHEET_OFFSET + caption_height + 2
+    height = _LABEL + rows.length + (_LABEL if stacked else 0.0) + 2
     labels = _text(left, _LABEL - 6, columns.label, "label") + _upright(rows)
     return (
         f'<svg role="img" width="{width:.0f}" height="{height:.0f}"'
@@ -132,31 +128,23 @@ def _parts(tensor: SlicedTensor, dim: int) -> int:
     return tensor.shape.dims[dim].size // tensor.slice_shape[dim]
 
 
-def _coordinate(tensor: SlicedTensor, dim: int, part: tuple[range, ...]) -> int:
-    return part[dim].start // tensor.slice_shape[dim]
-
-
-def _indices(tensor: SlicedTensor, dim: int, begin: int) -> str:
+def _indices(tensor: SlicedTensor, dim: int, part: range) -> str:
     """Formats the index range of a slice: `batch 0 to 3`."""
-    end = begin + tensor.slice_shape[dim] - 1
     name = name_in_use(tensor.shape.dims[dim].name)
-    return f"{name} {begin}" + (f" to {end}" if end > begin else "")
+    return f"{name} {part.start}" + (f" to {part[-1]}" if len(part) > 1 else "")
 
 
 def _cell(
-    tensor: SlicedTensor,
-    rows: _Side,
-    columns: _Side,
-    coordinates: Sequence[int],
-    part: tuple[range, ...],
-    pnums: Sequence[int],
+    tensor: SlicedTensor, rows: _Side, columns: _Side, part: tuple[range, ...], pnums: Sequence[int]
 ) -> str:
     """Renders one slice at its position in the box."""
-    row = sum(coordinates[dim] for dim in rows.dims)
-    column = sum(coordinates[dim] for dim in columns.dims)
+    row, column = (
+        sum(part[dim].start // tensor.slice_shape[dim] for dim in side.dims)
+        for side in (rows, columns)
+    )
     height, width = rows.length / rows.parts, columns.length / columns.parts
     x, y = column * width, row * height
-    ranges = ", ".join(_indices(tensor, dim, each.start) for dim, each in enumerate(part))
+    ranges = ", ".join(_indices(tensor, dim, each) for dim, each in enumerate(part))
     owners = wording.pnums(pnums)
     is_everywhere = tensor.layout.size > 1 and len(pnums) == tensor.layout.size
     fill = "url(#everywhere)" if is_everywhere else colour(tensor.layout, pnums[0])
@@ -174,33 +162,6 @@ def _cell(
     )
 
 
-def _box(
-    tensor: SlicedTensor,
-    rows: _Side,
-    columns: _Side,
-    stacked: Sequence[int],
-    box: Sequence[int],
-    cells: Sequence[str],
-    x: float,
-    sheets: int,
-) -> str:
-    """Renders a box with its copies as sheets behind it."""
-    behind = "".join(
-        f'<rect class="copy" x="{n * _SHEET_OFFSET:.1f}" y="{n * _SHEET_OFFSET:.1f}"'
-        f' width="{columns.length:.1f}" height="{rows.length:.1f}"/>'
-        for n in range(sheets, 0, -1)
-    )
-    caption = ""
-    if stacked:
-        ranges = (
-            _indices(tensor, dim, tensor.slice_shape[dim] * coordinate)
-            for dim, coordinate in zip(stacked, box, strict=True)
-        )
-        y = rows.length + sheets * _SHEET_OFFSET + 14
-        caption = _text(0, y, ", ".join(ranges), "label")
-    return f'<g transform="translate({x:.1f} {_LABEL:.1f})">{behind}{"".join(cells)}{caption}</g>'
-
-
 def _upright(rows: _Side) -> str:
     if not rows.label:
         return ""
@@ -215,4 +176,4 @@ def _upright(rows: _Side) -> str:
 
 
 def _text(x: float, y: float, words: str, kind: str) -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escape(words)}</text>'
+    return words and f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escape(words)}</text>'

@@ -28,7 +28,6 @@ from t2tp.mesh.collectives import tree_sum
 
 # Bytes. Coalescing a larger tensor gains nothing: the copy costs the time of a second collective.
 SMALL = 1 << 20
-_LARGEST_COALESCED = 1 << 24
 # Bytes of small sums that fill a collective, which then runs while later tensors are computed.
 BUCKET = 1 << 22
 
@@ -120,20 +119,7 @@ class Reductions:
         self.mesh_impl = mesh_impl
         self._deferred: list[DeferredSum] = []
 
-    def defer(self, lazy: upstream.LazyAllreduceSum, name: str, is_needed: bool) -> DeferredSum:
-        """Defers a sum.
-
-        Args:
-          lazy: the partial sum, and the axes to sum over.
-          name: name of the summed tensor.
-          is_needed: whether some operation needs the value. Only then may the sum be reduced early,
-            together with others.
-        """
-        axes = self.mesh_impl.layout.axes.separate(lazy.mesh_axes)
-        deferred = DeferredSum(self, name, [lazy.laid_out_input.slice], axes)
-        return self._joined(deferred, is_needed)
-
-    def defer_parts(
+    def defer(
         self,
         name: str,
         parts: Sequence[tf.Tensor],
@@ -141,7 +127,16 @@ class Reductions:
         kind: tuple[str, int] | None,
         is_needed: bool,
     ) -> DeferredSum:
-        """Defers a sum in parts; arguments as for `DeferredSum` and `defer`."""
+        """Defers a sum.
+
+        Args:
+          name: name of the summed tensor.
+          parts: this processor's parts of the sum; see `DeferredSum`.
+          mesh_axes: the axes to sum over.
+          kind: see `DeferredSum`.
+          is_needed: whether some operation needs the value. Only then may the sum be reduced early,
+            together with others.
+        """
         axes = self.mesh_impl.layout.axes.separate(mesh_axes)
         deferred = DeferredSum(self, name, parts, axes, kind)
         return self._joined(deferred, is_needed) if axes else deferred
@@ -184,24 +179,19 @@ class Reductions:
         return tf.cast(collectives.allreduce(addend, required.mesh_axes, "Add", names), dtype)
 
     def _coalesced(self, required: DeferredSum) -> list[DeferredSum]:
-        """Returns the sum and other deferred sums over the same axes, up to a total size."""
-        group, total = [required], required.num_bytes
-        if total > SMALL:
-            return group
-        for other in self._deferred:
-            fits = total + other.num_bytes <= _LARGEST_COALESCED
-            if other is not required and fits and self._is_similar(other, required):
-                group.append(other)
-                total += other.num_bytes
-        return group
-
-    @staticmethod
-    def _is_similar(other: DeferredSum, required: DeferredSum) -> bool:
-        # Sums inside and outside a loop's body cannot share a collective.
-        return (
-            not other.is_reduced
-            and other.mesh_axes == required.mesh_axes
-            and other.addend.dtype == required.addend.dtype
-            and other.graph is required.graph
-            and other.graph is tf.compat.v1.get_default_graph()
-        )
+        """Returns a sum and, if it is small, the deferred sums over the same axes."""
+        if required.num_bytes > SMALL:
+            return [required]
+        graph = tf.compat.v1.get_default_graph()
+        return [
+            required,
+            *(
+                other
+                for other in self._deferred
+                if other is not required
+                and other.mesh_axes == required.mesh_axes
+                and other.addend.dtype == required.addend.dtype
+                # Sums inside and outside a loop's body cannot share a collective.
+                and other.graph is required.graph is graph
+            ),
+        ]

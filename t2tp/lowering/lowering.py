@@ -427,9 +427,8 @@ class GraphLowering(upstream.Lowering):
     def set_tensor_lowering(self, tensor: upstream.Tensor, laid_out_tensor: Any) -> None:
         """Sets the value of a tensor; a sum over mesh axes is deferred."""
         if type(laid_out_tensor) is upstream.LazyAllreduceSum:
-            laid_out_tensor = self._reductions.defer(
-                laid_out_tensor, tensor.name, tensor in self._needed
-            )
+            partial_sum, axes = laid_out_tensor.laid_out_input.slice, laid_out_tensor.mesh_axes
+            return self._defer_parts(tensor, [partial_sum], axes, None)
         super().set_tensor_lowering(tensor, laid_out_tensor)
         self.orders.set(tensor, self.orders.current)
 
@@ -559,7 +558,7 @@ class GraphLowering(upstream.Lowering):
         kind: tuple[str, int] | None,
     ) -> None:
         is_needed = tensor in self._needed
-        value = self._reductions.defer_parts(tensor.name, parts, axes, kind, is_needed)
+        value = self._reductions.defer(tensor.name, parts, axes, kind, is_needed)
         super().set_tensor_lowering(tensor, value)
         self.orders.set(tensor, self.orders.current)
 

@@ -112,28 +112,15 @@ def elements_per_row(
     size = 0
     while size != (size := sum(map(len, found.values()))):
         for is_reshape, old, new in pairs:
-            for dim in _known(old, found):
+            # The dimensions that count rows in exactly one way.
+            for dim in [each for each in old if len(found.get(each, ())) == 1]:
                 if is_reshape:
                     _add_reshaped(found, batch.size, old, dim, new)
-                else:
-                    _add_resized(found, dim, new)
+                    continue
+                for other in new:
+                    if other.name == dim.name:
+                        found.setdefault(other, set()).update(found[dim])
     return found
-
-
-def _known(
-    dims: Dims, found: Mapping[upstream.Dimension, set[Fraction]]
-) -> list[upstream.Dimension]:
-    """Returns the dimensions that count rows in exactly one way."""
-    return [dim for dim in dims if len(found.get(dim, ())) == 1]
-
-
-def _add_resized(
-    found: dict[upstream.Dimension, set[Fraction]], dim: upstream.Dimension, new: Dims
-) -> None:
-    """Adds the dimension that counts rows after an operation that changes the size of `dim`."""
-    for other in new:
-        if other.name == dim.name:
-            found.setdefault(other, set()).update(found[dim])
 
 
 def _add_reshaped(

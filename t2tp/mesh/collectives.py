@@ -414,7 +414,8 @@ class Collectives:
         partner = tf.gather(tf.constant(partners, tf.int32), place)
         numbers = tf.constant(self._numbers_along(axis), tf.int32)
         other = self._pnum + tf.gather(numbers, partner) - tf.gather(numbers, place)
-        pair = self._pair(other)
+        low, high = tf.minimum(self._pnum, other), tf.maximum(self._pnum, other)
+        pair = _Group(self._pair_key() + low * len(self._devices) + high, 2)
         both = self._emit(tf.raw_ops.CollectiveGatherV2, x[None], pair)
         both = tf.ensure_shape(both, [2, *x.shape])
         return tf.gather(both, tf.cast(self._pnum < other, tf.int32))
@@ -432,11 +433,6 @@ class Collectives:
             communication_hint=self._hint,
             **merging,
         )
-
-    def _pair(self, other: tf.Tensor) -> _Group:
-        """Returns the group of this processor and another one."""
-        low, high = tf.minimum(self._pnum, other), tf.maximum(self._pnum, other)
-        return _Group(self._pair_key() + low * len(self._devices) + high, 2)
 
     def _pair_key(self) -> int:
         """Returns the key k of device pairs: the group of devices (a, b) has key k + a * count + b.
@@ -458,19 +454,18 @@ class Collectives:
 
     def _numbers_along(self, axis: int) -> list[int]:
         """Returns the numbers of the processors along an axis from processor 0, in order."""
-        places = itertools.product(*(range(self._axes.size(part)) for part in self._parts(axis)))
-        strides = [self._axes.stride(part) for part in self._parts(axis)]
+        places = itertools.product(
+            *(range(self._axes.size(part)) for part in self._axes.parts(axis))
+        )
+        strides = [self._axes.stride(part) for part in self._axes.parts(axis)]
         return [sum(map(math.prod, zip(place, strides, strict=True))) for place in places]
-
-    def _parts(self, axis: int) -> tuple[int, ...]:
-        return self._axes.parts(axis)
 
     def _size(self, axes: Sequence[int]) -> int:
         return math.prod(self._axes.size(axis) for axis in axes)
 
     def _real_axes(self, axes: Sequence[int]) -> list[int]:
         """Returns the mesh's own axes that these consist of, without axes of size one."""
-        parts = [part for axis in axes for part in self._parts(axis)]
+        parts = [part for axis in axes for part in self._axes.parts(axis)]
         return [part for part in dict.fromkeys(parts) if self._axes.size(part) > 1]
 
     def _group(self, axes: Sequence[int]) -> _Group:

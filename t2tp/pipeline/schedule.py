@@ -156,25 +156,20 @@ class Schedule:
         ones = [[1] * self.chunks] * self.stages
         return [int(count) for count in self.max_kept(ones)]
 
-    def max_kept(
-        self, forward: Sequence[Sequence[float]], backward: Sequence[Sequence[float]] | None = None
-    ) -> list[float]:
+    def max_kept(self, sizes: Sequence[Sequence[float]]) -> list[float]:
         """Returns the most that each stage saves at once for its backward passes.
 
         Args:
-          forward: size of the activations that a forward pass saves, by stage and chunk.
-          backward: size of the tensors that a backward pass saves for separate gradients of the
-            weights, by stage and chunk; None: nothing.
+          sizes: size of the activations that a forward pass saves, by stage and chunk.
         """
         last = Action.WEIGHTS if self.splits_backward else Action.BACKWARD
-        kept = {Action.FORWARD: forward} | ({Action.BACKWARD: backward} if backward else {})
         most, now = [0.0] * self.stages, [0.0] * self.stages
         for _, stage, entry in self.entries():
-            if entry.action in kept:
-                now[stage] += kept[entry.action][stage][entry.chunk]
+            if entry.action is Action.FORWARD:
+                now[stage] += sizes[stage][entry.chunk]
                 most[stage] = max(most[stage], now[stage])
             if entry.action is last:
-                now[stage] -= sum(sizes[stage][entry.chunk] for sizes in kept.values())
+                now[stage] -= sizes[stage][entry.chunk]
         return most
 
     def simulate(self, seconds: Callable[[int, Entry], float]) -> tuple[float, list[float]]:

@@ -9,6 +9,7 @@ of 2 microbatches at most, however many microbatches there are:
     slot of    0    1         0    0    1       microbatch 2 reuses slot 0 after B0
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,33 +43,29 @@ def assign_slots(schedule: Schedule, kinds: Sequence[int]) -> Slots:
     """
     at = schedule.ticks_of()
     last = Action.WEIGHTS if schedule.splits_backward else Action.BACKWARD
+    # The ticks from which and until which a slot is in use, for each stage.
+    held: defaultdict[tuple[int, int], dict] = defaultdict(dict)
+    read: defaultdict[tuple[int, tuple[Action, int]], dict] = defaultdict(dict)
+    for (stage, entry), tick in at.items():
+        if entry.action is Action.FORWARD and schedule.trains:
+            end = at[stage, entry._replace(action=last)]
+            held[stage, entry.chunk][stage, entry.microbatch, entry.chunk] = tick, end
+        sender = schedule.requirement(stage, entry)
+        if sender is not None:
+            kind = kinds[message_chunk(sender[1], entry)]
+            read[stage, (entry.action, kind)][stage, entry] = at[sender], tick
     saved: dict[tuple[int, int, int], int] = {}
     arrived: dict[tuple[int, Entry], int] = {}
     num_saved = [0] * schedule.chunks
     num_arrived = {
         (action, kind): 0 for action in (Action.FORWARD, Action.BACKWARD) for kind in set(kinds)
     }
-    for stage in range(schedule.stages):
-        for chunk in range(schedule.chunks if schedule.trains else 0):
-            spans = {}
-            for microbatch in range(schedule.microbatches):
-                entry = Entry(Action.FORWARD, microbatch, chunk)
-                end = at[stage, entry._replace(action=last)]
-                spans[stage, microbatch, chunk] = (at[stage, entry], end)
-            saved |= (taken := _assign(spans))
-            num_saved[chunk] = max(num_saved[chunk], 1 + max(taken.values()))
-        for action, kind in num_arrived:
-            read = {}
-            for (place, entry), tick in at.items():
-                sender = schedule.requirement(place, entry)
-                if place != stage or entry.action is not action or sender is None:
-                    continue
-                if kinds[message_chunk(sender[1], entry)] == kind:
-                    read[stage, entry] = (at[sender], tick)
-            if read:
-                arrived |= (used := _assign(read))
-                count = num_arrived[action, kind]
-                num_arrived[action, kind] = max(count, 1 + max(used.values()))
+    for (_, chunk), spans in held.items():
+        saved |= (used := _assign(spans))
+        num_saved[chunk] = max(num_saved[chunk], 1 + max(used.values()))
+    for (_, wire), spans in read.items():
+        arrived |= (used := _assign(spans))
+        num_arrived[wire] = max(num_arrived[wire], 1 + max(used.values()))
     return Slots(saved, arrived, num_saved, num_arrived)
 
 
