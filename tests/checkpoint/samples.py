@@ -8,6 +8,10 @@ import tensorflow as tf
 from t2tp.checkpoint import Slice
 
 SHAPE = (16, 12)
+DTYPES = [
+    *(tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.complex64),
+    *(tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.bool),
+]
 
 
 def table(step: int) -> np.ndarray:

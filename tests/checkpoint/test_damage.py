@@ -100,34 +100,32 @@ def test_the_last_finished_is_the_latest_and_found_without_a_word(run, warnings)
     assert warnings() == []
 
 
-def test_the_latest_before_a_step(run):
-    save(run, 7, samples.of_step(7), {"seen": 70})
-    samples.assert_is_step(latest(run, before=7), 2)
-    samples.assert_is_step(latest(run, before=2), 1)
-    assert latest(run, before=1) is None
+def _cut_short(run):
+    os.truncate(run / "step-00000002" / DATA, 100)
 
 
-def test_latest_skips_one_with_a_file_cut_short_and_says_so(run, warnings):
-    with open(run / "step-00000002" / DATA, "r+b") as file:
-        file.truncate(100)
-    samples.assert_is_step(latest(run), 1)
-    (warning,) = warnings()
-    assert f"step-00000002 is damaged: its file {DATA} has 100 bytes" in warning
-
-
-def test_latest_warns_of_a_newer_one_that_was_not_finished(run, warnings):
+def _unfinished(run):
     (run / "step-00000001.tmp").mkdir()
     (run / "step-00000003.tmp").mkdir()
-    samples.assert_is_step(latest(run), 2)
-    (warning,) = warnings()
-    assert "step-00000003.tmp: it was not finished" in warning
 
 
-def test_latest_skips_a_renamed_checkpoint_and_says_so(run, warnings):
+def _renamed(run):
     (run / "step-00000001").rename(run / "step-00000009")
-    samples.assert_is_step(latest(run), 2)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "step", "said"),
+    [
+        (_cut_short, 1, f"step-00000002 is damaged: its file {DATA} has 100 bytes"),
+        (_unfinished, 2, "step-00000003.tmp: it was not finished"),
+        (_renamed, 2, "step-00000009: it holds step 1"),
+    ],
+)
+def test_latest_skips_a_checkpoint_and_says_why(run, warnings, spoil, step, said):
+    spoil(run)
+    samples.assert_is_step(latest(run), step)
     (warning,) = warnings()
-    assert "step-00000009: it holds step 1" in warning
+    assert said in warning
 
 
 def test_a_copy_of_another_name_can_be_opened(run):
@@ -298,6 +296,7 @@ def test_a_format_of_the_future_is_refused_and_not_passed_over(run, of_the_futur
     with pytest.raises(NewerFormatError, match="step-00000003 has format 2"):
         latest(run)
     samples.assert_is_step(latest(run, before=3), 2)
+    assert latest(run, before=1) is None
     assert last_finished(run) == (of_the_future, 3)
 
 

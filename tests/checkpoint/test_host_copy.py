@@ -3,11 +3,7 @@ import pytest
 import tensorflow as tf
 
 from t2tp.checkpoint import Slice, copy_to_host
-
-DTYPES = [
-    *(tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.complex64),
-    *(tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.bool),
-]
+from tests.checkpoint.samples import DTYPES
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)

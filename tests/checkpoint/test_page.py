@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 from t2tp.checkpoint import all_steps
+from tests.page_blocks import blocks
 
-PAGE = Path(__file__).parents[2] / "docs/checkpoints.md"
-
-
-OF_A_PROGRAM, THE_FORMAT = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+OF_A_PROGRAM, THE_FORMAT = blocks("checkpoints.md", "python")
 
 
 def run(code: str) -> dict:

@@ -29,8 +29,6 @@ def test_two_threads_save_what_one_reads_back_whole_or_unaligned(tmp_path):
     checkpoint.verify()
     (value,) = checkpoint.read([samples.part((3, 5), (6, 2))])
     np.testing.assert_array_equal(value, samples.table(5)[3:9, 5:7])
-    reader = tf.train.load_checkpoint(str(path / "variables"))
-    np.testing.assert_array_equal(reader.get_tensor("table"), samples.table(5))
     assert len(list(path.glob("variables.data-*-of-00002"))) == 2
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from t2tp import mtf
 from t2tp.checkpoint import UnusableCheckpointError, all_steps, latest
 from t2tp.checkpoint.variables import CheckpointMismatchError
 
-EXAMPLE = Path(__file__).parents[2] / "examples/save_and_restore.py"
 BATCH, D_IN, D_OUT = (mtf.Dimension(*d) for d in (("batch", 8), ("d_in", 4), ("d_out", 4)))
 X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
 
@@ -109,18 +107,3 @@ def test_what_only_one_of_program_and_checkpoint_has_is_named(tmp_path, program)
     for allow_extra in (False, True):
         with pytest.raises(CheckpointMismatchError, match="m is not in the checkpoint"):
             t2tp.restore_checkpoint(tmp_path / "without", program, allow_extra=allow_extra)
-
-
-def test_the_example_resumes_on_another_mesh(tmp_path, capsys):
-    main = runpy.run_path(str(EXAMPLE))["main"]
-
-    def run(directory: str, *flags: str) -> list[tuple[int, float]]:
-        main([str(tmp_path / directory), *flags])
-        lines = map(str.split, capsys.readouterr().out.splitlines())
-        return [(int(step.strip(":")), float(loss)) for _, step, _, loss in lines]
-
-    undisturbed = run("one", "--steps=7")
-    assert [step for step, _ in undisturbed] == list(range(7))
-    assert run("other", "--steps=6") == undisturbed[:6]
-    resumed = run("other", "--steps=7", "--mesh_shape=data:2;model:2")
-    np.testing.assert_allclose(resumed, undisturbed[5:], rtol=1e-3)

@@ -45,14 +45,7 @@ def test_several_slices_of_one_tensor_come_in_the_order_asked_for(tmp_path):
     assert checkpoint.read([]) == []
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        *(tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.complex64),
-        *(tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.bool),
-    ],
-    ids=lambda dtype: dtype.name,
-)
+@pytest.mark.parametrize("dtype", samples.DTYPES, ids=lambda dtype: dtype.name)
 def test_every_dtype_round_trips_in_any_slices(tmp_path, dtype):
     value = tf.cast(np.arange(-12, 12).reshape(4, 6) % 7, dtype)
     scalar = tf.cast(1, dtype)

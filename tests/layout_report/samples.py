@@ -18,14 +18,18 @@ D_FF = mtf.Dimension("d_ff", 12)
 MESH, LAYOUT = "data:2;model:2", "batch:data;d_ff:model"
 
 
+def perceptron(x):
+    """[batch, d_model] -> [batch, d_model]."""
+    w_in = mtf.get_variable(x.mesh, "w_in", mtf.Shape([D_MODEL, D_FF]))
+    w_out = mtf.get_variable(x.mesh, "w_out", mtf.Shape([D_FF, D_MODEL]))
+    h = mtf.relu(mtf.einsum([x, w_in], output_shape=[x.shape.dims[0], D_FF]))
+    return mtf.einsum([h, w_out], output_shape=x.shape)
+
+
 def mlp_step(mesh, features):
     """Trains a multi-layer perceptron by gradient descent with momentum."""
     x = features["x"]
-    w_in = mtf.get_variable(mesh, "w_in", mtf.Shape([D_MODEL, D_FF]))
-    w_out = mtf.get_variable(mesh, "w_out", mtf.Shape([D_FF, D_MODEL]))
-    h = mtf.relu(mtf.einsum([x, w_in], output_shape=[BATCH, D_FF]))
-    y = mtf.einsum([h, w_out], output_shape=[BATCH, D_MODEL])
-    loss = mtf.reduce_mean(mtf.square(y - x))
+    loss = mtf.reduce_mean(mtf.square(perceptron(x) - x))
     variables = mesh.graph.trainable_variables
     gradients = mtf.gradients([loss], [v.value for v in variables])
     gradients = gradients_at_rest(gradients, variables)
@@ -52,10 +56,7 @@ def layers(count: int, mesh_shape: str = MESH, layout: str = LAYOUT) -> Abstract
         x = features["x"]
         for layer in range(count):
             with tf1.variable_scope(f"layer_{layer}"):
-                w_in = mtf.get_variable(mesh, "w_in", mtf.Shape([D_MODEL, D_FF]))
-                w_out = mtf.get_variable(mesh, "w_out", mtf.Shape([D_FF, D_MODEL]))
-                h = mtf.relu(mtf.einsum([x, w_in], output_shape=[BATCH, D_FF]))
-                x += mtf.einsum([h, w_out], output_shape=[BATCH, D_MODEL])
+                x += perceptron(x)
         return {"y": x}
 
     return AbstractProgram(step, MLP_FEATURES, mesh_shape=mesh_shape, layout=layout)
@@ -66,13 +67,9 @@ def microbatches(count: int) -> AbstractProgram:
 
     def loss_fn(features):
         x = features["x"]
-        batch = x.shape.dims[0]
-        w_in = mtf.get_variable(x.mesh, "w_in", mtf.Shape([D_MODEL, D_FF]))
-        w_out = mtf.get_variable(x.mesh, "w_out", mtf.Shape([D_FF, D_MODEL]))
-        h = mtf.relu(mtf.einsum([x, w_in], output_shape=[batch, D_FF]))
-        y = mtf.einsum([h, w_out], output_shape=[batch, D_MODEL])
-        weight = mtf.constant(x.mesh, float(batch.size))
-        return LossOutput({"error": LossTerm(mtf.reduce_sum(mtf.square(y - x)), weight)})
+        weight = mtf.constant(x.mesh, float(x.shape.dims[0].size))
+        error = mtf.reduce_sum(mtf.square(perceptron(x) - x))
+        return LossOutput({"error": LossTerm(error, weight)})
 
     def step(mesh, features):
         accumulated = accumulate(loss_fn, features, count, mesh)

@@ -106,20 +106,8 @@ def calls(m, f):
         [m.constant(x.mesh, 0, dtype=tf.int32), x],
     )
     out |= {"loop_count": loop[0], "loop_value": loop[1]}
-    again = m.recompute_grad(lambda t: m.square(m.relu(t)), [x])
-    losses = {
-        "relu": m.relu(x) * y,
-        "gather": m.gather(x, ids, B) * 3.0,
-        "einsum": m.square(m.einsum([x, y], output_shape=[A])),
-        "where": m.where(p, x * y, m.square(x)),
-        "softmax": m.softmax(x, B) * y,
-        "log_softmax": m.log_softmax(x, A) * y,
-        "cumsum": m.cumsum(x, B) * y,
-        "mean": m.square(m.reduce_mean(x, reduced_dim=B)),
-        "recompute": again * y,
-        "top": m.square(m.top_k(y, B, K3)[0]),
-        "cast": m.cast(m.cast(x, tf.float64) * 2.0, tf.float32) * y,
-    }
+    # tests/lowering/test_any_layout.py has the gradients of other operations.
+    losses = {"relu": m.relu(x) * y, "cast": m.cast(m.cast(x, tf.float64) * 2.0, tf.float32) * y}
     for name, value in losses.items():
         grads = m.gradients([m.reduce_sum(value)], [x, y])
         out |= {f"d_{name}_{i}": grad for i, grad in enumerate(grads) if grad is not None}

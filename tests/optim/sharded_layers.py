@@ -21,8 +21,8 @@ MATRIX_BYTES = 4 * D_MODEL.size * D_FF.size
 LAYER_BYTES = 2 * MATRIX_BYTES
 
 
-def run(cluster: t2tp.Cluster, num_layers: int, changes: str) -> dict[str, object]:
-    """Trains; the most that steps add to the memory at rest, and losses."""
+def run(cluster: t2tp.Cluster, num_layers: int, changes: str, directory: str) -> dict[str, object]:
+    """Trains, saves and restores; what each adds to the memory at rest, at most, and losses."""
     hparams = registry.hparams("transformer_lm_plain_tiny")
     hparams.parse(
         "optimizer=adam,weight_decay=0.1,learning_rate_constant=1e-5,"
@@ -47,27 +47,38 @@ def run(cluster: t2tp.Cluster, num_layers: int, changes: str) -> dict[str, objec
         return {"loss": loss}
 
     x = np.random.default_rng(0).normal(size=(BATCH.size, D_MODEL.size)).astype(np.float32)
+    begin_peak_again()
     program = t2tp.Program(
         step,
         {"x": t2tp.Feature(mtf.Shape([BATCH, D_MODEL]))},
         layout=Layout.from_hparams(hparams),
         cluster=cluster,
     )
+    most = {"initial values": peak_bytes() - resident_bytes()}
     # The first step traces the program, which stays.
     losses = [float(program({"x": x}, step=0)["loss"])]
     traced = resident_bytes()
     begin_peak_again()
     losses += [float(program({"x": x}, step=number)["loss"]) for number in (1, 2, 3)]
-    return {"step": peak_bytes() - traced, "losses": losses}
+    most["step"] = peak_bytes() - traced
+    begin_peak_again()
+    t2tp.save_checkpoint(directory, program, 4)
+    most["save"] = peak_bytes() - traced
+    losses.append(float(program({"x": x}, step=4)["loss"]))
+    begin_peak_again()
+    t2tp.restore_checkpoint(directory, program)
+    most["restore"] = peak_bytes() - traced
+    losses.append(float(program({"x": x}, step=4)["loss"]))
+    return {**most, "losses": losses}
 
 
 def main() -> None:
     """Prints what comes of each changed hparam that is an argument, one after another."""
     give_back_freed_blocks()
-    processes, num_layers, *changes = sys.argv[1:]
+    processes, num_layers, directory, *changes = sys.argv[1:]
     cluster = t2tp.connect(int(processes))
     found = []
-    for each in changes:
-        found.append(run(cluster, int(num_layers), each))
+    for number, each in enumerate(changes):
+        found.append(run(cluster, int(num_layers), each, f"{directory}/{number}"))
         gc.collect()  # Programs hold themselves.
     print(json.dumps(found))

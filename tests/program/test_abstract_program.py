@@ -86,13 +86,3 @@ def test_it_is_not_run():
     )
     with pytest.raises(ValueError, match=r"on no devices: make a t2tp\.Program to run it"):
         program({"x": np.zeros(4)})
-
-
-def test_a_layout_that_cannot_work_is_refused():
-    with pytest.raises(t2tp.LayoutError, match="does not divide dimension 'batch' of size 4"):
-        AbstractProgram(
-            lambda mesh, features: dict(features),
-            {"x": t2tp.Feature("batch:4")},
-            mesh_shape="data:3",
-            layout="batch:data",
-        )

@@ -162,20 +162,13 @@ def test_a_layout_that_cannot_work_is_refused_before_anything_runs(mesh_shape, l
         run(mlp_step, mesh_shape, layout)
 
 
-def test_an_operation_that_cannot_be_split_is_refused():
+def test_an_operation_that_cannot_be_split_is_refused_unless_the_axis_has_one_processor():
     def step(mesh, features):
         del mesh
         return {"y": mtf.concat([features["x"], features["x"]], "d_in")}
 
     with pytest.raises(t2tp.LayoutError, match="cannot be computed with dimension 'd_in' split"):
         run(step, "model:2", "d_in:model")
-
-
-def test_an_axis_of_one_processor_splits_nothing():
-    def step(mesh, features):
-        del mesh
-        return {"y": mtf.concat([features["x"], features["x"]], "d_in")}
-
     _, values = run(step, "model:1", "d_in:model")
     np.testing.assert_array_equal(values["y"], np.concatenate([X, X], 1))
 
