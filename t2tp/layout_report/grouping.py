@@ -60,7 +60,7 @@ def activations(data: ReportData) -> list[Card]:
 
 
 def _cards(lines: Iterable[_Line], facts: Callable[[_Line], list[str]]) -> list[Card]:
-    """Returns a card for each group of tensors of which the same is said."""
+    """Returns a card for each group of tensors with the same facts."""
     groups = group_layers(
         lines,
         lambda line: line.tensor.name,
