@@ -17,7 +17,7 @@ from t2tp.layout_report.report import (
 # Number of activation groups that are shown.
 LARGEST = 20
 
-_Line = TypeVar("_Line", VariableLine, Activation)
+_Line = TypeVar("_Line", bound=VariableLine | Activation)
 
 
 class Card(NamedTuple):
@@ -61,7 +61,7 @@ def activations(data: ReportData) -> list[Card]:
 
 def _cards(lines: Iterable[_Line], facts: Callable[[_Line], list[str]]) -> list[Card]:
     """Returns a card for each group of tensors with the same facts."""
-    groups = group_layers(
+    groups: list[LayerGroup[_Line]] = group_layers(
         lines,
         lambda line: line.tensor.name,
         lambda line: (line.tensor.describe(), line.tensor.dtype, *facts(line)),

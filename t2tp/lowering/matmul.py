@@ -24,15 +24,16 @@ def einsum(
         and MatMul does not. By default they are not converted.
     """
     dtype = slices[0].dtype
-    widens = widen is not None and dtype in (tf.bfloat16, tf.float16)
+    if dtype not in (tf.bfloat16, tf.float16):
+        widen = None
     terms = _matrix_terms(equation)
     if terms is not None:
         x, y, product, out = terms
-        if widens or equation == f"{x},{y}->{product}":
+        if widen is not None or equation == f"{x},{y}->{product}":
             before = equation.partition("->")[0].split(",")
-            operands = map(_transposed, slices, before, (x, y))
-            return _transposed(_product(*operands, x, y, product), product, out)
-    if widens:
+            first, second = map(_transposed, slices, before, (x, y))
+            return _transposed(_product(first, second, x, y, product), product, out)
+    if widen is not None:
         return tf.cast(tf.einsum(equation, *map(widen, slices)), dtype)
     return tf.einsum(equation, *slices)
 
