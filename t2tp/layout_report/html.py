@@ -6,20 +6,15 @@ from html import escape
 import tensorflow as tf
 
 from t2tp.layout_report import grouping, wording
-from t2tp.layout_report.html_page import html_page, legend, table
-from t2tp.layout_report.pipeline import COLORS, chart_as_svg
+from t2tp.layout_report.html_page import html_page, table
+from t2tp.layout_report.pipeline import LETTERS, chart
 from t2tp.layout_report.report import ReportData, SlicedTensor
 from t2tp.layout_report.svg import render_svg
 from t2tp.mesh.collective_log import summarize
 from t2tp.mesh.layout import Layout
 
-# Hatches a tensor that every processor holds whole.
-_PATTERN = (
-    '<svg width="0" height="0" aria-hidden="true"><defs><pattern id="everywhere" width="8"'
-    ' height="8" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-    '<path d="M0 0H8V8H0Z" fill="#dfe4ea"/><path d="M0 0H3V8H0Z" fill="#c3cad3"/>'
-    "</pattern></defs></svg>"
-)
+# Letters of a line of a pipeline's table.
+_COLUMNS = 2000
 
 
 def page(data: ReportData) -> str:
@@ -36,7 +31,7 @@ def page(data: ReportData) -> str:
     if data.pipeline is None:
         del sections["pipeline"]
     footer = f"<p>{escape(wording.ESTIMATE)}</p><p>{escape(wording.PUT_IN)}</p>"
-    return html_page(str(data.layout), sections, intro=_PATTERN, footer=footer)
+    return html_page(str(data.layout), sections, footer=footer)
 
 
 def _mesh(data: ReportData) -> Iterator[str]:
@@ -54,7 +49,7 @@ def _mesh(data: ReportData) -> Iterator[str]:
     yield f'<div class="facts"><ul>{"".join(f"<li>{each}</li>" for each in facts)}</ul>'
     yield (
         '<p class="faint">Each part of a tensor has the numbers of the processors that hold it, and'
-        " the colour of the first. Every processor holds a hatched tensor whole. Point at a part to"
+        " the colour of the first. Every processor holds a grey tensor whole. Point at a part to"
         " read its range of indices.</p></div></div>"
     )
 
@@ -62,9 +57,8 @@ def _mesh(data: ReportData) -> Iterator[str]:
 def _pipeline(data: ReportData) -> Iterator[str]:
     if data.pipeline is not None:
         facts = "".join(f"<li>{escape(fact)}</li>" for fact in data.pipeline.facts())
-        yield f'<ul>{facts}</ul><div class="scroll">{chart_as_svg(data.pipeline.schedule)}</div>'
-        yield legend(COLORS)
-        yield '<p class="faint">Numbers are microbatches; an empty cell is idle.</p>'
+        rows = "\n".join(chart(data.pipeline.schedule, _COLUMNS))
+        yield f'<ul>{facts}</ul><pre class="scroll">{rows}</pre><p class="faint">{LETTERS}</p>'
 
 
 def _mesh_as_tensor(layout: Layout) -> SlicedTensor:

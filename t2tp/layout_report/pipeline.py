@@ -2,25 +2,15 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from html import escape
 
 from t2tp import upstream
 from t2tp.lowering.lowering import all_operations
 from t2tp.mesh.layout import Layout
 from t2tp.pipeline.loop import PipelineLoop
 from t2tp.pipeline.messages import MessageKind
-from t2tp.pipeline.schedule import Action, Schedule
+from t2tp.pipeline.schedule import Schedule
 
-# Columns of text, and ticks that a chart in HTML shows at most.
-_WIDTH = 100
-_MOST_TICKS = 400
-_MEANINGS = {
-    Action.FORWARD: "forward pass",
-    Action.BACKWARD: "backward pass",
-    Action.WEIGHTS: "gradients of the weights",
-}
-COLORS = dict(zip(_MEANINGS.values(), ("#4e79a7", "#f28e2b", "#b6992d"), strict=True))
-_TICK, _ROW, _LABEL = 26, 24, 70
+LETTERS = "F: forward pass, B: backward pass, W: gradients of weights, by microbatch"
 
 
 @dataclass(frozen=True)
@@ -81,39 +71,16 @@ def _ranges(names: tuple[str, ...]) -> str:
     return f"{names[0]}, {names[1]} to {names[-1]}"
 
 
-def chart_as_text(schedule: Schedule) -> Iterator[str]:
-    """Draws the table, with a line for each stage and a column for each tick that fits."""
+def chart(schedule: Schedule, columns: int) -> Iterator[str]:
+    """Draws the table, with a line for each stage and a column for each tick that fits.
+
+    Args:
+      schedule: the table.
+      columns: number of letters of a line, at most.
+    """
     widest = max(len(str(entry)) for _, _, entry in schedule.entries()) + 1
-    shown = min(schedule.ticks, (_WIDTH - 12) // widest)
+    shown = min(schedule.ticks, (columns - 12) // widest)
     for stage in range(schedule.stages):
         cells = (schedule.table[tick][stage] for tick in range(shown))
         row = "".join(("." if cell is None else str(cell)).ljust(widest) for cell in cells)
         yield f"stage {stage:<3} {row}{'...' if shown < schedule.ticks else ''}".rstrip()
-
-
-def chart_as_svg(schedule: Schedule) -> str:
-    """Draws the table, with a row for each stage and a column for each tick."""
-    shown = min(schedule.ticks, _MOST_TICKS)
-    width, height = _LABEL + shown * _TICK, schedule.stages * _ROW
-    parts = [
-        f'<text x="0" y="{stage * _ROW + 16}" font-size="12">stage {stage}</text>'
-        for stage in range(schedule.stages)
-    ]
-    for tick, stage, entry in schedule.entries():
-        if tick >= shown:
-            continue
-        left, top = _LABEL + tick * _TICK, stage * _ROW
-        title = f"{_MEANINGS[entry.action]} of microbatch {entry.microbatch}"
-        if schedule.chunks > 1:
-            title += f", chunk {entry.chunk}"
-        strength = 1.0 - 0.45 * entry.chunk / max(schedule.chunks - 1, 1)
-        parts.append(
-            f'<g><title>{escape(title)}, tick {tick}</title><rect x="{left}" y="{top}"'
-            f' width="{_TICK - 1}" height="{_ROW - 2}" fill="{COLORS[_MEANINGS[entry.action]]}"'
-            f' fill-opacity="{strength:.2f}"/><text x="{left + _TICK / 2}" y="{top + 15}"'
-            f' font-size="11" fill="#fff" text-anchor="middle">{entry.microbatch}</text></g>'
-        )
-    return (
-        f'<svg width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img"'
-        f' aria-label="Schedule of the pipeline">{"".join(parts)}</svg>'
-    )

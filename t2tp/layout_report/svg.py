@@ -21,6 +21,8 @@ _SHORTEST, _LONGEST = 48.0, 190.0
 _FEW, _ROOMY = 6, 36.0
 _NARROW, _LONGEST_CUT, _VISIBLE = 15.0, 480.0, 3.0
 _GAP, _LABEL, _LETTER = 14.0, 18.0, 6.4
+# Fills a tensor that every processor holds whole.
+_GREY = "#c3cad3"
 
 
 @dataclass(frozen=True)
@@ -113,8 +115,7 @@ def _side(tensor: SlicedTensor, dims: Sequence[int]) -> _Side:
     min_length = parts * _ROOMY
     if parts > _FEW:
         min_length = max(min(parts * _NARROW, _LONGEST_CUT), parts * _VISIBLE)
-    room_for_label = min(_LETTER * len(label), _LONGEST)
-    return _Side(tuple(dims), parts, label, max(length, min_length, room_for_label))
+    return _Side(tuple(dims), parts, label, max(length, min_length, _LETTER * len(label)))
 
 
 def _dimension(tensor: SlicedTensor, dim: int) -> str:
@@ -147,7 +148,7 @@ def _cell(
     ranges = ", ".join(_indices(tensor, dim, each) for dim, each in enumerate(part))
     owners = wording.pnums(pnums)
     is_everywhere = tensor.layout.size > 1 and len(pnums) == tensor.layout.size
-    fill = "url(#everywhere)" if is_everywhere else colour(tensor.layout, pnums[0])
+    fill = _GREY if is_everywhere else colour(tensor.layout, pnums[0])
     label = ""
     words = (
         ["all"] if is_everywhere else [owners, f"{owners.split(',')[0]},\N{HORIZONTAL ELLIPSIS}"]
@@ -165,13 +166,9 @@ def _cell(
 def _upright(rows: _Side) -> str:
     if not rows.label:
         return ""
-    # Truncated to the side; the full shape is next to the diagram.
-    label, room = rows.label, int(rows.length / _LETTER)
-    if len(label) > room:
-        label = f"{label[: max(room - 1, 1)]}\N{HORIZONTAL ELLIPSIS}"
     return (
         f'<text class="label" transform="translate(12 {_LABEL + rows.length:.1f}) rotate(-90)">'
-        f"{escape(label)}</text>"
+        f"{escape(rows.label)}</text>"
     )
 
 

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 
 from t2tp.layout_report import grouping, wording
-from t2tp.layout_report.pipeline import chart_as_text
+from t2tp.layout_report.pipeline import LETTERS, chart
 from t2tp.layout_report.report import ReportData
 from t2tp.mesh.collective_log import summarize
 
@@ -41,9 +41,9 @@ def _mesh(data: ReportData) -> Iterator[str]:
 
 def _pipeline(data: ReportData) -> Iterator[str]:
     if data.pipeline is not None:
-        yield "Pipeline (F: forward pass, B: backward pass, W: gradients of weights, by microbatch)"
+        yield f"Pipeline ({LETTERS})"
         yield from (f"  {fact}" for fact in data.pipeline.facts())
-        yield from (f"  {row}" for row in chart_as_text(data.pipeline.schedule))
+        yield from (f"  {row}" for row in chart(data.pipeline.schedule, _WIDTH))
 
 
 def _memory(data: ReportData) -> Iterator[str]:

@@ -50,8 +50,14 @@ class _Keys:
 #   The instance key names a collective. TensorFlow would mix up two that run at the same time under
 #   one key.
 _group_keys, _instance_keys = _Keys(), _Keys()
-_axes_keys: dict[tuple, int] = {}
-_pair_keys: dict[tuple, int] = {}
+_first_keys: dict[tuple, int] = {}
+
+
+def _first_key(identity: tuple, count: int) -> int:
+    """Returns the first of the group keys that are reserved for something."""
+    if identity not in _first_keys:
+        _first_keys[identity] = _group_keys.take(count)
+    return _first_keys[identity]
 
 
 def head_and_tail(place: int | tf.Tensor, count: int) -> tuple:
@@ -439,9 +445,7 @@ class Collectives:
 
         The pair depends on `pnum`, an argument of the program, so the program computes its key.
         """
-        if self._devices not in _pair_keys:
-            _pair_keys[self._devices] = _group_keys.take(len(self._devices) ** 2)
-        return _pair_keys[self._devices]
+        return _first_key((self._devices, "pairs"), len(self._devices) ** 2)
 
     def _coordinate_of(self, pnum: int | tf.Tensor, axis: int) -> int | tf.Tensor:
         """Returns a processor's coordinate on an axis: a tensor if its number is one."""
@@ -474,14 +478,13 @@ class Collectives:
         def make() -> _Group:
             sizes = self._axes.mesh_shape.to_integer_list
             identity = (self._devices, tuple(sizes), tuple(axes))
-            if identity not in _axes_keys:
-                _axes_keys[identity] = _group_keys.take(len(self._devices))
             # The group's number: the row-major index of its coordinates on the other axes.
             number = tf.constant(0, tf.int32)
             for axis, size in enumerate(sizes):
                 if axis not in axes:
                     number = number * size + self.coordinate(axis)
-            return _Group(number + _axes_keys[identity], self._size(axes))
+            first = _first_key(identity, len(self._devices))
+            return _Group(number + first, self._size(axes))
 
         return self._groups(tuple(axes), make)
 

@@ -24,15 +24,12 @@ def pairings(source: Sequence[int | None]) -> list[list[int]] | None:
         return None
     rounds: list[dict[int, int]] = []
     for path in _paths(edges):
-        for number, (a, b) in enumerate(path):
-            free = (r for r in _alternating(rounds, number) if a not in r and b not in r)
-            met = next((r for r in rounds if r.get(a) == b), None)
-            if met is None:
-                met = next(free, None)
-            if met is None:
-                met = {}
-                rounds.append(met)
-            met[a], met[b] = b, a
+        for a, b in path:
+            # Only the edge before it in the path, and the first of a ring, can be in the way.
+            partners = next((r for r in rounds if r.get(a) == b or not {a, b} & r.keys()), None)
+            if partners is None:
+                rounds.append(partners := {})
+            partners[a], partners[b] = b, a
     return [_all_paired(r, size) for r in rounds]
 
 
@@ -49,12 +46,6 @@ def _paths(edges: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
             at = path[-1][1]
         paths.append(path)
     return paths
-
-
-def _alternating(rounds: Sequence[dict[int, int]], number: int) -> list[dict[int, int]]:
-    """Rotates the rounds so that edge `number` of a path is in the first."""
-    first = number % 2
-    return [*rounds[first:], *rounds[:first]]
 
 
 def _all_paired(partners: dict[int, int], size: int) -> list[int]:

@@ -258,6 +258,5 @@ def test_the_schedule_of_a_pipeline_is_drawn():
     assert "stage 1: 2 layers, layer_02, layer_03; activations of at most 1 at once" in text
     assert re.search(r"stage 0 +F0 F1 \.  B0 F2 B1 F3 B2 \.  B3\n", text)
     assert re.search(r"stage 1 +\.  F0 B0 F1 B1 F2 B2 F3 B3 \.\n", text)
-    page = report.html()
-    assert page.count("<title>forward pass of microbatch") == 2 * 4
-    assert "backward pass of microbatch 3, tick 8" in page
+    rows = re.findall(r"stage \d +[.FB].*", text)
+    assert len(rows) == 2 and "\n".join(rows) in report.html()
