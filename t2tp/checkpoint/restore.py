@@ -112,14 +112,7 @@ def restore_latest(
     return None
 
 
-def restore_step(
-    directory: Path,
-    step: int,
-    variables: Variables,
-    *,
-    strict: bool,
-    zero_if_missing: Collection[str] = (),
-) -> None:
+def restore_step(directory: Path, step: int, variables: Variables, *, strict: bool) -> None:
     """Restores the variables from the checkpoint of one step.
 
     For arguments and errors see `restore_latest`.
@@ -127,7 +120,7 @@ def restore_step(
     step_dir = step_directory(directory, step)
     choice = _choose(variables.cluster, directory, lambda: Checkpoint(step_dir))
     assert choice is not None
-    _restore_choice(choice, variables, strict, zero_if_missing)
+    _restore_choice(choice, variables, strict, ())
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,6 @@ def check_layout(
     mesh_shape: str = "",
     layout: str | Layout = "",
     seed: int = 0,
-    step: int = 1,
 ) -> LayoutCheck:
     """Compares a step on a mesh with the same step on one device, in float64.
 
@@ -55,7 +54,6 @@ def check_layout(
       mesh_shape: a mesh such as `data:2;model:4`.
       layout: rules such as `batch:data;d_ff:model`, or a `Layout` with its own mesh shape.
       seed: seed of initial values and random operations.
-      step: number of the step.
 
     Returns:
       The compared tensors, and the first one that differs.
@@ -68,13 +66,13 @@ def check_layout(
     layout = Layout.from_arguments(mesh_shape, layout).without_exact_sums()
     cluster = virtual_devices(layout.size)
     pair = _Pair(step_fn, dict(features or {}), layout, cluster, seed)
-    compared = pair.run(_gradients_and_masks, dict(batch or {}), step)
+    compared = pair.run(_gradients_and_masks, dict(batch or {}))
     compared += pair.compare_updates()
     order = {kind: i for i, kind in enumerate(("output", "gradient", "mask", "update"))}
     compared.sort(key=lambda each: order[each.kind])
     first = None
     if not all(each.agrees for each in compared):
-        everything = pair.run(_all_tensors, dict(batch or {}), step)
+        everything = pair.run(_all_tensors, dict(batch or {}))
         first = next((pair.explain(each) for each in everything if not each.agrees), None)
     return LayoutCheck(str(layout), tuple(compared), first)
 
@@ -102,20 +100,19 @@ class _Pair:
     _operations: dict[str, upstream.Operation] = field(default_factory=dict, init=False)
     _gradients: dict[str, np.ndarray] = field(default_factory=dict, init=False)
 
-    def run(self, choose: _Choose, batch: dict[str, np.ndarray], step: int) -> list[Compared]:
+    def run(self, choose: _Choose, batch: dict[str, np.ndarray]) -> list[Compared]:
         """Runs the step once on both, from the same values, and compares its tensors.
 
         Args:
           choose: returns the tensors to compare besides the outputs.
           batch: global arrays by name.
-          step: number of the step.
         """
         alone = Cluster(self.cluster.devices[:1])
         self._one = self._program(choose, Layout(), alone)
         self._many = self._program(choose, self.layout, self.cluster)
         for program in (self._one, self._many):
             _perturb(program)
-        wanted, found = (program(batch, step=step) for program in (self._one, self._many))
+        wanted, found = (program(batch, step=1) for program in (self._one, self._many))
         self._gradients = {
             name.partition(" ")[2]: wanted[name] for name in wanted if name.startswith("gradient ")
         }

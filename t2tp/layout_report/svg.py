@@ -58,25 +58,15 @@ def render_svg(tensor: SlicedTensor) -> str:
     ]
     width = max(left + len(boxes) * step, left + _LETTER * len(columns.label))
     height = _LABEL + rows.length + (_LABEL if stacked else 0.0) + 2
+    words = tensor.describe()
+    if tensor.layout.size > 1:
+        words += f"; each part is on {tensor.copies} of {tensor.layout.size}"
     labels = _text(left, _LABEL - 6, columns.label, "label") + _upright(rows)
     return (
         f'<svg role="img" width="{width:.0f}" height="{height:.0f}"'
-        f' viewBox="0 0 {width:.0f} {height:.0f}" aria-label="{escape(alt_text(tensor))}">'
+        f' viewBox="0 0 {width:.0f} {height:.0f}" aria-label="{escape(words)}">'
         f"{labels}{''.join(shapes)}</svg>"
     )
-
-
-def alt_text(tensor: SlicedTensor) -> str:
-    """Describes the diagram in words."""
-    cuts = [
-        f"{name_in_use(dim.name)} split in {tensor.layout.axis_of(dim.name).size} over {axis}"  # type: ignore[union-attr]
-        for dim, axis in zip(tensor.shape.dims, tensor.axes, strict=True)
-        if axis
-    ]
-    text = ", ".join(cuts) or "not split"
-    if tensor.layout.size == 1:
-        return f"{tensor.describe()} {text}"
-    return f"{tensor.describe()} {text}; each part is on {tensor.copies} of {tensor.layout.size}"
 
 
 def colour(layout: Layout, pnum: int) -> str:

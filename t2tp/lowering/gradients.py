@@ -17,19 +17,9 @@ def lower_generic_gradient(op: upstream.GenericGradOperation, lowering: Lowering
     grad_ys = [lowering.slice(dy) for dy in op._grad_ys]
     xs = list(dict.fromkeys(forward.inputs))
     tf_xs = [lowering.slice(x) for x in xs]
-    grads = dict(
-        zip(
-            xs,
-            tf.gradients(
-                ys,
-                tf_xs,
-                grad_ys,
-                stop_gradients=tf_xs,
-                unconnected_gradients=tf.UnconnectedGradients.ZERO,
-            ),
-            strict=True,
-        )
-    )
+    zero = tf.UnconnectedGradients.ZERO
+    gradients = tf.gradients(ys, tf_xs, grad_ys, stop_gradients=tf_xs, unconnected_gradients=zero)
+    grads = dict(zip(xs, gradients, strict=True))
     for x, output in zip(forward.inputs, op.outputs, strict=True):
         # An input given twice: the derivative w.r.t. both is that w.r.t. the first.
         grad = grads.pop(x, None)

@@ -95,8 +95,8 @@ def relayout_all(mesh_impl: SpmdMeshImpl, relayouts: Sequence[Relayout]) -> list
 
 def _gather_buckets(
     relayouts: Sequence[Relayout], axes: Sequence[Sequence[int] | None]
-) -> Iterator[list[int]]:
-    """Yields the indices of the conversions that share a collective, in order.
+) -> list[list[int]]:
+    """Returns the indices of the conversions that share a collective, in order.
 
     Args:
       relayouts: the conversions.
@@ -116,7 +116,7 @@ def _gather_buckets(
             bucket = open_buckets[key] = []
             buckets.append(bucket)
         bucket.append(i)
-    yield from buckets
+    return buckets
 
 
 class Factor(NamedTuple):

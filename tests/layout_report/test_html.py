@@ -113,7 +113,7 @@ def test_processors_have_colours_of_their_own(mesh_shape):
 
 def test_diagrams_are_described_in_words():
     drawn = render_svg(sliced("data:2;model:2", "rows:data", ("rows", 4), ("columns", 2)))
-    words = "[rows=4/data, columns=2] rows split in 2 over data; each part is on 2 of 4"
+    words = "[rows=4/data, columns=2]; each part is on 2 of 4"
     assert f'aria-label="{words}"' in drawn
 
 
@@ -131,7 +131,7 @@ def test_names_are_escaped():
     labels = [
         attrs["aria-label"] for tag, attrs in reader.elements if tag == "svg" and len(attrs) > 4
     ]
-    assert '[a<b>&"c=4] not split; each part is on 2 of 2' in labels
+    assert '[a<b>&"c=4]; each part is on 2 of 2' in labels
 
 
 def test_hundreds_of_variables_on_many_processors_stay_a_small_page():
