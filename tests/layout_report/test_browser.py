@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,8 +13,22 @@ import pytest
 
 import t2tp
 from tests.layout_report import samples
-from tests.layout_report.browser import CHROMIUM, FLAGS
 from tests.patience import PATIENCE
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-sync",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--hide-scrollbars",
+]
 
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="there is no Chromium here (Debian: apt-get install chromium)"

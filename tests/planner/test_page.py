@@ -14,9 +14,8 @@ from t2tp.planner.search import Search, pareto
 from t2tp.planner.text import duration, size
 from t2tp.planner.work import PURPOSES
 from t2tp.trainer.planning import request
-from tests.layout_report.browser import CHROMIUM
 from tests.layout_report.reader import Reader
-from tests.layout_report.test_browser import chromium
+from tests.layout_report.test_browser import CHROMIUM, chromium
 from tests.models.small_lm import make_hparams
 
 
