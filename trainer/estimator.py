@@ -46,7 +46,7 @@ from t2tp.trainer.inputs.inputs import (
     shapes_of_batch,
     shapes_of_features,
 )
-from t2tp.trainer.inputs.prefetch import Prefetcher
+from t2tp.trainer.inputs.prefetch import prefetched
 from t2tp.trainer.loops import sum_metrics, train_loop
 from t2tp.trainer.model_fn import EstimatorSpec, ModeKeys, ModelFn
 from t2tp.trainer.processes.interrupt import InterruptHandler, TrainingInterrupted
@@ -276,7 +276,7 @@ class Estimator:
             if self._heartbeat is not None:
                 self._heartbeat.beat(self.steps_done, "evaluating")
 
-        with Prefetcher(prepare, range(count)) as batches:
+        with prefetched(prepare, range(count)) as batches:
             return sum_metrics(batches, self.steps_done, cluster, report_progress)
 
     def predict(
@@ -499,7 +499,7 @@ class Estimator:
             )
             steps = range(first_step, training.max_steps)
             batches = stack.enter_context(
-                Prefetcher(lambda step: place(inputs.stream[step]), steps)
+                prefetched(lambda step: place(inputs.stream[step]), steps)
             )
             # The lock is first, because other hooks write files. Saving is last, so that every
             # other hook has seen a saved step.
