@@ -10,7 +10,7 @@ from t2tp.layout_report import explain
 from t2tp.ops.flops import matmul_flops
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Mesh, Program
-from t2tp.trainer.hooks.heartbeat import Heartbeat, HeartbeatHook
+from t2tp.trainer.hooks.heartbeat import Heartbeat
 from t2tp.trainer.hooks.histograms import HistogramHook, process_directory
 from t2tp.trainer.hooks.hook import Hook, Training
 from t2tp.trainer.hooks.json_log import JsonLog
@@ -19,7 +19,7 @@ from t2tp.trainer.hooks.nonfinite import NonfiniteHook
 from t2tp.trainer.hooks.profile import ProfileHook
 from t2tp.trainer.hooks.progress import TrainingProgress
 from t2tp.trainer.hooks.replicas import ReplicaHook
-from t2tp.trainer.hooks.reports import ProgressHook, ReportHook, Sink
+from t2tp.trainer.hooks.reports import ReportHook, Sink
 from t2tp.trainer.hooks.slow_stage import SlowStage
 from t2tp.trainer.hooks.summaries import SummaryWriter
 from t2tp.trainer.inputs.inputs import Inputs
@@ -106,12 +106,7 @@ def default_hooks(
             metrics=inputs.metric_names,
             utilization=utilization,
         )
-        hooks += [
-            RunInfoHook(summaries, program, values, utilization),
-            ProgressHook(progress.advance),
-            report,
-            HeartbeatHook(heartbeat),
-        ]
+        hooks += [RunInfoHook(summaries, program, values, utilization), progress, report, heartbeat]
         if config.profile_steps:
             hooks.append(ProfileHook(profile_range(config.profile_steps), config.output_dir))
     hooks.append(NonfiniteHook(config.on_nonfinite == "stop", log, first_step))

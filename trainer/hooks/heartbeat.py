@@ -20,8 +20,8 @@ HEARTBEAT_FILE = "heartbeat.json"
 BEAT_SECONDS = 5.0
 
 
-class Heartbeat:
-    """Writes when the training loop was last active and at which step.
+class Heartbeat(Hook):
+    """Writes, after each step, when the training loop was last active and at which step.
 
     It has no thread, so a hanging loop does not write.
     """
@@ -63,21 +63,14 @@ class Heartbeat:
         with as_usage_error(OSError):
             write_text(self._path, json.dumps(report) + "\n")
 
-
-class HeartbeatHook(Hook):
-    """Writes the heartbeat after each step."""
-
-    def __init__(self, heartbeat: Heartbeat) -> None:
-        self._heartbeat = heartbeat
-
     def begin(self, training: Training) -> None:
         """Writes before the first step, which may take long."""
-        self._heartbeat.beat(training.steps_done, "training", at_once=True)
+        self.beat(training.steps_done, "training", at_once=True)
 
     def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
         """Writes if it is due."""
-        self._heartbeat.beat(training.steps_done, "training")
+        self.beat(training.steps_done, "training")
 
     def end(self, training: Training) -> None:
         """Writes the final state."""
-        self._heartbeat.beat(training.steps_done, "ended", at_once=True)
+        self.beat(training.steps_done, "ended", at_once=True)

@@ -7,14 +7,17 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 
+import numpy as np
 from absl import logging
 from tqdm import tqdm
+
+from t2tp.trainer.hooks.hook import Hook, Training
 
 # The bar until the first step is done: there is no speed yet, and its program is compiled.
 _COMPILING = "{n_fmt}/{total_fmt} [{elapsed}, compiling the first step]"
 
 
-class TrainingProgress:
+class TrainingProgress(Hook):
     """Shows steps, loss, speed and the time left, on stderr."""
 
     def __init__(
@@ -48,8 +51,8 @@ class TrainingProgress:
         if self._bar is not None:
             self._bar.close()
 
-    def advance(self) -> None:
-        """Advances by a step."""
+    def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
+        """Advances the bar."""
         if self._bar is not None:
             self._bar.bar_format = None
             self._bar.update()

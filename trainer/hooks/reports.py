@@ -91,17 +91,6 @@ class ReportHook(Hook):
         return training.steps_done, clock.seconds(), Counter(clock.parts())
 
 
-class ProgressHook(Hook):
-    """Advances the progress bar after each step."""
-
-    def __init__(self, advance: Callable[[], None]) -> None:
-        self._advance = advance
-
-    def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
-        """Advances the bar."""
-        self._advance()
-
-
 def _scalars(outputs: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Returns the loss and scalars of a step by their names in TensorBoard."""
     named = {name: name.removeprefix("scalars/") for name in outputs if name.startswith("scalars/")}

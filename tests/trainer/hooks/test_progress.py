@@ -9,6 +9,7 @@ from absl import logging
 
 from t2tp.processes.process_spec import ProcessSpec
 from t2tp.trainer.cli import console
+from t2tp.trainer.hooks.hook import Training
 from t2tp.trainer.hooks.progress import TrainingProgress
 
 SCALARS = {"loss": 1.25, "step_time": 0.5, "tokens_per_second": 4096.0}
@@ -23,7 +24,7 @@ def plain_lines():
 def train(progress: TrainingProgress) -> None:
     with progress:
         for step in (11, 12):
-            progress.advance()
+            progress.after_step(Training(step, 132), {})
             progress.report(step, SCALARS)
 
 
@@ -70,7 +71,7 @@ def test_on_a_terminal_it_is_a_bar_and_log_lines_stand_above_it(plain_lines, mon
         monkeypatch.setattr("sys.stderr", stderr)
         with TrainingProgress(10, 132, lambda step: f"saves at {step + 9}") as progress:
             logging.info("the bar stands below this")
-            progress.advance()
+            progress.after_step(Training(11, 132), {})
             progress.report(11, SCALARS)
             logging.info("evaluation at step 11")
             logging.warning("twice")
