@@ -14,15 +14,11 @@ from t2tp.untrusted_json import read_bytes
 
 FILE_NAME = "eval.jsonl"
 
-# The beginning of each line.
-_BEGINNING = b'{"step": '
-
 
 class EvaluationRecord:
     """The evaluations of a run on one split.
 
-    A line that a crash left unfinished is ignored when reading and truncated by the next writer.
-    Complete lines that are not evaluations are skipped with a warning.
+    The file is replaced atomically. Lines that are not evaluations are skipped with a warning.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -34,7 +30,7 @@ class EvaluationRecord:
         self._path = Path(directory) / FILE_NAME
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Appends an evaluation and syncs it to the disk; removes earlier ones of the same step.
+        """Adds an evaluation and syncs it to the disk; removes earlier ones of the same step.
 
         A run that was killed reaches a step twice.
 
@@ -51,17 +47,15 @@ class EvaluationRecord:
             "at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         }
         try:
-            self._write(step, json.dumps(line).encode() + b"\n")
+            self._write(step, json.dumps(line).encode())
         except OSError as error:  # An error of `write` or `fsync` does not name the file.
             raise UsageError(f"{self._path} cannot be written: {error}") from error
 
     def _write(self, step: int, line: bytes) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        *lines, rest = self._read().split(b"\n")
-        if not (rest.startswith(_BEGINNING) or _BEGINNING.startswith(rest)):
-            lines.append(rest)  # Another program has written it.
+        lines = self._read().splitlines()
         others = [each for each in lines if (found := _read_line(each)) is None or found[0] != step]
-        write_bytes(self._path, b"".join(each + b"\n" for each in others) + line)
+        write_bytes(self._path, b"".join(each + b"\n" for each in [*others, line]))
 
     def by_step(self, up_to: int | None = None) -> dict[int, dict[str, float]]:
         """Returns step -> metrics, by step.
@@ -74,7 +68,7 @@ class EvaluationRecord:
           UsageError: the file exists and cannot be read.
         """
         metrics = {}
-        for number, line in enumerate(self._read().split(b"\n")[:-1], start=1):
+        for number, line in enumerate(self._read().splitlines(), start=1):
             evaluation = _read_line(line)
             if evaluation is None:
                 logging.warning("Skipping line %d of %s: it is no evaluation", number, self._path)
