@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from t2tp import problems, registry
@@ -16,7 +17,7 @@ from t2tp.problems.problem import Problem
 from t2tp.trainer.estimator import Estimator
 from t2tp.trainer.model_fn import model_fn_of
 from t2tp.trainer.run_config import RunConfig
-from t2tp.trainer.run_dir import run_files
+from t2tp.trainer.run_dir import huggingface_files, run_files
 from t2tp.trainer.run_dir.run_files import SavedRun
 
 
@@ -131,19 +132,32 @@ class RunSpec:
         return self.problem.digest(self.data_dir)
 
     def check_same_data(self, checkpoint_path: str | None = None) -> None:
-        """Checks that the run, or a checkpoint, was trained on these data.
+        """Checks that the run, or a checkpoint of a run, was trained on these data.
+
+        Vocabularies of equal size may differ, and metrics and texts with a wrong one look
+        plausible. A converted run whose tokenizer takes the place of its data passes.
 
         Args:
           checkpoint_path: path of the checkpoint. Default: the path in the config.
 
         Raises:
-          OtherRunError, RunFileError, OSError: see `run_files.check_same_data`.
+          OtherRunError: they differ.
+          RunFileError, OSError: `run.yaml` cannot be read.
           FileNotFoundError, DamagedDataError: see `Problem.digest`.
         """
-        config = self.config
-        if checkpoint_path is not None:
-            config = replace(config, checkpoint_path=checkpoint_path)
-        run_files.check_same_data(config, self.problem_name, self.data_dir, self.data_digest)
+        output_dir, problem = self.config.output_dir, self.problem_name
+        if huggingface_files.tokenizer_directory(output_dir) == Path(self.data_dir):
+            return
+        named = run_files.run_of(checkpoint_path or self.config.checkpoint_path)
+        for run in filter(None, (Path(output_dir), named)):
+            flags = run_files.read_flags(run)
+            before = flags.get("data_digest")
+            if before and flags.get("problem") == problem and before != self.data_digest:
+                raise run_files.OtherRunError(
+                    f"the data of {problem} in {self.data_dir} are not those that the run in {run}"
+                    " was trained on: they were made again, from other texts or with other options;"
+                    " name the data_dir that it was trained on, or, to train, another output_dir"
+                )
 
     def make_estimator(self) -> Estimator:
         """Creates the run's `Estimator`; the data must be prepared.

@@ -9,11 +9,6 @@ from t2tp.trainer.run_dir.hparams_text import hparams_text
 
 
 def print_registry(invocation: Invocation) -> None:
-    """Prints the names of everything that is registered."""
-    print(registry.help_text())
-
-
-def print_registry_and_schedules(invocation: Invocation) -> None:
     """Prints the names of everything that is registered, and the schedules of `t2tp_trainer`."""
     print(f"{registry.help_text()}\n\nSchedules:\n  {', '.join(SCHEDULES)}")
 

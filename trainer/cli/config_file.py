@@ -4,8 +4,8 @@ from typing import Any
 
 from t2tp.trainer import run_yaml
 
-# Values with which a flag, and no hparam, sets the mesh.
-_AUTO = "auto"
+# The value of --mesh_shape and --layout with which they are searched. It is no value of an hparam.
+AUTO = "auto"
 
 
 def flags_of(path: str) -> list[str]:
@@ -22,8 +22,8 @@ def flags_of(path: str) -> list[str]:
     if names.get("hparams_set") == "":  # A run that Python started, or a conversion.
         names["hparams_set"] = path
     for name in run_yaml.MESH:
-        if settings.hparams.get(name) == _AUTO:
-            names[name] = _AUTO
+        if settings.hparams.get(name) == AUTO:
+            names[name] = AUTO
     for name in settings.flags:
         if name in ("config", "hparams", "help", "version") or name in names:
             raise ValueError(f"{path}: {name} cannot be under flags")
@@ -31,11 +31,6 @@ def flags_of(path: str) -> list[str]:
     return [
         f"--{name}={_text(value)}" for name, value in (names | given).items() if value is not None
     ]
-
-
-def user_dir_of(path: str) -> str | None:
-    """Returns the directory of the user's code with which the run of a file was started."""
-    return run_yaml.read(path).flags.get("t2t_usr_dir")
 
 
 def _text(value: Any) -> str:

@@ -19,7 +19,7 @@ from t2tp.problems.generated_images import GeneratedImages
 from t2tp.problems.vocab.chat_template import ChatTemplate, Messages
 from t2tp.processes.cluster import Cluster
 from t2tp.trainer.cli.run_program import Invocation
-from t2tp.trainer.cli.spec_from_flags import check_same_data, spec_from_flags, use_own_tokenizer
+from t2tp.trainer.cli.spec_from_flags import spec_from_flags, use_own_tokenizer
 from t2tp.trainer.cli.train import building, joined
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.hooks.summaries import SummaryWriter
@@ -168,7 +168,7 @@ class _Decoding:
         self._options = options
         self._lines = lines
         with as_usage_error(ValueError, OSError):
-            check_same_data(spec)
+            spec.check_same_data()
             if chat is not None:
                 spec = self._with_first_token(spec, chat)
         with building(spec.model):

@@ -14,7 +14,7 @@ from t2tp.object_store.mirror import address_of
 from t2tp.text_table import text_table
 from t2tp.trainer.cli.flag_groups import check_given
 from t2tp.trainer.cli.run_program import Invocation
-from t2tp.trainer.cli.spec_from_flags import check_same_data, spec_from_flags, use_own_tokenizer
+from t2tp.trainer.cli.spec_from_flags import spec_from_flags, use_own_tokenizer
 from t2tp.trainer.cli.train import building, joined
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.experiment import Experiment
@@ -81,7 +81,7 @@ def _tasks(flags: absl_flags.FlagValues, spec: RunSpec) -> HarnessTasks:
     check_writes(spec.model)
     if spec.problem.reads_inputs:
         raise UsageError(f"--tasks is for language models, and {spec.problem.name} has inputs")
-    check_same_data(spec)
+    spec.check_same_data()
     codec_for(spec.problem, spec.data_dir)
     return HarnessTasks(
         flags.tasks,

@@ -5,7 +5,7 @@ from pathlib import Path
 from t2tp.checkpoint.files import is_pattern
 from t2tp.decoding import DecodeOptions
 from t2tp.trainer.cli.run_program import Invocation
-from t2tp.trainer.cli.spec_from_flags import check_same_data, spec_from_flags, use_own_tokenizer
+from t2tp.trainer.cli.spec_from_flags import spec_from_flags, use_own_tokenizer
 from t2tp.trainer.cli.train import building
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.inference.exporter import RunExporter
@@ -34,7 +34,7 @@ def run(invocation: Invocation) -> None:
         if not flags.data_dir:
             use_own_tokenizer(flags)
         spec = spec_from_flags(flags)
-        check_same_data(spec)
+        spec.check_same_data()
         is_litert = flags.format == "litert"
         defaults = default_options(spec, can_sample=not is_litert)
         options = DecodeOptions.parse(flags.decode_hparams, batch_size=1, **defaults)

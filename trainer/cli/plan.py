@@ -24,8 +24,9 @@ from t2tp.planner.search import Proposal, Search, days_of, pareto, price_of
 from t2tp.planner.text import advice_text, plan_text, search_text, training_text
 from t2tp.problems.problem import Problem
 from t2tp.suggestions import nearest
+from t2tp.trainer.cli.config_file import AUTO
 from t2tp.trainer.cli.run_program import Invocation
-from t2tp.trainer.cli.spec_from_flags import AUTO, hparams_to_print
+from t2tp.trainer.cli.spec_from_flags import hparams_to_print
 from t2tp.trainer.cli.train import building
 from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.hparams_fit import check_fits, read_set

@@ -15,7 +15,7 @@ from t2tp.hparam_types import ValueType
 from t2tp.mesh.layout import Layout
 from t2tp.problems.problem import Problem
 from t2tp.trainer import run_yaml
-from t2tp.trainer.cli import config_file
+from t2tp.trainer.cli.config_file import AUTO
 from t2tp.trainer.cli.flag_groups import check_given
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.hparams_fit import check_fits, completed, read_set
@@ -34,8 +34,6 @@ _DEFAULTS = {
     "random_seed": 0,
 }
 
-# The value of --mesh_shape and --layout with which they are searched.
-AUTO = "auto"
 # flag -> the hparam that it sets
 _SHORT = {"mesh_shape": "mesh_shape", "layout": "layout", "precision": "activation_dtype"}
 
@@ -115,17 +113,6 @@ def use_own_tokenizer(flags: absl_flags.FlagValues) -> None:
         flags["data_dir"].value = str(found)
 
 
-def check_same_data(spec: RunSpec) -> None:
-    """Checks that a run was trained on its data, unless it has a tokenizer instead of any.
-
-    Raises:
-      OtherRunError, RunFileError, OSError, FileNotFoundError, DamagedDataError: see
-        `RunSpec.check_same_data`.
-    """
-    if huggingface_files.tokenizer_directory(spec.config.output_dir) != Path(spec.data_dir):
-        spec.check_same_data()
-
-
 def _user_dir(flags: absl_flags.FlagValues, saved: SavedRun | None) -> str | None:
     """Returns the directory of the user's own problems, models and sets.
 
@@ -137,7 +124,7 @@ def _user_dir(flags: absl_flags.FlagValues, saved: SavedRun | None) -> str | Non
     if directory:  # `run_program` has imported it.
         return str(Path(directory).expanduser().absolute())
     config = value_of(flags, "config")
-    of_config = config_file.user_dir_of(config) if config else None
+    of_config = run_yaml.read(config).flags.get("t2t_usr_dir") if config else None
     before = of_config or (saved and saved.flags.get("t2t_usr_dir"))
     if before:
         raise UsageError(

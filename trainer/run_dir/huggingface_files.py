@@ -31,7 +31,7 @@ def tokenizer_directory(output_dir: str | PathLike[str]) -> Path | None:
       be another one.
     """
     kept = directory_in(output_dir)
-    flags = run_files.read_flags(output_dir) or {}
+    flags = run_files.read_flags(output_dir)
     if flags.get("data_digest") or not (kept / TOKENIZER_FILE).is_file():
         return None
     return kept

@@ -74,11 +74,6 @@ class RunCheckpoints:
         self._matched: MatchedRows | None = None  # Of the warm start, once it is done.
         self.batch_sizes: BatchSizes | None = None
 
-    @property
-    def latest(self) -> checkpoint.Checkpoint | None:
-        """The latest finished checkpoint; None if there is none."""
-        return checkpoint.latest(self._directory)
-
     def load(self, variables: Variables, *, to_train: bool, last_step: int | None = None) -> int:
         """Restores variables from the latest readable checkpoint, or from the one in the config.
 

@@ -13,7 +13,6 @@ from t2tp.object_store.mirror import address_of
 from t2tp.trainer import run_yaml
 from t2tp.trainer.errors import as_usage_error
 from t2tp.trainer.hparams_fit import declared
-from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory
 from t2tp.trainer.run_yaml import RunSettings
 
@@ -102,10 +101,10 @@ def read_run(output_dir: str) -> SavedRun:
     return saved
 
 
-def read_flags(output_dir: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """Returns the flags with which a run was last started; see `read`."""
+def read_flags(output_dir: str | os.PathLike[str]) -> dict[str, Any]:
+    """Returns the flags with which a run was last started, none without a run; see `read`."""
     saved = read(output_dir)
-    return None if saved is None else saved.flags
+    return {} if saved is None else saved.flags
 
 
 def write(output_dir: str | os.PathLike[str], hparams: HParams, flags: Mapping[str, Any]) -> None:
@@ -135,36 +134,6 @@ def check_same_run(output_dir: str, saved: SavedRun, model: str, problem: str) -
             f"{output_dir} holds a run of model {saved.flags.get('model')} on problem"
             f" {saved.flags.get('problem')}, not of {model} on {problem}: choose another output_dir"
         )
-
-
-def check_same_data(
-    config: RunConfig, problem: str, data_dir: str | os.PathLike[str], digest: str
-) -> None:
-    """Checks that the run, or the named checkpoint, was trained on these data.
-
-    Vocabularies of equal size may differ, and metrics and texts with a wrong one look plausible.
-
-    Args:
-      config: config of the run; if `checkpoint_path` names a checkpoint of another run on the same
-        problem, its data are checked too.
-      problem: name of the problem.
-      data_dir: the directory of its data.
-      digest: digest of these data, see `Problem.digest`.
-
-    Raises:
-      OtherRunError: they differ.
-      RunFileError, OSError: `run.yaml` cannot be read.
-    """
-    named = run_of(config.checkpoint_path)
-    for run in (Path(config.output_dir), *([named] if named else [])):
-        flags = read_flags(run) or {}
-        before = flags.get("data_digest")
-        if before and flags.get("problem") == problem and before != digest:
-            raise OtherRunError(
-                f"the data of {problem} in {data_dir} are not those that the run in {run} was"
-                " trained on: they were made again, from other texts or with other options; name"
-                " the data_dir that it was trained on, or, to train, another output_dir"
-            )
 
 
 def run_of(path: str) -> Path | None:

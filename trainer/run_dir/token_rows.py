@@ -180,7 +180,7 @@ def rows_between(path: str, vocabulary: Vocabulary | None) -> MatchedRows:
     if run is None:
         return None, f"{path} is not in the directory of a run"
     try:
-        flags = run_files.read_flags(run) or {}
+        flags = run_files.read_flags(run)
         problem = problems.find(flags["problem"], flags.get("problem_options") or "")
         data_dir = local_path(flags.get("data_dir") or "", is_lazy=True)
         digest = flags.get("data_digest")
