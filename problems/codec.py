@@ -1,62 +1,24 @@
 """Codecs: convert between lines of text and a model's tokens.
 
-`Problem.codec` returns a problem's codec. Decoding, scoring, sampling for TensorBoard and exported
-models all use it, so that they encode a line in the same way.
+`Problem.codec` returns a problem's codec, its vocabulary if it has text. Decoding, scoring, samples
+for TensorBoard and exported models all use it, so that they encode a line in the same way.
 """
 
-import abc
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from t2tp.problems.vocab.vocabulary import END_OF_DOCUMENT, Vocabulary
 
 
-class Codec(abc.ABC):
-    """A conversion between lines of text and tokens.
+class SymbolCodec:
+    """A codec of symbols 0, 1, ..., written as numbers with spaces between them.
 
     Attributes:
-      vocabulary: does the same inside a TensorFlow graph, for exported models that take text;
-        None: exported models take tokens.
-      eos_id: the token that training puts after a text.
+      end_of_document: the token that training puts after a sequence.
       end_ids: the tokens at which generation stops.
     """
 
-    vocabulary: Vocabulary | None = None
-    eos_id: int = END_OF_DOCUMENT
-    end_ids: tuple[int, ...] = (END_OF_DOCUMENT,)
-
-    @abc.abstractmethod
-    def encode(self, text: str) -> list[int]:
-        """Returns the tokens of a text, without an EOS.
-
-        Raises:
-          ValueError: the text cannot be encoded.
-        """
-
-    @abc.abstractmethod
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Returns the text of tokens; padding and EOS are dropped."""
-
-
-class TextCodec(Codec):
-    """A codec of plain text, by a vocabulary."""
-
-    vocabulary: Vocabulary
-
-    def __init__(self, vocabulary: Vocabulary):
-        self.vocabulary = vocabulary
-        self.eos_id, self.end_ids = vocabulary.end_of_document, vocabulary.end_ids
-
-    def encode(self, text: str) -> list[int]:
-        """Returns the tokens of a text, without an EOS."""
-        return self.vocabulary.encode(text)
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Returns the text of tokens."""
-        return self.vocabulary.decode(tokens)
-
-
-class SymbolCodec(Codec):
-    """A codec of symbols 0, 1, ..., written as numbers with spaces between them."""
+    end_of_document = END_OF_DOCUMENT
+    end_ids = (END_OF_DOCUMENT,)
 
     def __init__(self, problem: str, num_symbols: int, first_token: int):
         """Sets the range of symbols.
@@ -84,7 +46,7 @@ class SymbolCodec(Codec):
             )
         return self.tokens(int(word) for word in words)
 
-    def decode(self, tokens: Sequence[int]) -> str:
+    def decode(self, tokens: Iterable[int]) -> str:
         """Returns the numbers of tokens, with spaces between them."""
         return " ".join(map(str, self.symbols(tokens)))
 
@@ -95,3 +57,7 @@ class SymbolCodec(Codec):
     def symbols(self, tokens: Iterable[int]) -> list[int]:
         """Returns the symbols of tokens; padding and EOS are dropped."""
         return [token - self._first_token for token in tokens if token >= self._first_token]
+
+
+# Both have `encode`, `decode`, `end_of_document` and `end_ids`.
+Codec = Vocabulary | SymbolCodec

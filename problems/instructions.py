@@ -24,7 +24,6 @@ import numpy as np
 
 from t2tp import registry
 from t2tp.hparam import HParams
-from t2tp.problems.codec import TextCodec
 from t2tp.problems.data.fields import Field, FieldSource, TokenField, token_fields, token_specs
 from t2tp.problems.data.row_layout import Texts, one_per_row, pack
 from t2tp.problems.data.row_plan import RowPlan
@@ -284,10 +283,6 @@ class Instructions(RecordProblem, TextProblem):
     def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
         """Returns the number of tokens."""
         return {"targets": len(self.vocabulary(data_dir))}
-
-    def codec(self, data_dir: AnyPath) -> TextCodec:
-        """Returns the codec of prompts and completions."""
-        return TextCodec(self.vocabulary(data_dir))
 
     def examples(self, data_dir: AnyPath, split: str, length: int) -> FieldSource:
         """Returns the examples of a split, one per row, without examples that are too long."""

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from t2tp.hparam import HParams
-from t2tp.problems.codec import TextCodec
 from t2tp.problems.data.packing import FEATURES, PackedWindows
 from t2tp.problems.data.sample import Sample, SkippedSampleError, StoredExample, text_of
 from t2tp.problems.data.shards import token_dtype
@@ -84,10 +83,6 @@ class LanguageModelProblem(TextProblem):
         """Counts "bytes": of the batch's text in UTF-8, EOS excluded; see `PackedWindows`."""
         assert isinstance(batch.source, PackedWindows)  # as `examples` made it
         return {"bytes": float(batch.source.count_bytes(batch.examples))}
-
-    def codec(self, data_dir: AnyPath) -> TextCodec:
-        """Returns the codec of prompts and continuations."""
-        return TextCodec(self.vocabulary(data_dir))
 
     def split_text(self, data_dir: AnyPath, split: str) -> bytes:
         """Returns the text of a split: its documents concatenated, in UTF-8."""

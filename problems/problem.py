@@ -30,7 +30,6 @@ from t2tp.problems.codec import Codec
 from t2tp.problems.data.columns import Column, open_columns
 from t2tp.problems.data.manifest import Manifest
 from t2tp.problems.data.row_index import IndexDirectory
-from t2tp.problems.data.sample import Sample, Samples, StoredExample
 from t2tp.problems.data.stream import (
     Batch,
     ExampleSource,
@@ -43,8 +42,8 @@ from t2tp.problems.generated_images import GeneratedImages
 from t2tp.problems.metrics import compute
 from t2tp.problems.prepare import prepare, prepared
 from t2tp.problems.prepare.overlap import report_overlaps
+from t2tp.problems.prepare.preparable import Preparable
 from t2tp.problems.prepare.settings import BeamSettings, GenerationSettings
-from t2tp.problems.prepare.split_samples import ShuffledSamples
 from t2tp.problems.text_scores import score
 from t2tp.problems.vocab.vocabulary import END_OF_DOCUMENT, Vocabulary
 from t2tp.suggestions import check_known
@@ -60,7 +59,7 @@ _DEFAULT_SCORES = ("exact_match",)
 AnyPath = str | PathLike[str]
 
 
-class Problem(abc.ABC):
+class Problem(Preparable):
     """The base class of all problems.
 
     Attributes:
@@ -107,40 +106,7 @@ class Problem(abc.ABC):
         """The registered name: the name of the class in snake_case."""
         return registry.snake_case(type(self).__name__)
 
-    # Defined by a problem.
-
-    @abc.abstractmethod
-    def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
-        """Opens the samples of a split: a sequence of mappings from names to values.
-
-        The result may be a list, or a generator, whose samples are written to disk. Several
-        processes open the same samples, after `download`. The family defines the values of a
-        sample.
-
-        Args:
-          split: one of `splits`.
-          directory: directory in which the data are being made.
-          tmp_dir: the `tmp_dir` of `download`.
-        """
-
-    def download(self, directory: Path, tmp_dir: Path) -> None:  # noqa: B027
-        """Downloads the sources of the samples, unless they are there already.
-
-        Args:
-          directory: directory in which the data are being made. It keeps all files.
-          tmp_dir: directory for downloads and other temporary files.
-        """
-
-    def provenance(self, directory: Path, tmp_dir: Path) -> dict[str, Any]:
-        """Returns the origin of the samples, for the manifest: names to JSON values."""
-        return {}
-
-    def data_dependencies(self) -> dict[str, Any]:
-        """Returns dependencies of the data in addition to the options: names to JSON values.
-
-        The output of an interrupted run is reused only if this is unchanged.
-        """
-        return {}
+    # Defined by a problem, as are the first methods of `Preparable`.
 
     def changed_sources(self, directory: Path) -> str:
         """Describes the sources that have changed since the data were made.
@@ -150,42 +116,11 @@ class Problem(abc.ABC):
         """
         return ""
 
-    # Defined by a family.
+    # Defined by a family, as are the other methods of `Preparable`.
 
     def default_options(self) -> HParams:
         """Declares the options, with their defaults."""
         return HParams()
-
-    def make_vocabulary(self, directory: Path, samples: Callable[[str], ShuffledSamples]) -> str:
-        """Writes the vocabulary into the directory, unless it is there already.
-
-        Args:
-          directory: directory in which the data are being made.
-          samples: split -> its samples.
-
-        Returns:
-          The name of the vocabulary's file; "" without a vocabulary.
-        """
-        return ""
-
-    def parts_in(self, directory: Path) -> Mapping[Path, Problem]:
-        """Returns the problems whose data are made inside this directory, by subdirectory.
-
-        Args:
-          directory: directory in which the data are being made.
-        """
-        return {}
-
-    @abc.abstractmethod
-    def columns(self, directory: Path) -> dict[str, np.dtype]:
-        """Returns the dtype of each stored column."""
-
-    @abc.abstractmethod
-    def encoder(self, directory: Path) -> Callable[[Sample], StoredExample]:
-        """Returns a function that encodes a sample for storage.
-
-        The function may raise `SkippedSampleError`, with the reason, to skip the sample.
-        """
 
     @abc.abstractmethod
     def decoder(self, directory: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
@@ -269,10 +204,6 @@ class Problem(abc.ABC):
         """Returns the names of all options that determine the stored data."""
         kinds = reversed(type(self).__mro__)
         return [name for kind in kinds for name in vars(kind).get("making_options", ())]
-
-    def vocab_size(self, data_dir: AnyPath) -> int:
-        """Returns the number of ids to predict."""
-        return self.vocab_sizes(data_dir)["targets"]
 
     def change_hparams(self, hparams: HParams, data_dir: AnyPath | None = None) -> None:
         """Sets the problem's values in a model's hparams; call it before setting the user's values.

@@ -153,10 +153,6 @@ class TextProblem(Problem):
         self.check_prepared(data_dir)
         return load_vocabulary(directory)
 
-    def encode(self, data_dir: AnyPath, text: str) -> list[int]:
-        """Returns the token ids of a text, without an EOS."""
-        return self.vocabulary(data_dir).encode(text)
-
-    def decode(self, data_dir: AnyPath, ids: Iterable[int]) -> str:
-        """Returns the text of token ids; the inverse of `encode`."""
-        return self.vocabulary(data_dir).decode(ids)
+    def codec(self, data_dir: AnyPath) -> Vocabulary | None:
+        """Returns the vocabulary; None if targets are classes."""
+        return self.vocabulary(data_dir) if self.writes_tokens else None

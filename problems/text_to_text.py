@@ -11,7 +11,6 @@ import numpy as np
 
 from t2tp.hparam import HParams
 from t2tp.object_store.mirror import pulled
-from t2tp.problems.codec import TextCodec
 from t2tp.problems.data.buckets import BucketedStream
 from t2tp.problems.data.columns import Column
 from t2tp.problems.data.fields import Field, FieldSource, token_fields, token_specs
@@ -112,10 +111,6 @@ class Text2TextProblem(TextProblem, PairProblem):
     """Text to text with one vocabulary for both. A sample has "inputs" and "targets"."""
 
     decode_metric_names: tuple[str, ...] = ("bleu", "chrf")
-
-    def codec(self, data_dir: AnyPath) -> TextCodec:
-        """Returns the codec of inputs and targets."""
-        return TextCodec(self.vocabulary(data_dir))
 
     def texts(self, sample: Sample) -> list[str]:
         """Returns both texts."""

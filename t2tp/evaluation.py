@@ -61,13 +61,12 @@ class HarnessModel(TemplateLM):
         self._prefix_token = prefix_token
         self._reads_first_token = reads_first_token
         self.max_length, self.max_gen_toks = max_length, _MAX_GENERATED
-        vocabulary = codec.vocabulary
-        self._own = vocabulary if isinstance(vocabulary, TokenizerVocabulary) else None
+        self._own = codec if isinstance(codec, TokenizerVocabulary) else None
 
     @property
     def eot_token_id(self) -> int:
         """The token that ends a text."""
-        return self._codec.eos_id
+        return self._codec.end_of_document
 
     @property
     def prefix_token_id(self) -> int:
@@ -77,7 +76,7 @@ class HarnessModel(TemplateLM):
     @property
     def tokenizer_name(self) -> str:
         """A name for the harness's cache of requests."""
-        return f"t2tp-{type(self._codec.vocabulary).__name__}"
+        return f"t2tp-{type(self._codec).__name__}"
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any

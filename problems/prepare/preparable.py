@@ -1,10 +1,11 @@
-"""The interface that preparing its data requires of a problem."""
+"""The part of a problem that makes its data."""
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -16,40 +17,91 @@ class WrongOptionError(ValueError):
     """Raised for an option with which no data can be made, before anything is made."""
 
 
-class Preparable(Protocol):
-    """The interface; `Problem` implements and documents it."""
+class Preparable(abc.ABC):
+    """What `prepare.build` calls; a base class of `Problem`.
+
+    Attributes:
+      splits: the names of the splits, the training split first.
+    """
+
+    splits: tuple[str, ...]
 
     @property
+    @abc.abstractmethod
     def name(self) -> str:
         """The name it is registered by."""
 
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """The names of the splits, the training split first."""
-
+    @abc.abstractmethod
     def generation_options(self) -> dict[str, Any]:
         """Returns the options that determine the data."""
 
-    def data_dependencies(self) -> dict[str, Any]:
-        """Returns what else the data depend on; raises `WrongOptionError` early."""
+    # Defined by a problem.
 
-    def download(self, directory: Path, tmp_dir: Path) -> None:
-        """Downloads the sources of the samples."""
-
+    @abc.abstractmethod
     def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
-        """Opens the samples of a split."""
+        """Opens the samples of a split: a sequence of mappings from names to values.
+
+        The result may be a list, or a generator, whose samples are written to disk. Several
+        processes open the same samples, after `download`. The family defines the values of a
+        sample.
+
+        Args:
+          split: one of `splits`.
+          directory: directory in which the data are being made.
+          tmp_dir: the `tmp_dir` of `download`.
+        """
+
+    def download(self, directory: Path, tmp_dir: Path) -> None:  # noqa: B027
+        """Downloads the sources of the samples, unless they are there already.
+
+        Args:
+          directory: directory in which the data are being made. It keeps all files.
+          tmp_dir: directory for downloads and other temporary files.
+        """
+
+    def provenance(self, directory: Path, tmp_dir: Path) -> dict[str, Any]:
+        """Returns the origin of the samples, for the manifest: names to JSON values."""
+        return {}
+
+    def data_dependencies(self) -> dict[str, Any]:
+        """Returns dependencies of the data in addition to the options: names to JSON values.
+
+        The output of an interrupted run is reused only if this is unchanged.
+
+        Raises:
+          WrongOptionError: no data can be made with the options.
+        """
+        return {}
+
+    # Defined by a family.
 
     def make_vocabulary(self, directory: Path, samples: Callable[[str], ShuffledSamples]) -> str:
-        """Writes the vocabulary, and returns the name of its file; "" without one."""
+        """Writes the vocabulary into the directory, unless it is there already.
+
+        Args:
+          directory: directory in which the data are being made.
+          samples: split -> its samples.
+
+        Returns:
+          The name of the vocabulary's file; "" without a vocabulary.
+        """
+        return ""
 
     def parts_in(self, directory: Path) -> Mapping[Path, Preparable]:
-        """Returns the problems whose data are made inside this directory, by subdirectory."""
+        """Returns the problems whose data are made inside this directory, by subdirectory.
 
+        Args:
+          directory: directory in which the data are being made.
+        """
+        return {}
+
+    @abc.abstractmethod
     def columns(self, directory: Path) -> dict[str, np.dtype]:
         """Returns the dtype of each stored column."""
 
+    @abc.abstractmethod
     def encoder(self, directory: Path) -> Callable[[Sample], StoredExample]:
-        """Returns a function that encodes a sample for storage."""
+        """Returns a function that encodes a sample for storage.
 
-    def provenance(self, directory: Path, tmp_dir: Path) -> dict[str, Any]:
-        """Returns the origin of the samples, for the manifest."""
+        The function may raise `SkippedSampleError`, with the reason, to skip the sample.
+        """

@@ -43,7 +43,7 @@ def check(problem, data_dir, length=512):
             assert whole.dtype == specs[name].dtype
             assert whole.shape == feature.shape
             assert len(whole.shape) == len(specs[name].dimensions)
-        assert batch["targets"][:].max() < problem.vocab_size(data_dir)
+        assert batch["targets"][:].max() < problem.vocab_sizes(data_dir)["targets"]
     return problem
 
 

@@ -56,7 +56,7 @@ def test_metrics_of_nothing_are_refused(problem):
 
 
 def test_missing_data_are_answered_with_the_command_that_makes_them(problem, tmp_path):
-    for use in (problem.check_prepared, problem.vocab_size):
+    for use in (problem.check_prepared, problem.vocab_sizes):
         with pytest.raises(FileNotFoundError) as error:
             use(tmp_path)
         assert f"t2tp_datagen --problem=tiny_stdlib --data_dir={tmp_path}" in str(error.value)

@@ -75,8 +75,8 @@ def test_a_problem_of_small_share_has_few_pieces(files, tmp_path, monkeypatch, s
 def test_a_batch_decodes_to_the_texts_of_both_in_their_shares(data_dir):
     mixture = problems.find(MIXTURE)
     batch = mixture.stream(data_dir, "train", batch_size=40, length=64, seed=1)[3]
-    part = mixture.parts[0]
-    texts = [part.decode(mixture.parts_dir(data_dir), row) for row in np.asarray(batch["inputs"])]
+    decode = mixture.vocabulary(data_dir).decode
+    texts = [decode(row) for row in np.asarray(batch["inputs"])]
     words = [text.split()[0] for text in texts]
     assert words.count("apple") == 30 and words.count("banana") == 10
     first, last = (mixture.decode_example(data_dir, "train", number) for number in (0, 700))
@@ -179,8 +179,8 @@ def test_both_directions_of_a_problem_have_the_same_data(files, tmp_path):
     mixture = problems.find("mixture:translate_tsv=1,translate_tsv_rev=1", options)
     assert mixture.prepare(tmp_path).splits["train"].examples == 564  # once, not twice
     batch = mixture.stream(tmp_path, "train", 8, 64)[0]
-    decode, inside = mixture.parts[0].decode, mixture.parts_dir(tmp_path)
-    words = [decode(inside, row).split()[0] for row in np.asarray(batch["inputs"])]
+    decode = mixture.vocabulary(tmp_path).decode
+    words = [decode(row).split()[0] for row in np.asarray(batch["inputs"])]
     assert sorted(words) == ["Apfel"] * 4 + ["apple"] * 4
     with pytest.raises(ValueError, match="have the same data, made with the same options"):
         problems.find(mixture.name, f"translate_tsv.files={files}/a.tsv")

@@ -32,5 +32,6 @@ def test_an_evaluation_has_every_example_and_training_those_that_fit(tmp_path, c
         )
         assert weights.sum() == 20 and targets.sum() == 12
         assert sorted((segments > 0).sum(1)) == [*range(2, 12)] + [12] * 10
-        texts = {problem.decode(tmp_path, row[row > 1]) for row in inputs}
+        vocabulary = problem.vocabulary(tmp_path)
+        texts = {vocabulary.decode(row[row > 1]) for row in inputs}
         assert texts == {"abcdefghijklmnopqrst"[:n] for n in range(1, 13)}

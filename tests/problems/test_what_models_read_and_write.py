@@ -39,7 +39,6 @@ def test_a_codec_reads_and_writes_the_stored_examples(tmp_path, suffix):
     problem = problems.find(f"translate_tsv{suffix}", f"files={file},vocab_size=300")
     problem.prepare(tmp_path)
     codec = problem.codec(tmp_path)
-    assert codec.vocabulary is not None
     for number in range(5):
         sample = problem.decode_example(tmp_path, "validation", number % 3)
         for text in sample.values():

@@ -17,6 +17,7 @@ from t2tp.decoding.options import GREEDY
 from t2tp.models.autoregressive import AutoregressiveModel
 from t2tp.models.classifier import Classifier
 from t2tp.models.model import EXAMPLE_INDEX
+from t2tp.problems.vocab.vocabulary import Vocabulary
 from t2tp.program.program import Feature
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.inference.litert import SUFFIX, write_litert
@@ -176,15 +177,15 @@ class RunExporter:
             lengths = tf.TensorSpec([None], tf.int32, name="lengths")
             functions = {"tokens": traced(serve_tokens, ids=ids, lengths=lengths)}
             codec = problem.codec(self._data_dir)
-            if codec is None or codec.vocabulary is None:
+            if not isinstance(codec, Vocabulary):
                 return functions | {"serving_default": functions["tokens"]}
-            if not codec.vocabulary.works_in_graph:
+            if not codec.works_in_graph:
                 logging.info(
                     "the exported model takes and gives tokens: TensorFlow has no operations of a"
                     " tokenizer.json, so encode and decode texts outside of it"
                 )
                 return functions | {"serving_default": functions["tokens"]}
-            text = TextDecoding(tokens, codec.vocabulary, codec.eos_id)
+            text = TextDecoding(tokens, codec)
 
             def serve_text(inputs: tf.Tensor) -> Mapping[str, tf.Tensor]:
                 return text(step, inputs)

@@ -225,7 +225,7 @@ class RunDecoder:
           ValueError: a line has no tab, is too long for the model, or cannot be encoded.
         """
         codec = self._codec
-        reads_inputs, eos_id = self._problem.reads_inputs, codec.eos_id
+        reads_inputs, eos_id = self._problem.reads_inputs, codec.end_of_document
         rows = []
         for number, line in enumerate(lines, start=1):
             with naming_line(path, number):
@@ -273,7 +273,7 @@ def with_eos(
     if problem.eos_id == NO_EOS:
         return replace(options, eos_id=NO_EOS)
     codec = problem.codec(data_dir) if options.eos_id is None else None
-    return replace(options, eos_id=codec.end_ids) if codec else options
+    return replace(options, eos_id=codec.end_ids) if codec is not None else options
 
 
 def codec_for(problem: Problem, data_dir: str | PathLike[str]) -> Codec:
@@ -305,7 +305,7 @@ def request_for(problem: Problem, codec: Codec, text: str, beginning: str = "") 
       ValueError: a prompt has a prefix as well, or the codec cannot encode the line.
     """
     if problem.reads_inputs:
-        inputs = [*codec.encode(text), codec.eos_id]
+        inputs = [*codec.encode(text), codec.end_of_document]
         return Request(inputs=inputs, prefix=codec.encode(beginning))
     if beginning:
         raise ValueError("a prompt is itself how a language model's text begins")

@@ -134,16 +134,14 @@ class TokenDecoding:
 class TextDecoding:
     """Decoding of text with `TokenDecoding` and the vocabulary inside the graph."""
 
-    def __init__(self, tokens: TokenDecoding, vocabulary: Vocabulary, eos_id: int) -> None:
+    def __init__(self, tokens: TokenDecoding, vocabulary: Vocabulary) -> None:
         """Combines token decoding with a vocabulary.
 
         Args:
           tokens: decodes tokens.
-          vocabulary: encodes and decodes text in the graph.
-          eos_id: appended to inputs.
+          vocabulary: encodes and decodes text in the graph; its end token is appended to inputs.
         """
         self._tokens = tokens
-        self._eos_id = eos_id
         self._vocabulary = vocabulary
 
     def __call__(self, step: Step, texts: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -159,7 +157,7 @@ class TextDecoding:
         """
         ragged = self._vocabulary.encode_in_graph(texts)
         if self._tokens.reads_inputs:
-            end = tf.fill([tf.shape(texts)[0], 1], self._eos_id)
+            end = tf.fill([tf.shape(texts)[0], 1], self._vocabulary.end_of_document)
             ragged = tf.concat([ragged, end], axis=1)
         lengths = tf.cast(ragged.row_lengths(), tf.int32)
         decoded = self._tokens(step, ragged.to_tensor(), lengths)

@@ -74,6 +74,8 @@ def test_the_first_samples_do_not_wait_for_the_order_of_all():
 class DeadlyDigits(FewDigits):
     """A problem that kills a worker after 400 samples; every hundredth for training is bad."""
 
+    dies_at = 400
+
     def samples(self, split, directory, tmp_dir):
         samples = super().samples(split, directory, tmp_dir)
 
@@ -91,7 +93,7 @@ class DeadlyDigits(FewDigits):
         def encode_or_die(sample):
             nonlocal encoded
             encoded += 1
-            if encoded == 400 and multiprocessing.parent_process() is not None:
+            if encoded == self.dies_at and multiprocessing.parent_process() is not None:
                 os.kill(os.getpid(), signal.SIGKILL)
             return encode(sample)
 
@@ -110,24 +112,16 @@ def test_killed_workers_change_no_file(tmp_path, caplog):
 
 
 @registry.register_problem
-class FatalDigits(FewDigits):
+class FatalDigits(DeadlyDigits):
     """A problem of which no worker finishes a shard, with --num_workers."""
 
-    def encoder(self, directory):
-        encode = super().encoder(directory)
-
-        def encode_or_die(sample):
-            if multiprocessing.parent_process() is not None:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return encode(sample)
-
-        return encode_or_die
+    dies_at = 1
 
 
 @pytest.mark.slow
 def test_workers_that_die_again_and_again_end_with_a_sentence(tmp_path):
     with pytest.raises(ChildProcessError) as raised:
-        FatalDigits().prepare(tmp_path, num_shards=6, num_workers=2)
+        FatalDigits().prepare(tmp_path, num_shards=6, num_workers=2, max_bad_samples=10)
     said = str(raised.value)
     assert "killed 3 times" in said and "run again" in said and "--num_workers=2" in said
 
@@ -263,7 +257,7 @@ def test_the_vocabulary_size_is_a_flag_and_inspect_shows_what_was_made(tmp_path)
     made = subprocess.run([*command, *common, "--vocab_size=280"], capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
     assert "train: 94 examples" in made.stdout
-    assert problems.find("translate_tsv").vocab_size(tmp_path / "data") == 280
+    assert len(problems.find("translate_tsv").vocabulary(tmp_path / "data")) == 280
     shown = subprocess.run([*command, *common, "--inspect"], capture_output=True, text=True).stdout
     assert "inputs: 'one " in shown and "targets: 'eins " in shown
     assert "on average" in shown and "padding in rows of a length" in shown

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from t2tp import checkpoint
-from t2tp.problems.codec import TextCodec
+from t2tp.problems.vocab.subwords import SubwordVocabulary
 from t2tp.trainer.cli import decode
 from tests.trainer.hooks import events
 from tests.trainer.trained_runs import Run, train
@@ -213,7 +213,7 @@ def test_a_line_that_cannot_be_decoded_is_named(texts, tmp_path, monkeypatch, ca
     source = tmp_path / "source.txt"
     source.write_text("one\ntwo\nthree\n")
     monkeypatch.setattr(
-        TextCodec, "encode", lambda self, text: [int(text == "one") or int("not a token")]
+        SubwordVocabulary, "encode", lambda self, text: [int(text == "one") or int("not a token")]
     )
     assert texts.decode(decode_from_file=source) == 2
     assert "line 2: " in capsys.readouterr().err

@@ -51,7 +51,7 @@ def test_a_text_model_decodes_as_the_decoder(
     path = _export(run, capsys, format="litert", max_input_length=16, **options)
     decode, codec = _runner(path), registry.problem(problem)().codec(run.data_dir)
     for line, expected in zip(lines, decoded, strict=True):
-        tokens = codec.encode(line) + [codec.eos_id] * (model == "transformer")
+        tokens = codec.encode(line) + [codec.end_of_document] * (model == "transformer")
         ids = np.zeros([1, 16], np.int32)
         ids[0, : len(tokens)] = tokens
         result = decode(ids=ids, lengths=np.array([len(tokens)], np.int32))
