@@ -6,13 +6,25 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 
-def killed_before_renaming(write: Callable[[], object]) -> None:
-    """Lets a process write a file, and kills it when all is written but the file's name."""
+def killed_before_renaming(write: Callable[[], object], name: str = "") -> None:
+    """Lets a process write files, and kills it when all of one is written but its name.
+
+    Args:
+      write: writes the files.
+      name: name of the file. Default: the first.
+    """
+    replace = os.replace
+
+    def rename(source: str | Path, target: str | Path) -> None:
+        if not name or Path(target).name == name:
+            os.kill(os.getpid(), signal.SIGKILL)
+        replace(source, target)
 
     def begin() -> None:
-        os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
+        os.rename = os.replace = rename
         write()
 
     process = multiprocessing.get_context("fork").Process(target=begin)

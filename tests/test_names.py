@@ -136,19 +136,7 @@ def test_flags_exist():
             assert flag in known or flag.removeprefix("no") in known, (place, flag)
 
 
-def test_commands_are_programs_with_flags_that_they_have():
-    found = list(commands())
-    assert len(found) > 20
-    for place, program, words in found:
-        assert program in PROGRAMS, (place, program)
-        spec = PROGRAMS[program]
-        inner = [group for each in spec.positional for group in each.groups]
-        known = {name for group in (*spec.groups, *inner) for name in group.rows}
-        for flag in re.findall(r"--(\w+)", " ".join(words)):
-            assert flag in known or flag.removeprefix("no") in known, (place, program, flag)
-
-
-def test_commands_with_values_are_taken_by_their_programs(tmp_path, monkeypatch):
+def test_commands_are_taken_by_their_programs(tmp_path, monkeypatch):
     """By the parser of the program's own flags, and of the flags that it hands on."""
     monkeypatch.chdir(tmp_path)
     for path in (tmp_path / "run.yaml", tmp_path / "RUN/run.yaml"):
@@ -156,9 +144,14 @@ def test_commands_with_values_are_taken_by_their_programs(tmp_path, monkeypatch)
         path.write_text("model: m\n")
     parsed = 0
     for place, program, words in commands():
+        assert program in PROGRAMS, (place, program)
+        spec = PROGRAMS[program]
+        inner = [group for each in spec.positional for group in each.groups]
+        known = {name for group in (*spec.groups, *inner) for name in group.rows}
+        for flag in re.findall(r"--(\w+)", " ".join(words)):
+            assert flag in known or flag.removeprefix("no") in known, (place, program, flag)
         if not any("=" in word for word in words):
             continue  # It only names a flag.
-        spec = PROGRAMS[program]
         cut = words.index("--") if "--" in words else len(words)
         rest = PROGRAMS["t2tp_trainer"].groups
         try:

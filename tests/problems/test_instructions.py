@@ -186,33 +186,28 @@ def test_a_prompt_and_its_completion_are_encoded_as_one_text(tmp_path, kind):
     }
 
 
-def test_shapes_of_sharegpt_and_alpaca_are_those_conversations(tmp_path, tokenizer):
+@pytest.mark.parametrize("has_template", [True, False])
+def test_shapes_of_sharegpt_and_alpaca_are_those_of_ours(tmp_path, tokenizer, has_template):
     names = {"system": "system", "user": "human", "assistant": "gpt"}
     turns = [{"from": names[each["role"]], "value": each["content"]} for each in CHAT]
-    alpaca = {"instruction": "the", "input": "fox?", "output": "quick"}
-    short = {"instruction": "the dog?", "input": "", "output": "lazy"}
     told = [{"role": "user", "content": "the\n\nfox?"}, {"role": "assistant", "content": "quick"}]
     asked = [{"role": "user", "content": "the dog?"}, {"role": "assistant", "content": "lazy"}]
-    theirs = [{"conversations": turns}, alpaca, short] * 20
-    ours = [{"messages": each} for each in (CHAT, told, asked)] * 20
+    theirs = [
+        {"instruction": "the", "input": "fox?", "output": "quick"},
+        {"instruction": "the dog?", "input": "", "output": "lazy"},
+    ]
+    ours = [{"prompt": f"{x['content']}\n\n", "completion": y["content"]} for x, y in (told, asked)]
+    if has_template:
+        with_template(tokenizer)
+        theirs.append({"conversations": turns})
+        ours = [{"messages": each} for each in (told, asked, CHAT)]
     learned = []
     for name, records in {"theirs": theirs, "ours": ours}.items():
         (tmp_path / name).mkdir()
-        problem = prepared(tmp_path / name, records, with_template(tokenizer))
+        problem = prepared(tmp_path / name, records * 20, tokenizer)
         learned.append(learned_texts(problem, tmp_path / name / "data"))
     assert learned[0] == learned[1]
-    assert len(learned[0]) == 3
-
-
-def test_an_instruction_without_a_template_is_a_prompt(tmp_path, tokenizer):
-    records = [{"instruction": f"the fox {n}", "output": f"over {n} dogs"} for n in range(60)]
-    pairs = [{"prompt": f"the fox {n}\n\n", "completion": f"over {n} dogs"} for n in range(60)]
-    learned = []
-    for name, each in {"theirs": records, "ours": pairs}.items():
-        (tmp_path / name).mkdir()
-        problem = prepared(tmp_path / name, each, tokenizer)
-        learned.append(learned_texts(problem, tmp_path / name / "data"))
-    assert learned[0] == learned[1]
+    assert len(learned[0]) == len(ours)
 
 
 def test_conversations_without_a_template_are_refused(tmp_path, tokenizer):

@@ -1,7 +1,6 @@
 """What an interrupted run has made is used, unless what it was made from has changed."""
 
 import itertools
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,8 @@ import pytest
 from t2tp.atomic_file import is_unfinished
 from t2tp.problems.prepare import plan
 from t2tp.problems.text_to_text import Text2TextProblem
+from tests.killed import killed_before_renaming
+from tests.problems.prepare.few_digits import FewDigits
 from tests.problems.prepare.own_pairs import (
     GeneratedPairs,
     OwnPairs,
@@ -45,26 +46,20 @@ CHANGES = ["nothing", "one is other", "the last is other", "one more", "one less
         *itertools.product([OwnPairs, GeneratedPairs], CHANGES),
         (SubwordPairs, "nothing"),
         (SubwordPairs, "one is other"),
+        (OwnPairs, "others"),
     ],
 )
 def test_no_old_sample_is_mixed_with_new_ones(tmp_path, caplog, kind, how):
     prepare_until(kind(), tmp_path / "resumed", 150, num_shards=3)
     new = kind(changed(kind().train, how))
     caplog.clear()
-    new.prepare(tmp_path / "resumed", num_shards=3)
+    new.prepare(tmp_path / "resumed", num_shards=3, num_workers=2 if how == "others" else 1)
     new.prepare(tmp_path / "undisturbed", num_shards=3)
     assert files_of(new, tmp_path / "resumed") == files_of(new, tmp_path / "undisturbed")
     if how == "nothing":
         assert "made again" not in caplog.text
-
-
-def test_changes_are_found_where_only_finished_shards_have_them(tmp_path, caplog):
-    prepare_until(OwnPairs(), tmp_path / "resumed", 150, num_shards=3)
-    new = OwnPairs(changed(OwnPairs().train, "others"))
-    new.prepare(tmp_path / "resumed", num_shards=3, num_workers=2)
-    assert "own_pairs had other samples of train before the interruption" in caplog.text
-    new.prepare(tmp_path / "undisturbed", num_shards=3)
-    assert files_of(new, tmp_path / "resumed") == files_of(new, tmp_path / "undisturbed")
+    if how == "others":
+        assert "own_pairs had other samples of train before the interruption" in caplog.text
 
 
 def test_each_sample_comes_once_and_in_one_split(tmp_path):
@@ -139,39 +134,14 @@ def test_the_code_of_a_problem_is_not_all_of_python_s(monkeypatch):
     assert {"text_to_text.py", "text.py", "problem.py"} <= {*read} and len(read) < 10
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from t2tp.problems.algorithmic import AlgorithmicShiftBinary40
-
-class FewShifts(AlgorithmicShiftBinary40):
-    sample_counts = {"train": 200, "validation": 20, "test": 20}
-
-def killed(path, target):
-    if Path(target).name == sys.argv[2]:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return rename(path, target)
-
-rename = Path.rename
-Path.rename = Path.replace = killed
-FewShifts().prepare(sys.argv[1], num_shards=2)
-"""
-
-
 @pytest.mark.parametrize("name", ["manifest.json", "train-00001-of-00002.checks", ".plan"])
 def test_killed_while_a_file_gets_its_name_it_leaves_no_other_file(tmp_path, name):
-    from t2tp.problems.algorithmic import AlgorithmicShiftBinary40
-
-    class FewShifts(AlgorithmicShiftBinary40):
-        sample_counts = {"train": 200, "validation": 20, "test": 20}
-
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "killed"), name]
-    assert subprocess.run(command, check=False).returncode == -9
+    killed_before_renaming(lambda: FewDigits().prepare(tmp_path / "killed", num_shards=2), name)
     left = [path for path in (tmp_path / "killed").rglob("*") if is_unfinished(path)]
     assert len(left) == 1, left
     for place in ("killed", "undisturbed"):
-        FewShifts().prepare(tmp_path / place, num_shards=2)
-    assert files_of(FewShifts(), tmp_path / "killed") == files_of(
-        FewShifts(), tmp_path / "undisturbed"
+        FewDigits().prepare(tmp_path / place, num_shards=2)
+    assert files_of(FewDigits(), tmp_path / "killed") == files_of(
+        FewDigits(), tmp_path / "undisturbed"
     )
     assert not [path for path in (tmp_path / "killed").rglob("*") if is_unfinished(path)]

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,12 @@ from t2tp.problems.data.sample import BadSampleError
 from t2tp.problems.sources.records import Records
 from t2tp.trainer.cli.programs import t2tp_trainer
 from t2tp.trainer.run_dir import run_files
+from tests.page_commands import commands
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
-PAGE = Path(__file__).parents[3] / "docs" / "own_data.md"
+PAGE = "docs/own_data.md"
 TEXTS = [f'number {n}, "quoted"\nand a second line of words' for n in range(120)]
 RECORDS = [{"body": text, "spam": n % 3, "note": "x" * n} for n, text in enumerate(TEXTS)]
 
@@ -154,20 +154,13 @@ def test_names_of_data_sets(tmp_path):
         problems.find("image_digits:mine")
 
 
-def page_commands():
-    """Returns the commands of the page, split into words."""
-    blocks = re.findall(r"```\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    return [shlex.split(line) for line in lines if line.strip()]
-
-
 @pytest.mark.slow
 def test_the_page_s_training_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "letters.jsonl", [{"text": text} for text in TEXTS])
     options = "files=letters.jsonl,vocab_size=300"
     problems.find("languagemodel_records:letters", options).prepare("data")
-    (command,) = [words for words in page_commands() if words[0] == "t2tp_trainer"]
+    (command,) = [words for words in commands(PAGE) if words[0] == "t2tp_trainer"]
     assert t2tp_trainer(command) == 0
     assert run_files.read_flags("run")["problem"] == ("languagemodel_records:letters")
 
@@ -186,9 +179,9 @@ def test_the_commands_of_the_page_do_what_it_says(tmp_path, monkeypatch):
     translations = [{"translation": pair} for pair in pairs]
     saved(tmp_path / "saved", {"train": translations[:100], "validation": translations[100:]})
     write(tmp_path / "hub" / "train-00000-of-00001.parquet", [{"text": text} for text in TEXTS])
-    commands = page_commands()
-    assert len(commands) == 9
-    for program, *arguments in commands:
+    shown = commands(PAGE)
+    assert len(shown) == 9
+    for program, *arguments in shown:
         flags = dict(each.removeprefix("--").split("=", 1) for each in arguments)
         options = flags.get("problem_options", "")
         if program == "t2tp_datagen":
