@@ -227,7 +227,9 @@ class Estimator:
             self.log.resume(os.path.abspath(self.config.output_dir), self.steps_done)
             self._open_tracker()
             with self._checkpoints.saver_of(
-                program.variables, inputs.batch_sizes, self._note_saved
+                program.variables,
+                inputs.batch_sizes,
+                lambda step: self.log.write("checkpoint", step),
             ) as saver:
                 try:
                     signal_number = self._train_with(saver, program, inputs, place, training, hooks)
@@ -548,6 +550,3 @@ class Estimator:
 
     def _count_steps(self, steps_done: int) -> None:
         self.steps_done = steps_done
-
-    def _note_saved(self, step: int) -> None:
-        self.log.write("checkpoint", step)

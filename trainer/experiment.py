@@ -118,7 +118,7 @@ class Experiment:
         self._local_eval_frequency = local_eval_frequency
         self._eval_timeout_mins = eval_timeout_mins
         self._eval_samples = eval_samples
-        self._check_best_metric()
+        self._goal = self._find_goal()
         self._is_checked = False
         self._evaluation(eval_split)  # To fail early if there is no such split.
         saved = spec.saved.flags if spec.saved else {}
@@ -163,8 +163,11 @@ class Experiment:
             check_writes(self.spec.model)
             self._decoder.build()
             return
-        trains = mode == ModeKeys.TRAIN
-        inputs = self._train_inputs if trains else self._evaluation(self._split_of(schedule)).inputs
+        inputs = self._train_inputs
+        if mode != ModeKeys.TRAIN:
+            on_train_data = schedule == "evaluate_on_train_data"
+            split = self.spec.problem.splits[0] if on_train_data else self._eval_split
+            inputs = self._evaluation(split).inputs
         for features in inputs.kinds:
             self.estimator.build(mode, features)
 
@@ -219,7 +222,7 @@ class Experiment:
         hooks = [EvaluationHook(every, evaluation.run, plateau)] if every else []
         self._train("train_and_evaluate", hooks, plateau)
         metrics = evaluation.run_once()
-        evaluation.log_best(self._goal())
+        evaluation.log_best(self._goal)
         return metrics
 
     def evaluate(self) -> dict[str, float]:
@@ -306,10 +309,17 @@ class Experiment:
         self.build("predict")
         return self._decoder.text(text, length)
 
-    def _goal(self) -> BestMetric:
-        """Returns the metric that defines the best evaluation. Default: the loss."""
+    def _find_goal(self) -> BestMetric:
+        """Returns the metric that defines the best evaluation. Default: the loss.
+
+        Raises:
+          ValueError: no evaluation computes the metric of the best checkpoint.
+        """
         if self._config.keep_best_metric:
-            return BestMetric.parse(self._config.keep_best_metric)
+            problem, goal = self.spec.problem, BestMetric.parse(self._config.keep_best_metric)
+            sentence = f"the best checkpoint by the unknown metric {goal.metric!r}"
+            check_known(goal.metric, problem.metric_names, f"metrics of {problem.name}", sentence)
+            return goal
         if self._early_stopping is not None:
             return BestMetric(self._early_stopping.metric, self._early_stopping.minimize)
         return BestMetric("loss", True)
@@ -330,6 +340,7 @@ class Experiment:
         """Returns the evaluation of a split; the first call creates it."""
         if split not in self._evaluations:
             is_trained_on = split == self.spec.problem.splits[0]
+            shown = self._eval_samples
             self._evaluations[split] = SplitEvaluation(
                 self.estimator,
                 self.spec.problem,
@@ -338,18 +349,9 @@ class Experiment:
                 "eval" if split == "validation" else f"eval_{split}",
                 self.spec.model,
                 finds_best=not is_trained_on,
-                samples=self._samples(split) if self._eval_samples else None,
+                samples=DecodedSamples(self._decoder, self.spec, split, shown) if shown else None,
             )
         return self._evaluations[split]
-
-    def _samples(self, split: str) -> DecodedSamples:
-        """Returns the examples that are decoded when a split is evaluated."""
-        return DecodedSamples(self._decoder, self.spec, split, self._eval_samples)
-
-    def _split_of(self, schedule: str) -> str:
-        """Returns the split that a schedule evaluates on."""
-        on_train_data = schedule == "evaluate_on_train_data"
-        return self.spec.problem.splits[0] if on_train_data else self._eval_split
 
     def _await_a_checkpoint(self) -> None:
         """Waits for the first checkpoint of the run."""
@@ -383,14 +385,6 @@ class Experiment:
                 f" {self._config.output_dir}, which must be one directory that all of them share"
             )
         return True
-
-    def _check_best_metric(self) -> None:
-        """Raises ValueError if no evaluation computes the metric of the best checkpoint."""
-        if self._config.keep_best_metric:
-            problem = self.spec.problem
-            metric = BestMetric.parse(self._config.keep_best_metric).metric
-            sentence = f"the best checkpoint by the unknown metric {metric!r}"
-            check_known(metric, problem.metric_names, f"metrics of {problem.name}", sentence)
 
     def _train(
         self, schedule: str, hooks: Sequence[Hook], plateau: Callable[[], str] = str

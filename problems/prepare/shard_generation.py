@@ -33,7 +33,7 @@ from t2tp.problems.data.sample_digest import ChangedSourcesError, SampleDigest
 from t2tp.problems.data.shards import ShardWriter, finished, finished_names, read_checks, shard_name
 from t2tp.problems.prepare.open_samples import open_samples
 from t2tp.problems.prepare.preparable import Preparable
-from t2tp.problems.prepare.settings import BeamSettings, GenerationSettings
+from t2tp.problems.prepare.settings import GenerationSettings
 from t2tp.problems.prepare.shard_workers import Report, make_in_processes
 from t2tp.problems.prepare.split_samples import BadSamples, ShuffledSamples
 
@@ -148,8 +148,10 @@ def make_shards(
         return not job.made_from and bool(finished(directory, job.name))
 
     with ProgressBar(total, f"encoding {problem.name}") as progress:
-        if settings.beam is not None:
-            _make_with_beam(builder, todo, directory, settings.beam, is_made)
+        if settings.beam is not None and todo:
+            from t2tp.problems.prepare.beam_shards import make_with_beam  # An optional dependency.
+
+            make_with_beam(builder, todo, directory, settings.beam, is_made)
         elif num_workers > 1:
             make_in_processes(
                 builder,
@@ -160,7 +162,9 @@ def make_shards(
                 is_made=is_made,
             )
         else:
-            _make_in_this_process(builder, todo, progress, num_bad)
+            report = _LocalReport(progress, num_bad)
+            for job in todo:
+                builder.carry_out(job, report)
     remove_unfinished(directory)  # Of workers that were killed.
     sizes: dict[str, list[SplitSizes]] = {split: [] for split in sample_counts}
     files: dict[str, FileState] = {}
@@ -188,19 +192,6 @@ def _check_bad(problem: str, sizes: Mapping[str, SplitSizes], limit: int) -> Non
             f"{num_bad} samples of {problem} are bad, and at most {limit} may be:"
             " --max_bad_samples changes the limit"
         )
-
-
-def _make_with_beam(
-    builder: _ShardBuilder,
-    jobs: Sequence[_Job],
-    directory: Path,
-    settings: BeamSettings,
-    is_made: Callable[[_Job], bool],
-) -> None:
-    from t2tp.problems.prepare.beam_shards import make_with_beam  # An optional dependency.
-
-    if jobs:
-        make_with_beam(builder, jobs, directory, settings, is_made)
 
 
 def _shards(is_train: bool, samples: int, num_shards: int | None) -> int:
@@ -318,11 +309,3 @@ class _LocalReport:
     def bad_sample(self) -> int:
         self._bad += 1
         return self._bad
-
-
-def _make_in_this_process(
-    builder: _ShardBuilder, jobs: Sequence[_Job], progress: ProgressBar, num_bad: int
-) -> None:
-    report = _LocalReport(progress, num_bad)
-    for job in jobs:
-        builder.carry_out(job, report)

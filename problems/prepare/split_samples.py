@@ -40,11 +40,8 @@ class BadSamples:
         """
         self.problem = problem
         self.limit = limit
-        self._count = count or self._count_here
+        self._count = count or (lambda: len(self._known))
         self._known: set[tuple[str, int]] = set()
-
-    def _count_here(self) -> int:
-        return len(self._known)
 
     def add(self, split: str, number: int, error: Exception, sample: Any = None) -> str:
         """Counts a bad sample, unless it has been counted before.

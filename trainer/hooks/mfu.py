@@ -52,14 +52,10 @@ class Utilization:
     forward_flops: int
     peak: Peak
 
-    @property
-    def step_flops(self) -> int:
-        """FLOPs of forward and backward pass: each matmul has two in the backward pass."""
-        return 3 * self.forward_flops
-
     def at(self, step_time: float) -> float:
         """Returns the MFU, 0 to 1, of a step of this many seconds."""
-        return self.step_flops / (step_time * self.peak.flops)
+        # Each matmul has two in the backward pass.
+        return 3 * self.forward_flops / (step_time * self.peak.flops)
 
     def describe(self) -> str:
         """Describes formula and peak in Markdown."""

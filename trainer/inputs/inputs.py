@@ -36,12 +36,6 @@ class ResumableStream(BatchStream, Protocol):
         """Returns the same rows in batches of these sizes."""
 
 
-def no_counts(batch: Batch) -> dict[str, float]:
-    """Returns no counts."""
-    del batch
-    return {}
-
-
 # Feature names and sizes, by which batches of several shapes are distinguished.
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
@@ -83,7 +77,7 @@ class Inputs:
 
     features: Mapping[str, Feature]
     stream: BatchStream
-    counts: Callable[[Any], dict[str, float]] = no_counts
+    counts: Callable[[Any], dict[str, float]] = lambda batch: {}
     other_features: Sequence[Mapping[str, Feature]] = ()
     metric_names: Sequence[str] = ()
 

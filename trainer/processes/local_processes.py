@@ -115,7 +115,8 @@ def environments_of(
     for number in range(num_processes):
         task = {"type": "worker", "index": host_id * num_processes + number}
         variables = {THREADS_VARIABLE: str(share), **environment}
-        if not gpus and not any(map(_configures_heap, environment)):
+        heap = ("MALLOC_", "GLIBC_TUNABLES")
+        if not gpus and not any(name.startswith(heap) for name in environment):
             variables = {**ALLOCATOR, **variables}
         variables["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
         if devices_per_process is not None:
@@ -125,10 +126,6 @@ def environments_of(
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first : first + each])
         environments.append(variables)
     return environments
-
-
-def _configures_heap(variable: str) -> bool:
-    return variable.startswith("MALLOC_") or variable == "GLIBC_TUNABLES"
 
 
 def visible_gpus() -> list[str]:

@@ -46,14 +46,11 @@ def split_paths(text: str) -> list[str]:
     pieces, paths = text.split(","), []
     while pieces:
         joined = (",".join(pieces[:end]).strip() for end in range(len(pieces), 1, -1))
-        path = next((each for each in joined if _is_there(each)), pieces[0].strip())
+        there = (each for each in joined if os.path.lexists(each.removesuffix("/variables")))
+        path = next(there, pieces[0].strip())
         paths.append(path)
         del pieces[: path.count(",") + 1]
     return [path for path in paths if path]
-
-
-def _is_there(path: str) -> bool:
-    return os.path.lexists(path.removesuffix("/variables"))
 
 
 def _find(path: str) -> Checkpoint:

@@ -121,17 +121,12 @@ class RunSaver:
         goal = self.retention.best
         if goal is None or self._metrics[0] != step:
             return False
-        value = goal.value_of(self._metrics[1])
-        if not self.variables.cluster.is_main_process:
-            answer = ""
-        else:
-            answer = json.dumps(self._beats_all_saved(goal, value))
+        value, answer = goal.value_of(self._metrics[1]), ""
+        if self.variables.cluster.is_main_process:
+            self.wait()  # To include the checkpoint that is being written.
+            best = checkpoint.best_of(goal, checkpoint.step_directories(self.directory))
+            answer = json.dumps(value == value if best is None else goal.is_better(value, best[1]))
         return json.loads(self.variables.cluster.process_broadcast("best checkpoint", answer))
-
-    def _beats_all_saved(self, goal: BestMetric, value: float) -> bool:
-        self.wait()  # To include the checkpoint that is being written.
-        best = checkpoint.best_of(goal, checkpoint.step_directories(self.directory))
-        return value == value if best is None else goal.is_better(value, best[1])
 
     def _write(self, step: int, values: list, metrics: dict[str, float]) -> None:
         """Writes a checkpoint and applies the retention."""

@@ -91,8 +91,9 @@ class Ledger:
     def attempts(self) -> dict[int, FrozenTrial]:
         """Returns the attempt that counts by point: one with a result, or else the latest."""
         trials = self._study.get_trials(deepcopy=False)
-        drawn = [each.number for each in trials if _first(each) == each.number]
-        points = {number: point for point, number in enumerate(_without_surplus(drawn, trials))}
+        drawn = [each for each in trials if _first(each) == each.number]
+        wanted = [each.number for each in drawn if _SURPLUS not in each.user_attrs]
+        points = {number: point for point, number in enumerate(wanted)}
         found: dict[int, FrozenTrial] = {}
         for trial in trials:
             point = points.get(_first(trial), self._points)
@@ -226,10 +227,6 @@ def _first(trial: FrozenTrial) -> int:
     """Returns the number of the first attempt at a trial's point."""
     number = RetryHeartbeatStaleTrialCallback.retried_trial_number(trial)
     return trial.number if number is None else number
-
-
-def _without_surplus(numbers: Sequence[int], trials: Sequence[FrozenTrial]) -> list[int]:
-    return [number for number in numbers if _SURPLUS not in trials[number].user_attrs]
 
 
 def _is_done(trial: FrozenTrial) -> bool:

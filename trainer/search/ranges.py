@@ -1,6 +1,6 @@
 """Draws the values of a ranged set with Optuna."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import optuna
@@ -62,9 +62,5 @@ def _stored(value: Any) -> Any:
 
 def _text(value: Any) -> str:
     if isinstance(value, (list, tuple)):
-        return _list_text(value)
+        return f"[{','.join(map(_text, value))}]"
     return repr(value) if isinstance(value, (str, float)) else str(value)
-
-
-def _list_text(values: Sequence[Any]) -> str:
-    return f"[{','.join(map(_text, values))}]"

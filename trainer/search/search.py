@@ -10,9 +10,10 @@ from pathlib import Path
 from t2tp.best_metric import BestMetric
 from t2tp.trainer.errors import Interrupted, as_usage_error
 from t2tp.trainer.processes import children
+from t2tp.trainer.run_dir.lock_file import is_locked
 from t2tp.trainer.search.devices import Devices
 from t2tp.trainer.search.ledger import Claim, Ledger, LostClaimError
-from t2tp.trainer.search.trial_run import TrialRun
+from t2tp.trainer.search.trial_run import INTERRUPTED, TrialRun
 
 # This number of failures before the first success ends the search: the flags of all trials are
 # probably wrong.
@@ -129,7 +130,7 @@ class Search:
             run.stop()
 
     def _start(self, run: TrialRun) -> None:
-        if not run.is_blocked():
+        if not is_locked(run.directory):  # By an earlier attempt, while it saves.
             place = f"{run.directory}, log in {run.log}" if run.log else f"{run.directory}"
             say(f"trial {run.claim.point}, in {place}")
             run.start(self._command(run.claim, run.directory), self._processes)
@@ -146,11 +147,11 @@ class Search:
 
     def _record(self, run: TrialRun, code: int) -> None:
         claim = run.claim
-        last = run.last_evaluation()
+        last = max(run.evaluations().items(), default=None)
         if run.is_pruned and code:
             self._ledger.prune(claim)
             say(f"trial {claim.point} is pruned")
-        elif run.is_interruption(code):
+        elif code in INTERRUPTED:
             self._ledger.release(claim)
         elif code:
             self._fail(run, code, f"exit code {code}")

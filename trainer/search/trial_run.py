@@ -8,11 +8,11 @@ from pathlib import Path
 from t2tp.trainer.errors import SIGNALLED
 from t2tp.trainer.processes import children
 from t2tp.trainer.run_dir.evaluation_record import EvaluationRecord
-from t2tp.trainer.run_dir.lock_file import is_locked
 from t2tp.trainer.search.devices import Devices
 from t2tp.trainer.search.ledger import Claim
 
-_INTERRUPTED = tuple(SIGNALLED + each for each in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
+# Exit codes of a run that was stopped by a signal, and saved.
+INTERRUPTED = tuple(SIGNALLED + each for each in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
 
 
 class TrialRun:
@@ -48,10 +48,6 @@ class TrialRun:
         self.log = log
         self._reported = -1
 
-    def is_blocked(self) -> bool:
-        """Whether a process of an earlier attempt still holds the directory, while it saves."""
-        return is_locked(self.directory)
-
     def start(self, command: Sequence[str], processes: list[subprocess.Popen]) -> None:
         """Starts the process.
 
@@ -77,21 +73,12 @@ class TrialRun:
         code = None if self.process is None else self.process.poll()
         return None if code is None else children.exit_code(code)
 
-    @staticmethod
-    def is_interruption(code: int) -> bool:
-        """Whether the exit code says that the run was stopped by a signal, and saved."""
-        return code in _INTERRUPTED
-
     def new_evaluations(self) -> dict[int, dict[str, float]]:
         """Returns step -> metrics of the evaluations since the last call."""
-        found = self._evaluations()
+        found = self.evaluations()
         new = {step: metrics for step, metrics in found.items() if step > self._reported}
         self._reported = max(new, default=self._reported)
         return new
-
-    def last_evaluation(self) -> tuple[int, dict[str, float]] | None:
-        """Returns step and metrics of the last evaluation; None if there is none."""
-        return max(self._evaluations().items(), default=None)
 
     def prune(self) -> None:
         """Tells the process to stop: it finishes the step, saves and exits."""
@@ -115,5 +102,6 @@ class TrialRun:
         lines = self.log.read_text(errors="replace").strip().splitlines()
         return f" ({lines[-1]})" if lines else ""
 
-    def _evaluations(self) -> dict[int, dict[str, float]]:
+    def evaluations(self) -> dict[int, dict[str, float]]:
+        """Returns step -> metrics of all evaluations."""
         return EvaluationRecord(self.directory / "eval").by_step()
