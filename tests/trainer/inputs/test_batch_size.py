@@ -11,6 +11,8 @@ from t2tp.trainer.inputs.batch_size import sequences_per_batch
 from t2tp.trainer.inputs.problem_inputs import evaluation_inputs, training_inputs
 from tests.trainer.conftest import PROBLEM
 
+ONE_REPLICA = ("layout=heads:model", "mesh_shape=model:2", "mesh_shape=")
+
 
 def hparams(text: str) -> HParams:
     made = base_hparams()
@@ -26,28 +28,25 @@ def hparams(text: str) -> HParams:
         (8192, "tokens_per_batch", 64),
         (16, "sequences_per_replica", 64),
         (2048, "tokens_per_replica", 64),
+        # No axis splits the batch, so there is one replica.
+        *((16, f"sequences_per_replica,{change}", 16) for change in ONE_REPLICA),
     ],
 )
 def test_a_batch_may_be_counted_in_four_ways(size, unit, sequences):
     assert sequences_per_batch(hparams(f"batch_size={size},batch_size_unit={unit}")) == sequences
 
 
-@pytest.mark.parametrize("changes", ["layout=heads:model", "mesh_shape=model:2", "mesh_shape="])
-def test_where_no_axis_splits_the_batch_there_is_one_replica(changes):
-    text = f"batch_size=16,batch_size_unit=sequences_per_replica,{changes}"
-    assert sequences_per_batch(hparams(text)) == 16
-
-
-def test_tokens_are_those_of_whole_sequences():
-    with pytest.raises(ValueError, match="batch_size=8200.*max_length=128.*use 8192 or 8320"):
-        sequences_per_batch(hparams("batch_size=8200,batch_size_unit=tokens_per_batch"))
-    with pytest.raises(ValueError, match="use 128$"):
-        sequences_per_batch(hparams("batch_size=100,batch_size_unit=tokens_per_replica"))
-
-
-def test_an_unknown_unit_is_refused_with_the_nearest():
-    with pytest.raises(ValueError, match="'tokens_per_core'.*tokens_per_batch"):
-        sequences_per_batch(hparams("batch_size_unit=tokens_per_core"))
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ("8200,batch_size_unit=tokens_per_batch", "=8200.*max_length=128.*use 8192 or 8320"),
+        ("100,batch_size_unit=tokens_per_replica", "use 128$"),
+        ("64,batch_size_unit=tokens_per_core", "'tokens_per_core'.*tokens_per_batch"),
+    ],
+)
+def test_parts_of_sequences_and_unknown_units_are_refused(changes, says):
+    with pytest.raises(ValueError, match=says):
+        sequences_per_batch(hparams(f"batch_size={changes}"))
 
 
 def test_batches_have_the_size_that_is_said(data_dir):

@@ -9,6 +9,7 @@ from t2tp.problems.algorithmic import AlgorithmicProblem
 from t2tp.trainer.cli.programs import PROGRAMS
 from t2tp.trainer.cli.run_program import run_program
 from t2tp.trainer.run_dir import run_files
+from tests.files import files_in
 from tests.trainer.conftest import PROBLEM
 from tests.trainer.hooks.events import read_scalars
 from tests.trainer.tiny_pairs import TranslateUpperCase
@@ -111,8 +112,10 @@ def test_a_run_does_not_go_on_with_other_data(trainer, tmp_path, capfd):
     made_again.prepare(tmp_path / "other")
     flags["data_dir"] = tmp_path / "other"
     capfd.readouterr()
+    before = files_in(tmp_path / "run")
     assert trainer(**flags, train_steps=4) == 2
     assert OTHER_DATA in capfd.readouterr().err
+    assert files_in(tmp_path / "run") == before
     # What reads the run is refused as well: evaluated with another vocabulary it has some figure.
     run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     for schedule in ("evaluate", "evaluate_on_train_data", "continuous_eval", "predict"):

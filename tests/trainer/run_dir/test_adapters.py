@@ -7,9 +7,9 @@ import shutil
 import numpy as np
 import pytest
 
-from t2tp.checkpoint import Checkpoint
+from t2tp.checkpoint import Slice
 from t2tp.layers.adapters import DOWN, UP
-from t2tp.trainer.cli.programs import t2tp_avg_checkpoints, t2tp_decoder, t2tp_eval, t2tp_trainer
+from t2tp.trainer.cli.programs import t2tp_avg_checkpoints, t2tp_eval, t2tp_trainer
 from t2tp.trainer.run_dir.find_checkpoint import find
 from tests.trainer import (
     tiny_problem,  # noqa: F401 (registers problems)
@@ -20,6 +20,12 @@ LORA = (
     "lora_rank=2,lora_targets=[query,value,feed_forward],learning_rate_schedule=constant,"
     "learning_rate_constant=0.01"
 )
+SETTINGS = {
+    "model": "transformer_lm",
+    "hparams_set": "transformer_lm_test",
+    "hparams": LORA,
+    "schedule": "train",
+}
 
 
 @pytest.fixture(scope="module")
@@ -34,42 +40,27 @@ def base(tmp_path_factory):
     )
 
 
-def train(base, output_dir, steps, *flags, hparams=LORA, warm=""):
-    return t2tp_trainer(
-        [
-            "t2tp_trainer",
-            f"--output_dir={output_dir}",
-            f"--data_dir={base.data_dir}",
-            f"--problem={base.problem}",
-            "--model=transformer_lm",
-            "--hparams_set=transformer_lm_test",
-            f"--hparams={hparams}",
-            f"--warm_start_from={warm or base.output_dir}",
-            f"--train_steps={steps}",
-            "--schedule=train",
-            *flags,
-        ]
-    )
+def train(base, output_dir, steps, **flags):
+    """Trains adapters of the base; returns the exit code."""
+    given = {"problem": base.problem, "warm_start_from": base.output_dir, **SETTINGS, **flags}
+    flags = base.flags(output_dir=output_dir, train_steps=steps, **given)
+    return t2tp_trainer(["t2tp_trainer", *flags])
 
 
 @pytest.fixture(scope="module")
 def run(base, tmp_path_factory):
     """A run of adapters, of four steps."""
     output_dir = tmp_path_factory.mktemp("tuned") / "run"
-    assert train(base, output_dir, 4, "--save_checkpoints_steps=2") == 0
+    assert train(base, output_dir, 4, save_checkpoints_steps=2) == 0
     return output_dir
 
 
 def contents(output_dir) -> dict[str, np.ndarray]:
     saved = find(str(output_dir))
-    return {name: read(saved, name) for name in saved.shapes()}
-
-
-def read(saved: Checkpoint, name: str) -> np.ndarray:
-    from t2tp.checkpoint import Slice
-
-    part = Slice.full(name, saved.shapes()[name], saved.dtypes()[name])
-    return saved.read([part])[0].numpy()
+    parts = [
+        Slice.full(name, shape, saved.dtypes()[name]) for name, shape in saved.shapes().items()
+    ]
+    return {part.name: x.numpy() for part, x in zip(parts, saved.read(parts), strict=True)}
 
 
 def test_a_checkpoint_has_the_adapters_and_refers_to_the_base(run, base):
@@ -89,13 +80,8 @@ def test_a_resumed_run_finds_its_base_and_goes_on_as_if_never_stopped(run, base,
     """On another mesh, and without being told of the base again."""
     resumed = tmp_path / "run"
     assert train(base, resumed, 2) == 0
-    no_warm_start = [
-        f"--output_dir={resumed}",
-        f"--data_dir={base.data_dir}",
-        "--train_steps=4",
-        "--schedule=train",
-        "--mesh_shape=data:2;model:2",
-    ]
+    mesh = {"schedule": "train", "mesh_shape": "data:2;model:2"}
+    no_warm_start = base.flags(output_dir=resumed, train_steps=4, **mesh)
     assert t2tp_trainer(["t2tp_trainer", *no_warm_start]) == 0
     wanted, given = contents(run), contents(resumed)
     assert wanted.keys() == given.keys()
@@ -105,18 +91,9 @@ def test_a_resumed_run_finds_its_base_and_goes_on_as_if_never_stopped(run, base,
     assert all(np.abs(value).max() > 1e-3 for name, value in given.items() if name.endswith(UP))
 
 
-def evaluated(capfd, base, output_dir, *flags) -> str:
+def evaluated(capfd, base, output_dir) -> str:
     capfd.readouterr()
-    code = t2tp_eval(
-        [
-            "t2tp_eval",
-            f"--output_dir={output_dir}",
-            f"--data_dir={base.data_dir}",
-            "--eval_steps=1",
-            *flags,
-        ]
-    )
-    assert code == 0
+    assert t2tp_eval(["t2tp_eval", *base.flags(output_dir=output_dir, eval_steps=1)]) == 0
     return capfd.readouterr().out
 
 
@@ -126,9 +103,8 @@ def test_evaluation_and_decoding_use_base_and_adapters(run, base, capfd, tmp_pat
     assert of_run.split("loss")[1] != of_base.split("loss")[1]
     prompts, output = tmp_path / "prompts.txt", tmp_path / "out.txt"
     prompts.write_text("def\n")
-    flags = [f"--decode_from_file={prompts}", f"--decode_to_file={output}"]
-    where = [f"--output_dir={run}", f"--data_dir={base.data_dir}"]
-    assert t2tp_decoder(["t2tp_decoder", *where, *flags, "--decode_hparams=extra_length=4"]) == 0
+    files = {"decode_from_file": prompts, "decode_to_file": output}
+    assert base.decode(output_dir=run, decode_hparams="extra_length=4", **files) == 0
     averaged = tmp_path / "averaged"
     flags = [f"--output_path={averaged}", f"--output_dir={run}", "--num_last_checkpoints=1"]
     assert t2tp_avg_checkpoints(["t2tp_avg_checkpoints", *flags]) == 0
@@ -139,21 +115,22 @@ def test_evaluation_and_decoding_use_base_and_adapters(run, base, capfd, tmp_pat
 def test_base_and_run_may_move_together_and_a_base_alone_must_be_named(run, base, capfd, tmp_path):
     old, new = tmp_path / "old", tmp_path / "new"
     shutil.copytree(base.output_dir, old / "base")
-    assert train(base, old / "run", 1, warm=old / "base") == 0
+    assert train(base, old / "run", 1, warm_start_from=old / "base") == 0
     old.rename(new)
     assert evaluated(capfd, base, new / "run")
     (new / "base").rename(tmp_path / "elsewhere")
     capfd.readouterr()
-    assert train(base, new / "run", 2, warm=new / "base") == 2
+    assert train(base, new / "run", 2, warm_start_from=new / "base") == 2
     said = capfd.readouterr().err
     assert "the weights in" in said and "which is not there: move that checkpoint back" in said
-    assert train(base, new / "run", 2, warm=tmp_path / "elsewhere") == 0
+    assert train(base, new / "run", 2, warm_start_from=tmp_path / "elsewhere") == 0
 
 
 def test_adapters_can_be_trained_further_in_another_run(run, base, tmp_path):
     """It has the base of the first run, and no weight of its own."""
     before = contents(run)
-    assert train(base, tmp_path / "run", 1, warm=run, hparams=LORA.replace("0.01", "0")) == 0
+    unchanged = {"warm_start_from": run, "hparams": LORA.replace("0.01", "0")}
+    assert train(base, tmp_path / "run", 1, **unchanged) == 0
     after = contents(tmp_path / "run")
     for name in before:
         if name.endswith((DOWN, UP)):
@@ -163,14 +140,17 @@ def test_adapters_can_be_trained_further_in_another_run(run, base, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("hparams", "flags", "message"),
+    ("flags", "message"),
     [
-        (LORA, ["--warm_start_from="], "name the run or checkpoint that has them"),
-        (f"{LORA},d_ff=64", [], "layer_00/feed_forward/input is (16, 32) there and (16, 64) here"),
-        (LORA.replace("query", "quer"), [], "did you mean query"),
+        ({"warm_start_from": ""}, "name the run or checkpoint that has them"),
+        (
+            {"hparams": f"{LORA},d_ff=64"},
+            "layer_00/feed_forward/input is (16, 32) there and (16, 64) here",
+        ),
+        ({"hparams": LORA.replace("query", "quer")}, "did you mean query"),
     ],
 )
-def test_a_base_that_does_not_fit_is_refused(base, tmp_path, capfd, hparams, flags, message):
-    assert train(base, tmp_path / "run", 1, *flags, hparams=hparams) == 2
+def test_a_base_that_does_not_fit_is_refused(base, tmp_path, capfd, flags, message):
+    assert train(base, tmp_path / "run", 1, **flags) == 2
     assert message in capfd.readouterr().err
     assert not (tmp_path / "run").exists()

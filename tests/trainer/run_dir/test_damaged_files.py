@@ -261,18 +261,22 @@ def assert_nothing_is_lost(before: dict[Path, bytes | Path], run: Path) -> None:
         assert content in kept or path.name in WRITTEN, path
 
 
-def check(case: tuple[str, str, str], runs: list[Path], data_dir: Path, tmp: Path, capfd) -> None:
+SLOW_CASES = [pytest.param(case, marks=pytest.mark.slow) for case in sampled(40, 1)]
+
+
+@pytest.mark.parametrize("case", [*sampled(6, 0), *SLOW_CASES], ids=", ".join)
+def test_damaged_files(case, runs, data_dir, tmp_path, capfd):
     """Spoils a file of a copy of a run, and lets a program read it."""
     file, fault, program = case
-    run, other = tmp / "run", runs[1]
+    run, other = tmp_path / "run", runs[1]
     shutil.copytree(runs[0], run)
     for path in (run / "run.yaml", run / "log.jsonl"):  # What says where the run is.
         path.write_text(path.read_text().replace(str(runs[0]), str(run)))
-    (tmp / "elsewhere").mkdir()
+    (tmp_path / "elsewhere").mkdir()
     FAULTS[fault](in_run(run, file), in_run(other, file))
     before = contents(run)
     capfd.readouterr()
-    code = PROGRAMS[program](Place(run, data_dir, tmp / "elsewhere"))
+    code = PROGRAMS[program](Place(run, data_dir, tmp_path / "elsewhere"))
     said = capfd.readouterr().err
     assert code in (0, 2), said
     assert "Traceback" not in said
@@ -284,14 +288,3 @@ def check(case: tuple[str, str, str], runs: list[Path], data_dir: Path, tmp: Pat
     elif file in PARTS and program not in ("explain", "t2tp_inspect_checkpoint"):
         assert "step-00000002" in said, said
     assert_nothing_is_lost(before, run)
-
-
-@pytest.mark.parametrize("case", sampled(6, 0), ids=", ".join)
-def test_some_damaged_files(case, runs, data_dir, tmp_path, capfd):
-    check(case, runs, data_dir, tmp_path, capfd)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", sampled(40, 1), ids=", ".join)
-def test_damaged_files(case, runs, data_dir, tmp_path, capfd):
-    check(case, runs, data_dir, tmp_path, capfd)

@@ -103,44 +103,28 @@ def test_what_a_killed_writer_has_left_is_gone_after_the_next_training(tmp_path)
     assert clean <= {path.relative_to(tmp_path) for path in tmp_path.rglob("*")}
 
 
-OTHERS = [
-    b'{"event": "began", "step": 0, "at": "t", "run": "/other"}\n',
-    b'{"event": "began", "step": 0, "at": "t", "max_steps": 9}\n',
-]
+def line(event: str, step: int, **fields: str) -> str:
+    return json.dumps({"event": event, "step": step, "at": "t", **fields})
 
 
-@pytest.mark.parametrize("other", OTHERS)
-def test_a_log_that_others_have_written_into_is_not_cut_back(tmp_path, other):
+REPORTS = [line("report", 3), line("report", 5)]
+OWN, GONE = ([line("began", 0, run=run), *REPORTS] for run in ("/run", "/gone"))
+OTHER_KINDS = [line("diverged", 5), line("interrupted", 5), "a note"]
+# The lines of a log, the step from which the run goes on, and the lines that are cut off.
+LOGS = {
+    "others have written since": ([*OWN, line("began", 0, run="/other")], 3, []),
+    "somebody has written since": ([*OWN, line("began", 0, max_steps="9")], 3, []),
+    "a new run": (GONE, 0, []),
+    "a run that has logged its checkpoints elsewhere": ([*GONE, line("checkpoint", 3)], 2, []),
+    "the same, at a step of the log": ([*GONE, line("checkpoint", 3)], 4, []),
+    "lines of another kind": ([*OWN, *OTHER_KINDS, line("report", "9"), "unended"], 3, OWN[2:]),
+}
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_only_the_runs_own_reports_are_cut_off_a_log(tmp_path, name):
+    lines, step, cut_off = LOGS[name]
     path = tmp_path / "log.jsonl"
-    JsonLog(str(path)).write("began", 0, {"run": "/run"})
-    JsonLog(str(path)).write("report", 5)
-    path.write_bytes(before := path.read_bytes() + other)
-    JsonLog(str(path)).resume("/run", 3)
-    assert path.read_bytes() == before
-
-
-def test_the_log_of_a_run_that_is_gone_is_not_cut_back_for_another(tmp_path):
-    path = tmp_path / "log.jsonl"
-    log = JsonLog(str(path))
-    log.write("began", 0, {"run": "/gone"})
-    for event, step in (("report", 3), ("checkpoint", 3), ("report", 5)):
-        log.write(event, step)
-    before = path.read_bytes()
-    for step in (0, 2, 4):  # A new run, and one that has logged its checkpoints elsewhere.
-        JsonLog(str(path)).resume("/run", step)
-        assert path.read_bytes() == before
-
-
-def test_lines_of_another_kind_stay(tmp_path):
-    path = tmp_path / "log.jsonl"
-    log = JsonLog(str(path))
-    log.write("began", 0, {"run": "/run"})
-    for event, step in (("report", 3), ("report", 5), ("diverged", 5), ("interrupted", 5)):
-        log.write(event, step)
-    with path.open("ab") as file:
-        file.write(b'a note\n{"event": "report", "step": "9"}\nunfinished')
-    JsonLog(str(path)).resume("/run", 3)
-    lines = path.read_text().splitlines()
-    assert lines[-3:] == ["a note", '{"event": "report", "step": "9"}', "unfinished"]
-    said = [(each["event"], each["step"]) for each in map(json.loads, lines[:-3])]
-    assert said == [("began", 0), ("report", 3), ("diverged", 5), ("interrupted", 5)]
+    path.write_text("\n".join(lines) + "\n" * (lines[-1] != "unended"))
+    JsonLog(str(path)).resume("/run", step)
+    assert path.read_text().splitlines() == [each for each in lines if each not in cut_off]
