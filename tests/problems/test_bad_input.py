@@ -41,10 +41,13 @@ def failure(capfd):
             GOOD + b"caf\xe9\n",
             "{file}, line 101: not UTF-8 (unexpected end of data, byte 0xe9)",
         ),
-        (
-            "translate_tsv",
-            GOOD + b"a\tb\tc\n",
-            "{file}, line 101: 3 columns, and there must be 2, with a tab between them",
+        *(
+            ("translate_tsv", GOOD + line, f"{{file}}, line 101: {sentence}")
+            for line, sentence in (
+                (b"one column\n", "1 columns, and there must be 2, with a tab between them"),
+                (b"a\tb\tc\n", "3 columns, and there must be 2, with a tab between them"),
+                (b"a\t\xff\n", "not UTF-8 (invalid start byte, byte 0xff)"),
+            )
         ),
     ],
 )
@@ -108,14 +111,3 @@ def test_data_that_were_damaged(failure, tmp_path, made, what):
         "test_files": "",
     }
     assert command[4] == "--overwrite"
-
-
-def test_examples_that_are_too_long_are_counted_and_said(made, tmp_path, caplog):
-    problem = problems.find("translate_tsv")
-    stored = problem.stored(tmp_path / "data", "train").values()
-    longest = max(int(column.lengths.max()) for column in stored)
-    with pytest.raises(ValueError, match="none of the 94 examples of train of translate_tsv fits "):
-        problem.stream(tmp_path / "data", "train", 4, 2)
-    problem.stream(tmp_path / "data", "train", 4, longest - 1)
-    said = f"examples are left out, as they are longer than length {longest - 1}"
-    assert said in caplog.text

@@ -35,21 +35,6 @@ def test_pairs_of_a_tsv_come_back(tmp_path):
     assert found == {(f"a tab is no {i}", f"ein Tab ist kein {i}") for i in range(100)}
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        (b"one column\n", "1 columns, and there must be 2, with a tab between them"),
-        (b"a\tb\tc\n", "3 columns, and there must be 2, with a tab between them"),
-        (b"a\t\xff\n", "not UTF-8 (invalid start byte, byte 0xff)"),
-    ],
-)
-def test_a_bad_line_is_named_and_nothing_is_left(tmp_path, lines, message):
-    with pytest.raises(ValueError) as raised:
-        pairs(tmp_path, GOOD + lines).prepare(tmp_path / "data")
-    assert str(raised.value) == f"{tmp_path}/pairs.tsv, line 101: {message}"
-    assert [path.name for path in (tmp_path / "data").iterdir()] == [".translate_tsv.lock"]
-
-
 def test_an_empty_side_is_skipped_and_counted(tmp_path, caplog):
     problem = pairs(tmp_path, GOOD + b"\tx\ny\t\n" * 50)
     manifest = problem.prepare(tmp_path / "data")

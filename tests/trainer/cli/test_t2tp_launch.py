@@ -54,25 +54,6 @@ def test_when_one_dies_the_others_are_ended():
     assert [signal.getsignal(number) for number in children.stop_signals()] == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_reach_all_processes(number):
-    text = (
-        "import signal\n"
-        "signal.signal(signal.SIGINT, lambda *_: sys.exit(13))\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(13))\n"
-        # A signal just before a long sleep would be handled after it.
-        "print('ready', flush=True)\nfor _ in range(600): time.sleep(0.1)"
-    )
-    command = [*COMMAND, "-n", "2", *python(text)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
-        assert sorted(launcher.stdout.readline() for _ in range(2)) == [
-            "[0] ready\n",
-            "[1] ready\n",
-        ]
-        os.kill(launcher.pid, number)
-        assert launcher.wait(timeout=PATIENCE) == 13
-
-
 def test_a_command_that_does_not_exist_and_wrong_numbers_are_refused(launch):
     said = "t2tp_launch: no-such-command: No such file or directory"
     assert launch("-n", "2", "no-such-command") == (127, [], [said])

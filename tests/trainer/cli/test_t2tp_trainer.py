@@ -97,6 +97,7 @@ WRONG = {
         {"eval_early_stopping_steps": 3, "eval_early_stopping_metric": "los"},
         "did you mean loss",
     ),
+    "best metric": ({"keep_best_metric": "accuracy"}, "'accuracy' is no goal: write min:METRIC"),
     "threads": ({"inter_op_parallelism_threads": 77}, "comes too late"),
     "xla": (
         {"xla": True, "mesh_shape": "data:2"},
@@ -138,14 +139,6 @@ def test_a_run_that_does_not_fit_is_refused_untouched(trainer, trained, capfd):
         assert trainer(**flags) == 2
         assert says in capfd.readouterr().err
     assert files_in(run) == before
-
-
-def test_other_data_are_refused(trainer, trained, capfd):
-    set_flags(trained, data_digest="other")
-    before = files_in(trained)
-    assert trainer(schedule="train", train_steps=3) == 2
-    assert "are not those that the run in" in capfd.readouterr().err
-    assert files_in(trained) == before
 
 
 def test_the_file_of_a_run_repeats_it(trained, tmp_path):

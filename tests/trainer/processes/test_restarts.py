@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from t2tp.processes.rendezvous import free_port
+from tests.patience import PATIENCE
 
 LAUNCH = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_launch"]
 # What a command knows: its task, the number of tasks, and how often it has been started.
@@ -56,15 +57,17 @@ def test_wrong_requests_and_signals_are_not_restarted(launch, python, code):
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_run(python, number):
-    polite = f"signal.signal({int(number)}, lambda *_: sys.exit({128 + number}))\n"
-    command = python(f"{polite}print('ready', flush=True)\ntime.sleep(600)")
+def test_a_signal_reaches_all_processes_and_ends_the_run(python, number):
+    polite = f"signal.signal({int(number)}, lambda *_: sys.exit(13))\n"
+    # A signal just before a long sleep would be handled after it.
+    command = python(f"{polite}print('ready', flush=True)\nfor _ in range(600): time.sleep(0.1)")
     with subprocess.Popen(
-        [*LAUNCH, "-n", "1", "--max_restarts=9", *command], stdout=subprocess.PIPE, text=True
+        [*LAUNCH, "-n", "2", "--max_restarts=9", *command], stdout=subprocess.PIPE, text=True
     ) as launcher:
-        assert launcher.stdout.readline() and launcher.stdout.readline() == "[0] ready\n"
+        said = sorted(launcher.stdout.readline() for _ in range(4))
+        assert said[0] == "[0] ready\n" and said[2] == "[1] ready\n"
         os.kill(launcher.pid, number)
-        assert launcher.wait() == 128 + number
+        assert launcher.wait(timeout=PATIENCE) == 13
 
 
 def test_hosts_restart_together(python, tmp_path):

@@ -74,14 +74,6 @@ def test_going_on_takes_the_default_of_what_a_preset_sets_since_then():
     ]
 
 
-def test_where_nothing_can_be_written_is_refused_and_nothing_made(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(NotADirectoryError, match="is not a directory"):
-        run_files.check_writable(tmp_path / "file" / "run")
-    run_files.check_writable(tmp_path / "new" / "run")
-    assert os.listdir(tmp_path) == ["file"]
-
-
 # The superuser may write everywhere, unless that right is taken away.
 UNPRIVILEGED = ["setpriv", "--bounding-set=-dac_override"] if os.geteuid() == 0 else []
 

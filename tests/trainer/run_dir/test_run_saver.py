@@ -176,8 +176,3 @@ def test_the_latest_checkpoint_gets_the_metrics_of_its_evaluation(run, tmp_path)
         evaluating.record_metrics({"loss": loss})
         # One that is named is left as it is.
         assert checkpoint.read_metrics(step_directory(run, 10)) == {"loss": 2.0}
-
-
-def test_a_goal_that_cannot_be_read_is_refused_at_once(tmp_path):
-    with pytest.raises(ValueError, match="'accuracy' .*min:METRIC"):
-        estimator(tmp_path, keep_best_metric="accuracy")
