@@ -1,35 +1,120 @@
-"""The types of models that can be converted, by `model_type` and architecture."""
+"""The types of models that can be converted, by `model_type` and architecture.
 
-from collections.abc import Sequence
+The table of a type is `model_types/NAME.toml`. Its keys are the attributes of `ModelType`, except:
 
+    parent      a table to start from: this one replaces its values, and single entries of its
+                tables
+    [hparams]   hparams of the architecture: a value that all models of the type have, or the entry
+                of config.json that it comes from:
+                    norm_type = "rms"
+                    d_model = { from = "hidden_size" }
+                    mlp = { from = "hidden_act", as = "gated_activation" }  # a name in CONVERSIONS
+    parts       names in PARTS: entries that only together determine hparams
+    [training]  further hparams of a converted run, in the form of [hparams]
+    tensors     a name in TENSORS: the function that lists the tensors
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from t2tp.hparam import HParams
+from t2tp.huggingface import layer_kinds, rotary, values
 from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.model_type import ModelType
-from t2tp.huggingface.model_types.bert import BERT, BERT_CLASSIFIER
-from t2tp.huggingface.model_types.gemma import GEMMA
-from t2tp.huggingface.model_types.gemma2 import GEMMA2
-from t2tp.huggingface.model_types.gemma3 import GEMMA3
-from t2tp.huggingface.model_types.gpt2 import GPT2
-from t2tp.huggingface.model_types.gpt_oss import GPT_OSS
-from t2tp.huggingface.model_types.granite import GRANITE
-from t2tp.huggingface.model_types.llama import LLAMA
-from t2tp.huggingface.model_types.mistral import MISTRAL
-from t2tp.huggingface.model_types.mixtral import MIXTRAL
-from t2tp.huggingface.model_types.olmo2 import OLMO2
-from t2tp.huggingface.model_types.olmo3 import OLMO3
-from t2tp.huggingface.model_types.phi3 import PHI3
-from t2tp.huggingface.model_types.qwen2 import QWEN2
-from t2tp.huggingface.model_types.qwen3 import QWEN3
-from t2tp.huggingface.model_types.qwen3_moe import QWEN3_MOE
-from t2tp.huggingface.model_types.smollm3 import SMOLLM3
-from t2tp.huggingface.model_types.t5 import T5
-from t2tp.huggingface.model_types.vit import VIT
+from t2tp.huggingface.model_types import bert, gpt2, gpt_oss, llama, mixtral, phi3, t5, vit
+from t2tp.huggingface.part import SAME_VALUE, Conversion, Part, of_entry, of_values
+from t2tp.huggingface.tensor_map import Entry
+from t2tp.toml import read_packaged
+
+CONVERSIONS: dict[str, Conversion] = {
+    "activation": values.ACTIVATION,
+    "gated_activation": values.GATED_ACTIVATION,
+    "gemma_activation": values.GEMMA_ACTIVATION,
+    "flag": values.FLAG,
+    "token": values.TOKEN,
+    "zero_if_null": values.ZERO_IF_NULL,
+    "inverse_root": values.INVERSE_ROOT,
+    "key_value_heads": values.KEY_VALUE_HEADS,
+    "head_size": values.HEAD_SIZE,
+    "gpt2_hidden_size": values.GPT2_HIDDEN_SIZE,
+    "num_experts": values.NUM_EXPERTS,
+    "router_loss": values.ROUTER_LOSS,
+}
+
+PARTS: dict[str, Part] = {
+    "first_token": values.FIRST_TOKEN,
+    "gpt2_heads": values.equal_heads("n_embd", "n_head"),
+    "bert_heads": values.equal_heads("hidden_size", "num_attention_heads"),
+    "bert_classes": values.classes("classifier/bias"),
+    "vit_classes": values.classes("logits/output_bias"),
+    "vit_images": vit.IMAGES,
+    "rotary": rotary.ROTARY,
+    "partial_rotary": rotary.PARTIAL,
+    "gpt_oss_rotary": rotary.GPT_OSS,
+    "olmo3_rotary": rotary.OLMO3,
+    "gemma3_rotary": rotary.GEMMA3,
+    "window": layer_kinds.WINDOW,
+    "switched_window": layer_kinds.SWITCHED_WINDOW,
+    "window_of_last_layers": layer_kinds.WINDOW_OF_LAST_LAYERS,
+    "window_except_every_2nd": layer_kinds.window_except_every(2),
+    "window_except_every_4th": layer_kinds.window_except_every(4),
+    "gemma3_window": layer_kinds.window_except_every("sliding_window_pattern"),
+    "layers_without_positions": layer_kinds.WITHOUT_POSITIONS,
+    "t5": t5.T5,
+}
+
+TENSORS: dict[str, Callable[[HParams], Sequence[Entry]]] = {
+    "llama": llama.tensors,
+    "mixtral": mixtral.mixtral,
+    "qwen3_moe": mixtral.qwen3_moe,
+    "gpt_oss": gpt_oss.tensors,
+    "phi3": phi3.tensors,
+    "gpt2": gpt2.tensors,
+    "t5": t5.tensors,
+    "bert": bert.tensors_of_masked,
+    "bert_classifier": bert.tensors_of_classifier,
+    "vit": vit.tensors,
+}
 
 # A run without a config is compared with these in order. A type may have several architectures.
-MODEL_TYPES: tuple[ModelType, ...] = (
-    *(GPT2, LLAMA, MISTRAL, QWEN2, GEMMA, MIXTRAL, T5),
-    *(QWEN3, QWEN3_MOE, OLMO2, OLMO3, GRANITE, SMOLLM3, PHI3, GEMMA2, GEMMA3, GPT_OSS),
-    *(BERT, BERT_CLASSIFIER, VIT),
+_TABLES = (
+    *("gpt2", "llama", "mistral", "qwen2", "gemma", "mixtral", "t5", "qwen3", "qwen3_moe", "olmo2"),
+    *("olmo3", "granite", "smollm3", "phi3", "gemma2", "gemma3_text", "gpt_oss"),
+    *("bert", "bert_classifier", "vit"),
 )
+
+
+@functools.cache
+def _table(name: str) -> dict[str, Any]:
+    """Returns a table, with what it has from its parent."""
+    own = read_packaged("t2tp.huggingface.model_types", f"{name}.toml")
+    table = dict(_table(own.pop("parent"))) if "parent" in own else {}
+    for key, value in own.items():
+        table[key] = {**table.get(key, {}), **value} if isinstance(value, dict) else value
+    return table
+
+
+def _parts(hparams: Mapping[str, Any]) -> list[Part]:
+    """Returns the parts of a table of hparams."""
+    sources = {name: value for name, value in hparams.items() if isinstance(value, dict)}
+    parts = [of_values({name: hparams[name] for name in hparams.keys() - sources.keys()})]
+    for name, source in sources.items():
+        conversion = CONVERSIONS[source["as"]] if "as" in source else SAME_VALUE
+        parts.append(of_entry(name, source["from"], conversion))
+    return parts
+
+
+def _model_type(name: str) -> ModelType:
+    table = dict(_table(name))
+    hparams, tensors = table.pop("hparams"), TENSORS[table.pop("tensors")]
+    parts = [*_parts(hparams), *(PARTS[each] for each in table.pop("parts"))]
+    return ModelType(
+        parts=parts, training=_parts(table.pop("training", {})), table=tensors, **table
+    )
+
+
+MODEL_TYPES: tuple[ModelType, ...] = tuple(map(_model_type, _TABLES))
 
 
 def find_types(name: str) -> list[ModelType]:

@@ -174,8 +174,7 @@ class ModelDirectory:
         if name == self.model_type.logits and self._is_copy:
             return True
         plain = name.removeprefix(self.model_type.prefix)
-        pattern = self.model_type.ignored
-        return bool(pattern) and re.fullmatch(pattern, plain) is not None
+        return any(re.fullmatch(pattern, plain) for pattern in self.model_type.ignored)
 
 
 def read_json(path: Path, types: Types | None = None) -> dict[str, Any]:

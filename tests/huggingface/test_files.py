@@ -16,9 +16,7 @@ from t2tp.checkpoint import Slice
 from t2tp.checkpoint.variables import restore
 from t2tp.huggingface import exporting, importing
 from t2tp.huggingface.errors import ConversionError
-from t2tp.huggingface.model_types.llama import LLAMA
-from t2tp.huggingface.model_types.mistral import MISTRAL
-from t2tp.huggingface.model_types.qwen3_moe import QWEN3_MOE
+from t2tp.huggingface.known_types import find_type
 from t2tp.huggingface.safetensors_file import DTYPES, create, read_header
 from t2tp.mesh.layout import Storage
 from t2tp.trainer import run_yaml
@@ -31,6 +29,7 @@ from tests.huggingface.tiny_files import write_tiny_gpt2
 
 TINY_LLAMA = dict(vocab_size=53, hidden_size=8, intermediate_size=8, num_hidden_layers=1)
 TINY_LLAMA |= dict(num_attention_heads=2, max_position_embeddings=64)
+LLAMA, MISTRAL, QWEN3_MOE = map(find_type, ("llama", "mistral", "qwen3_moe"))
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 

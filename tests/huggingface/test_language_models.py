@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from t2tp.huggingface.model_directory import ModelDirectory
-from t2tp.huggingface.model_types.llama import LLAMA
+from t2tp.huggingface.rotary import ROTARY
 from t2tp.huggingface.tensor_map import variables
 from t2tp.ops.rotary import RotaryScaling, turns_of
 from tests.huggingface import our_models, their_models
@@ -130,7 +130,7 @@ def test_positions_turn_by_their_angles_to_the_last_bit(rope, size):
 
     config = transformers.LlamaConfig(head_dim=size, rope_parameters=rope)
     wanted = LlamaRotaryEmbedding(config).inv_freq.numpy()
-    hparams = LLAMA.read({**LLAMA.defaults, **config.to_dict()})
+    hparams = ROTARY.read(config.to_dict())
     scaling = None
     if rope is LLAMA_3_1:
         scaling = RotaryScaling(

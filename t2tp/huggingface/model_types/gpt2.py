@@ -1,38 +1,13 @@
-"""GPT-2: learned positions, layer norms, biases everywhere, tied embeddings."""
-
-from typing import Any
+"""The tensors of GPT-2: matrices [in, out], and one of queries, keys and values."""
 
 from t2tp.hparam import HParams
-from t2tp.huggingface.model_type import Config, ModelType, activation, their_activation, token
 from t2tp.huggingface.tensor_map import Entry, dense, layer_norm
 
 _QKV = tuple(f"layer_{{layer}}/attention/{name}" for name in ("q", "k", "v"))
 
 
-def _read(config: Config) -> dict[str, Any]:
-    return {
-        "d_ff": 4 * config["n_embd"] if config["n_inner"] is None else config["n_inner"],
-        "d_kv": config["n_embd"] // config["n_head"],
-        "num_kv_heads": 0,
-        "mlp": activation(config, "activation_function"),
-        "bos_token_id": token(config["bos_token_id"]),
-        "use_bias": True,
-        "norm_type": "layer",
-        "norm_position": "pre",
-        "position": "learned",
-        "scale_embeddings": False,
-    }
-
-
-def _written(hparams: HParams) -> dict[str, Any]:
-    return {
-        "n_inner": hparams.d_ff,
-        "bos_token_id": hparams.bos_token_id,
-        "activation_function": their_activation(hparams.mlp),
-    }
-
-
-def _tensors(hparams: HParams) -> list[Entry]:
+def tensors(hparams: HParams) -> list[Entry]:
+    """Returns the entries of all tensors; see `tensor_map`."""
     layer, block = "layer_{layer}", "transformer.h.{layer}"
     attention, network = f"{layer}/attention", f"{layer}/feed_forward"
     biases = tuple(f"{name}_bias" for name in _QKV)
@@ -55,50 +30,3 @@ def _tensors(hparams: HParams) -> list[Entry]:
         *layer_norm("transformer.ln_f", "final"),
         *([] if hparams.tie_embeddings else logits),
     ]
-
-
-GPT2 = ModelType(
-    name="gpt2",
-    architecture="GPT2LMHeadModel",
-    model="transformer_lm",
-    hparams_set="transformer_lm_plain",
-    problem="languagemodel_textfiles",
-    same={
-        "vocab_size": "vocab_size",
-        "n_positions": "max_length",
-        "n_embd": "d_model",
-        "n_layer": "num_hidden_layers",
-        "n_head": "num_heads",
-        "layer_norm_epsilon": "norm_epsilon",
-        "tie_word_embeddings": "tie_embeddings",
-        "resid_pdrop": "layer_prepostprocess_dropout",
-        "attn_pdrop": "attention_dropout",
-    },
-    read=_read,
-    written=_written,
-    tensors=_tensors,
-    defaults={
-        "n_inner": None,
-        "activation_function": "gelu_new",
-        "bos_token_id": 50256,
-        "layer_norm_epsilon": 1e-5,
-        "tie_word_embeddings": True,
-        "resid_pdrop": 0.1,
-        "attn_pdrop": 0.1,
-    },
-    required={
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-        "add_cross_attention": False,
-        "is_causal": True,
-    },
-    without_effect=(
-        "n_ctx",
-        "embd_pdrop",
-        "reorder_and_upcast_attn",
-        *(f"summary_{name}" for name in ("type", "use_proj", "activation", "proj_to_labels")),
-        "summary_first_dropout",
-    ),
-    prefix="transformer.",
-    ignored=r"h\.\d+\.attn\.(masked_)?bias",
-)

@@ -1,50 +1,14 @@
-"""Mixtral: Mistral with two of several experts for each token. No expert drops a token."""
+"""The tensors of Mixtral and Qwen3-MoE, in whose files each expert has tensors of its own."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
 
 from t2tp.hparam import HParams
-from t2tp.huggingface.model_type import Config
-from t2tp.huggingface.model_types import llama, mistral
-from t2tp.huggingface.model_types.llama import LLAMA
+from t2tp.huggingface.model_types import llama
 from t2tp.huggingface.tensor_map import Entry, dense
 
 
-def dropless(num_experts: int) -> dict[str, Any]:
-    """Returns the hparams of layers of experts that have no capacity."""
-    return {
-        "num_experts": num_experts,
-        "moe_every": 1,
-        "moe_gating": "top_k",
-        "moe_dispatch": "dropless",
-    }
-
-
-def _read(config: Config) -> dict[str, Any]:
-    experts = config["num_local_experts"]
-    return {
-        **llama.read(config),
-        "num_experts": experts,
-        "moe_every": 1,
-        "moe_gating": "top_2",
-        # Each expert has room for all tokens.
-        "moe_capacity_factor_train": experts / 2,
-        "moe_capacity_factor_eval": experts / 2,
-    }
-
-
-def _training(config: Config) -> dict[str, Any]:
-    balance = config["router_aux_loss_coef"] if config.get("output_router_logits") else 0.0
-    return {"moe_load_balance_loss": balance, "moe_router_z_loss": 0.0}
-
-
-def _written(hparams: HParams) -> dict[str, Any]:
-    return {**mistral.written(hparams), "num_local_experts": hparams.num_experts}
-
-
-def tensors(module: str, names: Sequence[str]) -> Callable[[HParams], list[Entry]]:
-    """Returns the table of models in whose files each expert has tensors of its own.
+def _tensors(module: str, names: Sequence[str]) -> Callable[[HParams], list[Entry]]:
+    """Returns the table.
 
     Args:
       module: the name of the experts' module.
@@ -72,26 +36,5 @@ def tensors(module: str, names: Sequence[str]) -> Callable[[HParams], list[Entry
     ]
 
 
-MIXTRAL = replace(
-    LLAMA,
-    name="mixtral",
-    architecture="MixtralForCausalLM",
-    model="transformer_moe",
-    hparams_set="transformer_moe_base",
-    read=_read,
-    written=_written,
-    training=_training,
-    tensors=tensors("block_sparse_moe", ("w1", "w3", "w2")),
-    reads=(*llama.READS, "output_router_logits"),
-    defaults={
-        **llama.DEFAULTS,
-        "max_position_embeddings": 131072,
-        "num_key_value_heads": 8,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1e6,
-        "sliding_window": None,
-        "num_local_experts": 8,
-        "router_aux_loss_coef": 0.001,
-    },
-    required={**llama.REQUIRED, "num_experts_per_tok": 2, "router_jitter_noise": 0.0},
-)
+mixtral = _tensors("block_sparse_moe", ("w1", "w3", "w2"))
+qwen3_moe = _tensors("mlp", ("gate_proj", "up_proj", "down_proj"))

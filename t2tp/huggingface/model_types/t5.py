@@ -1,12 +1,13 @@
-"""T5: an encoder and a decoder with relative positions; v1.0 is tied, v1.1 and Flan have gates."""
+"""T5: its networks, numbers of layers, and its tensors."""
 
 from typing import Any
 
 from t2tp.hparam import HParams
 from t2tp.huggingface.errors import ConversionError
-from t2tp.huggingface.model_type import ACTIVATIONS, HAS_LOGITS, Config, ModelType, their_activation
+from t2tp.huggingface.model_type import HAS_LOGITS
+from t2tp.huggingface.part import Config, Part
 from t2tp.huggingface.tensor_map import Entry, dense
-from t2tp.suggestions import check_known
+from t2tp.huggingface.values import ACTIVATIONS, read_name, their_name
 
 # feed_forward_proj and our networks; "gated-gelu" is the tanh form, in their code too.
 _MLPS = {"gated-gelu": "geglu", "gated-gelu_new": "geglu", "gated-silu": "swiglu", **ACTIVATIONS}
@@ -16,8 +17,7 @@ _ROWS = "vocab d_model"
 
 def _read(config: Config) -> dict[str, Any]:
     mlp = config["feed_forward_proj"]
-    sentence = f"config.json has feed_forward_proj={mlp!r}"
-    check_known(mlp, _MLPS, "networks", sentence, ConversionError)
+    ours = read_name(config, "feed_forward_proj", _MLPS, "networks")
     dense = _DENSE.get(mlp, mlp.removeprefix("gated-"))
     for name, value in {"dense_act_fn": dense, "is_gated_act": mlp.startswith("gated-")}.items():
         if config.get(name, value) != value:
@@ -37,39 +37,20 @@ def _read(config: Config) -> dict[str, Any]:
     return {
         "num_encoder_layers": config["num_layers"],
         "num_decoder_layers": config.get("num_decoder_layers") or config["num_layers"],
-        "num_kv_heads": 0,
-        "mlp": _MLPS[mlp],
+        "mlp": ours,
         # Newer configs say that all models are tied; those that are not have a tensor of logits.
         "tie_embeddings": not config.get(HAS_LOGITS, not is_tied),
-        "shared_embedding": True,
         "scale_decoder_outputs": config.get("scale_decoder_outputs", is_tied),
-        "attention_multiplier": 1.0,
         "bos_token_id": config.get("decoder_start_token_id") or 0,
-        "use_bias": False,
-        "qkv_bias": False,
-        "norm_type": "rms",
-        "norm_position": "pre",
-        "position": "relative",
-        "scale_embeddings": False,
-    }
-
-
-def _training(config: Config) -> dict[str, Any]:
-    return {
-        "attention_dropout": config["dropout_rate"],
-        "relu_dropout": config["dropout_rate"],
-        "layer_prepostprocess_dropout_broadcast_dims": [],
-        "label_smoothing": 0.0,
     }
 
 
 def _written(hparams: HParams) -> dict[str, Any]:
-    mlps = {ours: theirs for theirs, ours in reversed(_MLPS.items())}
     layers = hparams.num_hidden_layers
     return {
         "num_layers": hparams.num_encoder_layers or layers,
         "num_decoder_layers": hparams.num_decoder_layers or layers,
-        "feed_forward_proj": mlps.get(hparams.mlp, their_activation(hparams.mlp)),
+        "feed_forward_proj": their_name(hparams.mlp, _MLPS),
         "tie_word_embeddings": hparams.tie_embeddings,
         "scale_decoder_outputs": hparams.scale_decoder_outputs,
         "decoder_start_token_id": hparams.bos_token_id,
@@ -79,7 +60,8 @@ def _written(hparams: HParams) -> dict[str, Any]:
     }
 
 
-def _tensors(hparams: HParams) -> list[Entry]:
+def tensors(hparams: HParams) -> list[Entry]:
+    """Returns the entries of all tensors; see `tensor_map`."""
     logits = [Entry("lm_head.weight", _ROWS, "output_embedding", _ROWS)]
     return [
         Entry("shared.weight", _ROWS, "embedding", _ROWS),
@@ -134,41 +116,11 @@ def _network(theirs: str, ours: str, hparams: HParams) -> list[Entry]:
     return [*found, *dense(f"{theirs}.wo", f"{ours}/output", "d_ff", "d_model", bias=False)]
 
 
-T5 = ModelType(
-    name="t5",
-    architecture="T5ForConditionalGeneration",
-    model="transformer",
-    hparams_set="transformer_base",
-    problem="translate_tsv",
-    same={
-        "vocab_size": "vocab_size",
-        "d_model": "d_model",
-        "d_ff": "d_ff",
-        "d_kv": "d_kv",
-        "num_heads": "num_heads",
-        "layer_norm_epsilon": "norm_epsilon",
-        "dropout_rate": "layer_prepostprocess_dropout",
-        "relative_attention_num_buckets": "relative_buckets",
-        "relative_attention_max_distance": "relative_max_distance",
-    },
-    read=_read,
-    written=_written,
-    training=_training,
-    tensors=_tensors,
-    reads=(
-        *("num_layers", "num_decoder_layers", "tie_word_embeddings", "scale_decoder_outputs"),
-        *("dense_act_fn", "is_gated_act", "decoder_start_token_id"),
+T5 = Part(
+    (
+        *("num_layers", "num_decoder_layers", "feed_forward_proj", "tie_word_embeddings"),
+        *("dense_act_fn", "is_gated_act", "scale_decoder_outputs", "decoder_start_token_id"),
     ),
-    # `n_positions` is in T5's first configs, whose positions are relative.
-    without_effect=("n_positions",),
-    required={"is_encoder_decoder": True},
-    defaults={
-        "layer_norm_epsilon": 1e-6,
-        "dropout_rate": 0.1,
-        "relative_attention_num_buckets": 32,
-        "relative_attention_max_distance": 128,
-        "feed_forward_proj": "relu",
-    },
-    ignored=r"(encoder|decoder)\.embed_tokens\.weight"
-    r"|decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
+    _read,
+    _written,
 )

@@ -1,29 +1,19 @@
-"""ViT: a classifier of images, with a class token before the patches."""
+"""ViT: sizes of images and patches, and its tensors."""
 
 from typing import Any
 
 from t2tp.hparam import HParams
 from t2tp.huggingface.errors import ConversionError
-from t2tp.huggingface.model_type import (
-    IMAGE_MEAN,
-    IMAGE_STD,
-    Config,
-    ModelType,
-    Shapes,
-    activation,
-    labels,
-    num_classes,
-    their_activation,
-)
 from t2tp.huggingface.model_types import bert
+from t2tp.huggingface.part import Config, Part, Shapes
 from t2tp.huggingface.tensor_map import Entry, layer_norm
 
 _EMBEDDINGS, _BLOCK = "vit.embeddings", "vit.encoder.layer.{layer}"
 
 
 def _read(config: Config) -> dict[str, Any]:
-    height, width = pair(config["image_size"])
-    patches = pair(config["patch_size"])
+    height, width = _pair(config["image_size"])
+    patches = _pair(config["patch_size"])
     if patches[0] != patches[1]:
         raise ConversionError(
             f"config.json has patch_size={config['patch_size']}: t2tp has square patches"
@@ -33,31 +23,15 @@ def _read(config: Config) -> dict[str, Any]:
             f"config.json has patches of {patches[0]} pixels, which do not divide images of"
             f" {height} x {width}"
         )
-    return {
-        "image_shape": [height, width, config["num_channels"]],
-        "patch_size": patches[0],
-        "pooling": "class",
-        "d_kv": config["hidden_size"] // config["num_attention_heads"],
-        "mlp": activation(config, "hidden_act"),
-        "num_classes": num_classes(config),
-    }
+    return {"image_shape": [height, width, config["num_channels"]], "patch_size": patches[0]}
 
 
-def pair(size: int | list[int]) -> list[int]:
-    """Returns height and width of a size that may be one number for both.
-
-    Raises:
-      ConversionError: the size is neither.
-    """
+def _pair(size: int | list[int]) -> list[int]:
+    """Returns height and width of a size that may be one number for both."""
     both = [size, size] if isinstance(size, int) else size
     if len(both) != 2 or not all(isinstance(each, int) and each > 0 for each in both):
         raise ConversionError(f"config.json has {size!r} as a height and width")
     return both
-
-
-def _training(config: Config) -> dict[str, Any]:
-    # Not in config.json: our model includes the work of the image processor.
-    return {"image_mean": config.get(IMAGE_MEAN) or [], "image_std": config.get(IMAGE_STD) or []}
 
 
 def _written(hparams: HParams) -> dict[str, Any]:
@@ -71,12 +45,11 @@ def _written(hparams: HParams) -> dict[str, Any]:
         "image_size": height if height == width else [height, width],
         "num_channels": channels,
         "patch_size": hparams.patch_size,
-        "hidden_act": their_activation(hparams.mlp),
-        **labels(hparams.num_classes),
     }
 
 
-def _tensors(hparams: HParams) -> list[Entry]:
+def tensors(hparams: HParams) -> list[Entry]:
+    """Returns the entries of all tensors; see `tensor_map`."""
     patches = f"{_EMBEDDINGS}.patch_embeddings.projection"
     return [
         Entry(f"{_EMBEDDINGS}.cls_token", "1 1 d_model", "class_token", "d_model"),
@@ -102,44 +75,8 @@ def _from_shapes(shapes: Shapes) -> dict[str, Any]:
     size, _, channels, _ = shapes["patches/filters"]
     patches = shapes["positions"][0] - ("class_token" in shapes)
     side = round(patches**0.5) * size
-    found = {"num_classes": shapes["logits/output_bias"][0]}
     # The number of positions does not determine the number of rows, unless images are square.
-    square = {"image_shape": [side, side, channels]} if side**2 == patches * size**2 else {}
-    return found | square
+    return {"image_shape": [side, side, channels]} if side**2 == patches * size**2 else {}
 
 
-VIT = ModelType(
-    name="vit",
-    architecture="ViTForImageClassification",
-    model="vit",
-    hparams_set="vit_base",
-    problem="image_imagenet224",
-    same={
-        "hidden_size": "d_model",
-        "intermediate_size": "d_ff",
-        "num_hidden_layers": "num_hidden_layers",
-        "num_attention_heads": "num_heads",
-        "layer_norm_eps": "norm_epsilon",
-        "qkv_bias": "qkv_bias",
-        "hidden_dropout_prob": "dropout",
-        "attention_probs_dropout_prob": "attention_dropout",
-    },
-    read=_read,
-    written=_written,
-    training=_training,
-    tensors=_tensors,
-    defaults={
-        "hidden_act": "gelu",
-        "image_size": 224,
-        "patch_size": 16,
-        "num_channels": 3,
-        "layer_norm_eps": 1e-12,
-        "qkv_bias": True,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-    },
-    without_effect=("tie_word_embeddings", "encoder_stride", "pooler_output_size", "pooler_act"),
-    prefix="vit.",
-    ignored=r"pooler\.dense\.(weight|bias)",
-    from_shapes=_from_shapes,
-)
+IMAGES = Part(("image_size", "patch_size", "num_channels"), _read, _written, _from_shapes)

@@ -1,0 +1,66 @@
+"""How entries of a `config.json` become hparams, and back.
+
+Most entries are one hparam each: `hidden_size` is `d_model`, and `hidden_act` is `mlp` by other
+names. A table of a type (`model_types/*.toml`) lists these, with a `Conversion` where the values
+differ. A `Part` is several entries that only together determine hparams, such as those of rotary
+positions.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from t2tp.hparam import HParams
+
+Config = Mapping[str, Any]
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Entries of a config, and the hparams that they determine.
+
+    Attributes:
+      entries: names of the entries that `read` uses.
+      read: returns the hparams from a config.
+      write: returns the entries from canonical hparams; see `model_type.canonical`.
+      from_shapes: returns hparams that a run may leave to its problem, from the shapes of its
+        variables.
+    """
+
+    entries: Collection[str]
+    read: Callable[[Config], dict[str, Any]]
+    write: Callable[[HParams], dict[str, Any]] = lambda hparams: {}
+    from_shapes: Callable[[Shapes], dict[str, Any]] = lambda shapes: {}
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """The values of an entry, and of the hparam that it is.
+
+    Attributes:
+      read: returns the hparam's value from a config and the entry's name.
+      write: returns the entry's value from canonical hparams and the hparam's name.
+      also: names of further entries that `read` uses.
+    """
+
+    read: Callable[[Config, str], Any]
+    write: Callable[[HParams, str], Any] = lambda hparams, name: hparams.get(name)
+    also: Collection[str] = ()
+
+
+SAME_VALUE = Conversion(lambda config, entry: config[entry])
+
+
+def of_entry(hparam: str, entry: str, conversion: Conversion) -> Part:
+    """Returns the part of an hparam that comes from one entry."""
+    return Part(
+        (entry, *conversion.also),
+        lambda config: {hparam: conversion.read(config, entry)},
+        lambda hparams: {entry: conversion.write(hparams, hparam)},
+    )
+
+
+def of_values(hparams: Mapping[str, Any]) -> Part:
+    """Returns the part of hparams that all models of a type have."""
+    return Part((), lambda config: dict(hparams))
