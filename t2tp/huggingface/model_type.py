@@ -91,8 +91,11 @@ class ModelType:
             raise ConversionError(
                 f"config.json has no {error}, which a model of type {self.name} needs"
             ) from error
-        except ZeroDivisionError as error:
-            raise ConversionError("config.json has a 0 where t2tp needs another number") from error
+        except (ZeroDivisionError, TypeError) as error:
+            raise ConversionError(
+                "config.json has a 0 or null where a model of type"
+                f" {self.name} needs another value ({error})"
+            ) from error
         return hparams
 
     def tensors(self, hparams: HParams) -> Sequence[Entry]:

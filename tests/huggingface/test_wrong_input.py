@@ -79,12 +79,14 @@ def test_a_sentence_says_what_is_wrong(damage, wanted, source, tmp_path, capsys)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
+_WINDOW = {"layer_types": None, "use_sliding_window": True, "sliding_window": 3}
 OTHER_TYPES = [
     ("t5", {"relative_attention_max_distance": 4}, "must have more than half of .*buckets=8"),
     ("t5", {"relative_attention_num_buckets": 2}, "relative_buckets"),
     ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
     ("qwen2", {"layer_types": ["sliding_attention"] * 2}, "no sliding_window"),
     ("qwen2", {"layer_types": ["full_attention"]}, "one for each of 2 layers"),
+    ("qwen2", {**_WINDOW, "max_window_layers": None}, "0 or null .* type qwen2"),
     ("qwen2", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "default, linear"),
     ("llama_grouped_scaled", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
 ]
