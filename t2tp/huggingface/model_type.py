@@ -124,11 +124,12 @@ class ModelType:
         Raises:
           ConversionError: no model of this type has the hparams' architecture.
         """
+        ours = canonical(hparams)
         config = {
             "architectures": [self.architecture],
             "model_type": self.name,
             **{name: v for name, v in self.required.items() if not isinstance(v, bool)},
-            **_joined(part.write(canonical(hparams)) for part in self.parts),
+            **_joined(part.write(ours) for part in self.parts),
         }
         different = self.different(config, hparams)
         if different:

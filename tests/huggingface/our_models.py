@@ -16,7 +16,8 @@ from t2tp.checkpoint import Checkpoint
 from t2tp.checkpoint.variables import restore
 from t2tp.decoding import DecodeOptions, Decoder, Hypothesis, Request
 from t2tp.decoding.decode import decode
-from t2tp.huggingface.safetensors_file import read_header
+from t2tp.huggingface.model_directory import ModelDirectory
+from t2tp.huggingface.safetensors_file import TensorInfo, read_header
 from t2tp.layout_check.double_program import DoubleProgram
 from t2tp.mesh.zero import Storage
 from t2tp.optim import train_step
@@ -178,14 +179,30 @@ def restored(name: str, mesh: str, step, kinds: dict[str, t2tp.Feature]) -> Doub
     return made
 
 
+def check_gradients(name: str, ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
+    """Compares the gradients of our variables with those of their tensors."""
+    source = ModelDirectory.from_path(their_models.directory(name))
+    for variable in source.variables(source.hparams()):
+        for piece in variable.pieces:
+            wanted = piece.view(theirs[piece.theirs])
+            begin = piece.expert or 0
+            got = ours[variable.name][begin : begin + len(wanted)]
+            np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6, err_msg=variable.name)
+
+
 def check_there_and_back(name: str, back: Path) -> None:
-    """Converts a run of their model back, and compares all bits and the config."""
+    """Converts a run of their model back, and compares the config and all bits."""
     source = their_models.directory(name)
-    assert convert(f"--to_hf={back}", f"--output_dir={run_of(name)}") == 0
-    ours, theirs = (read_header(path / "model.safetensors") for path in (back, source))
+    check_tensors(run_of(name), back, read_header(source / "model.safetensors"))
+    configs = [json.loads((path / "config.json").read_text()) for path in (back, source)]
+    assert configs[0] == configs[1]
+
+
+def check_tensors(run: Path, back: Path, theirs: dict[str, TensorInfo]) -> None:
+    """Converts a run to a directory, and compares all bits of its tensors with theirs."""
+    assert convert(f"--to_hf={back}", f"--output_dir={run}") == 0
+    ours = read_header(back / "model.safetensors")
     assert set(ours) == set(theirs)
     for key, tensor in theirs.items():
         assert (ours[key].dtype, ours[key].shape) == (tensor.dtype, tensor.shape)
         assert ours[key].opened().tobytes() == tensor.opened().tobytes(), key
-    configs = [json.loads((path / "config.json").read_text()) for path in (back, source)]
-    assert configs[0] == configs[1]

@@ -19,7 +19,7 @@ from t2tp.layers.adapters import UP
 from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_dir.find_checkpoint import find
 from tests.huggingface import our_models, their_models
-from tests.huggingface.their_models import LANGUAGE_MODELS, LENGTH, VOCAB
+from tests.huggingface.their_models import LENGTH, VOCAB
 
 pytest.importorskip("transformers", reason="pip install -e '.[hf-tests]'")
 
@@ -32,19 +32,13 @@ CASES = {
 }
 
 
-def hparams_of(name: str, targets, **changes):
-    hparams = run_files.read(str(our_models.run_of(name))).hparams.copy()
-    for key, value in {"lora_rank": RANK, "lora_alpha": ALPHA, "lora_targets": targets}.items():
-        hparams.set(key, value)
-    for key, value in changes.items():
-        hparams.set(key, value)
-    return hparams
-
-
 @functools.cache
-def tuned(name: str, directory: Path, targets: tuple[str, ...] = (), **changes) -> tuple:
+def tuned(name: str, directory: Path, **changes) -> tuple:
     """A run of adapters whose matrices are random, and its logits."""
-    hparams = hparams_of(name, list(targets or CASES[name]), **changes)
+    hparams = run_files.read(str(our_models.run_of(name))).hparams.copy()
+    adapters = {"lora_rank": RANK, "lora_alpha": ALPHA, "lora_targets": CASES[name]}
+    for key, value in {**adapters, **changes}.items():
+        hparams.set(key, value)
     flags = run_files.read(str(our_models.run_of(name))).flags
     model = registry.model(flags["model"])(hparams, {"targets": VOCAB})
     fed = our_models.features()
@@ -69,12 +63,19 @@ def tuned(name: str, directory: Path, targets: tuple[str, ...] = (), **changes) 
     return run, program(fed)["logits"][..., :VOCAB]
 
 
-def inputs_of(name: str):
+def check_logits(name: str, model, logits: np.ndarray) -> None:
+    """Compares the logits of a model of `transformers` with ours."""
     import torch
 
-    targets = their_models.targets()
-    first = np.full([len(targets), 1], their_models.begin_token(name))
-    return torch.tensor(np.concatenate([first, targets[:, :-1]], axis=1)).long()
+    inputs = torch.tensor(their_models.with_first(name, their_models.targets()[:, :-1]))
+    with torch.no_grad():
+        theirs = model.eval()(inputs).logits.numpy()
+    np.testing.assert_allclose(theirs, logits, rtol=0, atol=2e-5)
+
+
+def plain_model(name: str):
+    """A copy of their model, in float32, which may be changed."""
+    return their_models.loaded_whole(name, their_models.directory(name))
 
 
 def written(run: Path, out: Path, *flags: str) -> Path:
@@ -108,9 +109,7 @@ def test_adapters_written_for_peft_are_those_that_were_trained(name, tmp_path):
         "adapter_model.safetensors",
     }
     config = json.loads((out / "adapter_config.json").read_text())
-    model = getattr(__import__("transformers"), LANGUAGE_MODELS[name][0]).from_pretrained(
-        their_models.directory(name)
-    )
+    model = plain_model(name)
     tensors = {k: v.opened() for k, v in read_header(out / "adapter_model.safetensors").items()}
     modules = {key.rsplit(".", 2)[0] for key in tensors}
     for module in modules:
@@ -124,72 +123,41 @@ def test_adapters_written_for_peft_are_those_that_were_trained(name, tmp_path):
         with torch.no_grad():
             weight = weight_of(model, plain)
             weight += torch.tensor(change.T if config["fan_in_fan_out"] else change)
-    with torch.no_grad():
-        theirs = model.eval()(inputs_of(name)).logits.numpy()
-    np.testing.assert_allclose(theirs, logits, rtol=0, atol=2e-5)
-    untuned = our_models.logits(name, "one device")
-    assert np.abs(theirs - untuned).max() > 0.1
+    check_logits(name, model, logits)
+    assert np.abs(logits - our_models.logits(name, "one device")).max() > 0.1
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_peft_loads_the_adapters(name, tmp_path):
     peft = pytest.importorskip("peft", reason="pip install peft")
-    import torch
-    import transformers
-
     run, logits = tuned(name, tmp_path)
     out = written(run, tmp_path / "peft")
-    base = getattr(transformers, LANGUAGE_MODELS[name][0])
-    model = base.from_pretrained(their_models.directory(name))
-    with torch.no_grad():
-        theirs = peft.PeftModel.from_pretrained(model, out).eval()(inputs_of(name)).logits.numpy()
-    np.testing.assert_allclose(theirs, logits, rtol=0, atol=2e-5)
+    check_logits(name, peft.PeftModel.from_pretrained(plain_model(name), out), logits)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_merged_model_is_the_one_that_was_trained(name, tmp_path):
-    import torch
-    import transformers
-
     changes = {"lora_also_trained": "final/norm_scale"} if name == "mixtral" else {}
     run, logits = tuned(name, tmp_path, **changes)
     out = written(run, tmp_path / "merged", "--merge_lora")
-    model_class = getattr(transformers, LANGUAGE_MODELS[name][0])
-    model, info = model_class.from_pretrained(out, output_loading_info=True)
-    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    with torch.no_grad():
-        theirs = model.eval()(inputs_of(name)).logits.numpy()
-    np.testing.assert_allclose(theirs, logits, rtol=0, atol=2e-5)
+    check_logits(name, their_models.loaded_whole(name, out), logits)
 
 
 def test_a_16_bit_base_is_merged_in_the_precision_that_is_asked_for(tmp_path, monkeypatch):
-    import torch
-    import transformers
-
     base = f"--output_dir={tmp_path / 'base'}"
     theirs = f"--from_hf={their_models.directory('gpt2')}"
     assert our_models.convert(theirs, base, "--dtype=bfloat16") == 0
     monkeypatch.setattr(our_models, "saved", lambda name: find(str(tmp_path / "base")))
     run, logits = tuned.__wrapped__("gpt2", tmp_path)
     out = written(run, tmp_path / "merged", "--merge_lora", "--dtype=float32")
-    model = transformers.GPT2LMHeadModel.from_pretrained(out)
-    with torch.no_grad():
-        merged = model.eval()(inputs_of("gpt2")).logits.numpy()
-    np.testing.assert_allclose(merged, logits, rtol=0, atol=2e-5)
+    check_logits("gpt2", their_models.loaded_whole("gpt2", out), logits)
 
 
-@pytest.mark.parametrize(
-    ("name", "targets", "changes", "flags", "message"),
-    [("gpt2", ("query",), {"lora_also_trained": "positions"}, (), "positions was trained")],
-)
-def test_what_peft_has_nothing_for_is_refused(
-    name, targets, changes, flags, message, tmp_path, capfd
-):
-    run, _ = tuned(name, tmp_path, targets, **changes)
-    flags = (f"--to_hf={tmp_path / 'out'}", f"--output_dir={run}", *flags)
-    assert our_models.convert(*flags) == 2
+def test_what_peft_has_nothing_for_is_refused(tmp_path, capfd):
+    run, _ = tuned("gpt2", tmp_path, lora_also_trained="positions")
+    assert our_models.convert(f"--to_hf={tmp_path / 'out'}", f"--output_dir={run}") == 2
     said = capfd.readouterr().err
-    assert message in said and "--merge_lora" in said
+    assert "positions was trained" in said and "--merge_lora" in said
     assert not (tmp_path / "out").exists()
 
 

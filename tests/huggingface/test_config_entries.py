@@ -94,8 +94,7 @@ def their_logits(name: str, base: str) -> np.ndarray:
     if base == "t5":
         return test_sequence_to_sequence.their_logits(model).detach().numpy()
     if base in _LANGUAGE_MODELS:
-        first = their_models.begin_token(name)
-        inputs = np.pad(their_models.targets()[:, :-1], [(0, 0), (1, 0)], constant_values=first)
+        inputs = their_models.with_first(name, their_models.targets()[:, :-1])
         return their_models.in_float64(model)(inputs).detach().numpy()
     given = encoder_features(base)[1]
     logits = test_encoders.their_logits(name, given)

@@ -6,12 +6,10 @@ import shutil
 import numpy as np
 import pytest
 
-from t2tp.huggingface.model_directory import ModelDirectory
 from t2tp.huggingface.rotary import ROTARY
-from t2tp.huggingface.tensor_map import variables
 from t2tp.ops.rotary import RotaryScaling, turns_of
 from tests.huggingface import our_models, their_models
-from tests.huggingface.their_models import KINDS
+from tests.huggingface.their_models import KINDS, with_first
 
 pytest.importorskip("transformers", reason="pip install -e '.[hf-tests]'")
 
@@ -55,26 +53,18 @@ def check_texts(name, texts, theirs):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_files_of_a_random_model_are_theirs(kind, seed, tmp_path):
     """There and back, with their config and without: a run may be made of no directory."""
-    import transformers
-
     name, run, out = their_models.random_model(kind, seed), tmp_path / "run", tmp_path / "out"
     our_models.check_there_and_back(name, tmp_path / "back")
     shutil.copytree(our_models.run_of(name), run)
     shutil.rmtree(run / "huggingface")
     assert our_models.convert(f"--to_hf={out}", f"--output_dir={run}", f"--model_type={kind}") == 0
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
-    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    model = their_models.loaded_whole(name, out)
     rows = with_first(name, their_models.targets()[:, :-1])
     got, wanted = (
         their_models.in_float64(copy.deepcopy(each))(rows).detach().numpy()
-        for each in (model.eval(), their_models.loaded(name))
+        for each in (model, their_models.loaded(name))
     )
     np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6)
-
-
-def with_first(name, tokens):
-    first = np.full([len(tokens), 1], their_models.begin_token(name))
-    return np.concatenate([first, tokens], axis=1)
 
 
 def check_descent(name, ours, logits, model):
@@ -86,14 +76,7 @@ def check_descent(name, ours, logits, model):
     loss.backward()
     theirs = their_gradients(model)
     assert ours["loss"] == pytest.approx(loss.item(), abs=1e-6)
-    source = ModelDirectory.from_path(their_models.directory(name))
-    model_type, hparams = source.model_type, source.hparams()
-    for variable in variables(model_type.tensors(hparams), model_type.sizes(hparams)):
-        for piece in variable.pieces:
-            wanted = piece.view(theirs[piece.theirs])
-            begin = piece.expert or 0
-            got = ours[variable.name][begin : begin + len(wanted)]
-            np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6, err_msg=variable.name)
+    our_models.check_gradients(name, ours, theirs)
 
 
 def their_gradients(model):

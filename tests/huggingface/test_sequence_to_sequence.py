@@ -5,9 +5,8 @@ import copy
 import numpy as np
 import pytest
 
-from t2tp.huggingface.model_directory import ModelDirectory
+from t2tp.huggingface.model_directory import WEIGHTS_FILE
 from t2tp.huggingface.safetensors_file import read_header
-from t2tp.huggingface.tensor_map import variables
 from t2tp.ops.attention.relative_bias import distance_buckets
 from tests.huggingface import our_models, their_models
 from tests.huggingface.their_models import LENGTH, SEQUENCE_TO_SEQUENCE
@@ -88,28 +87,13 @@ def test_the_gradients_are_theirs(name):
     theirs = {key: each.grad.numpy() for key, each in model.named_parameters()}
     ours = dict(our_models.loss_and_gradients(name, "2x2", features()))
     assert ours.pop("loss") == pytest.approx(loss.item(), abs=1e-6)
-    source = ModelDirectory.from_path(their_models.directory(name))
-    kind, hparams = source.model_type, source.hparams()
-    table = variables(kind.tensors(hparams), kind.sizes(hparams))
-    assert {each.name for each in table} == set(ours)
-    for variable in table:
-        (piece,) = variable.pieces
-        wanted = piece.view(theirs[piece.theirs])
-        got = ours[variable.name][: len(wanted)]
-        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5, err_msg=variable.name)
+    our_models.check_gradients(name, ours, theirs)
 
 
 @EACH_MODEL
 def test_there_and_back_all_tensors_are_the_same_bits_and_transformers_loads_them(name, tmp_path):
-    import transformers
-
-    source, back = their_models.directory(name), tmp_path / "back"
-    assert our_models.convert(f"--to_hf={back}", f"--output_dir={our_models.run_of(name)}") == 0
-    ours, theirs = (read_header(path / "model.safetensors") for path in (back, source))
-    assert set(ours) == set(theirs)
-    for key, tensor in theirs.items():
-        assert ours[key].opened().tobytes() == tensor.opened().tobytes(), key
-    model, info = transformers.AutoModelForSeq2SeqLM.from_pretrained(back, output_loading_info=True)
-    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    back, source = tmp_path / "back", their_models.directory(name)
+    our_models.check_tensors(our_models.run_of(name), back, read_header(source / WEIGHTS_FILE))
+    model = their_models.loaded_whole(name, back)
     wanted = their_models.loaded(name).config.scale_decoder_outputs
     assert model.config.scale_decoder_outputs == wanted

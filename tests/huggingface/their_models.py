@@ -284,6 +284,16 @@ def loaded(name: str) -> Any:
     return _with_plain_experts(model)
 
 
+def loaded_whole(name: str, path: Path) -> Any:
+    """The model of another directory, which has all its tensors and no others."""
+    import transformers
+
+    model_class = getattr(transformers, _ALL[name][0])
+    model, info = model_class.from_pretrained(path, output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    return model.eval()
+
+
 def _with_plain_experts(model: Any) -> Any:
     """Chooses the implementation of experts that takes float64 and matrices of any size."""
     if hasattr(model.config, "num_local_experts"):
@@ -346,6 +356,11 @@ def _scratch() -> Path:
 def begin_token(name: str) -> int:
     """The token before the first target."""
     return loaded(name).config.bos_token_id or 0
+
+
+def with_first(name: str, tokens: np.ndarray) -> np.ndarray:
+    """Tokens after the one before the first."""
+    return np.pad(tokens, [(0, 0), (1, 0)], constant_values=begin_token(name))
 
 
 def targets() -> np.ndarray:
