@@ -39,6 +39,7 @@ CONVERSIONS: dict[str, Conversion] = {
     "head_size": values.HEAD_SIZE,
     "gpt2_hidden_size": values.GPT2_HIDDEN_SIZE,
     "num_experts": values.NUM_EXPERTS,
+    "half_of_experts": values.HALF_OF_EXPERTS,
     "router_loss": values.ROUTER_LOSS,
 }
 

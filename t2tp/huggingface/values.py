@@ -140,6 +140,9 @@ ROUTER_LOSS = Conversion(
 NUM_EXPERTS = Conversion(
     lambda config, entry: config.get(entry, config["num_experts"]), also=("num_experts",)
 )
+HALF_OF_EXPERTS = Conversion(
+    lambda config, entry: config[entry] / 2, lambda hparams, name: hparams.num_experts
+)
 
 
 def classes(bias: str) -> Part:
