@@ -170,3 +170,12 @@ def _quiet_mesh_tensorflow() -> None:
     import tensorflow as tf
 
     tf.get_logger().setLevel("ERROR")
+
+
+@pytest.fixture
+def own_registries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes away again what a test registers, which others would find."""
+    from t2tp import registry
+
+    for each in registry._registries.values():
+        monkeypatch.setattr(each, "_entries", dict(each._entries))

@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from t2tp import registry
 from t2tp.hparam import NOT_DECLARED, HParams, describe_differences
 from t2tp.hparams import base
 from t2tp.trainer.run_dir import run_files
@@ -337,10 +336,7 @@ def test_differences_say_which_value_will_be_used():
     ]
 
 
-def test_the_examples_of_the_docs_run_as_shown(monkeypatch):
-    # The page registers sets, which other tests would find.
-    sets = registry._registries["hparams set"]
-    monkeypatch.setattr(sets, "_entries", dict(sets._entries))
+def test_the_examples_of_the_docs_run_as_shown(own_registries):
     page = Path(__file__).parents[1] / "docs" / "hparams.md"
     ran = doctest.testfile(str(page), module_relative=False)
     assert ran.failed == 0

@@ -366,9 +366,7 @@ def test_a_set_says_its_model_by_its_name_or_when_it_is_registered():
         registry.model_of_hparams("gpt3_175")
 
 
-def test_a_set_that_is_for_no_model_in_particular_is_told_so(monkeypatch):
-    sets = registry._registries["hparams set"]
-    monkeypatch.setattr(sets, "_entries", dict(sets._entries))
+def test_a_set_that_is_for_no_model_in_particular_is_told_so(own_registries):
     registry.register_hparams("for_anything")(HParams)
     with pytest.raises(registry.UnknownNameError, match="'for_anything' does not say which model"):
         registry.model_of_hparams("for_anything")

@@ -9,12 +9,7 @@ import pytest
 from t2tp import registry
 from t2tp.hparam import HParams
 
-
-@pytest.fixture(autouse=True)
-def _registries_as_before(monkeypatch):
-    """Takes away again what a test registers, which others would find."""
-    for each in registry._registries.values():
-        monkeypatch.setattr(each, "_entries", dict(each._entries))
+pytestmark = pytest.mark.usefixtures("own_registries")
 
 
 @pytest.fixture

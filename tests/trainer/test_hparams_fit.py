@@ -105,10 +105,7 @@ def test_a_set_read_from_a_file_is_checked_too(trainer, tmp_path, capfd):
     assert "num_kv_heads" in said
 
 
-def test_a_model_derived_from_another_takes_its_sets(monkeypatch):
-    models = registry._registries["model"]
-    monkeypatch.setattr(models, "_entries", dict(models._entries))
-
+def test_a_model_derived_from_another_takes_its_sets(own_registries):
     @registry.register_model
     class MyLm(registry.model("transformer_lm")):
         """As somebody's own would be."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from t2tp import registry
 from t2tp.trainer.cli.programs import t2tp_decoder as decoder
 from t2tp.trainer.cli.programs import t2tp_trainer as trainer
@@ -29,6 +31,16 @@ class Run:
         """`t2tp_decoder` on it: flags by name -> exit code."""
         return decoder(["t2tp_decoder", *self.flags(**flags)])
 
+    def decoded(
+        self, directory: Path, lines: list[str], options: str, **flags: object
+    ) -> list[str]:
+        """The lines that `t2tp_decoder` makes of lines, with files in a directory."""
+        source, result = directory / "sources.txt", directory / "decoded.txt"
+        source.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        files = {"decode_from_file": source, "decode_to_file": result, "xla": "false"}
+        assert self.decode(decode_hparams=options, **{**files, **flags}) == 0
+        return result.read_text(encoding="utf-8").split("\n")[:-1]
+
     def flags(self, **flags: object) -> list[str]:
         """A command line's flags for the run."""
         given = {"output_dir": self.output_dir, "data_dir": self.data_dir, **flags}
@@ -43,3 +55,11 @@ def train(directory: Path, problem: str, model: str, hparams_set: str, **flags: 
     few = {"train_steps": 30, "schedule": "train", **flags}
     assert trainer(["t2tp_trainer", *run.flags(**settings, **few)]) == 0
     return run
+
+
+def train_images(directory: Path, **flags: object) -> Run:
+    """Trains a model that generates digits."""
+    pytest.importorskip("PIL.Image")
+    small = "batch_size=8,num_hidden_layers=1,mesh_shape=,layout="
+    names = ("image_digits_gen", "mtf_image_transformer", "mtf_image_transformer_digits")
+    return train(directory, *names, hparams=small, **flags)

@@ -9,7 +9,7 @@ from t2tp import checkpoint
 from t2tp.problems.vocab.subwords import SubwordVocabulary
 from t2tp.trainer.cli import decode
 from tests.trainer.hooks import events
-from tests.trainer.trained_runs import Run, train
+from tests.trainer.trained_runs import Run, train, train_images
 
 SOURCES = ["two one", "", "sechs sieben acht", "naïve five", "one"]
 
@@ -33,30 +33,18 @@ def texts(tmp_path_factory) -> Run:
     )
 
 
-def decoded(
-    run: Run, tmp_path, lines: list[str], options: str, xla: str = "false", **flags
-) -> list[str]:
-    source, result = tmp_path / "sources.txt", tmp_path / "decoded.txt"
-    source.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    files = {"decode_from_file": source, "decode_to_file": result}
-    assert run.decode(**files, decode_hparams=options, xla=xla, **flags) == 0
-    return result.read_text(encoding="utf-8").split("\n")[:-1]
-
-
 @pytest.mark.slow
 def test_a_file_is_decoded_in_its_order_whatever_the_batches(pairs, tmp_path):
     options = "beam_size=2,extra_length=5"
-    found = decoded(pairs, tmp_path, SOURCES, options)
+    found = pairs.decoded(tmp_path, SOURCES, options)
     assert len(found) == len(SOURCES)
-    alone = [
-        decoded(pairs, tmp_path, [line], f"{options},batch_size=1")[0] for line in SOURCES[1:3]
-    ]
+    alone = [pairs.decoded(tmp_path, [line], f"{options},batch_size=1")[0] for line in SOURCES[1:3]]
     assert found[1:3] == alone
 
 
 def test_beams_are_written_with_their_scores(pairs, tmp_path):
     options = "beam_size=3,extra_length=5,return_beams=true,write_beam_scores=true"
-    for line in decoded(pairs, tmp_path, SOURCES[:2], options):
+    for line in pairs.decoded(tmp_path, SOURCES[:2], options):
         fields = line.split("\t")
         scores = [float(field) for field in fields[1::2]]
         assert scores == sorted(scores, reverse=True) and len(fields) == 2 * len(scores)
@@ -69,8 +57,8 @@ def test_results_begin_as_they_are_told(pairs, tmp_path, capsys):
     beginnings = tmp_path / "beginnings.txt"
     beginnings.write_text("\nONE\n", encoding="utf-8")
     lines = ["two one", "two one"]
-    (alone,) = decoded(pairs, tmp_path, lines[:1], options)
-    plain, begun = decoded(pairs, tmp_path, lines, options, decode_prefix_file=beginnings)
+    (alone,) = pairs.decoded(tmp_path, lines[:1], options)
+    plain, begun = pairs.decoded(tmp_path, lines, options, decode_prefix_file=beginnings)
     assert plain == alone != begun
     beginnings.write_text("ONE\n", encoding="utf-8")
     files = {"decode_from_file": tmp_path / "sources.txt", "decode_prefix_file": beginnings}
@@ -95,13 +83,11 @@ def test_a_split_is_decoded_into_three_files_and_scored(pairs, capsys):
 def test_samples_are_the_same_on_any_mesh_compiled_or_not(texts, tmp_path):
     options = "temperature=1,top_k=20,extra_length=6"
     lines = ["import", "def f", "x"]
-    alone = decoded(texts, tmp_path, lines, options, mesh_shape="", layout="")
-    assert alone == decoded(texts, tmp_path, lines, options)  # on the run's own mesh
+    alone = texts.decoded(tmp_path, lines, options, mesh_shape="", layout="")
+    assert alone == texts.decoded(tmp_path, lines, options)  # on the run's own mesh
     two = {"mesh_shape": "model:2", "layout": "vocab:model"}
-    assert alone == decoded(texts, tmp_path, lines, options, **two)
-    assert alone != decoded(
-        texts, tmp_path, lines, options, mesh_shape="", layout="", random_seed=5
-    )
+    assert alone == texts.decoded(tmp_path, lines, options, **two)
+    assert alone != texts.decoded(tmp_path, lines, options, mesh_shape="", layout="", random_seed=5)
 
 
 def test_how_much_there_is_to_decode_decides_about_xla(pairs, tmp_path, monkeypatch):
@@ -127,7 +113,7 @@ def test_how_much_there_is_to_decode_decides_about_xla(pairs, tmp_path, monkeypa
 
 def test_scores_are_those_of_a_beam_search(pairs, tmp_path, capsys):
     options = "beam_size=2,alpha=0,extra_length=9,write_beam_scores=true"
-    lines = decoded(pairs, tmp_path, SOURCES[:1], options)
+    lines = pairs.decoded(tmp_path, SOURCES[:1], options)
     ((text, score),) = (line.split("\t") for line in lines)
     scored, result = tmp_path / "pairs.txt", tmp_path / "scores.txt"
     scored.write_text(f"{SOURCES[0]}\t{text}\n{SOURCES[0]}\tX\n", encoding="utf-8")
@@ -163,12 +149,6 @@ def test_what_cannot_be_done_is_said_in_a_sentence(pairs, capsys, flags, said):
     assert said in error and "Traceback" not in error
 
 
-def test_a_line_without_a_tab_is_named(pairs, tmp_path, capsys):
-    (tmp_path / "lines.txt").write_text("one\tONE\ntwo\n")
-    assert pairs.decode(score_file=tmp_path / "lines.txt") == 2
-    assert f"{tmp_path / 'lines.txt'}, line 2: no tab" in capsys.readouterr().err
-
-
 def test_the_file_is_named_after_what_is_decoded(pairs, tmp_path):
     (tmp_path / "in.txt").write_text("one two\ntwo\n")
     options = {"decode_hparams": "beam_size=2,extra_length=3", "xla": "false"}
@@ -180,14 +160,7 @@ def test_the_file_is_named_after_what_is_decoded(pairs, tmp_path):
 @pytest.mark.slow
 def test_images_are_made(tmp_path, capsys):
     image = pytest.importorskip("PIL.Image")
-    run = train(
-        tmp_path,
-        "image_digits_gen",
-        "mtf_image_transformer",
-        "mtf_image_transformer_digits",
-        train_steps=2,
-        hparams="batch_size=8,num_hidden_layers=1,mesh_shape=,layout=",
-    )
+    run = train_images(tmp_path, train_steps=2)
     base = tmp_path / "made" / "digit"
     flags = {"split": "test", "decode_to_file": base, "xla": "false"}
     assert run.decode(**flags) == 2
@@ -198,15 +171,19 @@ def test_images_are_made(tmp_path, capsys):
     assert {image.open(path).size for path in paths} == {(8, 8)}
 
 
-def test_an_empty_file_is_refused(pairs, tmp_path, capsys):
-    empty = tmp_path / "empty.txt"
-    empty.touch()
-    for flag in ("decode_from_file", "score_file"):
-        assert pairs.decode(**{flag: empty}) == 2
-        assert capsys.readouterr().err.endswith(
-            "empty.txt is empty: there is nothing to decode or to score\n"
-        )
-    assert list(tmp_path.iterdir()) == [empty]
+@pytest.mark.parametrize(
+    ("flag", "content", "says"),
+    [
+        ("score_file", "one\tONE\ntwo\n", "lines.txt, line 2: no tab"),
+        ("score_file", "", "lines.txt is empty: there is nothing to decode or to score\n"),
+        ("decode_from_file", "", "lines.txt is empty: there is nothing to decode or to score\n"),
+    ],
+)
+def test_a_file_without_lines_for_it_is_refused(pairs, tmp_path, capsys, flag, content, says):
+    (tmp_path / "lines.txt").write_text(content)
+    assert pairs.decode(**{flag: tmp_path / "lines.txt"}) == 2
+    assert f"{tmp_path}/{says}" in capsys.readouterr().err
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_line_that_cannot_be_decoded_is_named(texts, tmp_path, monkeypatch, capsys):

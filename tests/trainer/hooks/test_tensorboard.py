@@ -12,7 +12,7 @@ from t2tp.trainer.cli.programs import t2tp_trainer as main
 from t2tp.trainer.hooks.summaries import SummaryWriter
 from tests.trainer import small_run, tiny_pairs  # noqa: F401 (registers problems)
 from tests.trainer.hooks.events import read, read_texts
-from tests.trainer.trained_runs import train
+from tests.trainer.trained_runs import train, train_images
 
 
 @pytest.fixture(scope="module")
@@ -88,18 +88,8 @@ def test_a_translation_is_shown_beside_inputs_and_targets(tmp_path):
 
 @pytest.mark.slow
 def test_images_are_shown_beside_those_of_the_split(tmp_path):
-    pytest.importorskip("PIL.Image")
     flags = {"train_steps": 1, "schedule": "train_and_evaluate", "eval_samples": 2}
-    hparams = "batch_size=8,num_hidden_layers=1,mesh_shape=,layout="
-    trained = train(
-        tmp_path,
-        "image_digits_gen",
-        "mtf_image_transformer",
-        "mtf_image_transformer_digits",
-        hparams=hparams,
-        eval_steps=1,
-        **flags,
-    )
+    trained = train_images(tmp_path, eval_steps=1, **flags)
     events = [e for e in read(trained.output_dir / "eval") if e.plugin == "images"]
     assert {event.name for event in events} == {"targets", "samples"}
     for event in events:  # Width, height, and a PNG each.

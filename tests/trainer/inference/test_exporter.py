@@ -74,23 +74,15 @@ def export(run: Run, output: Path, **flags: object) -> Path:
     return Path(process.out.read_text().split()[-1])
 
 
-def decoded(run: Run, tmp_path: Path, lines: list[str], **flags: object) -> list[list[str]]:
-    """What `t2tp_decoder` makes of the lines: fields."""
-    source, result = tmp_path / "sources.txt", tmp_path / "decoded.txt"
-    source.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    files = {"decode_from_file": source, "decode_to_file": result, "xla": "false"}
-    assert run.decode(**files, **flags) == 0
-    return [line.split("\t") for line in result.read_text(encoding="utf-8").split("\n")[:-1]]
-
-
 @pytest.mark.slow
 def test_a_text_model_answers_as_the_decoder(ask, tmp_path, capsys):
     run = train(tmp_path, "translate_upper_case", "transformer", "transformer_test")
     path = export(run, tmp_path / "exporter", decode_hparams=OPTIONS)
     assert path.parent == run.output_dir / "export"
     (answer,) = ask(path, {"inputs": {"inputs": SOURCES}})
-    wanted = decoded(run, tmp_path, SOURCES, decode_hparams=OPTIONS)
-    for row, scores, fields in zip(answer["outputs"], answer["scores"], wanted, strict=True):
+    wanted = run.decoded(tmp_path, SOURCES, OPTIONS)
+    for row, scores, line in zip(answer["outputs"], answer["scores"], wanted, strict=True):
+        fields = line.split("\t")
         assert row[: len(fields) // 2] == [f.replace("\\t", "\t") for f in fields[::2]]
         assert scores == pytest.approx([float(f) for f in fields[1::2]], abs=1e-4)
     assert exporter(["t2tp_exporter", *run.flags(max_input_length=99)]) == 2
@@ -119,7 +111,7 @@ def test_a_language_model_of_a_mesh_answers_from_one_device(ask, tmp_path, capsy
         {"inputs": ids, "signature_name": "tokens"},
         *(request for request, _ in shown),
     )
-    wanted = [fields[0] for fields in decoded(run, tmp_path, prompts, decode_hparams=options)]
+    wanted = run.decoded(tmp_path, prompts, options)
     assert [each.translate({9: "\\t", 10: "\\n", 13: "\\r"}) for each in text["outputs"]] == wanted
     assert len(tokens["ids"]) == 2 and all(n <= 8 for row in tokens["lengths"] for n in row)
     assert len(shown) == 3

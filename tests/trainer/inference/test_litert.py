@@ -43,12 +43,9 @@ def test_a_text_model_decodes_as_the_decoder(
     tmp_path, capsys, monkeypatch, problem, model, hparams_set, lines
 ):
     run = train(tmp_path, problem, model, hparams_set)
-    options = {"decode_hparams": "beam_size=1,extra_length=6"}
-    (tmp_path / "lines").write_text("".join(f"{line}\n" for line in lines))
-    files = {"decode_from_file": tmp_path / "lines", "decode_to_file": tmp_path / "decoded"}
-    assert run.decode(xla="false", **files, **options) == 0
-    decoded = (tmp_path / "decoded").read_text().split("\n")[:-1]
-    path = _export(run, capsys, format="litert", max_input_length=16, **options)
+    options = "beam_size=1,extra_length=6"
+    decoded = run.decoded(tmp_path, lines, options)
+    path = _export(run, capsys, format="litert", max_input_length=16, decode_hparams=options)
     decode, codec = _runner(path), registry.problem(problem)().codec(run.data_dir)
     for line, expected in zip(lines, decoded, strict=True):
         tokens = codec.encode(line) + [codec.end_of_document] * (model == "transformer")
