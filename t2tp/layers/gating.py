@@ -40,6 +40,10 @@ class Router:
         """The token dimension of a group."""
         return self.token_mask.shape.dims[-1]
 
+    def row_sums(self, x: mtf.Tensor) -> mtf.Tensor:
+        """Sums over all dimensions but the first."""
+        return mtf.reduce_sum(x, output_shape=mtf.Shape(self.token_mask.shape.dims[:1]))
+
     def probabilities(self) -> mtf.Tensor:
         """Returns the scores [groups, group, router_experts], zero for padding."""
         if self.scores == "sigmoid":
@@ -47,12 +51,12 @@ class Router:
         return mtf.softmax(self.logits, self.experts) * self.token_mask
 
     def z_sum(self) -> mtf.Tensor:
-        """Returns the z-loss summed over tokens: log(Z)**2, where Z is the sum of exponentials.
+        """Returns each row's sum of the z-loss, log(Z)**2, where Z is the sum of exponentials.
 
         B. Zoph et al., ST-MoE (arXiv:2202.08906), section 3.1.
         """
         log_z = mtf.reduce_logsumexp(self.logits, self.experts)
-        return mtf.reduce_sum(mtf.square(log_z) * self.token_mask)
+        return self.row_sums(mtf.square(log_z) * self.token_mask)
 
 
 @dataclass(frozen=True)
@@ -106,10 +110,10 @@ def token_choices(
       scale: factor of the gates.
 
     Returns:
-      the choices, and the load-balancing loss summed over tokens, each with the loss of its group:
-      experts * sum_e f_e * P_e (Switch, equation 4), where f_e is the fraction of the group's
-      tokens whose first choice is e, and P_e their mean score of e. Sigmoid scores are normalized
-      over the experts first.
+      the choices, and the load-balancing loss of each row, summed over its tokens, each with the
+      loss of its group: experts * sum_e f_e * P_e (Switch, equation 4), where f_e is the fraction
+      of the group's tokens whose first choice is e, and P_e their mean score of e. Sigmoid scores
+      are normalized over the experts first.
     """
     experts = router.experts
     probabilities = router.probabilities()
@@ -159,13 +163,13 @@ def _in_top_groups(scores: mtf.Tensor, router: Router) -> mtf.Tensor:
 
 
 def imbalance(router: Router, choices: Sequence[Choice]) -> mtf.Tensor:
-    """Returns 0, whose gradient w.r.t. the balance is each expert's load above the mean.
+    """Returns 0 for each row; its gradient w.r.t. the balance is an expert's load above the mean.
 
     A step down along the sign of this gradient is the update of arXiv:2408.15664, algorithm 1.
     """
     load = mtf.add_n([choice.chosen for choice in choices])
     load -= mtf.reduce_mean(load, reduced_dim=router.experts)
-    total = mtf.reduce_sum(mtf.stop_gradient(load) * router.balance)
+    total = router.row_sums(mtf.stop_gradient(load) * router.balance)
     return total - mtf.stop_gradient(total)
 
 
@@ -198,7 +202,7 @@ def _load_balance(router: Router, probabilities: mtf.Tensor, first: mtf.Tensor) 
     count = mtf.maximum(mtf.reduce_sum(router.token_mask, reduced_dim=router.tokens), 1.0)
     share = mtf.reduce_sum(first, reduced_dim=router.tokens) / count
     total = mtf.reduce_sum(probabilities, reduced_dim=router.tokens)
-    return mtf.reduce_sum(share * total) * router.experts.size
+    return router.row_sums(share * total) * router.experts.size
 
 
 def expert_choices(router: Router, capacity: mtf.Dimension) -> tuple[mtf.Tensor, mtf.Tensor]:

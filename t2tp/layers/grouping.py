@@ -5,20 +5,20 @@ import math
 from t2tp import mtf
 
 
-def group_tokens(x: mtf.Tensor, group_size: int) -> mtf.Tensor:
-    """Reshapes the tokens of a batch into groups of one size, the same on every mesh.
+def grouped_shape(shape: mtf.Shape, group_size: int) -> mtf.Shape:
+    """Returns the shape of the tokens of a batch in groups of one size, the same on every mesh.
 
     Args:
-      x: [batch, ..., d_model].
+      shape: [batch, ..., d_model].
       group_size: max tokens per group; 0: one group per row. It is lowered until a row is a whole
         number of groups, or a group a whole number of rows.
 
     Returns:
-      [batch, group, d_model]: the group dimension has the name of the first dimension of `x`, to be
-      split like it; or, if rows of [batch, length, d_model] have several groups,
+      [batch, group, d_model]: the dimension of the groups has the name of the first dimension of
+      `shape`, to be split like it; or, if rows of [batch, length, d_model] have several groups,
       [batch, length_groups, group, d_model].
     """
-    rows, *within, d_model = x.shape.dims
+    rows, *within, d_model = shape.dims
     per_row = math.prod(dim.size for dim in within)
     size = group_size or per_row
     if size <= per_row:
@@ -29,7 +29,7 @@ def group_tokens(x: mtf.Tensor, group_size: int) -> mtf.Tensor:
         groups = [rows, mtf.Dimension(f"{within[0].name}_groups", per_row // group)]
     else:
         groups = [mtf.Dimension(rows.name, rows.size * per_row // group)]
-    return mtf.reshape(x, mtf.Shape([*groups, mtf.Dimension("group", group), d_model]))
+    return mtf.Shape([*groups, mtf.Dimension("group", group), d_model])
 
 
 def _largest_divisor(number: int, limit: int) -> int:

@@ -23,13 +23,16 @@ from t2tp.layers.gating import (
     imbalance,
     token_choices,
 )
-from t2tp.layers.grouping import group_tokens
+from t2tp.layers.grouping import grouped_shape
 from t2tp.ops.gather import checked_gather
 from t2tp.suggestions import check_known
 
 
 class ExpertSums(NamedTuple):
-    """Statistics of a layer: float32 scalars, sums over the batch.
+    """Statistics of a layer: float32 [rows], sums over tokens; see `MixtureOfExperts.rows_of`.
+
+    Rows are added up once, after the last layer, so that layouts, microbatches and stages add the
+    same numbers in the same order.
 
     Attributes:
       load_balance: the load-balancing loss of each token's group.
@@ -46,7 +49,7 @@ class ExpertSums(NamedTuple):
 
 
 class ExpertTotals(NamedTuple):
-    """Statistics of the experts of a stack: float32 scalars, sums over the batch and the layers.
+    """Statistics of the experts of a stack: float32 [rows], sums over tokens and layers.
 
     Attributes:
       load_balance, router_z, choices, dropped: see `ExpertSums`.
@@ -60,9 +63,9 @@ class ExpertTotals(NamedTuple):
     layers: int
 
     @classmethod
-    def zero(cls, mesh: mtf.Mesh, layers: int) -> ExpertTotals:
-        """Returns the statistics before the first layer."""
-        zero = mtf.constant(mesh, 0.0, dtype=tf.float32)
+    def zero(cls, mesh: mtf.Mesh, rows: mtf.Dimension, layers: int) -> ExpertTotals:
+        """Returns the statistics before the first layer; `rows`: see `MixtureOfExperts.rows_of`."""
+        zero = mtf.zeros(mesh, mtf.Shape([rows]), tf.float32)
         return cls(zero, zero, zero, zero, layers)
 
     @property
@@ -89,7 +92,7 @@ class RoutingConfig:
       gating: `top_1` (Switch), `top_2` (GShard), `top_k` or `expert_choice`.
       capacity_factor_train: capacity of an expert relative to a perfectly balanced load.
       capacity_factor_eval: the same outside training.
-      group_size: see `grouping.group_tokens`.
+      group_size: see `grouping.grouped_shape`.
       top_k: experts per token of `top_k`.
       normalize_gates: whether a token's gates have a sum of 1, in `top_k`.
       gate_scale: factor of the gates of `top_k`.
@@ -220,6 +223,10 @@ class MixtureOfExperts:
         capacity = self._routing.capacity(router.tokens.size, training)
         return self._mixed(x, tokens, router, capacity, training)
 
+    def rows_of(self, shape: mtf.Shape) -> mtf.Dimension:
+        """Returns the first dimension of the groups of tokens [batch, ..., d_model]."""
+        return self._grouped(shape, self._routing.group_size).dims[0]
+
     def decode(self, x: mtf.Tensor) -> mtf.Tensor:
         """Computes [batch, ..., d_model] -> [batch, ..., d_model] in decoding; no token is dropped.
 
@@ -234,13 +241,16 @@ class MixtureOfExperts:
         tokens, router = self._routed(x, None, group_size=0)
         return self._mixed(x, tokens, router, router.tokens.size, training=False)[0]
 
+    def _grouped(self, shape: mtf.Shape, size: int) -> mtf.Shape:
+        return shape if self._routing.is_dropless else grouped_shape(shape, size)
+
     def _routed(
         self, x: mtf.Tensor, token_mask: mtf.Tensor | None, group_size: int | None = None
     ) -> tuple[mtf.Tensor, Router]:
         """Returns the grouped tokens and their router, which computes in float32."""
         routing = self._routing
         size = routing.group_size if group_size is None else group_size
-        tokens = x if routing.is_dropless else group_tokens(x, size)
+        tokens = mtf.reshape(x, self._grouped(x.shape, size))
         *groups, group, d_model = tokens.shape.dims
         matrix = variables.matrix(
             x.mesh,
@@ -298,12 +308,12 @@ class MixtureOfExperts:
             normalize=routing.normalize_gates if is_free else k > 1,
             scale=routing.gate_scale if is_free else 1.0,
         )
-        num_choices = mtf.reduce_sum(router.token_mask) * float(k)
+        num_choices = router.row_sums(router.token_mask) * float(k)
         if router.balance is not None:  # Only its gradient counts: see `transformer_losses`.
             num_choices += imbalance(router, choices)
         if routing.is_dropless:
             y = self._dropless(tokens, router, choices)
-            return y, load_balance, num_choices, mtf.zeros(y.mesh, [], tf.float32)
+            return y, load_balance, num_choices, mtf.zeros_like(num_choices)
         assignments = assigned(router, choices, capacity)
         *groups, _, d_model = tokens.shape.dims
         slots = mtf.Dimension("expert_slots", self._experts.size * capacity)
@@ -319,7 +329,7 @@ class MixtureOfExperts:
         for choice in assignments:
             back = mtf.einsum([_one_hot(choice, slots, y.dtype), y], output_shape=tokens.shape)
             parts.append(back * mtf.cast(choice.gate, back.dtype))
-        dropped = mtf.reduce_sum(mtf.add_n([choice.is_dropped for choice in assignments]))
+        dropped = router.row_sums(mtf.add_n([choice.is_dropped for choice in assignments]))
         return mtf.add_n(parts), load_balance, num_choices, dropped
 
     def _dropless(
@@ -370,8 +380,8 @@ class MixtureOfExperts:
             output_shape=mtf.Shape([*groups, group]),
         )
         is_dropped = mtf.cast(mtf.equal(experts_of, 0.0), tf.float32) * router.token_mask
-        count = mtf.reduce_sum(router.token_mask)
-        return y, mtf.zeros(y.mesh, [], tf.float32), count, mtf.reduce_sum(is_dropped)
+        count = router.row_sums(router.token_mask)
+        return y, mtf.zeros_like(count), count, router.row_sums(is_dropped)
 
     def _apply(self, dispatched: mtf.Tensor, capacity: int, training: bool) -> mtf.Tensor:
         """Applies the experts to [groups, expert_slots, d_model].

@@ -115,8 +115,12 @@ class Stack:
           LayoutError: the layout splits the layers into stages that cannot be.
         """
         x = self._residual.between(x)
-        experts = sum(isinstance(layer.feed_forward, MixtureOfExperts) for layer in self._layers)
-        totals = (*earlier, ExpertTotals.zero(x.mesh, experts) if experts else None)
+        networks = [] if forward.decoding else [layer.feed_forward for layer in self._layers]
+        experts = [network for network in networks if isinstance(network, MixtureOfExperts)]
+        zero = None
+        if experts:
+            zero = ExpertTotals.zero(x.mesh, experts[0].rows_of(x.shape), len(experts))
+        totals = (*earlier, zero)
         if getattr(x.mesh, "layout", None) is not None and x.mesh.layout.num_stages > 1:
             x, totals = self._in_stages(x, forward, totals)
         else:

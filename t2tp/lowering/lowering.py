@@ -36,6 +36,7 @@ from t2tp.lowering.staged_sums import reduce_sum, sum_in_stages
 from t2tp.lowering.transposed_convolution import lower_transposed_convolution
 from t2tp.lowering.while_loop import lower_while_loop
 from t2tp.mesh.graph_memo import GraphMemo
+from t2tp.mesh.layout import ROWS
 from t2tp.mesh.layout_text import LayoutError
 
 T = TypeVar("T")
@@ -501,7 +502,7 @@ class GraphLowering(upstream.Lowering):
         ):
             return False
         first, second = sums
-        if tensor.shape.dims and first.kind[0] == "batch":
+        if tensor.shape.dims and first.kind[0] in ROWS:
             return False
         if first.kind != second.kind or any(x.shape != tensor.shape for x in addends):
             return False
@@ -541,7 +542,7 @@ class GraphLowering(upstream.Lowering):
         if reduces and isinstance(tensor.operation, upstream.ReshapeOperation):  # Sharded at rest.
             (summed,) = tensor.operation.inputs
         value = self.tensors[summed]
-        is_sum = isinstance(value, DeferredSum) and value.kind and value.kind[0] == "batch"
+        is_sum = isinstance(value, DeferredSum) and value.kind and value.kind[0] in ROWS
         if not is_sum or (value.is_reduced and not reduces):
             raise LayoutError(
                 f"exact_sums={layout.exact_sums} needs sums over the batch that no operation of a"

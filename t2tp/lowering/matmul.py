@@ -9,6 +9,10 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+# TensorFlow has two kernels for CPUs: one for a single matrix, or for products of more
+# multiplications than this (`kMaxCostOuterParallelism`), and one for a batch of smaller products.
+_SMALL = 128 * 128
+
 
 def einsum(
     equation: str, *slices: tf.Tensor, widen: Callable[[tf.Tensor], tf.Tensor] | None = None
@@ -36,6 +40,28 @@ def einsum(
     if widen is not None:
         return tf.cast(tf.einsum(equation, *map(widen, slices)), dtype)
     return tf.einsum(equation, *slices)
+
+
+def einsum_of_any_slice(equation: str, *slices: tf.Tensor) -> tf.Tensor:
+    """Computes `einsum` of float32 with one kernel, however large the slices are.
+
+    Of a batch of small products, each is computed separately.
+    """
+    terms, _, out = equation.partition("->")
+    x, _, y = terms.partition(",")
+    sizes = dict(zip(x + y, [n for each in slices for n in each.shape], strict=True))
+    batch = [letter for letter in out if letter in x and letter in y]
+    kinds = {*x} - {*y}, {*y} - {*x}, {*x} & {*y} - {*out}
+    rows, columns, summed = (math.prod(sizes[letter] for letter in kind) for kind in kinds)
+    if not batch or min(rows, columns, summed) == 1 or rows * columns * summed > _SMALL:
+        return einsum(equation, *slices)
+    parts = [
+        tf.unstack(operand, axis=term.index(batch[0]))
+        for term, operand in zip((x, y), slices, strict=True)
+    ]
+    rest = equation.replace(batch[0], "")
+    results = [einsum_of_any_slice(rest, *pair) for pair in zip(*parts, strict=True)]
+    return tf.stack(results, out.index(batch[0]))
 
 
 def _matrix_terms(equation: str) -> tuple[str, str, str, str] | None:

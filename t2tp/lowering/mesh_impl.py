@@ -183,6 +183,8 @@ class SpmdMeshImpl(upstream.MeshImpl):
 
     def einsum(self, equation: str, *slices: tf.Tensor) -> tf.Tensor:
         """Multiplies slices and sums over the dimensions that the result lacks."""
+        if self.layout.exact_sums:
+            return matmul.einsum_of_any_slice(equation, *slices)
         return matmul.einsum(equation, *slices, widen=self._widened if self.target.on_cpu else None)
 
     def _widened(self, x: tf.Tensor) -> tf.Tensor:

@@ -56,7 +56,7 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.context import Lowering, Relayout
-from t2tp.mesh.layout import Layout, LayoutError
+from t2tp.mesh.layout import ROWS, Layout, LayoutError
 from t2tp.mesh.layout_conflicts import VECTOR, check_dimensions
 from t2tp.mesh.layout_text import describe
 
@@ -173,7 +173,7 @@ _UPSTREAM_HOOKS: dict[type[upstream.Operation], Hooks] = {
     upstream.AddOperation: _declared(**_LINEAR),
     upstream.Assign: _declared(cost_kind="update"),
     upstream.BroadcastOperation: _declared(suits_any_slice=True, ordered_dims=()),
-    upstream.Constant: _declared(cost_kind="free"),
+    upstream.Constant: _declared(suits_any_slice=True, cost_kind="free"),
     upstream.CustomGradientOperation: _declared(**_LINEAR, cost_kind="view", dropped_dims="kept"),
     upstream.Depend: _declared(**_LINEAR, cost_kind="view"),
     upstream.ops.ImportOperation: _declared(cost_kind="free"),
@@ -327,7 +327,7 @@ def check_rows(op: upstream.Operation, layout: Layout, rows: Sequence[upstream.D
       LayoutError: a processor has one row of several.
     """
     is_one = math.prod(layout.slice_size(upstream.Shape(rows))) == 1
-    is_slice = any(dim.size > 1 or dim.name == "batch" for dim in rows)
+    is_slice = any(dim.size > 1 or dim.name in ROWS for dim in rows)
     if layout.exact_sums and is_one and is_slice:
         raise LayoutError(
             f"{_with_inputs(op)}: exact_sums={layout.exact_sums} needs at least two rows on each"

@@ -24,8 +24,11 @@ from t2tp.mesh.zero import Storage, axes_at_rest, name_in_use
 # Dimensions that an axis need not divide, because the data gives their size: slices are padded.
 _PADDED = ("vocab",)
 
+# Dimensions that count the rows of the batch.
+ROWS = ("batch", "expert_groups")
+
 # Dimensions that `exact_sums` sums in parts, the outer one first, and so may split.
-_SUMMED_IN_PARTS = ("batch", "expert_groups", "heads", "kv_heads", "d_ff")
+_SUMMED_IN_PARTS = (*ROWS, "heads", "kv_heads", "d_ff", "experts")
 
 # Dimensions without a rule that inherit axes: `expert_groups` inherits the batch's axes, minus the
 # experts', and `expert_length` the length's.
@@ -140,9 +143,11 @@ class Layout:
 
         With `exact_sums` and gradients that are reduced over processors before they are added to
         those of other microbatches (ZeRO stages 2 and 3), the tree of the batch divides it into
-        microbatches first. Otherwise a microbatch has rows of each processor's part of the batch.
+        microbatches first. So it does where experts are split over axes of the batch, and have
+        rows of all of its parts. Otherwise a microbatch has rows of each processor's part.
         """
-        return self.exact_sums > 0 and self.storage.stage >= 2
+        gathers = self.axis_index("expert_groups") != self.axis_index("batch")
+        return self.exact_sums > 0 and (self.storage.stage >= 2 or gathers)
 
     @property
     def summed_in_parts(self) -> Sequence[str]:

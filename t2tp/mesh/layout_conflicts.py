@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from t2tp import upstream
 from t2tp.mesh.axes import JOIN
+from t2tp.mesh.layout import ROWS
 from t2tp.mesh.layout_text import LayoutError, describe
 from t2tp.mesh.zero import name_in_use
 
@@ -85,7 +86,7 @@ def check_vectors(layout: Layout, what: str, shape: upstream.Shape, is_part: boo
     cut = [
         i
         for i, (dim, size) in enumerate(zip(shape.dims, sizes, strict=True))
-        if size < dim.size or (is_part and dim.name == "batch")
+        if size < dim.size or (is_part and dim.name in ROWS)
     ]
     count = math.prod(sizes[cut[-1] :]) if cut else 0
     if count % VECTOR:

@@ -67,14 +67,15 @@ def with_experts(
             ("router_z", each.router_z, hparams.moe_router_z_loss),
         ):
             if coefficient:
-                terms[f"{prefix}{name}"] = LossTerm(total * (coefficient / layers), tokens)
+                share = mtf.reduce_sum(total * (coefficient / layers))
+                terms[f"{prefix}{name}"] = LossTerm(share, tokens)
         if hparams.moe_balance_rate:
             # It is 0, and so is its gradient except w.r.t. the balance of each router.
             excess = each.choices - mtf.stop_gradient(each.choices)
-            terms[f"{prefix}balance"] = LossTerm(excess, tokens)
+            terms[f"{prefix}balance"] = LossTerm(mtf.reduce_sum(excess), tokens)
     sums = {
-        "expert_choices": mtf.add_n([t.choices for t in stacks.values()]),
-        "expert_dropped": mtf.add_n([t.dropped for t in stacks.values()]),
+        "expert_choices": mtf.add_n([mtf.reduce_sum(t.choices) for t in stacks.values()]),
+        "expert_dropped": mtf.add_n([mtf.reduce_sum(t.dropped) for t in stacks.values()]),
     }
     return LossOutput(terms, {**out.metrics, **sums})
 

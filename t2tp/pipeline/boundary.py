@@ -27,7 +27,7 @@ class Boundary(Operation):
     """
 
     cost_kind = "free"
-    accepts_padding = True
+    accepts_padding = suits_any_slice = True
 
     def __init__(self, inputs: Sequence[upstream.Tensor], chunk: int, name: str) -> None:
         super().__init__(list(inputs), name=name)

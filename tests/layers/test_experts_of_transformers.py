@@ -136,7 +136,7 @@ def ours(name, dispatch, mesh_shape, layout, skewed=0):
         learned = [v for v in x.graph.trainable_variables if v.name != "balance"]
         grads = mtf.gradients([loss], [x, *(v.value for v in learned)])
         named = zip(["x", *(v.name for v in learned)], grads, strict=True)
-        return {"y": y, "dropped": sums.dropped} | {f"d_{n}": g for n, g in named}
+        return {"y": y, "dropped": mtf.reduce_sum(sums.dropped)} | {f"d_{n}": g for n, g in named}
 
     inputs = {"x": (f"batch:{BATCH};length:{LENGTH};d_model:{D_MODEL}", x)}
     return run(

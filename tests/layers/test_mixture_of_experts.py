@@ -60,7 +60,7 @@ def layer(routing, training=True, mlp="relu"):
     def build(x, token_mask):
         experts = MixtureOfExperts(routing, mlp=mlp, d_ff=D_FF)
         y, sums = experts(x, training, mtf.not_equal(token_mask, 0))
-        return {"y": y, **sums._asdict()}
+        return {"y": y} | {name: mtf.reduce_sum(x) for name, x in sums._asdict().items()}
 
     return build
 
@@ -202,7 +202,7 @@ def test_the_balance_moves_against_the_load(layout):
         y, sums = MixtureOfExperts(routing, mlp="relu", d_ff=D_FF)(x, True)
         (balance,) = [v for v in x.graph.trainable_variables if v.name == "balance"]
         (load,) = mtf.gradients([sums.choices], [balance.value])
-        apply_gradients(mtf.reduce_sum(y) + sums.choices, x.mesh, hparams, 10)
+        apply_gradients(mtf.reduce_sum(y) + mtf.reduce_sum(sums.choices), x.mesh, hparams, 10)
         return {"load": load}
 
     ran = run(build, inputs(), *layout)

@@ -9,7 +9,7 @@ import tensorflow as tf
 from t2tp import mtf
 from t2tp.layers.dropout import Dropout
 from t2tp.layers.feed_forward import FeedForward
-from t2tp.layers.grouping import group_tokens
+from t2tp.layers.grouping import grouped_shape
 from t2tp.layers.initial_values import InitialValues
 from t2tp.layers.normalization import Norm
 from t2tp.layers.positions import sinusoidal
@@ -115,6 +115,6 @@ def test_a_dimension_that_is_not_there_is_named():
     ],
 )
 def test_groups_divide_rows_or_rows_divide_groups(size, wanted):
-    y = run(lambda x: {"y": group_tokens(x, size)}, INPUTS)["y"]
+    y = run(lambda x: {"y": mtf.reshape(x, grouped_shape(x.shape, size))}, INPUTS)["y"]
     assert list(y.shape) == [*wanted, 8]
     np.testing.assert_allclose(y.reshape(24, 8), X.reshape(24, 8), rtol=1e-6)

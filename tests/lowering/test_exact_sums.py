@@ -29,6 +29,7 @@ VOCABS = {"inputs": VOCAB, "targets": VOCAB}
 NAMES = ("targets", "targets_segmentation", "targets_position")
 TENSOR = "batch:data;heads:model;kv_heads:model;d_ff:model;layers:stage"
 JOINT = {"mesh_shape": "pod:2;data:2", "layout": "batch:pod+data"}
+EXPERTS = {"mesh_shape": "data:2;expert:2", "layout": "batch:data+expert;experts:expert"}
 LAYOUTS = {
     "data": "data:4",
     "tensor": "model:4",
@@ -138,7 +139,15 @@ def assert_same_bits(given, wanted):
             {"num_kv_heads": 2, "position": "rotary", "qk_norm": "head", "optimizer": "muon"},
         ),
         ({"mesh_shape": "data:2;model:2"}, {"family": "encdec", "optimizer": "lion"}),
-        ({"mesh_shape": "data:2;model:2", "zero_stage": 3}, {"family": "moe", "optimizer": "muon"}),
+        (
+            {"mesh_shape": "data:2;model:2", "layout": f"{TENSOR};experts:data", "zero_stage": 3},
+            {"family": "moe", "optimizer": "muon"},
+        ),
+        # TensorFlow multiplies one small matrix, or some of them, by different kernels.
+        (
+            EXPERTS | {"microbatches": 2},
+            {"family": "moe", "num_experts": 2, "d_model": 32, "d_ff": 32, "moe_group_size": 4},
+        ),
         (JOINT | {"zero_stage": 2, "zero_axes": "data"}, {"family": "vit", "optimizer": "muon"}),
         ({"mesh_shape": "data:2;model:2"}, {"family": "resnet"}),
         # Eigen divides longer sums, by the size of the matrix if several threads share it.
