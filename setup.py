@@ -18,7 +18,8 @@ setup(
     package_data={
         "t2tp": ["py.typed"],
         "t2tp.hparams": ["*.toml"],
-        "t2tp.huggingface": ["*.toml", "model_types/*.toml"],
+        "t2tp.huggingface": ["*.toml"],
+        "t2tp.huggingface.model_types": ["*.toml"],
         "t2tp.layout_report": ["*.css"],
         "t2tp.planner": ["clusters/*.toml", "*.css"],
         "t2tp.trainer.cli": ["*.toml"],
