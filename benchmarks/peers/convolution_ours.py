@@ -15,7 +15,7 @@ from layer_sizes import CONVOLUTIONS, EPSILON, LEARNING_RATE, MOMENTUM
 
 import t2tp
 from t2tp import mtf
-from t2tp.layers.convolution import BatchNorm, Convolution
+from t2tp.layers.convolution import Convolution, batch_norm
 
 block = CONVOLUTIONS[args.size]
 channels = mtf.Dimension("channels", block.channels)
@@ -26,7 +26,7 @@ feature = t2tp.Feature(
 
 def normalized_convolution(x, number):
     with tf1.variable_scope(f"conv_{number}"):
-        return BatchNorm(MOMENTUM, EPSILON)(Convolution(channels, 3)(x), training=True)
+        return batch_norm(Convolution(channels, 3)(x), True, MOMENTUM, EPSILON)
 
 
 def step_fn(mesh, features):

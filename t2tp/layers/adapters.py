@@ -8,10 +8,8 @@ a weight W is frozen, and `x W` becomes `x W + (alpha / rank) (x A) B` with A [i
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from t2tp import mtf
 from t2tp.hparam import HParams
@@ -87,21 +85,6 @@ class Adapters:
                 f"lora_also_trained={self.also_trained!r} matches no variable of the model, such as"
                 f" {names[0]}"
             )
-
-    @contextlib.contextmanager
-    def on(self, mesh: mtf.Mesh, training: bool) -> Iterator[None]:
-        """Gives adapters to the layers that are built on the mesh inside the context.
-
-        Args:
-          mesh: the program's mesh.
-          training: whether the adapters' inputs are dropped out.
-        """
-        before = of_mesh(mesh)
-        mesh.adapters = self if training else replace(self, dropout=0.0)
-        try:
-            yield
-        finally:
-            mesh.adapters = before
 
 
 def of_mesh(mesh: mtf.Mesh) -> Adapters | None:

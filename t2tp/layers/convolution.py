@@ -4,12 +4,10 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
-from t2tp.choices import CONVOLUTION_NORM_TYPES
 from t2tp.layers import variables
 from t2tp.ops.conv.convolution import convolution
-from t2tp.ops.norms.batch_norm import batch_norm
-from t2tp.ops.norms.group_norm import group_norm
-from t2tp.suggestions import check_known
+from t2tp.ops.norms.batch_norm import batch_norm as normalized_batch
+from t2tp.ops.norms.group_norm import group_norm as normalized_groups
 
 # The variables of a batch norm that evaluation uses.
 BATCH_STATISTICS = ("moving_mean", "moving_variance")
@@ -62,71 +60,51 @@ class Convolution:
         return y + variables.bias(x.mesh, "bias", [self._filters], x.dtype)
 
 
-class BatchNorm:
-    """Batch norm (arXiv:1502.03167): batch statistics in training, running averages otherwise.
+def batch_norm(x: mtf.Tensor, training: bool, momentum: float, epsilon: float) -> mtf.Tensor:
+    """Normalizes by batch statistics in training, by running averages otherwise.
 
-    Statistics are of the global batch, however it is split. The running averages, `moving_mean` and
-    `moving_variance`, are not trainable; training steps update them.
+    S. Ioffe and C. Szegedy (arXiv:1502.03167). Statistics are of the global batch, however it is
+    split. The running averages, `moving_mean` and `moving_variance`, are not trainable; training
+    steps update them.
+
+    Args:
+      x: [..., channels].
+      training: whether to use batch statistics, and update the averages.
+      momentum: the decay of the running averages per step.
+      epsilon: added to the variance.
+
+    Returns:
+      like `x`; variables `norm_scale`, `norm_offset` and the averages.
     """
-
-    def __init__(self, momentum: float, epsilon: float) -> None:
-        """Sets momentum and epsilon.
-
-        Args:
-          momentum: the decay of the running averages per step.
-          epsilon: added to the variance.
-
-        Raises:
-          ValueError: the momentum is not in [0, 1).
-        """
-        if not 0 <= momentum < 1:
-            raise ValueError(f"norm_momentum must be in [0, 1), not {momentum}.")
-        self._momentum = momentum
-        self._epsilon = epsilon
-
-    def __call__(self, x: mtf.Tensor, training: bool) -> mtf.Tensor:
-        """Normalizes [..., channels]; variables `norm_scale`, `norm_offset` and the averages."""
-        channels = x.shape.dims[-1]
-        scale, offset = _scale_and_offset(x.mesh, channels)
-        mean_name, variance_name = BATCH_STATISTICS
-        moving_mean = _average(x.mesh, mean_name, channels, tf1.zeros_initializer())
-        moving_variance = _average(x.mesh, variance_name, channels, tf1.ones_initializer())
-        if training:
-            y, mean, variance = batch_norm(x, scale, offset, self._epsilon)
-            for average, value in ((moving_mean, mean), (moving_variance, variance)):
-                value = mtf.cast(value, average.dtype)
-                mtf.assign_add(average, (1.0 - self._momentum) * (value - average))
-            return y
-        factor = scale * mtf.rsqrt(moving_variance + self._epsilon)
-        y = (mtf.cast(x, tf.float32) - moving_mean) * factor + offset
-        return mtf.cast(y, x.dtype)
+    channels = x.shape.dims[-1]
+    scale, offset = _scale_and_offset(x.mesh, channels)
+    mean_name, variance_name = BATCH_STATISTICS
+    moving_mean = _average(x.mesh, mean_name, channels, tf1.zeros_initializer())
+    moving_variance = _average(x.mesh, variance_name, channels, tf1.ones_initializer())
+    if training:
+        y, mean, variance = normalized_batch(x, scale, offset, epsilon)
+        for average, value in ((moving_mean, mean), (moving_variance, variance)):
+            value = mtf.cast(value, average.dtype)
+            mtf.assign_add(average, (1.0 - momentum) * (value - average))
+        return y
+    factor = scale * mtf.rsqrt(moving_variance + epsilon)
+    y = (mtf.cast(x, tf.float32) - moving_mean) * factor + offset
+    return mtf.cast(y, x.dtype)
 
 
-class GroupNorm:
-    """Group norm (arXiv:1803.08494): independent of the batch, the same in evaluation."""
+def group_norm(x: mtf.Tensor, groups: int, epsilon: float) -> mtf.Tensor:
+    """Normalizes each image over groups of channels; see `t2tp.ops.norms.group_norm`.
 
-    def __init__(self, groups: int, epsilon: float) -> None:
-        """Sets groups and epsilon; see `t2tp.ops.norms.group_norm`."""
-        self._groups = groups
-        self._epsilon = epsilon
+    Args:
+      x: [batch..., height, width, channels].
+      groups: number of groups.
+      epsilon: added to the variance.
 
-    def __call__(self, x: mtf.Tensor, training: bool) -> mtf.Tensor:
-        """Normalizes [batch..., height, width, channels]; variables `norm_scale`, `norm_offset`."""
-        del training
-        scale, offset = _scale_and_offset(x.mesh, x.shape.dims[-1])
-        return group_norm(x, scale, offset, self._groups, self._epsilon)
-
-
-def make_norm(
-    norm_type: str, *, momentum: float, epsilon: float, groups: int
-) -> BatchNorm | GroupNorm:
-    """Returns the norm with the given name; arguments as of `BatchNorm` and `GroupNorm`.
-
-    Raises:
-      ValueError: the name is unknown.
+    Returns:
+      like `x`; variables `norm_scale` and `norm_offset`.
     """
-    check_known(norm_type, CONVOLUTION_NORM_TYPES, "norms", f"norm_type is {norm_type!r}")
-    return BatchNorm(momentum, epsilon) if norm_type == "batch" else GroupNorm(groups, epsilon)
+    scale, offset = _scale_and_offset(x.mesh, x.shape.dims[-1])
+    return normalized_groups(x, scale, offset, groups, epsilon)
 
 
 def _scale_and_offset(mesh: mtf.Mesh, channels: mtf.Dimension) -> tuple[mtf.Tensor, mtf.Tensor]:

@@ -126,7 +126,7 @@ class FeedForward:
     def _times(self, x: mtf.Tensor, name: str, to: mtf.Dimension, stddev: float) -> mtf.Tensor:
         """Multiplies by a variable: [..., d] -> [..., to]."""
         dim = x.shape.dims[-1]
-        y = linear(
+        return linear(
             x,
             name,
             [dim],
@@ -134,9 +134,6 @@ class FeedForward:
             stddev=stddev,
             output_shape=x.shape - dim + to,
             target="feed_forward",
+            bias=f"{name}_bias" if self._use_bias else "",
             experts=self._experts,
         )
-        if not self._use_bias:
-            return y
-        bias = variables.bias(x.mesh, f"{name}_bias", [to], x.dtype, experts=self._experts)
-        return mtf.add(y, bias, output_shape=y.shape)

@@ -128,10 +128,16 @@ class Heads:
         d_model = shape.dims[-1]
         stddev = (self.heads.size * self.d_v.size) ** -0.5 * self._output_scale
         dims = [self.heads, self.d_v]
-        y = linear(
-            attended, "output", dims, [d_model], stddev=stddev, output_shape=shape, target="output"
+        return linear(
+            attended,
+            "output",
+            dims,
+            [d_model],
+            stddev=stddev,
+            output_shape=shape,
+            target="output",
+            bias="output_bias" if self._use_bias else "",
         )
-        return _with_bias(y, "output", [d_model]) if self._use_bias else y
 
     def _normed(self, name: str, x: mtf.Tensor) -> mtf.Tensor:
         if self._norm is None:
@@ -146,7 +152,7 @@ class Heads:
         *rest, d_model = x.shape.dims
         batch = [d for d in rest if d != length]
         lengths = [] if length is None else [length]
-        y = linear(
+        return linear(
             x,
             name,
             [d_model],
@@ -154,13 +160,8 @@ class Heads:
             stddev=d_model.size**-0.5,
             output_shape=mtf.Shape([*batch, made[0], *lengths, made[1]]),
             target=_TARGETS[name],
+            bias=f"{name}_bias" if self._qkv_bias else "",
         )
-        return _with_bias(y, name, made) if self._qkv_bias else y
-
-
-def _with_bias(y: mtf.Tensor, name: str, dims: list[mtf.Dimension]) -> mtf.Tensor:
-    bias = variables.bias(y.mesh, f"{name}_bias", dims, y.dtype)
-    return mtf.add(y, bias, output_shape=y.shape)
 
 
 def padded_to(x: mtf.Tensor, dim: mtf.Dimension, length: mtf.Dimension) -> mtf.Tensor:

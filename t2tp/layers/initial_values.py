@@ -8,9 +8,8 @@ gain is (2 * 2) ** -0.5, has 0.02 * 0.5 = 0.01 in place of 128 ** -0.5 * 0.5 = 0
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from t2tp import mtf
@@ -53,17 +52,7 @@ class InitialValues:
         inputs, outputs = (math.prod(d.size for d in dims) for dims in (role.inputs, role.outputs))
         return RULES[self.rule](inputs, outputs, self.stddev) * inputs**0.5
 
-    @contextlib.contextmanager
-    def on(self, mesh: mtf.Mesh) -> Iterator[None]:
-        """Applies the rule to the matrices that are created on the mesh inside the context."""
-        before = of_mesh(mesh)
-        mesh.initial_values = self
-        try:
-            yield
-        finally:
-            mesh.initial_values = before
-
 
 def of_mesh(mesh: mtf.Mesh) -> InitialValues:
     """Returns the rule of the layers that are being built on a mesh."""
-    return getattr(mesh, "initial_values", InitialValues())
+    return getattr(mesh, "initial_values", None) or InitialValues()

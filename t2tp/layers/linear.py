@@ -18,10 +18,12 @@ def linear(
     *,
     stddev: float,
     output_shape: mtf.Shape,
-    target: str,
+    target: str = "",
+    bias: str = "",
     experts: Sequence[mtf.Dimension] = (),
+    is_head: bool = False,
 ) -> mtf.Tensor:
-    """Multiplies by the variable `name`, and adds the product with its adapter if it has one.
+    """Multiplies by the variable `name`; adds the product with its adapter, and a bias.
 
     The product with A is computed first, [..., rank]: that takes `rank * (in + out)` multiplies
     a token, and the backward pass needs no gradient of the size of the weight, which it would if
@@ -34,24 +36,31 @@ def linear(
       outputs: dimensions of the result that `x` does not have.
       stddev: standard deviation of the initial values.
       output_shape: shape of the result.
-      target: the kind of weight, of those in `t2tp.choices.ADAPTED`.
+      target: the kind of weight, of those in `t2tp.choices.ADAPTED`. Empty: it has no adapter.
+      bias: name of the bias [experts, outputs]. Empty: no bias.
       experts: dimensions of `x` along which each index has its own weights.
+      is_head: whether the outputs are scores; see `mtf.Role`.
 
     Returns:
       a tensor of `output_shape`.
     """
-    matrix = variables.matrix(x.mesh, name, inputs, outputs, stddev, x.dtype, experts=experts)
+    matrix = variables.matrix(
+        x.mesh, name, inputs, outputs, stddev, x.dtype, experts=experts, is_head=is_head
+    )
     y = mtf.einsum([x, matrix], output_shape=output_shape)
     adapters = of_mesh(x.mesh)
-    if adapters is None or target not in adapters.targets:
-        return y
-    rank = mtf.Dimension("lora_rank", adapters.rank)
-    # The variance of PyTorch's linear layers, 1 / (3 in), which PEFT's adapters begin with.
-    spread = (3 * math.prod(dim.size for dim in inputs)) ** -0.5
-    make = partial(variables.matrix, dtype=x.dtype, experts=experts, is_adapter=True)
-    down = make(x.mesh, f"{name}{DOWN}", inputs, [rank], spread)
-    up = make(x.mesh, f"{name}{UP}", [rank], outputs, 0.0)
-    batch = [dim for dim in x.shape.dims if dim not in inputs]
-    dropped = Dropout(adapters.dropout)(x, training=True)  # 0 where nothing is trained.
-    low = mtf.einsum([dropped, down], output_shape=mtf.Shape([*batch, rank])) * adapters.scale
-    return y + mtf.einsum([low, up], output_shape=output_shape)
+    if adapters is not None and target in adapters.targets:
+        rank = mtf.Dimension("lora_rank", adapters.rank)
+        # The variance of PyTorch's linear layers, 1 / (3 in), which PEFT's adapters begin with.
+        spread = (3 * math.prod(dim.size for dim in inputs)) ** -0.5
+        make = partial(variables.matrix, dtype=x.dtype, experts=experts, is_adapter=True)
+        down = make(x.mesh, f"{name}{DOWN}", inputs, [rank], spread)
+        up = make(x.mesh, f"{name}{UP}", [rank], outputs, 0.0)
+        batch = [dim for dim in x.shape.dims if dim not in inputs]
+        dropped = Dropout(adapters.dropout)(x, training=True)  # 0 where nothing is trained.
+        low = mtf.einsum([dropped, down], output_shape=mtf.Shape([*batch, rank])) * adapters.scale
+        y += mtf.einsum([low, up], output_shape=output_shape)
+    if bias:
+        added = variables.bias(x.mesh, bias, outputs, x.dtype, experts=experts)
+        y = mtf.add(y, added, output_shape=output_shape)
+    return y

@@ -65,14 +65,12 @@ class FullForward:
       training: whether dropout is on.
       memory: the memory of cross-attention.
       relative_bias: bias of self-attention's scores.
-      decoding: False; experts drop tokens that exceed their capacity.
     """
 
     sequence: SequenceInfo
     training: bool
     memory: Memory | None = None
     relative_bias: RelativeBias | None = None
-    decoding: bool = False
 
     def token_mask(self) -> mtf.Tensor | None:
         """Returns booleans [batch..., length], false for padding; None: no padding."""
@@ -91,7 +89,6 @@ class Prefill:
       memory: the memory of cross-attention.
       relative_bias: bias of self-attention's scores.
       training: False.
-      decoding: True; experts drop no tokens.
     """
 
     sequence: SequenceInfo
@@ -100,11 +97,6 @@ class Prefill:
     memory: Memory | None = None
     relative_bias: RelativeBias | None = None
     training: bool = False
-    decoding: bool = True
-
-    def token_mask(self) -> mtf.Tensor | None:
-        """See `FullForward`."""
-        return None
 
     def store(self, name: str, k: mtf.Tensor, v: mtf.Tensor) -> None:
         """Stores keys and values as `<name>/k` and `<name>/v`."""
@@ -121,7 +113,6 @@ class DecodeStep:
       memory_segments: int32 [batch..., memory_length]: 1 for memory, 0 for padding.
       relative_bias: bias of self-attention's scores.
       training: False.
-      decoding: True; experts drop no tokens.
     """
 
     positions: mtf.Tensor
@@ -129,11 +120,6 @@ class DecodeStep:
     memory_segments: mtf.Tensor | None = None
     relative_bias: RelativeBias | None = None
     training: bool = False
-    decoding: bool = True
-
-    def token_mask(self) -> mtf.Tensor | None:
-        """See `FullForward`."""
-        return None
 
     def stored(self, name: str) -> tuple[mtf.Tensor, mtf.Tensor]:
         """Returns the stored keys and values."""

@@ -39,44 +39,39 @@ def sinusoidal(positions: mtf.Tensor, d_model: mtf.Dimension, dtype: tf.DType) -
     return mtf.cast(mtf.sin(mtf.add(angle, is_cosine * (math.pi / 2), output_shape=shape)), dtype)
 
 
-class LearnedPositions:
-    """Learned position embeddings, the variable `positions` of the current scope."""
+def learned(
+    positions: mtf.Tensor, max_length: int, d_model: mtf.Dimension, stddev: float, dtype: tf.DType
+) -> mtf.Tensor:
+    """Returns learned encodings, from the variable `positions` of the current scope.
 
-    def __init__(self, max_length: int, stddev: float) -> None:
-        """Sets size and initial values.
+    Args:
+      positions: integers [...] in [0, max_length).
+      max_length: one more than the largest position.
+      d_model: the dimension of the result.
+      stddev: standard deviation of the initial values.
+      dtype: dtype of the result.
 
-        Args:
-          max_length: one more than the largest position.
-          stddev: standard deviation of the initial values.
-        """
-        self._dim = mtf.Dimension("max_length", max_length)
-        self._stddev = stddev
-
-    def __call__(
-        self, positions: mtf.Tensor, d_model: mtf.Dimension, dtype: tf.DType
-    ) -> mtf.Tensor:
-        """Looks up integers [...] in [0, max_length) -> [..., d_model]."""
-        table = variables.embedding(
-            positions.mesh, "positions", [self._dim], d_model, self._stddev, dtype
-        )
-        return checked_gather(table, positions, self._dim)
-
-
-class RelativePositions:
-    """Learned relative position bias per head and distance bucket.
-
-    It is the variable `relative_bias` of the current scope, shared by all layers of a stack (C.
-    Raffel et al., arXiv:1910.10683, section 2.1).
+    Returns:
+      [..., d_model].
     """
+    dim = mtf.Dimension("max_length", max_length)
+    table = variables.embedding(positions.mesh, "positions", [dim], d_model, stddev, dtype)
+    return checked_gather(table, positions, dim)
 
-    def __init__(self, buckets: int = 32, max_distance: int = 128) -> None:
-        """Sets the buckets; see `t2tp.ops.attention.api.RelativeBias`."""
-        self._buckets = mtf.Dimension("relative_buckets", buckets)
-        self._max_distance = max_distance
 
-    def __call__(self, mesh: mtf.Mesh, heads: mtf.Dimension) -> RelativeBias:
-        """Returns the bias of the heads."""
-        dims = [heads, self._buckets]
-        stddev = heads.size**-0.5
-        table = variables.bias(mesh, "relative_bias", dims, tf.float32, stddev=stddev)
-        return RelativeBias(table, self._max_distance)
+def relative(mesh: mtf.Mesh, heads: mtf.Dimension, buckets: int, max_distance: int) -> RelativeBias:
+    """Returns a learned bias per head and distance bucket, shared by all layers of a stack.
+
+    It is the variable `relative_bias` of the current scope (C. Raffel et al., arXiv:1910.10683,
+    section 2.1).
+
+    Args:
+      mesh: the program's mesh.
+      heads: the dimension of the heads.
+      buckets: number of buckets.
+      max_distance: distances from here on share a bucket.
+    """
+    dims = [heads, mtf.Dimension("relative_buckets", buckets)]
+    stddev = heads.size**-0.5
+    table = variables.bias(mesh, "relative_bias", dims, tf.float32, stddev=stddev)
+    return RelativeBias(table, max_distance)

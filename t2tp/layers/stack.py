@@ -185,7 +185,7 @@ class Stack:
         """The same, computed by each stage in turn for groups of rows."""
         x, forward = received.tensors[0], received.forward
         # Expert statistics cover all rows, so these stay together; decoding has none.
-        counts = len(received.tensors) > 1 and not forward.decoding
+        counts = len(received.tensors) > 1 and isinstance(forward, FullForward)
         groups = RowGroups(x.shape.dims[0], 1) if counts else RowGroups.from_activations(x, x.mesh)
         state: DecodeState = getattr(forward, "state", {})
         changed: list[str] = []

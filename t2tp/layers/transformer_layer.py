@@ -12,7 +12,7 @@ from t2tp.layers.dropout import Dropout
 from t2tp.layers.feed_forward import FeedForward
 from t2tp.layers.mixture_of_experts import MixtureOfExperts
 from t2tp.layers.normalization import Norm
-from t2tp.layers.passes import ForwardPass
+from t2tp.layers.passes import ForwardPass, FullForward
 from t2tp.layers.sequence_parallel import between_blocks, inside_blocks
 from t2tp.suggestions import check_known
 
@@ -157,7 +157,7 @@ class Layer:
         def block(y: mtf.Tensor) -> mtf.Tensor:
             if isinstance(network, FeedForward):
                 return network(y, forward.training)
-            if forward.decoding:
+            if not isinstance(forward, FullForward):  # Decoding drops no tokens.
                 return network.decode(y)
             output, expert_sums = network(y, forward.training, forward.token_mask())
             sums.extend(expert_sums)

@@ -7,7 +7,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf
-from t2tp.layers import variables
+from t2tp.layers.dense import dense
 from t2tp.models.losses import predicted
 from t2tp.models.model import LossOutput, Model, classes_of
 from t2tp.program.program import Mesh
@@ -68,11 +68,5 @@ class ImageClassifier(Model):
 
         The variables are `output` and `output_bias` in the scope `logits`.
         """
-        batch, dim = x.shape.dims
         with tf1.variable_scope("logits"):
-            stddev = dim.size**-0.5
-            matrix = variables.matrix(
-                x.mesh, "output", [dim], [self.classes], stddev, x.dtype, is_head=True
-            )
-            bias = variables.bias(x.mesh, "output_bias", [self.classes], x.dtype)
-        return mtf.einsum([x, matrix], output_shape=[batch, self.classes]) + bias
+            return dense(x, self.classes, "output", "output_bias", is_head=True)

@@ -12,7 +12,7 @@ from t2tp.layers.feed_forward import FeedForward
 from t2tp.layers.heads import Heads
 from t2tp.layers.mixture_of_experts import MixtureOfExperts, RoutingConfig
 from t2tp.layers.normalization import Norm
-from t2tp.layers.positions import LearnedPositions, RelativePositions, sinusoidal
+from t2tp.layers.positions import learned, relative, sinusoidal
 from t2tp.layers.sequence_parallel import BETWEEN, INSIDE, between_blocks
 from t2tp.layers.stack import Stack
 from t2tp.layers.transformer_layer import Layer, Residual
@@ -52,8 +52,6 @@ class LayerFactory:
         self._dropout = Dropout(hparams.layer_prepostprocess_dropout, broadcast_dims)
         self.norm = Norm(hparams.norm_type, hparams.norm_epsilon)
         self._position = hparams.position
-        self._learned = LearnedPositions(hparams.max_length, hparams.initializer_stddev)
-        self._relative = RelativePositions(hparams.relative_buckets, hparams.relative_max_distance)
         self._rotary_scaling = _rotary_scaling(hparams)
         self._method: AttentionMethod | None = (
             None if hparams.attention_method == "auto" else hparams.attention_method
@@ -124,7 +122,8 @@ class LayerFactory:
                     f" max_length={self._hparams.max_length}: feed shorter rows, or"
                     " train with a larger max_length."
                 )
-            x += self._learned(positions, self.d_model, self.dtype)
+            stddev = self._hparams.initializer_stddev
+            x += learned(positions, self._hparams.max_length, self.d_model, stddev, self.dtype)
         elif self._position == "sinusoidal":
             x += sinusoidal(positions, self.d_model, self.dtype)
         if self._hparams.embedding_norm:
@@ -136,7 +135,9 @@ class LayerFactory:
         """Returns the bias of the attention scores, if positions are relative."""
         if self._position != "relative":
             return None
-        return self._relative(mesh, mtf.Dimension("heads", self._hparams.num_heads))
+        hparams = self._hparams
+        heads = mtf.Dimension("heads", hparams.num_heads)
+        return relative(mesh, heads, hparams.relative_buckets, hparams.relative_max_distance)
 
     def stack(self, num_layers: int, *, causal: bool, cross: bool = False) -> Stack:
         """Returns the stack of an encoder or a decoder.

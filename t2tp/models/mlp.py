@@ -3,7 +3,7 @@
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf, registry
-from t2tp.layers import variables
+from t2tp.layers.dense import dense
 from t2tp.layers.dropout import Dropout
 from t2tp.models.image_classifier import ImageClassifier
 from t2tp.program.program import Mesh
@@ -21,15 +21,10 @@ class Mlp(ImageClassifier):
     def logits(self, mesh: Mesh, inputs: mtf.Tensor, training: bool) -> mtf.Tensor:
         """See `ImageClassifier`."""
         dropout = Dropout(self.hparams.dropout)
-        batch, *dims = inputs.shape.dims
         x = inputs
         for layer in range(self.hparams.num_hidden_layers):
             out = mtf.Dimension("d_model" if layer % 2 else "d_ff", self.hparams.hidden_size)
             with tf1.variable_scope(f"layer_{layer:02d}"):
-                stddev = (2.0 / mtf.Shape(dims).size) ** 0.5
-                matrix = variables.matrix(mesh, "input", dims, [out], stddev, x.dtype)
-                bias = variables.bias(mesh, "input_bias", [out], x.dtype)
-            x = mtf.relu(mtf.einsum([x, matrix], output_shape=[batch, out]) + bias)
-            x = dropout(x, training)
-            dims = [out]
+                x = dense(x, out, "input", "input_bias", inputs=x.shape.dims[1:], gain=2.0**0.5)
+            x = dropout(mtf.relu(x), training)
         return self.classify(x)

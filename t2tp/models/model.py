@@ -4,7 +4,8 @@ import abc
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -118,6 +119,22 @@ def classes_of(hparams: HParams, size: int) -> mtf.Dimension:
     return mtf.Dimension("classes", size)
 
 
+@contextlib.contextmanager
+def layer_settings(mesh: Mesh, **settings: object) -> Iterator[None]:
+    """Sets attributes of a mesh that the layers which are built inside the context read.
+
+    Args:
+      mesh: the program's mesh.
+      **settings: `adapters` (`Adapters`), `initial_values` (`InitialValues`) or `transfer`
+        (`Transfer`).
+    """
+    with contextlib.ExitStack() as stack:
+        for name, value in settings.items():
+            stack.callback(setattr, mesh, name, getattr(mesh, name, None))
+            setattr(mesh, name, value)
+        yield
+
+
 def _as_in_hparams(method: Callable) -> Callable:
     signature = inspect.signature(method)
 
@@ -128,15 +145,17 @@ def _as_in_hparams(method: Callable) -> Callable:
         if transfer is not None and getattr(mesh, "transfer", None) is None:
             if method.__name__ == "loss":
                 transfer.compare_with(_small_variables(self, transfer.small, arguments))
-            with transfer.on(mesh):
+            with layer_settings(mesh, transfer=transfer):
                 return build(self, mesh, *args, **kwargs)
+        settings: dict[str, object] = {}
         values = InitialValues.from_hparams(self.hparams)
+        if values is not None:
+            settings["initial_values"] = values
         adapters = Adapters.from_hparams(self.hparams)
-        with contextlib.ExitStack() as settings:
-            if values is not None:
-                settings.enter_context(values.on(mesh))
-            if adapters is not None:
-                settings.enter_context(adapters.on(mesh, bool(arguments.get("training"))))
+        if adapters is not None:
+            is_training = arguments.get("training")
+            settings["adapters"] = adapters if is_training else replace(adapters, dropout=0.0)
+        with layer_settings(mesh, **settings):
             built = method(self, mesh, *args, **kwargs)
         if adapters is not None and method.__name__ == "loss":
             adapters.check_also_trained(mesh.graph)

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import tensorflow.compat.v1 as tf1
 
 from t2tp import mtf, registry
-from t2tp.layers.convolution import Convolution, make_norm
+from t2tp.layers.convolution import Convolution, batch_norm, group_norm
 from t2tp.models.image_classifier import ImageClassifier
-from t2tp.ops.conv.pooling import pool
+from t2tp.ops.conv.pooling import max_pool
 from t2tp.program.program import Mesh
 
 # A block's output has this many times its inner filters.
@@ -67,7 +67,7 @@ class MtfResnet(ImageClassifier):
         is_large = self.hparams.stem == "imagenet"
         x = self._convolved(x, Convolution(d_model, *((7, 2) if is_large else (3, 1))), training)
         x = mtf.relu(x)
-        return pool(x, "max", 3, 2) if is_large else x
+        return max_pool(x, 3, 2) if is_large else x
 
     def _block(self, x: mtf.Tensor, size: int, stride: int, training: bool) -> mtf.Tensor:
         """Applies a block: d_model stays the same, height and width are divided by the stride."""
@@ -97,10 +97,7 @@ class MtfResnet(ImageClassifier):
     ) -> mtf.Tensor:
         """Applies a convolution and a norm."""
         hparams = self.hparams
-        norm = make_norm(
-            hparams.norm_type,
-            momentum=hparams.norm_momentum,
-            epsilon=hparams.norm_epsilon,
-            groups=hparams.norm_groups,
-        )
-        return norm(layer(x), training)
+        y = layer(x)
+        if hparams.norm_type == "batch":
+            return batch_norm(y, training, hparams.norm_momentum, hparams.norm_epsilon)
+        return group_norm(y, hparams.norm_groups, hparams.norm_epsilon)

@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf1
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
 from t2tp.layers import variables
-from t2tp.layers.dense import Dense
+from t2tp.layers.dense import dense, square_dense
 from t2tp.layers.dropout import Dropout
 from t2tp.layers.embedding import Projection
 from t2tp.layers.feed_forward import activation_of
@@ -110,7 +110,7 @@ class TransformerEncoder(Model):
         row = self._pooled(x, training) if has_pooler else _mean(x, weights_of(segments))
         classes = classes_of(self.hparams, self.vocab_sizes["targets"])
         with tf1.variable_scope("classifier"):
-            return _classified(row, classes), totals
+            return dense(row, classes, is_head=True), totals
 
     def _loss_of_classes(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
@@ -192,9 +192,9 @@ class TransformerEncoder(Model):
         mesh, shape, size = targets.mesh, targets.shape, self._num_tokens
         if examples is not None:
             return (
-                random_by_row(examples, shape, "masked"),
-                random_by_row(examples, shape, "how masked"),
-                random_by_row(examples, shape, "masked by", maxval=size),
+                random_by_row(examples, shape.dims[-1], "masked"),
+                random_by_row(examples, shape.dims[-1], "how masked"),
+                random_by_row(examples, shape.dims[-1], "masked by", maxval=size),
             )
         with tf1.variable_scope("masking"):
             mask_uniform, kind_uniform = (
@@ -241,13 +241,13 @@ class TransformerEncoder(Model):
         if not self.hparams.mlm_head:
             return x
         with tf1.variable_scope("mlm_head"):
-            return self._factory.norm(activation_of(self.hparams.mlp)(Dense()(x)))
+            return self._factory.norm(activation_of(self.hparams.mlp)(square_dense(x)))
 
     def _pooled(self, x: mtf.Tensor, training: bool) -> mtf.Tensor:
         """Applies BERT's tanh layer to the first token of each row: [batch, d_model]."""
         first = checked_gather(x, 0, x.shape.dims[1])
         with tf1.variable_scope("pooler"):
-            pooled = mtf.tanh(Dense()(first))
+            pooled = mtf.tanh(square_dense(first))
             return Dropout(self.hparams.layer_prepostprocess_dropout)(pooled, training)
 
 
@@ -257,13 +257,3 @@ def _mean(x: mtf.Tensor, token_mask: mtf.Tensor) -> mtf.Tensor:
     count = mtf.maximum(mtf.reduce_sum(token_mask, reduced_dim=length), 1.0)
     share = mtf.cast(token_mask / count, x.dtype)
     return mtf.einsum([x, share], output_shape=mtf.Shape([batch, d_model]))
-
-
-def _classified(row: mtf.Tensor, classes: mtf.Dimension) -> mtf.Tensor:
-    """Projects [batch, d_model] to logits [batch, classes]."""
-    batch, d_model = row.shape.dims
-    matrix = variables.matrix(
-        row.mesh, "kernel", [d_model], [classes], d_model.size**-0.5, row.dtype, is_head=True
-    )
-    bias = variables.bias(row.mesh, "bias", [classes], row.dtype)
-    return mtf.einsum([row, matrix], output_shape=mtf.Shape([batch, classes])) + bias

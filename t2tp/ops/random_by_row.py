@@ -9,64 +9,42 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering import random
-from t2tp.lowering.context import Lowering
-from t2tp.lowering.operation import Operation
+from t2tp.ops.slicewise import slicewise
 
 
 def random_by_row(
-    rows: upstream.Tensor, shape: upstream.Shape, purpose: str, maxval: int | None = None
+    rows: upstream.Tensor, dim: upstream.Dimension, purpose: str, maxval: int | None = None
 ) -> upstream.Tensor:
-    """Returns uniform random numbers, a function of purpose, row index and position in the row.
+    """Returns uniform random numbers, a function of purpose, row index and place in the row.
 
     Args:
       rows: integers [batch], the index of each row, such as of the example in its split.
-      shape: [batch, ...], of the result.
+      dim: the dimension of a row.
       purpose: each purpose gets different numbers.
       maxval: exclusive upper bound of integers; None: floats.
 
     Returns:
-      int32 in [0, maxval), or float32 in [0, 1), of `shape`.
+      int32 in [0, maxval), or float32 in [0, 1), [batch, dim].
 
     Raises:
-      ValueError: `shape` does not begin with the dimensions of `rows`, or these are not integers.
+      ValueError: `rows` are not integers.
     """
-    leading = shape.dims[: rows.shape.ndims]
-    if leading != rows.shape.dims or not rows.dtype.is_integer:
-        raise ValueError(
-            f"random_by_row: rows must be integers of the first dimensions of {shape}, not"
-            f" {rows.dtype.name} {rows.shape}."
-        )
-    return RandomByRowOperation(rows, shape, purpose, maxval).outputs[0]
+    if not rows.dtype.is_integer:
+        raise ValueError(f"random_by_row: rows must be integers, not {rows.dtype.name}.")
 
+    def numbers(rows: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
+        keys = random.fold_in(random.make_key("by row", purpose), rows)
+        bits = random.bits(keys[:, None], tf.cast(places, tf.uint64))
+        if maxval is None:
+            return random.uniform(bits)
+        return tf.cast(bits % tf.constant(maxval, tf.uint32), tf.int32)
 
-class RandomByRowOperation(Operation):
-    """Input: rows [batch]. Output: [batch, ...]."""
-
-    cost_kind = "random"
-    accepts_padding = True
-
-    def __init__(
-        self, rows: upstream.Tensor, shape: upstream.Shape, purpose: str, maxval: int | None
-    ) -> None:
-        super().__init__([rows], name="random_by_row")
-        self._purpose = purpose
-        self._maxval = maxval
-        self._outputs = [upstream.Tensor(self, shape, tf.float32 if maxval is None else tf.int32)]
-
-    def lower(self, lowering: Lowering) -> None:
-        (rows,), (output,) = self.inputs, self.outputs
-        within = upstream.Shape(output.shape.dims[rows.shape.ndims :])
-        mesh_impl = lowering.mesh_impl(self)
-        index = random.slice_index(
-            within.to_integer_list,
-            mesh_impl.slice_begin_tensors(within),
-            mesh_impl.slice_shape(within),
-        )
-        keys = random.fold_in(random.make_key("by row", self._purpose), lowering.slice(rows))
-        keys = tf.reshape(keys, [*keys.shape, *(1 for _ in within.dims)])
-        bits = random.bits(keys, index)
-        if self._maxval is None:
-            lowering.set_slice(output, random.uniform(bits))
-        else:
-            below = bits % tf.constant(self._maxval, tf.uint32)
-            lowering.set_slice(output, tf.cast(below, tf.int32))
+    return slicewise(
+        numbers,
+        [rows, upstream.range(rows.mesh, dim, tf.int32)],
+        rows.shape + dim,
+        tf.float32 if maxval is None else tf.int32,
+        splittable_dims=[*rows.shape.dims, dim],
+        grad_function=0,
+        name="random_by_row",
+    )

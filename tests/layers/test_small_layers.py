@@ -13,6 +13,7 @@ from t2tp.layers.grouping import grouped_shape
 from t2tp.layers.initial_values import InitialValues
 from t2tp.layers.normalization import Norm
 from t2tp.layers.positions import sinusoidal
+from t2tp.models.model import layer_settings
 from tests.layers.running import run
 
 X = np.random.default_rng(0).normal(size=[4, 6, 8])
@@ -32,7 +33,7 @@ RULES = {
 @pytest.mark.parametrize("rule", RULES)
 def test_a_rule_sets_initial_values_by_inputs_and_outputs_times_the_gain(rule):
     def network(x):
-        with InitialValues(rule, 0.02).on(x.mesh):
+        with layer_settings(x.mesh, initial_values=InitialValues(rule, 0.02)):
             return {"y": FeedForward("relu", 1024, output_scale=0.5)(x, training=False)}
 
     x = {"x": ("batch:2;d_model:64", np.ones([2, 64]))}

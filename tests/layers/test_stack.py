@@ -12,7 +12,7 @@ from t2tp.layers.feed_forward import FeedForward
 from t2tp.layers.heads import Heads
 from t2tp.layers.mixture_of_experts import MixtureOfExperts, RoutingConfig
 from t2tp.layers.normalization import Norm
-from t2tp.layers.passes import FullForward, SequenceInfo
+from t2tp.layers.passes import FullForward, Prefill, SequenceInfo
 from t2tp.layers.stack import Stack
 from t2tp.layers.transformer_layer import Layer, Residual
 from tests.layers.running import run
@@ -102,3 +102,26 @@ def test_norms_come_before_the_blocks_or_after_them():
 def test_what_cannot_work_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def attended(dropout, training):
+    def build(x, segments, positions):
+        forward = FullForward(SequenceInfo(positions, segments), training)
+        return {"y": SelfAttention(Heads(2, 4), causal=True, dropout=dropout)(x, forward, "self")}
+
+    return run(build, INPUTS)["y"]
+
+
+def test_dropout_changes_what_is_trained_with_only():
+    whole = attended(0.0, training=True)
+    np.testing.assert_array_equal(attended(0.5, training=False), whole)
+    assert np.abs(attended(0.5, training=True) - whole).max() > 0.1
+
+
+def test_a_state_too_short_for_what_is_given_is_refused():
+    def build(x, segments, positions):
+        forward = Prefill(SequenceInfo(positions), mtf.Dimension("length", 4), {})
+        return {"y": SelfAttention(Heads(2, 4), causal=True)(x, forward, "self")}
+
+    with pytest.raises(ValueError, match="6 tokens do not fit into the 4"):
+        run(build, INPUTS)

@@ -143,16 +143,7 @@ def test_seven_rows_are_not_split():
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [
-        ("basic", {"block": "basics"}, "block is 'basics': did you mean basic"),
-        ("basic", {"stem": "large"}, "stem is 'large': the choices are cifar, imagenet"),
-        ("basic", {"norm_type": "layer"}, "norm_type is 'layer'"),
         ("basic", {"filter_sizes": [8, 8]}, "must be one for the stem and one for each of the 2"),
-        (
-            "basic",
-            {"norm_momentum": 1.5},
-            "norm_momentum is 1.5, and must be at least 0 and below 1",
-        ),
-        ("vit_mean", {"pooling": "max"}, "pooling is 'max'"),
         ("vit_mean", {"image_mean": [0.5, 0.5]}, "image_mean has 2 values, and images have 1"),
         ("vit_mean", {"patch_size": 3}, "patch_size 3 must divide the images' 8 rows and 16"),
     ],

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 import t2tp
 from t2tp import mtf
-from t2tp.ops.conv.pooling import pool
 from t2tp.ops.norms.batch_norm import batch_norm
 from t2tp.ops.norms.group_norm import group_norm
 from t2tp.ops.norms.layer_norm import layer_norm, rms_norm
@@ -94,7 +93,6 @@ STATISTICS = {
         lambda x: mtf.reduce_mean(x, output_shape=mtf.Shape(x.shape.dims[-1:])),
         lambda x: x.mean(image_axes),
     ),
-    "pool": (lambda x: pool(x, "mean", 2, 2), lambda x: x.reshape(8, 2, 2, 4, 2, 16).mean((2, 4))),
     "softmax": (lambda x: mtf.softmax(x, last(x)), plain_softmax),
     "logsumexp": (lambda x: mtf.reduce_logsumexp(x, last(x)), plain_logsumexp),
 }

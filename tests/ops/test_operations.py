@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.ops.conv.convolution import convolution
-from t2tp.ops.conv.pooling import pool
+from t2tp.ops.conv.pooling import max_pool
 from t2tp.ops.cross_entropy.operation import softmax_cross_entropy
 from t2tp.ops.gather import gather
 from t2tp.ops.norms.batch_norm import batch_norm
@@ -653,14 +653,13 @@ for rank, kind, reference, strides in (
     )
 
 
-def pooled(kind, size, stride, layouts, x=None, **exactness):
+def pooled(size, stride, layouts, x=None, **exactness):
     if x is None:  # Below zero: what is beyond the edge must not be the largest.
         words, x = normal("batch:2;height:16;width:16;channels:4")
         x = words, x - 3.0
-    reference_kind = {"max": "MAX", "mean": "AVG"}[kind]
     return Row(
-        lambda x: pool(x, kind, size, stride),
-        lambda x: tf.nn.pool(x, [size, size], reference_kind, [stride, stride], "SAME"),
+        lambda x: max_pool(x, size, stride),
+        lambda x: tf.nn.max_pool2d(x, size, stride, "SAME"),
         {"x": x},
         layouts,
         **exactness,
@@ -674,16 +673,14 @@ POOLED: Layouts = [
     ("columns:4;rows:2", "height:rows;width:columns"),
     ("data:2;columns:2", "batch:data;width:columns"),
 ]
-for kind, size, stride in (("max", 2, 2), ("mean", 3, 2), ("max", 3, 1), ("mean", 2, 1)):
-    TABLE[f"{kind} pooling {size} by {stride}"] = pooled(kind, size, stride, POOLED)
+for size, stride in ((2, 2), (3, 1)):
+    TABLE[f"pooling {size} by {stride}"] = pooled(size, stride, POOLED)
     uneven = normal("batch:2;height:7;width:5;channels:4")
-    TABLE[f"{kind} pooling {size} by {stride} of odd sizes"] = pooled(
-        kind, size, stride, WHOLE, uneven
-    )
-TABLE["mean pooling, float64"] = pooled("mean", 3, 2, POOLED[::2], **FLOAT64)
+    TABLE[f"pooling {size} by {stride} of odd sizes"] = pooled(size, stride, WHOLE, uneven)
+TABLE["pooling, float64"] = pooled(3, 2, POOLED[::2], **FLOAT64)
 # Of equal elements the first has the gradient, also where they are in two slices.
-TABLE["max pooling of equals"] = pooled(
-    "max", 3, 2, [("rows:4", ""), ("rows:4", "height:rows")],
+TABLE["pooling of equals"] = pooled(
+    3, 2, [("rows:4", ""), ("rows:4", "height:rows")],
     ("batch:1;height:8;width:8;channels:1", np.ones([1, 8, 8, 1])),
 )  # fmt: skip
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 import t2tp
 from t2tp import mtf
 from t2tp.ops.conv.convolution import convolution
-from t2tp.ops.conv.pooling import pool
+from t2tp.ops.conv.pooling import max_pool
 from t2tp.ops.cross_entropy.operation import softmax_cross_entropy
 from t2tp.ops.gather import gather
 from t2tp.ops.norms.batch_norm import batch_norm
@@ -174,11 +174,10 @@ REFUSED = {
         "goes by 3, and .* slices of 5.* that would work: 1. Or", "a:2", "height:a",
     ),
     "pooling, uneven slices": (
-        lambda x: pool(x, "max", 3, 3), {"x": "batch:2;height:10;width:8;channels:4"},
-        "Pooling 'pool_max' along 'height' goes by 3", "a:2", "height:a",
+        lambda x: max_pool(x, 3, 3), {"x": "batch:2;height:10;width:8;channels:4"},
+        "Pooling 'max_pool' along 'height' goes by 3", "a:2", "height:a",
     ),
-    "pooling of a kind": (lambda x: pool(x, "sum", 2, 1), IMAGES, "'max' or 'mean', not 'sum'"),
-    "pooling of 0": (lambda x: pool(x, "max", 0, 1), IMAGES, "must be at least 1"),
+    "pooling of 0": (lambda x: max_pool(x, 0, 1), IMAGES, "must be at least 1"),
     "batch norm of other channels": (
         lambda x, s: batch_norm(x, s, s, 0.1)[0], NORM | {"s": "other:8"},
         "must be its last dimension",

@@ -65,7 +65,9 @@ def local_attention(
     for dim, size in zip(space, block, strict=True):
         if size < 1 or dim.size % size:
             raise ValueError(f"local_attention: blocks of {size} do not divide {dim}.")
-    return LocalAttentionOperation([q, k, v], tuple(space), tuple(block)).outputs[0]
+    return LocalAttentionOperation(
+        "local_attention", [q, k, v], 1, tuple(space), tuple(block)
+    ).outputs[0]
 
 
 def visible_positions(
@@ -94,20 +96,37 @@ def _neighbours(num_dims: int) -> tuple[tuple[int, int], ...]:
     return _OF_A_SEQUENCE if num_dims == 1 else _OF_A_IMAGE
 
 
-class LocalAttentionOperation(Operation):
-    """Inputs: q, k and v. Output: like them."""
+class _BlocksOperation(Operation):
+    """The inputs q, k and v of attention in blocks, possibly followed by others."""
 
     def __init__(
         self,
+        name: str,
         inputs: list[upstream.Tensor],
+        outputs: int,
         space: tuple[upstream.Dimension, ...],
         block: tuple[int, ...],
     ) -> None:
-        super().__init__(inputs, name="local_attention")
+        super().__init__(inputs, name=name)
         self._space = space
         self._block = block
-        self._outputs = [upstream.Tensor(self, inputs[0].shape, inputs[0].dtype)]
-        self._splittable_dims, self._unsplittable_dims = _all_but_last(self)
+        self._outputs = [
+            upstream.Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(inputs[:outputs])
+        ]
+        self._splittable_dims, self._unsplittable_dims = (
+            self._initialize_splittable_and_unsplittable_dims(
+                "splittable", [inputs[0].shape.dims[-1].name]
+            )
+        )
+
+    def part(self, lowering: Lowering) -> "_BlockSlice":
+        """Returns the processor's slice."""
+        shape = self.inputs[0].shape
+        return _BlockSlice(lowering.mesh_impl(self), shape, self._space, self._block)
+
+
+class LocalAttentionOperation(_BlocksOperation):
+    """Inputs: q, k and v. Output: like them."""
 
     @property
     def matmul_flops(self) -> int:
@@ -121,51 +140,32 @@ class LocalAttentionOperation(Operation):
             check_window(layout, f"Attention {self.name!r}", dim, size, 0, size)
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor]:
+        inputs = [*self.inputs, *grad_ys]
         return LocalAttentionGradOperation(
-            [*self.inputs, *grad_ys], self._space, self._block
+            "local_attention_grad", inputs, 3, self._space, self._block
         ).outputs
 
     def lower(self, lowering: Lowering) -> None:
-        part = _BlockSlice(lowering.mesh_impl(self), self.inputs[0].shape, self._space, self._block)
+        part = self.part(lowering)
         q, k, v = (part.in_order(lowering.slice(x)) for x in self.inputs)
         y = part.attend(q, part.with_halo(k), part.with_halo(v))
         lowering.set_slice(self.outputs[0], part.as_given(y))
 
 
-class LocalAttentionGradOperation(Operation):
+class LocalAttentionGradOperation(_BlocksOperation):
     """Inputs: q, k, v and the gradient w.r.t. the result. Outputs: the gradients w.r.t. q, k and v.
 
     The weights are recomputed: stored, they would take most of the memory.
     """
 
-    def __init__(
-        self,
-        inputs: list[upstream.Tensor],
-        space: tuple[upstream.Dimension, ...],
-        block: tuple[int, ...],
-    ) -> None:
-        super().__init__(inputs, name="local_attention_grad")
-        self._space = space
-        self._block = block
-        self._outputs = [
-            upstream.Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(inputs[:3])
-        ]
-        self._splittable_dims, self._unsplittable_dims = _all_but_last(self)
-
     def lower(self, lowering: Lowering) -> None:
-        part = _BlockSlice(lowering.mesh_impl(self), self.inputs[0].shape, self._space, self._block)
+        part = self.part(lowering)
         q, k, v, dy = (part.in_order(lowering.slice(x)) for x in self.inputs)
         given = [q, part.with_halo(k), part.with_halo(v)]
         dq, dk, dv = tf.gradients(part.attend(*given), given, dy, stop_gradients=given)
         grads = [dq, part.without_halo(dk), part.without_halo(dv)]
         for output, grad in zip(self.outputs, grads, strict=True):
             lowering.set_slice(output, part.as_given(grad))
-
-
-def _all_but_last(op: upstream.Operation) -> tuple[frozenset, frozenset]:
-    """Returns the splittable and the unsplittable dimensions."""
-    last = [op.inputs[0].shape.dims[-1].name]
-    return op._initialize_splittable_and_unsplittable_dims("splittable", last)
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,9 @@ layers change nothing: there are no rules for depth.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from t2tp import registry, upstream
@@ -114,15 +113,6 @@ class Transfer:
         )
         factor = {MATRIX: growth.inputs**-0.5, HEAD: 1 / growth.inputs}.get(role.kind, 1.0)
         return _scaled(small.get_master().initializer, factor, name), growth
-
-    @contextlib.contextmanager
-    def on(self, mesh: upstream.Mesh) -> Iterator[None]:
-        """Applies the rules to layers and variables that are created on the mesh inside."""
-        mesh.transfer = self
-        try:
-            yield
-        finally:
-            mesh.transfer = None
 
 
 def ratio(mesh: upstream.Mesh, dim_name: str) -> float:
