@@ -161,8 +161,7 @@ def begun_images() -> list[list[int]]:
 
 @functools.cache
 def image_params(attention_type: str) -> dict[str, tf.Tensor]:
-    shape = (len(GIVEN), *image.SHAPE)
-    batch = {"targets": np.zeros(shape, np.int32), "weights": np.ones(len(GIVEN), np.float32)}
+    batch = image.make_batch(len(GIVEN))
     hparams, levels = image.make(attention_type), image.LEVELS
     program = image_loss_program("mtf_image_transformer", hparams, batch, "", "", False, levels)
     return float64_params(program)

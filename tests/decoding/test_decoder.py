@@ -62,13 +62,6 @@ def test_rows_come_back_in_their_order():
     assert len({tuple(row[0].tokens) for row in together}) > 1
 
 
-def test_what_is_drawn_for_a_row_does_not_depend_on_the_others():
-    options = DecodeOptions(temperature=1.0, extra_length=5, batch_size=2)
-    decoder = Decoder.from_model(TableModel(), options)
-    first, *_ = decoder([Request([3]), Request([2]), Request([4, 4])])
-    assert first == decoder([Request([3])])[0]
-
-
 def test_rows_are_kept_to_the_length_of_the_model():
     model = TableModel(always_ending_after(0))
     model.hparams = HParams(max_length=6)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
 import tensorflow as tf
 
 from t2tp.hparam import HParams
+from tests.models.reference_transformer import Reference
 
 Params = Mapping[str, tf.Tensor]
 Batch = Mapping[str, np.ndarray]
@@ -87,26 +87,13 @@ def vit(params: Params, x: tf.Tensor, hparams: HParams) -> tf.Tensor:
         x = tf.concat([token, x], 1)
     x += params["positions"]
 
-    def norm(x, scope):
-        mean, variance = tf.nn.moments(x, [-1], keepdims=True)
-        normed = (x - mean) / tf.sqrt(variance + hparams.norm_epsilon)
-        return normed * params[f"{scope}/norm_scale"] + params[f"{scope}/norm_bias"]
-
-    for layer in range(hparams.num_hidden_layers):
-        scope = f"layer_{layer:02d}/attention"
-        normed = norm(x, scope)
-        q, k, v = (
-            tf.einsum("btd,dhk->bhtk", normed, params[f"{scope}/{name}"])
-            + params[f"{scope}/{name}_bias"][:, None]
-            for name in "qkv"
-        )
-        weights = tf.nn.softmax(tf.einsum("bhtk,bhmk->bhtm", q, k) / math.sqrt(q.shape[-1]))
-        attended = tf.einsum("bhtm,bhmk->bhtk", weights, v)
-        x += tf.einsum("bhtk,hkd->btd", attended, params[f"{scope}/output"])
-        x += params[f"{scope}/output_bias"]
-        scope = f"layer_{layer:02d}/feed_forward"
-        hidden = norm(x, scope) @ params[f"{scope}/input"] + params[f"{scope}/input_bias"]
-        hidden = tf.nn.gelu(hidden, approximate=False)
-        x += hidden @ params[f"{scope}/output"] + params[f"{scope}/output_bias"]
-    x = norm(x, "final")
+    blocks = HParams(
+        norm_position="pre",
+        norm_type="layer",
+        norm_epsilon=hparams.norm_epsilon,
+        mlp=hparams.mlp,
+        num_hidden_layers=hparams.num_hidden_layers,
+    )
+    all_patches = np.ones([x.shape[0], x.shape[1], x.shape[1]], bool)
+    x = Reference(params, blocks).stack(x, "", all_patches, None)
     return classify(params, x[:, 0] if hparams.pooling == "class" else tf.reduce_mean(x, 1))

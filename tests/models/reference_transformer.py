@@ -149,6 +149,7 @@ class Reference:
             return y + self.bias(f"{block}/{name}")
 
         q, k, v = projected(x, "q"), projected(memory, "k"), projected(memory, "v")
+        k, v = (tf.repeat(y, q.shape[2] // y.shape[2], axis=2) for y in (k, v))
         scores = tf.einsum("bthk,bmhk->bhtm", q, k) / math.sqrt(q.shape[-1])
         is_seen = np.broadcast_to(is_seen[:, None], scores.shape)
         weights = tf.nn.softmax(tf.where(is_seen, scores, -1e300)) * is_seen.astype(float)

@@ -10,7 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from t2tp.hparam import HParams
+from tests.models.reference_transformer import Reference
 from tests.models.small_images import make_hparams
+from tests.ops.attention.composed_attention import visible_blocks
 
 LEVELS = 14  # Rounded up to 16.
 SHAPE = (4, 8, 2)
@@ -38,43 +40,35 @@ def make(attention_type: str, **values: object) -> HParams:
     return make_hparams("mtf_image_transformer_digits", **changes)
 
 
+def make_batch(rows: int = 8) -> dict[str, np.ndarray]:
+    """Images of noise, the last of which does not count."""
+    targets = np.random.default_rng(0).integers(LEVELS, size=[rows, *SHAPE]).astype(np.int32)
+    return {"targets": targets, "weights": np.array([1.0] * (rows - 1) + [0.0], np.float32)}
+
+
 def visible(attention_type: str) -> np.ndarray:
     """[place, place]: which places each one sees, from the description."""
-    place = np.arange(LENGTH)
-    width = SHAPE[1] * SHAPE[2]
     if attention_type == "full":
-        near = np.ones([LENGTH, LENGTH], bool)
-    elif attention_type == "local_1d":
-        block = place // SMALLER["block_length"]
-        near = block[:, None] - block[None, :] <= 1
-    else:
-        row, column = place // width // 2, place % width // 4
-        up, left = row[:, None] - row[None, :], column[:, None] - column[None, :]
-        near = ((up == 1) & (abs(left) <= 1)) | ((up == 0) & (left >= 0) & (left <= 1))
-    return near & (place[None, :] <= place[:, None])
+        return np.tri(LENGTH, dtype=bool)
+    if attention_type == "local_1d":
+        return visible_blocks([LENGTH], [SMALLER["block_length"]])
+    return visible_blocks([SHAPE[0], SHAPE[1] * SHAPE[2]], [2, 4])
 
 
 def reference_logits(
     params: Mapping[str, tf.Tensor], targets: np.ndarray, attention_type: str
 ) -> tf.Tensor:
     """Float64 [batch, length, vocab]."""
-
-    def norm(x, scope):
-        mean_square = tf.reduce_mean(x**2, axis=-1, keepdims=True)
-        return x / tf.sqrt(mean_square + 1e-6) * params[f"{scope}/norm_scale"]
-
     before = np.pad(targets.reshape(-1, LENGTH)[:, :-1], [[0, 0], [1, 0]])
     positions = params["row_positions"][:, None] + params["column_positions"][None]
     x = tf.gather(params["embedding"], before) + tf.reshape(positions, [LENGTH, -1])
-    for layer in range(SMALLER["num_hidden_layers"]):
-        scope = f"layer_{layer:02d}/attention"
-        normed = norm(x, scope)
-        q, k, v = (tf.einsum("btd,dhk->bhtk", normed, params[f"{scope}/{n}"]) for n in "qkv")
-        k, v = (tf.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
-        scores = tf.einsum("bhtk,bhmk->bhtm", q, k) / math.sqrt(q.shape[-1])
-        weights = tf.nn.softmax(tf.where(visible(attention_type), scores, -math.inf))
-        attended = tf.einsum("bhtm,bhmk->bhtk", weights, v)
-        x += tf.einsum("bhtk,hkd->btd", attended, params[f"{scope}/output"])
-        scope = f"layer_{layer:02d}/feed_forward"
-        x += tf.nn.relu(norm(x, scope) @ params[f"{scope}/input"]) @ params[f"{scope}/output"]
-    return tf.einsum("btd,vd->btv", norm(x, "final"), params["embedding"])
+    blocks = HParams(
+        norm_position="pre",
+        norm_type="rms",
+        norm_epsilon=1e-6,
+        mlp="relu",
+        num_hidden_layers=SMALLER["num_hidden_layers"],
+    )
+    is_seen = np.broadcast_to(visible(attention_type), [len(before), LENGTH, LENGTH])
+    x = Reference(params, blocks).stack(x, "", is_seen, None)
+    return tf.einsum("btd,vd->btv", x, params["embedding"])

@@ -2,7 +2,6 @@
 
 import functools
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -11,9 +10,9 @@ from t2tp.models.image_transformer import MtfImageTransformer
 from tests.models.small_image_transformer import (
     LENGTH,
     LEVELS,
-    SHAPE,
     SPLIT,
     make,
+    make_batch,
     reference_logits,
 )
 from tests.models.small_images import BATCH, assert_close, float64_params, loss_program
@@ -28,15 +27,6 @@ CASES = [
     ("local_2d", "rows:2;columns:2"),
     ("local_2d", "data:2;columns:2;model:2"),
 ]
-
-
-@functools.cache
-def make_batch():
-    random = np.random.default_rng(0)
-    return {
-        "targets": random.integers(LEVELS, size=[BATCH, *SHAPE]).astype(np.int32),
-        "weights": np.array([1.0] * (BATCH - 1) + [0.0], np.float32),
-    }
 
 
 def program_of(attention_type, mesh_shape="", training=True, **values):
@@ -88,7 +78,6 @@ def test_images_of_another_shape_are_refused():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"attention_type": "local"}, "attention_type is 'local': did you mean"),
         ({"image_shape": [8, 8]}, r"must be \[height,width,channels\], not \[8, 8\]"),
         ({"attention_type": "local_1d", "block_length": 7}, "blocks of 7 do not divide .*length"),
     ],

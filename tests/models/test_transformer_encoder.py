@@ -16,20 +16,32 @@ from tests.models.small_transformers import (
 )
 
 
-def test_tokens_are_masked_as_bert_does():
-    """15 % of the real ones; of these 80 % become the mask, 10 % anything, 10 % stay."""
+def masking(batch, mesh_shape):
+    """A program of what is shown of a batch, and where it is asked."""
     model = FAMILIES["masked"].make()
 
-    def step(mesh, features):
-        shown, is_masked = model._masked(features["targets"], features["segments"])
+    def step(mesh, given):
+        shown, is_masked = model._masked(
+            given["targets"], given["segments"], given.get("example_index")
+        )
         return {"shown": shown, "is_masked": is_masked}
 
-    shape, rows = "batch:64;length:512", (64, 512)
-    features = {n: t2tp.Feature(shape, np.int32) for n in ("targets", "segments")}
-    targets = np.random.default_rng(0).integers(1, VOCAB_SIZE, rows).astype(np.int32)
-    segments = (np.arange(512) < 400).astype(np.int32) * np.ones(rows, np.int32)
-    program = t2tp.Program(step, features, mesh_shape="data:2", layout="batch:data")
-    out = program({"targets": targets, "segments": segments})
+    features = {name: feature_of(array) for name, array in batch.items()}
+    layout = "batch:data;length:seq"
+    return t2tp.Program(step, features, mesh_shape=mesh_shape, layout=layout)
+
+
+def some_targets(*sizes):
+    return np.random.default_rng(0).integers(1, VOCAB_SIZE, sizes).astype(np.int32)
+
+
+def test_tokens_are_masked_as_bert_does():
+    """15 % of the real ones; of these 80 % become the mask, 10 % anything, 10 % stay."""
+    targets = some_targets(64, 512)
+    segments = (np.arange(512) < 400).astype(np.int32) * np.ones_like(targets)
+    batch = {"targets": targets, "segments": segments}
+    program = masking(batch, "data:2")
+    out = program(batch)
     is_masked, shown = out["is_masked"] == 1, out["shown"]
     assert not is_masked[segments == 0].any()
     assert is_masked[segments == 1].mean() == pytest.approx(0.15, abs=0.01)
@@ -39,30 +51,14 @@ def test_tokens_are_masked_as_bert_does():
     assert became_mask.mean() == pytest.approx(0.8, abs=0.02)
     assert stayed.mean() == pytest.approx(0.1 + 0.1 / VOCAB_SIZE, abs=0.02)
     assert shown.max() == VOCAB_SIZE
-    again = program({"targets": targets, "segments": segments}, step=1)
-    assert (again["is_masked"] != out["is_masked"]).any()
+    assert (program(batch, step=1)["is_masked"] != out["is_masked"]).any()
 
 
 def shown_in_evaluation(mesh_shape, rows, step):
     """What is shown of some rows of 64 tokens, and where it is asked, in one batch of them."""
-    family = FAMILIES["masked"]
-
-    def step_fn(mesh, features):
-        shown, is_masked = family.make()._masked(
-            features["targets"], features["segments"], features["example_index"]
-        )
-        return {"shown": shown, "is_masked": is_masked}
-
-    targets = np.random.default_rng(0).integers(1, VOCAB_SIZE, [100, 64]).astype(np.int32)
-    batch = {"targets": targets[rows], "segments": np.ones([len(rows), 64], np.int32)}
+    batch = {"targets": some_targets(100, 64)[rows], "segments": np.ones([len(rows), 64], np.int32)}
     batch["example_index"] = np.asarray(rows)
-    program = t2tp.Program(
-        step_fn,
-        {name: feature_of(array) for name, array in batch.items()},
-        mesh_shape=mesh_shape,
-        layout="batch:data;length:seq",
-    )
-    return {name: array.copy() for name, array in program(batch, step=step).items()}
+    return {n: x.copy() for n, x in masking(batch, mesh_shape)(batch, step=step).items()}
 
 
 def test_in_evaluation_masks_belong_to_the_example():

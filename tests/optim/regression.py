@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -74,14 +74,15 @@ def train(
 
 
 def train_with_keras(
-    make_optimizer: Callable[[dict[str, tf.Variable]], tf.keras.optimizers.Optimizer],
+    optimizer: tf.keras.optimizers.Optimizer, undecayed: Sequence[str]
 ) -> dict[str, np.ndarray]:
-    """The same, of a Keras optimizer made for the variables."""
+    """The same, by a Keras optimizer that decays all variables but some."""
     variables = {
         name: tf.Variable(initial_value(mtf.Shape(dims).to_integer_list), name=name)
         for name, dims in SHAPES.items()
     }
-    optimizer = make_optimizer(variables)
+    if undecayed:
+        optimizer.exclude_from_weight_decay(var_list=[variables[name] for name in undecayed])
     losses = []
     for x in X:
         with tf.GradientTape() as tape:

@@ -13,6 +13,7 @@ MESHES = {
     "context": ("data:2;seq:2", f"{MEGATRON};length:seq"),
     "three axes": ("data:2;seq:2;model:2", f"{MEGATRON};length:seq"),
     "vocab": ("data:2;model:4", "batch:data;vocab:model"),
+    "features": ("a:2;b:2;c:2", "batch:a;heads:b;d_ff:b;vocab:b;d_model:c"),
     "experts": ("data:2;expert:2", "batch:data+expert;experts:expert"),
     "stages": ("pipe:2;data:2", "batch:data;layers:pipe"),
     "stages of 2": ("pipe:2;data:2;model:2", f"{MEGATRON};layers:pipe"),

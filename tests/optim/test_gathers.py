@@ -5,32 +5,15 @@ import re
 import pytest
 
 import t2tp
-from t2tp import registry
-from t2tp.mesh.layout import Layout
-from t2tp.optim import train_step
-from tests.models.small_transformers import FAMILIES
+from tests.optim.sharded_programs import make
 
 LAYERS = 5
 
 
 def graph_of_a_step(prefetch):
     """TensorFlow's graph of a training step in stage 3."""
-    hparams = FAMILIES["lm"].hparams(
-        mesh_shape="data:2",
-        layout="batch:data",
-        zero_stage=3,
-        zero_prefetch=prefetch,
-        num_hidden_layers=LAYERS,
-        optimizer="sgd",
-    )
-    model = registry.model("transformer_lm")(hparams, FAMILIES["lm"].vocab_sizes)
-
-    def step(mesh, features):
-        done = train_step(lambda x: model.loss(mesh, x, True), features, mesh, hparams, 10)
-        return {"loss": done.loss}
-
-    program = t2tp.Program(step, FAMILIES["lm"].features(), layout=Layout.from_hparams(hparams))
-    return program.trace().graph
+    changes = {"zero_prefetch": prefetch, "num_hidden_layers": LAYERS, "kind": t2tp.Program}
+    return make("lm", "data", 3, **changes).trace().graph
 
 
 def layers_needed(op):

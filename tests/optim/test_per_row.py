@@ -27,9 +27,8 @@ def images(hparams_set, model, **values):
 
 def texts(family, **changes):
     """The same of a transformer."""
-    batch = FAMILIES[family].batch()
-    features = {name: feature_of(array) for name, array in batch.items()}
-    return FAMILIES[family].make(**changes), batch, features
+    known = FAMILIES[family]
+    return known.make(**changes), known.batch(), known.features()
 
 
 CASES = {

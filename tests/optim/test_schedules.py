@@ -100,31 +100,28 @@ CASES = [
 ]
 
 
-def rates(schedule, steps=STEPS, train_steps=TRAIN_STEPS, d_model=None, **values):
-    hparams = make_hparams(
-        learning_rate_schedule=schedule,
-        **{"learning_rate_constant": 2.0, "learning_rate_warmup_steps": WARMUP, **values},
-    )
-    if d_model is not None:
-        hparams.add("d_model", d_model)
+def hparams_of(d_model=64, **values):
+    rates = {"learning_rate_constant": 2.0, "learning_rate_warmup_steps": WARMUP}
+    hparams = make_hparams(**{**rates, **values})
+    hparams.add("d_model", d_model)
+    return hparams
+
+
+def rates(schedule, steps=STEPS, train_steps=TRAIN_STEPS, **values):
+    hparams = hparams_of(learning_rate_schedule=schedule, **values)
     program = t2tp.Program(lambda mesh, _: {"rate": learning_rate(mesh.step, hparams, train_steps)})
     return [float(program(step=step)["rate"]) for step in steps]
 
 
-@pytest.mark.parametrize(("schedule", "values", "formula"), CASES)
-def test_each_step_has_the_formulas_rate(schedule, values, formula):
-    wanted = [formula(step) for step in STEPS]
-    np.testing.assert_allclose(rates(schedule, **values), wanted, rtol=1e-5, atol=1e-6)
+def test_a_program_has_the_rate_of_each_step():
+    schedule, _, formula = CASES[-1]
+    np.testing.assert_allclose(rates(schedule), [formula(step) for step in STEPS], rtol=1e-6)
 
 
 @pytest.mark.parametrize(("schedule", "values", "formula"), CASES)
 def test_float32_has_no_cancellation(schedule, values, formula):
     """Each rate is exact relative to itself, to the last step."""
-    values = {"learning_rate_constant": 2.0, "learning_rate_warmup_steps": WARMUP, **values}
-    d_model = values.pop("d_model", None)
-    hparams = make_hparams(**values)
-    if d_model is not None:
-        hparams.add("d_model", d_model)
+    hparams = hparams_of(**values)
     for step in STEPS if schedule == "piecewise" else sorted({*STEPS, *range(0, 1501, 20)}):
         now, ours = tf.constant(step, tf.float32), 1.0
         for factor in schedule.split("*"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -85,3 +85,15 @@ def bucket(distance: int, buckets: int, max_distance: int, both_ways: bool) -> i
         return first + back
     far = exact + math.log(back / exact) / math.log(max_distance / exact) * (buckets - exact)
     return first + min(int(far), buckets - 1)
+
+
+def visible_blocks(space: Sequence[int], block: Sequence[int]) -> np.ndarray:
+    """[place, place]: whom each place of a sequence or an image sees by `local_attention`."""
+    place = np.arange(math.prod(space))
+    (height, width), columns = [1, *block][-2:], space[-1]
+    row, column = place // columns // height, place % columns // width
+    up, left = row[:, None] - row[None, :], column[:, None] - column[None, :]
+    near = (up == 0) & ((left == 0) | (left == 1))
+    if len(space) == 2:
+        near |= (up == 1) & (abs(left) <= 1)
+    return near & (place[None, :] <= place[:, None])

@@ -1,11 +1,14 @@
 """Attention block by block: what it does not compute, and what it does not keep."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import t2tp
 from t2tp import mtf
+from t2tp.mesh.collectives import head_and_tail
 from t2tp.ops.attention import blockwise
 from t2tp.ops.attention.api import attention
 from t2tp.ops.attention.blocks import Keys, Queries
@@ -14,17 +17,21 @@ from tests.ops.attention.attention_memory import D_KV, HEADS
 from tests.warm_processes import printed
 
 
-def test_blocks_computed_are_half_of_all_for_causal_and_a_band_for_a_window():
-    def computed(length, **options):
-        mask = Mask(Queries(length), Keys(length), **options)
-        begin, end = blockwise._visible_blocks(mask, 64, 64)
-        return int(np.sum(end) - np.sum(begin))
+def computed(queries, keys, bounds=blockwise._visible_blocks, size=64, **options):
+    """How many blocks of scores are computed."""
+    begin, end = bounds(Mask(queries, keys, **options), size, size)
+    return int(np.maximum(end - begin, 0).sum())
 
-    assert computed(4096) == 64 * 64
-    assert computed(4096, causal=True) == 64 * 65 / 2
-    assert computed(4096, causal=True, window=65) == 2 * 64 - 1
-    assert computed(4096, window=65) == 3 * 64 - 2
-    assert computed(8192, causal=True, window=65) == 2 * 128 - 1
+
+def test_blocks_computed_are_half_of_all_for_causal_and_a_band_for_a_window():
+    def of_all(length, **options):
+        return computed(Queries(length), Keys(length), **options)
+
+    assert of_all(4096) == 64 * 64
+    assert of_all(4096, causal=True) == 64 * 65 / 2
+    assert of_all(4096, causal=True, window=65) == 2 * 64 - 1
+    assert of_all(4096, window=65) == 3 * 64 - 2
+    assert of_all(8192, causal=True, window=65) == 2 * 128 - 1
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": 65}])
@@ -35,14 +42,47 @@ def test_slices_of_the_length_compute_together_what_the_whole_does(options):
     whole = Queries(length)
     parts = [Queries(size, slices, place) for place in range(slices)]
     for bounds in (blockwise._visible_blocks, blockwise._seeing_blocks):
+        count = functools.partial(computed, bounds=bounds, **options)
+        by_queries = sum(count(part, Keys(length)) for part in parts)
+        by_both = sum(count(part, Keys(size, p.begin)) for part in parts for p in parts)
+        assert count(whole, Keys(length)) == by_queries == by_both > 0
 
-        def computed(queries, keys, bounds=bounds):
-            begin, end = bounds(Mask(queries, keys, **options), 64, 64)
-            return int(np.maximum(end - begin, 0).sum())
 
-        by_queries = sum(computed(part, Keys(length)) for part in parts)
-        by_both = sum(computed(part, Keys(size, p.begin)) for part in parts for p in parts)
-        assert computed(whole, Keys(length)) == by_queries == by_both > 0
+def halves_of(place, count, size=16):
+    """The two parts of the slice at a place, in head-tail order."""
+    return [Queries(size // 2, 2 * count, half) for half in head_and_tail(place, count)]
+
+
+def blocks_of(queries, keys):
+    """Of causal attention; those on the diagonal are whole ones."""
+    return computed(queries, keys, size=4, causal=True)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 8])
+def test_causal_attention_is_equal_work_for_all_processors(count):
+    keys = Keys(16 * count)
+    work = [
+        sum(blocks_of(part, keys) for part in halves_of(place, count)) for place in range(count)
+    ]
+    assert len(set(work)) == 1
+    blocks = 4 * count
+    assert sum(work) == blocks * (blocks + 1) // 2
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 8])
+def test_each_step_of_a_ring_is_equal_work_for_all_processors(count):
+    """And all steps together are what the gathered memory is."""
+    steps = np.zeros([count, count], int)
+    for place, step in np.ndindex(count, count):
+        halves = head_and_tail((place - step) % count, count)
+        steps[place, step] = sum(
+            blocks_of(part, Keys(8, half * 8))
+            for part in halves_of(place, count)
+            for half in halves
+        )
+    assert (steps == steps[0]).all()
+    blocks = 4 * count
+    assert steps.sum() == blocks * (blocks + 1) // 2
 
 
 @pytest.mark.parametrize(

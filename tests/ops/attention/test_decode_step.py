@@ -32,16 +32,21 @@ def make(kv_heads, beam=1):
     }
 
 
-def program(kv_heads, mesh_shape="", layout="", batch="batch:4", max_distance=0, **options):
-    """Of the query at each row's position."""
+def program(
+    kv_heads, mesh_shape="", layout="", batch="batch:4", max_distance=0, seen=False, **options
+):
+    """Of the query at each row's position, or of what `is_seen` says."""
     shared = "heads:4" if kv_heads == 4 else f"kv_heads:{kv_heads}"
     features = {
         "q": t2tp.Feature(f"{batch};heads:4;d_kv:8"),
         "k": t2tp.Feature(f"{batch};{shared};length:{LENGTH};d_kv:8"),
         "v": t2tp.Feature(f"{batch};{shared};length:{LENGTH};d_kv:8"),
         "table": t2tp.Feature("heads:4;buckets:8"),
-        "positions": t2tp.Feature(batch, tf.int32),
     }
+    if seen:
+        features["is_seen"] = t2tp.Feature(f"{batch};length:{LENGTH}", tf.bool)
+    else:
+        features["positions"] = t2tp.Feature(batch, tf.int32)
 
     def step(mesh, given):
         table = given.pop("table")
@@ -84,20 +89,8 @@ def test_what_is_not_seen_does_not_count_and_nothing_gives_zeros(mesh_shape, lay
     arrays = make(4)
     is_seen = np.random.default_rng(1).integers(0, 2, [4, LENGTH])
     is_seen[2] = 0
-    features = {
-        "q": t2tp.Feature("batch:4;heads:4;d_kv:8"),
-        "k": t2tp.Feature(f"batch:4;heads:4;length:{LENGTH};d_kv:8"),
-        "v": t2tp.Feature(f"batch:4;heads:4;length:{LENGTH};d_kv:8"),
-        "is_seen": t2tp.Feature(f"batch:4;length:{LENGTH}", tf.bool),
-    }
-    program = t2tp.Program(
-        lambda mesh, given: {"y": attention_step(**given)},
-        features,
-        mesh_shape=mesh_shape,
-        layout=layout,
-    )
-    fed = {"q": arrays["q"][:, :, 0], "k": arrays["k"], "v": arrays["v"], "is_seen": is_seen}
-    y = program(fed)["y"]
+    fed = {**arrays, "q": arrays["q"][:, :, 0], "is_seen": is_seen}
+    y = program(4, mesh_shape, layout, seen=True)(fed)["y"]
     scores = np.einsum("bhd,bhmd->bhm", fed["q"], fed["k"]) / 8**0.5
     weights = np.exp(scores) * is_seen[:, None]
     weights /= np.maximum(weights.sum(-1, keepdims=True), 1e-300)
@@ -107,18 +100,5 @@ def test_what_is_not_seen_does_not_count_and_nothing_gives_zeros(mesh_shape, lay
 
 @pytest.mark.parametrize("options", [{"window": 2}, {"max_distance": 8}])
 def test_a_window_and_a_bias_need_positions(options):
-    def step(mesh, given):
-        bias = RelativeBias(given["table"], 8) if "max_distance" in options else None
-        return {
-            "y": attention_step(
-                given["q"], given["k"], given["k"], window=options.get("window"), relative_bias=bias
-            )
-        }
-
-    features = {
-        "q": t2tp.Feature("batch:4;heads:4;d_kv:8"),
-        "k": t2tp.Feature("batch:4;heads:4;length:9;d_kv:8"),
-        "table": t2tp.Feature("heads:4;buckets:8"),
-    }
     with pytest.raises(ValueError, match="need the positions"):
-        t2tp.Program(step, features)
+        program(4, seen=True, **options)

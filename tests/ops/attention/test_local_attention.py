@@ -11,6 +11,7 @@ import t2tp
 from t2tp import mtf
 from t2tp.mesh.layout import LayoutError
 from t2tp.ops.attention.local_attention import local_attention, visible_positions
+from tests.ops.attention.composed_attention import visible_blocks
 from tests.ops.on_mesh import assert_close, in_float64, with_gradients
 
 SEQUENCE = {"space": {"length": 24}, "block": [3]}
@@ -43,21 +44,7 @@ def ours(case):
 
 def visible(case):
     """[place, place], from the description."""
-    rows, columns = [1, *case["space"].values()][-2:]
-    height, width = [1, *case["block"]][-2:]
-    places = [(r, c) for r in range(rows) for c in range(columns)]
-
-    def sees(here, there):
-        if there > here:
-            return False
-        (r, c), (other_r, other_c) = places[here], places[there]
-        up, left = r // height - other_r // height, c // width - other_c // width
-        if len(case["block"]) == 1:
-            return left in (0, 1)
-        return (up == 1 and abs(left) <= 1) or (up == 0 and left in (0, 1))
-
-    count = range(len(places))
-    return np.array([[sees(here, there) for there in count] for here in count])
+    return visible_blocks([*case["space"].values()], case["block"])
 
 
 def composed(case):

@@ -9,8 +9,8 @@ import tensorflow as tf
 import t2tp
 from t2tp import mtf
 from t2tp.layout_check.double_program import DoubleProgram
-from t2tp.ops.attention.api import RelativeBias, attention
-from tests.ops.attention.attention_cases import make_inputs, set_block_sizes
+from t2tp.ops.attention.api import attention
+from tests.ops.attention.attention_cases import make_inputs, make_ours, set_block_sizes
 from tests.ops.on_mesh import assert_close, with_gradients
 
 MASKED = {"causal": True, "segments": True, "bias": True}
@@ -55,25 +55,6 @@ def small_blocks(monkeypatch):
     set_block_sizes(monkeypatch, queries=2, keys=4)
 
 
-def op_by(method, options):
-    options = {name: options[name] for name in options if name not in ("segments", "bias")}
-
-    def op(q, k, v, segments=None, memory_segments=None, table=None):
-        bias = None if table is None else RelativeBias(table, 6)
-        return attention(
-            q,
-            k,
-            v,
-            segments=segments,
-            memory_segments=memory_segments,
-            relative_bias=bias,
-            method=method,
-            **options,
-        )
-
-    return op
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_are_those_of_one_device(name):
@@ -83,9 +64,9 @@ def test_values_and_gradients_are_those_of_one_device(name):
     if not options.pop("own_segments", True):
         del inputs["memory_segments"]
     values = with_gradients(
-        op_by("ring", options), inputs, mesh_shape, layout, program_type=DoubleProgram
+        make_ours("ring", **options), inputs, mesh_shape, layout, program_type=DoubleProgram
     )
-    wanted = with_gradients(op_by("dense", options), inputs, program_type=DoubleProgram)
+    wanted = with_gradients(make_ours("dense", **options), inputs, program_type=DoubleProgram)
     assert_close(values, wanted, 1e-12)
 
 
@@ -93,7 +74,7 @@ def test_values_and_gradients_are_those_of_one_device(name):
 def test_bfloat16_is_as_near_as_blockwise():
     inputs = make_inputs(batch=2, length=12, **MASKED)
     values = [
-        with_gradients(op_by(method, MASKED), inputs, "seq:2", "length:seq", tf.bfloat16)
+        with_gradients(make_ours(method, **MASKED), inputs, "seq:2", "length:seq", tf.bfloat16)
         for method in ("ring", "blockwise")
     ]
     assert_close(*values, 0.01)

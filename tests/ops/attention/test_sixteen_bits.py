@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from t2tp.ops.attention.api import attention
 from tests.ops.attention.attention_cases import set_block_sizes
+from tests.ops.attention.composed_attention import composed_attention
 from tests.ops.on_mesh import _weights, in_float64, with_gradients
 
 SIZES = [1, 2, 96, 32]  # batch, heads, length, d_kv
@@ -18,11 +19,6 @@ def make_inputs():
     random = np.random.default_rng(0)
     q, k, v = (random.normal(size=SIZES) for _ in range(3))
     return {"q": (LENGTH, q), "k": (MEMORY, k + 3.0), "v": (MEMORY, v + 3.0)}
-
-
-def composed(q, k, v):
-    scores = tf.matmul(q, k, transpose_b=True) / SIZES[-1] ** 0.5
-    return tf.matmul(tf.nn.softmax(scores), v)
 
 
 def with_float32_softmax(inputs, dtype):
@@ -58,7 +54,7 @@ def test_gradients_are_those_of_a_float32_softmax(monkeypatch, method, mesh_shap
     ours = with_gradients(
         lambda q, k, v: attention(q, k, v, method=method), inputs, mesh_shape, layout, dtype
     )
-    exact = in_float64(composed, inputs, dtype)
+    exact = in_float64(composed_attention(), inputs, dtype)
     for name, value in with_float32_softmax(inputs, dtype).items():
         error, least = relative_error(ours[name], exact[name]), relative_error(value, exact[name])
         assert error < 1.5 * least, (name, error, least)

@@ -6,11 +6,8 @@ import tensorflow as tf
 
 import t2tp
 from t2tp import mtf
-from t2tp.mesh.collectives import head_and_tail
 from t2tp.ops.attention import blockwise
 from t2tp.ops.attention.api import attention
-from t2tp.ops.attention.blocks import Keys, Queries
-from t2tp.ops.attention.mask import Mask
 from tests.ops.attention.attention_cases import make_ours, set_block_sizes
 from tests.ops.on_mesh import with_gradients
 
@@ -89,41 +86,3 @@ def test_what_no_query_of_a_slice_sees_is_not_computed(monkeypatch, options, uns
     for name in ("y", "d_q"):
         np.testing.assert_allclose(values[name][0, :8], wanted[name][0, :8], atol=1e-5)
         assert np.isnan(values[name][0, 16:]).all()
-
-
-def halves_of(place, count, size=16):
-    """The two parts of the slice at a place, in head-tail order."""
-    return [Queries(size // 2, 2 * count, half) for half in head_and_tail(place, count)]
-
-
-def blocks_of(queries, keys):
-    """How many blocks of scores causal attention computes: those on the diagonal are whole ones."""
-    begin, end = blockwise._visible_blocks(Mask(queries, keys, causal=True), 4, 4)
-    return int(np.maximum(end - begin, 0).sum())
-
-
-@pytest.mark.parametrize("count", [2, 3, 4, 8])
-def test_causal_attention_is_equal_work_for_all_processors(count):
-    keys = Keys(16 * count)
-    work = [
-        sum(blocks_of(part, keys) for part in halves_of(place, count)) for place in range(count)
-    ]
-    assert len(set(work)) == 1
-    blocks = 4 * count
-    assert sum(work) == blocks * (blocks + 1) // 2
-
-
-@pytest.mark.parametrize("count", [2, 3, 4, 8])
-def test_each_step_of_a_ring_is_equal_work_for_all_processors(count):
-    """And all steps together are what the gathered memory is."""
-    steps = np.zeros([count, count], int)
-    for place, step in np.ndindex(count, count):
-        halves = head_and_tail((place - step) % count, count)
-        steps[place, step] = sum(
-            blocks_of(part, Keys(8, half * 8))
-            for part in halves_of(place, count)
-            for half in halves
-        )
-    assert (steps == steps[0]).all()
-    blocks = 4 * count
-    assert steps.sum() == blocks * (blocks + 1) // 2
