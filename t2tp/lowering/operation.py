@@ -120,6 +120,11 @@ class Hooks:
         """Returns batch, rows, columns and summed elements of an operation of kind `product`."""
         raise NotImplementedError
 
+    def unpadded_share(self, layout: Layout) -> float:
+        """Returns the share of `product_sizes` that is no padding, which more layers would fill."""
+        del layout
+        return 1.0
+
     def slice_flops(self, layout: Layout) -> float:
         """Returns a processor's share of the floating-point operations, also of a gradient's."""
         del layout

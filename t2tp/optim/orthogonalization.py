@@ -243,6 +243,11 @@ class OrthogonalizeOperation(Operation):
         _, (rows, columns) = self._placement.assembly(layout)
         return share * self._steps, rows, rows, 2 * columns + rows
 
+    def unpadded_share(self, layout: Layout) -> float:
+        axes, share = self._placement.owners(layout, self._count)
+        workers = math.prod(map(layout.axes.size, (*axes, *self._placement.split)))
+        return self._count / (workers * share)
+
     def check_layout(self, layout: Layout) -> None:
         """Rejects padding with `exact_sums`: it changes the size of the matmuls."""
         for each in self._variables if layout.exact_sums else ():

@@ -193,6 +193,9 @@ def candidates(
                 list(_schedules(hparams, stages, pick)),
             )
             for *choice, expert, (schedule, chunks) in itertools.product(*options):
+                # With one microbatch, ZeRO stage 2 does what stage 1 does.
+                if choice[0] == 1 and choice[2] == 2 and "zero_stage" not in fixed:
+                    continue
                 # Chunks take turns after each group of `stages` microbatches.
                 if chunks == 1 or choice[0] % stages == 0:
                     yield Candidate(  # type: ignore[call-arg]  # four choices

@@ -149,6 +149,10 @@ class SoftwareStack:
         and PyTorch's `cross_entropy` has three: log-probabilities, and the gradients with respect
         to these and to the logits.
       keeps_buffers: gradients, and weights in the activations' dtype, have permanent buffers.
+      dummy_gradients: a buffer of the size of one layer's weights in the activations' dtype stays
+        allocated, as Transformer Engine's where matmuls add gradients to the sums themselves.
+      weights_where_used: a pipeline stage has only the weights that it uses. t2tp's own stages all
+        have the embeddings.
       gathers_again: activations that are split between blocks and gathered for a product are
         saved as slices, and gathered again for the gradient of the weights.
       repeats_all: recomputation repeats whole layers, also operations that no gradient needs.
@@ -156,6 +160,7 @@ class SoftwareStack:
         gradients of one layer wait whole, too.
       fragmentation: share of the bytes allocated in each step that the allocator cannot use.
       link: share of a link's bandwidth that collectives reach.
+      start: seconds of a collective before its first message.
       overlap: share of the collectives of gradients and weights that overlaps with computation.
       overlap_activations: share of the backward pass's collectives of activations that overlaps
         with the gradients of weights.
@@ -181,10 +186,13 @@ class SoftwareStack:
     keeps_masks: bool = False
     float32_logits: int = key(0, min=0, max=4)
     keeps_buffers: bool = False
+    dummy_gradients: bool = False
+    weights_where_used: bool = False
     gathers_again: bool = False
     unsharded_layers: int = key(0, min=0)
     fragmentation: float = _fraction(0.0)
     link: float = _share(0.8)
+    start: float = _fraction(0.0)
     overlap: float = _fraction(0.0)
     overlap_activations: float = _fraction(0.0)
     overlap_forward: float = _fraction(0.0)

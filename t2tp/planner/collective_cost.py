@@ -7,7 +7,6 @@ A collective whose group spans several levels is as slow as the slowest of them.
 import functools
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from t2tp import upstream
@@ -118,6 +117,7 @@ class CollectiveCost:
         whichever is faster. A permute is one message.
         """
         inside, ring, tree, once = 1, 0.0, 0.0, 0.0
+        start = self._cluster.software.start
         for level in group.spans():
             units = group.members[level] / inside
             latency = self._cluster.links[level].latency
@@ -126,8 +126,9 @@ class CollectiveCost:
             once = max(once, latency)
             inside = group.members[level]
         if kind == "allreduce":
-            return 2 * min(ring, tree)
-        return {"allgather": ring, "reducescatter": ring, "alltoall": tree}.get(kind, once)
+            return start + 2 * min(ring, tree)
+        steps = {"allgather": ring, "reducescatter": ring, "alltoall": tree}
+        return start + steps.get(kind, once)
 
     def _alltoall(self, group: Group, num_bytes: float) -> float:
         """Each level carries the data that leaves the units below it, over each member's links."""
@@ -137,8 +138,3 @@ class CollectiveCost:
             moved = num_bytes * (1 - below / group.size)
             seconds = max(seconds, moved / self._share(self._cluster.links[level]))
         return self._latency(group, "alltoall") + seconds
-
-
-def axes_text(axes: Sequence[str]) -> str:
-    """Returns mesh axes in words."""
-    return " and ".join(axes)

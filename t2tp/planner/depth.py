@@ -33,7 +33,9 @@ def lower_by_layers(lower: Callable[[HParams], _Step], hparams: HParams) -> _Ste
       hparams: hparams of the whole model.
     """
     counts = depths(hparams)
-    few = {name: _few(count, period(hparams)) for name, count in counts.items()}
+    # The smallest numbers of layers from which the others follow.
+    each = period(hparams)
+    few = {name: min(count, 2 * each + count % each) for name, count in counts.items()}
     if all(few[name] == count for name, count in counts.items()):
         return lower(hparams)
     together = len(set(counts.values())) == 1
@@ -41,9 +43,9 @@ def lower_by_layers(lower: Callable[[HParams], _Step], hparams: HParams) -> _Ste
     longer = lower(with_values(hparams, few))
     step = longer
     for group in groups:
-        extra = (counts[group[0]] - few[group[0]]) // period(hparams)
+        extra = (counts[group[0]] - few[group[0]]) // each
         if extra:
-            shorter = {name: few[name] - period(hparams) for name in group}
+            shorter = {name: few[name] - each for name in group}
             step = step.extended(longer, lower(with_values(hparams, {**few, **shorter})), extra)
     return step
 
@@ -60,11 +62,6 @@ def period(hparams: HParams) -> int:
     of_experts = hparams.get("moe_every") if "moe_every" in hparams else 1
     pattern = hparams.get("layer_pattern") if "layer_pattern" in hparams else []
     return math.lcm(of_experts, max(len(pattern), 1))
-
-
-def _few(count: int, period: int) -> int:
-    """Returns the smallest number of layers from which the others follow."""
-    return min(count, 2 * period + count % period)
 
 
 def with_values(hparams: HParams, values: Mapping[str, Any]) -> HParams:

@@ -11,6 +11,7 @@ from typing import Any
 
 from t2tp import upstream
 from t2tp.hparam import HParams
+from t2tp.lowering.deferred_sums import BUCKET
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.layout_text import parse_mesh_shape
 from t2tp.mesh.zero import Storage
@@ -25,7 +26,6 @@ from t2tp.planner.work import BACKWARD, COMPUTE_BOUND, COPY, FORWARD, PHASES, UP
 _WEIGHT = _GRADIENT = 4  # Bytes.
 # Whether FLOPs bound an operation.
 _BOUND = (False, True)
-_BUCKET = 1 << 22  # Bytes of small gradients that are reduced together.
 # Fraction of a layer's saved activations that lies between the blocks: 10 of 34 bytes of each
 # element (arXiv:2205.05198, table 2). Tensor parallelism splits it only with sequence parallelism.
 _BETWEEN = 10 / 34
@@ -158,7 +158,7 @@ class Estimate:
         gathers = {0: 0, 1: 1, 2: 1, 3: 2 * c.microbatches}[stage]
         # Each large matrix has a collective of its own, with its latency.
         matrices = self._share_of_stage(c) * self._matrices
-        others = max(0.0, min(matrices, weights * _GRADIENT / _BUCKET) - 1)
+        others = max(0.0, min(matrices, weights * _GRADIENT / BUCKET) - 1)
 
         def sent(kind: str, num_bytes: float) -> float:
             each = functools.partial(self._sent, c, kind)
@@ -176,7 +176,7 @@ class Estimate:
         return self._collective(c.mesh_shape, kind, over, FORWARD, 1, int(num_bytes), False)
 
     def _local_weights(self, c: Candidate, *, at_rest: bool = False) -> float:
-        """Returns the number of weights of a processor. Every stage has the embeddings.
+        """Returns the number of weights of a processor.
 
         Args:
           c: the candidate.
@@ -184,7 +184,10 @@ class Estimate:
         """
         is_sharded = at_rest and c.zero_stage > 0
         in_layers, all_of_them = self._weights(c.data, c.expert, c.model, c.split, is_sharded)
-        return in_layers * self._share_of_stage(c) + all_of_them - in_layers
+        # One of these stages has the embeddings, and another one those of the logits.
+        is_shared = c.stages > 1 and self._cluster.software.weights_where_used
+        outside = (all_of_them - in_layers) / (2 if is_shared else 1)
+        return in_layers * self._share_of_stage(c) + outside
 
     def _count_weights(
         self, data: int, expert: int, model: int, split: tuple[str, ...], is_sharded: bool

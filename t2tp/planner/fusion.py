@@ -4,14 +4,16 @@
 third of the bytes that three kernels would move.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from t2tp import upstream
+from t2tp.lowering.operation import hooks
 from t2tp.mesh.layout import Layout
 from t2tp.planner.sequence import Placed
-from t2tp.planner.slices import is_fusable, kind_of, slice_bytes, work_of
-from t2tp.planner.work import Work
+from t2tp.planner.slices import kind_of, slice_bytes, work_of
+from t2tp.planner.work import COPY, FUSED, Work
 
 # Views without side effects: a kernel reads through them.
 _VIEWS = (upstream.Depend, upstream.StopGradient)
@@ -19,8 +21,8 @@ _VIEWS = (upstream.Depend, upstream.StopGradient)
 
 def works(
     placed: Sequence[Placed], outputs: Iterable[upstream.Tensor], layout: Layout, *, fuses: bool
-) -> list[Work]:
-    """Returns the work of the operations of a step.
+) -> Counter[Work]:
+    """Counts the operations of a step by their work; see `Hooks.unpadded_share`.
 
     Args:
       placed: the operations in program order.
@@ -28,22 +30,21 @@ def works(
       layout: mesh and rules.
       fuses: whether chains of element-wise operations move only inputs and outputs of the chain.
     """
-    computed = [each for each in placed if each.is_computed and kind_of(each.operation) != "free"]
-    each_work = [(each, work_of(each, layout)) for each in computed]
-    if not fuses:
-        return [work for _, work in each_work]
-    chains = Chains(placed, outputs, layout)
-    fusable = chains.fusable
-    made = []
-    for each, work in each_work:
-        if each.operation in fusable:
+    chains = Chains(placed, outputs, layout) if fuses else None
+    made: Counter[Work] = Counter()
+    for each in placed:
+        if not each.is_computed or kind_of(each.operation) == "free":
+            continue
+        work = work_of(each, layout)
+        if chains is not None and each.operation in chains.fusable:
             chain = chains.begun_by.get(each.operation)
-            if chain is not None:
-                moved = chains.moved_bytes(chain)
-                made.append(replace(work, num_bytes=float(moved), operations=len(chain)))
-        # The result of a collective needs no kernel to copy it.
-        elif work.kind != "copy" or not each.collectives:
-            made.append(work)
+            if chain is None:
+                continue
+            moved = chains.moved_bytes(chain)
+            work = replace(work, num_bytes=float(moved), operations=len(chain))
+        elif chains is not None and work.kind == COPY and each.collectives:
+            continue  # The result of a collective needs no kernel to copy it.
+        made[work] += hooks(each.operation).unpadded_share(layout)  # type: ignore[assignment]
     return made
 
 
@@ -65,7 +66,7 @@ class Chains:
         self.fusable = fusable = {
             each.operation: each
             for each in placed
-            if each.is_computed and is_fusable(each.operation)
+            if each.is_computed and kind_of(each.operation) in FUSED
         }
         self._needed = set(outputs)
         self._layout = layout

@@ -119,13 +119,11 @@ class Liveness:
                 or self._last_reader.get(x) is not each
             ):
                 continue
-            if x.dtype == op.outputs[0].dtype and self._is_gradient(root, held):
+            is_sum = isinstance(root.operation, upstream.WhileLoopOperation)
+            is_gradient = is_sum or self._phase(held.first_def) == BACKWARD
+            if x.dtype == op.outputs[0].dtype and is_gradient:
                 return root
         return None
-
-    def _is_gradient(self, tensor: upstream.Tensor, held: Buffer) -> bool:
-        is_sum = isinstance(tensor.operation, upstream.WhileLoopOperation)
-        return is_sum or self._phase(held.first_def) == BACKWARD
 
     def _make(self, tensor: upstream.Tensor, i: int) -> None:
         self._of[tensor] = Buffer(self._retained.num_bytes(tensor), i, i)
@@ -216,7 +214,7 @@ def _points(placed: Sequence[Placed], has_buffers: bool) -> Iterator[tuple[str, 
     always = ("gathered", "gradients") if has_buffers else ()
     kept = ("kept", *always) if has_buffers else ("kept", "gathered")
     gradients = always or ("gradients",)
-    layers = [_layer(each.operation.name) for each in placed]
+    layers = [layer_of(each.operation.name) for each in placed]
     in_forward = [layer for layer, p in zip(layers, placed, strict=True) if p.phase == FORWARD]
     deepest = max(in_forward, default="")
     passed_deepest = False
@@ -233,7 +231,7 @@ def _points(placed: Sequence[Placed], has_buffers: bool) -> Iterator[tuple[str, 
                 yield _BACKWARD_BEGIN, kept
 
 
-def _layer(name: str) -> str:
+def layer_of(name: str) -> str:
     """Returns the part of a name that has a layer's index: `layer_03`."""
     found = _LAYER.search(name)
     return found.group() if found else ""

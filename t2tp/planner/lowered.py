@@ -9,16 +9,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from t2tp import upstream
+from t2tp.lowering.operation import hooks
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.zero import name_in_use
 from t2tp.ops.attention.operation import AttentionOperation
 from t2tp.ops.flops import matmul_flops
 from t2tp.planner import fusion
 from t2tp.planner.cluster_file import SoftwareStack
-from t2tp.planner.liveness import Liveness
+from t2tp.planner.liveness import Liveness, layer_of
 from t2tp.planner.sequence import Placed, program_order
 from t2tp.planner.work import FORWARD, Memory, Traffic, Work
 from t2tp.program.abstract_program import AbstractProgram
+
+_FLOAT32 = 4  # Bytes.
 
 
 @dataclasses.dataclass
@@ -27,15 +30,16 @@ class LoweredStep:
 
     Attributes:
       layout: mesh and rules.
-      work: number of operations by their work.
-      traffic: number of collectives by their traffic.
+      work: number of operations by their work. Less than one of an operation that is dealt out to
+        more processors than these layers have matrices for: see `Hooks.unpadded_share`.
+      traffic: number of collectives by their traffic, likewise.
       variables: bytes of a processor by purpose: `weights` and `optimizer`.
       shapes: number of the model's trainable variables by their dimensions.
       memory: the peaks of the parts of the step, without variables.
       layer_bytes: see `Liveness`.
       flops: FLOPs of the forward pass's matmuls on the whole mesh, as `matmul_flops` counts them.
       hidden_flops: FLOPs of scores that a causal mask hides.
-      layer_weights: number of weights of a further layer that a processor uses; 0 without one.
+      layer_weights: number of weights of the largest layer that a processor uses; 0 without layers.
     """
 
     layout: Layout
@@ -47,7 +51,7 @@ class LoweredStep:
     layer_bytes: Counter[str]
     flops: float
     hidden_flops: float
-    layer_weights: int = 0
+    layer_weights: int
 
     @classmethod
     def from_program(
@@ -77,6 +81,7 @@ class LoweredStep:
         layout: Layout,
         *,
         software: SoftwareStack,
+        unused: Sequence[upstream.Variable] = (),
     ) -> LoweredStep:
         """Counts the operations of a processor.
 
@@ -86,19 +91,27 @@ class LoweredStep:
           graph: that they are of.
           layout: mesh and rules.
           software: see `from_program`.
+          unused: trainable variables that this processor does not have.
         """
+        placed = [each for each in placed if each.operation not in unused]
         liveness = Liveness(placed, needed, layout, software)
+        peaks = liveness.peaks()
+        for peak in peaks:  # The loop over microbatches sums the gradients of all variables.
+            peak.by_purpose["sums"] = peak.by_purpose.get("sums", 0) - sum(
+                _FLOAT32 * _gradient_elements(variable, layout) for variable in unused
+            )
         flops, hidden = _model_flops(placed)
         return cls(
             layout,
-            Counter(fusion.works(placed, needed, layout, fuses=software.fuses)),
-            Counter(_traffic(placed)),
-            _variables(graph, layout),
+            fusion.works(placed, needed, layout, fuses=software.fuses),
+            _traffic(placed, layout),
+            _variables(graph, layout, unused),
             Counter(tuple(v.shape.dims) for v in graph.trainable_variables),
-            liveness.peaks(),
+            peaks,
             liveness.layer_bytes,
             flops,
             hidden,
+            _layer_weights(graph, layout),
         )
 
     @property
@@ -108,12 +121,13 @@ class LoweredStep:
 
     def extended(self, longer: LoweredStep, shorter: LoweredStep, times: int) -> LoweredStep:
         """Returns the step with more layers: `times` the difference of two steps is added."""
-        layers = _difference(longer.layer_bytes, shorter.layer_bytes)
+        long_bytes, short_bytes = longer.layer_bytes, shorter.layer_bytes
         memory = []
         for peak in self.memory:
             by_purpose = dict(peak.by_purpose)
             for purpose in (*peak.layers, "sums"):
-                by_purpose[purpose] = by_purpose.get(purpose, 0) + times * layers[purpose]
+                more = times * (long_bytes[purpose] - short_bytes[purpose])
+                by_purpose[purpose] = by_purpose.get(purpose, 0) + more
             memory.append(Memory(peak.point, peak.layers, by_purpose))
 
         def added(name: str) -> Counter:
@@ -130,35 +144,50 @@ class LoweredStep:
             memory=memory,
             flops=self.flops + times * (longer.flops - shorter.flops),
             hidden_flops=self.hidden_flops + times * (longer.hidden_flops - shorter.hidden_flops),
-            layer_weights=self._in_use(_difference(longer.shapes, shorter.shapes)),
             **counted,
         )
 
-    def _in_use(self, shapes: Counter[tuple[upstream.Dimension, ...]]) -> int:
-        """Returns the number of weights of these shapes that a processor uses."""
-        total = 0
-        for dims, number in shapes.items():
-            in_use = [upstream.Dimension(name_in_use(dim.name), dim.size) for dim in dims]
-            total += number * math.prod(self.layout.slice_size(upstream.Shape(in_use)))
-        return total
+
+def elements_in_use(variable: upstream.Variable, layout: Layout) -> int:
+    """Returns the number of a variable's elements that a processor uses."""
+    dims = [upstream.Dimension(name_in_use(dim.name), dim.size) for dim in variable.shape.dims]
+    return math.prod(layout.slice_size(upstream.Shape(dims)))
 
 
-def _difference(longer: Counter, shorter: Counter) -> Counter:
-    return Counter({key: longer[key] - shorter[key] for key in {**longer, **shorter}})
+def _gradient_elements(variable: upstream.Variable, layout: Layout) -> int:
+    if layout.storage.stage >= 2:
+        return math.prod(layout.slice_size(variable.shape))
+    return elements_in_use(variable, layout)
 
 
-def _traffic(placed: Sequence[Placed]) -> list[Traffic]:
-    return [
-        Traffic(c.kind, c.axes, p.phase, c.times, c.bytes, p.is_of_state, p.is_recomputed, p.part)
-        for p in placed
-        for c in p.collectives
-    ]
+def _layer_weights(graph: upstream.Graph, layout: Layout) -> int:
+    sizes: Counter[str] = Counter()
+    for variable in graph.trainable_variables:
+        name = layer_of(variable.name)
+        if name:
+            sizes[variable.name.partition(name)[0] + name] += elements_in_use(variable, layout)
+    return max(sizes.values(), default=0)
 
 
-def _variables(graph: upstream.Graph, layout: Layout) -> Counter[str]:
+def _traffic(placed: Sequence[Placed], layout: Layout) -> Counter[Traffic]:
+    traffic: Counter[Traffic] = Counter()
+    for p in placed:
+        for c in p.collectives:
+            each = (c.kind, c.axes, p.phase, c.times, c.bytes, p.is_of_state, p.is_recomputed)
+            share = hooks(p.operation).unpadded_share(layout)
+            traffic[Traffic(*each, p.part)] += share  # type: ignore[assignment]
+    return traffic
+
+
+def _variables(
+    graph: upstream.Graph, layout: Layout, unused: Sequence[upstream.Variable]
+) -> Counter[str]:
     held: Counter[str] = Counter()
     updated = {v.name for v in graph.trainable_variables}
+    without = tuple(f"{variable.name}/" for variable in unused)
     for variable in graph.all_variables:
+        if f"{variable.name}/".startswith(without):
+            continue
         is_slot = any(variable.name.startswith(f"{name}/") for name in updated)
         purpose = "optimizer" if is_slot and not variable.trainable else "weights"
         # The shape of a variable is that at rest.

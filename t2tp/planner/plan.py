@@ -9,18 +9,28 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from t2tp.planner.cluster_file import ClusterFile, SoftwareStack
-from t2tp.planner.collective_cost import CollectiveCost, axes_text
+from t2tp.planner.collective_cost import CollectiveCost
 from t2tp.planner.compute_cost import ComputeCost
 from t2tp.planner.liveness import WITH_ACTIVATIONS
 from t2tp.planner.lowered import LoweredStep
 from t2tp.planner.overlap import hidden_seconds
-from t2tp.planner.work import ATTENTION, COMPUTE_BOUND, PHASES, PURPOSES, UPDATE, Memory
+from t2tp.planner.work import (
+    ATTENTION,
+    COMPUTE_BOUND,
+    ELEMENTWISE,
+    PHASES,
+    PURPOSES,
+    UPDATE,
+    Memory,
+    Work,
+)
 
 # The bottlenecks of a step; communication also names its mesh axes.
 MATMULS, MEMORY, BUBBLE = "matmuls", "memory-bound operations", "the pipeline's bubble"
 OPTIMIZER, COMMUNICATION = "the optimizer's update", "communication"
 
 _BFLOAT16, _FLOAT32 = 2, 4  # Bytes.
+_BUFFER_PASSES = 3  # A buffer is read, written and written again.
 
 
 @dataclass(frozen=True)
@@ -282,8 +292,17 @@ def _costs(step: LoweredStep, cluster: ClusterFile) -> list[Cost]:
     """Returns the seconds of operations and collectives by kind and phase."""
     compute = ComputeCost(cluster, step.layout.size)
     collective = CollectiveCost(cluster, step.layout.mesh_shape)
-    work = {w: n * w.times * compute.seconds(w) for w, n in step.work.items()}
-    traffic = {t: n * t.times * collective.seconds(t) for t, n in step.traffic.items()}
+    # What is dealt out to processors is not less than a whole.
+    counts = {w: math.ceil(round(n, 6)) * w.times for w, n in step.work.items()}
+    sends = {t: math.ceil(round(n, 6)) * t.times for t, n in step.traffic.items()}
+    work = {w: n * compute.seconds(w) for w, n in counts.items()}
+    if cluster.software.keeps_buffers and step.layout.storage.stage < 3:
+        # Megatron's buffers of gradients are scaled before they are reduced, and set to zero.
+        peak = step.memory[-1].by_purpose
+        passes = _BUFFER_PASSES * (peak.get("gradients", 0) + peak.get("sums", 0))
+        buffers = Work(ELEMENTWISE, UPDATE, 1, "float32", 0.0, passes)
+        counts[buffers], work[buffers] = 1, compute.seconds(buffers)
+    traffic = {t: n * collective.seconds(t) for t, n in sends.items()}
     hidden = hidden_seconds(traffic, work, cluster.software)
     totals: dict[tuple[str, str, bool], list[float]] = defaultdict(lambda: [0.0] * 5)
 
@@ -293,14 +312,13 @@ def _costs(step: LoweredStep, cluster: ClusterFile) -> list[Cost]:
             total[i] += value
 
     for w, seconds in work.items():
-        count = step.work[w] * w.times
-        add(w.kind, w.phase, False, seconds, 0.0, count, 0.0, seconds * compute.spread(w))
+        add(w.kind, w.phase, False, seconds, 0.0, counts[w], 0.0, seconds * compute.spread(w))
     for t, seconds in traffic.items():
-        kind, count = f"{t.kind} over {axes_text(t.axes)}", step.traffic[t] * t.times
-        sent = count * collective.sent_bytes(t)
+        kind = f"{t.kind} over {' and '.join(t.axes)}"
+        sent = sends[t] * collective.sent_bytes(t)
         covered = hidden.get(t, 0.0)
         error = seconds * collective.spread(t)
-        add(kind, t.phase, True, seconds - covered, covered, count, sent, error)
+        add(kind, t.phase, True, seconds - covered, covered, sends[t], sent, error)
     return [
         Cost(kind, phase, seconds, covered, round(n), sent, is_collective, abs(error))
         for (kind, phase, is_collective), (seconds, covered, n, sent, error) in totals.items()
@@ -318,8 +336,10 @@ def _memory(peak: Memory, step: LoweredStep, cluster: ClusterFile) -> dict[str, 
         memory["buffers"] = float(
             max((t.num_bytes for t in step.traffic if t.kind == "allreduce"), default=0)
         )
+    layer, stack = float(step.layer_weights), cluster.software
+    if stack.dummy_gradients:
+        memory["gradients"] += _BFLOAT16 * layer
     if step.layout.storage.stage == 3:
-        layer, stack = float(step.layer_weights), cluster.software
         memory["buffers"] += _BFLOAT16 * stack.unsharded_layers * layer
         if peak.point not in WITH_ACTIVATIONS and stack.unsharded_layers:
             memory["buffers"] += (_BFLOAT16 + _FLOAT32) * layer

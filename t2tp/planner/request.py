@@ -106,8 +106,8 @@ class Request:
         )
 
     def _for_software(self, cluster: ClusterFile) -> HParams:
-        """Returns the hparams of software that may keep the whole logits."""
-        whole = {"loss_chunk": -1} if cluster.software.float32_logits else {}
+        """Returns the hparams of other software, which keeps the whole logits."""
+        whole = {"loss_chunk": -1} if cluster.software.attention != "engine" else {}
         return with_values(self.hparams, whole)
 
     def program(

@@ -15,7 +15,6 @@ from t2tp.planner.work import (
     CONVOLUTION,
     COPY,
     ELEMENTWISE,
-    FUSED,
     PRODUCT,
     Work,
 )
@@ -34,11 +33,6 @@ def kind_of(op: upstream.Operation) -> str:
     declared = hooks(op)
     is_default = declared.cost_kind == ELEMENTWISE
     return CONVOLUTION if is_default and declared.matmul_flops else declared.cost_kind
-
-
-def is_fusable(op: upstream.Operation) -> bool:
-    """Whether a compiler fuses an operation with others."""
-    return kind_of(op) in FUSED
 
 
 def slice_elements(tensor: upstream.Tensor, layout: Layout) -> int:
@@ -81,7 +75,9 @@ def work_of(placed: Placed, layout: Layout) -> Work:
     elif kind in (ATTENTION, ATTENTION_GRAD):
         sizes, flops, details = _attention(op, kind == ATTENTION, layout)
     elif kind in COMPUTE_BOUND:
-        flops = hooks(op).slice_flops(layout) or _share_of_flops(op, layout)
+        (y, *_) = op.outputs
+        share = slice_elements(y, layout) / y.shape.size
+        flops = hooks(op).slice_flops(layout) or hooks(op).matmul_flops * share
     return Work(
         kind,
         phase=placed.phase,
@@ -94,11 +90,6 @@ def work_of(placed: Placed, layout: Layout) -> Work:
         part=placed.part,
         **details,
     )
-
-
-def _share_of_flops(op: upstream.Operation, layout: Layout) -> float:
-    (y, *_) = op.outputs
-    return hooks(op).matmul_flops * slice_elements(y, layout) / y.shape.size
 
 
 def _product_sizes(op: upstream.Operation, layout: Layout) -> tuple[int, ...]:

@@ -3,7 +3,8 @@
     python -m tests.planner.published_steps
 
 Prints each step's error, and the medians. Llm-foundry's rows: scripts/train/benchmarking/README.md
-of its repository, tables of October 2023 (fewer than 128 devices).
+of its repository, tables of October 2023 (fewer than 128 devices). Megatron-LM's on B200:
+docs/b200/b200_release_v1.2_summary.md of SimuMax's repository, dense models of length 4096.
 """
 
 from __future__ import annotations
@@ -54,6 +55,56 @@ FOUNDRY = (
     ("760m", 2048, 16, 24, 1, "none", 68551),
     ("760m", 512, 8, 96, 2, "none", 83749),
 )
+
+# Llama 3 70B cut to 12 layers and 405B cut to 4, on 8 B200. Model, tensor parallelism, stages,
+# microbatches of a row, milliseconds, GiB allocated.
+LLAMA = (
+    ("70B", 1, 2, 4, 843.0, 66.55),
+    ("70B", 2, 1, 4, 725.5, 60.68),
+    ("70B", 4, 1, 4, 409.8, 39.07),
+    ("70B", 8, 1, 4, 280.9, 28.29),
+    ("70B", 1, 2, 32, 5436.5, 66.55),
+    ("70B", 2, 1, 32, 5376.5, 60.68),
+    ("70B", 8, 1, 32, 2073.7, 28.29),
+    ("405B", 1, 2, 4, 1074.6, 87.08),
+    ("405B", 2, 1, 4, 907.3, 81.59),
+    ("405B", 4, 1, 4, 476.0, 52.89),
+    ("405B", 8, 1, 4, 258.8, 38.57),
+    ("405B", 1, 2, 32, 7046.4, 87.08),
+    ("405B", 4, 1, 32, 3455.4, 52.89),
+    ("405B", 2, 1, 32, 6604.1, 81.59),
+)
+_405B = {"d_model": 16384, "d_ff": 53248, "num_heads": 128, "num_kv_heads": 16}
+
+
+def allocated(plan: Plan) -> float:
+    """Returns GiB of a device, without the driver and the libraries."""
+    return (plan.memory_total - plan.memory["reserved"]) / 2**30
+
+
+def llama_plan(
+    name: str, ways: int, stages: int, microbatches: int, milliseconds: float, gib: float
+) -> tuple[Plan, float, float]:
+    """Returns the plan of a step on 8 B200, its published seconds, and GiB."""
+    data, hparams = 8 // ways // stages, registry.hparams("llama_70b")
+    mesh = {"stage": stages, "data": data, "model": ways}
+    split = "heads:model;kv_heads:model;d_ff:model;vocab:model;residual_length:model"
+    rules = {"stage": "layers:stage", "data": "batch:data", "model": split}
+    values = {
+        "num_hidden_layers": 12 if name == "70B" else 4,
+        "batch_size": microbatches * data,
+        "batch_size_unit": "sequences_per_batch",
+        "microbatches": microbatches,
+        "recompute": "none",
+        "sequence_parallel": ways > 1,
+        "zero_stage": 1 if data > 1 else 0,
+        "mesh_shape": ";".join(f"{axis}:{size}" for axis, size in mesh.items() if size > 1),
+        "layout": ";".join(rules[axis] for axis, size in mesh.items() if size > 1),
+    }
+    for key, value in (values | (_405B if name == "405B" else {})).items():
+        hparams.set(key, value)
+    plan = request("transformer_lm", hparams, 128256).plan(ClusterFile.load("b200", "megatron"))
+    return plan, milliseconds / 1e3, gib
 
 
 def _planned(cluster: ClusterFile, vocab_size: int, sizes: tuple[int, int, int], **values) -> Plan:
@@ -122,17 +173,24 @@ def main() -> None:
             for is_selective in (False, True)
         ],
         "llm-foundry on H100": [(f"{row[0]}, {row[1]}", foundry_plan(row)) for row in FOUNDRY],
+        "Megatron-LM on B200": [
+            (f"{row[0]}, {row[1]} x {row[2]} x {row[3]}", llama_plan(*row)) for row in LLAMA
+        ],
     }
     for title, steps in groups.items():
         errors, inside = [], 0
-        for name, (plan, seconds) in steps:
+        memory = []
+        for name, (plan, seconds, *gib) in steps:
             errors.append(abs(plan.seconds / seconds - 1))
+            memory += [abs(allocated(plan) / each - 1) for each in gib]
             inside += plan.interval[0] <= seconds <= plan.interval[1]
-            print(f"{name:12} {seconds:7.3f} s, planned {plan.seconds:7.3f} s")
+            print(f"{name:16} {seconds:7.3f} s, planned {plan.seconds:7.3f} s")
         print(
             f"{title}: {statistics.median(errors):.1%} in the median, {max(errors):.1%} at worst,"
             f" {inside} of {len(steps)} inside the interval"
         )
+        if memory:
+            print(f"memory: {statistics.median(memory):.1%}, {max(memory):.1%} at worst")
 
 
 if __name__ == "__main__":

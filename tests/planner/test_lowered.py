@@ -84,7 +84,7 @@ def test_a_stack_may_repeat_what_no_gradient_needs():
     made = wanted(recompute="layer", mesh_shape="model:4", layout=MODEL_LAYOUT)
     some, all_of_it = (
         sum(w.flops * n for w, n in made.lowered(cluster).work.items() if w.is_recomputed)
-        for cluster in (engine_stack(), ClusterFile.load("a100"))
+        for cluster in (engine_stack(), ClusterFile.load("a100", "megatron"))
     )
     program = whole(made)
     layer_flops = made.lowered(engine_stack()).flops / program.layout.size
@@ -153,6 +153,14 @@ FEATURES = {
         "optimizer=muon",
         lambda step: 1 + flops_of(step, "product", UPDATE),
         (1e6, 1e12),
+    ),
+    # Two matrices of a layer are dealt out to four processors.
+    "muon, dealt out": (
+        "transformer_lm",
+        "optimizer=muon,num_hidden_layers=6,mesh_shape=data:1",
+        "optimizer=muon,num_hidden_layers=6,mesh_shape=data:4",
+        lambda step: flops_of(step, "product", UPDATE),
+        (0.249, 0.251),
     ),
     # The logits, their gradient and log-probabilities of a chunk only.
     "chunked loss": ("transformer_lm", "loss_chunk=-1", "loss_chunk=32", peak_of, (0.1, 0.7)),

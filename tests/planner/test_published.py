@@ -5,7 +5,14 @@ import pytest
 from t2tp import registry
 from t2tp.planner import ClusterFile
 from t2tp.trainer.planning import request
-from tests.planner.published_steps import FOUNDRY, foundry_plan, megatron_plan
+from tests.planner.published_steps import (
+    FOUNDRY,
+    LLAMA,
+    allocated,
+    foundry_plan,
+    llama_plan,
+    megatron_plan,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -82,23 +89,16 @@ def test_mpt_7b_on_eight_h100_takes_what_llm_foundry_measured():
 
 
 def test_twelve_layers_of_llama_70b_on_eight_b200_take_what_megatron_measured():
-    plan = plan_of(
-        "b200 megatron",
-        128256,
-        "llama_70b",
-        num_hidden_layers=12,
-        batch_size=16,
-        microbatches=8,
-        recompute="none",
-        sequence_parallel=True,
-        zero_stage=1,
-        mesh_shape="data:2;model:4",
-        layout=f"batch:data;{SPLIT};kv_heads:model;residual_length:model",
-    )
-    assert plan.seconds == pytest.approx(0.7656, rel=0.02)
-    # Allocated, without the driver and the libraries.
-    allocated = plan.memory_total - plan.memory["reserved"]
-    assert allocated / 2**30 == pytest.approx(39.07, rel=0.03)
+    plan, seconds, gib = llama_plan("70B", 4, 1, 8, 765.6, 39.07)
+    assert plan.seconds == pytest.approx(seconds, rel=0.02)
+    assert allocated(plan) == pytest.approx(gib, rel=0.02)
+
+
+@pytest.mark.parametrize("row", [LLAMA[0], LLAMA[-1]])
+def test_megatron_holds_what_was_published_for_stages_and_for_tensor_parallelism(row):
+    """Stages without the weights of other stages, and a dummy gradient of a layer's weights."""
+    plan, _, gib = llama_plan(*row)
+    assert allocated(plan) == pytest.approx(gib, rel=0.02)
 
 
 # Long and short sequences, large and small models, with recomputation and without.
@@ -106,6 +106,7 @@ UNFITTED = {
     **{f"{row[0]}, {row[1]}": lambda row=row: foundry_plan(row) for row in FOUNDRY[1::3]},
     "530B": lambda: megatron_plan("530B", is_selective=False),
     "1T": lambda: megatron_plan("1T", is_selective=True),
+    "70B, 2 stages": lambda: llama_plan(*LLAMA[0])[:2],
 }
 
 

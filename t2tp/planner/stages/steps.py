@@ -28,7 +28,7 @@ from t2tp.planner.depth import depths, lower_by_layers, with_values
 from t2tp.planner.lowered import LoweredStep
 from t2tp.planner.sequence import FIRST, LAST, Placed, program_order
 from t2tp.planner.slices import slice_bytes
-from t2tp.planner.work import Memory, Traffic
+from t2tp.planner.work import UPDATE, Memory, Traffic
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Feature
 
@@ -80,12 +80,21 @@ class StageSteps:
         ]
         needed = list(outputs.values())
         placed = program_order(graph.operations, needed, log, repeats_all=software.repeats_all)
-        by_place = {
-            place: LoweredStep.from_placed(
-                _of(placed, have), needed, graph, layout, software=software
+        by_place = {}
+        for place, have in _HAVE.items():
+            own = _of(placed, have)
+            read = {
+                x.operation for each in own if each.phase != UPDATE for x in each.operation.inputs
+            }
+            unused = [v for v in graph.trainable_variables if v not in read]
+            by_place[place] = LoweredStep.from_placed(
+                own,
+                needed,
+                graph,
+                layout,
+                software=software,
+                unused=unused if software.weights_where_used else (),
             )
-            for place, have in _HAVE.items()
-        }
         last = Action.WEIGHTS if loop.schedule.splits_backward else Action.BACKWARD
         for step in by_place.values():
             step.traffic = _in_entries(step.traffic, f"{last.value}0")

@@ -56,15 +56,16 @@ class Table:
     chunks: int = 1
 
     @functools.cached_property
-    def short(self) -> tuple[Schedule, Schedule | None, int]:
-        """The table; or two shorter ones, and the number of groups that the first one lacks.
+    def short(self) -> tuple[Schedule, Schedule, int]:
+        """Two shorter tables, and the number of groups that the first lacks; or the table twice.
 
         Raises:
           ScheduleError: there is no such table.
         """
         left_out = (self.microbatches - 1) // self.stages - _GROUPS
         if left_out <= 0 or self.name.endswith(".csv"):
-            return make_schedule(self.name, self.stages, self.microbatches, self.chunks), None, 0
+            table = make_schedule(self.name, self.stages, self.microbatches, self.chunks)
+            return table, table, 0
         count = self.microbatches - left_out * self.stages
         longer, shorter = (
             make_schedule(self.name, self.stages, each, self.chunks)
@@ -87,21 +88,18 @@ class Table:
         """
         longer, shorter, left_out = self.short
         whole = _run(longer, seconds, message)
-        if shorter is None:
-            return whole
-        part = _run(shorter, seconds, message)
-
-        def grown(long: float, short: float) -> float:
-            return long + left_out * (long - short)
-
+        part = _run(shorter, seconds, message) if left_out else whole
         return Timing(
-            grown(whole.seconds, part.seconds),
-            tuple(grown(*pair) for pair in zip(whole.busy, part.busy, strict=True)),
+            self._grown(whole.seconds, part.seconds),
+            tuple(map(self._grown, whole.busy, part.busy)),
             tuple(
-                {key: round(grown(long[key], short[key])) for key in long}
+                {key: round(self._grown(long[key], short[key])) for key in long}
                 for long, short in zip(whole.sends, part.sends, strict=True)
             ),
         )
+
+    def _grown(self, long: float, short: float) -> float:
+        return long + self.short[2] * (long - short)
 
     def kept(self, sizes: Sequence[Sequence[float]]) -> list[float]:
         """Returns the max bytes that each stage saves at once for its backward passes.
@@ -109,12 +107,8 @@ class Table:
         Args:
           sizes: bytes that each stage saves of a microbatch, by chunk.
         """
-        longer, shorter, left_out = self.short
-        whole = longer.max_kept(sizes)
-        if shorter is None:
-            return whole
-        part = shorter.max_kept(sizes)
-        return [long + left_out * (long - short) for long, short in zip(whole, part, strict=True)]
+        longer, shorter, _ = self.short
+        return list(map(self._grown, longer.max_kept(sizes), shorter.max_kept(sizes)))
 
 
 def _run(schedule: Schedule, seconds: Sequence[EntrySeconds], message: Sequence[float]) -> Timing:
