@@ -244,9 +244,9 @@ class OrthogonalizeOperation(Operation):
         return share * self._steps, rows, rows, 2 * columns + rows
 
     def unpadded_share(self, layout: Layout) -> float:
-        axes, share = self._placement.owners(layout, self._count)
-        workers = math.prod(map(layout.axes.size, (*axes, *self._placement.split)))
-        return self._count / (workers * share)
+        _, share = self._placement.owners(layout, self._count)
+        axes = (*self._placement.copies, *self._placement.split)
+        return self._count / (share * math.prod(map(layout.axes.size, axes)))
 
     def check_layout(self, layout: Layout) -> None:
         """Rejects padding with `exact_sums`: it changes the size of the matmuls."""

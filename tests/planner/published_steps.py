@@ -167,15 +167,15 @@ def foundry_plan(row: tuple) -> tuple[Plan, float]:
 def main() -> None:
     """Prints the errors."""
     groups = {
-        "Megatron-LM on A100": [
+        "Megatron-LM on A100": (
             (name, megatron_plan(name, is_selective=is_selective))
             for name in MEGATRON
             for is_selective in (False, True)
-        ],
-        "llm-foundry on H100": [(f"{row[0]}, {row[1]}", foundry_plan(row)) for row in FOUNDRY],
-        "Megatron-LM on B200": [
+        ),
+        "llm-foundry on H100": ((f"{row[0]}, {row[1]}", foundry_plan(row)) for row in FOUNDRY),
+        "Megatron-LM on B200": (
             (f"{row[0]}, {row[1]} x {row[2]} x {row[3]}", llama_plan(*row)) for row in LLAMA
-        ],
+        ),
     }
     for title, steps in groups.items():
         errors, inside = [], 0
@@ -187,7 +187,7 @@ def main() -> None:
             print(f"{name:16} {seconds:7.3f} s, planned {plan.seconds:7.3f} s")
         print(
             f"{title}: {statistics.median(errors):.1%} in the median, {max(errors):.1%} at worst,"
-            f" {inside} of {len(steps)} inside the interval"
+            f" {inside} of {len(errors)} inside the interval"
         )
         if memory:
             print(f"memory: {statistics.median(memory):.1%}, {max(memory):.1%} at worst")
