@@ -115,7 +115,8 @@ class Stack:
           LayoutError: the layout splits the layers into stages that cannot be.
         """
         x = self._residual.between(x)
-        networks = [] if forward.decoding else [layer.feed_forward for layer in self._layers]
+        trains_experts = isinstance(forward, FullForward)
+        networks = [layer.feed_forward for layer in self._layers if trains_experts]
         experts = [network for network in networks if isinstance(network, MixtureOfExperts)]
         zero = None
         if experts:
