@@ -28,6 +28,8 @@ def with_gradients(
     dtype: tf.DType = tf.float32,
     xla: bool | None = None,
     program_type: type[t2tp.Program] = t2tp.Program,
+    seed: int = 0,
+    step_number: int = 0,
 ) -> dict[str, np.ndarray]:
     """`op(**inputs)` as `y`, and the gradients of `sum(y * weights)` as `d_<input>`."""
     learned = [name for name, (_, array) in inputs.items() if _is_float(array)]
@@ -45,8 +47,9 @@ def with_gradients(
         grads = mtf.gradients([loss], [given[name] for name in learned])
         return {"y": y} | {f"d_{name}": d for name, d in zip(learned, grads, strict=True)}
 
-    program = program_type(step, features, mesh_shape=mesh_shape, layout=layout, xla=xla)
-    outputs = program({name: array for name, (_, array) in inputs.items()})
+    where = {"mesh_shape": mesh_shape, "layout": layout}
+    program = program_type(step, features, **where, xla=xla, seed=seed)
+    outputs = program({name: array for name, (_, array) in inputs.items()}, step_number)
     return {name: np.asarray(outputs[name], np.float64) for name in outputs}
 
 

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import t2tp
 from t2tp import mtf
+from t2tp.ops.attention.local_attention import local_attention
 from t2tp.ops.conv.convolution import convolution
 from t2tp.ops.cross_entropy.operation import softmax_cross_entropy
 from t2tp.ops.norms.batch_norm import batch_norm
@@ -102,10 +103,17 @@ QUARTERS = ("rows:4", "height:rows")
             {("permute", "rows"): (2, 2 * ROW), ("allreduce", "rows"): (1, 9 * 4 * 6 * 4)},
         ),
         (d_filters, POINTS, QUARTERS, {("allreduce", "rows"): (1, 4 * 6 * 4)}),
+        # Attention in blocks of 3: one block of keys, and of values.
+        (
+            lambda q, k, v: local_attention(q, k, v, q.shape.dims[1:2], [3]),
+            dict.fromkeys("qkv", "batch:2;length:24;d_kv:4"), ("all:2", "length:all"),
+            {("permute", "all"): (2, 2 * 2 * 3 * 4 * 4)},
+        ),
     ],
     ids=[
         "cumsum", "cast", "loss", "loss with smoothing", "batch norm", "layer norm",
         "convolution of quarters", "convolution of halves", "convolution of points",
+        "local attention",
     ],
 )  # fmt: skip
 def test_what_moves(op, shapes, mesh, moved):

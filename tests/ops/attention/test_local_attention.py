@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import t2tp
 from t2tp import mtf
 from t2tp.mesh.layout import LayoutError
 from t2tp.ops.attention.local_attention import local_attention, visible_positions
@@ -88,19 +87,6 @@ def test_a_place_is_said_to_see_what_it_sees(case):
     width = list(case["space"].values())[-1]
     seen = visible_positions(tf.range(length), tf.range(length), case["block"], width)
     np.testing.assert_array_equal(seen, visible(case))
-
-
-def test_a_processor_gets_one_block_of_keys_and_values():
-    inputs = make_inputs(SEQUENCE)
-    features = {name: t2tp.Feature(shape) for name, (shape, _) in inputs.items()}
-    program = t2tp.Program(
-        lambda mesh, given: {"y": ours(SEQUENCE)(**given)},
-        features,
-        mesh_shape="all:2",
-        layout="length:all",
-    )
-    block = 2 * 2 * 3 * 4 * 4  # batch, heads, block, d_kv, bytes
-    assert program.collectives() == {("permute", ("all",)): (2, 2 * block)}
 
 
 def test_blocks_that_do_not_divide_are_refused():
