@@ -24,6 +24,7 @@ import tensorflow as tf
 from t2tp import upstream
 from t2tp.lowering.mesh_impl import SpmdMeshImpl
 from t2tp.lowering.microbatch import Microbatch
+from t2tp.mesh.layout import Layout
 
 T = TypeVar("T")
 
@@ -103,15 +104,15 @@ class Lowering(Protocol):
     ) -> None:
         """Sets a partial sum over split dimensions; the all-reduce is deferred."""
 
-    def parts_of(self, dim: upstream.Dimension) -> tuple[int, int]:
+    def parts_of(self, dim: upstream.Dimension, layout: Layout | None = None) -> tuple[int, int]:
         """Returns in how many parts `exact_sums` sums a dimension, and how many are here."""
 
     def set_parts(
         self,
         tensor: upstream.Tensor,
         parts: Sequence[tf.Tensor],
-        dim: upstream.Dimension,
-        num_parts: int,
+        axis: int | None,
+        kind: tuple[str, int],
     ) -> None:
         """Sets this processor's parts of a sum over a dimension, with `exact_sums`."""
 

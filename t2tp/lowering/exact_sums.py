@@ -10,12 +10,16 @@ are added as a fixed binary tree:
 On `data:2`, each processor computes 4 parts of the batch and one half of the tree. The collective
 adds the two halves, and so continues the same tree. With two microbatches, each of them computes 2
 of a processor's 4 parts. One device computes all parts: the same additions in the same order.
+
+A sum over rows and positions, such as a weight's gradient on `seq:2` with `length:seq`, is computed
+of whole rows: an all-to-all gives each processor all positions of half of its rows. The axis then
+splits the batch, and the sum continues the batch's tree.
 """
 
 import contextlib
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -23,7 +27,8 @@ from t2tp import upstream
 from t2tp.lowering.context import Order
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
 from t2tp.lowering.operation import summed_in_parts
-from t2tp.mesh.collectives import tree_sum
+from t2tp.mesh.collectives import Collectives, tree_sum
+from t2tp.mesh.layout import POSITIONS, BATCH, Layout
 from t2tp.mesh.layout_conflicts import VECTOR
 
 
@@ -42,10 +47,15 @@ def lower_in_parts(
       dims: the dimensions, the outer one first.
     """
     dim, *inner = dims
-    num_parts, count = lowering.parts_of(dim)
+    mesh_impl, rows = lowering.mesh_impl(op), None
+    if _sums_split_positions(op, mesh_impl.layout):
+        axis = mesh_impl.layout.axis_index(POSITIONS)
+        rows = _WholeRows(mesh_impl.collectives, axis, mesh_impl.shape[axis].size)
+        mesh_impl = mesh_impl.with_layout(mesh_impl.layout.with_whole_rows())
+    num_parts, count = lowering.parts_of(dim, mesh_impl.layout)
     results: dict[upstream.Tensor, list[tf.Tensor]] = {y: [] for y in op.outputs}
     for number in range(count):
-        part = PartLowering(lowering, op, dim, number, count, results)
+        part = PartLowering(lowering, mesh_impl, rows, dim, number, count, results)
         if inner:
             lower_in_parts(op, part, rule, inner)
         else:
@@ -54,15 +64,49 @@ def lower_in_parts(
         names = y.shape.dimension_names
         if inner and parts:
             # The inner sums are completed before the parts of the outer one are added.
-            mesh_impl = lowering.mesh_impl(op)
             axis = mesh_impl.tensor_dimension_to_mesh_axis(inner[0])
             if axis is not None and inner[0].name not in names:
                 stacked = tf.stack(parts)
                 parts = tf.unstack(mesh_impl.collectives.tree_allreduce(stacked, [axis], [y.name]))
         if dim.name in names:
-            lowering.set_slice(y, tf.concat(parts, names.index(dim.name)))
+            value = tf.concat(parts, names.index(dim.name))
+            lowering.set_slice(y, rows.put_back(value, names) if rows else value)
         elif parts:
-            lowering.set_parts(y, parts, dim, num_parts)
+            axis = mesh_impl.tensor_dimension_to_mesh_axis(dim)
+            lowering.set_parts(y, parts, axis, (dim.name, num_parts))
+
+
+class _WholeRows(NamedTuple):
+    """Moves tokens between the processors along the axis that splits the positions of a row.
+
+    Attributes:
+      collectives: the processor's collectives.
+      axis: the axis.
+      count: number of processors along it.
+    """
+
+    collectives: Collectives
+    axis: int
+    count: int
+
+    def of_slice(self, x: tf.Tensor, names: list[str]) -> tf.Tensor:
+        """Returns all positions of a processor's share of the rows of a slice."""
+        if BATCH not in names:
+            if POSITIONS not in names:
+                return x
+            return self.collectives.allgather(x, self.axis, names.index(POSITIONS))
+        rows = names.index(BATCH)
+        if POSITIONS in names:
+            return self.collectives.alltoall(x, self.axis, rows, names.index(POSITIONS))
+        shares = tf.stack(tf.split(x, self.count, rows))
+        return tf.gather(shares, self.collectives.coordinate(self.axis))
+
+    def put_back(self, x: tf.Tensor, names: list[str]) -> tf.Tensor:
+        """Returns a processor's positions of all rows of a slice: the inverse of `of_slice`."""
+        rows = names.index(BATCH)
+        if POSITIONS in names:
+            return self.collectives.alltoall(x, self.axis, names.index(POSITIONS), rows)
+        return self.collectives.allgather(x, self.axis, rows)
 
 
 class PartLowering:
@@ -71,7 +115,8 @@ class PartLowering:
     def __init__(
         self,
         base: Any,
-        op: upstream.Operation,
+        mesh_impl: SpmdMeshImpl,
+        rows: _WholeRows | None,
         dim: upstream.Dimension,
         number: int,
         count: int,
@@ -81,16 +126,17 @@ class PartLowering:
 
         Args:
           base: the lowering of all parts.
-          op: the operation that is lowered.
+          mesh_impl: the mesh of all parts.
+          rows: moves tokens to whole rows; None: their slices stay as they are.
           dim: the dimension, of `count` parts on this processor.
           number: the number of the part on this processor.
           count: the number of parts on this processor.
           results: receives the value of each output.
         """
-        self._base = base
+        self._base, self._rows = base, rows
         self._dim, self._number, self._count = dim, number, count
         self._results = results
-        self._mesh_impl: SpmdMeshImpl = base.mesh_impl(op).of_part(dim.name, number, count)
+        self._mesh_impl = mesh_impl.of_part(dim.name, number, count)
         self.tensors = _PartTensors(self)
 
     def __getattr__(self, name: str) -> Any:
@@ -104,6 +150,10 @@ class PartLowering:
     def slice(self, tensor: upstream.Tensor) -> tf.Tensor:
         """Returns the part's slice of a tensor."""
         value, names = self._base.slice(tensor), tensor.shape.dimension_names
+        if (rows := self._rows) is not None:
+            value = self._base.shared(
+                ("whole rows", value.ref(), *names), lambda x=value: rows.of_slice(x, names)
+            )
         if self._dim.name not in names or self._count == 1:
             return value
         axis = names.index(self._dim.name)
@@ -166,11 +216,11 @@ class PartLowering:
         self,
         tensor: upstream.Tensor,
         parts: Sequence[tf.Tensor],
-        dim: upstream.Dimension,
-        num_parts: int,
+        axis: int | None,
+        kind: tuple[str, int],
     ) -> None:
         """Records the sum of the parts of an inner dimension."""
-        del dim, num_parts
+        del axis, kind
         self.set_slice(tensor, tree_sum(parts))
 
 
@@ -187,7 +237,17 @@ class _PartTensors:
 def dims_in_parts(op: upstream.Operation, lowering: Any) -> list[upstream.Dimension]:
     """Returns the dimensions over which an operation sums in parts, the outer one first."""
     layout = lowering.mesh_impl(op).layout
-    return [dim for dim in summed_in_parts(op, layout) if lowering.parts_of(dim)[0] > 1]
+    dims = summed_in_parts(op, layout)
+    if _sums_split_positions(op, layout):
+        layout = layout.with_whole_rows()
+    return [dim for dim in dims if lowering.parts_of(dim, layout)[0] > 1]
+
+
+def _sums_split_positions(op: upstream.Operation, layout: Layout) -> bool:
+    """Whether an operation sums over the positions of rows, which the layout splits."""
+    inputs, outputs = ([x.shape.dimension_names for x in xs] for xs in (op.inputs, op.outputs))
+    is_summed = any(POSITIONS in x for x in inputs) and not all(POSITIONS in y for y in outputs)
+    return is_summed and layout.axis_index(POSITIONS) is not None
 
 
 def in_vectors(x: tf.Tensor) -> tf.Tensor:

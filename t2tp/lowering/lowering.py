@@ -36,7 +36,7 @@ from t2tp.lowering.staged_sums import reduce_sum, sum_in_stages
 from t2tp.lowering.transposed_convolution import lower_transposed_convolution
 from t2tp.lowering.while_loop import lower_while_loop
 from t2tp.mesh.graph_memo import GraphMemo
-from t2tp.mesh.layout import ROWS
+from t2tp.mesh.layout import ROWS, Layout
 from t2tp.mesh.layout_text import LayoutError
 
 T = TypeVar("T")
@@ -449,18 +449,24 @@ class GraphLowering(upstream.Lowering):
         axes = {mesh_impl.tensor_dimension_to_mesh_axis(dim) for dim in summed} - {None}
         self.set_sum_over_axes(tensor, value, sorted(axes))
 
-    def parts_of(self, dim: upstream.Dimension) -> tuple[int, int]:
+    def parts_of(self, dim: upstream.Dimension, layout: Layout | None = None) -> tuple[int, int]:
         """Returns in how many parts a dimension is summed, and how many this processor has.
+
+        Args:
+          dim: the dimension.
+          layout: how it is split. Default: by the program's layout.
 
         Raises:
           LayoutError: processors and microbatches do not divide the parts.
         """
         (mesh_impl,) = self.mesh_to_impl.values()
-        layout, microbatch = mesh_impl.layout, self._microbatch
+        layout, microbatch = layout or mesh_impl.layout, self._microbatch
         size = dim.size if microbatch is None else microbatch.whole_size(dim)
         num_parts, axis = layout.num_parts(dim.name, size), layout.axis_of(dim.name)
-        ways = (axis.size if axis else 1) * (size // dim.size)
-        if num_parts > 1 and num_parts % ways:
+        processors = axis.size if axis else 1
+        ways = processors * (size // dim.size)
+        is_cut = num_parts % processors or (num_parts > 1 and num_parts % ways)
+        if layout.exact_sums and is_cut:
             raise LayoutError(
                 f"exact_sums={layout.exact_sums} sums dimension {dim.name!r} of size {size} in"
                 f" {num_parts} parts, which {ways} processors and microbatches do not divide."
@@ -471,20 +477,19 @@ class GraphLowering(upstream.Lowering):
         self,
         tensor: upstream.Tensor,
         parts: Sequence[tf.Tensor],
-        dim: upstream.Dimension,
-        num_parts: int,
+        axis: int | None,
+        kind: tuple[str, int],
     ) -> None:
         """Sets this processor's parts of a sum over a dimension, which is deferred.
 
         Args:
           tensor: the sum.
           parts: the parts, in order.
-          dim: the dimension.
-          num_parts: the number of parts on all processors and in all microbatches.
+          axis: the mesh axis of the sum; None: this processor has all parts.
+          kind: the dimension, and the number of its parts on all processors and in all
+            microbatches.
         """
-        axis = self.mesh_impl(tensor).tensor_dimension_to_mesh_axis(dim)
-        axes = [] if axis is None else [axis]
-        self._defer_parts(tensor, parts, axes, (dim.name, num_parts))
+        self._defer_parts(tensor, parts, [] if axis is None else [axis], kind)
 
     def add_parts(self, tensor: upstream.Tensor, addends: Sequence[upstream.Tensor]) -> bool:
         """Adds deferred sums of the same parts part by part, unless their values are needed.

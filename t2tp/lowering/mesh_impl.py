@@ -259,11 +259,16 @@ class SpmdMeshImpl(upstream.MeshImpl):
 
     def of_part(self, name: str, number: int, count: int) -> SpmdMeshImpl:
         """Returns the mesh where a processor has one of `count` parts of its slice."""
-        part = copy.copy(self)
-        part.layout = self.layout.of_part(name, count)
+        part = self.with_layout(self.layout.of_part(name, count))
         part._part_of = {**self._part_of, name: (number, count)}
-        part._once = GraphMemo()
         return part
+
+    def with_layout(self, layout: Layout) -> SpmdMeshImpl:
+        """Returns the mesh with other rules."""
+        other = copy.copy(self)
+        other.layout = layout
+        other._once = GraphMemo()
+        return other
 
     def _place(self, dim: upstream.Dimension) -> tf.Tensor | int:
         """Returns the number of this processor's slice along a dimension, or of its part's."""

@@ -80,10 +80,13 @@ def rows_of_microbatch(part: upstream.Dimension, layout: Layout) -> int:
 
     Args:
       part: the batch dimension of a microbatch.
-      layout: decides whether a microbatch has such rows on each processor, or on all together.
+      layout: decides whether a microbatch has such rows on each processor, or on all together. With
+        `exact_sums` the axes that split positions divide a processor's rows, too.
     """
     if layout.spreads_microbatches:
         return part.size
+    if layout.exact_sums:
+        layout = layout.with_whole_rows()
     return layout.slice_size(upstream.Shape([part]))[0]
 
 

@@ -56,7 +56,7 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.context import Lowering, Relayout
-from t2tp.mesh.layout import ROWS, Layout, LayoutError
+from t2tp.mesh.layout import BATCH, POSITIONS, ROWS, Layout, LayoutError
 from t2tp.mesh.layout_conflicts import VECTOR, check_dimensions
 from t2tp.mesh.layout_text import describe
 
@@ -233,10 +233,11 @@ def summed_in_parts(op: upstream.Operation, layout: Layout) -> list[upstream.Dim
     if not layout.exact_sums or not op.outputs:
         return []
     known = {dim.name: dim for x in op.inputs for dim in x.shape.dims}
+    outputs = [y.shape.dimension_names for y in op.outputs]
     dropped = [
         known[name]
-        for name in layout.summed_in_parts
-        if name in known and not all(name in y.shape.dimension_names for y in op.outputs)
+        for name in layout.exactly_split
+        if name in known and not all(name in names for names in outputs)
     ]
     reduction = hooks(op).dropped_dims
     if isinstance(op, upstream.ReduceOperation) and op._reduction_fn_string != "SUM":
@@ -248,6 +249,16 @@ def summed_in_parts(op: upstream.Operation, layout: Layout) -> list[upstream.Dim
         )
     if reduction != "summed":
         return []
+    if dropped and dropped[-1].name == POSITIONS:
+        positions = dropped.pop()
+        sums_rows = dropped and dropped[0].name == BATCH
+        is_table = any(POSITIONS in names and BATCH not in names for names in outputs)
+        if layout.axis_index(positions.name) is not None and (is_table or not sums_rows):
+            raise LayoutError(
+                f"{_with_inputs(op)}: exact_sums={layout.exact_sums} cannot sum over"
+                f" {POSITIONS!r} without {BATCH!r} if the layout splits {POSITIONS!r}: drop that"
+                " rule, or set exact_sums=0."
+            )
     for dim in dropped[2:]:
         if layout.axis_index(dim.name) is not None:
             raise LayoutError(

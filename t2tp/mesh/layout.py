@@ -29,6 +29,9 @@ ROWS = ("batch", "expert_groups")
 
 # Dimensions that `exact_sums` sums in parts, the outer one first, and so may split.
 _SUMMED_IN_PARTS = (*ROWS, "heads", "kv_heads", "d_ff", "experts")
+# Rows of tokens, and the positions of a row: with `exact_sums` a sum over both is computed of whole
+# rows, so the axes that split positions continue the tree of the rows.
+BATCH, POSITIONS = "batch", "length"
 
 # Dimensions without a rule that inherit axes: `expert_groups` inherits the batch's axes, minus the
 # experts', and `expert_length` the length's.
@@ -113,6 +116,13 @@ class Layout:
     def _check_exact_sums(self) -> None:
         """Rejects joint axes whose processors are not in the order of the parts."""
         for dim, parts in self._parts.items() if self.exact_sums else ():
+            rows = self._parts_of(BATCH) if dim == POSITIONS else ()
+            if max(rows, default=0) > min(parts):
+                raise LayoutError(
+                    f"exact_sums={self.exact_sums}: mesh_shape must name the axes that split"
+                    f" {BATCH!r}, {self._join(rows)!r}, before those that split {dim!r},"
+                    f" {self._join(parts)!r}."
+                )
             if list(parts) != sorted(parts):
                 raise LayoutError(
                     f"exact_sums={self.exact_sums}: the rule '{dim}:{self._join(parts)}' must name"
@@ -121,7 +131,7 @@ class Layout:
 
     def num_parts(self, name: str, size: int) -> int:
         """Returns the number of parts in which a dimension is summed; 1: in any order."""
-        if not self.exact_sums or name not in _SUMMED_IN_PARTS:
+        if name not in self.exactly_split:
             return 1
         return math.gcd(self.exact_sums, size)
 
@@ -135,6 +145,14 @@ class Layout:
         """Returns this layout where a processor has one of `count` parts of its slice."""
         layout = copy.copy(self)
         layout._parts_on_processor = {**self._parts_on_processor, name: count}
+        return layout
+
+    def with_whole_rows(self) -> Layout:
+        """Returns this layout where the axes that split positions split the rows further."""
+        layout = copy.copy(self)
+        rows = *self._parts_of(BATCH), *self._parts_of(POSITIONS)
+        layout._parts = {**self._parts, BATCH: rows, POSITIONS: ()}
+        layout._axis_of = {}
         return layout
 
     @property
@@ -153,6 +171,11 @@ class Layout:
     def summed_in_parts(self) -> Sequence[str]:
         """The names of the dimensions that are summed in parts, the outer one first."""
         return _SUMMED_IN_PARTS if self.exact_sums else ()
+
+    @property
+    def exactly_split(self) -> Sequence[str]:
+        """The names of the dimensions that a layout with `exact_sums` may split."""
+        return (*_SUMMED_IN_PARTS, POSITIONS) if self.exact_sums else ()
 
     @classmethod
     def from_hparams(cls, hparams: Any) -> Layout:

@@ -104,9 +104,9 @@ def _check_exact(layout: Layout, what: str, dims: Iterable[upstream.Dimension]) 
         axis = layout.axis_of(name)
         if axis is None or axis.size == 1:
             continue
-        if name not in layout.summed_in_parts:
+        if name not in layout.exactly_split:
             raise LayoutError(
-                f"{what}: with {number} a layout may split {', '.join(layout.summed_in_parts)}, and"
+                f"{what}: with {number} a layout may split {', '.join(layout.exactly_split)}, and"
                 f" it splits {name!r} over mesh axis {axis.name!r}: drop that rule, or set"
                 " exact_sums=0."
             )

@@ -14,7 +14,7 @@ def take_microbatch(
     number: upstream.Tensor,
     whole: upstream.Dimension,
     part: upstream.Dimension,
-    spread: bool = False,
+    rows: int = 0,
 ) -> upstream.Tensor:
     """Returns microbatch `number` of each processor's rows; `x` if there is but one, or no rows.
 
@@ -23,11 +23,12 @@ def take_microbatch(
       number: int32 scalar.
       whole: the dimension of the rows.
       part: the dimension of a microbatch's rows.
-      spread: whether it has consecutive rows of the batch; see `Layout.spreads_microbatches`.
+      rows: how many of its rows follow each other in the batch, see `rows_of_microbatch`. Default:
+        all rows of each processor.
     """
     if whole == part or whole not in x.shape.dims:
         return x
-    return TakeMicrobatchOperation(x, number, whole, part, spread).outputs[0]
+    return TakeMicrobatchOperation(x, number, whole, part, rows).outputs[0]
 
 
 class TakeMicrobatchOperation(Operation):
@@ -45,11 +46,11 @@ class TakeMicrobatchOperation(Operation):
         number: upstream.Tensor,
         whole: upstream.Dimension,
         part: upstream.Dimension,
-        spread: bool,
+        rows: int,
     ) -> None:
         super().__init__([x, number], name="microbatch")
         self._axis = x.shape.dims.index(whole)
-        self._spread = spread
+        self._rows = rows
         self.is_feature = hooks(x.operation).is_feature
         dims = [part if dim == whole else dim for dim in x.shape.dims]
         self._outputs = [upstream.Tensor(self, upstream.Shape(dims), x.dtype)]
@@ -63,10 +64,19 @@ class TakeMicrobatchOperation(Operation):
         mesh_impl, (y,) = lowering.mesh_impl(self), self.outputs
         size = mesh_impl.slice_shape(y.shape)
         axis = mesh_impl.tensor_dimension_to_mesh_axis(y.shape.dims[self._axis])
-        if self._spread and axis is not None:
+        own = size[self._axis]
+        if 0 < self._rows < own:
+            # Raises an error if a processor's rows cannot be divided.
+            lowering.parts_of(y.shape.dims[self._axis], mesh_impl.layout.with_whole_rows())
+            before, after = size[: self._axis], size[self._axis + 1 :]
+            shares = tf.reshape(x, [*before, own // self._rows, -1, self._rows, *after])
+            x = tf.reshape(tf.gather(shares, number, axis=self._axis + 1), size)
+            lowering.set_slice(y, x)
+            return
+        if self._rows > own and axis is not None:
             x = mesh_impl.collectives.allgather(x, axis, self._axis)
-            ways = y.shape.dims[self._axis].size // size[self._axis]
+            ways = y.shape.dims[self._axis].size // own
             number = number * ways + mesh_impl.collectives.coordinate(axis)
         begin: list[tf.Tensor | int] = [0] * len(size)
-        begin[self._axis] = number * size[self._axis]
-        lowering.set_slice(self.outputs[0], tf.slice(x, tf.stack(begin), size))
+        begin[self._axis] = number * own
+        lowering.set_slice(y, tf.slice(x, tf.stack(begin), size))

@@ -87,12 +87,12 @@ def accumulate(
     """
     whole = _batch_dim(features, microbatches)
     part = mtf.Dimension(_BATCH, whole.size // microbatches)
+    rows = rows_of_microbatch(part, mesh.layout)
     outputs: list[LossOutput] = []
 
     def weights_of(number: mtf.Tensor) -> dict[str, mtf.Tensor]:
         taken = {
-            name: take_microbatch(x, number, whole, part, mesh.layout.spreads_microbatches)
-            for name, x in features.items()
+            name: take_microbatch(x, number, whole, part, rows) for name, x in features.items()
         }
         outputs.append(_in_schedule(loss_fn, taken, mesh))
         return {name: term.weight for name, term in outputs[0].terms.items()}

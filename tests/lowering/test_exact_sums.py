@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 ROWS, LENGTH, VOCAB = 16, 16, 32
 VOCABS = {"inputs": VOCAB, "targets": VOCAB}
 NAMES = ("targets", "targets_segmentation", "targets_position")
-TENSOR = "batch:data;heads:model;kv_heads:model;d_ff:model;layers:stage"
+TENSOR = "batch:data;heads:model;kv_heads:model;d_ff:model;layers:stage;length:seq"
 JOINT = {"mesh_shape": "pod:2;data:2", "layout": "batch:pod+data"}
 EXPERTS = {"mesh_shape": "data:2;expert:2", "layout": "batch:data+expert;experts:expert"}
 LAYOUTS = {
@@ -71,7 +71,7 @@ def model_of(mesh_shape="", layout=TENSOR, parts=8, family="lm", **changes):
     return registry.model(name)(hparams, VOCABS), Layout.from_hparams(hparams)
 
 
-def batch_of(family, step):
+def batch_of(step, family="", max_length=LENGTH, **_):
     """Random examples."""
     rng = np.random.default_rng(step)
     if family in ("vit", "resnet"):
@@ -80,8 +80,8 @@ def batch_of(family, step):
         return {"inputs": images, "targets": classes, "weights": np.ones(ROWS, np.float32)}
     batch = {}
     for name in ("targets", "inputs")[: 2 if family == "encdec" else 1]:
-        ids = rng.integers(0, VOCAB, [ROWS, LENGTH]).astype(np.int32)
-        positions = np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1))
+        ids = rng.integers(0, VOCAB, [ROWS, max_length]).astype(np.int32)
+        positions = np.tile(np.arange(max_length, dtype=np.int32), (ROWS, 1))
         values = ids, (ids > 0).astype(np.int32), positions
         batch |= zip((x.replace("targets", name) for x in NAMES), values, strict=True)
     return batch
@@ -90,7 +90,7 @@ def batch_of(family, step):
 def program_of(program=t2tp.Program, batch=None, **changes):
     """A training step."""
     model, layout = model_of(**changes)
-    batch = batch or batch_of(changes.get("family"), 0)
+    batch = batch or batch_of(0, **changes)
 
     def step(mesh, features):
         done = train_step(lambda x: model.loss(mesh, x, True), features, mesh, model.hparams, 10)
@@ -109,7 +109,7 @@ def trained(steps, **changes):
     program = program_of(**changes)
     shown = {}
     for step in range(steps):
-        batch = batch_of(changes.get("family"), step)
+        batch = batch_of(step, **changes)
         shown |= {(step, name): x.tobytes() for name, x in program(batch, step).items()}
     return shown | {v.spec.name: v.numpy().tobytes() for v in program.variables}
 
@@ -150,6 +150,14 @@ def assert_same_bits(given, wanted):
         ),
         (JOINT | {"zero_stage": 2, "zero_axes": "data"}, {"family": "vit", "optimizer": "muon"}),
         ({"mesh_shape": "data:2;model:2"}, {"family": "resnet"}),
+        (
+            {"mesh_shape": "stage:2;data:2;seq:2", "microbatches": 2, "zero_stage": 1},
+            {"max_length": 32, "num_hidden_layers": 2},
+        ),
+        (
+            {"mesh_shape": "data:2;seq:2;model:2", "zero_stage": 3},
+            {"max_length": 32, "num_kv_heads": 2, "qk_norm": "head", "loss_chunk": 16},
+        ),
         # Eigen divides longer sums, by the size of the matrix if several threads share it.
         ({"mesh_shape": "model:4"}, {"d_model": 2048}),
     ],
@@ -267,7 +275,11 @@ def test_a_norm_has_the_share_of_elements_much_smaller_than_the_largest():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"mesh_shape": "seq:2", "layout": "length:seq"}, "'length'"),
+        ({"mesh_shape": "seq:2;data:2"}, "'batch', 'data', before"),
+        (
+            {"mesh_shape": "seq:2", "attention_method": "blockwise", "max_length": 32},
+            "attention_method=dense",
+        ),
         ({"mesh_shape": "model:2", "layout": "vocab:model"}, "'vocab'"),
         ({"mesh_shape": "data:8", "parts": 4}, "4 parts"),
         ({"mesh_shape": "data:8", "microbatches": 2}, "'batch'"),

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from t2tp.lowering.slice_shapes import reshaped
+from t2tp.mesh.collectives import tree_sum
 
 # With `exact_sums` keys are multiplied in blocks of this size. Kernels add so short a sum in one
 # order, for any number of queries.
@@ -80,30 +81,35 @@ def positions(first: int | tf.Tensor, count: int) -> tf.Tensor:
     return first + tf.range(count)
 
 
-def query_key_scores(q: tf.Tensor, k: tf.Tensor, *, exact: bool = False) -> tf.Tensor:
+def query_key_scores(
+    q: tf.Tensor, k: tf.Tensor, *, exact: bool = False, all_keys: bool = False
+) -> tf.Tensor:
     """Computes the scores of each query with each key of its head.
 
     Args:
       q: [batch, heads, queries, d].
       k: [batch, kv_heads, memories, d]; query head h has kv head h // (heads / kv_heads).
       exact: whether a score has the same bits for any number of queries and keys.
+      all_keys: whether the number of keys is the same everywhere.
 
     Returns:
       [batch, heads, queries, memories].
     """
     grouped = _grouped(q, k)
-    if exact:
-        rows = tf.expand_dims(_with_enough_rows(grouped, q.shape[3]), 2)
+    if exact and not all_keys:
+        rows = tf.expand_dims(_with_enough_rows(grouped, q.shape[3] * _EXACT_KEYS), 2)
         by_block = tf.matmul(rows, in_key_blocks(k, 2), transpose_b=True)
         result = tf.transpose(by_block, [0, 1, 3, 2, 4])
         result = tf.reshape(result, [*result.shape[:3], -1])
         result = result[:, :, : grouped.shape[2], : k.shape[2]]
     else:
-        result = tf.matmul(grouped, k, transpose_b=True)
+        result = _by_row(grouped, k, exact=exact, transpose_b=True)
     return reshaped(result, [*q.shape[:3], k.shape[2]])
 
 
-def weighted_values(weights: tf.Tensor, v: tf.Tensor, *, exact: bool = False) -> tf.Tensor:
+def weighted_values(
+    weights: tf.Tensor, v: tf.Tensor, *, exact: bool = False, all_keys: bool = False
+) -> tf.Tensor:
     """Computes the weighted sum of the values.
 
     Args:
@@ -111,17 +117,18 @@ def weighted_values(weights: tf.Tensor, v: tf.Tensor, *, exact: bool = False) ->
       v: [batch, kv_heads, memories, d].
       exact: whether a sum has the same bits for any number of queries, and of keys of weight 0
         after the others.
+      all_keys: whether the number of keys is the same everywhere.
 
     Returns:
       [batch, heads, queries, d].
     """
     grouped = _grouped(weights, v)
-    if exact:
-        by_block = in_key_blocks(_with_enough_rows(grouped, v.shape[3]), 3)
+    if exact and not all_keys:
+        by_block = in_key_blocks(_with_enough_rows(grouped, v.shape[3] * _EXACT_KEYS), 3)
         by_block = tf.matmul(tf.transpose(by_block, [0, 1, 3, 2, 4]), in_key_blocks(v, 2))
         result = added_in_turn(by_block, 2)[:, :, : grouped.shape[2]]
     else:
-        result = tf.matmul(grouped, v)
+        result = _by_row(grouped, v, exact=exact)
     return reshaped(result, [*weights.shape[:3], v.shape[3]])
 
 
@@ -143,26 +150,38 @@ def added_in_turn(x: tf.Tensor, axis: int) -> tf.Tensor:
     return functools.reduce(tf.add, tf.unstack(x, axis=axis))
 
 
-def _with_enough_rows(x: tf.Tensor, d: int) -> tf.Tensor:
-    """Pads the rows of matrices that are multiplied by blocks of keys of size `d`."""
-    rows = _SMALL_PRODUCT // (d * _EXACT_KEYS) + _MORE_ROWS
+def _with_enough_rows(x: tf.Tensor, size: int) -> tf.Tensor:
+    """Pads the rows of matrices that are multiplied by matrices of `size` elements."""
+    rows = _SMALL_PRODUCT // size + _MORE_ROWS
     return tf.pad(x, [[0, 0], [0, 0], [0, max(0, rows - x.shape[2])], [0, 0]])
 
 
-def collected(weights: tf.Tensor, y: tf.Tensor, kv_heads: int) -> tf.Tensor:
+def _by_row(x: tf.Tensor, y: tf.Tensor, *, exact: bool, transpose_b: bool = False) -> tf.Tensor:
+    """Multiplies matrices; with `exact` a row has the same bits for any number of rows."""
+    if not exact:
+        return tf.matmul(x, y, transpose_b=transpose_b)
+    rows = _with_enough_rows(x, y.shape[2] * y.shape[3])
+    return tf.matmul(rows, y, transpose_b=transpose_b)[:, :, : x.shape[2]]
+
+
+def collected(weights: tf.Tensor, y: tf.Tensor, kv_heads: int, parts: int = 1) -> tf.Tensor:
     """Sums over the queries, and over the heads that share a kv head.
 
     Args:
       weights: [batch, heads, queries, memories].
       y: [batch, heads, queries, d].
       kv_heads: number of kv heads.
+      parts: number of parts of the queries, whose sums are added as a tree.
 
     Returns:
       [batch, kv_heads, memories, d].
     """
-    shape = [weights.shape[0], kv_heads, -1]
-    grouped = [reshaped(x, [*shape, x.shape[3]]) for x in (weights, y)]
-    return tf.matmul(*grouped, transpose_a=True)
+    if parts == 1:
+        shape = [weights.shape[0], kv_heads, -1]
+        grouped = [reshaped(x, [*shape, x.shape[3]]) for x in (weights, y)]
+        return tf.matmul(*grouped, transpose_a=True)
+    cut = [tf.split(x, parts, 2) for x in (weights, y)]
+    return tree_sum([collected(*part, kv_heads) for part in zip(*cut, strict=True)])
 
 
 def _grouped(x: tf.Tensor, memory: tf.Tensor) -> tf.Tensor:

@@ -45,12 +45,13 @@ def backward(
     terms: ScoreTerms,
 ) -> Gradients:
     """Computes gradients w.r.t. q (scaled), k, v and the bias; the softmax's is in float32."""
+    exact = terms.exact
     used, wide_weights, wide_dy = weights, tf.cast(weights, tf.float32), tf.cast(dy, tf.float32)
     used_dy = dy
     if terms.dropout is not None:
         wide_dy *= terms.dropout.scale
         used_dy = tf.cast(wide_dy, dy.dtype)
-    d_weights = query_key_scores(wide_dy, tf.cast(v, tf.float32))
+    d_weights = query_key_scores(wide_dy, tf.cast(v, tf.float32), exact=exact, all_keys=True)
     if terms.dropout is not None:
         used, d_weights = terms.dropout.dropped(None, weights, d_weights)
     if y.dtype.size >= 4:
@@ -68,13 +69,13 @@ def backward(
     if terms.bias is not None:
         d_bias = terms.bias.with_gradient(terms.bias.no_gradient(), terms.mask.whole, d_scores)
     if terms.soft_cap:
-        scores = tf.cast(query_key_scores(q, k), tf.float32)
+        scores = tf.cast(query_key_scores(q, k, exact=exact, all_keys=True), tf.float32)
         d_scores = through_cap(d_scores, scores, terms.soft_cap)
     kv_heads = k.shape[1]
     d_scores = tf.cast(d_scores, q.dtype)
     return Gradients(
-        weighted_values(d_scores, k),
-        collected(d_scores, q, kv_heads),
-        collected(used, used_dy, kv_heads),
+        weighted_values(d_scores, k, exact=exact, all_keys=True),
+        collected(d_scores, q, kv_heads, terms.query_parts),
+        collected(used, used_dy, kv_heads, terms.query_parts),
         d_bias,
     )

@@ -144,7 +144,19 @@ class AttentionOperation(Operation):
         return _is_local(self, layout)
 
     def check_layout(self, layout: Layout) -> None:
-        """Rejects a single matrix with `exact_sums`: it is multiplied by another kernel."""
+        """Rejects a single matrix with `exact_sums`, which is multiplied by another kernel.
+
+        Also rejects positions that are split, where their sums have no fixed order.
+        """
+        lengths = [x.shape.dims[-2].name for x in self.inputs[:2]]
+        is_split = any(layout.axis_index(name) is not None for name in lengths)
+        has_terms = self._options.is_blockwise or {*_TRAINED} & {*self._options.extras}
+        if layout.exact_sums and is_split and has_terms:
+            raise LayoutError(
+                f"{self.name}: exact_sums={layout.exact_sums} with {lengths[0]!r} split needs"
+                " attention_method=dense (the default up to 1,024 tokens) without relative"
+                f" positions and sinks: drop the rule of {lengths[0]!r}, or set exact_sums=0."
+            )
         shape = upstream.Shape(self.inputs[1].shape.dims[:-2])
         if layout.exact_sums and math.prod(layout.slice_size(shape)) == 1:
             raise LayoutError(
@@ -270,7 +282,9 @@ class AttentionGradOperation(Operation):
             by_table = tf.cast(bias.table_gradient(d_bias), table.dtype)
             num_parts, count = lowering.parts_of(summed[0])
             if num_parts > 1:
-                lowering.set_parts(table, tf.split(by_table, count), summed[0], num_parts)
+                axis = mesh_impl.tensor_dimension_to_mesh_axis(summed[0])
+                parts = tf.split(by_table, count)
+                lowering.set_parts(table, parts, axis, (summed[0].name, num_parts))
             else:
                 lowering.set_partial_sum(table, by_table, summed)
         if sinks is not None:
@@ -411,9 +425,10 @@ class _AttentionSlice:
         if options.dropout_rate:
             dropout = _dropout(lowering, q, memory.size, masks[0], options, rng_name)
         sinks = tf.cast(lowering.slice(extras["sinks"]), tf.float32) if "sinks" in extras else None
-        exact = bool(mesh_impl.layout.exact_sums)
+        exact, query_parts = bool(mesh_impl.layout.exact_sums), lowering.parts_of(length)[1]
         self.terms = [
-            ScoreTerms(mask, bias, dropout, options.soft_cap, sinks, exact) for mask in masks
+            ScoreTerms(mask, bias, dropout, options.soft_cap, sinks, exact, query_parts)
+            for mask in masks
         ]
 
     def _masks(

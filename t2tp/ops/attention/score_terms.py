@@ -24,6 +24,7 @@ class ScoreTerms:
       soft_cap: scores `s` become `soft_cap * tanh(s / soft_cap)`; 0: no cap.
       sinks: float32 [heads], logits that take part in each softmax and have no value.
       exact: whether results have the same bits for any number of queries and keys.
+      query_parts: number of parts of the queries over which gradients of keys are summed as a tree.
     """
 
     mask: Mask
@@ -32,6 +33,7 @@ class ScoreTerms:
     soft_cap: float = 0.0
     sinks: tf.Tensor | None = None
     exact: bool = False
+    query_parts: int = 1
 
     def added(self, scores: tf.Tensor, block: Block) -> tf.Tensor:
         """Caps a block's scores, adds bias and mask; float32 [batch, heads, queries, memories]."""
