@@ -31,6 +31,7 @@ LAYOUTS = {
     "data parallel": ("data:2", "batch:data", ""),
     "tensor parallel": ("model:2", TENSOR, ""),
     "data x tensor": ("data:2;model:2", TENSOR, ""),
+    "context parallel": ("seq:2", "length:seq", ""),
     "ZeRO 3": ("data:2", "batch:data", "zero_stage=3"),
 }
 VOCAB, ROWS, LENGTH = 8192, 16, 128

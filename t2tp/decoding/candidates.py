@@ -57,6 +57,7 @@ class CandidatesOperation(Operation):
     """
 
     accepts_padding = True
+    dropped_dims = "kept"
 
     def __init__(
         self,

@@ -52,6 +52,7 @@ class ChooseOperation(Operation):
     """
 
     accepts_padding = True
+    dropped_dims = "kept"
 
     def __init__(
         self,

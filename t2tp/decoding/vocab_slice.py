@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from t2tp import mtf
 from t2tp.lowering.context import Lowering
+from t2tp.lowering.exact_sums import sum_in_parts
 
 # Tokens are sent as float32, which holds integers exactly up to here.
 _MOST_TOKENS = 1 << 24
@@ -43,6 +44,7 @@ class VocabSlice:
         self.parts = -(-vocab.size // size)
         self.ids = tf.range(size, dtype=tf.int32) + begin
         self.axes = [] if self._axis is None else [self._axis]
+        self._sums = lowering.parts_of(vocab.dims[0])[1]
 
     def choosable(
         self, vocab_size: int, may_end: tf.Tensor | None, end_ids: Sequence[int]
@@ -60,10 +62,15 @@ class VocabSlice:
         return tf.where(allowed, self.logits, -float("inf"))
 
     def normalizer_parts(self) -> tf.Tensor:
-        """Returns [rows..., 2]: the slice's largest logit, and its sum of exponentials."""
+        """Returns [rows..., 2]: the slice's largest logit, and its sum of exponentials.
+
+        With `exact_sums` it is the largest logit of all slices.
+        """
         highest = tf.reduce_max(self.logits, -1, keepdims=True)
-        total = tf.reduce_sum(tf.exp(self.logits - highest), -1, keepdims=True)
-        return tf.concat([highest, total], -1)
+        if self._collectives.exact:
+            highest = self.highest(highest)
+        total = sum_in_parts(tf.exp(self.logits - highest), self._sums)
+        return tf.concat([highest, total[..., None]], -1)
 
     def gather(self, x: tf.Tensor) -> tf.Tensor:
         """Gathers [rows..., n] of each slice -> [rows..., parts, n] on every processor."""
@@ -89,7 +96,9 @@ def log_probs_of(logits: tf.Tensor, parts: tf.Tensor) -> tf.Tensor:
       parts: [rows..., parts, 2], results of `VocabSlice.normalizer_parts` on all processors.
     """
     highest = tf.reduce_max(parts[..., 0], -1)
-    total = tf.reduce_sum(parts[..., 1] * tf.exp(parts[..., 0] - highest[..., None]), -1)
+    totals = parts[..., 1] * tf.exp(parts[..., 0] - highest[..., None])
+    count = totals.shape[-1]
+    total = sum_in_parts(totals, count if count & (count - 1) == 0 else 1)
     per_row = [*highest.shape, *[1] * (logits.shape.rank - highest.shape.rank)]
     return logits - tf.reshape(highest, per_row) - tf.reshape(tf.math.log(total), per_row)
 

@@ -27,8 +27,9 @@ from t2tp import upstream
 from t2tp.lowering.context import Order
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
 from t2tp.lowering.operation import summed_in_parts
+from t2tp.lowering.staged_sums import reduce_sum
 from t2tp.mesh.collectives import Collectives, tree_sum
-from t2tp.mesh.layout import POSITIONS, BATCH, Layout
+from t2tp.mesh.layout import BATCH, POSITIONS, Layout
 from t2tp.mesh.layout_conflicts import VECTOR
 
 
@@ -248,6 +249,14 @@ def _sums_split_positions(op: upstream.Operation, layout: Layout) -> bool:
     inputs, outputs = ([x.shape.dimension_names for x in xs] for xs in (op.inputs, op.outputs))
     is_summed = any(POSITIONS in x for x in inputs) and not all(POSITIONS in y for y in outputs)
     return is_summed and layout.axis_index(POSITIONS) is not None
+
+
+def sum_in_parts(x: tf.Tensor, count: int) -> tf.Tensor:
+    """Sums over the last dimension, as a tree of `count` equal parts."""
+    if count == 1:
+        return reduce_sum(x, x.shape.rank - 1)
+    by_part = tf.reduce_sum(tf.reshape(x, [*x.shape[:-1], count, -1]), -1)
+    return tree_sum(tf.unstack(by_part, axis=-1))
 
 
 def in_vectors(x: tf.Tensor) -> tf.Tensor:

@@ -92,6 +92,7 @@ class Hooks:
       dropped_dims: how an output lost a dimension of the inputs: `summed` (it is a sum over the
         dimension) or `kept` (the operation adds no floats up). Empty: not known; `exact_sums` then
         refuses the operation.
+      own_sums: the names of dimensions that `lower` itself sums in parts.
       suits_any_slice: whether `exact_sums` needs no whole vectors: the elements of the outputs are
         sums of two, products or copies, or `lower` pads the slices.
       cost_kind: the kind of work that `t2tp_plan` counts it as, one of `t2tp.planner.work.KINDS`.
@@ -108,6 +109,7 @@ class Hooks:
     is_feature: bool = False
     chooses_orders: bool = False
     dropped_dims: str = ""
+    own_sums: Collection[str] = ()
     suits_any_slice: bool = False
     cost_kind: str = "elementwise"
 
@@ -237,7 +239,9 @@ def summed_in_parts(op: upstream.Operation, layout: Layout) -> list[upstream.Dim
     dropped = [
         known[name]
         for name in layout.exactly_split
-        if name in known and not all(name in names for names in outputs)
+        if name in known
+        and name not in hooks(op).own_sums
+        and not all(name in names for names in outputs)
     ]
     reduction = hooks(op).dropped_dims
     if isinstance(op, upstream.ReduceOperation) and op._reduction_fn_string != "SUM":
@@ -251,9 +255,12 @@ def summed_in_parts(op: upstream.Operation, layout: Layout) -> list[upstream.Dim
         return []
     if dropped and dropped[-1].name == POSITIONS:
         positions = dropped.pop()
+        is_split = layout.axis_index(positions.name) is not None
+        if is_split and isinstance(op, upstream.ReduceOperation) and BATCH in outputs[0]:
+            dropped.insert(0, known[BATCH])  # The sum of each row.
         sums_rows = dropped and dropped[0].name == BATCH
         is_table = any(POSITIONS in names and BATCH not in names for names in outputs)
-        if layout.axis_index(positions.name) is not None and (is_table or not sums_rows):
+        if is_split and (is_table or not sums_rows):
             raise LayoutError(
                 f"{_with_inputs(op)}: exact_sums={layout.exact_sums} cannot sum over"
                 f" {POSITIONS!r} without {BATCH!r} if the layout splits {POSITIONS!r}: drop that"

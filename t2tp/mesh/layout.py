@@ -28,7 +28,7 @@ _PADDED = ("vocab",)
 ROWS = ("batch", "expert_groups")
 
 # Dimensions that `exact_sums` sums in parts, the outer one first, and so may split.
-_SUMMED_IN_PARTS = (*ROWS, "heads", "kv_heads", "d_ff", "experts")
+_SUMMED_IN_PARTS = (*ROWS, "heads", "kv_heads", "d_ff", "experts", "vocab")
 # Rows of tokens, and the positions of a row: with `exact_sums` a sum over both is computed of whole
 # rows, so the axes that split positions continue the tree of the rows.
 BATCH, POSITIONS = "batch", "length"

@@ -24,10 +24,11 @@ pytestmark = pytest.mark.skipif(
     os.environ.get("TF_ENABLE_ONEDNN_OPTS") != "0", reason="oneDNN's matmuls are refused"
 )
 
-ROWS, LENGTH, VOCAB = 16, 16, 32
+ROWS, LENGTH, VOCAB = 16, 16, 64
 VOCABS = {"inputs": VOCAB, "targets": VOCAB}
 NAMES = ("targets", "targets_segmentation", "targets_position")
-TENSOR = "batch:data;heads:model;kv_heads:model;d_ff:model;layers:stage;length:seq"
+TENSOR = "heads:model;kv_heads:model;d_ff:model;vocab:model"
+TENSOR += ";batch:data;layers:stage;length:seq"
 JOINT = {"mesh_shape": "pod:2;data:2", "layout": "batch:pod+data"}
 EXPERTS = {"mesh_shape": "data:2;expert:2", "layout": "batch:data+expert;experts:expert"}
 LAYOUTS = {
@@ -280,7 +281,7 @@ def test_a_norm_has_the_share_of_elements_much_smaller_than_the_largest():
             {"mesh_shape": "seq:2", "attention_method": "blockwise", "max_length": 32},
             "attention_method=dense",
         ),
-        ({"mesh_shape": "model:2", "layout": "vocab:model"}, "'vocab'"),
+        ({"mesh_shape": "model:2", "layout": "d_model:model"}, "'d_model'"),
         ({"mesh_shape": "data:8", "parts": 4}, "4 parts"),
         ({"mesh_shape": "data:8", "microbatches": 2}, "'batch'"),
         ({"pipeline_schedule": "zero_bubble"}, "zero_bubble"),

@@ -63,6 +63,7 @@ class CrossEntropyOperation(Operation):
 
     cost_kind = "cross_entropy"
     accepts_padding = True
+    dropped_dims = "kept"  # `SlicedSoftmax` sums in parts.
     suits_any_slice = True
 
     def __init__(

@@ -22,6 +22,7 @@ from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.lowering.shared_constants import shared_constants
 from t2tp.lowering.staged_sums import reduce_sum
+from t2tp.mesh.collectives import tree_sum
 from t2tp.mesh.layout import Layout
 from t2tp.ops.cross_entropy.sliced_softmax import LossOptions, SlicedSoftmax
 
@@ -99,6 +100,7 @@ class ProjectedCrossEntropyOperation(Operation):
     cost_kind = "product"
     accepts_padding = True
     dropped_dims = "summed"
+    own_sums = ("vocab",)
 
     def __init__(
         self, inputs: Sequence[upstream.Tensor], options: LossOptions, soft_cap: float, chunk: int
@@ -136,6 +138,8 @@ class ProjectedCrossEntropyOperation(Operation):
         as large if a chunk then has at most a third of the tokens.
         """
         _, tokens, vocab, d_model = self.product_sizes(layout)
+        if layout.exact_sums:
+            vocab = self._vocab.size
         third = -(-tokens // 3)
         most = self._chunk or max(_MIN_CHUNK // vocab, 2 * d_model, min(third, 6 * d_model))
         return -(-tokens // -(-tokens // most)) if tokens else 1
@@ -175,7 +179,10 @@ class ProjectedCrossEntropyOperation(Operation):
             lowering.set_partial_sum(output, value, over)
         if d_x is not None:
             d_x = tf.reshape(d_x, lowering.mesh_impl(self).slice_shape(x.shape))
-            lowering.set_partial_sum(self.outputs[2], d_x, [self._vocab])
+            if lowering.mesh_impl(self).layout.exact_sums:
+                lowering.set_slice(self.outputs[2], kernel.summed_over_vocab(d_x))
+            else:
+                lowering.set_partial_sum(self.outputs[2], d_x, [self._vocab])
 
 
 class _ChunkKernel:
@@ -193,6 +200,8 @@ class _ChunkKernel:
         self._needs = [bool(lowering.users(y)) for y in op.outputs[2:]]
         axis = mesh_impl.tensor_dimension_to_mesh_axis(d_model)
         self._axes = [] if axis is None else [axis]
+        self._vocab_axis = mesh_impl.tensor_dimension_to_mesh_axis(vocab)
+        _, self._vocab_parts = lowering.parts_of(vocab)
         self.width = self._table.shape[1]
 
     def __call__(
@@ -258,7 +267,15 @@ class _ChunkKernel:
             lambda: reduce_sum(tf.cast(d_logits, tf.float32), 0),
         )
         sums += [of() for of, needed in zip(gradients, needs, strict=False) if needed]
-        return sums, tf.matmul(d_logits, self._table) if needs_x else None
+        if not needs_x:
+            return sums, None
+        factors = tf.split(d_logits, self._vocab_parts, 1), tf.split(self._table, self._vocab_parts)
+        return sums, tree_sum([tf.matmul(*part) for part in zip(*factors, strict=True)])
+
+    def summed_over_vocab(self, d_x: tf.Tensor) -> tf.Tensor:
+        """Returns the sum of the processors' parts of a gradient, with `exact_sums`."""
+        axes = [] if self._vocab_axis is None else [self._vocab_axis]
+        return self._collectives.tree_allreduce(d_x, axes)
 
 
 class ScaledGradientOperation(Operation):

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.context import Lowering
+from t2tp.lowering.exact_sums import sum_in_parts
 from t2tp.lowering.mesh_impl import SpmdMeshImpl
-from t2tp.lowering.staged_sums import reduce_sum
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ class SlicedSoftmax:
         self._mesh_impl = mesh_impl
         self._slice_size = mesh_impl.slice_shape(upstream.Shape([dim]))[0]
         self._axes = [] if axis is None else [axis]
+        _, self._parts = lowering.parts_of(dim)
         self._collectives = mesh_impl.collectives
 
     def losses(self, logits: tf.Tensor, targets: tf.Tensor) -> Losses:
@@ -79,11 +80,11 @@ class SlicedSoftmax:
             shifted = tf.cast(logits, tf.float32) - highest[:, None]
             index, is_here = _index(local, self._slice_size)
             parts = [
-                reduce_sum(tf.exp(shifted), 1),
+                sum_in_parts(tf.exp(shifted), self._parts),
                 tf.where(is_here, tf.gather_nd(shifted, index), 0.0),
             ]
             if smoothing:
-                parts.append(reduce_sum(self._masked(shifted), 1))
+                parts.append(sum_in_parts(self._masked(shifted), self._parts))
             return tf.stack(parts)
 
         local_sums = self._lowering.compiled(sums)(flat, highest, self._local(targets))
@@ -125,6 +126,8 @@ class SlicedSoftmax:
 
     def _allreduce(self, x: tf.Tensor, merge_op: str) -> tf.Tensor:
         """Reduces over the processors that have the other classes."""
+        if self._collectives.exact and merge_op == "Add":
+            return self._collectives.tree_allreduce(x, self._axes)
         return self._collectives.allreduce(x, self._axes, merge_op)
 
     def _masked(self, x: tf.Tensor, value: float = 0.0) -> tf.Tensor:
