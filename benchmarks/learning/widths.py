@@ -49,6 +49,7 @@ class Family:
       changes: changes to the set.
       sizes: changes for a width.
       steps: number of training steps.
+      seeds: number of initial values to train from with each rate.
     """
 
     model: str
@@ -58,6 +59,7 @@ class Family:
     changes: str
     sizes: Callable[[int], str]
     steps: int
+    seeds: int = 1
 
 
 def _transformer(width: int) -> str:
@@ -76,7 +78,8 @@ FAMILIES = {
     "untied": Family("transformer_lm", "transformer_lm_plain_tiny", *UNTIED),
     "lm": Family("transformer_lm", "transformer_lm_tiny", *TEXT, _gated, 120),
     "lm_fan_in": Family("transformer_lm", "transformer_lm_tiny", *FAN_IN, _gated, 120),
-    "experts": Family("transformer_moe", "transformer_moe_tiny", *UNTIED),
+    # With one seed, chance would choose among rates with almost the same loss.
+    "experts": Family("transformer_moe", "transformer_moe_tiny", *UNTIED, seeds=3),
     "resnet": Family(
         "mtf_resnet",
         "mtf_resnet_digits",
@@ -130,21 +133,30 @@ class Trained:
         def step_fn(mesh, features):
             return {"loss": model_fn(mesh, features, ModeKeys.TRAIN, hparams).loss}
 
-        self._program = Program(step_fn, inputs.features)
-        self._initial = {v.spec.name: v.numpy() for v in self._program.variables}
+        self._initial = []
+        for seed in range(family.seeds):
+            self._program = Program(step_fn, inputs.features, seed=seed)
+            self._initial.append({v.spec.name: v.numpy() for v in self._program.variables})
         self._batches = [inputs.stream[step] for step in range(family.steps)]
 
     def loss(self, rate: float) -> float | None:
-        """Trains, and returns the mean loss of the last sixth of the steps; None: it diverged."""
+        """Trains from each seed, and returns the mean loss of the last sixth of the steps.
+
+        Returns:
+          The mean over the seeds; None: a run diverged.
+        """
         RATE.assign(rate)
-        for variable in self._program.variables:
-            variable.assign(self._initial[variable.spec.name])
-        losses: list[float] = []
-        for step, batch in enumerate(self._batches):
-            losses.append(float(self._program(batch, step)["loss"]))
-            if not losses[-1] < 1.5 * losses[0]:
-                return None
-        return round(float(np.mean(losses[-len(losses) // 6 :])), 4)
+        found = []
+        for initial in self._initial:
+            for variable in self._program.variables:
+                variable.assign(initial[variable.spec.name])
+            losses: list[float] = []
+            for step, batch in enumerate(self._batches):
+                losses.append(float(self._program(batch, step)["loss"]))
+                if not losses[-1] < 1.5 * losses[0]:
+                    return None
+            found.append(np.mean(losses[-len(losses) // 6 :]))
+        return round(float(np.mean(found)), 4)
 
 
 def best_exponent(losses: dict[str, float | None]) -> int:
@@ -240,7 +252,8 @@ def main() -> None:
     parser.add_argument("--data_dir", type=Path, required=True)
     parser.add_argument("--models", default="lm", help=",".join(FAMILIES))
     parser.add_argument("--optimizers", default="adam", help=",".join(FIRST))
-    parser.add_argument("--widths", default="64,128,256,512")
+    parser.add_argument("--widths", default="64,128,256,512,1024")
+    parser.add_argument("--transfer_only", action="store_true", help="do not train without it")
     args = parser.parse_args()
     tf.config.threading.set_intra_op_parallelism_threads(1)
     global RATE
@@ -254,7 +267,7 @@ def main() -> None:
         for optimizer in args.optimizers.split(","):
             best = {"": FIRST[optimizer], f"narrow_{name}": FIRST[optimizer]}
             for width in map(int, args.widths.split(",")):
-                for transfer_from in best:
+                for transfer_from in list(best)[args.transfer_only :]:
                     key = f"{name} {optimizer} {width}{' transfer_from' if transfer_from else ''}"
                     hparams = hparams_of(family, width, optimizer, transfer_from)
                     make = functools.partial(Trained, family, hparams, args.data_dir)

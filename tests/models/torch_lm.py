@@ -62,7 +62,9 @@ def trained(
     is_matrix = {n for n, p in parameters.items() if p.ndim > 1 and n != "embedding"}
     matrices = [parameters[name] for name in is_matrix]
     others = [p for name, p in parameters.items() if name not in is_matrix]
-    adam = {"betas": (0.9, 0.98), "eps": 1e-9}
+    # As float32, which the constants of t2tp's graphs are, also where it computes in float64.
+    betas = tuple(float(np.float32(beta)) for beta in (0.9, 0.98))
+    adam = {"betas": betas, "eps": float(np.float32(1e-9))}
     optimizers = [torch.optim.AdamW(others, weight_decay=0.0, **adam)]
     if optimizer == "muon":
         muon = {"momentum": 0.9, "adjust_lr_fn": "match_rms_adamw"}
