@@ -196,8 +196,10 @@ def test_modules_exist():
 
 @functools.cache
 def words() -> set[str]:
-    """Every name in the code, and every word in a string that is no docstring."""
+    """Every name in the code and its tables, and every word in a string that is no docstring."""
     found = {*dir(builtins), *sys.stdlib_module_names, *registry.list_hparams()}
+    for path in (REPOSITORY / "t2tp").rglob("*.toml"):
+        found |= set(re.findall(r"\w+", path.read_text("utf-8")))
     for spec in PROGRAMS.values():
         found |= {spec.name, *re.findall(r"\w+", spec.intro), *(p.name for p in spec.positional)}
     for path, module in modules().items():
