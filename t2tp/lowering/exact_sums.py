@@ -83,12 +83,12 @@ class _WholeRows(NamedTuple):
     Attributes:
       collectives: the processor's collectives.
       axis: the axis.
-      count: number of processors along it.
+      processors: number of processors along it.
     """
 
     collectives: Collectives
     axis: int
-    count: int
+    processors: int
 
     def of_slice(self, x: tf.Tensor, names: list[str]) -> tf.Tensor:
         """Returns all positions of a processor's share of the rows of a slice."""
@@ -99,7 +99,7 @@ class _WholeRows(NamedTuple):
         rows = names.index(BATCH)
         if POSITIONS in names:
             return self.collectives.alltoall(x, self.axis, rows, names.index(POSITIONS))
-        shares = tf.stack(tf.split(x, self.count, rows))
+        shares = tf.stack(tf.split(x, self.processors, rows))
         return tf.gather(shares, self.collectives.coordinate(self.axis))
 
     def put_back(self, x: tf.Tensor, names: list[str]) -> tf.Tensor:

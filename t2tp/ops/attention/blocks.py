@@ -180,8 +180,8 @@ def collected(weights: tf.Tensor, y: tf.Tensor, kv_heads: int, parts: int = 1) -
         shape = [weights.shape[0], kv_heads, -1]
         grouped = [reshaped(x, [*shape, x.shape[3]]) for x in (weights, y)]
         return tf.matmul(*grouped, transpose_a=True)
-    cut = [tf.split(x, parts, 2) for x in (weights, y)]
-    return tree_sum([collected(*part, kv_heads) for part in zip(*cut, strict=True)])
+    cut = zip(tf.split(weights, parts, 2), tf.split(y, parts, 2), strict=True)
+    return tree_sum([collected(w, y, kv_heads) for w, y in cut])
 
 
 def _grouped(x: tf.Tensor, memory: tf.Tensor) -> tf.Tensor:
