@@ -290,9 +290,11 @@ def test_every_hparam_that_the_sets_of_a_model_declare_is_read(model):
     sets = [name for name in SETS if registry.model_of_hparams(name) == model]
     read = set().union(*(read_by(name) for name in sets))
     smallest = min(sets, key=lambda name: on_its_mesh(name).parameters)
-    kinds = {"position": ["rotary"], "attention_type": ["local"]}
+    kinds = {"position": ["rotary", "relative"], "attention_type": ["local"]}
     if model == "mtf_image_transformer":
         kinds = {"attention_type": ["full", "local_1d", "local_2d"]}
+    elif model == "mtf_resnet":  # Whose smallest set has 16 channels.
+        read |= build(smallest, {"mesh_shape": "", "norm_type": "group", "norm_groups": 8}).read
     for switch, values in kinds.items():
         for value in values if switch in registry.hparams(smallest) else []:
             read |= build(smallest, {"mesh_shape": "", switch: value}).read
