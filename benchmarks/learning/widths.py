@@ -267,7 +267,7 @@ def main() -> None:
         for optimizer in args.optimizers.split(","):
             best = {"": FIRST[optimizer], f"narrow_{name}": FIRST[optimizer]}
             for width in map(int, args.widths.split(",")):
-                for transfer_from in list(best)[args.transfer_only :]:
+                for transfer_from in [f"narrow_{name}"] if args.transfer_only else best:
                     key = f"{name} {optimizer} {width}{' transfer_from' if transfer_from else ''}"
                     hparams = hparams_of(family, width, optimizer, transfer_from)
                     make = functools.partial(Trained, family, hparams, args.data_dir)

@@ -97,7 +97,7 @@ def log_probs_of(logits: tf.Tensor, parts: tf.Tensor) -> tf.Tensor:
     """
     highest = tf.reduce_max(parts[..., 0], -1)
     totals = parts[..., 1] * tf.exp(parts[..., 0] - highest[..., None])
-    count = totals.shape[-1]
+    count = totals.shape[-1]  # A power of two with `exact_sums`.
     total = sum_in_parts(totals, count if count & (count - 1) == 0 else 1)
     per_row = [*highest.shape, *[1] * (logits.shape.rank - highest.shape.rank)]
     return logits - tf.reshape(highest, per_row) - tf.reshape(tf.math.log(total), per_row)

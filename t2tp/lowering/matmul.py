@@ -11,7 +11,7 @@ import tensorflow as tf
 
 # TensorFlow has two kernels for CPUs: one for a single matrix, or for products of more
 # multiplications than this (`kMaxCostOuterParallelism`), and one for a batch of smaller products.
-_SMALL = 128 * 128
+SMALL_PRODUCT = 128 * 128
 
 
 def einsum(
@@ -53,7 +53,7 @@ def einsum_of_any_slice(equation: str, *slices: tf.Tensor) -> tf.Tensor:
     batch = [letter for letter in out if letter in x and letter in y]
     kinds = {*x} - {*y}, {*y} - {*x}, {*x} & {*y} - {*out}
     rows, columns, summed = (math.prod(sizes[letter] for letter in kind) for kind in kinds)
-    if not batch or min(rows, columns, summed) == 1 or rows * columns * summed > _SMALL:
+    if not batch or min(rows, columns, summed) == 1 or rows * columns * summed > SMALL_PRODUCT:
         return einsum(equation, *slices)
     parts = [
         tf.unstack(operand, axis=term.index(batch[0]))

@@ -24,18 +24,19 @@ from t2tp.mesh.zero import Storage, axes_at_rest, name_in_use
 # Dimensions that an axis need not divide, because the data gives their size: slices are padded.
 _PADDED = ("vocab",)
 
-# Dimensions that count the rows of the batch.
-ROWS = ("batch", "expert_groups")
-
-# Dimensions that `exact_sums` sums in parts, the outer one first, and so may split.
-_SUMMED_IN_PARTS = (*ROWS, "heads", "kv_heads", "d_ff", "experts", "vocab")
 # Rows of tokens, and the positions of a row: with `exact_sums` a sum over both is computed of whole
 # rows, so the axes that split positions continue the tree of the rows.
 BATCH, POSITIONS = "batch", "length"
 
+# Dimensions that count the rows of the batch.
+ROWS = (BATCH, "expert_groups")
+
+# Dimensions that `exact_sums` sums in parts, the outer one first, and so may split.
+_SUMMED_IN_PARTS = (*ROWS, "heads", "kv_heads", "d_ff", "experts", "vocab")
+
 # Dimensions without a rule that inherit axes: `expert_groups` inherits the batch's axes, minus the
 # experts', and `expert_length` the length's.
-_FOLLOWERS = {"expert_groups": ("batch", "experts"), "expert_length": ("length", "experts")}
+_FOLLOWERS = {"expert_groups": (BATCH, "experts"), "expert_length": (POSITIONS, "experts")}
 
 
 class Layout:
@@ -164,7 +165,7 @@ class Layout:
         microbatches first. So it does where experts are split over axes of the batch, and have
         rows of all of its parts. Otherwise a microbatch has rows of each processor's part.
         """
-        gathers = self.axis_index("expert_groups") != self.axis_index("batch")
+        gathers = self.axis_index("expert_groups") != self.axis_index(BATCH)
         return self.exact_sums > 0 and (self.storage.stage >= 2 or gathers)
 
     @property
@@ -266,7 +267,7 @@ class Layout:
     @property
     def batch_shards(self) -> int:
         """Number of parts into which the batch is split."""
-        axis = self.axis_of("batch")
+        axis = self.axis_of(BATCH)
         return axis.size if axis else 1
 
     def stage_of(self, pnum: int) -> int:

@@ -58,8 +58,8 @@ class Adam(Optimizer):
     ) -> None:
         self.shrink(var, rate, decay)
         # Algorithm 1 adds epsilon to the root of the corrected v, the kernel to the root of v.
-        correction = tf.sqrt(1.0 - power2)
-        epsilon = self._epsilon * correction
+        correction = self.shared(("correction", power2.ref()), lambda: tf.sqrt(1.0 - power2))
+        epsilon = self.shared(("epsilon", power2.ref()), lambda: self._epsilon * correction)
         if var.dtype == tf.float32:
             tf.raw_ops.ResourceApplyAdam(
                 var=var.handle,

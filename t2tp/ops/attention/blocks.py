@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from t2tp.lowering.matmul import SMALL_PRODUCT
 from t2tp.lowering.slice_shapes import reshaped
 from t2tp.mesh.collectives import tree_sum
 
 # With `exact_sums` keys are multiplied in blocks of this size. Kernels add so short a sum in one
 # order, for any number of queries.
 _EXACT_KEYS = 64
-# Up to this number of multiplications `tf.matmul` multiplies each matrix of a batch with a kernel
-# for small ones; and a single row with another one. This many rows more have neither.
-_SMALL_PRODUCT, _MORE_ROWS = 128 * 128, 8
+# Rows beyond those of a small product, so that it is none; a single row has a kernel of its own.
+_MORE_ROWS = 8
 
 
 class Block(NamedTuple):
@@ -152,7 +152,7 @@ def added_in_turn(x: tf.Tensor, axis: int) -> tf.Tensor:
 
 def _with_enough_rows(x: tf.Tensor, size: int) -> tf.Tensor:
     """Pads the rows of matrices that are multiplied by matrices of `size` elements."""
-    rows = _SMALL_PRODUCT // size + _MORE_ROWS
+    rows = SMALL_PRODUCT // size + _MORE_ROWS
     return tf.pad(x, [[0, 0], [0, 0], [0, max(0, rows - x.shape[2])], [0, 0]])
 
 
