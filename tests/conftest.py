@@ -4,8 +4,6 @@ With `T2TP_TEST_GPU=1` the machine's first GPU is split into eight instead (docs
 GPUs are not looked at.
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Files of tests: what a directory holds, a changed byte, a disk that fills up."""
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Kills a writer of a whole file at the worst moment."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """The code in the pages of docs/."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The commands that the README and the pages of docs/ show, and how a test runs them."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

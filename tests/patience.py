@@ -1,7 +1,5 @@
 """How long tests wait for a condition."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

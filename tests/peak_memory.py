@@ -1,7 +1,5 @@
 """The most memory that this program has used."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

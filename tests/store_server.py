@@ -1,7 +1,5 @@
 """A store on loopback: moto's S3 server, with faults, and a count of the bytes that it sends."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator

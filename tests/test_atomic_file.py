@@ -1,7 +1,5 @@
 """Files that are whole under their name, and what is left of those that never were."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

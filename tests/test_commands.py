@@ -1,7 +1,5 @@
 """Every command in the README and in docs/ works as it is written, some with fewer steps."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What lies in deploy/: valid by the published schemas, with flags that our programs have."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

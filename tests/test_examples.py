@@ -1,7 +1,5 @@
 """Every example runs, and learns."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

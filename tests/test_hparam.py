@@ -1,7 +1,5 @@
 """HParams: typed values, read from text and JSON, refused in plain sentences."""
 
-from __future__ import annotations
-
 import copy
 import doctest
 import keyword

@@ -3,8 +3,6 @@
 Graphs are abstract, without devices and memory, so the largest set costs little.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -1,7 +1,5 @@
 """Every name in a docstring, a comment or a message of the source is the name of something."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import functools

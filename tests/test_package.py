@@ -1,7 +1,5 @@
 """The sdist and the wheel: each holds all of t2tp, and nothing else of the repository."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import re

@@ -1,7 +1,5 @@
 """Ranges, and the points that are sampled from them."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

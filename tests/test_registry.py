@@ -1,7 +1,5 @@
 """The registry: names, look-ups, and what it says when they fail."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Two processes of a run as two threads of this one, for what they have to agree on."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -6,8 +6,6 @@ making, renaming or deleting something. It answers `killed`, or `done` if there 
 operations.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

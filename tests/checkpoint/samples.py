@@ -1,7 +1,5 @@
 """Values to save, which the tests and the processes they start agree on."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """One variable, split over a mesh, and its checkpoints."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import tensorflow as tf

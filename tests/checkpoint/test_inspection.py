@@ -1,7 +1,5 @@
 """Descriptions and differences of checkpoints with variables of any shape."""
 
-from __future__ import annotations
-
 import math
 import tempfile
 

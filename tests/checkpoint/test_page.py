@@ -1,7 +1,5 @@
 """The examples of docs/checkpoints.md."""
 
-from __future__ import annotations
-
 from t2tp.checkpoint import all_steps
 from tests.page_blocks import blocks
 

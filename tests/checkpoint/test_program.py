@@ -1,7 +1,5 @@
 """A program without the trainer is saved and restored."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Several processes restore the same checkpoint, or none does."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Mirrors, locks and ranges against a store on loopback, with faults."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

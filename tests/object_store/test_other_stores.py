@@ -1,7 +1,5 @@
 """Google's and Azure's stores, by emulators on loopback, where these are installed."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """A small problem for the tests: some of the standard library's files, and edge cases."""
 
-from __future__ import annotations
-
 import shutil
 import sysconfig
 from pathlib import Path

@@ -1,7 +1,5 @@
 """TFDS's catalog without the network: its datasets, with generated examples."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

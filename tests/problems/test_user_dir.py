@@ -1,7 +1,5 @@
 """The example of a user's directory, as docs/new_problem.md walks through it."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Small tokenizers of each kind, chat templates and conversations."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

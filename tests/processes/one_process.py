@@ -3,8 +3,6 @@
 Its last line is what the test looks at, as JSON.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

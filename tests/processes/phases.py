@@ -8,8 +8,6 @@ stepping: both run steps.
 A process prints `there` when it is in the phase.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

@@ -1,7 +1,5 @@
 """Listeners that only this host's loopback interface reaches."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Several processes, real ones: the numbers of a single one, and what happens when one is lost."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """SIGTERM ends a program of several processes in each of its phases; nobody is left behind."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """The data of the tiny problem, and what leaves no trace in other tests."""
 
-from __future__ import annotations
-
 import shutil
 import uuid
 from collections.abc import Callable, Iterator

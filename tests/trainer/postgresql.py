@@ -1,7 +1,5 @@
 """A PostgreSQL server of the tests' own, where the machine has the program (apt's `postgresql`)."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

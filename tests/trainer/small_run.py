@@ -1,7 +1,5 @@
 """The command line of a small training, and what its run must have in common with another."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from t2tp.checkpoint import Checkpoint

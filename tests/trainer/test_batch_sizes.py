@@ -1,7 +1,5 @@
 """Real runs that are resumed with other batch sizes, meshes and microbatches."""
 
-from __future__ import annotations
-
 import pytest
 
 from t2tp.problems.data.stream import ShuffledStream

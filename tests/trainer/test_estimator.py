@@ -1,7 +1,5 @@
 """The Estimator on a regression that takes milliseconds a step."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

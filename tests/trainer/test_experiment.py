@@ -1,7 +1,5 @@
 """A run of a registered model on a registered problem, without flags."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

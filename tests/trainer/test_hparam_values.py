@@ -1,7 +1,5 @@
 """Each hyperparameter says which values it may have, and wrong ones are one sentence each."""
 
-from __future__ import annotations
-
 import pytest
 
 import t2tp.hparams

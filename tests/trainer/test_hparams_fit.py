@@ -1,7 +1,5 @@
 """Every model with every hparams set: it can be built, or one sentence says why not."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

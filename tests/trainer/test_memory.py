@@ -1,7 +1,5 @@
 """Training holds the same memory at each step, however many steps it has done."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Mapping
 

@@ -1,8 +1,6 @@
 """What an evaluation finds does not depend on the mesh, the batch size or the step, whatever the
 problem and the model."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

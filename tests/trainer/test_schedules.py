@@ -1,7 +1,5 @@
 """Schedules that evaluate: early stopping, following another run, other splits."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 import time

@@ -1,7 +1,5 @@
 """Texts of two classes, small enough for whole runs in seconds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from t2tp import registry

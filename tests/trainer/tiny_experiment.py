@@ -1,7 +1,5 @@
 """A short experiment: the tiny model on the tiny problem."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from t2tp import registry

@@ -1,7 +1,5 @@
 """A text-to-text problem and hparams small enough for whole runs in seconds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from t2tp import registry

@@ -1,7 +1,5 @@
 """A problem and hparams small enough for whole runs of the trainer in seconds."""
 
-from __future__ import annotations
-
 import sysconfig
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A regression small enough for tests of the trainer: y = x w, learned by gradient descent."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """An estimator of the toy model, its losses, and hooks that watch or stop it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Small trained runs, for tests of what is done with a run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Runs that are resumed with another batch size read each row of an epoch exactly once."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

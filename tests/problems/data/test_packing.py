@@ -1,7 +1,5 @@
 """Windows over three documents of 5, 2 and 4 tokens, 1 being EOS."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Shards that Apache Beam makes are those that this process makes."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """Small archives in the formats of TFDS's datasets, and a mock of their download."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import io

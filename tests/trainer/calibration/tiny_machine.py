@@ -1,7 +1,5 @@
 """What might have been measured of a machine of two cores, without measuring it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

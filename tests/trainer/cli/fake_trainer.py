@@ -5,8 +5,6 @@ Its loss depends on the learning rate and the step only. With `--model=fails` it
 noted in the file `steps` of the run.
 """
 
-from __future__ import annotations
-
 import fcntl
 import math
 import os

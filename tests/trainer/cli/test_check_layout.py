@@ -1,7 +1,5 @@
 """`t2tp_trainer --check_layout`: the run's layout beside one device, with small dimensions."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

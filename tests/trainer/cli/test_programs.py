@@ -1,7 +1,5 @@
 """What all programs have in common: help, version, mistakes on the command line, exit codes."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib.util

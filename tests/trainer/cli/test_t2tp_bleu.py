@@ -1,7 +1,5 @@
 """`t2tp_bleu` as people type it (in this process)."""
 
-from __future__ import annotations
-
 import pytest
 import sacrebleu
 

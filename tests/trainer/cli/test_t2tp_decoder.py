@@ -1,7 +1,5 @@
 """`t2tp_decoder` on runs of a few steps."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """`t2tp_eval` as people type it (in this process)."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The launcher, with commands that take no time."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """`t2tp_tune`, here of a program that does as if it trained."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """Reads TensorBoard's event files."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

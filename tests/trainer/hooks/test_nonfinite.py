@@ -1,7 +1,5 @@
 """A step that is not finite ends the training, and nothing that came of it is saved."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """The stage that the others wait for is named, once."""
 
-from __future__ import annotations
-
 import json
 
 from t2tp.trainer.hooks.json_log import JsonLog

@@ -1,7 +1,5 @@
 """What TensorBoard is given besides scalars."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

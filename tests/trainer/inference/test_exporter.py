@@ -1,7 +1,5 @@
 """Exported models, in a process of plain TensorFlow."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The defaults of decoding, by `generation_config.json`."""
 
-from __future__ import annotations
-
 import json
 import re
 from types import SimpleNamespace

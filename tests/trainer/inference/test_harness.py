@@ -1,7 +1,5 @@
 """Runs on tasks of lm-evaluation-harness, compared with its own `--model hf` on the same model."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files for LiteRT, run by its interpreter."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

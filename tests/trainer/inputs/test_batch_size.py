@@ -1,7 +1,5 @@
 """Batch sizes in sequences and in tokens, of the batch and of a replica."""
 
-from __future__ import annotations
-
 import pytest
 
 from t2tp import registry

@@ -1,7 +1,5 @@
 """The Estimator on a `tf.data.Dataset`, and on a model function that asks more."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Makes a directory for `--t2t_usr_dir` whose hook ends or holds a process after a step."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 _HOOKS = '''

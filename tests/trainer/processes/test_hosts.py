@@ -1,7 +1,5 @@
 """A run on hosts of their own loses one, and goes on with fewer and then with more of them."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

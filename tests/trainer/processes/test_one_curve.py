@@ -1,7 +1,5 @@
 """One run, one curve: for a fixed mesh, processes and restarts change no bit of a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

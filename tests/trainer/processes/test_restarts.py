@@ -1,7 +1,5 @@
 """Restarts of commands that take no time."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

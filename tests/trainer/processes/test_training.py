@@ -3,8 +3,6 @@
 Each process takes seconds to start, so a test says all that its processes have shown.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

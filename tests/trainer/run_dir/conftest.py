@@ -1,7 +1,5 @@
 """A run of the toy model that many tests look at, damage or resume."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 It trains the tiny problem on a mesh of 2x2 virtual CPU devices, always with the same command.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re

@@ -1,7 +1,5 @@
 """Programs that look after their object store every moment, so that tests need not wait."""
 
-from __future__ import annotations
-
 from t2tp.object_store import mirror, store_lock
 from t2tp.trainer.cli import programs
 

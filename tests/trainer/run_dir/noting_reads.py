@@ -1,7 +1,5 @@
 """`t2tp_trainer` that prints, at its end, which examples this process has read to train."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs that train adapters of another run's weights: what they save, and how they find the base."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Kills runs while they train and save; resumed, they have the losses of an undisturbed run."""
 
-from __future__ import annotations
-
 import random
 import re
 import shutil

@@ -3,8 +3,6 @@
 Files x faults x programs, of which a sample runs: `T2TP_SPOILT_CASES=all` runs every case.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Runs in a store on loopback: killed anywhere, they resume byte for byte."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import signal

@@ -1,7 +1,5 @@
 """After a crash steps come again: whoever shows a run shows each of them once."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """What a run resumes from."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """One trainer a directory; whoever it is, and however the one before has ended."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

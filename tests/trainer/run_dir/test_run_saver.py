@@ -1,7 +1,5 @@
 """A run is saved while it trains."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """When a checkpoint is due."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Two processes, each with half of the model, save and restore together."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Rows of embedding and logits in a new run with another vocabulary."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np

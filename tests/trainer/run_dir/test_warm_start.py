@@ -1,7 +1,5 @@
 """A new run that begins with another one's values."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

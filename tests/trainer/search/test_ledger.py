@@ -1,7 +1,5 @@
 """Who trains which point: each exactly once, whatever happens to the processes."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

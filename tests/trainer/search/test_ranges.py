@@ -1,7 +1,5 @@
 """Values that Optuna draws, and how a trial's process is given them."""
 
-from __future__ import annotations
-
 import optuna
 from hypothesis import given
 from hypothesis import strategies as st
