@@ -61,15 +61,13 @@ def test_whole_numbers_on_a_logarithmic_scale_are_in_the_range():
 
 
 def test_a_trial_sets_hparams_or_nothing():
-    hparams = HParams(rate=0.0, dropout=0.0, beta=0.0, layers=2, width=16, kind="sgd")
+    numbers = dict(rate=0.0, dropout=0.0, beta=0.0, layers=2, width=16)
+    hparams = HParams(**numbers, kind="sgd")
     sampled = ranged().apply(1, hparams)
     assert sampled == hparams.values() == ranged().sample_trial(1)
     for lacking, says in (
         (HParams(rate=0.0), "samples dropout, which the hparams do not have"),
-        (
-            HParams(rate=0.0, dropout=0.0, beta=0.0, layers=2, width=16, kind=3),
-            "kind: expected int",
-        ),
+        (HParams(**numbers, kind=3), "kind: expected int"),
     ):
         before = lacking.copy()
         with pytest.raises(ValueError, match=says):

@@ -32,9 +32,7 @@ def test_numbers_of_another_kind_are_refused(tmp_path):
     save(tmp_path, small_variables(), 1)
     integers = Variables(Layout(), connect(1))
     integers.create(VariableSpec("w", SHAPE, tf.int32, tf1.zeros_initializer(), True))
-    with pytest.raises(
-        CheckpointMismatchError, match="w is float32 in the .* int32 in the program"
-    ):
+    with pytest.raises(CheckpointMismatchError, match="w is float32 in .* int32 in the program"):
         restore(latest(tmp_path), integers, strict=True)
 
 

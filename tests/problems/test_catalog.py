@@ -86,22 +86,19 @@ def test_images_of_the_catalog(mocked, tmp_path, name):
 @pytest.mark.parametrize(
     ("name", "options", "family"),
     [
-        ("tfds:imdb_reviews", "vocab_size=400", "Text2ClassProblem"),
-        ("tfds:wiki40b/en", "targets=text,vocab_size=400", "LanguageModelProblem"),
-        ("tfds:cnn_dailymail", "vocab_size=400,arrangement=packed", "Text2TextProblem"),
-        ("tfds:wmt14_translate/de-en", "inputs=de,targets=en,vocab_size=400", "Text2TextProblem"),
-        (
-            "tfds:openbookqa",
-            "inputs=question/stem,targets=answerKey,vocab_size=400",
-            "Text2ClassProblem",
-        ),
+        ("tfds:imdb_reviews", "", "Text2ClassProblem"),
+        ("tfds:wiki40b/en", "targets=text", "LanguageModelProblem"),
+        ("tfds:cnn_dailymail", "arrangement=packed", "Text2TextProblem"),
+        ("tfds:wmt14_translate/de-en", "inputs=de,targets=en", "Text2TextProblem"),
+        ("tfds:openbookqa", "inputs=question/stem,targets=answerKey", "Text2ClassProblem"),
         ("tfds:kmnist", "", "Image2ClassProblem"),
         ("tfds:kmnist", "inputs=-,targets=image", "ImageGenerationProblem"),
         ("tfds:imagenet2012", "height=32,width=32", "Image2ClassProblem"),
     ],
 )
 def test_any_dataset_by_its_features(mocked, tmp_path, name, options, family):
-    problem = check(problems.find(name, options), tmp_path)
+    options += ",vocab_size=400" if family.endswith(("TextProblem", "ModelProblem")) else ""
+    problem = check(problems.find(name, options.lstrip(",")), tmp_path)
     assert family in [base.__name__ for base in type(problem).__mro__]
     assert problem.name == name
     assert [path.name for path in tmp_path.iterdir() if path.name[0] != "."] == [
@@ -113,20 +110,12 @@ def test_any_dataset_by_its_features(mocked, tmp_path, name, options, family):
     ("name", "options", "message"),
     [
         ("tfds:mnst", "", "no dataset 'mnst': did you mean mnist"),
-        (
-            "tfds:mqqq",
-            "",
-            r"no dataset 'mqqq': of the \d+ datasets of TFDS the nearest are [\w, ]{,80}$",
-        ),
+        ("tfds:mqqq", "", r"no dataset 'mqqq': of the \d+ .* the nearest are [\w, ]{,80}$"),
         ("tfds:glue/sst3", "", "no dataset 'glue/sst3': did you mean sst2"),
         ("tfds:glue/sst2:9.9.9", "", "cannot open the dataset .* 9.9.9"),
         ("tfds:wiki40b/en", "", r"which features of .* text \(Text\)"),
         ("tfds:titanic", "", r"which features of .* say it with the options inputs and targets"),
-        (
-            "tfds:openbookqa",
-            "targets=question",
-            r"no feature 'question': .* question/stem \(Text\)",
-        ),
+        ("tfds:openbookqa", "targets=question", r"no feature 'question': .* question/stem"),
         ("tfds:mnist", "inputs=label,targets=image", "no problem goes from label to image"),
         ("tfds:imagenet2012", "", "have no fixed size"),
         ("tfds:mnist", "vocab_size=300", "options of tfds:mnist: vocab_size=300"),

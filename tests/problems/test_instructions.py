@@ -268,9 +268,7 @@ def test_a_bad_line_is_refused_by_file_and_line(tmp_path, tokenizer, capfd, line
 
 def test_a_template_that_rewrites_earlier_messages_is_refused(tmp_path, tokenizer):
     rewriting = "{{ messages | length }}" + TEMPLATE
-    with pytest.raises(
-        ValueError, match=r"data.jsonl, line \d+: the chat template writes message 3"
-    ):
+    with pytest.raises(ValueError, match=r"data.jsonl, line \d+: .*template writes message 3"):
         prepared(tmp_path, [CHATS[1]] * 20, with_template(tokenizer, rewriting))
 
 

@@ -5,16 +5,14 @@ import pytest
 from t2tp.problems.data.stream import ShuffledStream
 from tests.trainer.tiny_experiment import experiment
 
+PER_REPLICA = "sequences_per_replica"
 # The changes of hparams and the last step of each training of one run.
 RUNS = [
     [("batch_size=8", 3), ("batch_size=4", 5), ("batch_size=4", 6), ("batch_size=12", 8)],
     [
         ("batch_size=8,microbatches=2", 2),
         ("batch_size=4,mesh_shape=data:2;model:2,layout=batch:data;d_ff:model", 5),
-        (
-            "batch_size=2,batch_size_unit=sequences_per_replica,mesh_shape=data:4,layout=batch:data",
-            7,
-        ),
+        (f"batch_size=2,batch_size_unit={PER_REPLICA},mesh_shape=data:4,layout=batch:data", 7),
     ],
 ]
 

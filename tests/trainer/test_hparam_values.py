@@ -9,6 +9,7 @@ from t2tp.hparam import HParams
 from t2tp.models import resnet
 
 STAGES = "num_hidden_layers=2,mesh_shape=stage:2,layout=layers:stage"
+PIECES = "learning_rate_schedule=piecewise,learning_rate_boundaries"
 # hparam -> changes with a text that its declaration cannot know to be wrong, and what is said when
 # the model is built
 CHECKED_LATER = {
@@ -36,11 +37,7 @@ TOGETHER = {
     "clipping": ("clip_grad_norm=1,clip_grad_value=1", "clip_grad_value"),
     "no such variables": ("weight_decay_exclude=zzz", "matches none of the variables"),
     "decay": ("learning_rate_schedule=exp_decay", "needs learning_rate_decay_steps"),
-    "boundaries": (
-        "learning_rate_schedule=piecewise,learning_rate_boundaries=[2,1],"
-        "learning_rate_multiples=[1,1]",
-        "rising learning_rate_boundaries",
-    ),
+    "boundaries": (f"{PIECES}=[2,1],learning_rate_multiples=[1,1]", "rising learning_rate_bound"),
 }
 
 

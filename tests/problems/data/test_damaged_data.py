@@ -113,10 +113,8 @@ def test_every_byte_is_checked_on_demand(data):
     problem.check_contents(data, num_workers=2)
     spoil(sorted(problem.directory(data).glob("train-*.targets"))[-1], "one bit")
     problem.check_prepared(data)
-    with pytest.raises(
-        DamagedDataError,
-        match=r"data of some_sources are damaged: .*\.targets is not the file(.|\n)*--overwrite",
-    ):
+    said = r"data of some_sources are damaged: .*\.targets is not the file(.|\n)*--overwrite"
+    with pytest.raises(DamagedDataError, match=said):
         problem.check_contents(data, num_workers=2)
 
 

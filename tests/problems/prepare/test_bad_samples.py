@@ -80,25 +80,15 @@ class PairsWith(OwnPairs):
 @pytest.mark.parametrize(
     ("problem", "sentence"),
     [
-        (
-            PairsWith({"input": "a", "targets": "b"}),
-            "pairs_with, train, sample 5: it has no 'inputs', only 'input', 'targets'",
-        ),
-        (
-            PairsWith({"inputs": 7, "targets": "b"}),
-            "pairs_with, train, sample 5: 'inputs' is 7 (int), and must be a text (str)",
-        ),
-        (
-            PairsWith({"inputs": "a", "targets": None}),
-            "pairs_with, train, sample 5: 'targets' is None (NoneType), and must be a text (str)",
-        ),
+        (PairsWith({"input": "a", "targets": "b"}), "no 'inputs', only 'input', 'targets'"),
+        (PairsWith({"inputs": 7, "targets": "b"}), "'inputs' is 7 .*int"),
+        (PairsWith({"inputs": "a", "targets": None}), "'targets' is None .*NoneType"),
     ],
     ids=["key", "number", "None"],
 )
 def test_samples_that_are_no_samples_are_named_with_their_problem(tmp_path, problem, sentence):
-    with pytest.raises(BadSampleError) as raised:
+    with pytest.raises(BadSampleError, match=f"^pairs_with, train, sample 5: .*{sentence}"):
         problem.prepare(tmp_path)
-    assert str(raised.value) == sentence
 
 
 def test_whatever_a_problem_raises_is_said_with_its_line(tmp_path, monkeypatch):
@@ -116,9 +106,7 @@ def test_whatever_a_problem_raises_is_said_with_its_line(tmp_path, monkeypatch):
 
 def test_samples_that_are_no_list_are_said(tmp_path, monkeypatch):
     monkeypatch.setattr(OwnPairs, "samples", lambda *places: None)
-    with pytest.raises(
-        ValueError, match="own_pairs: samples.'train'. returned None; give a list, "
-    ):
+    with pytest.raises(ValueError, match="own_pairs: samples.'train'. returned None; give a"):
         OwnPairs().prepare(tmp_path)
 
 

@@ -36,15 +36,11 @@ def resolve(tmp_path, data_dir):
 @pytest.mark.parametrize(
     ("flags", "hparams"),
     [
-        (
-            {"mesh_shape": "model:2", "layout": "d_ff:model"},
-            {"mesh_shape": "model:2", "layout": "d_ff:model"},
-        ),
+        ({"mesh_shape": "model:2"}, {"mesh_shape": "model:2"}),
+        ({"layout": "d_ff:model"}, {"layout": "d_ff:model"}),
         ({"mesh_shape": "model:2", "hparams": "mesh_shape=model:2"}, {"mesh_shape": "model:2"}),
-        (
-            {"worker_gpu": 2, "precision": "bfloat16"},
-            {"mesh_shape": "data:2", "activation_dtype": "bfloat16"},
-        ),
+        ({"worker_gpu": 2}, {"mesh_shape": "data:2"}),
+        ({"precision": "bfloat16"}, {"activation_dtype": "bfloat16"}),
         ({"on_nonfinite": "skip"}, {"skip_nonfinite_steps": True}),
     ],
 )

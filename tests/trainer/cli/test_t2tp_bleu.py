@@ -68,7 +68,7 @@ def test_wrong_input_is_one_sentence(files, tmp_path, capsys):
     (tmp_path / "twice").mkdir()
     for name in ("a-7", "b-7"):
         (tmp_path / "twice" / name).write_text("x\ny\n", "utf-8")
-    good = f"--translation={directory / 'news-2000'}"
+    good, twice = f"--translation={directory / 'news-2000'}", tmp_path / "twice"
     for flags, says in (
         ([good], "give --reference"),
         ([f"--reference={reference}"], "either --translation or --translations_dir"),
@@ -77,10 +77,7 @@ def test_wrong_input_is_one_sentence(files, tmp_path, capsys):
         ([good, "--reference=/dev/zero"], "/dev/zero is a device"),
         ([f"--translation={empty}", f"--reference={empty}"], "empty has 0 lines"),
         ([f"--translations_dir={tmp_path}", f"--reference={reference}"], "no file named NAME-STEP"),
-        (
-            [f"--translations_dir={tmp_path / 'twice'}", f"--reference={reference}"],
-            "two translations of step 7",
-        ),
+        ([f"--translations_dir={twice}", f"--reference={reference}"], "two translations of step 7"),
     ):
         assert main(["", *flags]) == 2
         said = capsys.readouterr()

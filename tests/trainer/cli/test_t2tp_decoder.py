@@ -133,10 +133,7 @@ def test_scores_are_those_of_a_beam_search(pairs, tmp_path, capsys):
         ({"split": "vali"}, "validation"),
         ({"decode_from_file": "/nowhere/file"}, "/nowhere/file"),
         ({"split": "validation", "decode_hparams": "beam=4"}, "beam_size"),
-        (
-            {"split": "validation", "decode_hparams": "beam_size=4,temperature=1"},
-            "one or the other",
-        ),
+        ({"split": "validation", "decode_hparams": "beam_size=4,temperature=1"}, "one or the oth"),
         ({"split": "validation", "checkpoint_path": "/nowhere"}, "/nowhere"),
         ({"splt": "validation"}, "split"),
     ],

@@ -96,13 +96,13 @@ def test_wrong_input_is_one_sentence(name, capfd):
     assert said.err.strip().splitlines()[-1].startswith("t2tp_plan: ")
 
 
-# Model -> hparams set, changes to it, vocabulary or classes.
+# Model -> changes to its tiny set, vocabulary or classes.
 FAMILIES = {
-    "transformer_lm": ("transformer_lm_tiny", "num_hidden_layers=4,num_kv_heads=2", 512),
-    "transformer_moe": ("transformer_moe_tiny", "num_hidden_layers=4", 512),
-    "transformer": ("transformer_tiny", "num_hidden_layers=2", 512),
-    "vit": ("vit_tiny", "", 10),
-    "mtf_resnet": ("mtf_resnet_tiny", "", 10),
+    "transformer_lm": ("num_hidden_layers=4,num_kv_heads=2,", 512),
+    "transformer_moe": ("num_hidden_layers=4,", 512),
+    "transformer": ("num_hidden_layers=2,", 512),
+    "vit": ("", 10),
+    "mtf_resnet": ("", 10),
 }
 FIXED = (
     "",
@@ -136,14 +136,12 @@ def given(line):
 @pytest.mark.parametrize("model", FAMILIES)
 def test_every_line_of_a_search_gives_the_same_plan_when_it_is_pasted(model, seed, capfd):
     chosen = random.Random(f"{model} {seed}")
-    hparams_set, changes, size = FAMILIES[model]
+    changes, size = FAMILIES[model]
     images = {"image_shape": "32,32,3"} if size == 10 else {}
     devices = chosen.randint(1, 8)
     rows = chosen.choice([2, 4, 8]) * devices
-    changes = ",".join(
-        filter(None, (changes, f"batch_size={rows},batch_size_unit=sequences_per_batch"))
-    )
-    base = {"model": model, "hparams_set": hparams_set, "vocab_size": size, **images}
+    changes += f"batch_size={rows},batch_size_unit=sequences_per_batch"
+    base = {"model": model, "hparams_set": f"{model}_tiny", "vocab_size": size, **images}
     fix = chosen.choice(FIXED)
     fixed = {"fix": fix} if fix else {}
     search = {"search": "true", "devices": devices, "top": 2, "hparams": changes, **fixed}
@@ -161,29 +159,24 @@ def test_every_line_of_a_search_gives_the_same_plan_when_it_is_pasted(model, see
         assert program.layout.size == devices
 
 
-# Model, hparams set, vocabulary or classes, and flags of the search.
+# Model, vocabulary or classes, and flags of the search.
 TRAINED = {
-    "one device": ("transformer_lm", "transformer_lm_tiny", 300, {"devices": 1}),
-    "tensor": ("transformer_lm", "transformer_lm_tiny", 300, {"devices": 2, "fix": "heads:model"}),
-    "stages": ("transformer_lm", "transformer_lm_tiny", 300, {"devices": 2, "fix": "layers:stage"}),
-    "ZeRO": ("transformer_lm", "transformer_lm_tiny", 300, {"devices": 4, "fix": "zero_stage=2"}),
-    "experts": (
-        "transformer_moe",
-        "transformer_moe_tiny",
-        300,
-        {"devices": 2, "fix": "experts:expert"},
-    ),
-    "images": ("vit", "vit_tiny", 10, {"devices": 2, "image_shape": "8,8,1"}),
+    "one device": ("transformer_lm", 300, {"devices": 1}),
+    "tensor": ("transformer_lm", 300, {"devices": 2, "fix": "heads:model"}),
+    "stages": ("transformer_lm", 300, {"devices": 2, "fix": "layers:stage"}),
+    "ZeRO": ("transformer_lm", 300, {"devices": 4, "fix": "zero_stage=2"}),
+    "experts": ("transformer_moe", 300, {"devices": 2, "fix": "experts:expert"}),
+    "images": ("vit", 10, {"devices": 2, "image_shape": "8,8,1"}),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", TRAINED)
 def test_a_line_of_a_search_trains_when_it_is_pasted(case, trainer, tmp_path, capfd):
-    model, hparams_set, size, flags = TRAINED[case]
+    model, size, flags = TRAINED[case]
     images = size == 10
     batch = {"hparams": "batch_size=16"} if images else {"global_batch_tokens": "1K"}
-    base = {"model": model, "hparams_set": hparams_set, "vocab_size": size}
+    base = {"model": model, "hparams_set": f"{model}_tiny", "vocab_size": size}
     (best,) = said(capfd, **base, **batch, search="true", top=1, **flags)
     data = {"problem": "image_digits", "data_dir": tmp_path / "data", "generate_data": True}
     line = {**(data if images else {}), **given(best["flags"])}

@@ -11,10 +11,7 @@ from t2tp.trainer.processes.addresses import hosts_of, parse_hosts
     ("text", "addresses"),
     [
         ("a:1,b:2", ["a:1", "b:2"]),
-        (
-            "node[07-09,12],other1:8476",
-            [f"node{n}:8476" for n in ("07", "08", "09", "12")] + ["other1:8476"],
-        ),
+        ("n[07-09,12],x1:84", ["n07:84", "n08:84", "n09:84", "n12:84", "x1:84"]),
         ("run-[0-1].run:8470", ["run-0.run:8470", "run-1.run:8470"]),
         ("10.0.0.1:5", ["10.0.0.1:5"]),
     ],

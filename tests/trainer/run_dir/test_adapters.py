@@ -141,10 +141,7 @@ def test_adapters_can_be_trained_further_in_another_run(run, base, tmp_path):
     ("flags", "message"),
     [
         ({"warm_start_from": ""}, "name the run or checkpoint that has them"),
-        (
-            {"hparams": f"{LORA},d_ff=64"},
-            "layer_00/feed_forward/input is (16, 32) there and (16, 64) here",
-        ),
+        ({"hparams": f"{LORA},d_ff=64"}, "feed_forward/input is (16, 32) there and (16, 64) here"),
         ({"hparams": LORA.replace("query", "quer")}, "did you mean query"),
     ],
 )

@@ -105,10 +105,7 @@ def test_rules_are_applied_one_after_another(tmp_path):
         ("PATH:bo(dy=>x", "'bo.dy=>x' is no regular expression .* unterminated subpattern"),
         (r"PATH:body=>\9", "for it: invalid group reference 9"),
         (r"PATH:body=>\g<x>", "for it: unknown group name 'x'"),
-        (
-            "PATH:$=>_old",
-            "none of the 2 trainable variables .*ot in the checkpoint: body.*did you mean body",
-        ),
+        ("PATH:$=>_old", "none of the 2 .*ot in the checkpoint: body.*did you mean body"),
     ],
 )
 def test_what_cannot_be_meant_says_what_there_is(tmp_path, text, said):
