@@ -12,7 +12,7 @@ from __future__ import annotations
 import statistics
 
 from t2tp import registry
-from t2tp.planner import ClusterFile, Plan
+from t2tp.planner import ClusterFile, Plan, Request
 from t2tp.trainer.planning import request
 
 # arXiv:2205.05198, tables 3 and 5: width, heads, layers, stages, rows, rows of a microbatch,
@@ -23,6 +23,18 @@ MEGATRON = {
     "175B": (12288, 96, 96, 8, 64, 1, 3, 18.13, 13.75),
     "530B": (20480, 128, 105, 35, 280, 1, 3, 49.05, 37.83),
     "1T": (25600, 160, 128, 64, 512, 1, 1, 94.42, 71.49),
+}
+# A layer of the 22B model with tensor parallelism of 8. hparams `recompute` and
+# `sequence_parallel`; whether the attention weights are stored; bytes saved for each element of the
+# layer's input (table 2), of which the scores and their masks are `SCORES`; milliseconds forward
+# and backward (table 4).
+SCORES = 5 * 64 * 2048 / 6144
+LAYER = {
+    "tensor parallelism": ("none", False, True, 10 + (24 + SCORES) / 8, 7.7, 11.9),
+    "sequence parallelism": ("none", True, True, (34 + SCORES) / 8, 7.2, 11.8),
+    "full recomputation": ("layer", False, True, 2, 7.7, 19.5),
+    "selective recomputation": ("none", False, False, 10 + 24 / 8, 7.7, 13.2),
+    "selective and sequence": ("none", True, False, 34 / 8, 7.2, 13.1),
 }
 # Width, heads and layers of MPT.
 MPT = {
@@ -107,50 +119,69 @@ def llama_plan(
     return plan, milliseconds / 1e3, gib
 
 
-def _planned(cluster: ClusterFile, vocab_size: int, sizes: tuple[int, int, int], **values) -> Plan:
-    width, heads, layers = sizes
+def wanted(vocab_size: int, shape: tuple[int, int, int], **values) -> Request:
+    """Returns a GPT of a width, heads and layers without biases."""
+    width, heads, layers = shape
     hparams = registry.hparams("gpt3_175b")
-    values |= {"d_model": width, "d_ff": 4 * width, "num_heads": heads, "d_kv": width // heads}
-    values |= {"num_hidden_layers": layers, "batch_size_unit": "sequences_per_batch"}
-    for name, value in (values | {"use_bias": False}).items():
+    sizes = {"d_model": width, "d_ff": 4 * width, "num_heads": heads, "d_kv": width // heads}
+    common = {"batch_size_unit": "sequences_per_batch", "use_bias": False}
+    for name, value in {**sizes, **common, "num_hidden_layers": layers, **values}.items():
         hparams.set(name, value)
-    return request("transformer_lm", hparams, vocab_size).plan(cluster)
+    return request("transformer_lm", hparams, vocab_size)
+
+
+def _megatron(
+    sizes: tuple[int, int, int],
+    recompute: str,
+    sequence_parallel: bool,
+    stores_weights: bool,
+    mesh_shape: str = "model:8",
+    layout: str = "heads:model;d_ff:model;vocab:model",
+    **values,
+) -> Request:
+    return wanted(
+        51200,
+        sizes,
+        zero_stage=0,
+        recompute=recompute,
+        sequence_parallel=sequence_parallel,
+        mesh_shape=mesh_shape,
+        layout=layout + (";residual_length:model" if sequence_parallel else ""),
+        layer_prepostprocess_dropout=0.1,
+        attention_dropout=0.1,
+        # Dense attention saves its weights, and blockwise attention recomputes them.
+        attention_method="dense" if stores_weights else "blockwise",
+        **values,
+    )
+
+
+def layer_requests(case: str) -> list[Request]:
+    """Returns two layers of a row of `LAYER`, and one."""
+    return [
+        _megatron((6144, 64, layers), *LAYER[case][:3], batch_size=4, microbatches=1)
+        for layers in (2, 1)
+    ]
 
 
 def megatron_plan(name: str, *, is_selective: bool) -> tuple[Plan, float]:
     """Returns the plan of a step of table 5, and its published seconds."""
     width, heads, layers, stages, rows, part, chunks, full, selective = MEGATRON[name]
-    rules = "heads:model;d_ff:model;vocab:model"
-    values = {"mesh_shape": "model:8", "layer_prepostprocess_dropout": 0.1}
+    values: dict = {"max_length": 2048, "batch_size": rows, "microbatches": rows // part}
     if stages > 1:
         values["mesh_shape"] = f"stage:{stages};model:8"
-        rules += ";layers:stage"
-        values |= {"pipeline_schedule": "interleaved" if chunks > 1 else "1f1b"}
-        values |= {"pipeline_chunks": chunks}
-    # Dense attention saves its weights, and blockwise attention recomputes them.
-    plan = _planned(
-        ClusterFile.load("a100", "megatron"),
-        51200,
-        (width, heads, layers),
-        max_length=2048,
-        batch_size=rows,
-        microbatches=rows // part,
-        zero_stage=0,
-        recompute="none" if is_selective else "layer",
-        sequence_parallel=is_selective,
-        layout=rules + (";residual_length:model" if is_selective else ""),
-        attention_dropout=0.1,
-        attention_method="blockwise" if is_selective else "dense",
-        **values,
-    )
+        values["layout"] = "heads:model;d_ff:model;vocab:model;layers:stage"
+        values["pipeline_schedule"] = "interleaved" if chunks > 1 else "1f1b"
+        values["pipeline_chunks"] = chunks
+    recompute = "none" if is_selective else "layer"
+    step = _megatron((width, heads, layers), recompute, is_selective, not is_selective, **values)
+    plan = step.plan(ClusterFile.load("a100", "megatron"))
     return plan, selective if is_selective else full
 
 
 def foundry_plan(row: tuple) -> tuple[Plan, float]:
     """Returns the plan of one of llm-foundry's steps, and its published seconds."""
     name, length, devices, part, microbatches, recompute, rate = row
-    plan = _planned(
-        ClusterFile.load("h100", "fsdp"),
+    step = wanted(
         50368,
         MPT[name],
         max_length=length,
@@ -161,6 +192,7 @@ def foundry_plan(row: tuple) -> tuple[Plan, float]:
         layout="batch:data",
         zero_stage=3,
     )
+    plan = step.plan(ClusterFile.load("h100", "fsdp"))
     return plan, plan.tokens / devices / rate
 
 

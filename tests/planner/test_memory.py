@@ -7,48 +7,26 @@ import pytest
 from t2tp import registry
 from t2tp.planner import ClusterFile
 from t2tp.trainer.planning import request
+from tests.planner.published_steps import LAYER, layer_requests, wanted
 
-SPLIT = "heads:model;d_ff:model;vocab:model"
-# The 22B model of arXiv:2205.05198, with its tensor parallelism.
-LENGTH, ROWS, WIDTH, HEADS, WAYS = 2048, 4, 6144, 64, 8
+# The 22B model of arXiv:2205.05198.
+LENGTH, ROWS, WIDTH, HEADS = 2048, 4, 6144, 64
 TOKENS = LENGTH * ROWS * WIDTH
-SCORES = 5 * HEADS * LENGTH / WIDTH
-
-# arXiv:2205.05198, table 2: bytes of a layer per element of its input.
-# hparams `recompute` and `sequence_parallel`; whether the attention weights are stored; bytes.
-TABLE_2 = {
-    "tensor parallelism": ("none", False, True, 10 + (24 + SCORES) / WAYS),
-    "with sequence parallelism": ("none", True, True, (34 + SCORES) / WAYS),
-    "selective recomputation": ("none", False, False, 10 + 24 / WAYS),
-    "selective and sequence": ("none", True, False, 34 / WAYS),
-    "full recomputation": ("layer", False, True, 2),
-}
 
 
-def planned(model, vocab_size, layers, **values):
-    hparams = registry.hparams("gpt3_175b")
+def planned(vocab_size, layers, **values):
     common = {
-        "batch_size_unit": "sequences_per_batch",
-        "microbatches": 1,
-        "use_bias": False,
-        "d_model": WIDTH,
-        "d_ff": 4 * WIDTH,
-        "num_heads": HEADS,
-        "d_kv": WIDTH // HEADS,
         "batch_size": ROWS,
-        "num_hidden_layers": layers,
+        "microbatches": 1,
         "zero_stage": 0,
         "mesh_shape": "",
         "layout": "",
     }
-    for name, value in {**common, **values}.items():
-        hparams.set(name, value)
-    return request(model, hparams, vocab_size)
+    return wanted(vocab_size, (WIDTH, HEADS, layers), **{**common, **values})
 
 
 def lowered(cluster, layers=2, vocab_size=512, **values):
-    made = planned("transformer_lm", vocab_size, layers, **values)
-    return made.lowered(ClusterFile.load(*cluster.split()))
+    return planned(vocab_size, layers, **values).lowered(ClusterFile.load(*cluster.split()))
 
 
 def kept_by_a_layer(cluster, **values):
@@ -56,21 +34,12 @@ def kept_by_a_layer(cluster, **values):
     return two - one
 
 
-@pytest.mark.parametrize("case", TABLE_2)
+@pytest.mark.parametrize("case", LAYER)
 def test_a_layer_keeps_what_table_2_says(case):
-    recompute, sequence_parallel, stores_weights, expected = TABLE_2[case]
-    kept = kept_by_a_layer(
-        "a100 megatron",
-        attention_method="dense" if stores_weights else "blockwise",
-        recompute=recompute,
-        sequence_parallel=sequence_parallel,
-        mesh_shape=f"model:{WAYS}",
-        layout=SPLIT + (";residual_length:model" if sequence_parallel else ""),
-        layer_prepostprocess_dropout=0.1,
-        attention_dropout=0.1,
-    )
+    cluster, expected = ClusterFile.load("a100", "megatron"), LAYER[case][3]
+    two, one = (step.lowered(cluster).layer_bytes["kept"] for step in layer_requests(case))
     # Means and variances of the norms, which the paper leaves out.
-    assert kept == pytest.approx(expected * TOKENS, rel=0.002)
+    assert two - one == pytest.approx(expected * TOKENS, rel=0.002)
 
 
 def test_fused_attention_keeps_neither_scores_nor_masks():
@@ -121,7 +90,6 @@ def test_a_gradient_is_sharded_as_it_comes():
 def test_gradients_of_a_stage_wait_unsharded():
     """A pipeline reduces them together, after the backward pass of each microbatch."""
     staged = planned(
-        "transformer_lm",
         512,
         4,
         batch_size=8,
@@ -153,7 +121,7 @@ def test_the_loss_holds_float32_copies_of_the_logits():
     for copies in (1, 3):
         stack = dataclasses.replace(cluster.software, float32_logits=copies)
         changed = dataclasses.replace(cluster, stacks={cluster.stack: stack})
-        step = planned("transformer_lm", vocab_size, 1).lowered(changed)
+        step = planned(vocab_size, 1).lowered(changed)
         peak = next(p for p in step.memory if p.point == "beginning of the backward pass")
         peaks.append(peak.total)
     assert peaks[1] - peaks[0] == pytest.approx((2 * 4 + 2) * ROWS * LENGTH * vocab_size, rel=1e-3)
@@ -169,10 +137,10 @@ def test_llama_8b_with_32k_tokens_a_device_needs_what_was_published(name):
     hparams = registry.hparams("llama_8b")
     hparams.parse("batch_size=32,batch_size_unit=sequences_per_batch,microbatches=1,zero_stage=3")
     hparams.parse("mesh_shape=data:8,layout=batch:data")
-    wanted, cluster = request("transformer_lm", hparams, 128_256), ClusterFile.load(name)
-    plan = wanted.plan(cluster)
+    llama, cluster = request("transformer_lm", hparams, 128_256), ClusterFile.load(name)
+    plan = llama.plan(cluster)
     assert plan.memory_total / 2**30 == pytest.approx(83.9, rel=0.02)
     assert (plan.fits == "yes") == (cluster.usable_memory(8) > 90e9)
     for stack in cluster.stacks:
-        other = wanted.plan(cluster.with_stack(stack))
+        other = llama.plan(cluster.with_stack(stack))
         assert other.memory_total + other.fragmentation <= plan.memory_total + plan.fragmentation
