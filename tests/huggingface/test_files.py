@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 
 import ml_dtypes
 import numpy as np
@@ -241,3 +243,26 @@ def test_processes_convert_together_each_its_own_slices(source, tmp_path):
     assert {key: each.tobytes() for key, each in tensors_of(back).items()} == {
         key: each.tobytes() for key, each in tensors_of(source).items()
     }
+
+
+def convert_until_killed() -> None:
+    """`t2tp_convert`, killed when it reads the second time."""
+    read, first = importing._read, iter([True])
+
+    def killed(*arguments):
+        if not next(first, False):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return read(*arguments)
+
+    importing._read = killed
+    programs.t2tp_convert()
+
+
+def test_a_killed_conversion_leaves_no_run_and_the_next_one_cleans_up(source, tmp_path):
+    run, target = tmp_path / "at/run", f"{__name__}:convert_until_killed"
+    flags = [f"--from_hf={source}", f"--output_dir={run}"]
+    with warm_processes.WarmProcess(target, flags, {}, tmp_path / "output") as process:
+        assert process.wait() == -signal.SIGKILL
+    assert not run.exists() and any(run.parent.iterdir())
+    convert(*flags)
+    assert [path.name for path in run.parent.iterdir()] == ["run"]

@@ -25,30 +25,22 @@ _LLAMA |= dict(num_attention_heads=4, max_position_embeddings=256, bos_token_id=
 _ROPE = dict(rope_type="llama3", rope_theta=300.0, factor=8.0, original_max_position_embeddings=16)
 _ROPE |= dict(low_freq_factor=1.0, high_freq_factor=4.0)
 
-# name -> class, config
+_GROUPED = {**_LLAMA, "num_key_value_heads": 2}
+# name -> class or type of language models, config
 LANGUAGE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "gpt2": ("GPT2LMHeadModel", _GPT2),
+    "gpt2": ("gpt2", _GPT2),
     "gpt2_untied_relu": (
-        "GPT2LMHeadModel",
+        "gpt2",
         {**_GPT2, "tie_word_embeddings": False, "activation_function": "relu", "n_inner": None},
     ),
-    "llama_grouped_scaled": (
-        "LlamaForCausalLM",
-        {**_LLAMA, "num_key_value_heads": 2, "head_dim": 6, "rope_parameters": _ROPE},
-    ),
-    "qwen2": ("Qwen2ForCausalLM", {**_LLAMA, "hidden_size": 24, "num_key_value_heads": 2}),
-    "gemma": (
-        "GemmaForCausalLM",
-        {**_LLAMA, "num_key_value_heads": 2, "head_dim": 8, "attention_bias": True},
-    ),
-    "mixtral": (
-        "MixtralForCausalLM",
-        {**_LLAMA, "hidden_size": 24, "num_key_value_heads": 2, "num_local_experts": 4},
-    ),
+    "llama_grouped_scaled": ("llama", {**_GROUPED, "head_dim": 6, "rope_parameters": _ROPE}),
+    "qwen2": ("qwen2", {**_GROUPED, "hidden_size": 24}),
+    "gemma": ("gemma", {**_GROUPED, "head_dim": 8, "attention_bias": True}),
+    "mixtral": ("mixtral", {**_GROUPED, "hidden_size": 24, "num_local_experts": 4}),
 }
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_BIASES = {"attention_bias": [False, True]}
+_BIASES, _MLP_BIASES = {"attention_bias": [False, True]}, {"mlp_bias": [False, True]}
 _GATED_ACTS = ["silu", "gelu_pytorch_tanh"]
 _SHARED: dict[str, list[Any]] = {
     "num_key_value_heads": [2, 4],
@@ -92,74 +84,44 @@ _GEMMA = {
     **{"query_pre_attn_scalar": [3, 16], "final_logit_softcapping": [None, 2.0]},
     "head_dim": _FACTORS["head_dim"],
 }
-# For each type its class, and values of the entries that random configs draw.
-KINDS: dict[str, tuple[str, dict[str, list[Any]]]] = {
-    "gpt2": (
-        "GPT2LMHeadModel",
-        {
-            "tie_word_embeddings": [False, True],
-            "activation_function": ["relu", "gelu_new", "gelu"],
-            "n_inner": [None, 28],
-        },
-    ),
-    "llama": ("LlamaForCausalLM", {**_SHARED, **_BIASES, **_ROPES, "mlp_bias": [False, True]}),
-    "mistral": ("MistralForCausalLM", {**_SHARED, **_ROPES, "sliding_window": [None, *_WINDOWS]}),
-    "qwen2": ("Qwen2ForCausalLM", {**_SHARED, **_ROPES, **_QWEN_LAYERS}),
-    "gemma": ("GemmaForCausalLM", {**_SHARED, **_BIASES, **_ROPES}),
-    "mixtral": (
-        "MixtralForCausalLM",
-        {**_SHARED, "sliding_window": [None, *_WINDOWS], "num_local_experts": [2, 4]},
-    ),
-    "qwen3": ("Qwen3ForCausalLM", {**_SHARED, **_BIASES, **_ROPES, **_QWEN_LAYERS}),
-    "qwen3_moe": (
-        "Qwen3MoeForCausalLM",
-        {
-            **{
-                **_SHARED,
-                **_BIASES,
-                **_ROPES,
-                "num_experts": [4, 6],
-                "norm_topk_prob": [False, True],
-            },
-            **{"num_experts_per_tok": [1, 3], "moe_intermediate_size": [12, 16]},
-        },
-    ),
-    "olmo2": ("Olmo2ForCausalLM", {**_SHARED, **_BIASES, **_ROPES}),
-    "olmo3": ("Olmo3ForCausalLM", {**_SHARED, **_BIASES, **_LAYERS, **_TWO_ROPES}),
-    "granite": (
-        "GraniteForCausalLM",
-        {**{**_SHARED, **_BIASES, **_ROPES, "mlp_bias": [False, True]}, **_FACTORS},
-    ),
-    "smollm3": (
-        "SmolLM3ForCausalLM",
-        {
-            **{**_SHARED, **_BIASES, **_ROPES, **_LAYERS, "mlp_bias": [False, True]},
-            **{"use_sliding_window": [False, True], "no_rope_layer_interval": [2]},
-        },
-    ),
-    "phi3": (
-        "Phi3ForCausalLM",
-        {
-            **{**_SHARED, "head_dim": [None], "sliding_window": [None, *_WINDOWS]},
-            "rope_parameters": [
-                dict(rope_type="default", rope_theta=50.0, partial_rotary_factor=fraction)
-                for fraction in (0.5, 0.75, 1.0)
-            ],
-        },
-    ),
-    "gpt_oss": (
-        "GptOssForCausalLM",
-        {
-            **{name: values for name, values in _SHARED.items() if name != "hidden_act"},
-            **{"attention_bias": [False, True], **_LAYERS, "num_local_experts": [4, 6]},
-            **{"num_experts_per_tok": [1, 3], "rope_parameters": [*_SCALED, _UNROUNDED]},
-        },
-    ),
-    "gemma2": (
-        "Gemma2ForCausalLM",
-        {**_GEMMA, **_ROPES, "attn_logit_softcapping": [None, 1.0, 16.0]},
-    ),
-    "gemma3_text": ("Gemma3ForCausalLM", {**_GEMMA, **_TWO_ROPES}),
+# Values of the entries that random configs of each type draw.
+KINDS: dict[str, dict[str, list[Any]]] = {
+    "gpt2": {
+        "tie_word_embeddings": [False, True],
+        "activation_function": ["relu", "gelu_new", "gelu"],
+        "n_inner": [None, 28],
+    },
+    "llama": {**_SHARED, **_BIASES, **_ROPES, **_MLP_BIASES},
+    "mistral": {**_SHARED, **_ROPES, "sliding_window": [None, *_WINDOWS]},
+    "qwen2": {**_SHARED, **_ROPES, **_QWEN_LAYERS},
+    "gemma": {**_SHARED, **_BIASES, **_ROPES},
+    "mixtral": {**_SHARED, "sliding_window": [None, *_WINDOWS], "num_local_experts": [2, 4]},
+    "qwen3": {**_SHARED, **_BIASES, **_ROPES, **_QWEN_LAYERS},
+    "qwen3_moe": {
+        **{**_SHARED, **_BIASES, **_ROPES, "num_experts": [4, 6], "norm_topk_prob": [False, True]},
+        **{"num_experts_per_tok": [1, 3], "moe_intermediate_size": [12, 16]},
+    },
+    "olmo2": {**_SHARED, **_BIASES, **_ROPES},
+    "olmo3": {**_SHARED, **_BIASES, **_LAYERS, **_TWO_ROPES},
+    "granite": {**_SHARED, **_BIASES, **_ROPES, **_MLP_BIASES, **_FACTORS},
+    "smollm3": {
+        **{**_SHARED, **_BIASES, **_ROPES, **_LAYERS, **_MLP_BIASES},
+        **{"use_sliding_window": [False, True], "no_rope_layer_interval": [2]},
+    },
+    "phi3": {
+        **{**_SHARED, "head_dim": [None], "sliding_window": [None, *_WINDOWS]},
+        "rope_parameters": [
+            dict(rope_type="default", rope_theta=50.0, partial_rotary_factor=fraction)
+            for fraction in (0.5, 0.75, 1.0)
+        ],
+    },
+    "gpt_oss": {
+        **{name: values for name, values in _SHARED.items() if name != "hidden_act"},
+        **{"attention_bias": [False, True], **_LAYERS, "num_local_experts": [4, 6]},
+        **{"num_experts_per_tok": [1, 3], "rope_parameters": [*_SCALED, _UNROUNDED]},
+    },
+    "gemma2": {**_GEMMA, **_ROPES, "attn_logit_softcapping": [None, 1.0, 16.0]},
+    "gemma3_text": {**_GEMMA, **_TWO_ROPES},
 }
 
 
@@ -170,11 +132,10 @@ def random_model(kind: str, seed: int, repeats: int = 1) -> str:
     """
     name = f"{kind}-{seed}-{repeats}"
     if name not in _ALL:
-        class_name, entries = KINDS[kind]
         draw = np.random.default_rng([seed, *kind.encode()])
-        config = {each: values[draw.integers(len(values))] for each, values in entries.items()}
+        config = {each: values[draw.integers(len(values))] for each, values in KINDS[kind].items()}
         if kind == "gpt2":
-            _ALL[name] = class_name, {**_GPT2, "n_layer": repeats, **config}
+            _ALL[name] = kind, {**_GPT2, "n_layer": repeats, **config}
             return name
         pattern = [_FULL]
         if "layer_types" in config:
@@ -185,7 +146,7 @@ def random_model(kind: str, seed: int, repeats: int = 1) -> str:
         sizes |= {"num_hidden_layers": len(pattern) * repeats}
         sizes["pad_token_id"] = None  # Its embedding would have no gradient in PyTorch.
         given = {key: value for key, value in config.items() if key != "head_dim" or value}
-        _ALL[name] = class_name, {**_LLAMA, **sizes, **given}
+        _ALL[name] = kind, {**_LLAMA, **sizes, **given}
     return name
 
 
@@ -237,10 +198,8 @@ def directory(name: str) -> Path:
     if name in _CHANGED:
         return _CHANGED[name]
     import torch
-    import transformers
 
-    class_name, config = _ALL[name]
-    model_class = getattr(transformers, class_name)
+    model_class, (kind, config) = _class_of(name), _ALL[name]
     torch.manual_seed(1)
     model = model_class(model_class.config_class(initializer_range=0.2, **config))
     if name == "t5_v1_1":  # `transformers` ties what it makes, not what it loads.
@@ -248,7 +207,7 @@ def directory(name: str) -> Path:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
-        if class_name == "GptOssForCausalLM":  # As it is published.
+        if kind == "gpt_oss":  # As it is published.
             model.bfloat16()
         if name == "bert_masked_untied":  # The second bias is unused, or the same one.
             model.cls.predictions.bias.copy_(model.cls.predictions.decoder.bias)
@@ -259,6 +218,14 @@ def directory(name: str) -> Path:
     if name == "bert_masked":
         (path / "tokenizer.json").write_text(json.dumps(_TOKENIZER))
     return path
+
+
+def _class_of(name: str) -> Any:
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    kind = _ALL[name][0]
+    return getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind, kind))
 
 
 _CHANGED: dict[str, Path] = {}
@@ -278,18 +245,12 @@ def with_entries(name: str, entries: dict[str, Any]) -> str:
 @functools.cache
 def loaded(name: str) -> Any:
     """The model of a directory, as `transformers` reads it."""
-    import transformers
-
-    model = getattr(transformers, _ALL[name][0]).from_pretrained(directory(name)).eval()
-    return _with_plain_experts(model)
+    return _with_plain_experts(_class_of(name).from_pretrained(directory(name)).eval())
 
 
 def loaded_whole(name: str, path: Path) -> Any:
     """The model of another directory, which has all its tensors and no others."""
-    import transformers
-
-    model_class = getattr(transformers, _ALL[name][0])
-    model, info = model_class.from_pretrained(path, output_loading_info=True)
+    model, info = _class_of(name).from_pretrained(path, output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     return model.eval()
 
