@@ -90,7 +90,7 @@ def test_float16_is_scaled():
 
 @pytest.mark.slow
 def test_eight_parts_need_a_fraction_of_the_memory(tmp_path):
-    target = "tests.optim.accumulation_memory:main"
+    target = "tests.optim.step_memory:main"
     in_parts, whole = map(int, printed(target, [["8"], ["1"]], [{}, {}], tmp_path / "printed"))
     assert in_parts < whole / 3
 

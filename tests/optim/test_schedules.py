@@ -14,7 +14,8 @@ from tests.optim.regression import make_hparams
 TRAIN_STEPS = 1000
 WARMUP = 100
 STEPS = [0, 1, 50, 98, 99, 100, 101, 500, 799, 800, 801, 998, 999, 1000, 1500]
-PIECES = {"learning_rate_boundaries": [50, 800], "learning_rate_multiples": [0.5, 0.1]}
+PIECES = {"boundaries": [50, 800], "multiples": [0.5, 0.1]}
+HALVED = {"decay_steps": 300, "decay_rate": 0.5}
 
 
 def warmup(step):
@@ -38,61 +39,38 @@ def after_warmup(step):
     return max(step - WARMUP, 0)
 
 
-# Schedule, what it reads besides the warm-up, formula (tensor2tensor's, where it has the factor).
+# Schedule, what it reads besides the warm-up (of `learning_rate_...`), and its formula
+# (tensor2tensor's, where it has the factor).
 CASES = [
     ("constant", {}, lambda step: 2.0),
     ("linear_warmup", {}, warmup),
     ("rsqrt_decay", {}, rsqrt),
     ("rsqrt_normalized_decay", {}, lambda step: 10 * rsqrt(step)),
-    ("rsqrt_hidden_size", {"d_model": 64}, lambda step: 1 / 8),
+    ("rsqrt_hidden_size", {}, lambda step: 1 / 8),
     ("relative_step", {}, lambda step: min(0.01, (step + 1) ** -0.5)),
     ("linear_decay", {}, lambda step: linear(step, TRAIN_STEPS)),
-    ("linear_decay", {"learning_rate_decay_steps": 200}, lambda step: linear(step, 200)),
-    ("linear_decay", {"learning_rate_decay_fraction": 0.2}, lambda step: linear(step, 200)),
+    ("linear_decay", {"decay_steps": 200}, lambda step: linear(step, 200)),
+    ("linear_decay", {"decay_fraction": 0.2}, lambda step: linear(step, 200)),
     (
-        "linear_decay",
-        {"learning_rate_decay_steps": 200, "learning_rate_decay_floor": 0.1},
+        *("linear_decay", {"decay_steps": 200, "decay_floor": 0.1}),
         lambda step: 0.1 + 0.9 * linear(step, 200),
     ),
-    (
-        "sqrt_decay",
-        {"learning_rate_decay_steps": 200},
-        lambda step: 1 - math.sqrt(1 - linear(step, 200)),
-    ),
+    ("sqrt_decay", {"decay_steps": 200}, lambda step: 1 - math.sqrt(1 - linear(step, 200))),
     ("cosine_decay", {}, lambda step: cosine(step, TRAIN_STEPS)),
-    ("cosine_decay", {"learning_rate_decay_steps": 800}, lambda step: cosine(step, 800)),
+    ("cosine_decay", {"decay_steps": 800}, lambda step: cosine(step, 800)),
+    ("cosine_decay", {"decay_floor": 0.25}, lambda step: 0.25 + 0.75 * cosine(step, TRAIN_STEPS)),
     (
-        "cosine_decay",
-        {"learning_rate_decay_floor": 0.25},
-        lambda step: 0.25 + 0.75 * cosine(step, TRAIN_STEPS),
-    ),
-    (
-        "cosdecay",
-        {"learning_rate_decay_steps": 800},
+        *("cosdecay", {"decay_steps": 800}),
         lambda step: 1.0 if step <= WARMUP else (1 + math.cos(math.pi * step / 800)) / 2,
     ),
+    ("single_cycle_cos_decay", {}, lambda step: cosine(after_warmup(step), 900)),
     (
-        "single_cycle_cos_decay",
-        {},
-        lambda step: (1 + math.cos(math.pi * min(after_warmup(step) / 900, 1.0))) / 2,
-    ),
-    (
-        "multi_cycle_cos_decay",
-        {"learning_rate_decay_steps": 300},
+        *("multi_cycle_cos_decay", {"decay_steps": 300}),
         lambda step: (1 + math.cos(math.pi * after_warmup(step) / 300)) / 2,
     ),
+    ("exp_decay", HALVED, lambda step: 0.5 ** (after_warmup(step) / 300)),
     (
-        "exp_decay",
-        {"learning_rate_decay_steps": 300, "learning_rate_decay_rate": 0.5},
-        lambda step: 0.5 ** (after_warmup(step) / 300),
-    ),
-    (
-        "exp_decay",
-        {
-            "learning_rate_decay_steps": 300,
-            "learning_rate_decay_rate": 0.5,
-            "learning_rate_decay_staircase": True,
-        },
+        *("exp_decay", {**HALVED, "decay_staircase": True}),
         lambda step: 0.5 ** (after_warmup(step) // 300),
     ),
     ("piecewise", PIECES, lambda step: 1.0 if step <= 50 else 0.5 if step <= 800 else 0.1),
@@ -100,15 +78,15 @@ CASES = [
 ]
 
 
-def hparams_of(d_model=64, **values):
-    rates = {"learning_rate_constant": 2.0, "learning_rate_warmup_steps": WARMUP}
-    hparams = make_hparams(**{**rates, **values})
-    hparams.add("d_model", d_model)
+def hparams_of(**values):
+    rates = {"constant": 2.0, "warmup_steps": WARMUP, **values}
+    hparams = make_hparams(**{f"learning_rate_{name}": value for name, value in rates.items()})
+    hparams.add("d_model", 64)
     return hparams
 
 
 def rates(schedule, steps=STEPS, train_steps=TRAIN_STEPS, **values):
-    hparams = hparams_of(learning_rate_schedule=schedule, **values)
+    hparams = hparams_of(schedule=schedule, **values)
     program = t2tp.Program(lambda mesh, _: {"rate": learning_rate(mesh.step, hparams, train_steps)})
     return [float(program(step=step)["rate"]) for step in steps]
 
@@ -131,7 +109,7 @@ def test_float32_has_no_cancellation(schedule, values, formula):
 
 def test_without_warmup_steps_the_first_rate_is_whole():
     wanted = [max(step, 1) ** -0.5 for step in STEPS]
-    ours = rates("linear_warmup*rsqrt_decay", learning_rate_warmup_steps=0)
+    ours = rates("linear_warmup*rsqrt_decay", warmup_steps=0)
     np.testing.assert_allclose(ours, wanted, rtol=1e-5)
 
 
@@ -146,9 +124,7 @@ def test_without_warmup_steps_the_first_rate_is_whole():
 )
 def test_the_last_rates_of_a_long_training_are_exact(schedule, formula, train_steps):
     lefts = [3, 2, 1, 0]
-    ours = rates(
-        schedule, [train_steps - left for left in lefts], train_steps, learning_rate_warmup_steps=0
-    )
+    ours = rates(schedule, [train_steps - left for left in lefts], train_steps, warmup_steps=0)
     np.testing.assert_allclose(ours, [formula(left, train_steps) for left in lefts], rtol=1e-5)
 
 
@@ -170,13 +146,13 @@ def test_decays_that_need_a_length_say_so(schedule):
 
 @pytest.mark.parametrize(("warmup", "spent"), [(500, 500), (501, 100), (2000, 100)])
 def test_a_warmup_of_more_than_half_of_the_training_takes_a_tenth(warmup, spent):
-    rising = rates("linear_warmup", [0, spent - 2, spent - 1], learning_rate_warmup_steps=warmup)
+    rising = rates("linear_warmup", [0, spent - 2, spent - 1], warmup_steps=warmup)
     np.testing.assert_allclose(rising, [1 / spent, 1 - 1 / spent, 1.0], rtol=1e-6)
-    falling = rates("single_cycle_cos_decay", [spent, 999], learning_rate_warmup_steps=warmup)
+    falling = rates("single_cycle_cos_decay", [spent, 999], warmup_steps=warmup)
     assert falling[0] == 1.0 and 0.0 < falling[1] < 1e-4
     assert rates("single_cycle_cos_decay", [0], train_steps=1) == [1.0]
     # The decay is that of the set, whatever the length of the warm-up.
-    decaying = rates("rsqrt_decay", [spent], learning_rate_warmup_steps=warmup)
+    decaying = rates("rsqrt_decay", [spent], warmup_steps=warmup)
     assert decaying[0] == pytest.approx(warmup**-0.5)
 
 
@@ -185,4 +161,4 @@ def test_a_warmup_of_more_than_half_of_the_training_takes_a_tenth(warmup, spent)
 )
 def test_pieces_that_do_not_fit_are_refused(boundaries, multiples):
     with pytest.raises(ValueError, match="rising learning_rate_boundaries"):
-        rates("piecewise", learning_rate_boundaries=boundaries, learning_rate_multiples=multiples)
+        rates("piecewise", boundaries=boundaries, multiples=multiples)

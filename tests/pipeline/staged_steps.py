@@ -76,13 +76,12 @@ def values(program: Program, batch: dict[str, np.ndarray]) -> dict[str, np.ndarr
 
 
 @functools.cache
-def unpipelined(family: str, changes: tuple = (), microbatches: int = 1) -> dict[str, np.ndarray]:
+def unpipelined(family: str, **changes: object) -> dict[str, np.ndarray]:
     """A step on one device."""
-    made = program(family, Layout(), microbatches, **dict(changes))
-    return values(made, example(family, {})[1])
+    return values(program(family, Layout(), 1, **changes), example(family, {})[1])
 
 
-def pipelined(
+def with_and_without_stages(
     family: str,
     mesh: str,
     *,
@@ -92,14 +91,13 @@ def pipelined(
     layers: str = "",
     zero: int = 0,
     microbatches: int = 4,
-    changes: tuple = (),
-) -> dict[str, np.ndarray]:
-    """A step of a pipeline."""
-    layout = Layout(
-        mesh, f"layers:stage;{rules}", Storage(stage=zero), Pipeline(schedule, chunks, layers)
-    )
-    made = program(family, layout, microbatches, **dict(changes))
-    return values(made, example(family, {})[1])
+    **changes: object,
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """A step of a pipeline, and the step on one device."""
+    pipeline = Pipeline(schedule, chunks, layers)
+    layout = Layout(mesh, f"layers:stage;{rules}", Storage(stage=zero), pipeline)
+    found = values(program(family, layout, microbatches, **changes), example(family, {})[1])
+    return found, unpipelined(family, **changes)
 
 
 def assert_equal(
