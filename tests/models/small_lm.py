@@ -79,24 +79,6 @@ def outputs(mesh: mtf.Mesh, out: LossOutput, with_gradients: bool) -> dict[str, 
     return {"loss": out.loss, **out.metrics, **gradients}
 
 
-def loss_program(
-    mesh_shape: str = "",
-    layout: str | None = None,
-    training: bool = False,
-    with_gradients: bool = False,
-    **hparams: object,
-) -> t2tp.Program:
-    """A program that gives the `outputs` of a loss."""
-    made = make_hparams(**hparams)
-
-    def step(mesh, features):
-        out = TransformerLm(made, {"targets": VOCAB_SIZE}).loss(mesh, features, training)
-        return outputs(mesh, out, with_gradients)
-
-    layout = made.layout if layout is None else layout
-    return t2tp.Program(step, FEATURES, mesh_shape=mesh_shape, layout=layout)
-
-
 def training_program(mesh_shape: str = "", **hparams: object) -> t2tp.Program:
     """A program that trains."""
     made = make_hparams(**hparams)

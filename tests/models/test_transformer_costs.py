@@ -1,19 +1,25 @@
-"""What a step of each family moves between devices: as many collectives as the textbooks say."""
+"""What a step of transformers costs: parameters of a language model, and what each family moves
+between devices, as the textbooks say."""
 
 import pytest
 
+from t2tp.lowering import deferred_sums
 from t2tp.optim import apply_gradients
 from t2tp.program.abstract_program import AbstractProgram
-from tests.models.small_transformers import FAMILIES
+from tests.models.small_lm import BATCH, LENGTH, VOCAB_SIZE, training_program
+from tests.models.small_transformers import FAMILIES, loss_program
 
-MODEL = "heads:model;d_ff:model;vocab:model"
-EXPERTS = "batch:data;experts:data"
+TENSOR = "heads:model;d_ff:model;vocab:model"
+SEQUENCE_PARALLEL = {"layout": f"{TENSOR};residual_length:model", "sequence_parallel": True}
+MODEL = ("allreduce", ("model",))
+DATA = ("allreduce", ("data",))
+ACTIVATIONS = BATCH * LENGTH * 16 * 4  # bytes of float32 [batch, length, d_model]
+TOKENS = BATCH * LENGTH * 4  # bytes of a float32 a token
 # Reductions over the model axis: forward and backward, each (besides layers, a layer).
 # Forward: an embedding is one, the loss of a split vocabulary two, a block one. Backward: a block
 # one, the logits' gradient w.r.t. what enters them one; what all cross-attention reads, one; and
 # one number for the norm of the gradient.
 REDUCTIONS = {
-    "lm": ((3, 2), (2, 2)),
     "moe": ((3, 2), (2, 2)),
     "masked": ((3, 2), (2, 2)),
     "classes": ((1, 2), (1, 2)),
@@ -39,39 +45,131 @@ def collectives(name, mesh_shape, layout, backward=True, **changes):
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_each_block_costs_a_reduction_forward_and_one_backward(name):
     (first, each), (first_back, each_back) = REDUCTIONS[name]
-    counted = collectives(name, "model:4", MODEL, backward=False, num_hidden_layers=1)
-    assert counted == {("allreduce", ("model",)): first + each}
+    counted = collectives(name, "model:4", TENSOR, backward=False, num_hidden_layers=1)
+    assert counted == {MODEL: first + each}
     both = first + first_back + 2 * (each + each_back)
-    counted = collectives(name, "model:4", MODEL, num_hidden_layers=2)
-    assert counted == {("allreduce", ("model",)): both}
+    counted = collectives(name, "model:4", TENSOR, num_hidden_layers=2)
+    assert counted == {MODEL: both}
 
 
 @pytest.mark.parametrize("name", ["encdec", "classes"])
 def test_data_parallel_training_reduces_each_gradient_once(name):
     """All in one go; besides, two numbers: the sum of the losses and how many they are of."""
-    assert collectives(name, "data:4", "batch:data") == {("allreduce", ("data",)): 2}
+    assert collectives(name, "data:4", "batch:data") == {DATA: 2}
 
 
-def test_a_layer_of_experts_costs_two_all_to_alls_forward_and_two_backward():
-    forward = collectives("moe", "data:4", EXPERTS, backward=False)
-    both = collectives("moe", "data:4", EXPERTS)
-    assert forward["alltoall", ("data",)] == 2
-    assert both["alltoall", ("data",)] == 4
-    assert {kind for kind, _ in both} == {"alltoall", "allreduce"}
+# Family, mesh, layout, changes, the axis of the experts, and the number of layers of experts.
+EXPERTS = {
+    "an axis of the batch": ("moe", "data:4", "batch:data;experts:data", {}, "data", 1),
+    "an axis of their own": (
+        *("moe", "data:2;expert:2", "batch:data+expert;experts:expert", {}, "expert", 1),
+    ),
+    # Outside of the layers of experts this axis splits the length: no device computes what another
+    # one does. One layer is in the encoder, and one in the decoder.
+    "an axis of the length": (
+        *("moe_encdec", "data:2;expert:2"),
+        "batch:data;length:expert;length_groups:expert;experts:expert",
+        *({"moe_group_size": 6}, "expert", 2),
+    ),
+}
 
 
-def test_experts_on_an_axis_of_their_own_cost_as_many_all_to_alls_and_compute_nothing_twice():
-    layout = "batch:data+expert;experts:expert"
-    forward = collectives("moe", "data:2;expert:2", layout, backward=False)
-    both = collectives("moe", "data:2;expert:2", layout)
-    assert forward["alltoall", ("expert",)] == 2
-    assert both["alltoall", ("expert",)] == 4
-    assert {kind for kind, _ in both} == {"alltoall", "allreduce"}
+@pytest.mark.parametrize("name", EXPERTS)
+def test_a_layer_of_experts_costs_two_all_to_alls_forward_and_two_backward(name):
+    family, mesh_shape, layout, changes, axis, layers = EXPERTS[name]
+    forward = collectives(family, mesh_shape, layout, backward=False, **changes)
+    both = collectives(family, mesh_shape, layout, **changes)
+    assert forward["alltoall", (axis,)] == 2 * layers
+    assert both["alltoall", (axis,)] == 4 * layers
+    if family == "moe":
+        assert {kind for kind, _ in both} == {"alltoall", "allreduce"}
 
 
-def test_experts_on_an_axis_that_splits_the_length_cost_as_many_all_to_alls():
-    """One layer of experts in the encoder, one in the decoder; elsewhere the axis splits the
-    length, so no device computes what another one does."""
-    layout = "batch:data;length:expert;length_groups:expert;experts:expert"
-    counted = collectives("moe_encdec", "data:2;expert:2", layout, moe_group_size=6)
-    assert counted["alltoall", ("expert",)] == 4 * 2
+def num_parameters(layers, d_model=16, d_ff=32, heads=4, d_kv=8):
+    attention = 4 * d_model * heads * d_kv + d_model
+    feed_forward = 2 * d_model * d_ff + d_model
+    return (VOCAB_SIZE + LENGTH + 1) * d_model + layers * (attention + feed_forward)
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_parameters_are_as_many_as_the_formula_says(layers):
+    program = training_program(num_hidden_layers=layers)
+    trainable = [v.spec for v in program.variables if v.spec.trainable]
+    assert sum(spec.shape.size for spec in trainable) == num_parameters(layers)
+    moments = [v.spec for v in program.variables if not v.spec.trainable]
+    assert sum(spec.shape.size for spec in moments) == 2 * num_parameters(layers)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_split_layer_costs_two_reductions_forward_and_two_backward(layers):
+    """Forward, of what attention and feed-forward add; backward, of the gradients w.r.t. what
+    enters them. Besides: one of the embedding's rows, two of the cross-entropy (three numbers a
+    token), one of the gradient w.r.t. what the split vocabulary is multiplied by, and a number for
+    the gradient's norm."""
+    program = training_program("model:4", num_hidden_layers=layers)
+    forward = 3 + 2 * layers
+    wanted = (2 + 4 * layers) * ACTIVATIONS + 3 * TOKENS + 4
+    assert program.collectives() == {MODEL: (forward + 2 * layers + 2, wanted)}
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_length_split_between_blocks_makes_a_gather_and_a_scatter_of_each_reduction(layers):
+    """Forward: the embedding's rows are scattered, each block gathers what it gets and scatters
+    what it adds, and logits are made of all. Backward the other way round. What remains: the
+    cross-entropy's, and the gradients of norms and positions, each of which sees its part."""
+    program = training_program("model:4", num_hidden_layers=layers, **SEQUENCE_PARALLEL)
+    moved = program.collectives()
+    blocks = 2 * layers
+    scattered = moved["reducescatter", ("model",)]
+    gathered = moved["allgather", ("model",)]
+    assert scattered == (2 + 2 * blocks, (2 + 2 * blocks) * ACTIVATIONS)
+    assert gathered == (2 + 2 * blocks, (2 + 2 * blocks) * ACTIVATIONS // 4)
+    count, size = moved[MODEL]
+    assert count <= 5 and size < ACTIVATIONS
+
+
+def test_for_head_tail_order_only_ids_move_whatever_the_number_of_layers():
+    """All that is computed from them is in this order until the loss."""
+    moved = [
+        training_program(
+            "seq:2", layout="length:seq", num_hidden_layers=layers, attention_method="blockwise"
+        ).collectives()["permute", ("seq",)]
+        for layers in (1, 2)
+    ]
+    assert moved[0] == moved[1]
+    assert moved[0][1] < 2 * TOKENS
+
+
+def test_biases_after_the_matrices_are_added_to_what_is_scattered():
+    scattered = [
+        loss_program(
+            FAMILIES["lm"], "model:4", with_gradients=False, use_bias=use_bias, **SEQUENCE_PARALLEL
+        ).collectives()
+        for use_bias in (False, True)
+    ]
+    assert scattered[0] == scattered[1]
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_data_parallel_training_reduces_each_gradient_once_and_all_in_one_go(layers):
+    """Besides: two numbers together, the sum of the losses and how many tokens it is of."""
+    program = training_program("data:4", num_hidden_layers=layers)
+    assert program.collectives() == {DATA: (2, 4 * num_parameters(layers) + 8)}
+
+
+def test_small_gradients_are_reduced_in_buckets_while_others_are_computed(monkeypatch):
+    """As they become ready: a bucket is asked for by the gradient that fills it."""
+    monkeypatch.setattr(deferred_sums, "BUCKET", 8192)
+    program = training_program("data:2", num_hidden_layers=4)
+    _, *buckets, rest = [c for c in program.collective_log() if c.kind == "allreduce"]
+    assert sum(c.bytes for c in (*buckets, rest)) == 4 * num_parameters(4)
+    assert len(buckets) > 3 and all(8192 <= c.bytes < 2 * 8192 for c in buckets)
+    layers = [c.operation[:8] for c in buckets]
+    assert layers[0] == "layer_03" and layers == sorted(layers, reverse=True)
+
+
+def test_large_gradients_are_reduced_alone():
+    """Above a megabyte a copy into a common buffer costs what a collective costs."""
+    program = training_program("data:2", num_hidden_layers=1, d_ff=32768)
+    large = 2  # The two matrices of the feed-forward, of 2 MiB each.
+    assert program.collectives()[DATA] == (2 + large, 4 * num_parameters(1, d_ff=32768) + 8)

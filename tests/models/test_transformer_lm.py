@@ -4,29 +4,24 @@ import numpy as np
 import pytest
 
 import t2tp
-from tests.models.small_lm import LENGTH, VOCAB_SIZE, loss_program, make_batch, one_document_a_row
+from tests.models.small_lm import LENGTH, VOCAB_SIZE, make_batch, one_document_a_row
+from tests.models.small_transformers import FAMILIES, assert_close, loss_program
 
-MEGATRON = "batch:data;heads:model;d_ff:model;vocab:model"
+LM = FAMILIES["lm"]
 
 
 def test_a_loss_in_chunks_gives_the_same_gradients():
     """The last chunk is shorter, and the mesh does not divide the vocabulary."""
-    options = {"training": True, "with_gradients": True, "num_hidden_layers": 1}
-    wanted = loss_program(loss_chunk=-1, **options)(make_batch())
-    chunked = {"loss_chunk": 7, "recompute": "layer"}
-    program = loss_program("data:2;model:4", MEGATRON, **options, **chunked)
+    wanted = loss_program(LM, loss_chunk=-1)(make_batch())
+    program = loss_program(LM, "data:2;model:4", loss_chunk=7, recompute="layer")
     activations = [each.tensor.name for each in t2tp.explain(program).data.activations]
     assert "projected_cross_entropy (temporary)" in activations
-    values = program(make_batch())
-    for name, value in wanted.items():
-        atol = 5e-6 * np.abs(value).max()
-        np.testing.assert_allclose(values[name], value, rtol=0, atol=atol, err_msg=name)
+    assert_close(program(make_batch()), wanted)
 
 
 def test_a_batch_of_padding_has_no_loss():
-    values = loss_program("data:2", num_hidden_layers=1)(
-        one_document_a_row(np.zeros_like(make_batch()["targets"]))
-    )
+    padding = one_document_a_row(np.zeros_like(make_batch()["targets"]))
+    values = loss_program(LM, "data:2", training=False, with_gradients=False)(padding)
     assert values["loss"] == values["nll"] == values["tokens"] == values["correct"] == 0
 
 
@@ -44,7 +39,7 @@ def test_packed_documents_cost_what_they_cost_alone():
         "targets_segmentation": np.tile(np.repeat([1, 2], sizes), (8, 1)),
         "targets_position": np.tile(np.concatenate([np.arange(n) for n in sizes]), (8, 1)),
     }
-    program = loss_program("data:2;model:2", num_hidden_layers=1)
+    program = loss_program(LM, "data:2;model:2", training=False, with_gradients=False)
     separate = sum(float(program(one_document_a_row(rows))["nll"]) for rows in alone)
     assert float(program(packed)["nll"]) == pytest.approx(separate, rel=1e-6)
     together = packed | {"targets_segmentation": np.ones_like(targets)}
@@ -53,4 +48,4 @@ def test_packed_documents_cost_what_they_cost_alone():
 
 def test_a_length_without_positions_is_refused():
     with pytest.raises(ValueError, match="length 12, and the model has positions for max_length=8"):
-        loss_program(max_length=8)
+        loss_program(LM, max_length=8)
