@@ -67,8 +67,6 @@ OPERATIONS = {
     "positions": lambda x, ids: (
         causal(x) * mtf.cast(mtf.range(x.mesh, x.shape.dims[2], tf.int32), tf.float32)
     ),
-    "cumsum": lambda x, ids: causal(mtf.cumsum(causal(x), x.shape.dims[2]) / LENGTH),
-    "shift": lambda x, ids: causal(mtf.shift(causal(x), 1, x.shape.dims[2], wrap=False)),
     "recompute": lambda x, ids: mtf.recompute_grad(
         lambda t: mtf.dropout(causal(mtf.sin(t)), True, rate=0.5), [causal(x)]
     ),

@@ -99,7 +99,7 @@ STATISTICS = {
 
 
 @functools.cache
-def errors(dtype, mesh_shape="", layout="", xla=None):
+def errors(dtype, mesh_shape="", layout=""):
     """The largest error of each statistic, by (its name, mean and standard deviation)."""
 
     def step(mesh, given):
@@ -112,10 +112,8 @@ def errors(dtype, mesh_shape="", layout="", xla=None):
 
     given = arrays(dtype)
     feature = t2tp.Feature(SHAPE, DTYPES[dtype])
-    program = t2tp.Program(
-        step, dict.fromkeys(given, feature), mesh_shape=mesh_shape, layout=layout, xla=xla
-    )
-    outputs = program(given)
+    features = dict.fromkeys(given, feature)
+    outputs = t2tp.Program(step, features, mesh_shape=mesh_shape, layout=layout)(given)
     found = {}
     for name, (_, plain) in STATISTICS.items():
         for i, place in enumerate(PLACES):

@@ -128,15 +128,6 @@ TABLE |= {
         AND_NEXT,
         MATRIX,
     ),
-    "cast there and back": Row(
-        lambda x: mtf.cast(mtf.cast(x, tf.float64), tf.float32), tf.identity, X, MATRIX, 1e-7
-    ),
-    "where": Row(
-        lambda x, z, c: mtf.where(mtf.equal(c, 1), x, z, output_shape=x.shape),
-        lambda x, z, c: tf.where(tf.equal(c, 1)[:, None], x, z),
-        AND_NEXT | {"c": ("a:4", np.array([0, 1, 1, 0]))},
-        MATRIX,
-    ),
 }
 
 # Products, and means of 16 bits, whose sums would be infinite.
@@ -213,23 +204,12 @@ for depth, kind, size in (
     )
 
 # Along a dimension.
-BOX = {"x": normal("a:4;b:8;c:3")}
 DISTINCT = np.random.default_rng(0).permutation(96).reshape(4, 8, 3) * 1.0
 DISTINCT[0, 0] = -1e12  # mesh-tensorflow finds what it has found before.
-TABLE["cumsum, exclusive"] = Row(
-    lambda x: mtf.cumsum(x, x.shape.dims[1], True),
-    lambda x: tf.cumsum(x, axis=1, exclusive=True),
-    BOX,
-    ROWS,
-)
 TABLE["cumsum of ones, bfloat16"] = Row(
     lambda x: mtf.cumsum(x, last(x)), tf.cumsum, ONES, [("x:2", "a:x")], dtype=tf.bfloat16,
     tolerance=2**-7,
 )  # fmt: skip
-TABLE["unstack"] = Row(
-    lambda x: mtf.unstack(x, last(x))[1], lambda x: x[:, 1], X, [*WHOLE, ("x:2", "a:x")]
-)
-TABLE["slice"] = Row(lambda x: mtf.slice(x, 1, 3, "a"), lambda x: x[1:], X, WHOLE)
 TABLE["one output of slicewise"] = Row(
     lambda x: mtf.slicewise(
         lambda x: (tf.sin(x), tf.square(x)),

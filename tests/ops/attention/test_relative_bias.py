@@ -18,17 +18,6 @@ def test_buckets_are_those_of_the_definition(buckets, max_distance, both_ways):
     assert found.tolist() == wanted
 
 
-def test_buckets_of_t5():
-    """From its code: 32 buckets, 128 positions."""
-    distances = np.array([0, -1, -7, -8, -11, -12, -16, -32, -64, -127, -128, -500, 1, 7, 8, 500])
-    assert distance_buckets(distances, 32, 128, True).tolist() == [
-        0, 1, 7, 8, 8, 9, 10, 12, 14, 15, 15, 15, 17, 23, 24, 31,
-    ]  # fmt: skip
-    assert distance_buckets(distances[:9], 32, 128, False).tolist() == [
-        0, 1, 7, 8, 11, 12, 16, 21, 26,
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("block", [Block(0, 6, 0, 10), Block(0, 2, 4, 6), Block(4, 2, 0, 1)])
 def test_a_block_of_the_bias_and_its_gradient(block):
     random = np.random.default_rng(0)

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from t2tp import mtf
-from t2tp.ops.attention.api import attention
 from tests.cases import in_turn
-from tests.ops.attention.attention_cases import set_block_sizes
+from tests.ops.attention.attention_cases import METHODS, make_ours, set_block_sizes
 from tests.ops.attention.composed_attention import composed_attention
 from tests.ops.on_mesh import _weights, assert_close, in_float64, with_gradients
 
@@ -20,7 +19,6 @@ MESHES = [
     ("seq:5", "length:seq"),
     ("seq:2;model:2", "length:seq;heads:model"),
 ]
-METHODS = ["dense", "blockwise"]
 
 
 @pytest.fixture(autouse=True)
@@ -34,15 +32,11 @@ def make_inputs(length=LENGTH):
     return {name: (shape, random.normal(size=(4, 4, length, length))) for name in "qkv"}
 
 
-def make_ours(method, rate=RATE):
-    return lambda q, k, v: attention(q, k, v, dropout_rate=rate, method=method)
-
-
 def kept_weights(method="dense", mesh_shape="", layout="", length=LENGTH, recompute=False, **call):
     """Whether each weight is kept: of values that are the identity the result is the weights."""
     inputs = make_inputs(length)
     inputs["v"] = (inputs["v"][0], np.broadcast_to(np.eye(length), inputs["v"][1].shape))
-    ours = make_ours(method)
+    ours = make_ours(method, RATE)
 
     def again(q, k, v):
         return mtf.recompute_grad(ours, [q, k, v])
@@ -69,7 +63,7 @@ def test_any_mesh_drops_the_same(mesh_shape, layout, method):
 def test_values_and_gradients_are_those_of_what_is_kept(layout, method):
     inputs = make_inputs()
     kept = kept_weights() / (1 - round(RATE * 2**16) / 2**16)
-    values = with_gradients(make_ours(method), inputs, "data:2;model:2", layout)
+    values = with_gradients(make_ours(method, RATE), inputs, "data:2;model:2", layout)
     assert_close(values, in_float64(composed_attention(kept=kept), inputs), 3e-6)
 
 
