@@ -144,8 +144,20 @@ def test_any_layout_gives_the_same(mesh_shape, layout, name):
     assert_same(ran, loop(ROUTINGS[name], ran.variables))
 
 
-@pytest.mark.parametrize("name", ["switch", "gshard", "expert_choice"])
-def test_tokens_go_to_experts_by_one_all_to_all_and_back_by_another(name):
+# Where experts have an axis of their own, it splits the length, and rows make several groups.
+OWN_AXIS = (
+    "data:2;expert:2",
+    "batch:data;length:expert;length_groups:expert;experts:expert;expert_groups:data",
+)
+SHARED_AXIS = ("data:4", "batch:data;experts:data")
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "axis"),
+    [(name, SHARED_AXIS, "data") for name in ("switch", "gshard", "expert_choice")]
+    + [(name, OWN_AXIS, "expert") for name in ("small_groups", "small_groups_choose")],
+)
+def test_tokens_go_to_experts_by_one_all_to_all_and_back_by_another(name, layout, axis):
     """Each moves what a processor holds: its groups' places, [groups / 4, experts, capacity,
     d_model]."""
     routing = ROUTINGS[name]
@@ -154,31 +166,11 @@ def test_tokens_go_to_experts_by_one_all_to_all_and_back_by_another(name):
         y, _ = MixtureOfExperts(routing, mlp="relu", d_ff=D_FF)(x, True)
         return {"y": y}
 
-    program = run(build, inputs(), "data:4", "batch:data;experts:data").program
-    capacity = routing.capacity(LENGTH, training=True)
-    size = BATCH // 4 * EXPERTS * capacity * D_MODEL * 4
-    assert program.collectives() == {("alltoall", ("data",)): (2, 2 * size)}
-
-
-# Where experts have an axis of their own, it splits the length, and rows make several groups.
-OWN_AXIS = (
-    "data:2;expert:2",
-    "batch:data;length:expert;length_groups:expert;experts:expert;expert_groups:data",
-)
-
-
-@pytest.mark.parametrize("name", ["small_groups", "small_groups_choose"])
-def test_on_an_axis_of_their_own_they_do_so_too(name):
-    routing = ROUTINGS[name]
-
-    def build(x, token_mask):
-        y, _ = MixtureOfExperts(routing, mlp="relu", d_ff=D_FF)(x, True)
-        return {"y": y}
-
-    program = run(build, inputs(), *OWN_AXIS).program
-    groups = BATCH * LENGTH // routing.group_size
-    size = groups // 4 * EXPERTS * routing.capacity(routing.group_size, True) * D_MODEL * 4
-    assert program.collectives() == {("alltoall", ("expert",)): (2, 2 * size)}
+    program = run(build, inputs(), *layout).program
+    tokens = routing.group_size or LENGTH
+    groups = BATCH * LENGTH // tokens
+    size = groups // 4 * EXPERTS * routing.capacity(tokens, training=True) * D_MODEL * 4
+    assert program.collectives() == {("alltoall", (axis,)): (2, 2 * size)}
 
 
 def test_gates_reach_the_router():

@@ -147,63 +147,48 @@ def test_along_axes_and_joint_axes():
                 np.testing.assert_array_equal(result[f"{kind} {name}"], value, err_msg=message)
 
 
-@pytest.mark.parametrize(
-    ("mesh_shape", "axis", "source", "moved"),
-    [
-        ("a:8", 0, [7, 0, 1, 2, 3, 4, 5, 6], "permute"),
-        ("a:8", 0, [None, 0, 1, 2, 3, 4, 5, 6], "permute"),
-        ("a:8", 0, [1, 2, 0, 4, 5, 3, 6, None], "permute"),  # one stays
-        ("a:2;b:4", 1, [1, 2, 3, 0], "permute"),
-        ("a:4;b:2", 0, [3, 2, 1, 0], "permute"),
-        ("a:8", 0, [0, 0, 0, 0, 0, 0, 0, 7], "allgather"),  # one part for many
-        ("a:2;b:4", 1, [2, 2, 2, 2], "broadcast"),
-    ],
-)
-def test_permute_moves_a_slice_once(mesh_shape, axis, source, moved):
-    layout = Layout(mesh_shape)
-    logs = []
+# Mesh, axis, where each member's slice comes from, what is logged, and the pairwise rounds of NCCL.
+PERMUTED = [
+    ("a:8", 0, [7, 0, 1, 2, 3, 4, 5, 6], "permute", 2),
+    ("a:8", 0, [None, 0, 1, 2, 3, 4, 5, 6], "permute", 2),
+    ("a:8", 0, [1, 2, 0, 4, 5, 3, 6, None], "permute", 3),  # rings of odd length, and one stays
+    ("a:8", 0, [4, 5, 6, 7, 0, 1, 2, 3], "permute", 1),
+    ("a:2;b:4", 1, [1, 2, 3, 0], "permute", 0),
+    ("a:4;b:2", 0, [3, 2, 1, 0], "permute", 0),
+    ("a:8", 0, [0, 0, 0, 0, 0, 0, 0, 7], "allgather", 0),  # one part for many
+    ("a:2;b:4", 1, [2, 2, 2, 2], "broadcast", 0),
+]
+
+
+def permuted(mesh_shape, axis, source, nccl):
+    """The collectives of a permutation, whose values are checked."""
+    layout, values, logs = Layout(mesh_shape), random_values([2, 3]), []
 
     def permute(collectives, x):
+        collectives._nccl = nccl
         y = collectives.permute(x["x"], axis, source)
         logs.append(collectives.log)
         return {"y": y}
 
-    check_permuted(lambda values: run_everywhere(permute, values, layout), layout, axis, source)
-    assert [(c.kind, c.bytes) for c in logs[0]] == [(moved, 2 * 3 * 4)]
-
-
-@pytest.mark.parametrize(
-    ("source", "rounds"),
-    [
-        ([7, 0, 1, 2, 3, 4, 5, 6], 2),
-        ([None, 0, 1, 2, 3, 4, 5, 6], 2),
-        ([1, 2, 0, 4, 5, 3, 6, None], 3),  # rings of odd length
-        ([4, 5, 6, 7, 0, 1, 2, 3], 1),
-    ],
-)
-def test_nccl_exchanges_in_rounds_of_pairs(source, rounds):
-    layout = Layout("a:8")
-    logs = []
-
-    def permute(collectives, x):
-        collectives._nccl = True  # the rounds of NCCL, by way of rings
-        y = collectives.permute(x["x"], 0, source)
-        logs.append(collectives.log)
-        return {"y": y}
-
-    check_permuted(lambda values: run_everywhere(permute, values, layout), layout, 0, source)
-    assert [c.kind for c in logs[0]] == ["permute"] * rounds
-
-
-def check_permuted(run, layout, axis, source):
-    values = random_values([2, 3])
     name = layout.mesh_shape.dims[axis].name
-    for pnum, result in enumerate(run({"x": values})):
+    for pnum, result in enumerate(run_everywhere(permute, {"x": values}, layout)):
         place = layout.coordinates(pnum)
         from_member = source[place[name]]
         members = [p for p in range(8) if layout.coordinates(p) == {**place, name: from_member}]
         wanted = values[members[0]] if members else 0 * values[0]
         np.testing.assert_array_equal(result["y"], wanted)
+    return logs[0]
+
+
+@pytest.mark.parametrize(("mesh_shape", "axis", "source", "moved", "rounds"), PERMUTED)
+def test_permute_moves_a_slice_once_and_nccl_in_rounds_of_pairs(
+    mesh_shape, axis, source, moved, rounds
+):
+    log = permuted(mesh_shape, axis, source, nccl=False)
+    assert [(c.kind, c.bytes) for c in log] == [(moved, 2 * 3 * 4)]
+    if rounds:
+        kinds = [c.kind for c in permuted(mesh_shape, axis, source, nccl=True)]
+        assert kinds == ["permute"] * rounds
 
 
 def test_permute_in_a_loop_and_a_conditional():
