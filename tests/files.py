@@ -1,7 +1,8 @@
 """Files of tests: what a directory holds, a changed byte, a disk that fills up."""
 
+import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +15,20 @@ def files_in(directory: Path, ignored: str = "") -> dict[str, bytes]:
         for path in paths
         if ignored not in path.parts
     }
+
+
+# What may be where a file should be; each is made at a path.
+STRANGE: dict[str, Callable[[Path], object]] = {
+    "a pipe": os.mkfifo,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a directory": Path.mkdir,
+    "a link to itself": lambda path: path.symlink_to(path),
+    "a link outside": lambda path: path.symlink_to("/etc/hostname"),
+    "empty": Path.touch,
+    "binary": lambda path: path.write_bytes(bytes(range(256)) * 9),
+    "deep lists": lambda path: path.write_text("[" * 100_000),
+    "deep objects": lambda path: path.write_text('{"a":' * 900 + "1" + "}" * 900),
+}
 
 
 def flip(path: Path, position: int = 0) -> None:

@@ -17,6 +17,7 @@ from tests.page_commands import PAGES, check_flags, commands, inline_commands, r
 from tests.trainer.calibration import tiny_machine
 
 _TINY_TRANSFORMER = "d_model=16,d_ff=16,num_heads=2,d_kv=8,num_hidden_layers=1"
+_CHECKPOINTS, _BEAMS = "--checkpoints=run/checkpoints", "--decode_hparams=beam_size=8"
 _TRAIN_REVERSE = (
     "t2tp_trainer --problem=algorithmic_reverse_binary40 --model=transformer --generate_data"
     " --hparams_set=transformer_tiny --data_dir=data --eval_steps=1 --save_checkpoints_steps=1"
@@ -37,7 +38,7 @@ class Walk:
 
     Attributes:
       page: the page.
-      less: words that are replaced, so that it takes less time.
+      less: words that are replaced, so that it takes less time; more than those of `LESS`.
       runs: of the transformer that the page takes to be there.
       files: the same, text by name.
       makes: the same, functions that write what they are given the path of, by its name.
@@ -50,15 +51,21 @@ class Walk:
     makes: dict[str, Callable[[Path], object]] = field(default_factory=dict)
 
 
+# Words that are replaced on any page.
+LESS = {
+    "--train_steps=300": "--train_steps=2 --eval_steps=1",
+    "--train_steps=500": "--train_steps=2",
+    "--train_steps=1000": "--train_steps=2 --eval_steps=1",
+    "--eval_steps=8": "--eval_steps=1",
+    "--hparams=batch_size=64": f"--hparams=batch_size=8,{_TINY_TRANSFORMER}",
+}
 WALKS = [
-    Walk("README.md", {"--train_steps=1000": "--train_steps=2 --eval_steps=1"}),
-    Walk("docs/trainer.md", {"--train_steps=1000": "--train_steps=2 --eval_steps=1"}),
+    Walk("README.md"),
+    Walk("docs/trainer.md"),
     Walk(
         "docs/checkpoints.md",
         {
-            "--checkpoints=run/checkpoints/step-00002000,other_run": (
-                "--checkpoints=run/checkpoints/step-00000002,other_run"
-            ),
+            f"{_CHECKPOINTS}/step-00002000,other_run": f"{_CHECKPOINTS}/step-00000002,other_run",
             "--num_last_checkpoints=8": "--num_last_checkpoints=2",
             "--schedule=evaluate": "--schedule=evaluate --eval_steps=1",
         },
@@ -75,11 +82,7 @@ WALKS = [
     ),
     Walk(
         "docs/decoding.md",
-        {
-            "--decode_hparams=beam_size=8,alpha=0.8": (
-                "--decode_hparams=beam_size=8,alpha=0.8,num_samples=2"
-            )
-        },
+        {f"{_BEAMS},alpha=0.8": f"{_BEAMS},alpha=0.8,num_samples=2"},
         runs=("run",),
         files={
             "sources.txt": "0 1 1\n1 0\n",
@@ -120,25 +123,19 @@ WALKS = [
         {
             "--trials=24": "--trials=2",
             "--parallel_trials=4": "--parallel_trials=2",
-            "--train_steps=500": "--train_steps=2",
             "--local_eval_frequency=50": "--local_eval_frequency=1",
-            "--eval_steps=8": "--eval_steps=1",
-            "--hparams=batch_size=64": f"--hparams=batch_size=8,{_TINY_TRANSFORMER}",
             "--hparams_set=transformer_lm_base": "--hparams_set=transformer_lm_tiny"
             " --train_steps=1 --eval_steps=1",
         },
     ),
-    Walk("docs/image_models.md", {"--train_steps=300": "--train_steps=2 --eval_steps=1"}),
+    Walk("docs/image_models.md"),
     Walk(
         "docs/coming_from_tensor2tensor.md",
         {
             "--train_steps=2000": "--train_steps=4",
-            "--train_steps=500": "--train_steps=2",
             "--local_eval_frequency=500": "--local_eval_frequency=2",
             "--save_checkpoints_steps=500": "--save_checkpoints_steps=1",
-            "--eval_steps=8": "--eval_steps=1",
             "--trials=2": "--trials=1",
-            "--hparams=batch_size=64": f"--hparams=batch_size=8,{_TINY_TRANSFORMER}",
             "--hparams=batch_size=64,max_length=32": (
                 f"--hparams=batch_size=8,max_length=32,{_TINY_TRANSFORMER}"
             ),
@@ -202,7 +199,7 @@ def test_the_commands_of_a_page_work_one_after_another(walk, tmp_path, data, req
     shown = [words for words in commands(walk.page) if not _leaves_something_out(words)]
     assert {word for words in shown for word in words} >= set(walk.less)
     for number, words in enumerate(shown):
-        run(words, tmp_path, number, walk.less)
+        run(words, tmp_path, number, {**LESS, **walk.less})
 
 
 def test_every_page_with_commands_is_walked():
@@ -211,6 +208,7 @@ def test_every_page_with_commands_is_walked():
     }
     assert shown - ELSEWHERE == {walk.page for walk in WALKS}
     assert shown >= ELSEWHERE
+    assert LESS.keys() <= {word for page in PAGES for words in commands(page) for word in words}
 
 
 SHOWN = [

@@ -86,12 +86,15 @@ def test_the_demo_installs_the_package_alone(tmp_path):
     assert re.findall(r"pip install .*--editable (.*)", done.stdout) == ["'.'"]
 
 
-def test_the_demo_imports_only_what_the_package_requires():
+def test_the_demo_imports_only_what_the_package_requires_and_it_needs():
     modules = [f"t2tp.trainer.cli.{name}" for name in ("datagen", "train", "decode")]
     code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert not {"torch", "transformers", "kubernetes", "optuna"} & set(done.stdout.split())
+    imported = done.stdout.split()
+    assert not {"torch", "transformers", "kubernetes", "optuna"} & set(imported)
+    unused = ("t2tp.planner", "t2tp.layout_check", "t2tp.trainer.auto_layout")
+    assert not [name for name in imported if name.startswith(unused)]
 
 
 def test_every_command_that_installs_t2tp_names_an_extra_of_it():

@@ -60,5 +60,11 @@ STREAMS = {
 }
 
 
+def prepare_all(directory):
+    """Makes the data of every stream."""
+    for name in ("some_sources", "some_reverses", "some_shifts", "some_copies", "image_digits"):
+        problems.find(name).prepare(directory)
+
+
 def open_stream(data_dir, kind):
     return problems.find(*STREAMS[kind]).stream(data_dir, "train", BATCH, LENGTH, seed=5)

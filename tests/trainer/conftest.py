@@ -9,13 +9,13 @@ import pytest
 
 from t2tp import registry
 from t2tp.trainer.cli.programs import t2tp_launch
-from t2tp.trainer.cli.programs import t2tp_trainer as main
 from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.search.storage import sqlite_address
 from tests.trainer import (
     postgresql,
     tiny_problem,  # noqa: F401 (registers problems)
 )
+from tests.trainer.command import call
 
 PROBLEM = "languagemodel_encodings"
 _NEW = {"problem": PROBLEM, "model": "transformer_lm", "hparams_set": "transformer_lm_test"}
@@ -40,7 +40,7 @@ def _trained(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Path:
     run = tmp_path_factory.mktemp("trained") / "run"
     flags = {**_NEW, "data_dir": data_dir, "output_dir": run, "schedule": "train"}
     flags |= {"train_steps": 2, "save_checkpoints_steps": 1, "random_seed": 5, "hparams": "d_ff=64"}
-    assert main(["t2tp_trainer", *(f"--{name}={value}" for name, value in flags.items())]) == 0
+    assert call("t2tp_trainer", **flags) == 0
     return run
 
 
@@ -80,8 +80,7 @@ def trainer(tmp_path: Path, data_dir: Path) -> Callable[..., int]:
         schedule = str(flags.get("schedule", "train_and_evaluate"))
         more = {"log_step_count_steps": 1} if schedule.startswith("train") else {}
         more |= {"eval_steps": 2} if "evaluate" in schedule else {}
-        given = {k: v for k, v in {**defaults, **more, **flags}.items() if v is not None}
-        return main(["t2tp_trainer", *(f"--{name}={value}" for name, value in given.items())])
+        return call("t2tp_trainer", **{**defaults, **more, **flags})
 
     return run
 

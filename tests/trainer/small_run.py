@@ -4,6 +4,7 @@ from pathlib import Path
 
 from t2tp.checkpoint import Checkpoint
 from t2tp.checkpoint.inspection import differences
+from tests.trainer.command import flags_of
 from tests.trainer.hooks.events import read_scalars
 
 PROBLEM = "languagemodel_encodings"
@@ -30,7 +31,7 @@ def flags(output_dir: Path, data_dir: Path, /, **changes: object) -> list[str]:
         "random_seed": 3,
         **changes,
     }
-    return [f"--{name}={value}" for name, value in given.items() if value is not None]
+    return flags_of(given)
 
 
 def assert_same(run: Path, other: Path, step: int) -> None:

@@ -1,8 +1,6 @@
 """`--mesh_shape=auto --layout=auto`: the fastest layout for the machine's devices."""
 
 import importlib.resources
-import subprocess
-import sys
 
 import pytest
 import tensorflow as tf
@@ -88,13 +86,3 @@ def test_models_with_other_hparams_are_searched_too():
         chosen, times[size] = auto_layout._search(*arguments)
     assert times[8] != times[64]  # The images are those of the problem.
     assert chosen.mesh_shape in ("data:2", "model:2")
-
-
-@pytest.mark.slow
-def test_a_trainer_with_a_layout_imports_no_planner():
-    """Nor the check of layouts."""
-    code = "import sys, t2tp.trainer.cli.train; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    modules = done.stdout.split()
-    for unused in ("t2tp.planner", "t2tp.layout_check", "t2tp.trainer.auto_layout"):
-        assert not [name for name in modules if name.startswith(unused)]

@@ -2,7 +2,6 @@
 
 import math
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,11 +16,10 @@ from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_dir.run_files import OtherRunError
 from t2tp.trainer.run_spec import RunSpec
+from tests.page_blocks import blocks
 from tests.trainer.conftest import PROBLEM, set_flags
 from tests.trainer.hooks.events import read_scalars
 from tests.trainer.tiny_experiment import experiment
-
-DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_it_trains_and_evaluates_when_it_is_time(tmp_path, data_dir):
@@ -142,19 +140,12 @@ def test_a_run_keeps_its_model_and_its_shape(tmp_path, data_dir):
 
 
 def test_the_documented_lines_of_python_work(tmp_path, monkeypatch, data_dir):
-    text = (DOCS / "trainer.md").read_text(encoding="utf-8")
-    (code,) = [
-        block
-        for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-        if "Experiment(" in block
-    ]
+    (code,) = [block for block in blocks("trainer.md", "python") if "Experiment(" in block]
     assert len(code.strip().splitlines()) <= 18
     monkeypatch.chdir(tmp_path)
-    settings = {
-        "languagemodel_python_stdlib": PROBLEM,
-        "transformer_lm_tiny": "transformer_lm_test",
-    }
-    for documented, tiny in {**settings, "train_steps=1000": "train_steps=2"}.items():
+    settings = {"languagemodel_python_stdlib": PROBLEM, "train_steps=1000": "train_steps=2"}
+    settings["transformer_lm_tiny"] = "transformer_lm_test"
+    for documented, tiny in settings.items():
         assert documented in code
         code = code.replace(documented, tiny)
     namespace: dict = {}

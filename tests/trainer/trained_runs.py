@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from t2tp import registry
-from t2tp.trainer.cli.programs import t2tp_decoder as decoder
-from t2tp.trainer.cli.programs import t2tp_trainer as trainer
 from tests.trainer import tiny_pairs, tiny_problem  # noqa: F401 (registers problems)
+from tests.trainer.command import call, flags_of
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Run:
 
     def decode(self, **flags: object) -> int:
         """`t2tp_decoder` on it: flags by name -> exit code."""
-        return decoder(["t2tp_decoder", *self.flags(**flags)])
+        return call("t2tp_decoder", *self.flags(**flags))
 
     def decoded(
         self, directory: Path, lines: list[str], options: str, **flags: object
@@ -41,17 +40,22 @@ class Run:
 
     def flags(self, **flags: object) -> list[str]:
         """A command line's flags for the run."""
-        given = {"output_dir": self.output_dir, "data_dir": self.data_dir, **flags}
-        return [f"--{name}={value}" for name, value in given.items()]
+        return flags_of({"output_dir": self.output_dir, "data_dir": self.data_dir, **flags})
 
 
-def train(directory: Path, problem: str, model: str, hparams_set: str, **flags: object) -> Run:
+# Problem, model and hparams set of a run.
+TEXTS = ("languagemodel_encodings", "transformer_lm", "transformer_lm_test")
+PAIRS = ("translate_upper_case", "transformer", "transformer_test")
+
+
+def train(directory: Path, names: tuple[str, str, str], **flags: object) -> Run:
     """Makes data, trains a few steps."""
+    problem, model, hparams_set = names
     registry.problem(problem)().prepare(directory / "data")
     run = Run(directory / "run", directory / "data", problem)
     settings = {"problem": problem, "model": model, "hparams_set": hparams_set}
     few = {"train_steps": 30, "schedule": "train", **flags}
-    assert trainer(["t2tp_trainer", *run.flags(**settings, **few)]) == 0
+    assert call("t2tp_trainer", *run.flags(**settings, **few)) == 0
     return run
 
 
@@ -60,4 +64,4 @@ def train_images(directory: Path, **flags: object) -> Run:
     pytest.importorskip("PIL.Image")
     small = "batch_size=8,num_hidden_layers=1,mesh_shape=,layout="
     names = ("image_digits_gen", "mtf_image_transformer", "mtf_image_transformer_digits")
-    return train(directory, *names, hparams=small, **flags)
+    return train(directory, names, hparams=small, **flags)

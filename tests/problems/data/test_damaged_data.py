@@ -10,9 +10,7 @@ from t2tp import problems
 from t2tp.problems.data import manifest, shards
 from t2tp.problems.data.columns import Column
 from t2tp.problems.data.manifest import DamagedDataError
-from tests.problems.streams import BATCH, LENGTH, STREAMS, open_stream
-
-NAMES = ("some_sources", "some_reverses", "some_shifts", "some_copies", "image_digits")
+from tests.problems.streams import BATCH, LENGTH, STREAMS, open_stream, prepare_all
 
 
 @pytest.fixture(scope="module")
@@ -20,8 +18,7 @@ def made(tmp_path_factory):
     directory = tmp_path_factory.mktemp("data")
     with pytest.MonkeyPatch.context() as small:
         small.setattr(shards, "_BLOCK_BYTES", 64)
-        for name in NAMES:
-            problems.find(name).prepare(directory)
+        prepare_all(directory)
     return directory
 
 

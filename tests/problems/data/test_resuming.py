@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import t2tp
 from t2tp import mtf, problems
-from tests.problems.streams import STEPS, STREAMS, open_stream
+from tests.problems.streams import STEPS, STREAMS, open_stream, prepare_all
 
 # Numbers of processors over which (rows, columns) are split.
 MESHES = [(1, 1), (2, 1), (4, 1), (1, 2), (2, 4), (12, 1)]
@@ -19,8 +19,7 @@ MESHES = [(1, 1), (2, 1), (4, 1), (1, 2), (2, 4), (12, 1)]
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
     directory = tmp_path_factory.mktemp("data")
-    for name in ("some_sources", "some_reverses", "some_shifts", "some_copies", "image_digits"):
-        problems.find(name).prepare(directory)
+    prepare_all(directory)
     return directory
 
 

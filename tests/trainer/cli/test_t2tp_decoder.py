@@ -7,28 +7,20 @@ from t2tp import checkpoint
 from t2tp.problems.vocab.subwords import SubwordVocabulary
 from t2tp.trainer.cli import decode
 from tests.trainer.hooks import events
-from tests.trainer.trained_runs import Run, train, train_images
+from tests.trainer.trained_runs import PAIRS, TEXTS, Run, train, train_images
 
 SOURCES = ["two one", "", "sechs sieben acht", "naïve five", "one"]
 
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory) -> Run:
-    directory = tmp_path_factory.mktemp("pairs")
-    return train(directory, "translate_upper_case", "transformer", "transformer_test")
+    return train(tmp_path_factory.mktemp("pairs"), PAIRS)
 
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory) -> Run:
-    directory = tmp_path_factory.mktemp("texts")
     hparams = "mesh_shape=data:2;model:2,layout=batch:data;vocab:model"
-    return train(
-        directory,
-        "languagemodel_encodings",
-        "transformer_lm",
-        "transformer_lm_test",
-        hparams=hparams,
-    )
+    return train(tmp_path_factory.mktemp("texts"), TEXTS, hparams=hparams)
 
 
 @pytest.mark.slow

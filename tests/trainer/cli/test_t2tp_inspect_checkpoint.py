@@ -58,33 +58,24 @@ def test_two_that_are_the_same_on_any_mesh(run, tmp_path, capsys):
 
 
 def test_in_what_two_differ(tmp_path, capsys):
-    def run(name, **values):
-        slices = [
-            (Slice.full(key, tuple(value.shape), tf.as_dtype(value.dtype)), tf.constant(value))
-            for key, value in values.items()
-        ]
-        save(tmp_path / name, 1, slices, {})
-        return str(tmp_path / name / "step-00000001")
+    ones, nan = np.ones([2], np.float32), np.float32([1, np.nan, 3])
+    # The values of each variable in the two checkpoints.
+    values = {
+        "dtype": (ones, ones.astype(np.float16)),
+        "here": (ones, None),
+        "nan": (nan, nan),
+        "one_nan": (nan, np.float32([1, 2, 3.5])),
+        "shape": (ones, np.ones([3], np.float32)),
+        "there": (None, ones),
+        "value": (np.float32([1, 2, 3]), np.float32([1, 2.25, 3.125])),
+    }
 
-    nan = np.array([1.0, np.nan, 3.0], np.float32)
-    first = run(
-        "first",
-        dtype=np.ones([2], np.float32),
-        here=np.ones([2], np.float32),
-        nan=nan,
-        one_nan=nan,
-        shape=np.ones([2], np.float32),
-        value=np.array([1.0, 2.0, 3.0], np.float32),
-    )
-    second = run(
-        "second",
-        dtype=np.ones([2], np.float16),
-        nan=nan,
-        one_nan=np.array([1.0, 2.0, 3.5], np.float32),
-        shape=np.ones([3], np.float32),
-        there=np.ones([2], np.float32),
-        value=np.array([1.0, 2.25, 3.125], np.float32),
-    )
+    def saved(number):
+        found = [(name, x[number]) for name, x in values.items() if x[number] is not None]
+        slices = [(Slice.full(name, x.shape, tf.as_dtype(x.dtype)), x) for name, x in found]
+        return str(save(tmp_path / str(number), 1, slices, {}))
+
+    first, second = saved(0), saved(1)
     assert main([first, second]) == 1
     assert capsys.readouterr().out.splitlines() == [
         f"{first} (step 1)",

@@ -8,8 +8,8 @@ import shlex
 import pytest
 
 from t2tp import registry
-from t2tp.trainer.cli.programs import t2tp_plan
 from t2tp.trainer.planning import request
+from tests.trainer.command import call
 
 FLAGS = {
     "model": "transformer_lm",
@@ -21,8 +21,7 @@ FLAGS = {
 
 
 def planned(**flags):
-    given = {name: value for name, value in {**FLAGS, **flags}.items() if value is not None}
-    return t2tp_plan(["t2tp_plan", *(f"--{name}={value}" for name, value in given.items())])
+    return call("t2tp_plan", **{**FLAGS, **flags})
 
 
 def test_it_prints_a_plan(capfd):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from t2tp import registry
-from t2tp.trainer.cli.programs import t2tp_replay, t2tp_trainer
 from tests.files import flip
 from tests.trainer import small_run
+from tests.trainer.command import call
 from tests.trainer.tiny_problem import LanguagemodelEncodings
 from tests.warm_processes import tf_configs
 
@@ -71,7 +71,7 @@ def trained(directory, mesh):
         save_checkpoints_steps=20,
         log_json=directory / "log",
     )
-    assert t2tp_trainer(["t2tp_trainer", *flags]) == 0
+    assert call("t2tp_trainer", *flags) == 0
     lines = map(json.loads, (directory / "log").read_text().splitlines())
     return where, {x["step"]: x for x in lines if x["event"] == "report"}
 
@@ -91,8 +91,7 @@ def run_of_stages(tmp_path_factory):
 def replayed(where, capfd, **flags):
     """(exit code, rows, summary)."""
     capfd.readouterr()
-    given = {**where, **flags}
-    code = t2tp_replay(["t2tp_replay", *(f"--{name}={x}" for name, x in given.items())])
+    code = call("t2tp_replay", **{**where, **flags})
     said = capfd.readouterr()
     return code, [json.loads(line) for line in said.out.splitlines()], said.err
 

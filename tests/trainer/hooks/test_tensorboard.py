@@ -10,7 +10,7 @@ from t2tp.trainer.cli.programs import t2tp_trainer as main
 from t2tp.trainer.hooks.summaries import SummaryWriter
 from tests.trainer import small_run, tiny_pairs  # noqa: F401 (registers problems)
 from tests.trainer.hooks.events import read, read_texts
-from tests.trainer.trained_runs import train, train_images
+from tests.trainer.trained_runs import PAIRS, train, train_images
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_a_language_model_continues_the_first_examples_at_each_evaluation(run, d
 @pytest.mark.slow
 def test_a_translation_is_shown_beside_inputs_and_targets(tmp_path):
     flags = {"train_steps": 1, "schedule": "train_and_evaluate", "eval_samples": 2}
-    trained = train(tmp_path, "translate_upper_case", "transformer", "transformer_test", **flags)
+    trained = train(tmp_path, PAIRS, **flags)
     # An untrained model may write any character, also those at which splitlines() splits.
     header, _, *rows = read_texts(trained.output_dir / "eval")["samples", 1].split("\n")
     assert header == "| inputs | targets | output |"

@@ -10,7 +10,7 @@ import pytest
 
 from t2tp.trainer.cli.programs import t2tp_exporter as exporter
 from tests.page_blocks import DOCS, blocks
-from tests.trainer.trained_runs import Run, train
+from tests.trainer.trained_runs import PAIRS, TEXTS, Run, train
 from tests.warm_processes import WarmProcess
 
 SOURCES = ["two one", "sechs sieben acht", "naïve five", "one", "\ttab"]
@@ -74,7 +74,7 @@ def export(run: Run, output: Path, **flags: object) -> Path:
 
 @pytest.mark.slow
 def test_a_text_model_answers_as_the_decoder(ask, tmp_path, capsys):
-    run = train(tmp_path, "translate_upper_case", "transformer", "transformer_test")
+    run = train(tmp_path, PAIRS)
     path = export(run, tmp_path / "exporter", decode_hparams=OPTIONS)
     assert path.parent == run.output_dir / "export"
     (answer,) = ask(path, {"inputs": {"inputs": SOURCES}})
@@ -90,13 +90,7 @@ def test_a_text_model_answers_as_the_decoder(ask, tmp_path, capsys):
 @pytest.mark.slow
 def test_a_language_model_of_a_mesh_answers_from_one_device(ask, tmp_path, capsys, monkeypatch):
     hparams = "mesh_shape=data:2;model:2,layout=batch:data;vocab:model;heads:model"
-    run = train(
-        tmp_path,
-        "languagemodel_encodings",
-        "transformer_lm",
-        "transformer_lm_test",
-        hparams=hparams,
-    )
+    run = train(tmp_path, TEXTS, hparams=hparams)
     options = "temperature=0.9,top_k=30,extra_length=8"
     flags = {"decode_hparams": f"{options},batch_size=2", "max_input_length": 16}
     path = export(run, tmp_path / "exporter", **flags)
@@ -148,7 +142,7 @@ def assert_alike(answer: object, shown: object) -> None:
 
 @pytest.mark.slow
 def test_a_classifier_answers_with_classes(ask, tmp_path):
-    run = train(tmp_path, "image_digits", "mlp", "mlp_tiny")
+    run = train(tmp_path, ("image_digits", "mlp", "mlp_tiny"))
     path = export(run, tmp_path / "exporter")
     images = [[[[0.1]] * 8] * 8, [[[0.9]] * 8] * 8, [[[0.5]] * 8] * 8]
     (answer,) = ask(path, {"inputs": {"inputs": images}})

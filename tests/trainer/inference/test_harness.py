@@ -9,6 +9,7 @@ from harness_tasks import NAMES, write_tasks
 
 from t2tp.trainer.cli.programs import t2tp_convert, t2tp_eval, t2tp_launch
 from tests.huggingface import tiny_files
+from tests.trainer.command import call
 from tests.trainer.hooks.events import read_scalars
 
 lm_eval = pytest.importorskip("lm_eval", reason="pip install -e '.[harness]'")
@@ -122,10 +123,9 @@ def test_any_layout_gives_the_answers_of_the_harness_itself(model, expected, lay
     ],
 )
 def test_a_wrong_request_is_one_sentence(model, capfd, flags, says):
-    given = {"output_dir": model / "run", "task_dir": model / "tasks", **flags}
-    if "tasks" not in given:
-        del given["task_dir"]
+    task_dir = model / "tasks" if "tasks" in flags else None
+    given = {"output_dir": model / "run", "task_dir": task_dir, **flags}
     capfd.readouterr()
-    assert t2tp_eval(["t2tp_eval", *(f"--{name}={value}" for name, value in given.items())]) == 2
+    assert call("t2tp_eval", **given) == 2
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("t2tp_eval: ")]
     assert len(said) == 1 and says in said[0]

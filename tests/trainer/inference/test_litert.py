@@ -13,7 +13,7 @@ from t2tp.trainer.cli.programs import t2tp_exporter
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.inference.litert import write_litert
 from tests.page_blocks import blocks
-from tests.trainer.trained_runs import Run, train
+from tests.trainer.trained_runs import PAIRS, TEXTS, Run, train
 
 interpreter = pytest.importorskip("ai_edge_litert.interpreter", reason="pip install -e '.[litert]'")
 
@@ -31,22 +31,16 @@ def _runner(path: Path):
 @pytest.mark.ci_only
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("problem", "model", "hparams_set", "lines"),
-    [
-        ("translate_upper_case", "transformer", "transformer_test", ["two one", "sechs acht", "x"]),
-        ("languagemodel_encodings", "transformer_lm", "transformer_lm_test", ["import ", "", "de"]),
-    ],
+    ("names", "lines"), [(PAIRS, ["two one", "sechs acht", "x"]), (TEXTS, ["import ", "", "de"])]
 )
-def test_a_text_model_decodes_as_the_decoder(
-    tmp_path, capsys, monkeypatch, problem, model, hparams_set, lines
-):
-    run = train(tmp_path, problem, model, hparams_set)
+def test_a_text_model_decodes_as_the_decoder(tmp_path, capsys, monkeypatch, names, lines):
+    run = train(tmp_path, names)
     options = "beam_size=1,extra_length=6"
     decoded = run.decoded(tmp_path, lines, options)
     path = _export(run, capsys, format="litert", max_input_length=16, decode_hparams=options)
-    decode, codec = _runner(path), registry.problem(problem)().codec(run.data_dir)
+    decode, codec = _runner(path), registry.problem(run.problem)().codec(run.data_dir)
     for line, expected in zip(lines, decoded, strict=True):
-        tokens = codec.encode(line) + [codec.end_of_document] * (model == "transformer")
+        tokens = codec.encode(line) + [codec.end_of_document] * (names == PAIRS)
         ids = np.zeros([1, 16], np.int32)
         ids[0, : len(tokens)] = tokens
         result = decode(ids=ids, lengths=np.array([len(tokens)], np.int32))
@@ -68,7 +62,8 @@ def test_an_image_model_names_the_classes_of_the_saved_model(
     tmp_path, capsys, model, hparams_set, hparams
 ):
     pytest.importorskip("sklearn", reason="pip install -e '.[digits]'")
-    run = train(tmp_path, "image_digits", model, hparams_set, hparams=hparams, train_steps=100)
+    names = ("image_digits", model, hparams_set)
+    run = train(tmp_path, names, hparams=hparams, train_steps=100)
     rows = {"decode_hparams": "batch_size=10"}
     saved = tf.saved_model.load(str(_export(run, capsys, **rows))).signatures["serving_default"]
     paths = [_export(run, capsys, format="litert", int8=int8, **rows) for int8 in (False, True)]

@@ -1,10 +1,11 @@
 """One run, one curve: for a fixed mesh, processes and restarts change no bit of a run."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from t2tp.checkpoint import all_steps
+from t2tp.checkpoint import last_finished
 from t2tp.trainer.processes.local_processes import environments_of
 from tests.trainer.processes import stopping_hooks
 from tests.trainer.small_run import assert_same, flags
@@ -42,7 +43,7 @@ def test_processes_and_a_kill_change_no_bit(
     """Process `killed - 1` of `killed` dies; the run is started again on `resumed` processes."""
     hooks = stopping_hooks.make(tmp_path)
 
-    def train(run: str, count: int, codes: set[int], **more: str) -> None:
+    def train(run: str, count: int, codes: set[int], **more: str) -> str:
         command = flags(
             tmp_path / run,
             data_dir,
@@ -60,13 +61,21 @@ def test_processes_and_a_kill_change_no_bit(
             environments = environments_of(count, None, environments[0], [])
         main = "t2tp.trainer.cli.programs:t2tp_trainer"
         number = len(list(tmp_path.glob("said*")))
-        said = tmp_path / f"said{number}"
-        with started(main, [command] * count, environments, said) as processes:
+        output = tmp_path / f"said{number}"
+        with started(main, [command] * count, environments, output) as processes:
             ended = [process.wait() for process in processes]
-            assert set(ended) == codes, [process.err.read_text() for process in processes]
+            said = [process.err.read_text() for process in processes]
+            assert set(ended) == codes, said
+        return said[0]
 
     train("alone", 1, {0})
-    train("run", killed, {-9} | ({3} if killed > 1 else set()), DIE_AT=f"{killed - 1}:{DIE_AT}")
-    assert max(all_steps(tmp_path / "run/checkpoints")) in (DIE_AT - 1, DIE_AT - 1 - SAVE)
+    die_at = f"{killed - 1}:{DIE_AT}"
+    said = train("run", killed, {-9} | ({3} if killed > 1 else set()), DIE_AT=die_at)
+    saved = last_finished(tmp_path / "run/checkpoints")
+    assert saved.step in (DIE_AT - 1, DIE_AT - 1 - SAVE)
+    if killed > 1:
+        gone = rf"Process {killed - 1} of {killed} \(localhost:\d+\) is gone\."
+        went_on = rf" The last finished checkpoint is {saved.path}, of step {saved.step}: start all"
+        assert re.search(f"t2tp.*{gone}.*{went_on} processes again", said.splitlines()[-1]), said
     train("run", resumed, {0})
     assert_same(tmp_path / "run", tmp_path / "alone", STEPS)

@@ -29,13 +29,7 @@ SETTINGS = {
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """A run that was trained for two steps."""
-    return trained_runs.train(
-        tmp_path_factory.mktemp("base"),
-        "languagemodel_encodings",
-        "transformer_lm",
-        "transformer_lm_test",
-        train_steps=2,
-    )
+    return trained_runs.train(tmp_path_factory.mktemp("base"), trained_runs.TEXTS, train_steps=2)
 
 
 def train(base, output_dir, steps, **flags):

@@ -15,15 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from t2tp.trainer.cli.programs import (
-    t2tp_avg_checkpoints,
-    t2tp_decoder,
-    t2tp_eval,
-    t2tp_exporter,
-    t2tp_inspect_checkpoint,
-    t2tp_trainer,
-)
-from tests.trainer.conftest import PROBLEM
+from tests.trainer import small_run
+from tests.trainer.command import call
 
 STEP = "checkpoints/step-00000002"
 # The parts of a checkpoint without which it is none.
@@ -107,57 +100,34 @@ class Place:
     data_dir: Path
     elsewhere: Path
 
-    @property
-    def reading(self) -> list[str]:
-        """The flags of a program that reads the run."""
-        return [f"--output_dir={self.run}", f"--data_dir={self.data_dir}"]
-
-    def trainer(self, schedule: str, *more: str) -> int:
-        """`t2tp_trainer` on it."""
-        settings = [f"--schedule={schedule}", *more]
-        settings += ["--eval_steps=1"] if "evaluate" in schedule else []
-        return t2tp_trainer(["t2tp_trainer", *self.reading, *settings])
-
-    def train(self) -> int:
-        """Trains on, with all that reads and writes the files of a run."""
-        return self.trainer(
-            "train_and_evaluate",
-            "--train_steps=3",
-            f"--log_json={self.run}/log.jsonl",
-            "--keep_best_metric=min:loss",
-            "--eval_early_stopping_steps=100",
-        )
-
-    def decode(self) -> int:
-        """Scores a line."""
-        source = self.elsewhere / "lines.txt"
-        source.write_text("import codecs\n")
-        return t2tp_decoder(["t2tp_decoder", *self.reading, f"--score_file={source}"])
-
-    def export(self) -> int:
-        """Exports it."""
-        where = f"--export_dir={self.elsewhere / 'export'}"
-        return t2tp_exporter(["t2tp_exporter", *self.reading, where])
-
-    def average(self) -> int:
-        """Averages its two checkpoints."""
-        where = f"--output_path={self.elsewhere / 'averaged'}"
-        given = [f"--output_dir={self.run}", "--num_last_checkpoints=2", where]
-        return t2tp_avg_checkpoints(["t2tp_avg_checkpoints", *given])
+    def call(self, program: str, **flags: object) -> int:
+        """Runs a program that reads the run."""
+        return call(program, output_dir=self.run, data_dir=self.data_dir, **flags)
 
 
+# All that reads and writes the files of a run.
+TRAINING = {
+    "schedule": "train_and_evaluate",
+    "eval_steps": 1,
+    "train_steps": 3,
+    "keep_best_metric": "min:loss",
+    "eval_early_stopping_steps": 100,
+}
 PROGRAMS: dict[str, Callable[[Place], int]] = {
-    "train": Place.train,
-    "evaluate": lambda place: place.trainer("evaluate"),
-    "predict": lambda place: place.trainer("predict", "--decode_length=1"),
-    "explain": lambda place: place.trainer("train", "--explain_layout"),
-    "t2tp_eval": lambda place: t2tp_eval(["t2tp_eval", *place.reading, "--eval_steps=1"]),
-    "t2tp_decoder": Place.decode,
-    "t2tp_exporter": Place.export,
-    "t2tp_avg_checkpoints": Place.average,
-    "t2tp_inspect_checkpoint": lambda place: t2tp_inspect_checkpoint(
-        ["t2tp_inspect_checkpoint", str(place.run)]
+    "train": lambda at: at.call("t2tp_trainer", log_json=at.run / "log.jsonl", **TRAINING),
+    "evaluate": lambda at: at.call("t2tp_trainer", schedule="evaluate", eval_steps=1),
+    "predict": lambda at: at.call("t2tp_trainer", schedule="predict", decode_length=1),
+    "explain": lambda at: at.call("t2tp_trainer", schedule="train", explain_layout=True),
+    "t2tp_eval": lambda at: at.call("t2tp_eval", eval_steps=1),
+    "t2tp_decoder": lambda at: at.call("t2tp_decoder", score_file=at.elsewhere / "lines.txt"),
+    "t2tp_exporter": lambda at: at.call("t2tp_exporter", export_dir=at.elsewhere / "export"),
+    "t2tp_avg_checkpoints": lambda at: call(
+        "t2tp_avg_checkpoints",
+        output_dir=at.run,
+        num_last_checkpoints=2,
+        output_path=at.elsewhere / "averaged",
     ),
+    "t2tp_inspect_checkpoint": lambda at: call("t2tp_inspect_checkpoint", at.run),
 }
 
 CASES = [
@@ -205,23 +175,11 @@ def sampled(count: int, seed: int) -> list[tuple[str, str, str]]:
 def runs(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> list[Path]:
     """Two runs of two steps that differ in their random numbers only."""
     directories = [tmp_path_factory.mktemp("runs") / name for name in ("one", "other")]
-    flags = {
-        "problem": PROBLEM,
-        "model": "transformer_lm",
-        "hparams_set": "transformer_lm_test",
-        "data_dir": data_dir,
-        "train_steps": 2,
-        "save_checkpoints_steps": 1,
-        "local_eval_frequency": 1,
-        "eval_steps": 1,
-    }
+    more = {"train_steps": 2, "save_checkpoints_steps": 1, "local_eval_frequency": 1}
+    more |= {"schedule": None, "eval_steps": 1, "hparams": None, "mesh_shape": None}
     for seed, directory in enumerate(directories):
-        given = flags | {
-            "output_dir": directory,
-            "random_seed": seed,
-            "log_json": directory / "log.jsonl",
-        }
-        assert t2tp_trainer(["t2tp_trainer", *(f"--{k}={v}" for k, v in given.items())]) == 0
+        own = {"random_seed": seed, "log_json": directory / "log.jsonl"}
+        assert call("t2tp_trainer", *small_run.flags(directory, data_dir, **more, **own)) == 0
         (directory / "layout.html").write_text("<html>")
         for events in (directory, directory / "eval"):
             (event_file,) = events.glob("events.out.tfevents.*")
@@ -271,6 +229,7 @@ def test_damaged_files(case, runs, data_dir, tmp_path, capfd):
     for path in (run / "run.yaml", run / "log.jsonl"):  # What says where the run is.
         path.write_text(path.read_text().replace(str(runs[0]), str(run)))
     (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/lines.txt").write_text("import codecs\n")
     FAULTS[fault](in_run(run, file), in_run(other, file))
     before = contents(run)
     capfd.readouterr()

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from t2tp.checkpoint import Checkpoint, all_steps, last_finished
+from t2tp.checkpoint import Checkpoint, all_steps, last_finished, step_directory
 from t2tp.trainer.processes.local_processes import environments_of
 from tests.files import flip
-from tests.trainer.run_dir.crashing_trainer import Run, begun_at
+from tests.trainer.small_run import flags
 from tests.warm_processes import started
 
 pytestmark = pytest.mark.slow
@@ -16,13 +16,12 @@ pytestmark = pytest.mark.slow
 MESH = "model:2;data:2"
 
 
-def train_together(run: Run, said_in: Path, *more: str) -> list[str]:
+def train_together(run: Path, data_dir: Path, steps: int) -> list[str]:
     """Lets both train to the end, by the clock; returns what each said."""
-    arguments = [each for each in run.command() if "save_checkpoints_steps" not in each]
-    arguments += ["--save_checkpoints_secs=0.2", "--keep_checkpoint_max=50", *more]
-    environments = environments_of(2, None, {}, [])
-    target = "t2tp.trainer.cli.programs:t2tp_trainer"
-    with started(target, [arguments] * 2, environments, said_in) as processes:
+    saving = {"save_checkpoints_secs": 0.2, "keep_checkpoint_max": 50}
+    arguments = flags(run, data_dir, mesh_shape=MESH, train_steps=steps, **saving)
+    target, said_in = "t2tp.trainer.cli.programs:t2tp_trainer", run.with_name(f"said-{steps}")
+    with started(target, [arguments] * 2, environments_of(2, None, {}, []), said_in) as processes:
         codes = [process.wait() for process in processes]
         said = [process.err.read_text() for process in processes]
     assert codes == [0, 0], said
@@ -30,17 +29,19 @@ def train_together(run: Run, said_in: Path, *more: str) -> list[str]:
 
 
 def test_they_save_by_one_clock_and_pass_over_what_one_of_them_cannot_read(tmp_path, data_dir):
-    run = Run(tmp_path / "run", data_dir, 30, 0, mesh_shape=MESH)
-    train_together(run, tmp_path / "first")
-    saved = run.saved_steps()
+    run = tmp_path / "run"
+    train_together(run, data_dir, 30)
+    saved = all_steps(run / "checkpoints")
+    for step in saved:
+        Checkpoint(step_directory(run / "checkpoints", step)).verify()
     assert len(saved) >= 2
     assert saved[-1] == 30
-    latest = Checkpoint(last_finished(run.directory / "checkpoints").path)
-    flip(latest.path / "variables.data-00001-of-00002")  # The second half.
+    latest = last_finished(run / "checkpoints").path
+    flip(latest / "variables.data-00001-of-00002")  # The second half.
 
-    said = train_together(run, tmp_path / "second", "--train_steps=35")
-    assert begun_at(said[0]) == saved[-2]
-    assert f"The checkpoint {latest.path}" in said[0]
-    assert "Going back to the checkpoint before it." in said[0]
-    assert f"{latest.path} is kept as {latest.path}.damaged" in said[0]
-    assert all_steps(run.directory / "checkpoints")[-1] == 35
+    said, _ = train_together(run, data_dir, 35)
+    assert f"resuming from the checkpoint of step {saved[-2]}\n" in said
+    assert f"The checkpoint {latest}" in said
+    assert "Going back to the checkpoint before it." in said
+    assert f"{latest} is kept as {latest}.damaged" in said
+    assert all_steps(run / "checkpoints")[-1] == 35
