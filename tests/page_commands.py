@@ -5,7 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -47,12 +47,7 @@ def _commands(block: str) -> Iterator[list[str]]:
             yield shlex.split(line, comments=True)
 
 
-def run(
-    words: Sequence[str],
-    directory: Path,
-    number: int,
-    less: Mapping[str, str] = MappingProxyType({}),
-) -> str:
+def run(words: Sequence[str], directory: Path, number: int, less=MappingProxyType({})) -> str:
     """Runs a command, which has to succeed, in a directory; returns what it wrote.
 
     Args:

@@ -6,9 +6,9 @@ Graphs are abstract, without devices and memory, so the largest set costs little
 import functools
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import tensorflow as tf
@@ -88,9 +88,7 @@ class Built:
     read: frozenset[str]  # hparams
 
 
-def features_of(
-    hparams_set: str, hparams: HParams, rows: int, classes: int = 0
-) -> dict[str, t2tp.Feature]:
+def features_of(hparams_set, hparams, rows, classes=0) -> dict[str, t2tp.Feature]:
     """The features of a problem that fits the set's model."""
     model = registry.model(registry.model_of_hparams(hparams_set))
     batch = mtf.Dimension("batch", rows)
@@ -138,15 +136,10 @@ def made(hparams_set: str, hparams: HParams, vocab_size: int, classes: int = 0):
     return registry.model(name)(hparams, sizes)
 
 
-def build(
-    hparams_set: str,
-    changes: Mapping[str, object] | None = None,
-    vocab: int = VOCAB_SIZE,
-    classes: int = 0,
-) -> Built:
+def build(hparams_set: str, changes=MappingProxyType({}), vocab=VOCAB_SIZE, classes=0) -> Built:
     """Builds the loss of one microbatch on the set's mesh, and the update of a weight."""
     changed = registry.hparams(hparams_set)
-    for name, value in (changes or {}).items():
+    for name, value in changes.items():
         changed.set(name, value)
     hparams = RecordingHParams(changed)
     shapes, parameters = [], []

@@ -35,9 +35,7 @@ def restore(directories: list[Path]) -> list[object]:
 
 
 @pytest.mark.parametrize("faulty", [0, 1])
-def test_what_one_process_cannot_read_at_the_moment_is_restored_by_none(
-    tmp_path, monkeypatch, faulty
-):
+def test_a_read_that_fails_in_one_process_fails_in_both(tmp_path, monkeypatch, faulty):
     save(tmp_path, small_variables(), 1, 2)
     read = Checkpoint.read
 

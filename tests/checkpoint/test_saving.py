@@ -128,9 +128,7 @@ def test_a_saved_step_is_not_overwritten(tmp_path):
         (2, [(Slice.full("s", (), tf.string), tf.constant("a"))], {}, "is string.*they store"),
     ],
 )
-def test_what_cannot_be_saved_is_refused_and_leaves_nothing(
-    tmp_path, step, values, metadata, message
-):
+def test_a_wrong_save_is_refused_and_leaves_nothing(tmp_path, step, values, metadata, message):
     save_step(tmp_path, 1)
     with pytest.raises(ValueError, match=message):
         save(tmp_path, step, values, metadata)

@@ -70,9 +70,7 @@ def uploaded(server: StoreServer, name: str = "run") -> dict[str, bytes]:
     }
 
 
-def test_a_checkpoint_appears_last_disappears_first_and_is_read_elsewhere(
-    server, tmp_path, monkeypatch
-):
+def test_a_checkpoint_appears_last_and_disappears_first(server, tmp_path, monkeypatch):
     with object_store.session() as session:
         for step in (1, 2):
             path = save_step(step)
@@ -278,9 +276,7 @@ def test_a_record_that_a_crash_cut_keeps_its_other_lines(server):
         (["--split=test", "--decode_to_file=s3://bucket/out"], "omit it or name a local path"),
     ],
 )
-def test_decoded_files_that_would_not_be_uploaded_are_refused(
-    server, tmp_path, capfd, flags, advice
-):
+def test_decoded_files_in_a_store_are_refused(server, tmp_path, capfd, flags, advice):
     server.files().pipe_file("bucket/in.txt", b"1")
     assert programs.t2tp_decoder(["t2tp_decoder", f"--output_dir={tmp_path}", *flags]) == 2
     assert advice in capfd.readouterr().err

@@ -122,9 +122,7 @@ def test_what_is_missing_changed_or_damaged_is_said_with_the_mixtures_command(tm
 
 
 @pytest.mark.parametrize("written", [0, 300, 700])
-def test_interrupted_anywhere_it_makes_the_same_files(
-    files, data_dir, tmp_path, monkeypatch, written
-):
+def test_an_interrupted_mixture_has_the_same_files(files, data_dir, tmp_path, monkeypatch, written):
     mixture = problems.find(MIXTURE, options_of(files, ",vocab_size=310"))
     prepare_until(mixture, tmp_path, written)
     # Existing output is reused: the vocabulary is not trained again.
@@ -146,9 +144,7 @@ def test_other_shares_use_the_same_data_and_that_is_said(data_dir, caplog):
 
 
 @pytest.mark.parametrize("name", [MIXTURE, "translate_textfiles"])
-def test_a_vocabulary_that_is_taken_is_the_one_that_is_there(
-    files, tmp_path, monkeypatch, caplog, name
-):
+def test_a_vocabulary_from_elsewhere_is_the_current_one(files, tmp_path, monkeypatch, caplog, name):
     """The vocabulary was made again after an interrupted and after a finished attempt."""
     other = problems.find("translate_tsv", f"files={files}/a.tsv")
     home = other.directory(tmp_path)

@@ -18,9 +18,7 @@ RUNS = [
 
 
 @pytest.mark.parametrize("legs", RUNS, ids=["batch sizes", "meshes"])
-def test_a_run_reads_its_rows_in_order_whatever_the_batch_size(
-    tmp_path, data_dir, monkeypatch, legs
-):
+def test_a_resumed_run_reads_its_rows_in_order(tmp_path, data_dir, monkeypatch, legs):
     read: dict[int, list[int]] = {}  # step -> its examples
     at = ShuffledStream.__getitem__
 

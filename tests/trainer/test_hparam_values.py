@@ -2,11 +2,10 @@
 
 import pytest
 
-import t2tp.hparams
-import t2tp.models  # noqa: F401 (registers models)
 from t2tp import registry
 from t2tp.hparam import HParams
 from t2tp.models import resnet
+from tests import test_hparams_sets
 
 STAGES = "num_hidden_layers=2,mesh_shape=stage:2,layout=layers:stage"
 PIECES = "learning_rate_schedule=piecewise,learning_rate_boundaries"
@@ -41,13 +40,7 @@ TOGETHER = {
 }
 
 
-def sets_of_the_package() -> dict[str, HParams]:
-    names = registry.list_hparams()
-    ours = (n for n in names if registry.hparams_function(n).__module__.startswith("t2tp.hparams"))
-    return {name: registry.hparams(name) for name in ours}
-
-
-SETS = sets_of_the_package()
+SETS = {name: registry.hparams(name) for name in test_hparams_sets.SETS}
 # (name, its limits) -> a set that declares it so
 DECLARED = {(name, str(h.limits(name))): s for s, h in SETS.items() for name in h.values()}
 

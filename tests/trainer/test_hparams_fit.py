@@ -4,23 +4,18 @@ import pytest
 import tensorflow as tf
 
 import t2tp
-import t2tp.hparams
-import t2tp.models
 from t2tp import mtf, registry
 from t2tp.hparam import HParams
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.hparams_fit import check_fits
 from t2tp.trainer.run_dir import run_files
+from tests import test_hparams_sets
 
 MODELS = [
     name for name in registry.list_models() if registry.model(name).__module__.startswith("t2tp.")
 ]
-SETS = {
-    name: registry.hparams(name)
-    for name in registry.list_hparams()
-    if registry.hparams_function(name).__module__.startswith("t2tp.hparams")
-}
+SETS = {name: registry.hparams(name) for name in test_hparams_sets.SETS}
 # model -> a small set of its kind
 SMALL = {model: f"{model}_tiny" for model in MODELS}
 

@@ -202,9 +202,7 @@ def test_an_index_is_that_of_its_data(tmp_path):
 
 
 @pytest.mark.parametrize("reason", [errno.EACCES, errno.EROFS, errno.ENOSPC, errno.ENOLCK])
-def test_where_nothing_can_be_written_each_process_makes_its_own(
-    tmp_path, monkeypatch, caplog, reason
-):
+def test_where_no_index_can_be_written_each_makes_its_own(tmp_path, monkeypatch, caplog, reason):
     found = texts(tmp_path, 900)
 
     def refuse(path):

@@ -205,9 +205,7 @@ def test_lines_that_are_too_long_are_named_and_the_others_decoded(run, request, 
     assert printed(lines[1:2], 2).out == ""
 
 
-def test_an_output_that_cannot_be_written_is_refused_before_decoding(
-    pairs, tmp_path, capsys, monkeypatch
-):
+def test_an_output_is_checked_before_decoding(pairs, tmp_path, capsys, monkeypatch):
     source = tmp_path / "source.txt"
     source.write_text("one\n")
     monkeypatch.setattr(decode, "_Decoding", None)  # Nothing is decoded.

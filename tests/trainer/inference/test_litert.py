@@ -58,9 +58,7 @@ def test_a_text_model_decodes_as_the_decoder(tmp_path, capsys, monkeypatch, name
     ("model", "hparams_set", "hparams"),
     [("vit", "vit_tiny", "d_model=128,d_ff=512"), ("mtf_resnet", "mtf_resnet_tiny", "mesh_shape=")],
 )
-def test_an_image_model_names_the_classes_of_the_saved_model(
-    tmp_path, capsys, model, hparams_set, hparams
-):
+def test_an_image_model_has_the_saved_models_classes(tmp_path, capsys, model, hparams_set, hparams):
     pytest.importorskip("sklearn", reason="pip install -e '.[digits]'")
     names = ("image_digits", model, hparams_set)
     run = train(tmp_path, names, hparams=hparams, train_steps=100)

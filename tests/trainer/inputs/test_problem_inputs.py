@@ -80,9 +80,7 @@ class TranslateWithF1(TranslateUpperCase):
         (PROBLEM, "transformer_encoder", "bits_per_byte"),
     ],
 )
-def test_metrics_that_the_model_does_not_count_are_named_and_left_out(
-    trainer, tmp_path, capfd, problem, model, metric
-):
+def test_metrics_that_a_model_lacks_are_named(trainer, tmp_path, capfd, problem, model, metric):
     flags = {
         "problem": problem,
         "data_dir": tmp_path / "data",

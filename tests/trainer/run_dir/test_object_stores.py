@@ -65,9 +65,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> dic
 @pytest.mark.parametrize(
     "kills", [3, *[pytest.param(10, marks=pytest.mark.ci_only, id=f"ten-{n}") for n in range(4)]]
 )
-def test_killed_in_saves_uploads_and_restores_it_is_byte_equal(
-    server, tmp_path, data_dir, undisturbed, kills
-):
+def test_kills_at_requests_change_no_byte(server, tmp_path, data_dir, undisturbed, kills):
     """Kills the trainer when a request arrives; it goes on here or, from the store, elsewhere."""
     cache = tmp_path / "host"
     for number in range(kills + 1):
@@ -87,9 +85,7 @@ def test_killed_in_saves_uploads_and_restores_it_is_byte_equal(
     assert steps[STEPS] == undisturbed
 
 
-def test_two_processes_train_in_a_store_and_one_goes_on_elsewhere(
-    server, tmp_path, data_dir, undisturbed
-):
+def test_two_processes_train_in_a_store_and_one_goes_on_elsewhere(server, tmp_path, data_dir):
     two = [server.environment(tmp_path / "host") | config for config in tf_configs(2)]
     arguments = command("s3://bucket/run", data_dir)
     half = [each.replace(f"steps={STEPS}", "steps=6") for each in arguments]
