@@ -121,9 +121,8 @@ def test_a_pod_lives_while_its_heartbeat_is_young(tmp_path):
     assert container(TFJOB)["livenessProbe"] == probe
     directory = f"{word_of('--output_dir')}/"
     heartbeat = tmp_path / "heartbeat.json"
-    python, *command = (
-        word.replace(directory, f"{tmp_path}/") for word in probe["exec"]["command"]
-    )
+    words = probe["exec"]["command"]
+    python, *command = (word.replace(directory, f"{tmp_path}/") for word in words)
     assert python == "python" and str(heartbeat) in command[-1]
 
     def code() -> int:

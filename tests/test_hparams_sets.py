@@ -28,13 +28,11 @@ from t2tp.trainer.inputs.batch_size import sequences_per_batch
 
 def ours(registered) -> bool:
     """Whether it comes with t2tp, and not from another test."""
-    return registered.__module__.startswith("t2tp.hparams.")
+    return registered.__module__.startswith("t2tp.")
 
 
 SETS = [name for name in registry.list_hparams() if ours(registry.hparams_function(name))]
-RANGED_SETS = [
-    name for name in registry.list_ranged_hparams() if ours(registry.ranged_hparams_function(name))
-]
+RANGED = [n for n in registry.list_ranged_hparams() if ours(registry.ranged_hparams_function(n))]
 
 
 def marked(hparams_set: str):
@@ -332,7 +330,7 @@ RANGES = {
 }
 
 
-@pytest.mark.parametrize("name", RANGED_SETS)
+@pytest.mark.parametrize("name", RANGED)
 def test_a_ranged_set_fits_the_sets_of_its_family(name):
     sets = [hparams_set for hparams_set in SETS if hparams_set.startswith(RANGES[name])]
     assert sets

@@ -31,15 +31,8 @@ OTHER_MEMBERS = {"SelfAttention.relative_attention_bias"}
 OTHER_NAMES = {"Conv1D", "Einsum", "ExponentialMovingAverage", "GpuBackendConfig", "bos_token"}
 OTHER_NAMES |= {"mtf_bitransformer", "mtf_image_transformer", "mtf_resnet", "mtf_unitransformer"}
 OTHER_NAMES |= {"cifar_4x", "cifar_mp_4x", "save_pretrained", "save_to_disk", "timeout_seconds"}
-OTHER_NAMES |= {
-    "first_n",
-    "length_groups",
-    "manual",
-    "maximum_iterations",
-    "name_position",
-    "nohup",
-}
-OTHER_NAMES |= {"name_segmentation"}
+OTHER_NAMES |= {"first_n", "length_groups", "manual", "maximum_iterations", "name_position"}
+OTHER_NAMES |= {"name_segmentation", "nohup"}
 OUTSIDE = re.compile(r"^(?:tf|tfds|tensorflow|np|torch|transformers|optuna|absl)\.|^_|\d$|\.$")
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.python_code import run_code
+
 REPOSITORY = Path(__file__).parent.parent
 # Directory of the repository -> package that it becomes.
 PACKAGES = {
@@ -88,9 +90,7 @@ def test_the_demo_installs_the_package_alone(tmp_path):
 
 def test_the_demo_imports_only_what_the_package_requires_and_it_needs():
     modules = [f"t2tp.trainer.cli.{name}" for name in ("datagen", "train", "decode")]
-    code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    done = run_code(f"import sys, {', '.join(modules)}; print(*sys.modules)")
     imported = done.stdout.split()
     assert not {"torch", "transformers", "kubernetes", "optuna"} & set(imported)
     unused = ("t2tp.planner", "t2tp.layout_check", "t2tp.trainer.auto_layout")

@@ -2,11 +2,10 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 from tests.patience import PATIENCE
+from tests.python_code import run_code
 
 README = Path(__file__).parent.parent / "README.md"
 
@@ -14,15 +13,8 @@ README = Path(__file__).parent.parent / "README.md"
 def test_the_program_in_ten_lines_runs():
     (snippet,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     environment = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
-    done = subprocess.run(
-        [sys.executable, "-c", snippet],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-        env=environment,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    done = run_code(snippet, env=environment, timeout=PATIENCE)
+    assert done.stderr == ""
     losses = [float(line) for line in done.stdout.splitlines()[:3]]
     assert losses[0] > losses[1] > losses[2] > 0
     assert "processor 3: /device:CPU:3" in done.stdout
@@ -36,8 +28,5 @@ def test_every_page_it_names_exists():
 
 
 def test_importing_t2tp_is_quick_and_quiet():
-    code = "import t2tp, sys; assert 'tensorflow' not in sys.modules; t2tp.HParams(a=1)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = run_code("import t2tp, sys; assert 'tensorflow' not in sys.modules; t2tp.HParams(a=1)")
+    assert (done.stdout, done.stderr) == ("", "")

@@ -119,9 +119,8 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
     max_leaves=6,
 )
-COMMON = dict(
-    deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+_USUAL = [HealthCheck.function_scoped_fixture]
+COMMON = dict(deadline=None, derandomize=True, suppress_health_check=_USUAL)
 
 
 def places(content, path=()):
@@ -216,9 +215,7 @@ def test_the_space_of_tensors_is_reserved_before_they_are_written(tmp_path):
 @pytest.mark.slow
 def test_a_full_disk_is_a_sentence_and_leaves_nothing(run, tmp_path):
     flags = [f"--to_hf={tmp_path / 'back'}", f"--output_dir={run}"]
-    command = (
-        "import sys; from t2tp.trainer.cli.programs import t2tp_convert as f; sys.exit(f(sys.argv))"
-    )
+    command = "import sys; from t2tp.trainer.cli import programs; sys.exit(programs.t2tp_convert())"
     done = subprocess.run(
         [sys.executable, "-c", command, *flags],
         preexec_fn=lambda: limit_files(20_000),  # larger than each other file

@@ -63,10 +63,8 @@ def test_processes_that_share_a_directory_or_have_copies_restore_its_latest(tmp_
 def test_weights_of_two_runs_are_not_mixed(tmp_path, there):
     save(tmp_path / "run", small_variables(), 1, 2)
     save(tmp_path / "other", small_variables(), *there)
-    said = (
-        f"process 1: {checkpoint.step_directory(tmp_path / 'other', 2)} is not the checkpoint that"
-    )
+    other = checkpoint.step_directory(tmp_path / "other", 2)
     for error in restore([tmp_path / "run", tmp_path / "other"]):
         assert isinstance(error, DifferentCheckpointsError)
-        assert said in str(error)
+        assert f"process 1: {other} is not the checkpoint that" in str(error)
     assert checkpoint.all_steps(tmp_path / "run") == [1, 2]

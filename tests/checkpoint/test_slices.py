@@ -9,9 +9,8 @@ def cut(begin, size, shape=(8, 6), dtype=tf.float32):
 
 
 def test_spec_is_tensorflows():
-    assert Slice("e", (8192, 256), (0, 128), (2048, 128), tf.float32).spec == (
-        "8192 256 0,2048:128,128"
-    )
+    part = Slice("e", (8192, 256), (0, 128), (2048, 128), tf.float32)
+    assert part.spec == "8192 256 0,2048:128,128"
     assert Slice.full("w", [8, 6], tf.float32).spec == Slice.full("s", (), tf.float32).spec == ""
 
 

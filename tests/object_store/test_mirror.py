@@ -81,9 +81,8 @@ def test_a_checkpoint_appears_last_and_disappears_first(server, tmp_path, monkey
             found.push()
     names = [(method, Path(name)) for method, name in server.log]
     for step, method in ((1, "PUT"), (2, "PUT"), (1, "DELETE")):
-        of_step = [
-            n.name for m, n in names if m == method and n.parent.name == f"step-0000000{step}"
-        ]
+        name = f"step-0000000{step}"
+        of_step = [n.name for m, n in names if m == method and n.parent.name == name]
         assert sorted(of_step) == sorted(each.name for each in path.iterdir())
         assert of_step.index("FINISHED") == (0 if method == "DELETE" else len(of_step) - 1)
 
@@ -434,6 +433,7 @@ def test_one_trainer_has_the_lock_while_it_is_alive(server):
 
 def test_an_abandoned_lock_is_taken_over_and_its_owner_learns_it(server, monkeypatch):
     asleep, other = lock("asleep"), lock("other")
+    monkeypatch.setattr(store_lock, "ABANDONED_SECONDS", 1.0)
     monkeypatch.setattr(store_lock, "BEAT_SECONDS", 600.0)
     assert asleep.acquire() is None
     monkeypatch.setattr(store_lock, "BEAT_SECONDS", 0.05)

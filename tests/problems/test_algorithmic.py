@@ -129,9 +129,8 @@ def test_buckets_have_the_same_tokens_in_every_batch(data_dir):
     stream = problem.stream(data_dir, "train", 4, 64)
     shapes = [shape["targets"] for shape in stream.shapes()]
     assert shapes == [(4, 64), (8, 32), (16, 16)]
-    assert {stream[step]["targets"].shape for step in range(stream.batches_per_epoch)} == set(
-        shapes
-    )
+    seen = {stream[step]["targets"].shape for step in range(stream.batches_per_epoch)}
+    assert seen == set(shapes)
 
 
 def test_a_length_that_is_too_short_is_reported(data_dir, caplog):

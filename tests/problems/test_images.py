@@ -4,6 +4,7 @@ from sklearn.datasets import load_digits
 
 from t2tp import problems
 from t2tp.problems.images import Image2ClassProblem, shrink_to_cover
+from tests.problems.decoded import all_decoded
 
 
 @pytest.fixture(scope="module")
@@ -14,24 +15,17 @@ def data_dir(tmp_path_factory):
     return directory
 
 
-def images(name, data_dir):
-    problem = problems.find(name)
-    return [
-        problem.decode_example(data_dir, split, number)
-        for split, sizes in problem.check_prepared(data_dir).splits.items()
-        for number in range(sizes.examples)
-    ]
-
-
 @pytest.mark.slow
 def test_every_digit_comes_back_once(data_dir):
     digits, labels = load_digits(return_X_y=True)
     wanted = sorted(
         (image.astype(int).tolist(), int(n)) for image, n in zip(digits, labels, strict=True)
     )
-    found = images("image_digits", data_dir)
+    found, generated = (
+        all_decoded(problems.find(name), data_dir) for name in ("image_digits", "image_digits_gen")
+    )
     assert sorted((each["image"].ravel().tolist(), each["label"]) for each in found) == wanted
-    shades = sorted(each["image"].ravel().tolist() for each in images("image_digits_gen", data_dir))
+    shades = sorted(each["image"].ravel().tolist() for each in generated)
     assert shades == sorted(np.minimum(digits, 15).astype(int).tolist())
 
 
@@ -78,9 +72,8 @@ def test_images_are_stored_compressed_if_asked_for(tmp_path):
     light = np.asarray(batch["targets"]).tolist().index(1)
     image = np.asarray(batch["inputs"])[light]
     assert np.abs(image - np.linspace(0, 1, 16)[:, None, None]).max() < 0.05
-    np.testing.assert_array_equal(
-        batch["inputs"][light : light + 1, 3:5, 2:4, 0:2][0], image[3:5, 2:4, 0:2]
-    )
+    part = batch["inputs"][light : light + 1, 3:5, 2:4, 0:2][0]
+    np.testing.assert_array_equal(part, image[3:5, 2:4, 0:2])
 
 
 @pytest.mark.parametrize(

@@ -66,9 +66,7 @@ def test_pairs(shown, tmp_path):
             stream = problem.stream(tmp_path / "data", "train", 8, int(length))
             epoch = getattr(stream, "batches_per_epoch", None) or -(-stream.examples_per_epoch // 8)
             # An epoch of a stream may end within a batch, which then has rows of the next epoch.
-            measured = measured_padding(
-                map(stream.__getitem__, range(epoch)), ["inputs", "targets"]
-            )
+            measured = measured_padding([stream[n] for n in range(epoch)], ["inputs", "targets"])
             assert said == pytest.approx(measured, abs=2 if arrangement == "packed" else 0.5)
 
 

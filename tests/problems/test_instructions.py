@@ -69,6 +69,13 @@ def prepared(tmp_path, records, tokenizer, **options):
     return problem
 
 
+def stored_examples(problem, data_dir, split):
+    """(tokens, weights) of each stored example."""
+    stored = problem.stored(data_dir, split)
+    for number in range(len(stored["targets"])):
+        yield [stored[name].example(number).tolist() for name in ("targets", "targets_weights")]
+
+
 def learned_texts(problem, data_dir):
     """Of each stored example the full text, and what is learned of it, EOS as its token."""
     vocabulary = load_vocabulary(problem.directory(data_dir))
@@ -79,11 +86,9 @@ def learned_texts(problem, data_dir):
 
     found = set()
     for split in problem.splits:
-        stored = problem.stored(data_dir, split)
-        for number in range(len(stored["targets"])):
-            ids, weights = (stored[n].example(number) for n in ("targets", "targets_weights"))
-            assert len(ids) == len(weights)
-            found.add((text(ids), text(ids[weights == 1])))
+        for ids, weights in stored_examples(problem, data_dir, split):
+            learned = [token for token, weight in zip(ids, weights, strict=True) if weight == 1]
+            found.add((text(ids), text(learned)))
     return found
 
 
@@ -118,16 +123,14 @@ def test_training_reads_the_tokens_of_apply_chat_template(tmp_path, kind, templa
     problem.change_hparams(hparams, data_dir)
 
     def read_and_learned(messages):
-        written = theirs.apply_chat_template(
-            messages, return_dict=True, return_assistant_tokens_mask=True
-        )
+        masks = {"return_dict": True, "return_assistant_tokens_mask": True}
+        written = theirs.apply_chat_template(messages, **masks)
         ids, learned = written["input_ids"], written["assistant_masks"]
         last = max(n for n, each in enumerate(learned) if each)
         return tuple(ids[: last + 1]), tuple(learned[: last + 1])
 
-    stored, found = problem.stored(data_dir, "train"), set()
-    for number in range(len(stored["targets"])):
-        ids, weights = (stored[name].example(number).tolist() for name in stored)
+    found = set()
+    for ids, weights in stored_examples(problem, data_dir, "train"):
         # A model reads its first token before the targets, and learns nothing of it.
         if hparams.bos_token_id >= 0:
             ids, weights = [hparams.bos_token_id, *ids], [0, *weights]
@@ -171,9 +174,8 @@ def test_a_prompt_and_its_completion_are_encoded_as_one_text(tmp_path, kind):
     vocabulary = load_vocabulary(tmp_path / "tokenizer")
     pairs = [{"prompt": f"the fox {n}:", "completion": f"jumps {n}"} for n in range(40)]
     problem = prepared(tmp_path, pairs, tmp_path / "tokenizer")
-    stored, found = problem.stored(tmp_path / "data", "train"), set()
-    for number in range(len(stored["targets"])):
-        ids, weights = (stored[name].example(number).tolist() for name in stored)
+    found = set()
+    for ids, weights in stored_examples(problem, tmp_path / "data", "train"):
         prompt = ids[: weights.index(1)]
         found.add((tuple(prompt), tuple(ids)))
     end = vocabulary.end_of_document
@@ -219,11 +221,7 @@ def test_conversations_without_a_template_are_refused(tmp_path, tokenizer):
 def test_the_rows_of_a_batch_have_the_weights_of_their_tokens(tmp_path, tokenizer, arrangement):
     problem = prepared(tmp_path, PAIRS, tokenizer, arrangement=arrangement)
     data_dir, length = tmp_path / "data", 64
-    stored = problem.stored(data_dir, "train")
-    of_text = {
-        tuple(stored["targets"].example(n)): stored["targets_weights"].example(n)
-        for n in range(len(stored["targets"]))
-    }
+    of_text = {tuple(ids): weights for ids, weights in stored_examples(problem, data_dir, "train")}
     batch = problem.stream(data_dir, "train", batch_size=4, length=length)[0]
     names = ("targets", "targets_segmentation", "targets_position", "targets_weights")
     targets, segments, positions, weights = (batch[name][0:4, :] for name in names)

@@ -1,12 +1,11 @@
 import os
-import subprocess
-import sys
 
 import pytest
 
 import t2tp.problems  # noqa: F401  (registers the problems)
 from t2tp.problems.python_stdlib import source_files, split_of
 from tests.problems.conftest import AWKWARD, SMALL, TinyStdlib
+from tests.python_code import run_code
 
 REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 
@@ -41,12 +40,7 @@ TinyStdlib(pathlib.Path(sys.argv[1])).prepare(sys.argv[2])
 @pytest.mark.slow
 def test_the_same_python_gives_the_same_bytes(problem, data_dir, sources, tmp_path):
     environment = os.environ | {"PYTHONHASHSEED": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    subprocess.run(
-        [sys.executable, "-c", SECOND_RUN, str(sources), str(tmp_path)],
-        check=True,
-        cwd=REPOSITORY,
-        env=environment,
-    )
+    run_code(SECOND_RUN, sources, tmp_path, cwd=REPOSITORY, env=environment)
     first, second = (problem.directory(directory) for directory in (data_dir, tmp_path))
     names = {path.name for path in first.iterdir() if path.is_file()}
     assert "train-00000-of-00001.targets" in names and "vocabulary.model" in names

@@ -3,7 +3,6 @@
 import importlib.util
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,8 @@ from t2tp import problems, registry
 from t2tp.problems.user_dir import import_user_dir
 from t2tp.trainer.run_dir import run_files
 from tests.page_commands import run
+from tests.problems.decoded import decoded
+from tests.python_code import run_code
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = (REPOSITORY / "docs" / "new_problem.md").read_text()
@@ -38,23 +39,17 @@ def directory(tmp_path_factory) -> Path:
 def test_the_data_are_made(directory):
     import_user_dir(EXAMPLE)
     problem = problems.find("roman_numerals")
-    counts = [
-        sizes.examples for sizes in problem.check_prepared(directory / "data").splits.values()
-    ]
-    assert counts == [3199, 400, 400]
-    numerals = {
-        sample["inputs"]: sample["targets"]
-        for sample in (problem.decode_example(directory / "data", "test", n) for n in range(400))
-    }
+    splits = problem.check_prepared(directory / "data").splits
+    assert [sizes.examples for sizes in splits.values()] == [3199, 400, 400]
+    samples = decoded(problem, directory / "data")["test"]
+    numerals = {sample["inputs"]: sample["targets"] for sample in samples}
     assert numerals["1999"] == "MCMXCIX" and numerals["9"] == "IX"
 
 
 @pytest.mark.slow
 def test_the_lines_of_python_on_the_page_work(directory):
     lines = re.findall(r"```python\n(.*?)```", PAGE, re.S)[-1]
-    shown = subprocess.run(
-        [sys.executable, "-c", lines], cwd=directory, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+    shown = run_code(lines, cwd=directory).stdout.splitlines()
     assert shown[0] == "(8, 16)"
     assert re.fullmatch("[MDCLXVI]+", shown[1])
 
@@ -138,10 +133,8 @@ def test_names_of_other_packages_are_refused(tmp_path, name):
 
 def test_the_remedies_that_are_printed_name_the_directory():
     import_user_dir(EXAMPLE)
-    command = shlex.split(problems.find("roman_numerals").datagen_command("data"))
-    assert command[1:] == [
-        *("--problem=roman_numerals", "--data_dir=data", f"--t2t_usr_dir={EXAMPLE}")
-    ]
+    _, *words = shlex.split(problems.find("roman_numerals").datagen_command("data"))
+    assert words == ["--problem=roman_numerals", "--data_dir=data", f"--t2t_usr_dir={EXAMPLE}"]
     assert "usr_dir" not in problems.find("algorithmic_identity_decimal40").datagen_command("data")
 
 

@@ -210,15 +210,14 @@ def wait_for_port(port):
 def test_a_restarted_process_waits_while_the_old_server_listens():
     """Until it ends, TensorFlow's server of the run before is at process 0's address."""
     port = free_port()
+    specs = [ProcessSpec(process_id, 2, f"localhost:{port}") for process_id in range(2)]
     with ThreadPoolExecutor(2) as threads:
         with socket.create_server(("localhost", port)) as old:
-            second = threads.submit(
-                rendezvous, ProcessSpec(1, 2, f"localhost:{port}"), "a mesh", 60.0
-            )
+            second = threads.submit(rendezvous, specs[1], "a mesh", 60.0)
             connection, _ = old.accept()
             connection.sendall(b"\0\0\x12\4\n")  # gRPC begins like this, and not with a challenge.
         connection.close()
-        first = threads.submit(rendezvous, ProcessSpec(0, 2, f"localhost:{port}"), "a mesh", 60.0)
+        first = threads.submit(rendezvous, specs[0], "a mesh", 60.0)
         assert first.result() == second.result()
 
 
@@ -275,7 +274,7 @@ def test_between_hosts_a_secret_is_required(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("process_0", [8.0], indirect=True)
+@pytest.mark.parametrize("process_0", [4.0], indirect=True)
 def test_who_has_another_secret_is_told_and_stays_out(process_0, monkeypatch):
     port, first = process_0
     main = threading.current_thread()

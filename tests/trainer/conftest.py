@@ -61,9 +61,9 @@ def _postgresql_server() -> Iterator[Path]:
         yield directory
 
 
-@pytest.fixture
+@pytest.fixture(params=["sqlite", "postgresql"])
 def study_address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Address of a new study; parametrize it with `sqlite` or `postgresql`."""
+    """Address of a new study in each kind of database."""
     if request.param == "postgresql":
         directory = request.getfixturevalue("_postgresql_server")
         return postgresql.new_database(directory, uuid.uuid4().hex)

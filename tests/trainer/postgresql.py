@@ -4,14 +4,10 @@ import contextlib
 import importlib.util
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
-
-from tests.patience import PATIENCE
 
 _USER = "postgres"  # The server refuses to run as root; apt's package makes this user.
 
@@ -32,36 +28,26 @@ def server() -> Iterator[Path]:
     Yields:
       The directory of its socket.
     """
-    programs = _programs()
-    assert programs is not None
     # Nobody but root may enter pytest's directories.
     directory = Path(tempfile.mkdtemp(prefix="t2tp-postgres-"))
-    user = _USER if os.geteuid() == 0 else None
+    data, log = f"--pgdata={directory / 'data'}", f"--log={directory / 'log'}"
+    options = f"--options=-k {directory} -c listen_addresses= -c fsync=off"
     try:
-        if user:
-            shutil.chown(directory, user)
-        data = directory / "data"
-        make = [programs / "initdb", "--pgdata", data, "--username", _USER, "--auth=trust"]
-        subprocess.run([*make, "--no-sync"], user=user, check=True, capture_output=True, cwd="/")
-        serve = [programs / "postgres", "-D", data, "-k", directory, "-c", "listen_addresses="]
-        with (
-            (directory / "log").open("wb") as log,
-            subprocess.Popen(
-                [*serve, "-c", "fsync=off"], user=user, stdout=log, stderr=log, cwd="/"
-            ) as process,
-        ):
-            try:
-                _wait_for(directory)
-                yield directory
-            finally:
-                process.send_signal(signal.SIGQUIT)  # At once.
+        if os.geteuid() == 0:
+            shutil.chown(directory, _USER)
+        _run("initdb", data, f"--username={_USER}", "--auth=trust", "--no-sync")
+        _run("pg_ctl", "start", "--wait", "--timeout=600", data, log, options)
+        try:
+            yield directory
+        finally:
+            _run("pg_ctl", "stop", "--mode=immediate", data)
     finally:
         shutil.rmtree(directory)
 
 
 def new_database(directory: Path, name: str) -> str:
     """Creates a database and returns its URL."""
-    _execute(directory, f'create database "{name}"')
+    _run("createdb", f"--host={directory}", f"--username={_USER}", name)
     return f"postgresql://{_USER}@/{name}?host={directory}"
 
 
@@ -72,21 +58,7 @@ def _programs() -> Path | None:
     return found[-1].parent if found else Path(on_path).parent if on_path else None
 
 
-def _wait_for(directory: Path) -> None:
-    import psycopg
-
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        try:
-            return _execute(directory, "select 1")
-        except psycopg.OperationalError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
-
-
-def _execute(directory: Path, command: str) -> None:
-    import psycopg
-
-    with psycopg.connect(host=str(directory), user=_USER, autocommit=True) as connection:
-        connection.execute(command)
+def _run(program: str, *arguments: str) -> None:
+    user = _USER if os.geteuid() == 0 else None
+    command = [_programs() / program, *arguments]
+    subprocess.run(command, user=user, check=True, capture_output=True, cwd="/")

@@ -6,16 +6,12 @@ import re
 import numpy as np
 import pytest
 
-from t2tp import registry
 from t2tp.checkpoint import all_steps, latest
 from t2tp.checkpoint.variables import CheckpointMismatchError
 from t2tp.registry import UnknownNameError
 from t2tp.trainer import experiment as module
-from t2tp.trainer.experiment import Experiment
-from t2tp.trainer.run_config import RunConfig
 from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_dir.run_files import OtherRunError
-from t2tp.trainer.run_spec import RunSpec
 from tests.page_blocks import blocks
 from tests.trainer.conftest import PROBLEM, set_flags
 from tests.trainer.hooks.events import read_scalars
@@ -62,18 +58,12 @@ def test_the_seed_decides_on_the_order_of_the_data_and_on_samples(tmp_path, data
 
 def test_the_hparams_alone_name_the_mesh(tmp_path, data_dir):
     """No config, however it is made, trains on one device when the hparams name four."""
-    hparams = registry.hparams("transformer_lm_test")
-    hparams.parse("mesh_shape=data:2;model:2")
-    config = RunConfig(str(tmp_path))
-    spec = RunSpec.resolve(
-        "transformer_lm", PROBLEM, hparams, config, data_dir=data_dir, train_steps=1
-    )
-    run = Experiment(spec)
+    run = experiment(tmp_path, data_dir, "mesh_shape=data:2;model:2", train_steps=1)
     run.train()
     assert len(run.estimator.connect().devices) == 4
     saved = latest(tmp_path / "checkpoints")
     assert saved is not None and saved.metadata["mesh_shape"] == "data:2;model:2"
-    assert run_files.read(tmp_path).hparams == hparams
+    assert run_files.read(tmp_path).hparams == run.spec.hparams
 
 
 def test_building_and_describing_write_nothing(tmp_path, data_dir):

@@ -12,9 +12,7 @@ from t2tp.trainer.hparams_fit import check_fits
 from t2tp.trainer.run_dir import run_files
 from tests import test_hparams_sets
 
-MODELS = [
-    name for name in registry.list_models() if registry.model(name).__module__.startswith("t2tp.")
-]
+MODELS = [n for n in registry.list_models() if test_hparams_sets.ours(registry.model(n))]
 SETS = {name: registry.hparams(name) for name in test_hparams_sets.SETS}
 # model -> a small set of its kind
 SMALL = {model: f"{model}_tiny" for model in MODELS}

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from t2tp import checkpoint
 from t2tp.trainer.estimator import Estimator
 from t2tp.trainer.hooks.hook import Hook, Training
 from t2tp.trainer.run_config import RunConfig
@@ -26,6 +27,11 @@ def estimator(directory: Path, mesh: str = "both", hparams: dict | None = None, 
     settings = {"save_checkpoints_steps": 4, "log_step_count_steps": 1, **settings}
     values = {"learning_rate": 0.05, "mesh_shape": mesh_shape, "layout": layout}
     return Estimator(toy.model_fn, RunConfig(str(directory), **settings), values | (hparams or {}))
+
+
+def step_directory(run: Path, step: int) -> Path:
+    """The checkpoint of a step."""
+    return checkpoint.step_directory(run / "checkpoints", step)
 
 
 def losses(directory: Path) -> list[float]:

@@ -63,11 +63,8 @@ def test_documents_lie_end_to_end(windows, feature):
 
 def test_documents_need_not_be_told_apart(tmp_path):
     windows = PackedWindows(column(tmp_path, (3,)), 4, CharacterVocabulary(), separate=False)
-    assert read(windows, "targets_segmentation", [1, 2, -1]) == [
-        [1, 1, 1, 1],
-        [1, 1, 1, 0],
-        [0, 0, 0, 0],
-    ]
+    segments = read(windows, "targets_segmentation", [1, 2, -1])
+    assert segments == [[1, 1, 1, 1], [1, 1, 1, 0], [0, 0, 0, 0]]
     assert read(windows, "targets_position", [1, 2]) == [[0, 1, 2, 3], [0, 1, 2, 0]]
 
 

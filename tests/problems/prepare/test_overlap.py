@@ -9,6 +9,7 @@ from t2tp.problems.data.columns import open_columns
 from t2tp.problems.data.manifest import Manifest
 from t2tp.problems.data.shards import ShardWriter
 from t2tp.problems.prepare import overlap
+from tests.problems.decoded import decoded
 
 
 def columns_of(directory, split, examples, shards=2):
@@ -53,10 +54,7 @@ def test_each_making_says_what_it_finds(tmp_path, caplog):
 
     manifest = ShortReverses().prepare(tmp_path)
     assert manifest == Manifest.read(tmp_path / "short_reverses")
-    found = {
-        split: [ShortReverses().decode_example(tmp_path, split, n) for n in range(sizes.examples)]
-        for split, sizes in manifest.splits.items()
-    }
+    found = decoded(ShortReverses(), tmp_path)
     count = sum(each in found["train"] for each in found["validation"])
     assert manifest.overlaps["validation"] == {"train": count}
     assert f"{count} of 30 validation examples also occur in train" in caplog.text

@@ -10,6 +10,7 @@ from t2tp.atomic_file import is_unfinished
 from t2tp.problems.prepare import plan
 from t2tp.problems.text_to_text import Text2TextProblem
 from tests.killed import killed_before_renaming
+from tests.problems.decoded import all_decoded, decoded
 from tests.problems.prepare.few_digits import FewDigits
 from tests.problems.prepare.own_pairs import (
     GeneratedPairs,
@@ -66,15 +67,7 @@ def test_each_sample_comes_once_and_in_one_split(tmp_path):
     for kind in KINDS:
         prepare_until(kind(), tmp_path, 150, num_shards=3)
         made = kind().prepare(tmp_path, num_shards=3)
-        decode = kind().decoder(kind().directory(tmp_path))
-        found = [
-            tuple(
-                decode({name: column.example(number) for name, column in stored.items()}).values()
-            )
-            for split, sizes in made.splits.items()
-            for stored in [kind().stored(tmp_path, split)]
-            for number in range(sizes.examples)
-        ]
+        found = [tuple(sample.values()) for sample in all_decoded(kind(), tmp_path)]
         expected = [
             tuple(sample.values())
             for split in made.splits
@@ -113,9 +106,9 @@ def test_other_code_of_the_problem_makes_the_data_again(tmp_path):
         problem = coded("newer")
     finally:
         sys.dont_write_bytecode = before
-    made = problem.prepare(tmp_path / "data", num_shards=3).splits["train"].examples
-    inputs = [problem.decode_example(tmp_path / "data", "train", n)["inputs"] for n in range(made)]
-    assert all(text.startswith("newer") for text in inputs)
+    problem.prepare(tmp_path / "data", num_shards=3)
+    samples = decoded(problem, tmp_path / "data")["train"]
+    assert samples and all(sample["inputs"].startswith("newer") for sample in samples)
 
 
 def test_sources_that_change_while_they_are_read_are_said(tmp_path, monkeypatch):
@@ -141,7 +134,6 @@ def test_killed_while_a_file_gets_its_name_it_leaves_no_other_file(tmp_path, nam
     assert len(left) == 1, left
     for place in ("killed", "undisturbed"):
         FewDigits().prepare(tmp_path / place, num_shards=2)
-    assert files_of(FewDigits(), tmp_path / "killed") == files_of(
-        FewDigits(), tmp_path / "undisturbed"
-    )
+    killed, undisturbed = (files_of(FewDigits(), tmp_path / n) for n in ("killed", "undisturbed"))
+    assert killed == undisturbed
     assert not [path for path in (tmp_path / "killed").rglob("*") if is_unfinished(path)]

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from t2tp import problems
 from t2tp.problems.sources.user_files import Lines, find_files, read_file
+from tests.problems.decoded import all_decoded, decoded
 
 SMALL = "vocab_size=288"
 
@@ -18,20 +19,12 @@ def pairs(directory, lines):
 GOOD = b"".join(b"a tab is no %d\tein Tab ist kein %d\r\n" % (i, i) for i in range(100))
 
 
-def stored(problem, data_dir):
-    return [
-        problem.decode_example(data_dir, split, number)
-        for split, sizes in problem.check_prepared(data_dir).splits.items()
-        for number in range(sizes.examples)
-    ]
-
-
 def test_pairs_of_a_tsv_come_back(tmp_path):
     problem = pairs(tmp_path, GOOD)
     manifest = problem.prepare(tmp_path / "data")
     assert [sizes.examples for sizes in manifest.splits.values()] == [94, 3, 3]
     assert manifest.splits["train"].bytes > 94 * 30
-    found = {(sample["inputs"], sample["targets"]) for sample in stored(problem, tmp_path / "data")}
+    found = {tuple(sample.values()) for sample in all_decoded(problem, tmp_path / "data")}
     assert found == {(f"a tab is no {i}", f"ein Tab ist kein {i}") for i in range(100)}
 
 
@@ -86,7 +79,7 @@ def test_parallel_files(tmp_path):
     problem = problems.find("translate_textfiles", f"{options},{SMALL}")
     manifest = problem.prepare(tmp_path / "data")
     assert [sizes.examples for sizes in manifest.splits.values()] == [50, 25, 25]
-    for sample in stored(problem, tmp_path / "data"):
+    for sample in all_decoded(problem, tmp_path / "data"):
         assert sample["targets"] == sample["inputs"].replace("yes", "ja")
     again = problems.find("translate_textfiles")  # the data record their options
     assert again.decode_example(tmp_path / "data", "train", 0)["inputs"].startswith("yes train")
@@ -148,16 +141,6 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
         read_file(tmp_path / "b")
 
 
-def texts_by_split(problem, data_dir):
-    return {
-        split: sorted(
-            problem.decode_example(data_dir, split, number)["text"]
-            for number in range(made.examples)
-        )
-        for split, made in problem.check_prepared(data_dir).splits.items()
-    }
-
-
 @pytest.fixture
 def texts(tmp_path):
     """Writes nine texts, and a link to one of them."""
@@ -182,10 +165,10 @@ def test_a_file_is_in_one_split_only(texts, tmp_path, options, train, validation
     options = f"files={texts}/{options.format(texts, texts)},vocab_size=280"
     problem = problems.find("languagemodel_textfiles", options)
     problem.prepare(tmp_path / "data")
-    assert texts_by_split(problem, tmp_path / "data") == {
-        split: [f"the text number {number}\n" for number in numbers]
-        for split, numbers in (("train", train), ("validation", validation), ("test", test))
-    }
+    found = decoded(problem, tmp_path / "data")
+    for split, numbers in (("train", train), ("validation", validation), ("test", test)):
+        texts = [f"the text number {number}\n" for number in numbers]
+        assert sorted(each["text"] for each in found[split]) == texts
 
 
 def test_files_that_are_held_out_are_named(texts, tmp_path, caplog):
@@ -209,7 +192,7 @@ def test_parallel_files_that_are_held_out_are_left_out_in_pairs(tmp_path):
     )
     problem = problems.find("translate_textfiles", f"{options},vocab_size=268")
     problem.prepare(tmp_path / "data")
-    found = [tuple(sample.values()) for sample in stored(problem, tmp_path / "data")]
+    found = [tuple(sample.values()) for sample in all_decoded(problem, tmp_path / "data")]
     assert sorted(found[:6]) == [(f"en {n}", f"de {n}") for n in range(3) for _ in range(2)]
 
 

@@ -143,10 +143,8 @@ def fake_measure(piece, progress):
         raise machine.CalibrationError("gone")
     for _ in range(piece.points):
         progress()
-    curves = [
-        {"kind": kind, "devices": piece.devices, "points": POINTS}
-        for kind in ("product", "elementwise")
-    ]
+    curve = {"devices": piece.devices, "points": POINTS}
+    curves = [{"kind": kind, **curve} for kind in ("product", "elementwise")]
     return {"curves": curves, "collectives": [], "disturbed": [0.0, 0.4]}
 
 
@@ -208,11 +206,9 @@ def test_this_machine_is_measured_first(tmp_path, monkeypatch):
 def test_points_of_a_file_are_checked(points, monkeypatch):
     monkeypatch.setattr(machine, "cores", lambda: 2)
     text = toml_text(machine.cluster_table(FOUND))
-    wrong = (
-        text + f'\n[[stacks.tensorflow.curves]]\nkind = "copy"\ndevices = 1\npoints = {points}\n'
-    )
+    text += f'\n[[stacks.tensorflow.curves]]\nkind = "copy"\ndevices = 1\npoints = {points}\n'
     with pytest.raises(ClusterFileError, match=r"points.*(size|number)"):
-        ClusterFile.from_toml(wrong, "wrong")
+        ClusterFile.from_toml(text, "wrong")
 
 
 PROGRAM = (

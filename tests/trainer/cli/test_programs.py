@@ -23,6 +23,7 @@ from t2tp.trainer.cli.run_program import ProgramSpec, run_program
 from t2tp.trainer.errors import FailedError, ProcessLostError, UsageError
 from t2tp.trainer.processes.interrupt import TrainingInterrupted
 from t2tp.trainer.run_config import RunConfig
+from tests.python_code import run_code
 
 CLI = "t2tp.trainer.cli"
 
@@ -72,9 +73,8 @@ def test_help_has_a_line_for_each_flag_and_argument(spec, call):
     assert (code, errors) == (0, [])
     assert all(call(spec, [spelling])[:2] == (0, text) for spelling in ("-h", "--helpfull"))
     for name in flags_of(spec):
-        assert len(re.findall(rf"^  (?:-., )?--(?:\[no\])?{name}  \S", text, re.MULTILINE)) == 1, (
-            name
-        )
+        found = re.findall(rf"^  (?:-., )?--(?:\[no\])?{name}  \S", text, re.MULTILINE)
+        assert len(found) == 1, name
     for argument in spec.positional:
         assert f"\n  {argument.name}  {argument.help}" in text
     assert max(map(len, text.splitlines())) <= 100
@@ -316,9 +316,7 @@ print(time.process_time())
 
 
 def test_help_and_mistakes_need_no_tensorflow_and_no_second():
-    done = subprocess.run([sys.executable, "-c", _LIGHT], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 1.5
+    assert float(run_code(_LIGHT).stdout) < 1.5
 
 
 # Imports what programs without TensorFlow run, and prints the first whose module imports it.
@@ -333,8 +331,7 @@ for name, spec in PROGRAMS.items():
 
 
 def test_programs_whose_import_is_not_quiet_import_no_tensorflow():
-    done = subprocess.run([sys.executable, "-c", _BODIES], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_code(_BODIES)
 
 
 @pytest.mark.slow
@@ -367,16 +364,13 @@ def test_an_error_of_the_user_s_module_shows_the_user_s_lines(call, tmp_path, ki
     exit_code, _, said = call(PROGRAMS["t2tp_datagen"], arguments, lambda invocation: None)
     assert exit_code == 2 and said[0].startswith(f"t2tp_datagen: --t2t_usr_dir={directory}")
     places = [line for line in said if line.startswith("  File ")]
-    assert [
-        f'"{directory}/one.py", line {line}' in place
-        for line, place in zip(lines, places, strict=True)
-    ]
+    for line, place in zip(lines, places, strict=True):
+        assert f'"{directory}/one.py", line {line}' in place
     assert said[-1].startswith(last)
 
 
 def test_the_names_of_the_package_complete_before_it_is_loaded():
-    code = "import sys, t2tp; print(*dir(t2tp)); assert 'tensorflow' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_code("import sys, t2tp; print(*dir(t2tp)); assert 'tensorflow' not in sys.modules")
     assert {*t2tp.__all__, "mtf"} <= set(done.stdout.split())
 
 

@@ -1,9 +1,7 @@
 """The program as a user runs it, on the whole standard library."""
 
-import subprocess
-import sys
-
 from t2tp.trainer.cli.programs import t2tp_datagen as main
+from tests.python_code import run_code
 
 PROBLEM = "languagemodel_python_stdlib"
 
@@ -37,8 +35,9 @@ def test_little_is_made_without_tensorflow_and_in_one_process(tmp_path):
     )
     options = f"--problem_options=files={tmp_path}/a.tsv,vocab_size=300"
     arguments = ["--problem=translate_tsv", f"--data_dir={tmp_path / 'data'}", options]
-    command = [sys.executable, "-c", code, *arguments]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stderr
     # No prefixes, and nothing of TensorFlow's.
-    assert made.stderr.splitlines()[0].startswith("making the data of translate_tsv in ")
+    assert (
+        run_code(code, *arguments)
+        .stderr.splitlines()[0]
+        .startswith("making the data of translate_tsv in ")
+    )

@@ -64,10 +64,8 @@ def test_two_trials_from_beginning_to_end(search, tmp_path, capfd):
     assert search("--trials=2", "--sampler=random") == 0
     shown = capfd.readouterr()
     lines = shown.out.splitlines()
-    assert sorted(line.partition(": ")[2].split("  ")[0] for line in lines[:2]) == [
-        str(tmp_path / "trial-0000"),
-        str(tmp_path / "trial-0001"),
-    ]
+    found = sorted(line.partition(": ")[2].split("  ")[0] for line in lines[:2])
+    assert found == [f"{tmp_path}/trial-0000", f"{tmp_path}/trial-0001"]
     losses = [float(line.split()[1]) for line in lines[:2]]
     assert losses == sorted(losses)
     assert len(lines) == 2
@@ -100,29 +98,19 @@ def test_three_failures_before_any_success_end_the_search(search, capfd):
 
 def test_a_search_fails_if_all_its_trials_failed(search, capfd):
     assert search("--trials=2", trainer=("--model=fails",)) == 1
-    assert [line.split(":")[0] for line in capfd.readouterr().out.splitlines()] == [
-        "failed, exit code 1"
-    ] * 2
+    lines = capfd.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["failed, exit code 1"] * 2
 
 
 @pytest.mark.slow
 def test_trials_of_two_metrics_are_compared_by_both(search, tmp_path, capfd):
-    assert (
-        search(
-            "--trials=5",
-            "--parallel_trials=2",
-            "--sampler=random",
-            "--metric=min:loss,max:accuracy",
-        )
-        == 0
-    )
+    flags = ["--trials=5", "--parallel_trials=2", "--sampler=random"]
+    assert search(*flags, "--metric=min:loss,max:accuracy") == 0
     lines = capfd.readouterr().out.splitlines()
     marked = [line.startswith("* ") for line in lines[:5]]
     assert marked == sorted(marked, reverse=True) and marked[0]
-    assert [line.split(":")[0] for line in lines[5:]] == [
-        "importance for loss",
-        "importance for accuracy",
-    ]
+    headings = [line.split(":")[0] for line in lines[5:]]
+    assert headings == ["importance for loss", "importance for accuracy"]
     assert (tmp_path / "importance-accuracy.html").exists()
 
 
@@ -140,12 +128,10 @@ def test_tensorboard_compares_the_trials(search, tmp_path):
     events = event_accumulator.EventAccumulator(str(tmp_path)).Reload()
     (content,) = events.PluginTagToContent("hparams").values()
     experiment = plugin_data_pb2.HParamsPluginData.FromString(content).experiment
-    assert {each.name for each in experiment.hparam_infos} == set(
-        registry.ranged_hparams("basic1").sample_trial(0)
-    )
-    assert [(each.name.group, each.name.tag) for each in experiment.metric_infos] == [
-        ("eval", "loss")
-    ]
+    drawn = registry.ranged_hparams("basic1").sample_trial(0)
+    assert {each.name for each in experiment.hparam_infos} == set(drawn)
+    (metric,) = experiment.metric_infos
+    assert (metric.name.group, metric.name.tag) == ("eval", "loss")
 
 
 def _start(tmp_path: Path, *flags: str, trainer: tuple[str, ...] = ()) -> subprocess.Popen:
@@ -179,7 +165,6 @@ def _steps(directory: Path) -> list[int]:
 
 @pytest.mark.ci_only
 @pytest.mark.slow
-@pytest.mark.parametrize("study_address", ["sqlite", "postgresql"], indirect=True)
 def test_killed_processes_lose_no_trial_and_none_is_run_twice(tmp_path, study_address):
     """Three processes on one study; two are killed, and nobody starts them again."""
     flags = ("--trials=6", "--lost_after_seconds=2", "--sampler=random", f"--study={study_address}")

@@ -50,9 +50,7 @@ def test_it_stops_and_the_latest_checkpoint_is_of_the_step_before(tmp_path, mesh
     for name in good:
         np.testing.assert_array_equal(before[name], good[name], err_msg=name)
     events = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
-    assert [(e["event"], e["step"]) for e in events if e["event"] == "diverged"] == [
-        ("diverged", bad)
-    ]
+    assert [e["step"] for e in events if e["event"] == "diverged"] == [bad]
 
 
 def test_a_step_that_is_finite_when_it_is_done_again_is_the_machines_fault(tmp_path):

@@ -55,10 +55,8 @@ def test_what_tensorflow_says_of_its_work_is_left_out(plain_lines, capfd):
         path = f"/usr/lib/python3/site-packages/{file}"
         exec(compile(code, path, "exec"), {"logging": logging})
     exec(compile(code, "/home/me/tensorflow/my_problem.py", "exec"), {"logging": logging})
-    assert capfd.readouterr().err.splitlines() == [
-        "warning: a file is damaged",
-        "writing a fingerprint",
-    ]
+    said = capfd.readouterr().err.splitlines()
+    assert said == ["warning: a file is damaged", "writing a fingerprint"]
 
 
 def test_on_a_terminal_it_is_a_bar_and_log_lines_stand_above_it(plain_lines, monkeypatch):

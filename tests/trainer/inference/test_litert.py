@@ -90,10 +90,6 @@ def test_an_operation_that_litert_lacks_is_named(tmp_path):
     program = Program(step, {"x": Feature("rows:2", tf.float32)}, xla=False)
     path = tmp_path / "model.tflite"
     with pytest.raises(UsageError, match=r"LiteRT cannot run this model: it does not have Erfinv;"):
-        write_litert(
-            program,
-            path,
-            lambda step: lambda x: step.run({"x": x}),
-            x=tf.TensorSpec([2], tf.float32),
-        )
+        x = tf.TensorSpec([2], tf.float32)
+        write_litert(program, path, lambda step: lambda x: step.run({"x": x}), x=x)
     assert not path.exists()

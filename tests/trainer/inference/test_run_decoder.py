@@ -81,9 +81,8 @@ def test_token_0_of_a_models_own_tokenizer_is_no_padding(tmp_path):
     made.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
     (tmp_path / "pairs.tsv").write_text("who\tme !\n! !\twho\nwho who\t!\n")
-    problem = problems.find(
-        "translate_tsv", f"files={tmp_path}/pairs.tsv,vocabulary_from={tmp_path}"
-    )
+    options = f"files={tmp_path}/pairs.tsv,vocabulary_from={tmp_path}"
+    problem = problems.find("translate_tsv", options)
     problem.prepare(tmp_path / "data")
     found = set()
     for split in problem.splits:

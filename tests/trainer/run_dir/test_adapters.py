@@ -49,9 +49,8 @@ def run(base, tmp_path_factory):
 
 def contents(output_dir) -> dict[str, np.ndarray]:
     saved = find(str(output_dir))
-    parts = [
-        Slice.full(name, shape, saved.dtypes()[name]) for name, shape in saved.shapes().items()
-    ]
+    dtypes = saved.dtypes()
+    parts = [Slice.full(name, shape, dtypes[name]) for name, shape in saved.shapes().items()]
     return {part.name: x.numpy() for part, x in zip(parts, saved.read(parts), strict=True)}
 
 

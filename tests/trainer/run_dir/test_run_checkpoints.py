@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from t2tp import checkpoint
 from t2tp.checkpoint import UnusableCheckpointError, all_steps
 from t2tp.checkpoint.variables import CheckpointMismatchError
 from t2tp.trainer.errors import UsageError
@@ -13,11 +12,7 @@ from t2tp.trainer.model_fn import ModeKeys
 from t2tp.trainer.run_dir.run_lock import RunLockedError
 from tests.files import flip
 from tests.trainer import toy
-from tests.trainer.toy_estimator import Note, estimator, losses
-
-
-def step_directory(run: Path, step: int) -> Path:
-    return checkpoint.step_directory(run / "checkpoints", step)
+from tests.trainer.toy_estimator import Note, estimator, losses, step_directory
 
 
 def damage(run: Path, step: int) -> None:

@@ -135,9 +135,8 @@ def test_processes_with_different_directories_are_refused_by_all(tmp_path, impat
         (directories[1] / "run.yaml").write_text("{}")
         (directories[1] / LOCK_FILE).write_text("")
     if other == "locked by others":
-        (directories[1] / LOCK_FILE).write_text(
-            '{"pid": 1, "host": "h", "since": "s", "word": "w"}'
-        )
+        holder = {"pid": 1, "host": "h", "since": "s", "word": "w"}
+        (directories[1] / LOCK_FILE).write_text(json.dumps(holder))
 
     def enter(cluster: Cluster) -> None:
         with RunLock(str(directories[cluster.process_id]), cluster):

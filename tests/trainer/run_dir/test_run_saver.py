@@ -21,11 +21,7 @@ from t2tp.trainer.run_dir.find_checkpoint import find
 from t2tp.trainer.run_dir.run_saver import SavingError
 from tests.patience import PATIENCE
 from tests.trainer import toy
-from tests.trainer.toy_estimator import At, Crash, Note, estimator
-
-
-def step_directory(run: Path, step: int) -> Path:
-    return checkpoint.step_directory(run / "checkpoints", step)
+from tests.trainer.toy_estimator import At, Crash, Note, estimator, step_directory
 
 
 def test_a_checkpoint_names_dimensions_what_is_trained_and_its_layout(trained_run):
@@ -104,9 +100,8 @@ def test_what_cannot_be_written_ends_the_training_with_a_sentence(tmp_path):
 
     note = Note()
     with pytest.raises(SavingError, match=f"step 20 {said}"):
-        estimator(tmp_path, save_checkpoints_steps=20).train(
-            toy.inputs(), 39, [note, At(10, spoil)]
-        )
+        trained = estimator(tmp_path, save_checkpoints_steps=20)
+        trained.train(toy.inputs(), 39, [note, At(10, spoil)])
     assert 20 <= note.calls[-1][1] < 39
     (tmp_path / "checkpoints").unlink()
     with pytest.raises(SavingError, match=f"step 2 {said}"):

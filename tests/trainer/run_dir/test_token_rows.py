@@ -162,18 +162,15 @@ def train(
 
 def values(run) -> dict[str, np.ndarray]:
     saved: Checkpoint = latest(run / "checkpoints")
-    return {
-        name: tf.train.load_checkpoint(saved.prefix).get_tensor(name) for name in saved.shapes()
-    }
+    reader = tf.train.load_checkpoint(saved.prefix)
+    return {name: reader.get_tensor(name) for name in saved.shapes()}
 
 
 @pytest.mark.slow
 def test_a_run_with_other_data_begins_with_the_rows_of_its_tokens(converted, tmp_path, capsys):
     mesh = ("--mesh_shape=data:2;model:2", "--layout=batch:data;vocab:model")
-    hparams = "vocab_size=0"
-    code, run, vocabulary = train(
-        tmp_path, "subwords", converted, TEXTS[1], "vocab_size=300", hparams, *mesh
-    )
+    given = (tmp_path, "subwords", converted, TEXTS[1], "vocab_size=300", "vocab_size=0", *mesh)
+    code, run, vocabulary = train(*given)
     assert code == 0
     log = capsys.readouterr().err
     assert f"of {len(vocabulary)} tokens found by their texts" in log and " lost: " in log

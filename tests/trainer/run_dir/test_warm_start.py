@@ -87,11 +87,8 @@ def test_another_precision_is_converted(tmp_path):
 def test_rules_are_applied_one_after_another(tmp_path):
     source = WarmStart.parse("run:(b)(c)?/=>\\1_\\2x/;x/k=>kernel")
     assert source.path == "run"
-    assert source.renamed(["bc/k", "b/other", "d"]) == {
-        "b_ckernel": "bc/k",
-        "b_x/other": "b/other",
-        "d": "d",
-    }
+    renamed = source.renamed(["bc/k", "b/other", "d"])
+    assert renamed == {"b_ckernel": "bc/k", "b_x/other": "b/other", "d": "d"}
     assert WarmStart.parse("a:b/c") == WarmStart("a:b/c")
     assert WarmStart.parse("") is None
 

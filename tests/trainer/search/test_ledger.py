@@ -34,11 +34,6 @@ def address(study_address) -> str:
     return study_address
 
 
-def pytest_generate_tests(metafunc):
-    if "address" in metafunc.fixturenames:
-        metafunc.parametrize("study_address", ["sqlite", "postgresql"], indirect=True)
-
-
 def _ledger(address, points=3, clock=None, ranged=None, sampler="tpe", lost_after=10.0) -> Ledger:
     """A ledger as a process of its own has it."""
     ranged = ranged or _ranged()
@@ -191,7 +186,7 @@ def _run(address: str, pruner: str, parallel: int, points: int, steps: range) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("study_address", ["sqlite"], indirect=True)
 def test_pruners_find_what_the_full_grid_finds_in_fewer_steps(study_address):
-    steps = range(10, 271, 10)
+    steps = range(30, 271, 30)
     best, all_steps = _run(study_address, "none", 4, 6, steps)
     for pruner, share in (("asha", 0.5), ("hyperband", 0.9), ("median", 0.9)):
         found, taken = _run(study_address, pruner, 4, 6, steps)

@@ -37,7 +37,6 @@ def test_what_is_stored_gives_the_same_values_again(trial):
 @given(trial=st.integers(0, 10_000))
 def test_the_flag_of_a_trial_sets_its_values(trial):
     values = _ranged().sample_trial(trial)
-    hparams = HParams(
-        rate=0.0, beta=0.0, layers=0, warmup=0, kinds=["x"], note="", bias=True, momentum=0.15
-    )
+    numbers = dict(rate=0.0, beta=0.0, layers=0, warmup=0, momentum=0.15)
+    hparams = HParams(**numbers, kinds=["x"], note="", bias=True)
     assert hparams.parse(flag_text(values)) == values
