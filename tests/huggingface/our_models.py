@@ -21,12 +21,12 @@ from t2tp.huggingface.safetensors_file import TensorInfo, read_header
 from t2tp.layout_check.double_program import DoubleProgram
 from t2tp.mesh.zero import Storage
 from t2tp.optim import train_step
-from t2tp.program.variables import real_part
 from t2tp.trainer.cli.programs import t2tp_convert
 from t2tp.trainer.run_dir import run_files
 from t2tp.trainer.run_dir.find_checkpoint import find
 from tests.huggingface import their_models
 from tests.huggingface.their_models import LENGTH, VOCAB
+from tests.layout_check.double_program import values_of
 
 Features = dict[str, np.ndarray]
 
@@ -80,14 +80,16 @@ def model_of(name: str):
     return model_class(run.hparams, sizes)
 
 
-def features() -> dict[str, np.ndarray]:
-    """Rows of one document each."""
-    targets = their_models.targets()
-    return {
-        "targets": targets,
-        "targets_segmentation": np.ones_like(targets),
-        "targets_position": np.broadcast_to(np.arange(LENGTH, dtype=np.int32), targets.shape),
-    }
+def features_of(name: str, tokens: np.ndarray, is_real: np.ndarray | None = None) -> Features:
+    """Rows of one document each; without `is_real` they have no padding."""
+    segments = np.ones_like(tokens) if is_real is None else is_real.astype(np.int32)
+    positions = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)
+    return {name: tokens, f"{name}_segmentation": segments, f"{name}_position": positions}
+
+
+def features() -> Features:
+    """The targets of all models."""
+    return features_of("targets", their_models.targets())
 
 
 def logits(name: str, mesh: str, fed: Features | None = None) -> np.ndarray:
@@ -111,22 +113,11 @@ def descent(name: str, mesh: str) -> dict[str, np.ndarray]:
         return {"loss": done.loss, **_logits(on_mesh, made, fed)}
 
     program = _program(name, mesh, step, features(), made)
-    before = _values(program)
+    before = values_of(program)
     found = dict(program(features()))
-    after = _values(program)
+    after = values_of(program)
     found["logits"] = found["logits"][..., :VOCAB]
     return found | {key: value - after[key] for key, value in before.items()}
-
-
-def _values(program: DoubleProgram) -> dict[str, np.ndarray]:
-    """The variables of a program."""
-    values = {}
-    for variable in program.variables:
-        whole = values[variable.spec.name] = np.empty(variable.spec.shape.to_integer_list)
-        for pnum in variable.local_pnums:
-            region = variable.region(pnum)
-            whole[region] = real_part(program.value_of(variable, pnum), region)
-    return values
 
 
 def loss_and_gradients(name: str, mesh: str, fed: Features | None = None) -> dict[str, np.ndarray]:

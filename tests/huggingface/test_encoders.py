@@ -29,13 +29,7 @@ def texts(prefix):
     is_real = np.arange(LENGTH) < np.array(SIZES)[:, None]
     tokens = np.where(is_real, draw.integers(1, VOCAB, (4, LENGTH)), 0).astype(np.int32)
     types = draw.integers(0, 2, (4, LENGTH)).astype(np.int32)
-    positions = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), tokens.shape)
-    ours = {
-        prefix: tokens,
-        f"{prefix}_segmentation": is_real.astype(np.int32),
-        f"{prefix}_position": positions,
-        f"{prefix}_types": types,
-    }
+    ours = {**our_models.features_of(prefix, tokens, is_real), f"{prefix}_types": types}
     theirs = {"input_ids": tokens, "attention_mask": is_real, "token_type_ids": types}
     return ours, theirs
 

@@ -191,11 +191,7 @@ def test_a_converted_run_is_restored_where_variables_are_sharded_at_rest(stage, 
     hparams = run_files.read(str(run)).hparams
     made = registry.model("transformer_lm")(hparams, {"targets": 300})
     targets = np.random.default_rng(0).integers(0, 300, (4, 8)).astype(np.int32)
-    fed = {
-        "targets": targets,
-        "targets_segmentation": np.ones_like(targets),
-        "targets_position": np.broadcast_to(np.arange(8, dtype=np.int32), targets.shape),
-    }
+    fed = our_models.features_of("targets", targets)
     kinds = {name: t2tp.Feature("batch:4;length:8", tf.int32) for name in fed}
 
     def logits(layout):

@@ -20,18 +20,11 @@ SIZES = [12, 7, 10, 4]  # of the inputs; the rest is padding
 def sources():
     tokens = np.random.default_rng(1).integers(1, their_models.VOCAB, (4, LENGTH), np.int32)
     is_real = np.arange(LENGTH) < np.array(SIZES)[:, None]
-    return np.where(is_real, tokens, 0).astype(np.int32), is_real.astype(np.int32)
+    return np.where(is_real, tokens, 0).astype(np.int32), is_real
 
 
 def features():
-    inputs, segments = sources()
-    positions = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), inputs.shape)
-    return {
-        "inputs": inputs,
-        "inputs_segmentation": segments,
-        "inputs_position": positions,
-        **our_models.features(),
-    }
+    return {**our_models.features_of("inputs", *sources()), **our_models.features()}
 
 
 def their_logits(model, targets=None):
@@ -39,7 +32,7 @@ def their_logits(model, targets=None):
     inputs, mask = sources()
     before = np.pad(their_models.targets() if targets is None else targets, [(0, 0), (1, 0)])
     return their_models.in_float64(model)(
-        inputs, attention_mask=mask, decoder_input_ids=before[:, :-1]
+        inputs, attention_mask=mask.astype(np.int32), decoder_input_ids=before[:, :-1]
     )
 
 

@@ -13,30 +13,12 @@ from t2tp.huggingface.known_types import find_type
 from t2tp.huggingface.safetensors_file import create
 from t2tp.huggingface.tensor_map import variables
 
-CONFIG = {
-    "model_type": "gpt2",
-    "architectures": ["GPT2LMHeadModel"],
-    "vocab_size": 300,
-    "n_positions": 32,
-    "n_embd": 16,
-    "n_layer": 1,
-    "n_head": 2,
-    "bos_token_id": 1,
-}
-LLAMA_CONFIG = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 300,
-    "max_position_embeddings": 32,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "bos_token_id": 1,
-}
+CONFIG = dict(model_type="gpt2", architectures=["GPT2LMHeadModel"], vocab_size=300, n_positions=32)
+CONFIG |= dict(n_embd=16, n_layer=1, n_head=2, bos_token_id=1)
+LLAMA_CONFIG = dict(model_type="llama", architectures=["LlamaForCausalLM"], vocab_size=300)
+LLAMA_CONFIG |= dict(max_position_embeddings=32, hidden_size=16, intermediate_size=32)
+LLAMA_CONFIG |= dict(num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2)
+LLAMA_CONFIG |= dict(hidden_act="silu", rms_norm_eps=1e-6, bos_token_id=1)
 
 END = "<|endoftext|>"
 CHAT_TEMPLATE = (

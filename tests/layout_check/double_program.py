@@ -15,3 +15,8 @@ def whole(program: DoubleProgram, variable: SlicedVariable) -> np.ndarray:
         region = variable.region(pnum)
         value[region] = real_part(program.value_of(variable, pnum), region)
     return value
+
+
+def values_of(program: DoubleProgram) -> dict[str, np.ndarray]:
+    """The global values of all variables by name."""
+    return {v.spec.name: whole(program, v) for v in program.variables}

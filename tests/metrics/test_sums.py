@@ -86,37 +86,18 @@ def test_logits_that_are_no_numbers_are_wrong(arrays):
 
 def test_figures_are_ratios_of_sums():
     sums = {
-        "nll": 8 * math.log(2),
-        "tokens": 4.0,
-        "correct": 3.0,
-        "correct_top_5": 4.0,
-        "sequences": 2.0,
-        "correct_sequences": 1.0,
-        "bytes": 16.0,
-        "true_positives": 2.0,
-        "positives": 3.0,
-        "predicted_positives": 5.0,
-        "loss/cross_entropy": 6.0,
-        "loss_weight/cross_entropy": 4.0,
-        "loss/load_balance": 3.0,
-        "loss_weight/load_balance": 6.0,
-        "expert_dropped": 1.0,
-        "expert_choices": 8.0,
+        **{"nll": 8 * math.log(2), "tokens": 4.0, "correct": 3.0, "correct_top_5": 4.0},
+        **{"sequences": 2.0, "correct_sequences": 1.0, "bytes": 16.0, "expert_dropped": 1.0},
+        **{"true_positives": 2.0, "positives": 3.0, "predicted_positives": 5.0},
+        **{"loss/cross_entropy": 6.0, "loss_weight/cross_entropy": 4.0, "expert_choices": 8.0},
+        **{"loss/load_balance": 3.0, "loss_weight/load_balance": 6.0},
     }
-    assert compute(METRICS, sums) == pytest.approx(
-        {
-            "loss": 2.0,
-            "neg_log_perplexity": -2 * math.log(2),
-            "perplexity": 4.0,
-            "bits_per_byte": 0.5,
-            "bits_per_dim": 2.0,
-            "accuracy": 0.75,
-            "accuracy_top5": 1.0,
-            "accuracy_per_sequence": 0.5,
-            "f1": 0.5,
-            "expert_dropped_share": 0.125,
-        }
-    )
+    figures = {
+        **{"loss": 2.0, "neg_log_perplexity": -2 * math.log(2), "perplexity": 4.0},
+        **{"bits_per_byte": 0.5, "bits_per_dim": 2.0, "accuracy": 0.75, "accuracy_top5": 1.0},
+        **{"accuracy_per_sequence": 0.5, "f1": 0.5, "expert_dropped_share": 0.125},
+    }
+    assert compute(METRICS, sums) == pytest.approx(figures)
     assert needed_sums(["perplexity", "accuracy_top5"]) == {"nll", "tokens", "correct_top_5"}
 
 

@@ -12,6 +12,7 @@ from t2tp import registry
 from t2tp.models.transformer_lm import TransformerLm
 from t2tp.optim import apply_gradients
 from tests.models import torch_lm
+from tests.models.small_lm import one_document_a_row
 
 STEPS, BATCH, LENGTH, VOCAB, RATE = 20, 8, 16, 30, 0.02
 SMALL = "d_model=16,d_ff=40,num_heads=2,d_kv=8,initializer_stddev=0.1"
@@ -36,15 +37,10 @@ def trained(batches, mesh_shape: str, changes: str) -> tuple[dict[str, np.ndarra
     }
     program = t2tp.Program(step, features, mesh_shape=mesh_shape, layout=hparams.layout)
     initial = {v.spec.name: v.numpy() for v in program.variables if "muon" not in v.spec.name}
-    ones = np.ones([BATCH, LENGTH], np.int32)
-    same = {
-        "targets_segmentation": ones,
-        "targets_position": ones * np.arange(LENGTH, dtype=np.int32),
-    }
-    losses = [
-        program({"targets": b[:, 1:], "targets_previous": b[:, 0], **same}, step=n)["loss"]
-        for n, b in enumerate(batches)
-    ]
+    losses = []
+    for number, rows in enumerate(batches):
+        fed = {**one_document_a_row(rows[:, 1:]), "targets_previous": rows[:, 0]}
+        losses.append(program(fed, step=number)["loss"])
     return initial, losses
 
 

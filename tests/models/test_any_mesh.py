@@ -27,9 +27,10 @@ ZERO_SIZES = [*range(1, 13), 24, 48, 96, 100]
 
 def program(model: str, hparams_set: str, tokens: int = TOKENS, **changes) -> AbstractProgram:
     hparams = registry.hparams(hparams_set)
-    known = {name: value for name, value in changes.items() if name in hparams}
-    for name, value in {"microbatches": 1, **known}.items():
-        hparams.set(name, value)
+    batch = {"batch_size": EVERY_SIZE, "batch_size_unit": "sequences_per_batch"}
+    for name, value in {"microbatches": 1, **batch, **changes}.items():
+        if name in hparams:
+            hparams.set(name, value)
     return request(model, hparams, tokens, (32, 32, 3)).program(hparams)
 
 
@@ -45,15 +46,7 @@ def on(model: str, mesh: str, zero_stage: int = 0) -> dict[str, list[tuple[str, 
     axes = {axis.name for axis in Layout(mesh).mesh_shape.dims}
     rules = ";".join(r for r in ("batch:data", "vocab:model") if r.split(":")[1] in axes)
     changes = {"mesh_shape": mesh, "layout": rules, "zero_stage": zero_stage}
-    return global_shapes(
-        program(
-            model,
-            f"{model}_tiny",
-            batch_size=EVERY_SIZE,
-            batch_size_unit="sequences_per_batch",
-            **changes,
-        )
-    )
+    return global_shapes(program(model, f"{model}_tiny", **changes))
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -97,15 +90,8 @@ def test_zero_shards_all_but_vectors_over_any_number_of_devices(model, hparams_s
 
 
 def test_a_program_stores_the_slices_that_its_layout_says():
-    made = program(
-        "transformer_lm",
-        "transformer_lm_tiny",
-        mesh_shape="data:7",
-        layout="batch:data",
-        zero_stage=2,
-        batch_size=7,
-        batch_size_unit="sequences_per_batch",
-    )
+    changes = {"mesh_shape": "data:7", "layout": "batch:data", "zero_stage": 2}
+    made = program("transformer_lm", "transformer_lm_tiny", **changes)
     sharded = [v for v in made.variables if v.spec.shape.ndims > 1]
     assert sharded
     for variable in sharded:
@@ -137,8 +123,6 @@ def test_weights_that_zero_cannot_shard_are_named(caplog):
             mesh_shape="data:3;rows:2;columns:2",
             layout="batch:data;d_model:rows;d_ff:columns",
             zero_stage=1,
-            batch_size=3,
-            batch_size_unit="sequences_per_batch",
         )
     (warning,) = [r.getMessage() for r in caplog.records if "ZeRO" in r.getMessage()]
     assert "layer_00/feed_forward/" in warning and "attention/q" not in warning

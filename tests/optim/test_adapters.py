@@ -39,10 +39,10 @@ def is_adapter(name):
 def trained(family, mesh="one device", stage=0, **changes):
     """Losses and norms of the gradients of some steps, and the variables before and after them."""
     program = make(family, mesh, stage, **changes)
-    before = {v.spec.name: double_program.whole(program, v) for v in program.variables}
+    before = double_program.values_of(program)
     shown = [program(FAMILIES[family].batch(), number) for number in range(STEPS)]
-    after = {v.spec.name: double_program.whole(program, v) for v in program.variables}
-    return [[float(x["loss"]), float(x["norm"])] for x in shown], before, after
+    losses = [[float(x["loss"]), float(x["norm"])] for x in shown]
+    return losses, before, double_program.values_of(program)
 
 
 @pytest.mark.slow

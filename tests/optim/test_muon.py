@@ -13,7 +13,6 @@ import t2tp
 from t2tp.optim.orthogonalization import OrthogonalizeOperation
 from tests.optim.regression import SHAPES, X, initial_value, make_hparams, train
 from tests.optim.sharded_programs import make
-from tests.optim.test_zero import assert_same, trained
 
 
 @functools.cache
@@ -60,27 +59,6 @@ def test_twenty_steps_are_those_of_a_peer(scale, layout, peer_result):
     assert wanted["loss"][-1] < 0.9 * wanted["loss"][0]
     for name in wanted:
         np.testing.assert_allclose(ours[name], wanted[name], rtol=1e-6, atol=1e-6, err_msg=name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "mesh", "stage", "changes"),
-    [
-        ("lm", "vocab", 1, {"d_model": 18, "d_ff": 30, "num_heads": 2, "d_kv": 6}),
-        ("lm", "context", 3, {}),
-        ("lm", "pods", 2, {"microbatches": 2}),
-        ("lm", "three axes", 0, {}),
-        ("lm", "stages of 2", 1, {"microbatches": 2, "num_hidden_layers": 2}),
-        ("encdec", "both", 3, {}),
-        ("classes", "both", 0, {}),
-        ("moe", "experts", 2, {}),
-        ("moe_encdec", "data", 3, {}),
-    ],
-)
-def test_a_step_is_that_of_one_device(family, mesh, stage, changes):
-    changes = {"weight_decay": 0.1, "optimizer_adam_epsilon": 1e-3, **changes}
-    given = trained(family, mesh, stage, "muon", **changes)
-    assert_same(given, trained(family, "one device", 0, "muon", **changes))
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import t2tp
 from t2tp import mtf, registry
+from t2tp.mesh.zero import Storage
 from t2tp.optim import apply_gradients
 from t2tp.optim.clipping import global_norm
 from t2tp.optim.gradient_accumulation import variable_gradients
@@ -62,11 +63,7 @@ def test_rows_are_batches_of_one(case):
         loss = model.loss(mesh, parts, training=False).loss
         return {"loss": loss, "norm": global_norm(variable_gradients(loss, mesh))}
 
-    chosen = t2tp.mesh.layout.Layout.from_arguments(mesh_shape, layout)
-    if zero_stage:
-        hparams = registry.hparams("transformer_lm_tiny")
-        hparams.parse(f"mesh_shape={mesh_shape},layout={layout},zero_stage={zero_stage}")
-        chosen = t2tp.mesh.layout.Layout.from_hparams(hparams)
+    chosen = t2tp.Layout(mesh_shape, layout, Storage(zero_stage))
     together = t2tp.Program(rows, features, layout=chosen, seed=1)
     first = {
         name: t2tp.Feature(mtf.replace_dimensions(f.shape, dim, mtf.Dimension("batch", 1)), f.dtype)

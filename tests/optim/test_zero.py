@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import t2tp
-from tests.layout_check import double_program
+from tests.layout_check.double_program import values_of
 from tests.models.small_transformers import FAMILIES
 from tests.optim.sharded_programs import make
 
@@ -25,7 +25,7 @@ def trained(family, mesh, stage, optimizer="sgd", steps=2, **changes):
     """The losses of some steps, and the variables after them."""
     program = make(family, mesh, stage, optimizer, **changes)
     shown = run(program, family, range(steps))
-    return shown, {v.spec.name: double_program.whole(program, v) for v in program.variables}
+    return shown, values_of(program)
 
 
 def assert_same(given, wanted, tolerance=1e-12):
@@ -38,6 +38,7 @@ def assert_same(given, wanted, tolerance=1e-12):
 
 
 UNEVEN = {"d_model": 18, "d_ff": 30, "num_heads": 2, "d_kv": 6}
+MUON = {"optimizer": "muon", "weight_decay": 0.1, "optimizer_adam_epsilon": 1e-3}
 
 
 @pytest.mark.slow
@@ -57,6 +58,16 @@ UNEVEN = {"d_model": 18, "d_ff": 30, "num_heads": 2, "d_kv": 6}
         ("lm", "both", 2, {**UNEVEN, "microbatches": 2}),
         ("lm", "vocab", 3, {**UNEVEN, "label_smoothing": 0.1, "z_loss": 1e-3}),
         ("masked", "vocab", 1, {}),
+        # Muon, whose matrices are whole in each step.
+        ("lm", "vocab", 1, MUON | UNEVEN),
+        ("lm", "context", 3, MUON),
+        ("lm", "pods", 2, MUON | {"microbatches": 2}),
+        ("lm", "three axes", 0, MUON),
+        ("lm", "stages of 2", 1, MUON | {"microbatches": 2, "num_hidden_layers": 2}),
+        ("encdec", "both", 3, MUON),
+        ("classes", "both", 0, MUON),
+        ("moe", "experts", 2, MUON),
+        ("moe_encdec", "data", 3, MUON),
     ],
 )
 def test_a_step_is_that_of_one_device(family, mesh, stage, changes):

@@ -14,7 +14,7 @@ from t2tp.mesh.zero import Storage
 from t2tp.models.model import Model
 from t2tp.optim import train_step
 from t2tp.program.program import Program
-from tests.layout_check.double_program import whole
+from tests.layout_check.double_program import values_of
 from tests.models import small_image_transformer, small_images
 from tests.models.small_transformers import FAMILIES
 
@@ -70,9 +70,7 @@ def values(program: Program, batch: dict[str, np.ndarray]) -> dict[str, np.ndarr
     """What a step returns, and all variables after it."""
     shown = program(batch, step=3)
     found = {k: np.asarray(x) for k, x in shown.items() if not k.startswith("summaries/")}
-    for variable in program.variables:
-        found[variable.spec.name] = whole(program, variable)
-    return found
+    return found | values_of(program)
 
 
 @functools.cache
