@@ -134,38 +134,26 @@ def test_compiled_or_not_the_same_numbers(arrays, wanted, xla, tolerance):
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
 def test_sums_of_16_bits_over_tokens_are_float32s(mesh_shape, layout, dtype):
     """A sum of 8,192 ones stays at 2,048 in float16 and at 256 in bfloat16."""
-    shape = mtf.Shape([mtf.Dimension("batch", 64), mtf.Dimension("length", 128)])
-    d_in, d_out = mtf.Dimension("d_in", 2), mtf.Dimension("d_out", 3)
-    experts = mtf.Dimension("experts", 2)
+    shape_of = mtf.convert_to_shape
 
     def step(mesh, given):
         x = given["x"]
-        ones = mtf.ones(mesh, shape + experts + d_out, dtype)
-        bias = mtf.zeros(mesh, mtf.Shape([d_in]), dtype)
+        bias = mtf.zeros(mesh, shape_of("d_in:2"), dtype)
         (d_bias,) = mtf.gradients([x + bias], [bias], [x])
-        filters = mtf.zeros(
-            mesh, mtf.Shape([mtf.Dimension("h", 1), mtf.Dimension("w", 1), d_in, d_out]), dtype
-        )
-        image = mtf.reshape(
-            x,
-            mtf.Shape(
-                [shape.dims[0], mtf.Dimension("rows", 8), mtf.Dimension("columns", 16), d_in]
-            ),
-        )
-        y = convolution(image, filters, 1)
-        (d_filters,) = mtf.gradients([y], [filters])
-        per_expert = mtf.broadcast(x, shape + experts + d_in)
+        filters = mtf.zeros(mesh, shape_of("h:1;w:1;d_in:2;d_out:3"), dtype)
+        image = mtf.reshape(x, shape_of("batch:64;rows:8;columns:16;d_in:2"))
+        (d_filters,) = mtf.gradients([convolution(image, filters, 1)], [filters])
+        per_expert = mtf.broadcast(x, shape_of("batch:64;length:128;experts:2;d_in:2"))
+        ones = mtf.ones(mesh, shape_of("batch:64;length:128;experts:2;d_out:3"), dtype)
         return {
-            "sum": mtf.reduce_sum(x, output_shape=mtf.Shape([d_in])),
+            "sum": mtf.reduce_sum(x, output_shape=shape_of("d_in:2")),
             "bias": d_bias,
-            "matrix": mtf.einsum(
-                [per_expert, ones], output_shape=mtf.Shape([experts, d_in, d_out])
-            ),
+            "matrix": mtf.einsum([per_expert, ones], shape_of("experts:2;d_in:2;d_out:3")),
             "filters": d_filters,
-        }  # fmt: skip
+        }
 
-    feature = t2tp.Feature(shape + d_in, dtype)
-    program = t2tp.Program(step, {"x": feature}, mesh_shape=mesh_shape, layout=layout)
+    features = {"x": t2tp.Feature("batch:64;length:128;d_in:2", dtype)}
+    program = t2tp.Program(step, features, mesh_shape=mesh_shape, layout=layout)
     outputs = program({"x": np.full([64, 128, 2], 1.001)})
     rounded = float(tf.cast(tf.constant(1.001, dtype), tf.float32))
     for name in outputs:

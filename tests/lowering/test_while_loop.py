@@ -14,10 +14,16 @@ MESHES = ["", "data:2", "data:2;model:2", "data:2;model:2;third:2"]
 LAYOUT = "batch:data;d:model"
 
 
-def run(step, mesh_shape="", layout=LAYOUT, number=0, xla=None):
+def run(step, mesh_shape="", number=0):
     features = {"x": t2tp.Feature(mtf.Shape([BATCH, D]))}
-    program = t2tp.Program(step, features, mesh_shape=mesh_shape, layout=layout)
+    program = t2tp.Program(step, features, mesh_shape=mesh_shape, layout=LAYOUT)
     return program, program({"x": X}, step=number)
+
+
+def program_of_rows(step, mesh_shape):
+    """A program that is fed an integer for each row."""
+    features = {"n": t2tp.Feature(mtf.Shape([BATCH]), tf.int32)}
+    return t2tp.Program(step, features, mesh_shape=mesh_shape, layout=LAYOUT)
 
 
 def power_step(mesh, features):
@@ -136,8 +142,7 @@ def test_a_loop_runs_on_its_own_device_only():
         )
         return {"m": m}
 
-    features = {"n": t2tp.Feature(mtf.Shape([BATCH]), tf.int32)}
-    program = t2tp.Program(step, features, mesh_shape="data:2", layout=LAYOUT)
+    program = program_of_rows(step, "data:2")
     tf.config.list_logical_devices()  # Nothing can be noted before TensorFlow has started up.
     context.context().enable_graph_collection()
     values = program({"n": np.arange(8, dtype=np.int32)})
@@ -179,8 +184,7 @@ def rows_step(together):
 )
 def test_processors_leave_a_loop_when_their_own_rows_are_done(mesh_shape, together, rows):
     n = np.array(rows, np.int32)
-    features = {"n": t2tp.Feature(mtf.Shape([BATCH]), tf.int32)}
-    program = t2tp.Program(rows_step(together), features, mesh_shape=mesh_shape, layout=LAYOUT)
+    program = program_of_rows(rows_step(together), mesh_shape)
     values = program({"n": n})
     np.testing.assert_array_equal(values["left"], np.zeros(8))
     data = program.layout.axis_of("batch")

@@ -1,7 +1,5 @@
 """An operation and its gradients on a mesh, and the same composed in float64 on one device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The floating-point operations of products, counted by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from t2tp import mtf

@@ -4,8 +4,6 @@
 exact an operation is, and at which edges: ties, indices out of range, 16 bits, extreme numbers.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -14,16 +14,24 @@ A = mtf.Dimension("a", 4)
 MESHES = ["", "data:2"]
 
 
+def program_of(step, mesh_shape, **options):
+    features = {"x": t2tp.Feature("a:4")}
+    return t2tp.Program(step, features, mesh_shape=mesh_shape, layout="a:data", **options)
+
+
+def make_weight(mesh):
+    return mtf.get_variable(mesh, "w", mtf.Shape([A]), initializer=tf.ones_initializer())
+
+
 def make_program(mesh_shape="", optimizer="sgd", **values):
     """Descends the sum of `w * x`, so that the gradient is x."""
     hparams = make_hparams(optimizer=optimizer, learning_rate_constant=1.0, **values)
 
     def step(mesh, features):
-        w = mtf.get_variable(mesh, "w", mtf.Shape([A]), initializer=tf.ones_initializer())
-        loss = mtf.reduce_sum(w * features["x"])
+        loss = mtf.reduce_sum(make_weight(mesh) * features["x"])
         return {"loss": loss, **apply_gradients(loss, mesh, hparams, 10)}
 
-    return t2tp.Program(step, {"x": t2tp.Feature("a:4")}, mesh_shape=mesh_shape, layout="a:data")
+    return program_of(step, mesh_shape)
 
 
 def run(program, gradients):
@@ -86,19 +94,12 @@ def test_averages_of_weights_are_what_an_evaluation_reads(mesh_shape):
     np.testing.assert_allclose(program.variables["w/average"].numpy(), np.full(4, wanted))
 
     def evaluation(mesh, features):
-        w = mtf.get_variable(mesh, "w", mtf.Shape([A]), initializer=tf.ones_initializer())
-        value = mtf.reduce_sum(w * features["x"])
+        value = mtf.reduce_sum(make_weight(mesh) * features["x"])
         read_averages(mesh)
         return {"value": value}
 
-    evaluate = t2tp.Program(
-        evaluation,
-        {"x": t2tp.Feature("a:4")},
-        mesh_shape=mesh_shape,
-        layout="a:data",
-        cluster=program.cluster,
-        variables=program.variables,
-    )
+    shared = {"cluster": program.cluster, "variables": program.variables}
+    evaluate = program_of(evaluation, mesh_shape, **shared)
     assert evaluate({"x": np.ones(4, np.float32)})["value"] == pytest.approx(4 * wanted)
     assert len(program.variables) == 3  # the evaluation made none
 
@@ -116,13 +117,12 @@ def test_averages_of_weights_are_what_an_evaluation_reads(mesh_shape):
 )
 def test_the_first_bad_tensor_is_named(bad, first, mesh_shape):
     def look(mesh, features):
-        w = mtf.get_variable(mesh, "w", mtf.Shape([A]), initializer=tf.ones_initializer())
-        x = features["x"]
+        w, x = make_weight(mesh), features["x"]
         y = mtf.square(x * w) if bad == "overflow" else x * w
         loss = mtf.reduce_sum(mtf.sqrt(y - y) if bad == "root" else y)
         return largest_magnitudes(loss, mesh)
 
-    program = t2tp.Program(look, {"x": t2tp.Feature("a:4")}, mesh_shape=mesh_shape, layout="a:data")
+    program = program_of(look, mesh_shape)
     x = np.ones(4, np.float32)
     if bad == "x":
         x[1:3] = np.nan, np.inf

@@ -7,8 +7,6 @@ of its repository, tables of October 2023 (fewer than 128 devices). Megatron-LM'
 docs/b200/b200_release_v1.2_summary.md of SimuMax's repository, dense models of length 4096.
 """
 
-from __future__ import annotations
-
 import statistics
 
 from t2tp import registry

@@ -140,25 +140,20 @@ def peak_of(step):
 FEATURES = {
     # Half of the layers see a quarter of the keys.
     "windows": (
-        "transformer_lm",
-        "",
-        "layer_pattern=[local,full],attention_window=64",
+        *("transformer_lm", "", "layer_pattern=[local,full],attention_window=64"),
         lambda step: flops_of(step, "attention", FORWARD),
         (0.6, 0.65),
     ),
     # Newton-Schulz iterations of the matrices.
     "muon": (
-        "transformer_lm",
-        "optimizer=adam",
-        "optimizer=muon",
+        *("transformer_lm", "optimizer=adam", "optimizer=muon"),
         lambda step: 1 + flops_of(step, "product", UPDATE),
         (1e6, 1e12),
     ),
     # Two matrices of a layer are dealt out to four processors.
     "muon, dealt out": (
         "transformer_lm",
-        "optimizer=muon,num_hidden_layers=6,mesh_shape=data:1",
-        "optimizer=muon,num_hidden_layers=6,mesh_shape=data:4",
+        *(f"optimizer=muon,num_hidden_layers=6,mesh_shape=data:{size}" for size in (1, 4)),
         lambda step: flops_of(step, "product", UPDATE),
         (0.249, 0.251),
     ),
@@ -166,9 +161,7 @@ FEATURES = {
     "chunked loss": ("transformer_lm", "loss_chunk=-1", "loss_chunk=32", peak_of, (0.1, 0.7)),
     # The tokens, without a capacity for more of them.
     "dropless experts": (
-        "transformer_moe",
-        "moe_dispatch=capacity",
-        "moe_dispatch=dropless",
+        *("transformer_moe", "moe_dispatch=capacity", "moe_dispatch=dropless"),
         lambda step: flops_of(step, "product", FORWARD, BACKWARD),
         (0.5, 0.95),
     ),

@@ -1,7 +1,5 @@
 """Who can connect to what listens on this host."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import socket

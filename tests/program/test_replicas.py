@@ -1,7 +1,5 @@
 """A copy that differs from the others is found, whatever it is, and named with its processor."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,10 @@
 """Cases of attention: options, inputs, and ours beside the composed computation."""
 
 import numpy as np
+import tensorflow as tf
 
+import t2tp
+from t2tp import mtf
 from t2tp.ops.attention import blockwise
 from t2tp.ops.attention.api import RelativeBias, attention
 from tests.ops.attention.composed_attention import composed_attention
@@ -95,3 +98,26 @@ def make_composed(causal=False, window=None, kept=None, soft_cap=0.0, **_):
     return composed_attention(
         causal=causal, window=window, max_distance=MAX_DISTANCE, soft_cap=soft_cap, kept=kept
     )
+
+
+def program_of(
+    length, memory, mesh_shape, layout, segments=False, layers=1, with_gradients=True, **options
+):
+    """Layers of attention of float32 [2, 4, length, 4], and the gradients w.r.t. q, k and v."""
+    features = {"q": t2tp.Feature(f"batch:2;heads:4;{length};d_kv:4")}
+    features |= dict.fromkeys("kv", t2tp.Feature(f"batch:2;heads:4;{memory};d_kv:4"))
+    if segments:
+        features["segments"] = t2tp.Feature(f"batch:2;{length}", tf.int32)
+
+    def step(mesh, given):
+        del mesh
+        y, fixed = given["q"], {"segments": given.get("segments"), **options}
+        for _ in range(layers):
+            y = attention(y, given["k"], given["v"], **fixed)
+        outputs = {"y": y}
+        if with_gradients:
+            learned = [given[name] for name in "qkv"]
+            outputs |= zip("qkv", mtf.gradients([y], learned), strict=True)
+        return outputs
+
+    return t2tp.Program(step, features, mesh_shape=mesh_shape, layout=layout)

@@ -3,8 +3,6 @@
 It is run in a process of its own: memory's peak can be measured only once in a process.
 """
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

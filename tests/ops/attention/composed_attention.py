@@ -1,7 +1,5 @@
 """Attention written out: plain TensorFlow in float64, with the whole score matrix."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

@@ -300,20 +300,7 @@ def test_options_that_mean_nothing_are_refused():
 @pytest.mark.parametrize("method", METHODS)
 def test_xla_gives_the_same(method):
     inputs = make_inputs(segments=True, bias=True)
-    features = {
-        name: t2tp.Feature(shape, tf.int32 if name == "segments" else tf.float32)
-        for name, (shape, _) in inputs.items()
-    }
     ours = make_ours(method, causal=True, dropout_rate=0.3)
-
-    def step(mesh, given):
-        del mesh
-        y = ours(**given)
-        learned = [given[name] for name in ("q", "k", "v", "table")]
-        grads = mtf.gradients([mtf.reduce_sum(mtf.square(y))], learned)
-        return {"y": y, **{f"d_{i}": d for i, d in enumerate(grads)}}
-
-    arrays = {name: array for name, (_, array) in inputs.items()}
-    plain, compiled = (t2tp.Program(step, features, xla=xla)(arrays) for xla in (False, True))
+    plain, compiled = (with_gradients(ours, inputs, xla=xla) for xla in (False, True))
     for name in plain:
         np.testing.assert_allclose(compiled[name], plain[name], atol=1e-4, err_msg=name)

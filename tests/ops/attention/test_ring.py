@@ -6,11 +6,8 @@ from collections import Counter
 import pytest
 import tensorflow as tf
 
-import t2tp
-from t2tp import mtf
 from t2tp.layout_check.double_program import DoubleProgram
-from t2tp.ops.attention.api import attention
-from tests.ops.attention.attention_cases import make_inputs, make_ours, set_block_sizes
+from tests.ops.attention.attention_cases import make_inputs, make_ours, program_of, set_block_sizes
 from tests.ops.on_mesh import assert_close, with_gradients
 
 MASKED = {"causal": True, "segments": True, "bias": True}
@@ -80,19 +77,10 @@ def test_bfloat16_is_as_near_as_blockwise():
     assert_close(*values, 0.01)
 
 
-def ring_program(count, layout="length:seq", method="ring", **options):
+def ring_program(count, method="ring"):
     """A program of attention of slices of 8 positions, and its gradients."""
-    shape = f"batch:2;heads:4;length:{8 * count};d_kv:4"
-    features = {name: t2tp.Feature(shape) for name in "qkv"}
-    features["segments"] = t2tp.Feature(f"batch:2;length:{8 * count}", tf.int32)
-
-    def step(mesh, given):
-        del mesh
-        y = attention(**given, causal=True, method=method, **options)
-        learned = [given[name] for name in "qkv"]
-        return {"y": y} | dict(zip("qkv", mtf.gradients([y], learned), strict=True))
-
-    return t2tp.Program(step, features, mesh_shape=f"seq:{count}", layout=layout)
+    length, options = f"length:{8 * count}", {"causal": True, "method": method}
+    return program_of(length, length, f"seq:{count}", "length:seq", segments=True, **options)
 
 
 @pytest.mark.slow

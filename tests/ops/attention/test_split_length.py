@@ -2,13 +2,9 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
-import t2tp
-from t2tp import mtf
 from t2tp.ops.attention import blockwise
-from t2tp.ops.attention.api import attention
-from tests.ops.attention.attention_cases import make_ours, set_block_sizes
+from tests.ops.attention.attention_cases import make_ours, program_of, set_block_sizes
 from tests.ops.on_mesh import with_gradients
 
 
@@ -18,28 +14,10 @@ def small_blocks(monkeypatch):
     set_block_sizes(monkeypatch, queries=4, keys=4)
 
 
-def collectives(layout, backward, memory="length:8", segments=False, layers=1):
-    """Kind and axes -> how many and how many bytes, of a float32 q [2, 4, 8, 4] and such k, v."""
-    features = {
-        "q": t2tp.Feature("batch:2;heads:4;length:8;d_kv:4"),
-        "k": t2tp.Feature(f"batch:2;heads:4;{memory};d_kv:4"),
-        "v": t2tp.Feature(f"batch:2;heads:4;{memory};d_kv:4"),
-    }
-    if segments:
-        features["segments"] = t2tp.Feature("batch:2;length:8", tf.int32)
-
-    def step(mesh, given):
-        del mesh
-        y = given["q"]
-        for _ in range(layers):
-            y = attention(y, given["k"], given["v"], segments=given.get("segments"))
-        outputs = {"y": y}
-        if backward:
-            learned = [given[name] for name in "qkv"]
-            outputs |= zip("qkv", mtf.gradients([y], learned), strict=True)
-        return outputs
-
-    return t2tp.Program(step, features, mesh_shape="a:2;b:2", layout=layout).collectives()
+def collectives(layout, backward, memory="length:8", **options):
+    """Kind and axes -> how many and how many bytes."""
+    arguments = ("length:8", memory, "a:2;b:2", layout)
+    return program_of(*arguments, with_gradients=backward, **options).collectives()
 
 
 def test_keys_and_values_are_gathered_and_their_gradients_scattered():
