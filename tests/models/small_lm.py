@@ -1,7 +1,5 @@
 """A language model of a few thousand parameters, and packed batches to feed it."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 
@@ -20,6 +18,11 @@ FEATURES = {
     for name in ("targets", "targets_segmentation", "targets_position")
 }
 TRAIN_STEPS = 100
+# Descent, so that what is compared is the gradient and not its sign.
+DESCENT = {
+    **{"optimizer": "sgd", "learning_rate_schedule": "constant", "learning_rate_constant": 1.0},
+    "weight_decay": 0.0,
+}
 SMALLER = {
     "batch_size": BATCH,
     "max_length": LENGTH,

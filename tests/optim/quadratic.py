@@ -1,7 +1,5 @@
 """A sum of squares, descended by ours on a mesh and by formulas in float64."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A small regression, trained by ours on a mesh and by Keras's optimizers on one device."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One of several processes that train layers whose variables are sharded at rest."""
 
-from __future__ import annotations
-
 import gc
 import json
 import sys

@@ -16,14 +16,6 @@ from tests.models import small_lm
 from tests.optim.regression import make_hparams
 from tests.warm_processes import printed
 
-# Gradient descent, so that what is compared is the gradient and not its sign; clipped.
-DESCENT = {
-    "optimizer": "sgd",
-    "learning_rate_schedule": "constant",
-    "learning_rate_constant": 1.0,
-    "clip_grad_norm": 0.5,
-    "weight_decay": 0.0,
-}
 STEPS = 3
 
 
@@ -47,7 +39,9 @@ def program_of(hparams, mesh_shape="", features=None):
 @functools.cache
 def trained(mesh_shape, microbatches, **values):
     """What three steps show, and the variables afterwards. Rows have 12 to 0 tokens."""
-    hparams = small_lm.make_hparams(microbatches=microbatches, **{**DESCENT, **values})
+    hparams = small_lm.make_hparams(
+        microbatches=microbatches, **{**small_lm.DESCENT, "clip_grad_norm": 0.5, **values}
+    )
     program = program_of(hparams, mesh_shape)
     shown = [program(small_lm.make_batch(k), step=k) for k in range(STEPS)]
     steps = {

@@ -38,7 +38,7 @@ LOCAL = {"attention_type": "local", "attention_window": 4, "position": "sinusoid
     ],
 )
 def test_microbatches_and_meshes_change_nothing(family, changes, microbatches, mesh):
-    changes, (_, batch) = {"num_hidden_layers": 1, **changes}, example(family, {})
+    changes, (_, batch, _) = {"num_hidden_layers": 1, **changes}, example(family, {})
     wanted = values(program(family, Layout(), 1, **changes), batch)
     found = values(program(family, Layout(*MESHES[mesh]), microbatches, **changes), batch)
     assert_equal(found, wanted, 1e-11)

@@ -1,56 +1,40 @@
 """The losses and gradient norms of rows are those of batches of one row."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import t2tp
-from t2tp import mtf, registry
+from t2tp import mtf
 from t2tp.mesh.zero import Storage
 from t2tp.optim import apply_gradients
 from t2tp.optim.clipping import global_norm
 from t2tp.optim.gradient_accumulation import variable_gradients
 from t2tp.optim.loss import LossTerm
 from t2tp.optim.per_row import RowsMixedError, row_losses_and_norms
-from tests.models import small_images
+from tests.models.any_model import small_model
 from tests.models.small_transformers import FAMILIES, LAYOUTS, feature_of
 
-
-def images(hparams_set, model, **values):
-    """(model, batch, its features)."""
-    batch = small_images.make_batch(**({} if model == "mlp" else {"channels": 3}))
-    hparams = small_images.make_hparams(hparams_set, **values)
-    vocab_sizes = {"targets": small_images.CLASSES, "inputs": 256}
-    return registry.model(model)(hparams, vocab_sizes), batch, small_images.features_of(batch)
-
-
-def texts(family, **changes):
-    """The same of a transformer."""
-    known = FAMILIES[family]
-    return known.make(**changes), known.batch(), known.features()
-
-
+# Family, changes, mesh and ZeRO stage.
 CASES = {
-    "dense": (lambda: texts("lm"), "one device", 0),
-    "split": (lambda: texts("lm", norm_type="rms"), "both", 0),
-    "at rest": (lambda: texts("lm"), "both", 2),
-    "gathered": (lambda: texts("lm", recompute="layer"), "data", 3),
-    "context": (lambda: texts("encdec", shared_embedding=False), "context and both", 0),
-    "classes": (lambda: texts("classes"), "data", 0),
-    "masked": (lambda: texts("masked"), "tensor", 0),
-    "mlp": (lambda: images("mlp_tiny", "mlp"), "data", 0),
-    "patches": (lambda: images("vit_tiny", "vit", image_shape=[8, 8, 3]), "data", 0),
-    "convolutions": (lambda: images("mtf_resnet_tiny", "mtf_resnet", norm_type="group"), "data", 0),
+    "dense": ("lm", {}, "one device", 0),
+    "split": ("lm", {"norm_type": "rms"}, "both", 0),
+    "at rest": ("lm", {}, "both", 2),
+    "gathered": ("lm", {"recompute": "layer"}, "data", 3),
+    "context": ("encdec", {"shared_embedding": False}, "context and both", 0),
+    "classes": ("classes", {}, "data", 0),
+    "masked": ("masked", {}, "tensor", 0),
+    "mlp": ("mlp", {}, "data", 0),
+    "patches": ("vit", {}, "data", 0),
+    "convolutions": ("resnet", {"norm_type": "group", "norm_groups": 4}, "data", 0),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_rows_are_batches_of_one(case):
-    make, mesh, zero_stage = CASES[case]
-    model, batch, features = make()
+    family, changes, mesh, zero_stage = CASES[case]
+    model, batch, features = small_model(family, **changes)
     mesh_shape, layout = LAYOUTS[mesh]
     dim = mtf.Dimension("batch", len(batch["targets"]))
 
@@ -80,7 +64,7 @@ def test_rows_are_batches_of_one(case):
 
 def test_the_norm_of_one_row_is_the_steps_which_leaves_out_the_balance_of_experts():
     values = {"moe_gating": "top_k", "moe_balance_rate": 0.001}
-    model, batch, _ = texts("moe", **values)
+    model, batch, _ = small_model("moe", **values)
     hparams = FAMILIES["moe"].hparams(**values)
     row = {name: x[:1] for name, x in batch.items()}
 
@@ -115,7 +99,7 @@ def test_constants_that_may_have_the_number_of_rows_are_refused(loss_of):
 
 @pytest.mark.parametrize("family", ["moe", "moe_encdec"])
 def test_experts_that_take_tokens_of_several_rows_are_refused(family):
-    model, _, features = texts(family)
+    model, _, features = small_model(family)
 
     def rows(mesh, parts):
         loss = model.loss(mesh, parts, training=False).loss

@@ -9,35 +9,12 @@ import t2tp
 from t2tp import mtf, registry
 from t2tp.optim.weight_decay import WeightDecay
 from t2tp.program.abstract_program import AbstractProgram
-from tests.models import small_image_transformer, small_images
-from tests.models.small_transformers import BERTS, FAMILIES
+from tests.models.any_model import EVERY, TRANSFORMERS, small_model
+from tests.models.small_transformers import FAMILIES
 from tests.optim.sharded_programs import make
 
 NOT_DECAYED = re.compile(r"bias$|norm_scale$|norm_offset$")
 ALL_BIASES = {"use_bias": True, "norm_type": "layer", "position": "relative"}
-IMAGE_SETS = ["mlp_tiny", "vit_tiny", "mtf_resnet_digits", "mtf_image_transformer_digits"]
-
-
-def transformer_variables(family):
-    model = family.make(**ALL_BIASES)
-    return trainable_variables(model, family.features())
-
-
-def image_variables(hparams_set):
-    name = registry.model_of_hparams(hparams_set)
-    if name == "mtf_image_transformer":
-        hparams = small_image_transformer.make("full")
-        batch = small_image_transformer.make_batch()
-        levels = small_image_transformer.LEVELS
-    else:
-        changes = {"qkv_bias": True} if name == "vit" else {}
-        hparams, batch = (
-            small_images.make_hparams(hparams_set, **changes),
-            small_images.make_batch(),
-        )
-        levels = small_images.CLASSES
-    model = registry.model(name)(hparams, {"targets": levels})
-    return trainable_variables(model, small_images.features_of(batch))
 
 
 def trainable_variables(model, features):
@@ -52,21 +29,11 @@ def trainable_variables(model, features):
     return list(dict.fromkeys(built))
 
 
-SMALL_MODELS = {
-    **{
-        name: (family.model, lambda family=family: transformer_variables(family))
-        for name, family in {**FAMILIES, **BERTS}.items()
-    },
-    **{
-        name: (registry.model_of_hparams(name), lambda name=name: image_variables(name))
-        for name in IMAGE_SETS
-    },
-}
-
-
-@pytest.mark.parametrize("name", SMALL_MODELS)
+@pytest.mark.parametrize("name", EVERY)
 def test_biases_and_norms_do_not_decay(name):
-    variables = SMALL_MODELS[name][1]()
+    changes = ALL_BIASES if name in TRANSFORMERS else {"qkv_bias": True} if name == "vit" else {}
+    model, _, features = small_model(name, **changes)
+    variables = trainable_variables(model, features)
     assert all(var.role for var in variables)
     decays = WeightDecay(0.5).rates(variables)
     for var, decay in zip(variables, decays, strict=True):
@@ -76,12 +43,9 @@ def test_biases_and_norms_do_not_decay(name):
 
 
 def test_every_registered_model_is_among_them():
-    models = [name for name in registry.list_models() if ours_model(name)]
-    assert {model for model, _ in SMALL_MODELS.values()} == set(models)
-
-
-def ours_model(name):
-    return registry.model(name).__module__.startswith("t2tp.models.")
+    models = {registry.model(name) for name in registry.list_models()}
+    ours = {model for model in models if model.__module__.startswith("t2tp.models.")}
+    assert {type(small_model(name)[0]) for name in EVERY} == ours
 
 
 @pytest.mark.parametrize("zero_stage", [0, 3])

@@ -1,12 +1,10 @@
 """Steps of small models in float64, with stages and without."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np
 
-from t2tp import registry
+import t2tp
 from t2tp.layout_check.double_program import DoubleProgram
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.stages import Pipeline
@@ -15,44 +13,32 @@ from t2tp.models.model import Model
 from t2tp.optim import train_step
 from t2tp.program.program import Program
 from tests.layout_check.double_program import values_of
-from tests.models import small_image_transformer, small_images
+from tests.models.any_model import small_model
+from tests.models.small_lm import DESCENT
 from tests.models.small_transformers import FAMILIES
 
-# Descent, so that what is compared is the gradient and not its sign.
-DESCENT = {
-    "optimizer": "sgd",
-    "learning_rate_schedule": "constant",
-    "learning_rate_constant": 1.0,
-    "weight_decay": 0.0,
-}
 DROPOUT = {"layer_prepostprocess_dropout": 0.2, "attention_dropout": 0.2, "relu_dropout": 0.2}
 SIZES = {"num_hidden_layers": 4, "d_model": 8, "d_ff": 16, "d_kv": 2}
 
 
-def example(family: str, changes: dict[str, object]) -> tuple[Model, dict[str, np.ndarray]]:
-    """A model of a family, and a batch."""
+def example(
+    family: str, changes: dict[str, object]
+) -> tuple[Model, dict[str, np.ndarray], dict[str, t2tp.Feature]]:
+    """A model of a family with dropout, a batch, and its features."""
+    if family in FAMILIES:
+        return small_model(family, **{**DROPOUT, **SIZES, **changes})
     deep = {"num_hidden_layers": SIZES["num_hidden_layers"], **changes}
     if family == "vit":
-        hparams = small_images.make_hparams(
-            "vit_tiny", dropout=0.2, pooling="class", d_model=16, **deep
-        )
-        return registry.model("vit")(hparams, {"targets": 10}), small_images.make_batch()
-    if family == "images":
-        hparams = small_image_transformer.make("local_2d", relu_dropout=0.2, **deep)
-        shape = (8, *small_image_transformer.SHAPE)
-        targets = np.random.default_rng(0).integers(14, size=shape).astype(np.int32)
-        batch = {"targets": targets, "weights": np.linspace(0, 1, 8, dtype=np.float32)}
-        return registry.model("mtf_image_transformer")(hparams, {"targets": 14}), batch
-    known = FAMILIES[family]
-    hparams = known.hparams(**{**DROPOUT, **SIZES, **changes})
-    return registry.model(known.model)(hparams, known.vocab_sizes), known.batch()
+        return small_model("vit", dropout=0.2, pooling="class", d_model=16, **deep)
+    model, batch, features = small_model("images", relu_dropout=0.2, **deep)
+    return model, {**batch, "weights": np.linspace(0, 1, 8, dtype=np.float32)}, features
 
 
 def program(
     family: str, layout: Layout, microbatches: int, kind=DoubleProgram, **changes: object
 ) -> Program:
     """The training step of a family."""
-    model, batch = example(family, {**DESCENT, "microbatches": microbatches, **changes})
+    model, _, features = example(family, {**DESCENT, "microbatches": microbatches, **changes})
 
     def step(mesh, given):
         def loss(part):
@@ -61,8 +47,6 @@ def program(
         done = train_step(loss, given, mesh, model.hparams, 1)
         return {"loss": done.loss, "norm": done.scalars["gradient_norm"], **done.sums}
 
-    known = FAMILIES.get(family)
-    features = small_images.features_of(batch) if known is None else known.features()
     return kind(step, features, layout=layout, xla=False)
 
 

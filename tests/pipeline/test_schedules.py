@@ -1,7 +1,5 @@
 """Schedules of pipelines: tables that pass each microbatch through each stage, once each way."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -3,8 +3,6 @@
 Whatever the family, the number of stages, the schedule, the microbatches and the other axes.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.models.small_transformers import MEGATRON

@@ -14,21 +14,22 @@ from t2tp.trainer.planning import request
 from tests.models.small_lm import FEATURES, make_batch, make_hparams
 
 
-def search(devices, layers=2, **arguments):
-    hparams = make_hparams(mesh_shape="", num_hidden_layers=layers)
-    wanted = request("transformer_lm", hparams, vocab_size=30)
-    return Search(wanted, ClusterFile.load("a100"), devices, rows=8, **arguments)
+def request_of(**changes):
+    return request("transformer_lm", make_hparams(mesh_shape="", **changes), vocab_size=30)
+
+
+def search(devices, layers=2, rows=8, **arguments):
+    wanted = request_of(num_hidden_layers=layers)
+    return Search(wanted, ClusterFile.load("a100"), devices, rows, **arguments)
 
 
 @pytest.mark.parametrize("devices", [1, 2, 8])
 def test_everything_that_may_be_proposed_is_accepted_by_a_program(devices):
-    hparams = make_hparams(mesh_shape="", num_hidden_layers=4)
-    sizes = {"heads": {4}, "d_ff": {32}, "vocab": {32}}
-    made = list(candidates(hparams, sizes, devices, 8, max_tensor_parallel=8, fixed={}))
+    wanted, sizes = request_of(num_hidden_layers=4), {"heads": {4}, "d_ff": {32}, "vocab": {32}}
+    made = list(candidates(wanted.hparams, sizes, devices, 8, max_tensor_parallel=8, fixed={}))
     assert len(set(made)) == len(made) > 0
     # One of each layout, ZeRO stage and schedule: the rest changes nothing that may be refused.
     kinds = {(c.layout, c.zero_stage if c.stages == 1 else c.program().schedule): c for c in made}
-    wanted = request("transformer_lm", hparams, vocab_size=30)
     for candidate in kinds.values():
         program = wanted.program(candidate.applied(wanted.hparams))
         assert program.layout.size == devices
@@ -145,11 +146,7 @@ def test_a_rule_that_no_candidate_has_is_refused_with_the_nearest(rule):
 
 @pytest.mark.parametrize(("devices", "is_split"), [(2, True), (4, False)])
 def test_key_value_heads_are_split_where_the_axis_divides_them(devices, is_split):
-    wanted = request(
-        "transformer_lm",
-        make_hparams(mesh_shape="", num_kv_heads=2, num_hidden_layers=1),
-        vocab_size=30,
-    )
+    wanted = request_of(num_kv_heads=2, num_hidden_layers=1)
     search = Search(wanted, ClusterFile.load("a100"), devices, rows=1, rules=["heads:model"], top=1)
     best, *_ = search.run()
     assert best.candidate.model == devices
@@ -171,6 +168,5 @@ def test_a_proposal_leaves_the_headroom_free():
 
 
 def test_a_batch_that_no_mesh_divides_is_said():
-    wanted = request("transformer_lm", make_hparams(mesh_shape=""), vocab_size=30)
     with pytest.raises(NothingFitsError, match="no mesh of 11 devices .* 6 rows"):
-        Search(wanted, ClusterFile.load("a100"), 11, rows=6).run()
+        search(11, rows=6).run()

@@ -99,7 +99,7 @@ def test_collectives_and_variables_are_those_of_the_program(case):
 def test_a_model_with_two_stacks_passes_the_stages_twice():
     family = FAMILIES["encdec"]
     hparams = family.hparams(
-        num_hidden_layers=4, microbatches=4, mesh_shape="stage:2", layout="layers:stage"
+        num_hidden_layers=2, microbatches=4, mesh_shape="stage:2", layout="layers:stage"
     )
     made = request("transformer", hparams, 30)
     staged = made.staged(engine_stack())

@@ -1,0 +1,32 @@
+"""A small model of any family, of texts or of images, and a batch to feed it."""
+
+import numpy as np
+
+import t2tp
+from t2tp import registry
+from t2tp.models.model import Model
+from tests.models import small_image_transformer, small_images
+from tests.models.small_transformers import BERTS, FAMILIES
+
+TRANSFORMERS = {**FAMILIES, **BERTS}
+IMAGE_SETS = {"mlp": "mlp_tiny", "vit": "vit_tiny", "resnet": "mtf_resnet_digits"}
+EVERY = [*TRANSFORMERS, *IMAGE_SETS, "images"]
+
+
+def small_model(
+    family: str, **changes: object
+) -> tuple[Model, dict[str, np.ndarray], dict[str, t2tp.Feature]]:
+    """A model with changed hparams, a batch, and its features."""
+    if family in TRANSFORMERS:
+        known = TRANSFORMERS[family]
+        return known.make(**changes), known.batch(), known.features()
+    if family == "images":
+        hparams = small_image_transformer.make("local_2d", **changes)
+        batch, levels = small_image_transformer.make_batch(), small_image_transformer.LEVELS
+        model = "mtf_image_transformer"
+    else:
+        hparams = small_images.make_hparams(IMAGE_SETS[family], **changes)
+        batch, levels = small_images.make_batch(), small_images.CLASSES
+        model = registry.model_of_hparams(IMAGE_SETS[family])
+    made = registry.model(model)(hparams, {"targets": levels})
+    return made, batch, small_images.features_of(batch)
