@@ -9,3 +9,10 @@ DOCS = Path(__file__).parent.parent / "docs"
 def blocks(page: str, language: str) -> list[str]:
     """The blocks of code in a page."""
     return re.findall(rf"```{language}\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL)
+
+
+def check_shown(page: str, source: str, left_out: tuple[str, ...] = ()) -> None:
+    """Checks that a source has all lines of a page, except for those that begin with `left_out`."""
+    for block in blocks(page, "python"):
+        for line in block.splitlines():
+            assert line.strip().startswith(left_out) or line in source

@@ -1,23 +1,10 @@
 """Made-up results."""
 
-from __future__ import annotations
-
 from suite.results import Measured, Results, Timed
 
-MACHINE = {
-    "date": "2026-01-02 03:04",
-    "commit": "abc",
-    "cores": 2,
-    "processor": "Abacus",
-    "instruction_sets": ["beads"],
-    "memory_gb": 1.0,
-    "load_before": 0.5,
-    "turns": 3,
-    "steps": 2,
-    "python": "3.11.7",
-    "size": "design",
-    "minutes": 1.0,
-}
+MACHINE = dict(date="2026-01-02 03:04", commit="abc", python="3.11.7", size="design", minutes=1.0)
+MACHINE |= dict(cores=2, processor="Abacus", instruction_sets=["beads"], memory_gb=1.0)
+MACHINE |= dict(load_before=0.5, turns=3, steps=2)
 
 
 def timed(name: str, *turns: float, program: str = "peer", **facts: object) -> Timed:

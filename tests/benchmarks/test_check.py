@@ -1,7 +1,5 @@
 """`make bench-check` fails on a loss beyond 15 % and the spread, and on nothing less."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """docs/learning.md has the tables of the stored results."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Peers take turns; those that cannot are reported as absent, with the reason."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

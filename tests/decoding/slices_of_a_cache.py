@@ -1,7 +1,5 @@
 """One of several processes that decode with a cache of which each holds a part."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A model small enough to look at every sequence: the next token depends on the two before it."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 

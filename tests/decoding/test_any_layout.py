@@ -1,8 +1,6 @@
 """Every model that writes: decodes on any layout, compared with a float64 model that reads the
 whole row."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

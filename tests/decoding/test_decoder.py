@@ -1,7 +1,5 @@
 """Lists of rows: batches, lengths, limits, ends."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

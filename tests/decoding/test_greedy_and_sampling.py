@@ -1,7 +1,5 @@
 """Greedy decoding and drawing."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A real model: as much as it has room for, and scores that are those of the loss."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A server that speaks the part of the Hub's protocol which downloads use."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

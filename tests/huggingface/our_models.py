@@ -1,7 +1,5 @@
 """The same models as runs of t2tp."""
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path

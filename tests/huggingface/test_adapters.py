@@ -1,7 +1,5 @@
 """Adapters of converted models, written for PEFT or merged, are the model that was trained."""
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path

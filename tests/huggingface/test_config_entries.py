@@ -1,7 +1,5 @@
 """Each entry of a config.json is honoured, refused, or has no effect in `transformers` either."""
 
-from __future__ import annotations
-
 import json
 import logging
 from typing import Any
@@ -19,48 +17,20 @@ MODELS = [*_LANGUAGE_MODELS, "t5", "bert_masked", "bert_classifier", "vit"]
 EARLY = ("t5",)  # In `make test`.
 
 # Entries that some type has, or had, for all types.
-MORE = {
-    "sliding_window": 3,
-    "is_causal": False,
-    "is_decoder": True,
-    "is_encoder_decoder": True,
-    "hidden_activation": "relu",
-    "dense_act_fn": "silu",
-    "is_gated_act": True,
-    "scale_decoder_outputs": False,
-    "layer_types": ["sliding_attention", "full_attention"],
-    "max_window_layers": 1,
-    "use_sliding_window": True,
-    "attention_bias": True,
-    "mlp_bias": True,
-    "head_dim": 2,
-    "hidden_size": 8,
-    "num_experts": 2,
-    "rope_theta": 77.0,
-    "rope_scaling": {"rope_type": "linear", "factor": 2.0},
-    "partial_rotary_factor": 0.5,
-    "original_max_position_embeddings": 4,
-    "embedding_size": 8,
-    "position_embedding_type": "relative_key",
-    "attention_chunk_size": 2,
-    "no_rope_layers": [1, 0],
-    "no_rope_layer_interval": 3,
-    "query_pre_attn_scalar": 7,
-    "final_logit_softcapping": 0.5,
-    "attn_logit_softcapping": 0.5,
-    "sliding_window_pattern": 2,
-    "rope_local_base_freq": 7.0,
-    "clip_qkv": 0.1,
-    "num_labels": 1,
-    "problem_type": "regression",
-    "tie_word_embeddings": False,
-    "add_cross_attention": True,
-    "use_bidirectional_attention": True,
-    "scale_attn_by_inverse_layer_idx": True,
-    "scale_attn_weights": False,
-    "n_embd": 8,
-    "an_entry_of_tomorrow": 1,
-}
+MORE: dict[str, Any] = dict(is_causal=False, is_decoder=True, is_encoder_decoder=True)
+MORE |= dict(add_cross_attention=True, use_bidirectional_attention=True, an_entry_of_tomorrow=1)
+MORE |= dict(hidden_activation="relu", dense_act_fn="silu", is_gated_act=True)
+MORE |= dict(sliding_window=3, max_window_layers=1, use_sliding_window=True, attention_chunk_size=2)
+MORE |= dict(layer_types=["sliding_attention", "full_attention"], sliding_window_pattern=2)
+MORE |= dict(attention_bias=True, mlp_bias=True, head_dim=2, hidden_size=8, n_embd=8)
+MORE |= dict(num_experts=2, embedding_size=8, tie_word_embeddings=False)
+MORE |= dict(rope_theta=77.0, rope_scaling={"rope_type": "linear", "factor": 2.0})
+MORE |= dict(partial_rotary_factor=0.5, original_max_position_embeddings=4)
+MORE |= dict(rope_local_base_freq=7.0, no_rope_layers=[1, 0], no_rope_layer_interval=3)
+MORE |= dict(position_embedding_type="relative_key", query_pre_attn_scalar=7, clip_qkv=0.1)
+MORE |= dict(final_logit_softcapping=0.5, attn_logit_softcapping=0.5, scale_decoder_outputs=False)
+MORE |= dict(scale_attn_by_inverse_layer_idx=True, scale_attn_weights=False)
+MORE |= dict(num_labels=1, problem_type="regression")
 # Entries by which `transformers` reads the directory, and the token that the test feeds first.
 _FIXED = ("architectures", "model_type", "transformers_version", "dtype", "decoder_start_token_id")
 

@@ -1,7 +1,5 @@
 """Files of tensors: several of them, and dtypes that are kept, widened or narrowed exactly."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Models by their name on the Hub, from a server of our own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

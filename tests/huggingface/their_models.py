@@ -3,8 +3,6 @@
 PyTorch is imported by the tests that need it, and not where all tests are collected.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import shutil

@@ -1,7 +1,5 @@
 """A tiny GPT-2 as files, with a tokenizer, without `transformers`: for tests of commands."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Builds a layer, runs it on a mesh, and says what its variables are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np

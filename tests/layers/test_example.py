@@ -1,14 +1,9 @@
 """The page on models shows what comes of its example."""
 
-import re
-from pathlib import Path
-
-PAGE = Path(__file__).parent.parent.parent / "docs" / "models.md"
+from tests.page_blocks import blocks
 
 
 def test_the_example_of_the_page_gives_what_it_shows(capsys):
-    text = PAGE.read_text("utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    (shown,) = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
-    exec(compile(code, PAGE.name, "exec"), {})
+    (code,), (shown,) = blocks("models.md", "python"), blocks("models.md", "text")
+    exec(compile(code, "models.md", "exec"), {})
     assert shown in capsys.readouterr().out

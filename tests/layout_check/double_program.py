@@ -1,7 +1,5 @@
 """Reads the variables of programs in float64."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from t2tp.layout_check.double_program import DoubleProgram

@@ -1,7 +1,5 @@
 """A layout that computes something else than one device is found, and the operation is named."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """A program in float64 has 15 digits right, whatever dtype its tensors were given."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

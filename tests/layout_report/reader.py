@@ -1,7 +1,5 @@
 """Reads pages of HTML."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 
 EMPTY_ELEMENTS = {"meta", "rect", "path", "br"}

@@ -1,7 +1,5 @@
 """Programs to explain."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 

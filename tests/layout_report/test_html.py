@@ -1,7 +1,5 @@
 """The page is complete in itself, well formed, and drawn as the tensors are cut."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

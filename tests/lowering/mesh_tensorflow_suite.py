@@ -5,8 +5,6 @@ A second instance of a test module is loaded, in which `mtf` is our door and the
 exported tensor is what the program gives. Nothing outside that instance changes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import inspect

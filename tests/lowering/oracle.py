@@ -1,6 +1,7 @@
-"""The reference: mesh-tensorflow's own engine, which writes every operation once a device."""
+"""The reference: mesh-tensorflow's own engine, which writes every operation once a device.
 
-from __future__ import annotations
+`run_ours` takes the same arguments.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -10,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
+import t2tp
 from t2tp import mtf, upstream
 from t2tp.mesh.layout import Layout
 
@@ -40,6 +42,18 @@ def run(
         session.run(tf1.global_variables_initializer())
         session.run(lowering.copy_masters_to_slices())
         return session.run(fetches)
+
+
+def run_ours(
+    step_fn: Callable,
+    features: Mapping[str, tuple[mtf.Shape, np.ndarray]],
+    mesh_shape: str = "",
+    layout: str = "",
+) -> dict[str, np.ndarray]:
+    """What `step_fn(mesh, features)` gives in a program of ours."""
+    kinds = {name: t2tp.Feature(shape, value.dtype) for name, (shape, value) in features.items()}
+    program = t2tp.Program(step_fn, kinds, mesh_shape=mesh_shape, layout=layout)
+    return dict(program({name: value for name, (_, value) in features.items()}))
 
 
 @contextlib.contextmanager

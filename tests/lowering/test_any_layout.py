@@ -4,8 +4,6 @@ They are compared with mesh-tensorflow's own operations and engine on one device
 all of them); as one program, with ours on one device.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +16,6 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import t2tp
 from t2tp import mtf
 from t2tp.program.program import FeatureOperation
 from tests.lowering import oracle
@@ -171,18 +168,15 @@ def make_step(recipe: Recipe, m: ModuleType) -> Callable:
     return step
 
 
-def run_ours(
-    recipe: Recipe, mesh_shape: str = "", layout: str = "", xla: bool | None = None
-) -> dict[str, np.ndarray]:
-    features = {name: t2tp.Feature(shape) for name, shape in INPUTS.items()}
-    step = make_step(recipe, mtf)
-    program = t2tp.Program(step, features, mesh_shape=mesh_shape, layout=layout, xla=xla)
-    return dict(program(ARRAYS))
+FEATURES = {name: (mtf.convert_to_shape(INPUTS[name]), array) for name, array in ARRAYS.items()}
+
+
+def run_ours(recipe: Recipe, mesh_shape: str = "", layout: str = "") -> dict[str, np.ndarray]:
+    return oracle.run_ours(make_step(recipe, mtf), FEATURES, mesh_shape, layout)
 
 
 def run_theirs(recipe: Recipe) -> dict[str, np.ndarray]:
-    features = {name: (mtf.convert_to_shape(shape), ARRAYS[name]) for name, shape in INPUTS.items()}
-    return oracle.run(make_step(recipe, THEIRS), features)
+    return oracle.run(make_step(recipe, THEIRS), FEATURES)
 
 
 def graph_of(recipe: Recipe) -> mtf.Graph:

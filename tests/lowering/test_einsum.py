@@ -52,13 +52,7 @@ def step(mesh, f):
 
 @pytest.mark.parametrize(("mesh_shape", "layout"), MESHES)
 def test_products_with_one_hot_tensors_are_right_on_any_mesh(mesh_shape, layout):
-    program = t2tp.Program(
-        step,
-        {name: t2tp.Feature(shape, value.dtype) for name, (shape, value) in FEATURES.items()},
-        mesh_shape=mesh_shape,
-        layout=layout,
-    )
-    ours = program({name: value for name, (_, value) in FEATURES.items()})
+    ours = oracle.run_ours(step, FEATURES, mesh_shape, layout)
     theirs = oracle.run(step, FEATURES)
     for name in theirs:
         np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-5, atol=1e-6, err_msg=name)

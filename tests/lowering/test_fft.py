@@ -1,8 +1,6 @@
 """Programs on complex tensors, as simulations on a grid write them for mesh-tensorflow: a Fourier
 transform in three dimensions over a split volume, and sums over the halos of its blocks."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

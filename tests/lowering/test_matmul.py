@@ -1,7 +1,5 @@
 """An einsum that is a product of two matrices is made one; all give what `tf.einsum` gives."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

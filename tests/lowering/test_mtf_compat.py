@@ -1,7 +1,5 @@
 """mesh-tensorflow's own transformer, as it is installed, on our operations and our engine."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.util
@@ -110,28 +108,16 @@ def language_model_step(theirs):
         targets = features["targets"]
         shifted = theirs.transformer.transformer.autoregressive_inputs(targets)
         logits, loss = model.call_simple(shifted, targets, compute_loss=True, mode="train")
-        greedy = model.sample_autoregressive(
-            mtf.zeros(mesh, targets.shape, tf.int32), has_partial_sequences=False
-        )
-        sampled = model.sample_autoregressive(
-            mtf.zeros(mesh, targets.shape, tf.int32), has_partial_sequences=True, temperature=0.9
-        )
-        retold, _ = model.call_simple(
-            theirs.transformer.transformer.autoregressive_inputs(greedy),
-            None,
-            compute_loss=False,
-            mode="infer",
-        )
+        empty = mtf.zeros(mesh, targets.shape, tf.int32)
+        greedy = model.sample_autoregressive(empty, has_partial_sequences=False)
+        sampled = model.sample_autoregressive(empty, has_partial_sequences=True, temperature=0.9)
+        again = theirs.transformer.transformer.autoregressive_inputs(greedy)
+        retold, _ = model.call_simple(again, None, compute_loss=False, mode="infer")
         gradients = mtf.gradients([loss], [v.outputs[0] for v in mesh.graph.trainable_variables])
         optimizer = theirs.optimize.AdafactorOptimizer(learning_rate=0.01)
         optimizer.apply_grads(gradients, mesh.graph.trainable_variables)
-        return {
-            "logits": logits,
-            "loss": loss,
-            "greedy": greedy,
-            "sampled": sampled,
-            "retold": retold,
-        }
+        outputs = {"logits": logits, "loss": loss, "greedy": greedy, "sampled": sampled}
+        return {**outputs, "retold": retold}
 
     return step
 

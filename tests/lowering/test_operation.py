@@ -1,7 +1,5 @@
 """What operations declare, and what the engine makes of it."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The ported program of docs/porting.md, with weights that mesh-tensorflow itself has saved."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -12,7 +10,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import upstream
-from tests.page_blocks import DOCS, blocks
+from tests.page_blocks import DOCS, check_shown
 
 EXAMPLE = DOCS.parent / "examples" / "ported_program.py"
 
@@ -55,7 +53,4 @@ def test_the_example_goes_on_from_a_checkpoint_of_mesh_tensorflow(tmp_path):
 
 
 def test_the_page_shows_what_is_in_the_example():
-    source = EXAMPLE.read_text()
-    for block in blocks("porting.md", "python"):
-        for line in block.splitlines():
-            assert line in source
+    check_shown("porting.md", EXAMPLE.read_text())

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import t2tp
 from t2tp import mtf, upstream
 from tests.lowering import oracle
 
@@ -116,13 +115,7 @@ def calls(m, f):
 
 @pytest.mark.parametrize(("mesh_shape", "layout"), [("", ""), ("m:2;n:2", "a:m;b:n")])
 def test_our_operations_give_what_mesh_tensorflows_give(mesh_shape, layout, theirs):
-    program = t2tp.Program(
-        lambda mesh, f: calls(mtf, f),
-        {name: t2tp.Feature(shape, value.dtype) for name, (shape, value) in FEATURES.items()},
-        mesh_shape=mesh_shape,
-        layout=layout,
-    )
-    ours = program({name: value for name, (_, value) in FEATURES.items()})
+    ours = oracle.run_ours(lambda mesh, f: calls(mtf, f), FEATURES, mesh_shape, layout)
     assert set(ours) == set(theirs)
     wrong = []
     for name, wanted in theirs.items():

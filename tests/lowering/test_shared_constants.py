@@ -1,7 +1,5 @@
 """Equal constants of a graph are one node, where that changes nothing."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Layouts for graphs that say nothing of one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from t2tp import mtf

@@ -1,7 +1,5 @@
 """The classifiers once more, from their descriptions: plain TensorFlow in float64 on one device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np

@@ -1,8 +1,6 @@
 """The families of transformers once more, from their descriptions: plain TensorFlow, float64, one
 device."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -1,8 +1,6 @@
 """A small image transformer, and once more from its description: plain TensorFlow in float64 on
 one device."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Small models of images, and images to feed them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Every family of transformers with a few thousand parameters, and batches to feed it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Training of our own set is PyTorch's: the same weights and batches give the same losses."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

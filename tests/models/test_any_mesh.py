@@ -3,8 +3,6 @@
 Programs are abstract, so that meshes of any size cost nothing.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 

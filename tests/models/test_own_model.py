@@ -12,10 +12,10 @@ import t2tp
 from t2tp import mtf, registry
 from t2tp.problems.metrics import METRICS
 from t2tp.problems.user_dir import import_user_dir
+from tests.page_blocks import blocks, check_shown
 from tests.page_commands import run as run_command
 
 REPOSITORY = Path(__file__).parents[2]
-PAGE = (REPOSITORY / "docs" / "new_model.md").read_text()
 EXAMPLE = REPOSITORY / "examples" / "my_model"
 TARGETS = np.array([[5, 7, 6, 5, 9, 1], [8, 8, 3, 1, 4, 1], [2, 1, 0, 0, 0, 0], [9, 9, 9, 9, 9, 9]])
 SEGMENTS = np.array([[1] * 6, [1, 1, 1, 1, 2, 2], [1, 1, 0, 0, 0, 0], [1] * 6])
@@ -77,19 +77,15 @@ def test_its_steps_give_the_logits_of_its_loss(model):
 
 
 def test_the_page_shows_what_is_in_the_file():
-    source = (EXAMPLE / "ngram_lm.py").read_text()
-    for shown in re.findall(r"```python\n(.*?)```", PAGE, re.S):
-        for line in shown.splitlines():
-            # The page leaves out types, and lines where it says so.
-            if not line.strip().startswith(("def ", "...")):
-                assert line in source
+    """But for types, and lines where it says so."""
+    check_shown("new_model.md", (EXAMPLE / "ngram_lm.py").read_text(), ("def ", "..."))
 
 
 @pytest.mark.slow
 @pytest.mark.ci_only
 def test_every_command_of_the_page_works(tmp_path):
     (tmp_path / "examples").symlink_to(REPOSITORY / "examples")
-    shell = "".join(re.findall(r"```sh\n(.*?)```", PAGE, re.S)).replace("\\\n", " ")
+    shell = "".join(blocks("new_model.md", "sh")).replace("\\\n", " ")
     said = ""
     for number, line in enumerate(shell.splitlines()):
         said += run_command(shlex.split(line), tmp_path, number, {"--trials=2": "--trials=1"})

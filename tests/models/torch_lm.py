@@ -1,7 +1,5 @@
 """`transformer_lm_base` once more, in PyTorch: the model, and its training."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 import numpy as np
