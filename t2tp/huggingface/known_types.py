@@ -2,14 +2,14 @@
 
 The table of a type is `model_types/NAME.toml`. Its keys are the attributes of `ModelType`, except:
 
-    parent      a table to start from: this one replaces its values, and single entries of its
-                tables
+    parent      a table to start from. This table overrides its keys; tables in it are merged entry
+                by entry
     [hparams]   hparams of the architecture: a value that all models of the type have, or the entry
                 of config.json that it comes from:
                     norm_type = "rms"
                     d_model = { from = "hidden_size" }
                     mlp = { from = "hidden_act", as = "gated_activation" }  # a name in CONVERSIONS
-    parts       names in PARTS: entries that only together determine hparams
+    parts       names in PARTS: config.json entries that must be read together
     [training]  further hparams of a converted run, in the form of [hparams]
     tensors     a name in TENSORS: the function that lists the tensors
 """
@@ -78,7 +78,7 @@ TENSORS: dict[str, Callable[[HParams], Sequence[Entry]]] = {
     "vit": vit.tensors,
 }
 
-# A run without a config is compared with these in order. A type may have several architectures.
+# Tried in this order for a run without config.json. A type may have several architectures.
 _TABLES = (
     *("gpt2", "llama", "mistral", "qwen2", "gemma", "mixtral", "t5", "qwen3", "qwen3_moe", "olmo2"),
     *("olmo3", "granite", "smollm3", "phi3", "gemma2", "gemma3_text", "gpt_oss"),
@@ -88,7 +88,7 @@ _TABLES = (
 
 @functools.cache
 def _table(name: str) -> dict[str, Any]:
-    """Returns a table, with what it has from its parent."""
+    """Returns a table, merged with its parent."""
     own = read_packaged("t2tp.huggingface.model_types", f"{name}.toml")
     table = dict(_table(own.pop("parent"))) if "parent" in own else {}
     for key, value in own.items():
@@ -99,7 +99,7 @@ def _table(name: str) -> dict[str, Any]:
 def _parts(hparams: Mapping[str, Any]) -> list[Part]:
     """Returns the parts of a table of hparams."""
     sources = {name: value for name, value in hparams.items() if isinstance(value, dict)}
-    parts = [of_values({name: hparams[name] for name in hparams.keys() - sources.keys()})]
+    parts = [of_values({name: hparams[name] for name in hparams if name not in sources})]
     for name, source in sources.items():
         conversion = CONVERSIONS[source["as"]] if "as" in source else SAME_VALUE
         parts.append(of_entry(name, source["from"], conversion))
@@ -107,12 +107,11 @@ def _parts(hparams: Mapping[str, Any]) -> list[Part]:
 
 
 def _model_type(name: str) -> ModelType:
-    table = dict(_table(name))
-    hparams, tensors = table.pop("hparams"), TENSORS[table.pop("tensors")]
-    parts = [*_parts(hparams), *(PARTS[each] for each in table.pop("parts"))]
-    return ModelType(
-        parts=parts, training=_parts(table.pop("training", {})), table=tensors, **table
-    )
+    fields = dict(_table(name))
+    hparams, entries = fields.pop("hparams"), TENSORS[fields.pop("tensors")]
+    parts = [*_parts(hparams), *(PARTS[each] for each in fields.pop("parts"))]
+    training = _parts(fields.pop("training", {}))
+    return ModelType(parts=parts, training=training, entries=entries, **fields)
 
 
 MODEL_TYPES: tuple[ModelType, ...] = tuple(map(_model_type, _TABLES))
@@ -126,7 +125,7 @@ def find_types(name: str) -> list[ModelType]:
     """
     found = [each for each in MODEL_TYPES if each.name == name]
     if not found:
-        # No similar name: weights of one type, read as another, are a wrong model.
+        # Suggests no similar name: it would load the wrong model.
         known = ", ".join(dict.fromkeys(each.name for each in MODEL_TYPES))
         raise ConversionError(f"t2tp has no models of type {name!r}, only {known}")
     return found

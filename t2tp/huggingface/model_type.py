@@ -45,7 +45,7 @@ class ModelType:
       problem: the problem of a converted run, unless another is named.
       parts: the hparams of the architecture, in the order to set them.
       training: hparams apart from the architecture.
-      table: returns the tensors of canonical hparams.
+      entries: function from canonical hparams to the entries of the tensors.
       without_effect: entries that change no logits in `transformers`, in addition to those that
         change none of any type. Every other entry is refused.
       defaults: values of entries that configs may lack.
@@ -65,7 +65,7 @@ class ModelType:
     problem: str
     parts: Sequence[Part]
     training: Sequence[Part]
-    table: Callable[[HParams], Sequence[Entry]]
+    entries: Callable[[HParams], Sequence[Entry]]
     without_effect: Sequence[str] = ()
     defaults: Config = field(default_factory=dict)
     required: Mapping[str, Any] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class ModelType:
 
     def tensors(self, hparams: HParams) -> Sequence[Entry]:
         """Returns the table of the tensors; see `tensor_map`."""
-        return self.table(canonical(hparams))
+        return self.entries(canonical(hparams))
 
     def completed(self, hparams: HParams, shapes: Shapes) -> HParams:
         """Completes hparams that leave values to the problem, from the shapes of variables.

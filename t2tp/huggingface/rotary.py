@@ -1,4 +1,4 @@
-"""Rotary positions in configs: their base, their scaling, and two of them in a model."""
+"""Reads and writes rotary positions in configs: base, scaling, and bases by kind of layer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.part import Config, Part
 from t2tp.huggingface.values import HEAD_SIZE
 
-# For each type of scaling, its entries and our hparams.
+# Scaling type -> config entry -> hparam.
 _FACTOR = {"factor": "rotary_scaling_factor"}
 _LENGTH = {"original_max_position_embeddings": "rotary_original_length"}
 _SCALINGS: dict[str, dict[str, str]] = {
@@ -28,11 +28,15 @@ _SCALINGS: dict[str, dict[str, str]] = {
         "attention_factor": "rotary_attention_factor",
     },
 }
-# Entries of yarn that configs leave out or set to null, and the values that these mean.
+# Defaults of yarn's optional entries.
 _YARN = {"beta_slow": 1.0, "beta_fast": 32.0, "attention_factor": 0.0}
 _GPT_OSS = {
-    **{"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0},
-    **{"truncate": False, "original_max_position_embeddings": 4096},
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
 }
 _FRACTION = "partial_rotary_factor"
 _ENTRIES = ("rope_parameters", "rope_scaling", "rope_theta", _FRACTION)
@@ -40,10 +44,10 @@ _ENTRIES = ("rope_parameters", "rope_scaling", "rope_theta", _FRACTION)
 _KINDS = ("full_attention", "sliding_attention")
 
 
-def _rope(config: Config) -> dict[str, Any]:
-    """Returns the entries of rotary positions, which newer configs have in one entry."""
+def _rope(config: Config, default: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Returns the entries of rotary positions from either place: newer configs nest them."""
     fraction = config.get(_FRACTION, 1.0)
-    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or default or {}
     return {"rope_theta": config.get("rope_theta", 10000.0), _FRACTION: fraction, **rope}
 
 
@@ -57,12 +61,11 @@ def _write(hparams: HParams) -> dict[str, Any]:
 
 
 def _read_gpt_oss(config: Config) -> dict[str, Any]:
-    rope = config.get("rope_scaling") or config.get("rope_parameters") or _GPT_OSS
-    return _read({**config, "rope_scaling": rope})
+    return _scaling(_rope(config, _GPT_OSS), config)
 
 
 def _write_gpt_oss(hparams: HParams) -> dict[str, Any]:
-    # Without this entry, the positions are scaled.
+    # gpt_oss without rope_scaling means yarn.
     return {"rope_scaling": {"rope_type": "default"}, **_write(hparams)}
 
 
@@ -73,9 +76,9 @@ def _read_partial(config: Config) -> dict[str, Any]:
     is_even = 0 < fraction <= 1 and int(size * fraction) % 2 == 0
     if not is_even or "rotary_scaling" in found:
         raise ConversionError(
-            f"config.json has {_FRACTION}={fraction} and rope_scaling={rope}: of models of type"
-            f" phi3, t2tp has those that turn an even number of the {size} elements of a head and"
-            " have rope_type='default'"
+            f"config.json has {_FRACTION}={fraction} and rope_scaling={rope}: t2tp supports phi3"
+            f" only with rope_type='default' and an even number of rotated elements of a head, of"
+            f" {size}"
         )
     return {**found, "rotary_fraction": fraction}
 
@@ -85,7 +88,7 @@ def _write_partial(hparams: HParams) -> dict[str, Any]:
 
 
 def _by_kind(base: float, local_base: float | str) -> Part:
-    """Returns the part of rotary positions that differ between kinds of layers.
+    """Returns the `Part` for models whose kinds of layers have different rotary positions.
 
     Args:
       base: default base of layers without a window.
@@ -101,20 +104,20 @@ def _by_kind(base: float, local_base: float | str) -> Part:
             )
         full, local = (dict(both.get(kind) or {}) for kind in _KINDS)
         fraction = {_FRACTION: config.get(_FRACTION, 1.0)}
-        # Their code applies rope_theta and rope_scaling to layers without a window alone.
+        # In transformers, rope_theta and rope_scaling apply only to layers without a window.
         full = {"rope_theta": config.get("rope_theta", base), **fraction, **full}
         full |= config.get("rope_scaling") or {}
         found = _scaling(full, config)
-        of_local = config[local_base] if isinstance(local_base, str) else local_base
-        unscaled = _scaling({"rope_theta": of_local, **fraction, **local}, config)
-        if unscaled == found:
+        local_theta = config[local_base] if isinstance(local_base, str) else local_base
+        local = _scaling({"rope_theta": local_theta, **fraction, **local}, config)
+        if local == found:
             return {**found, "local_rotary_base": 0.0}
-        if unscaled["rotary_scaling_factor"] != 1:
+        if local["rotary_scaling_factor"] != 1:
             raise ConversionError(
-                "config.json has scaled rotary positions of sliding_attention: t2tp has the same"
-                " ones in all layers, or unscaled ones there"
+                "config.json scales the rotary positions of sliding_attention: t2tp supports that"
+                " only if full_attention has the same ones"
             )
-        return {**found, "local_rotary_base": unscaled["rotary_base"]}
+        return {**found, "local_rotary_base": local["rotary_base"]}
 
     further = (local_base,) if isinstance(local_base, str) else ()
     return Part((*_ENTRIES, *further), read, _write_both)
@@ -128,7 +131,7 @@ def _write_both(hparams: HParams) -> dict[str, Any]:
 
 
 def _scaling(rope: Mapping[str, Any], config: Config) -> dict[str, Any]:
-    """Returns the hparams of base and scaling."""
+    """Converts the entries of rotary positions to hparams."""
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in _SCALINGS:
         raise ConversionError(

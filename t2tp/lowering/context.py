@@ -57,8 +57,7 @@ class Lowering(Protocol):
       variables: the laid-out value of each lowered variable.
       scatters: deferred reduce-scatters; see `t2tp.lowering.scatters`.
       orders: the order of each slice; see `t2tp.lowering.head_tail`.
-      updated_in_place: tensors whose microbatch may be overwritten, because nothing reads its old
-        rows later.
+      updated_in_place: tensors that a microbatch may update in place.
     """
 
     tensors: dict[upstream.Tensor, Any]
@@ -105,14 +104,14 @@ class Lowering(Protocol):
         """Sets a partial sum over split dimensions; the all-reduce is deferred."""
 
     def parts_of(self, dim: upstream.Dimension, layout: Layout | None = None) -> tuple[int, int]:
-        """Returns in how many parts `exact_sums` sums a dimension, and how many are here."""
+        """Returns the parts in which `exact_sums` sums a dimension: (all, this processor's)."""
 
     def set_parts(
         self,
         tensor: upstream.Tensor,
         parts: Sequence[tf.Tensor],
         axis: int | None,
-        kind: tuple[str, int],
+        cut: tuple[str, int],
     ) -> None:
         """Sets this processor's parts of a sum over a dimension, with `exact_sums`."""
 
@@ -124,7 +123,7 @@ class Lowering(Protocol):
     ) -> bool:
         """Maps the parts of a deferred sum, with `exact_sums`; returns whether it did."""
 
-    def addend(self, tensor: upstream.Tensor) -> tuple[tf.Tensor, list[int]]:
+    def tree_leaf(self, tensor: upstream.Tensor) -> tuple[tf.Tensor, list[int]]:
         """Returns a microbatch's leaf of a tree of sums, and the mesh axes to sum it over."""
 
     def set_sum_over_axes(self, tensor: upstream.Tensor, value: tf.Tensor, axes: list[int]) -> None:
@@ -136,8 +135,8 @@ class Lowering(Protocol):
     def users(self, tensor: upstream.Tensor) -> Sequence[upstream.Operation | None]:
         """Returns the operations that use a tensor; None stands for an output of the program."""
 
-    def is_surely_needed(self, tensor: upstream.Tensor) -> bool:
-        """Whether an operation needs the value, so that a deferred sum will be reduced."""
+    def needs_value(self, tensor: upstream.Tensor) -> bool:
+        """Whether an operation needs the value. A deferred sum will then be reduced."""
 
     def latest_activation(self) -> tf.Tensor | None:
         """Returns the most recently lowered activation, if this graph has one."""

@@ -1,4 +1,4 @@
-"""Deferred all-reduces: partial sums are reduced on first use, small ones in one collective.
+"""Deferred all-reduces: partial sums wait for each other, and small ones share a collective.
 
 A matmul whose summed dimension is split leaves each processor with a partial sum of the result. On
 `model:2` with `d_ff:model`,
@@ -6,11 +6,12 @@ A matmul whose summed dimension is split leaves each processor with a partial su
     y [batch=8, d_model=6] = einsum(h [batch=8, d_ff=12/model], w_out [d_ff=12/model, d_model=6])
     processor 0 has the sum over d_ff 0-5, processor 1 the sum over d_ff 6-11
 
-The all-reduce waits until an operation needs the value of `y`. Waiting can make it cheaper. If `y`
-is added to another partial sum over `model`, one all-reduce serves both. If a reshape splits `y`
-over `model`, the all-reduce becomes a reduce-scatter. And when a sum is needed, small sums over the
-same axes that will be needed too (the gradients of all norms, say) join its collective, because the
-cost of a small collective is its latency, not its bytes.
+The all-reduce of `y` is deferred, because a later operation can make it cheaper. If `y` is added to
+another partial sum over `model`, one all-reduce serves both. If a reshape splits `y` over `model`,
+the all-reduce becomes a reduce-scatter. No such operation follows if one needs the value of `y`
+itself. A large sum (above `SMALL`) is then reduced at once, and overlaps with later operations. A
+small sum waits for others over the same axes, such as the gradients of all norms, until one of them
+is read or they fill a collective: the cost of a small collective is its latency, not its bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
 from t2tp.lowering.operation import hooks
 from t2tp.mesh.collectives import tree_sum
 
-# Bytes. Coalescing a larger tensor gains nothing: the copy costs the time of a second collective.
+# Bytes. Larger sums share no collective: joining them takes as long as a second collective.
 SMALL = 1 << 20
 # Bytes of small sums that fill a collective, which then runs while later tensors are computed.
 BUCKET = 1 << 22
@@ -51,22 +52,23 @@ class DeferredSum(upstream.LazyAllreduceSum):
         name: str,
         parts: Sequence[tf.Tensor],
         mesh_axes: list[int],
-        kind: tuple[str, int] | None = None,
+        cut: tuple[str, int] | None = None,
     ) -> None:
         """Defers a sum.
 
         Args:
           reductions: the deferred sums of the lowering.
           name: name of the summed tensor.
-          parts: this processor's parts of the sum, in order: several only with `exact_sums`.
+          parts: this processor's parts of the sum, in order. There are several only with
+            `exact_sums`.
           mesh_axes: the axes to sum over.
-          kind: the dimension, and the number of its parts, of a sum in parts; else None.
+          cut: the dimension of a sum in parts, and the number of its parts. None: it has none.
         """
         self.mesh_impl = reductions.mesh_impl
         self.mesh_axes = mesh_axes
         self.add_counter_fn = None  # mesh-tensorflow reads it.
         self.parts = list(parts)
-        self.kind = kind
+        self.cut = cut
         self.name = name
         self.graph = parts[0].graph
         self._reductions = reductions
@@ -75,7 +77,7 @@ class DeferredSum(upstream.LazyAllreduceSum):
 
     @property
     def laid_out_input(self) -> LaidOutTensor:
-        """The partial sum, as mesh-tensorflow names it."""
+        """The partial sum, under mesh-tensorflow's name for it."""
         return LaidOutTensor([self.addend])
 
     @property
@@ -113,18 +115,18 @@ class DeferredSum(upstream.LazyAllreduceSum):
 
 
 class Reductions:
-    """The deferred sums of one lowering."""
+    """The deferred sums of one lowering: those whose value is needed wait for others."""
 
     def __init__(self, mesh_impl: SpmdMeshImpl) -> None:
         self.mesh_impl = mesh_impl
-        self._deferred: list[DeferredSum] = []
+        self._waiting: list[DeferredSum] = []
 
     def defer(
         self,
         name: str,
         parts: Sequence[tf.Tensor],
         mesh_axes: list[int],
-        kind: tuple[str, int] | None,
+        cut: tuple[str, int] | None,
         is_needed: bool,
     ) -> DeferredSum:
         """Defers a sum.
@@ -133,30 +135,31 @@ class Reductions:
           name: name of the summed tensor.
           parts: this processor's parts of the sum; see `DeferredSum`.
           mesh_axes: the axes to sum over.
-          kind: see `DeferredSum`.
+          cut: see `DeferredSum`.
           is_needed: whether some operation needs the value. Only then may the sum be reduced early,
             together with others.
         """
         axes = self.mesh_impl.layout.axes.separate(mesh_axes)
-        deferred = DeferredSum(self, name, parts, axes, kind)
-        return self._joined(deferred, is_needed) if axes else deferred
+        deferred = DeferredSum(self, name, parts, axes, cut)
+        if axes and is_needed:
+            self._schedule(deferred)
+        return deferred
 
-    def _joined(self, deferred: DeferredSum, is_needed: bool) -> DeferredSum:
-        """Lets a sum wait for others, or reduces it if it is large, if its value is needed."""
-        if is_needed and deferred.num_bytes <= SMALL:
-            self._deferred.append(deferred)
+    def _schedule(self, deferred: DeferredSum) -> None:
+        """Reduces a needed sum if it is large or fills a collective; else it waits for others."""
+        if deferred.num_bytes <= SMALL:
+            self._waiting.append(deferred)
             if sum(each.num_bytes for each in self._coalesced(deferred)) >= BUCKET:
                 self.reduce(deferred)
-        elif is_needed:
+        else:
             # Nothing more is added to it, and nothing else fits into its collective. Started now,
             # the collective overlaps with the computation of later tensors.
             self.reduce(deferred)
-        return deferred
 
     def reduce(self, required: DeferredSum) -> None:
         """Reduces a sum, and the sums that fit into the same collective."""
         group = self._coalesced(required)
-        self._deferred = [s for s in self._deferred if s not in group]
+        self._waiting = [s for s in self._waiting if s not in group]
         names = [s.name for s in group]
         if len(group) == 1:
             required.set_reduced(self._allreduce(required.addend, required, names))
@@ -168,7 +171,7 @@ class Reductions:
             deferred.set_reduced(tf.reshape(value, deferred.addend.shape))
 
     def _allreduce(self, addend: tf.Tensor, required: DeferredSum, names: list[str]) -> tf.Tensor:
-        """Sums over the axes of `required`; at least in float32 if that costs nothing."""
+        """All-reduces over the axes of `required`, small 16-bit sums in float32: that is free."""
         dtype = addend.dtype
         is_narrow = dtype in (tf.bfloat16, tf.float16)
         if is_narrow and required.num_bytes <= SMALL:
@@ -187,7 +190,7 @@ class Reductions:
             required,
             *(
                 other
-                for other in self._deferred
+                for other in self._waiting
                 if other is not required
                 and other.mesh_axes == required.mesh_axes
                 and other.addend.dtype == required.addend.dtype

@@ -2,7 +2,8 @@
 
 mesh-tensorflow writes a gather, and its gradient, as an einsum with a one-hot tensor. As matmuls
 these cost a fifth of a small language model's step. So a one-hot tensor is materialized only if its
-elements are needed, and an einsum that sums it away becomes a look-up or a sum of table rows.
+elements are needed, and an einsum that sums it away becomes a look-up or a sum of table rows. Other
+einsums become matmuls in `SpmdMeshImpl.einsum` and `t2tp.lowering.matmul`.
 """
 
 from collections.abc import Callable, Sequence

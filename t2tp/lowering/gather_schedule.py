@@ -6,8 +6,8 @@ are used, the all-gather would stall the layer, so it is issued `prefetch` layer
     prefetch=0    gather0  layer0  gather1  layer1  gather2  layer2
     prefetch=1    gather0  gather1  layer0  gather2  layer1  layer2
 
-TensorFlow runs the collectives of a device in trace order. So an early all-gather also runs before
-the reduce-scatters of the layers in between.
+TensorFlow runs a device's collectives in trace order. In the backward pass, an early all-gather
+therefore also runs before the reduce-scatters of the layers between it and its use.
 
 At stages 1 and 2 all weights are gathered once, at the start of the step.
 
@@ -83,7 +83,7 @@ def _prefetch_gathers(
     for index, op in enumerate(operations):
         variables = [[variable] for variable in moved_variables[index] if variable in known]
         for group in (*variables, *moved_gathers[index].values(), [op]):
-            # Two groups share operations only if one of them is a single operation that has moved.
+            # Skips the old place of an operation that has moved, and a variable's later gathers.
             if group[0] not in done:
                 groups.append(group)
                 done.update(group)
@@ -110,7 +110,7 @@ class LatestActivation:
         self._latest: tf.Tensor | None = None
         self._activations: set[upstream.Tensor] = set()
 
-    def update(self, op: upstream.Operation, lowering: Lowering) -> None:
+    def note(self, op: upstream.Operation, lowering: Lowering) -> None:
         """Records the outputs of a lowered operation if they depend on the features."""
         is_feature = isinstance(op, upstream.ImportLaidOutTensorOperation)
         if not is_feature and not any(self._is_activation(x) for x in op.inputs):
@@ -126,7 +126,7 @@ class LatestActivation:
             self._latest, _ = lowering.partial_sum(lowered[0])
 
     def value(self) -> tf.Tensor | None:
-        """Returns the activation (or its local partial sum), or None if this graph has none."""
+        """Returns the activation or its local partial sum, None if this graph has none."""
         # A tensor from a loop body cannot be a control dependency outside the loop.
         graph = tf.compat.v1.get_default_graph()
         return self._latest if self._latest is not None and self._latest.graph is graph else None

@@ -80,7 +80,7 @@ def lower_add(op: upstream.AddOperation, lowering: Lowering) -> None:
         if _is_biased_sum(x, bias, y, lowering):
             _add_bias(x, bias, y, lowering)
             return
-    if all(lowering.is_surely_needed(x) for x in op.inputs):
+    if all(lowering.needs_value(x) for x in op.inputs):
         for x in op.inputs:
             lowering.set_slice(x, lowering.slice(x))
     op.lower(lowering)

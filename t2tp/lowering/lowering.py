@@ -11,13 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 from t2tp import upstream
-from t2tp.lowering.context import Lowering
+from t2tp.lowering.context import Lowering, Order
 from t2tp.lowering.deferred_sums import DeferredSum, Reductions, required_values
 from t2tp.lowering.einsum import lower_einsum, lower_one_hot
 from t2tp.lowering.exact_sums import dims_in_parts, lower_in_parts, lower_in_vectors
 from t2tp.lowering.gather_schedule import LatestActivation, lower_gathers, lowering_order
 from t2tp.lowering.gradients import lower_generic_gradient, lower_pool_gradient
-from t2tp.lowering.head_tail import CONSECUTIVE, Order, Orders
+from t2tp.lowering.head_tail import CONSECUTIVE, Orders
 from t2tp.lowering.linear_operations import can_defer_past, lower_add, lower_linear
 from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
 from t2tp.lowering.microbatch import Microbatch
@@ -120,8 +120,7 @@ class GraphLowering(upstream.Lowering):
     Attributes:
       scatters: deferred reduce-scatters.
       orders: the order of each tensor's slice.
-      updated_in_place: tensors whose microbatch may be overwritten, because nothing reads its old
-        rows later.
+      updated_in_place: tensors that a microbatch may update in place.
     """
 
     def __init__(
@@ -134,6 +133,7 @@ class GraphLowering(upstream.Lowering):
         """Lowers what `needed` tensors and side effects (assignments, prints) depend on."""
         self.graph = graph
         self.mesh_to_impl = {mesh: mesh_impl}
+        self._mesh_impl = mesh_impl
         self.tensors: dict = {}
         self.operations: dict = {}
         self.variables: dict = {}
@@ -173,20 +173,19 @@ class GraphLowering(upstream.Lowering):
         live = live_operations(operations, needed)
         self._note_users(live, needed)
         self._needed |= required_values(live, self.users) | (set(needed) - set(addends))
-        (mesh_impl,) = self.mesh_to_impl.values()
-        storage = mesh_impl.layout.storage
+        storage = self._mesh_impl.layout.storage
         for group in lowering_order(live, storage):
             op = group[0]
-            zero = hooks(op).rng_dependency
-            self._rng_dependency = None if zero is None else self.slice(zero)
-            with tf.name_scope(op.name), mesh_impl.collectives.attributed_to(op.name):
+            dependency = hooks(op).rng_dependency
+            self._rng_dependency = None if dependency is None else self.slice(dependency)
+            with tf.name_scope(op.name), self._mesh_impl.collectives.attributed_to(op.name):
                 if len(group) > 1:
                     lower_gathers(group, self)
                 else:
                     self._lower(op)
                 if storage.stage == 3:
                     for each in group:
-                        self._latest.update(each, self)
+                        self._latest.note(each, self)
 
     def _note_users(
         self, operations: Iterable[upstream.Operation], needed: Iterable[upstream.Tensor]
@@ -204,7 +203,7 @@ class GraphLowering(upstream.Lowering):
         rule = _RULES.get(type(op), type(op).lower)
         if can_defer_past(op, self.users):
             rule = lower_linear
-        op_hooks, (mesh_impl,) = hooks(op), self.mesh_to_impl.values()
+        op_hooks, mesh_impl = hooks(op), self._mesh_impl
         if not mesh_impl.computes and op_hooks.is_local(mesh_impl.layout):
             rule = lower_shapes
         elif mesh_impl.layout.exact_sums and (dims := dims_in_parts(op, self)):
@@ -265,10 +264,10 @@ class GraphLowering(upstream.Lowering):
           fn: a function of slices without collectives. Compilation pays if it makes several passes
             over large slices.
         """
-        (mesh_impl,) = self.mesh_to_impl.values()
+        target = self._mesh_impl.target
 
         def in_xla(*slices: tf.Tensor) -> T:
-            if mesh_impl.target.on_cpu:
+            if target.on_cpu:
                 sum_in_stages()
             return fn(*slices)
 
@@ -276,7 +275,7 @@ class GraphLowering(upstream.Lowering):
 
         def call(*slices: tf.Tensor) -> T:
             elements = sum(math.prod(x.shape.as_list()) for x in slices)
-            pays = mesh_impl.target.compiles_regions and elements >= _WORTH_COMPILING
+            pays = target.compiles_regions and elements >= _WORTH_COMPILING
             return (compiled if pays else fn)(*slices)
 
         return call
@@ -288,7 +287,7 @@ class GraphLowering(upstream.Lowering):
 
         Args:
           key: everything that the value depends on.
-          make: computes it, from tensors that were lowered outside any condition.
+          make: computes the value. It must not use tensors of a conditional branch.
         """
         return self._shared(key, make)
 
@@ -306,8 +305,7 @@ class GraphLowering(upstream.Lowering):
           shape: global shape.
           order: order of the slice.
         """
-        (mesh_impl,) = self.mesh_to_impl.values()
-        return mesh_impl.random_bits(
+        return self._mesh_impl.random_bits(
             name, shape, self._loop_iterations, self._rng_dependency, self._microbatch, order
         )
 
@@ -347,8 +345,7 @@ class GraphLowering(upstream.Lowering):
 
         A microbatch's elements are numbered as in the tensor of the full batch.
         """
-        (mesh_impl,) = self.mesh_to_impl.values()
-        return mesh_impl.element_index(shape, self._microbatch)
+        return self._mesh_impl.element_index(shape, self._microbatch)
 
     def slice(self, tensor: upstream.Tensor) -> tf.Tensor:
         """Returns the processor's slice of a lowered tensor; a deferred sum is reduced.
@@ -381,8 +378,7 @@ class GraphLowering(upstream.Lowering):
           dims: the reduced dimensions.
           value: `min` or `max`, the attribute of the dtype to mask with. Default: zero.
         """
-        (mesh_impl,) = self.mesh_to_impl.values()
-        padded = [dim for dim in dims if mesh_impl.layout.is_padded(dim)]
+        padded = [dim for dim in dims if self._mesh_impl.layout.is_padded(dim)]
         before = {x: self.tensors[x] for x in tensors if padded and {*padded} & {*x.shape.dims}}
         for x in before:
             neutral = getattr(x.dtype, value) if value else 0
@@ -396,8 +392,8 @@ class GraphLowering(upstream.Lowering):
         """Returns the slice in an order, for operations with `Hooks.chooses_orders`."""
         return self.orders.converted(tensor, order).slice
 
-    def is_surely_needed(self, tensor: upstream.Tensor) -> bool:
-        """Whether an operation needs a tensor's value, so that a deferred sum will be reduced."""
+    def needs_value(self, tensor: upstream.Tensor) -> bool:
+        """Whether an operation needs a tensor's value. Its deferred sum will then be reduced."""
         return tensor in self._needed
 
     def latest_activation(self) -> tf.Tensor | None:
@@ -450,17 +446,16 @@ class GraphLowering(upstream.Lowering):
         self.set_sum_over_axes(tensor, value, sorted(axes))
 
     def parts_of(self, dim: upstream.Dimension, layout: Layout | None = None) -> tuple[int, int]:
-        """Returns in how many parts a dimension is summed, and how many this processor has.
+        """Returns the parts in which a dimension is summed: (all, this processor's).
 
         Args:
           dim: the dimension.
-          layout: how it is split. Default: by the program's layout.
+          layout: the layout that splits the dimension. Default: the program's.
 
         Raises:
-          LayoutError: processors and microbatches do not divide the parts.
+          LayoutError: the parts cannot be divided among processors and microbatches.
         """
-        (mesh_impl,) = self.mesh_to_impl.values()
-        layout, microbatch = layout or mesh_impl.layout, self._microbatch
+        layout, microbatch = layout or self._mesh_impl.layout, self._microbatch
         size = dim.size if microbatch is None else microbatch.whole_size(dim)
         num_parts, axis = layout.num_parts(dim.name, size), layout.axis_of(dim.name)
         processors = axis.size if axis else 1
@@ -469,7 +464,8 @@ class GraphLowering(upstream.Lowering):
         if layout.exact_sums and is_cut:
             raise LayoutError(
                 f"exact_sums={layout.exact_sums} sums dimension {dim.name!r} of size {size} in"
-                f" {num_parts} parts, which {ways} processors and microbatches do not divide."
+                f" {num_parts} parts, not divisible by {ways} (processors x microbatches): use"
+                " another mesh_shape or number of microbatches, or set exact_sums=0."
             )
         return num_parts, max(1, num_parts // ways)
 
@@ -478,41 +474,40 @@ class GraphLowering(upstream.Lowering):
         tensor: upstream.Tensor,
         parts: Sequence[tf.Tensor],
         axis: int | None,
-        kind: tuple[str, int],
+        cut: tuple[str, int],
     ) -> None:
-        """Sets this processor's parts of a sum over a dimension, which is deferred.
+        """Sets this processor's parts of a sum over a dimension, and defers adding them.
 
         Args:
           tensor: the sum.
           parts: the parts, in order.
           axis: the mesh axis of the sum; None: this processor has all parts.
-          kind: the dimension, and the number of its parts on all processors and in all
-            microbatches.
+          cut: the dimension, and the number of its parts in all.
         """
-        self._defer_parts(tensor, parts, [] if axis is None else [axis], kind)
+        self._defer_parts(tensor, parts, [] if axis is None else [axis], cut)
 
     def add_parts(self, tensor: upstream.Tensor, addends: Sequence[upstream.Tensor]) -> bool:
         """Adds deferred sums of the same parts part by part, unless their values are needed.
 
-        Sums over the batch are completed first: stages of a pipeline have different addends of a
-        weight's gradient.
+        Sums over the batch, except scalars, are completed first: stages of a pipeline have
+        different addends of a weight's gradient.
 
         Returns:
           whether it did. Only the graph decides, so that it is the same on every mesh.
         """
         sums = [self.tensors[x] for x in addends]
         if any(
-            not isinstance(x, DeferredSum) or x.kind is None or x.is_reduced or y in self._needed
+            not isinstance(x, DeferredSum) or x.cut is None or x.is_reduced or y in self._needed
             for x, y in zip(sums, addends, strict=True)
         ):
             return False
         first, second = sums
-        if tensor.shape.dims and first.kind[0] in ROWS:
+        if tensor.shape.dims and first.cut[0] in ROWS:
             return False
-        if first.kind != second.kind or any(x.shape != tensor.shape for x in addends):
+        if first.cut != second.cut or any(x.shape != tensor.shape for x in addends):
             return False
         parts = [a + b for a, b in zip(first.parts, second.parts, strict=True)]
-        self._defer_parts(tensor, parts, first.mesh_axes, first.kind)
+        self._defer_parts(tensor, parts, first.mesh_axes, first.cut)
         return True
 
     def map_parts(
@@ -521,33 +516,33 @@ class GraphLowering(upstream.Lowering):
         """Sets `y` to the parts of `x`, each mapped by `fn`, unless the value of `x` is needed.
 
         Returns:
-          whether `x` is a deferred sum in parts.
+          whether it did: `x` is a deferred sum in parts, and no operation needs its value.
         """
         value = self.tensors[x]
-        if not isinstance(value, DeferredSum) or value.kind is None or x in self._needed:
+        if not isinstance(value, DeferredSum) or value.cut is None or x in self._needed:
             return False
         parts = [fn(part) for part in value.parts]
-        self._defer_parts(y, parts, value.mesh_axes, value.kind)
+        self._defer_parts(y, parts, value.mesh_axes, value.cut)
         return True
 
-    def addend(self, tensor: upstream.Tensor) -> tuple[tf.Tensor, list[int]]:
-        """Returns a microbatch's partial sum of a tensor that `exact_sums` adds up in a tree.
+    def tree_leaf(self, tensor: upstream.Tensor) -> tuple[tf.Tensor, list[int]]:
+        """Returns a microbatch's leaf of the tree in which `exact_sums` adds up microbatches.
 
         Returns:
-          the partial sum, and the mesh axes over which to sum it after the last microbatch.
+          the leaf, and the mesh axes to sum it over after the last microbatch: none if microbatches
+          are spread over the processors, because the slice is then summed in each microbatch.
 
         Raises:
-          LayoutError: it is not a sum over the rows of the microbatch.
+          LayoutError: the tensor is not a sum over the rows of the microbatch.
         """
-        (mesh_impl,) = self.mesh_to_impl.values()
-        layout = mesh_impl.layout
+        layout = self._mesh_impl.layout
         if not tensor.dtype.is_floating:
             return self.partial_sum(tensor)
         reduces, summed = layout.spreads_microbatches, tensor
         if reduces and isinstance(tensor.operation, upstream.ReshapeOperation):  # Sharded at rest.
             (summed,) = tensor.operation.inputs
         value = self.tensors[summed]
-        is_sum = isinstance(value, DeferredSum) and value.kind and value.kind[0] in ROWS
+        is_sum = isinstance(value, DeferredSum) and value.cut and value.cut[0] in ROWS
         if not is_sum or (value.is_reduced and not reduces):
             raise LayoutError(
                 f"exact_sums={layout.exact_sums} needs sums over the batch that no operation of a"
@@ -561,10 +556,10 @@ class GraphLowering(upstream.Lowering):
         tensor: upstream.Tensor,
         parts: Sequence[tf.Tensor],
         axes: list[int],
-        kind: tuple[str, int] | None,
+        cut: tuple[str, int] | None,
     ) -> None:
         is_needed = tensor in self._needed
-        value = self._reductions.defer(tensor.name, parts, axes, kind, is_needed)
+        value = self._reductions.defer(tensor.name, parts, axes, cut, is_needed)
         super().set_tensor_lowering(tensor, value)
         self.orders.set(tensor, self.orders.current)
 
@@ -577,7 +572,8 @@ class GraphLowering(upstream.Lowering):
 
 
 def lower_shapes(op: upstream.Operation, lowering: Lowering) -> None:
-    """Reduces deferred sums among the inputs and sets placeholders as the outputs."""
+    """Sets placeholders as the outputs, for abstract programs: these only need the shapes."""
+    # Deferred sums among the inputs are reduced, so that their collectives are counted.
     for x in op.inputs:
         lowering.slice(x)
     for y in op.outputs:
@@ -586,7 +582,7 @@ def lower_shapes(op: upstream.Operation, lowering: Lowering) -> None:
 
 
 def lower_constant(op: upstream.Constant, lowering: Lowering) -> None:
-    """Slices a constant: a number or, though its docstring does not mention it, an array."""
+    """Slices a constant: a number or an array (mesh-tensorflow documents only numbers)."""
     if np.ndim(op._value) == 0:
         op.lower(lowering)
         return

@@ -51,7 +51,7 @@ def lower_reshape(op: upstream.ReshapeOperation, lowering: Lowering) -> None:
         return
     plan = _ReshapePlan(mesh_impl, op.inputs[0].name, old_shape, new_shape)
     summed_axes: list[int] = []
-    if plan.communicates or lowering.is_surely_needed(op.inputs[0]):
+    if plan.communicates or lowering.needs_value(op.inputs[0]):
         value = lowering.slice(op.inputs[0])
     else:
         value, summed_axes = lowering.partial_sum(op.inputs[0])

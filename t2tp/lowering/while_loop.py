@@ -73,7 +73,7 @@ def lower_while_loop(
             _bind(op._body_inputs, state.variables, lowering)
             lowering.lower_operations(op._body_ops, op._body_outputs, accumulators)
             variables = [lowering.slice(tensor) for tensor in next_variables]
-            addend = lowering.addend if tree_size else lowering.partial_sum
+            addend = lowering.tree_leaf if tree_size else lowering.partial_sum
             addends = [addend(tensor) for tensor in accumulators]
             if tree_size:
                 values = [x for x, _ in addends]

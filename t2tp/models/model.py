@@ -144,7 +144,8 @@ def _as_in_hparams(method: Callable) -> Callable:
         transfer = Transfer.from_hparams(self.hparams)
         if transfer is not None and getattr(mesh, "transfer", None) is None:
             if method.__name__ == "loss":
-                transfer.compare_with(_small_variables(self, transfer.small, arguments))
+                small = _small_variables(self, transfer.small, arguments)
+                transfer.set_small_variables(small)
             with layer_settings(mesh, transfer=transfer):
                 return build(self, mesh, *args, **kwargs)
         settings: dict[str, object] = {}

@@ -50,7 +50,7 @@ class CastOperation(Operation):
 
     def lower(self, lowering: Lowering) -> None:
         (x,), (y,) = self.inputs, self.outputs
-        if self.accepts_deferred_sums and not lowering.is_surely_needed(x):
+        if self.accepts_deferred_sums and not lowering.needs_value(x):
             part, axes = lowering.partial_sum(x)
             lowering.set_sum_over_axes(y, tf.cast(part, y.dtype), axes)
         else:

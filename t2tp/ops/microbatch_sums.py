@@ -19,7 +19,7 @@ class MicrobatchSums(Operation, upstream.WhileLoopOperation):
     Attributes:
       repeats: whether a later loop has the same operations, see `following`.
       count: number of microbatches.
-      part: the batch dimension of a microbatch.
+      microbatch_dim: the batch dimension of a microbatch.
       microbatch_operations: the graph of a microbatch.
       addends: the function's result for the microbatch of the graph.
       total: the sums, structured as the function returns them.
@@ -37,7 +37,7 @@ class MicrobatchSums(Operation, upstream.WhileLoopOperation):
         self,
         sums_of: Callable[[upstream.Tensor], Any],
         count: int,
-        part: upstream.Dimension,
+        microbatch_dim: upstream.Dimension,
         mesh: upstream.Mesh,
         name: str,
         following: MicrobatchSums | None = None,
@@ -47,13 +47,13 @@ class MicrobatchSums(Operation, upstream.WhileLoopOperation):
         Args:
           sums_of: maps the index of a microbatch (int32) to its addends.
           count: number of microbatches.
-          part: the batch dimension of a microbatch.
+          microbatch_dim: the batch dimension of a microbatch.
           mesh: the program's mesh.
           name: operation name.
           following: an earlier loop over the same microbatches, whose graph this one continues.
         """
         self.count = count
-        self.part = part
+        self.microbatch_dim = microbatch_dim
         added: list[Any] = []  # The constructor below calls the body once.
 
         def body(number: upstream.Tensor) -> list[upstream.Tensor]:

@@ -228,8 +228,8 @@ class MicrobatchLoop(MicrobatchSums):
     """Sums the results of a function over microbatches, one after the other."""
 
     def lower(self, lowering: Lowering) -> None:
-        rows = rows_of_microbatch(self.part, lowering.mesh_impl(self).layout)
-        per_row = elements_per_row(self.part, all_operations(self.microbatch_operations))
+        rows = rows_of_microbatch(self.microbatch_dim, lowering.mesh_impl(self).layout)
+        per_row = elements_per_row(self.microbatch_dim, all_operations(self.microbatch_operations))
         collectives = lowering.mesh_impl(self).collectives
 
         @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Muon: momentum, orthogonalized, for matrices; AdamW for all else."""
+"""The Muon optimizer."""
 
 import functools
 import math
@@ -19,12 +19,12 @@ from t2tp.optim.orthogonalization import Matrices, OrthogonalizeOperation, movin
 
 
 def scale_to_adam(inputs: float, outputs: float) -> float:
-    """Gives updates the root mean square of Adam's, about 0.2 (arXiv:2502.16982, section 2.2)."""
+    """Returns the factor that gives updates Adam's RMS of 0.2 (arXiv:2502.16982, 2.2)."""
     return 0.2 * math.sqrt(max(inputs, outputs))
 
 
 def scale_by_shape(inputs: float, outputs: float) -> float:
-    """Gives updates a norm for their shape: `sqrt(max(1, outputs / inputs))` (K. Jordan, 2024)."""
+    """Returns the factor sqrt(max(1, outputs / inputs)) (K. Jordan, 2024)."""
     return math.sqrt(max(1.0, outputs / inputs))
 
 
@@ -34,19 +34,18 @@ SCALES = {"match_rms_adamw": scale_to_adam, "original": scale_by_shape}
 
 @registry.register_optimizer
 class Muon(Adam):
-    """Muon for matrices, AdamW for embeddings, heads, biases and norms.
+    """Muon for matrices; AdamW for heads (logits, routers) and everything that is not a matrix.
 
     K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024. A step moves
     a matrix along the orthogonalized Nesterov momentum of its gradients. A variable's declared role
-    (`mtf.Role`) says what its matrices are: all input dimensions by all output dimensions, one for
-    each expert. All variables that are no matrices, and heads, are updated by AdamW. Any layout
-    gives the same step; see `t2tp.optim.orthogonalization`.
+    (`mtf.Role`) declares its matrices: all input dimensions by all output dimensions, one for each
+    expert. Any layout gives the same step; see `t2tp.optim.orthogonalization`.
     """
 
     is_exact = True
 
     def __init__(self, learning_rate: mtf.Tensor, hparams: HParams) -> None:
-        """Reads `optimizer_muon_...`, and `activation_dtype`, the dtype of iterations."""
+        """Reads `optimizer_muon_...`; orthogonalizes in `activation_dtype`."""
         super().__init__(learning_rate, hparams)
         self._momentum = hparams.optimizer_muon_momentum
         self._steps = hparams.optimizer_muon_steps
@@ -86,7 +85,11 @@ class Muon(Adam):
         return operations
 
     def rate_factor(self, role: mtf.Role, growth: Growth) -> float:
-        """See the base class; for matrices, updates of the spectral norm of arXiv:2310.17813."""
+        """See the base class.
+
+        The spectral norm of a matrix's updates grows by `sqrt(growth.outputs / growth.inputs)` with
+        either `optimizer_muon_scale` (arXiv:2310.17813).
+        """
         if role.kind != MATRIX:
             return super().rate_factor(role, growth)
         inputs, outputs = mtf.Shape(role.inputs).size, mtf.Shape(role.outputs).size
@@ -96,26 +99,26 @@ class Muon(Adam):
     def _groups(
         self, targets: Sequence[Target], layout: Layout
     ) -> Iterator[list[tuple[Target, Matrices]]]:
-        """Yields variables to orthogonalize together: small ones, or as many as there are owners.
+        """Yields groups of variables to orthogonalize together.
 
-        Later groups are computed while the first are on their way.
+        A group is complete when every owner has the same number of matrices and the slices fill a
+        collective. A group is computed while earlier groups are being communicated.
         """
         by_placement = defaultdict(list)
         for target in targets:
             matrices = Matrices.of(target.var, layout, self._dtype)
             by_placement[matrices.placement].append((target, matrices))
         for placement, members in by_placement.items():
-            count = sum(matrices.count for _, matrices in members)
-            axes, _ = placement.owners(layout, count)
+            axes, _ = placement.owners(layout, sum(matrices.count for _, matrices in members))
             owners = math.prod(map(layout.axes.size, (*axes, *placement.split)))
             group: list[tuple[Target, Matrices]] = []
+            count = size = 0
             for member in members:
                 group.append(member)
-                count = sum(matrices.count for _, matrices in group)
-                size = sum(matrices.slice_bytes for _, matrices in group)
+                count, size = count + member[1].count, size + member[1].slice_bytes
                 if count % owners == 0 and size >= BUCKET:
                     yield group
-                    group = []
+                    group, count, size = [], 0, 0
             if group:
                 yield group
 
@@ -129,6 +132,7 @@ class Muon(Adam):
         direction: tf.Tensor,
         rate: tf.Tensor,
     ) -> None:
+        # Computed again, so that no copy of it has to be held until the update.
         moment.assign(moving_average(self._momentum, moment, grad), read_value=False)
         self.shrink(var, rate, decay)
         subtract(var, rate * scale * tf.cast(direction, tf.float32))

@@ -130,8 +130,8 @@ class Branches:
         actions = {entry.action for _, _, entry in schedule.entries()}
         keys = [(action, *key) for action in Action if action in actions for key in self.pieces]
         self.numbers = {key: 1 + i for i, key in enumerate(keys)}
-        self._rows = rows_of_microbatch(op.part, layout)
-        self._per_row = elements_per_row(op.part, all_operations(op._body_ops))
+        self._rows = rows_of_microbatch(op.microbatch_dim, layout)
+        self._per_row = elements_per_row(op.microbatch_dim, all_operations(op._body_ops))
         # Slot 0 is never read: a tick without a message writes an empty tensor there.
         self.tables = {
             name: SlotTable(1 + self.wires.num_slots[name], *zip(*kind.parts, strict=True))
@@ -393,7 +393,8 @@ class _Branch:
             piece.contributions.items(), key=lambda item: order.get(item[1].operation, -1)
         )
         for i, tensor in contributions:
-            addend_of = self._lowering.addend if branches.tree_size else self._lowering.partial_sum
+            lowering = self._lowering
+            addend_of = lowering.tree_leaf if branches.tree_size else lowering.partial_sum
             value, axes = addend_of(tensor)
             sum_axes = branches.axes[i]
             if sum_axes is None:

@@ -1,7 +1,7 @@
-"""`PipelineLoop`: sums results over microbatches, with the layers of the model in stages.
+"""The loop over microbatches in a pipeline.
 
 `partition` cuts the graph of one microbatch into pieces, and each piece is lowered once. `ticks`
-runs the schedule; `branches` has the work of a stage in one tick.
+runs the schedule; `branches` defines what a stage does in a tick.
 """
 
 from collections import Counter
@@ -27,12 +27,12 @@ from t2tp.program.program import Mesh
 class PipelineLoop(MicrobatchSums):
     """Sums the results of a function over microbatches, in a pipeline of stages.
 
-    Outputs: the outputs of `MicrobatchSums`, and the measured idle shares.
+    Outputs: the outputs of `MicrobatchSums`, and `idle_share`.
 
     Attributes:
       schedule: the schedule of the pipeline.
       partition: the pieces of the graph.
-      is_per_stage: for each sum, whether each stage has its own part of it.
+      is_per_stage: for each sum, whether each stage has its own sum.
       idle_share: the measured fraction of the time in which each stage was idle: float32
         [stages_of_pipeline].
     """
@@ -41,7 +41,7 @@ class PipelineLoop(MicrobatchSums):
         self,
         sums_of: Callable[[upstream.Tensor], Any],
         count: int,
-        part: upstream.Dimension,
+        microbatch_dim: upstream.Dimension,
         mesh: Mesh,
         is_per_stage: Callable[[Any], Any],
         following: MicrobatchSums | None = None,
@@ -51,7 +51,7 @@ class PipelineLoop(MicrobatchSums):
         Args:
           sums_of: function from the index of a microbatch (int32) to its addends.
           count: number of microbatches.
-          part: the batch dimension of a microbatch.
+          microbatch_dim: the batch dimension of a microbatch.
           mesh: the program's mesh.
           is_per_stage: function from addends to booleans of the same structure: true where each
             stage has its own sum, such as the gradients of its layers; false where all stages
@@ -61,7 +61,7 @@ class PipelineLoop(MicrobatchSums):
         Raises:
           LayoutError: the graph cannot be cut into stages, or there is no such schedule.
         """
-        super().__init__(sums_of, count, part, mesh, "pipeline", following)
+        super().__init__(sums_of, count, microbatch_dim, mesh, "pipeline", following)
         stages = upstream.Shape([upstream.Dimension("stages_of_pipeline", mesh.layout.num_stages)])
         self.idle_share = upstream.Tensor(self, stages, tf.float32, index=len(self._outputs))
         self._outputs.append(self.idle_share)
@@ -87,9 +87,9 @@ class PipelineLoop(MicrobatchSums):
         """Checks that each stage adds the microbatches in order, as leaves of a tree."""
         if self.schedule.splits_backward:
             raise LayoutError(
-                "exact_sums needs all gradients of a layer at once, and this pipeline_schedule"
-                " computes those of weights separately, as zero_bubble does: use 1f1b, or set"
-                " exact_sums=0."
+                "exact_sums needs the gradients of weights in the backward pass, and this"
+                " pipeline_schedule (such as zero_bubble) computes them separately: use 1f1b, or"
+                " set exact_sums=0."
             )
         counts: Counter[tuple] = Counter()
         for _, stage, entry in self.schedule.entries():
@@ -103,7 +103,6 @@ class PipelineLoop(MicrobatchSums):
             counts[key] += 1
 
     def lower(self, lowering: Lowering) -> None:
-        """Lowers the loop."""
         reduce_what_comes_from_outside(self, lowering)
         mesh_impl = lowering.mesh_impl(self)
         axis = mesh_impl.layout.stage_axis
@@ -115,21 +114,25 @@ class PipelineLoop(MicrobatchSums):
         lowering.set_slice(self.outputs[0], tf.constant(self.count))
         stages = mesh_impl.layout.axes.separate([axis])
         outputs = self.outputs[1:-1]
-        for i, (output, value, axes, has_own_sum) in enumerate(
+        for i, (output, value, axes, is_per_stage) in enumerate(
             zip(outputs, sums[: len(outputs)], branches.axes, self.is_per_stage, strict=True)
         ):
             sum_axes = axes or []
-            if not has_own_sum:
+            if not is_per_stage:
                 sum_axes = sorted({*sum_axes, *stages})
                 if branches.tree_size:
-                    if branches.places[i] is None:
-                        raise LayoutError(
-                            f"exact_sums={mesh_impl.layout.exact_sums} cannot add up"
-                            f" {self._body_outputs[1 + i].name!r} over stages in a fixed order:"
-                            " drop the rule that splits the layers, or set exact_sums=0."
-                        )
-                    # The other stages add -0, which changes no bit.
-                    is_here = tf.equal(stage, branches.places[i])
-                    value = tf.where(is_here, value, -tf.zeros_like(value))
+                    value = self._only_here(branches, i, value)
             lowering.set_sum_over_axes(output, value, sum_axes)
         lowering.set_sum_over_axes(self.idle_share, idle_share, stages)
+
+    def _only_here(self, branches: Branches, number: int, value: tf.Tensor) -> tf.Tensor:
+        """Returns the sum on the only stage that adds to it. Others add -0: it changes no bit."""
+        place = branches.places[number]
+        if place is None:
+            raise LayoutError(
+                f"exact_sums={branches.mesh_impl.layout.exact_sums} cannot add up"
+                f" {self._body_outputs[1 + number].name!r} over stages in a fixed order: drop the"
+                " rule that splits the layers, or set exact_sums=0."
+            )
+        is_here = tf.equal(branches.stage, place)
+        return tf.where(is_here, value, -tf.zeros_like(value))

@@ -65,7 +65,7 @@ def get_variable(
     full_name = f"{scope}/{name}" if scope else name
     growth, transfer = Growth(), getattr(mesh, "transfer", None)
     if transfer is not None and role is not None:
-        initializer, growth = transfer.applied(full_name, role, initializer)
+        initializer, growth = transfer.scaled_initializer(full_name, role, initializer)
     trainable = trainable and not frozen
     stored = shape
     if layout is not None and (trainable or (frozen and layout.storage.stage == 3)):

@@ -1,18 +1,18 @@
 """Transfer of hyperparameters from a small model to a wide one (`transfer_from`).
 
-If initial values, learning rates and scales follow the width, the best hyperparameters of a small
-model are the best of a wide one (G. Yang et al., "Tensor Programs V", arXiv:2203.03466, tables 3
-and 8). The roles of variables tell how they follow it. The model is built with the sizes of both
-sets, and each variable is compared with its counterpart:
+A wide model can use the best hyperparameters of a small one if initial values, learning rates and
+scales are adapted to its width (G. Yang et al., "Tensor Programs V", arXiv:2203.03466, tables 3 and
+8). The role of a variable decides how. The model is built with the sizes of both sets, and each
+variable is compared with its counterpart:
 
     small   layer_00/feed_forward/output   MATRIX  inputs d_ff=512    outputs d_model=128
     wide    layer_00/feed_forward/output   MATRIX  inputs d_ff=4096   outputs d_model=1024
 
 Its inputs have grown 8 times, so its initial values are `8 ** -0.5` times the small model's, and
 with Adam its learning rate is an eighth (`t2tp.optim.optimizer.Optimizer.rate_factor`). A head's
-logits are divided by the growth of its inputs: its initial values and its rate are, which is the
-same; where logits use the table of embeddings, `t2tp.layers.embedding` divides. The numbers of
-layers change nothing: there are no rules for depth.
+logits must be divided by the growth of its inputs. Dividing its initial values and its learning
+rate does the same. Logits that use the embedding table are divided by `t2tp.layers.embedding`.
+There are no rules for depth: the number of layers changes nothing.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from t2tp import registry, upstream
 from t2tp.hparam import HParams
 from t2tp.ops.variables.role import HEAD, MATRIX, Role
 
-# Integers that the model keeps: its depth, and the sizes of the problem's data.
+# Integers that are no widths: the depth, and sizes that the problem's data determine.
 _NO_WIDTH = re.compile("layer|vocab|classes|batch|length")
 
 
 class Growth(NamedTuple):
-    """How many times more inputs and outputs a variable has than in the small model."""
+    """A variable's numbers of inputs and outputs, divided by the small model's."""
 
     inputs: float = 1.0
     outputs: float = 1.0
 
 
 class Transfer:
-    """The comparison of a model with the small one whose hyperparameters it has.
+    """Compares a wide model with the small one it was tuned on.
 
     Attributes:
-      small: the hparams of the small model: the model's own, with the sizes of `transfer_from`.
+      small: the small model's hparams: the wide model's, with the widths of `transfer_from`.
     """
 
     def __init__(self, hparams: HParams) -> None:
-        """Reads the sizes of the set `transfer_from`: all integers but depth and sizes of the data.
+        """Reads the widths of the set `transfer_from`.
 
         Raises:
           LookupError: no set has this name.
-          ValueError: the set is of another model.
+          ValueError: the set belongs to another model.
         """
         self._hparams = hparams
         self.small = hparams.copy()
@@ -69,38 +69,41 @@ class Transfer:
 
     @classmethod
     def from_hparams(cls, hparams: HParams) -> Transfer | None:
-        """Reads `transfer_from` and sizes; None if there is no set to transfer from."""
-        given = "transfer_from" in hparams and hparams.transfer_from
-        return cls(hparams) if given else None
+        """Reads `transfer_from`; returns None if it is empty."""
+        is_set = "transfer_from" in hparams and hparams.transfer_from
+        return cls(hparams) if is_set else None
 
     def ratio(self, dim_name: str) -> float:
-        """Returns how many times larger than in the small model a size is, such as `d_model`."""
+        """Returns a size, such as `d_model`, divided by the small model's."""
+        # Models without an hparam for each size have one `hidden_size`, or no widths at all.
         name = dim_name if dim_name in self.small else "hidden_size"
         return self._hparams.get(name) / self.small.get(name) if name in self.small else 1.0
 
-    def compare_with(self, variables: Iterable[upstream.Variable]) -> None:
-        """Sets the variables of the small model; before, no variable is compared."""
+    def set_small_variables(self, variables: Iterable[upstream.Variable]) -> None:
+        """Sets the variables of the small model. Without them, nothing is scaled."""
         for variable in variables:
             self._variables[variable.name] = variable
 
-    def applied(self, name: str, role: Role, initializer: object) -> tuple[object, Growth]:
-        """Returns the initial values of a variable, and its growth.
+    def scaled_initializer(
+        self, name: str, role: Role, initializer: object
+    ) -> tuple[object, Growth]:
+        """Returns the small model's initializer, scaled for a variable, and the variable's growth.
 
         Args:
           name: full name of the variable.
           role: its role.
-          initializer: its initializer by the rules of the layer.
+          initializer: the layer's initializer, returned if there are no small variables.
 
         Raises:
-          ValueError: the small model has no such variable, or no initial values that can be scaled.
+          ValueError: the small model has no such variable, or its initializer cannot be scaled.
         """
         if not self._variables:
             return initializer, Growth()
         small = self._variables.get(name)
         if small is None or small.role is None or small.role.kind != role.kind:
             raise ValueError(
-                f"transfer_from={self._hparams.transfer_from!r}: with its sizes the model has no"
-                f" {role.kind} {name!r}"
+                f"transfer_from={self._hparams.transfer_from!r}: the model with the sizes of that"
+                f" set has no {role.kind} {name!r}"
             )
         growth = Growth(
             *(
@@ -116,7 +119,7 @@ class Transfer:
 
 
 def ratio(mesh: upstream.Mesh, dim_name: str) -> float:
-    """Returns how many times larger than in the small model a size is; 1 without transfer."""
+    """Returns a size divided by the small model's; 1 without transfer."""
     transfer = getattr(mesh, "transfer", None)
     return 1.0 if transfer is None else transfer.ratio(dim_name)
 
