@@ -53,6 +53,12 @@ def whole() -> list[Slice]:
     ]
 
 
+def values_in(checkpoint) -> dict[str, np.ndarray]:
+    """Returns all values of a checkpoint, as TensorFlow reads them."""
+    reader = tf.train.load_checkpoint(checkpoint.prefix)
+    return {name: reader.get_tensor(name) for name in checkpoint.shapes()}
+
+
 def assert_is_step(checkpoint, step: int) -> None:
     """Reads everything and compares it with what `of_step(step)` saved."""
     got_table, got_step, got_half = checkpoint.read(whole())

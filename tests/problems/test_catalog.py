@@ -1,6 +1,7 @@
 """Problems on TFDS's catalog, with mocked data. With archives: `sources/test_archives.py`."""
 
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -137,27 +138,20 @@ def test_numbers_among_the_options_have_a_range():
 def test_features_without_names_are_said():
     """The dataset's examples are not dictionaries."""
 
-    class Info:
-        full_name = "pairs/1.0.0"
-        features = (1, 2)
-        supervised_keys = None
-
+    info = SimpleNamespace(full_name="pairs/1.0.0", features=(1, 2), supervised_keys=None)
     with pytest.raises(ValueError, match="which features of pairs/1.0.0.* have no names"):
-        chosen_features(Info, "", "")
+        chosen_features(info, "", "")
 
 
 def test_splits_that_a_dataset_lacks_are_parts_of_train(mocked, tmp_path):
-    class Info:
-        splits = {"train": None}
-
-    problem = problems.find("tfds:kmnist")
-    parts = [problem.dataset_split(split, Info) for split in problem.splits]
+    problem, info = problems.find("tfds:kmnist"), SimpleNamespace(splits={"train": None})
+    parts = [problem.dataset_split(split, info) for split in problem.splits]
     assert parts == ["train[:90%]", "train[90%:95%]", "train[95%:100%]"]
-    Info.splits = {"train": None, "test": None}
-    parts = [problem.dataset_split(split, Info) for split in problem.splits]
+    info.splits = {"train": None, "test": None}
+    parts = [problem.dataset_split(split, info) for split in problem.splits]
     assert parts == ["train[:95%]", "train[95%:100%]", "test"]
     own = problems.find("tfds:kmnist", "validation=test[:50%],test=test[50%:]")
-    parts = [own.dataset_split(split, Info) for split in own.splits]
+    parts = [own.dataset_split(split, info) for split in own.splits]
     assert parts == ["train", "test[:50%]", "test[50%:]"]
 
 

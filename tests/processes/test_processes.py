@@ -1,10 +1,8 @@
 """Several processes, real ones: the numbers of a single one, and what happens when one is lost."""
 
-import contextlib
 import json
 import re
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -46,11 +44,8 @@ def by_slurm(number: int) -> list[tuple[dict, dict]]:
     return [({}, {**step, "SLURM_PROCID": str(i)}) for i in range(number)]
 
 
-Start = Callable[..., contextlib.AbstractContextManager[list[WarmProcess]]]
-
-
 @pytest.fixture
-def start(tmp_path: Path) -> Start:
+def start(tmp_path: Path):
     """Starts processes that run a scenario: its name, their places, its options."""
 
     def run(scenario: str, places: list[tuple[dict, dict]], **options: object):
@@ -60,14 +55,13 @@ def start(tmp_path: Path) -> Start:
             for given, _ in places
         ]
         environments = [environment for _, environment in places]
-        return started(
-            "tests.processes.one_process:main", arguments, environments, tmp_path / "said"
-        )
+        target = "tests.processes.one_process:main"
+        return started(target, arguments, environments, tmp_path / "said")
 
     return run
 
 
-def results(started: contextlib.AbstractContextManager[list[WarmProcess]]) -> list[dict]:
+def results(started) -> list[dict]:
     """What each process printed."""
     with started as processes:
         for process in processes:

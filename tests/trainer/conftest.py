@@ -18,7 +18,7 @@ from tests.trainer import (
 from tests.trainer.command import call
 
 PROBLEM = "languagemodel_encodings"
-_NEW = {"problem": PROBLEM, "model": "transformer_lm", "hparams_set": "transformer_lm_test"}
+NEW = {"problem": PROBLEM, "model": "transformer_lm", "hparams_set": "transformer_lm_test"}
 
 
 def set_flags(run: Path, **flags: object) -> None:
@@ -38,7 +38,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def _trained(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Path:
     run = tmp_path_factory.mktemp("trained") / "run"
-    flags = {**_NEW, "data_dir": data_dir, "output_dir": run, "schedule": "train"}
+    flags = {**NEW, "data_dir": data_dir, "output_dir": run, "schedule": "train"}
     flags |= {"train_steps": 2, "save_checkpoints_steps": 1, "random_seed": 5, "hparams": "d_ff=64"}
     assert call("t2tp_trainer", **flags) == 0
     return run
@@ -74,7 +74,7 @@ def study_address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def trainer(tmp_path: Path, data_dir: Path) -> Callable[..., int]:
     """`t2tp_trainer` in this process: flags by name -> exit code. A flag of None is left out."""
-    defaults = {**_NEW, "data_dir": data_dir, "output_dir": tmp_path / "run", "train_steps": 6}
+    defaults = {**NEW, "data_dir": data_dir, "output_dir": tmp_path / "run", "train_steps": 6}
 
     def run(**flags: object) -> int:
         schedule = str(flags.get("schedule", "train_and_evaluate"))

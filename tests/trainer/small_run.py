@@ -5,9 +5,8 @@ from pathlib import Path
 from t2tp.checkpoint import Checkpoint
 from t2tp.checkpoint.inspection import differences
 from tests.trainer.command import flags_of
+from tests.trainer.conftest import NEW
 from tests.trainer.hooks.events import read_scalars
-
-PROBLEM = "languagemodel_encodings"
 
 
 def flags(output_dir: Path, data_dir: Path, /, **changes: object) -> list[str]:
@@ -19,9 +18,7 @@ def flags(output_dir: Path, data_dir: Path, /, **changes: object) -> list[str]:
       changes: of flags; None leaves one out.
     """
     given = {
-        "problem": PROBLEM,
-        "model": "transformer_lm",
-        "hparams_set": "transformer_lm_test",
+        **NEW,
         "hparams": "layer_prepostprocess_dropout=0.1",
         "mesh_shape": "data:2;model:2",
         "schedule": "train",

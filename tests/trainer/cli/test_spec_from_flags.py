@@ -13,7 +13,8 @@ from t2tp.trainer.cli.flag_groups import parse
 from t2tp.trainer.cli.spec_from_flags import spec_from_flags
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.run_dir import run_files
-from tests.trainer.conftest import PROBLEM, set_flags
+from tests.trainer.command import flags_of
+from tests.trainer.conftest import NEW, set_flags
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -21,14 +22,11 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 @pytest.fixture
 def resolve(tmp_path, data_dir):
     """Flags by name -> `RunSpec`."""
-    new = {"problem": PROBLEM, "model": "transformer_lm", "hparams_set": "transformer_lm_test"}
 
-    def resolve(new=new, **flags):
+    def resolve(new=NEW, **flags):
         given = {**new, "data_dir": data_dir, "output_dir": tmp_path / "run", **flags}
-        command_line = [f"--{name}={value}" for name, value in given.items()]
-        return spec_from_flags(
-            parse(programs.PROGRAMS["t2tp_trainer"].groups, ["t2tp_trainer", *command_line])[0]
-        )
+        command_line = ["t2tp_trainer", *flags_of(given)]
+        return spec_from_flags(parse(programs.PROGRAMS["t2tp_trainer"].groups, command_line)[0])
 
     return resolve
 
@@ -98,9 +96,7 @@ def test_what_a_new_run_needs_is_asked_for(resolve):
 
 # What a user may give at a start, and leave out at any resume.
 KEPT = {
-    "problem": PROBLEM,
-    "model": "transformer_lm",
-    "hparams_set": "transformer_lm_test",
+    **NEW,
     "problem_options": "vocab_size=512",
     "train_steps": 7,
     "random_seed": 5,

@@ -11,6 +11,7 @@ from t2tp import registry
 from tests.files import flip
 from tests.trainer import small_run
 from tests.trainer.command import call
+from tests.trainer.hooks.events import read_log
 from tests.trainer.tiny_problem import LanguagemodelEncodings
 from tests.warm_processes import tf_configs
 
@@ -60,20 +61,12 @@ class LanguagemodelPlanted(LanguagemodelEncodings):
 def trained(directory, mesh):
     """(flags of the run, its log): checkpoints of steps 20, 40 and 50."""
     where = {"output_dir": directory / "run", "data_dir": directory / "data"}
-    flags = small_run.flags(
-        where["output_dir"],
-        where["data_dir"],
-        problem="languagemodel_planted",
-        generate_data=True,
-        hparams=f"batch_size=8,batch_size_unit=sequences_per_replica,learning_rate_constant=0.02,{MESHES[mesh]}",
-        mesh_shape=mesh,
-        train_steps=STEPS,
-        save_checkpoints_steps=20,
-        log_json=directory / "log",
-    )
-    assert call("t2tp_trainer", *flags) == 0
-    lines = map(json.loads, (directory / "log").read_text().splitlines())
-    return where, {x["step"]: x for x in lines if x["event"] == "report"}
+    hparams = f"batch_size=8,batch_size_unit=sequences_per_replica,{MESHES[mesh]}"
+    more = {"problem": "languagemodel_planted", "generate_data": True, "mesh_shape": mesh}
+    more |= {"hparams": f"{hparams},learning_rate_constant=0.02", "log_json": directory / "log"}
+    more |= {"train_steps": STEPS, "save_checkpoints_steps": 20}
+    assert call("t2tp_trainer", *small_run.flags(*where.values(), **more)) == 0
+    return where, {x["step"]: x for x in read_log(directory / "log", "report")}
 
 
 @pytest.fixture(scope="module")

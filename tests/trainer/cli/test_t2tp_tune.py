@@ -159,10 +159,6 @@ def test_a_signal_reaches_the_trial_which_saves(tmp_path, number):
     assert all(line.startswith(b"t2tp_tune: ") for line in reported), err
 
 
-def _steps(directory: Path) -> list[int]:
-    return [int(line) for line in (directory / "steps").read_text().split()]
-
-
 @pytest.mark.ci_only
 @pytest.mark.slow
 def test_killed_processes_lose_no_trial_and_none_is_run_twice(tmp_path, study_address):
@@ -183,4 +179,5 @@ def test_killed_processes_lose_no_trial_and_none_is_run_twice(tmp_path, study_ad
     assert survivor.returncode == 0, err
     assert len([line for line in out.splitlines() if line.startswith(b"loss")]) == 6
     for trial in range(6):
-        assert _steps(tmp_path / f"trial-{trial:04d}") == list(range(1, 9))
+        steps = (tmp_path / f"trial-{trial:04d}/steps").read_text().split()
+        assert [int(step) for step in steps] == list(range(1, 9))

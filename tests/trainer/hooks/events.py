@@ -1,6 +1,7 @@
 """Reads TensorBoard's event files."""
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -49,6 +50,12 @@ def read_scalars(directory: Path, *, was_killed: bool = False) -> dict[str, dict
         if event.plugin == "scalars":
             scalars.setdefault(event.name, {})[event.step] = event.value.item()
     return scalars
+
+
+def read_log(path: Path, event: str = "") -> list[dict]:
+    """The lines of a log of JSON, or those of an event."""
+    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    return [line for line in lines if event in ("", line["event"])]
 
 
 def read_texts(directory: Path) -> dict[tuple[str, int], str]:

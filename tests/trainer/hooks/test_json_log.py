@@ -7,10 +7,7 @@ import pytest
 
 from t2tp.trainer.errors import UsageError
 from t2tp.trainer.hooks.json_log import JsonLog
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+from tests.trainer.hooks.events import read_log as lines
 
 
 def test_each_event_is_a_line_with_its_time(tmp_path):

@@ -1,18 +1,18 @@
 """A step that is not finite ends the training, and nothing that came of it is saved."""
 
-import json
 import math
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from t2tp import checkpoint
 from t2tp.checkpoint import Checkpoint
 from t2tp.trainer.hooks.nonfinite import TrainingDivergedError
 from t2tp.trainer.run_config import RunConfig
+from tests.checkpoint.samples import values_in
 from tests.trainer import toy
-from tests.trainer.toy_estimator import estimator
+from tests.trainer.hooks.events import read_log
+from tests.trainer.toy_estimator import estimator, step_directory
 
 
 class Poisoned(toy.Stream):
@@ -32,9 +32,7 @@ class Poisoned(toy.Stream):
 
 def saved(directory, step):
     """All values of a checkpoint."""
-    found = Checkpoint(checkpoint.step_directory(directory / "checkpoints", step))
-    reader = tf.train.load_checkpoint(found.prefix)
-    return {name: reader.get_tensor(name) for name in found.shapes()}
+    return values_in(Checkpoint(step_directory(directory, step)))
 
 
 @pytest.mark.parametrize(("mesh", "bad"), [("one device", 8), ("both", 3), ("both", 7)])
@@ -49,8 +47,7 @@ def test_it_stops_and_the_latest_checkpoint_is_of_the_step_before(tmp_path, mesh
     good, before = saved(tmp_path / "good", bad - 1), saved(tmp_path / "bad", bad - 1)
     for name in good:
         np.testing.assert_array_equal(before[name], good[name], err_msg=name)
-    events = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
-    assert [e["step"] for e in events if e["event"] == "diverged"] == [bad]
+    assert [event["step"] for event in read_log(tmp_path / "log", "diverged")] == [bad]
 
 
 def test_a_step_that_is_finite_when_it_is_done_again_is_the_machines_fault(tmp_path):
@@ -100,7 +97,5 @@ def test_steps_can_be_left_out_and_are_counted(trainer, tmp_path, capfd):
     bad = {"hparams": "learning_rate_constant=1e38", "on_nonfinite": "skip", "log_json": log}
     assert trainer(schedule="train", train_steps=4, **bad) == 0
     assert "skipped step 2: loss 6.2" in capfd.readouterr().err
-    events = [json.loads(line) for line in log.read_text().splitlines()]
-    skipped = [event for event in events if event["event"] == "skipped"]
-    assert [event["skipped_steps"] for event in skipped] == [1, 2, 3]
+    assert [event["skipped_steps"] for event in read_log(log, "skipped")] == [1, 2, 3]
     assert checkpoint.all_steps(tmp_path / "run/checkpoints") == [4]

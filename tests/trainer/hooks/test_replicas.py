@@ -1,7 +1,5 @@
 """A training whose devices disagree stops before it saves, and names variable and device."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -9,6 +7,7 @@ from t2tp import checkpoint
 from t2tp.trainer.hooks.replicas import ReplicaHook, ReplicaMismatchError
 from t2tp.trainer.model_fn import ModeKeys
 from tests.trainer import toy
+from tests.trainer.hooks.events import read_log
 from tests.trainer.toy_estimator import At, estimator
 
 
@@ -33,8 +32,7 @@ def test_it_stops_at_the_next_check(tmp_path):
     with pytest.raises(ReplicaMismatchError, match=said):
         trained.train(toy.inputs(), 12, [hook])
     assert checkpoint.all_steps(tmp_path / "checkpoints") == []
-    events = [json.loads(line) for line in (tmp_path / "l").read_text().splitlines()]
-    assert [e["step"] for e in events if e["event"] == "replicas_differ"] == [6]
+    assert [event["step"] for event in read_log(tmp_path / "l", "replicas_differ")] == [6]
 
 
 def test_a_checkpoint_between_two_checks_is_checked(tmp_path):

@@ -1,9 +1,8 @@
 """The stage that the others wait for is named, once."""
 
-import json
-
 from t2tp.trainer.hooks.json_log import JsonLog
 from t2tp.trainer.hooks.slow_stage import SlowStage
+from tests.trainer.hooks.events import read_log
 
 
 def warned(tmp_path, idle_by_step: list[list[float]]) -> list[dict]:
@@ -13,7 +12,7 @@ def warned(tmp_path, idle_by_step: list[list[float]]) -> list[dict]:
         shares = {f"pipeline_idle_share_stage_{i}": x for i, x in enumerate(idle)}
         watch.report(step, {"loss": 1.0, "pipeline_idle_share": 0.3, **shares})
     path = tmp_path / "log.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return read_log(path) if path.exists() else []
 
 
 def test_a_stage_that_computes_longer_is_named_once(tmp_path, caplog):

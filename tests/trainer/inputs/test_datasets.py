@@ -12,14 +12,9 @@ from t2tp.trainer.run_config import RunConfig
 from tests.page_blocks import blocks
 from tests.trainer import toy
 from tests.trainer.hooks.events import read_scalars
+from tests.trainer.toy_estimator import estimator
 
 DIMENSIONS = {"x": "batch d_in", "y": "batch d_out"}
-
-
-def estimator(directory, **settings) -> Estimator:
-    mesh = {"mesh_shape": "data:2;model:2", "layout": "batch:data;d_out:model"}
-    config = RunConfig(str(directory), log_step_count_steps=1, **settings)
-    return Estimator(toy.model_fn, config, {"learning_rate": 0.05, **mesh})
 
 
 def batches(count: int) -> dict[str, np.ndarray]:

@@ -39,18 +39,9 @@ def test_pairs_in_buckets_of_length_train(trainer, tmp_path, monkeypatch):
     name, options = "algorithmic_reverse_binary40", "arrangement=bucketed"
     counts = {"train": 500, "validation": 50, "test": 50}
     monkeypatch.setattr(AlgorithmicProblem, "sample_counts", counts)
-    flags = {
-        "problem": name,
-        "problem_options": options,
-        "data_dir": tmp_path / "data",
-        "hparams": "batch_size=4",
-        "mesh_shape": "data:2",
-        "generate_data": True,
-        "schedule": "train",
-        "train_steps": 8,
-        "log_step_count_steps": 8,
-    }
-    assert trainer(**flags) == 0
+    flags = {"problem": name, "problem_options": options, "schedule": "train", "train_steps": 8}
+    flags |= {"data_dir": tmp_path / "data", "generate_data": True, "mesh_shape": "data:2"}
+    assert trainer(**flags, hparams="batch_size=4", log_step_count_steps=8) == 0
     shown = read_scalars(tmp_path / "run")
     assert shown["loss"].keys() == {8}
     assert "examples_per_second" not in shown
@@ -79,15 +70,8 @@ class TranslateWithF1(TranslateUpperCase):
     ],
 )
 def test_metrics_that_a_model_lacks_are_named(trainer, tmp_path, capfd, problem, model, metric):
-    flags = {
-        "problem": problem,
-        "data_dir": tmp_path / "data",
-        "model": model,
-        "hparams_set": f"{model}_tiny",
-        "generate_data": True,
-        "train_steps": 2,
-    }
-    assert trainer(**flags) == 0
+    flags = {"problem": problem, "model": model, "hparams_set": f"{model}_tiny", "train_steps": 2}
+    assert trainer(**flags, data_dir=tmp_path / "data", generate_data=True) == 0
     assert f"not evaluated: {metric}" in capfd.readouterr().err
     shown = read_scalars(tmp_path / "run" / "eval")
     assert "accuracy" in shown and metric not in shown

@@ -41,18 +41,11 @@ def test_a_kill_changes_no_bit(model, mesh, hparams, killed, resumed, tmp_path, 
     hooks = stopping_hooks.make(tmp_path)
 
     def train(run: str, count: int, codes: set[int], **more: str) -> str:
-        command = flags(
-            tmp_path / run,
-            data_dir,
-            model=model,
-            hparams_set="transformer_moe_tiny" if "moe" in model else "transformer_lm_test",
-            hparams=f"layer_prepostprocess_dropout=0.1,{hparams}",
-            mesh_shape=mesh,
-            train_steps=STEPS,
-            save_checkpoints_steps=SAVE,
-            t2t_usr_dir=hooks,
-            hooks="stopping",
-        )
+        hparams_set = "transformer_moe_tiny" if "moe" in model else "transformer_lm_test"
+        given = {"model": model, "hparams_set": hparams_set, "mesh_shape": mesh}
+        given |= {"hparams": f"layer_prepostprocess_dropout=0.1,{hparams}", "train_steps": STEPS}
+        given |= {"save_checkpoints_steps": SAVE, "t2t_usr_dir": hooks, "hooks": "stopping"}
+        command = flags(tmp_path / run, data_dir, **given)
         environments = [{**ONE_THREAD, **more}]
         if count > 1:
             environments = environments_of(count, None, environments[0], [])

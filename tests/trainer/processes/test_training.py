@@ -3,7 +3,6 @@
 Each process takes seconds to start, so a test says all that its processes have shown.
 """
 
-import contextlib
 import itertools
 import json
 import os
@@ -11,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +23,7 @@ from t2tp.trainer.processes.local_processes import environments_of
 from tests.trainer import small_run
 from tests.trainer.conftest import PROBLEM
 from tests.trainer.hooks.events import read_scalars
-from tests.warm_processes import WarmProcess, started
+from tests.warm_processes import started
 
 pytestmark = pytest.mark.slow
 
@@ -63,11 +61,8 @@ def launch(arguments: list[str]) -> tuple[list[str], list[str]]:
     return done.stdout.splitlines(), done.stderr.splitlines()
 
 
-Start = Callable[..., contextlib.AbstractContextManager[list[WarmProcess]]]
-
-
 @pytest.fixture
-def start(tmp_path: Path) -> Start:
+def start(tmp_path: Path):
     """Starts a process for each command line, by default told by TF_CONFIG who they are."""
     numbers = itertools.count()
 
@@ -80,9 +75,7 @@ def start(tmp_path: Path) -> Start:
     return run
 
 
-def ended(
-    processes: contextlib.AbstractContextManager[list[WarmProcess]], codes: list[int]
-) -> list[str]:
+def ended(processes, codes: list[int]) -> list[str]:
     """What each says on stderr until it ends with its code."""
     with processes as started:
         found = [process.wait() for process in started]
@@ -185,19 +178,13 @@ def test_a_signal_to_all_stops_all(start, data_dir, tmp_path):
 def by_flags(own_flags: list[dict], output_dir: Path, data_dir: Path) -> list[list[str]]:
     """Command lines that say who the processes are."""
     place = {"num_processes": len(own_flags), "coordinator": f"localhost:{free_port()}"}
-    return [
-        flags(output_dir, data_dir, **{**place, "process_id": i, **own})
-        for i, own in enumerate(own_flags)
-    ]
+    own_flags = [{**place, "process_id": i, **own} for i, own in enumerate(own_flags)]
+    return [flags(output_dir, data_dir, **own) for own in own_flags]
 
 
 def test_processes_told_by_flags_write_one_sample(start, alone, data_dir, capfd):
-    sampling = {
-        "schedule": "predict",
-        "log_step_count_steps": None,
-        "decode_prompt": "import ",
-        "decode_length": 6,
-    }
+    sampling = {"schedule": "predict", "decode_prompt": "import ", "decode_length": 6}
+    sampling["log_step_count_steps"] = None
     assert main(["t2tp_trainer", *flags(alone, data_dir, **sampling)]) == 0
     wanted = capfd.readouterr().out
     with start(by_flags([sampling] * 2, alone, data_dir), [{}, {}]) as processes:

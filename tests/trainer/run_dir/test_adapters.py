@@ -5,10 +5,10 @@ import shutil
 import numpy as np
 import pytest
 
-from t2tp.checkpoint import Slice
 from t2tp.layers.adapters import DOWN, UP
 from t2tp.trainer.cli.programs import t2tp_avg_checkpoints, t2tp_eval, t2tp_trainer
 from t2tp.trainer.run_dir.find_checkpoint import find
+from tests.checkpoint.samples import values_in
 from tests.trainer import (
     tiny_problem,  # noqa: F401 (registers problems)
     trained_runs,
@@ -48,10 +48,7 @@ def run(base, tmp_path_factory):
 
 
 def contents(output_dir) -> dict[str, np.ndarray]:
-    saved = find(str(output_dir))
-    dtypes = saved.dtypes()
-    parts = [Slice.full(name, shape, dtypes[name]) for name, shape in saved.shapes().items()]
-    return {part.name: x.numpy() for part, x in zip(parts, saved.read(parts), strict=True)}
+    return values_in(find(str(output_dir)))
 
 
 def test_a_checkpoint_has_the_adapters_and_refers_to_the_base(run, base):

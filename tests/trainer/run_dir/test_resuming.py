@@ -17,6 +17,7 @@ from t2tp.trainer.hooks.json_log import JsonLog
 from t2tp.trainer.run_dir import run_files
 from tests.killed import killed_before_renaming
 from tests.trainer import toy
+from tests.trainer.hooks.events import read_log
 from tests.trainer.tiny_experiment import experiment
 from tests.trainer.toy_estimator import Crash, estimator
 
@@ -36,10 +37,6 @@ def wait_for_the_next_second() -> None:
     time.sleep(1 - time.time() % 1)
 
 
-def events(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def test_tensorboard_and_the_json_log_have_each_step_once(tmp_path):
     """Also if the run is moved, once and again."""
     run, log = tmp_path / "run", tmp_path / "log.jsonl"
@@ -52,12 +49,11 @@ def test_tensorboard_and_the_json_log_have_each_step_once(tmp_path):
             estimator(run, log_json=str(log)).train(toy.inputs(), 12, [Crash(crash)])
         steps = [*range(1, min(crash, 12) + 1)]
         assert shown_steps(run, "loss") == steps
-        reports = [event["step"] for event in events(log) if event["event"] == "report"]
-        assert reports == steps
-    began = [(event["step"], event["run"]) for event in events(log) if event["event"] == "began"]
+        assert [event["step"] for event in read_log(log, "report")] == steps
+    began = [(event["step"], event["run"]) for event in read_log(log, "began")]
     assert began == [(0, str(tmp_path / "run")), (4, str(crashes[1][0])), (8, str(run))]
-    assert [e["step"] for e in events(log) if e["event"] == "checkpoint"] == [4, 8, 12]
-    assert events(log)[-1]["event"] == "ended"
+    assert [event["step"] for event in read_log(log, "checkpoint")] == [4, 8, 12]
+    assert read_log(log)[-1]["event"] == "ended"
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from t2tp import Layout, mtf, object_store, problems
-from t2tp.checkpoint import Checkpoint, Retention, latest
+from t2tp.checkpoint import Retention, latest
 from t2tp.checkpoint.variables import metadata_of
 from t2tp.hparam import HParams
 from t2tp.mesh.zero import Storage
@@ -21,6 +21,7 @@ from t2tp.trainer.run_dir import huggingface_files, run_files
 from t2tp.trainer.run_dir.run_saver import RunSaver
 from t2tp.trainer.run_dir.token_rows import TokenRows, rows_between
 from t2tp.trainer.run_dir.warm_start import WarmStart, inherit_files, warm_start
+from tests.checkpoint.samples import values_in
 from tests.huggingface import our_models
 from tests.huggingface.tiny_files import END, write_tiny_gpt2
 from tests.warm_processes import started, tf_configs
@@ -161,9 +162,7 @@ def train(
 
 
 def values(run) -> dict[str, np.ndarray]:
-    saved: Checkpoint = latest(run / "checkpoints")
-    reader = tf.train.load_checkpoint(saved.prefix)
-    return {name: reader.get_tensor(name) for name in saved.shapes()}
+    return values_in(latest(run / "checkpoints"))
 
 
 @pytest.mark.slow
