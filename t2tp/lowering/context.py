@@ -1,4 +1,4 @@
-"""The interface between an operation's lowering and its graph's.
+"""The interface through which an operation reads its inputs and sets its outputs.
 
 `Operation.lower(lowering)` gets a `Lowering`. It reads the slices of its inputs and sets the slice
 of each output:
@@ -38,8 +38,8 @@ class Relayout(NamedTuple):
     Attributes:
       x: the slice.
       name: the operation that asks for the conversion.
-      old_shape: global shape of the tensor that `x` is a slice of.
-      new_shape: global shape of the tensor whose slice is computed.
+      old_shape: global shape of the old tensor; `x` is a slice of this tensor.
+      new_shape: global shape of the new tensor.
     """
 
     x: tf.Tensor
@@ -82,7 +82,7 @@ class Lowering(Protocol):
         dims: Collection[upstream.Dimension] | None = None,
         value: complex = 0,
     ) -> tf.Tensor:
-        """Returns the slice with `value` in place of its padding along `dims`."""
+        """Returns the slice with its padding along `dims` (default: all) replaced by `value`."""
 
     def masking(
         self,
@@ -104,7 +104,7 @@ class Lowering(Protocol):
         """Sets a partial sum over split dimensions; the all-reduce is deferred."""
 
     def parts_of(self, dim: upstream.Dimension, layout: Layout | None = None) -> tuple[int, int]:
-        """Returns the parts in which `exact_sums` sums a dimension: (all, this processor's)."""
+        """Returns (parts in all, parts on this processor) of a sum over `dim` with `exact_sums`."""
 
     def set_parts(
         self,
@@ -127,7 +127,7 @@ class Lowering(Protocol):
         """Returns a microbatch's leaf of a tree of sums, and the mesh axes to sum it over."""
 
     def set_sum_over_axes(self, tensor: upstream.Tensor, value: tf.Tensor, axes: list[int]) -> None:
-        """Sets a partial sum over mesh axes; without axes, the slice."""
+        """Sets a partial sum over mesh axes; with no axes it is the slice itself."""
 
     def set_tensor_lowering(self, tensor: upstream.Tensor, laid_out_tensor: Any) -> None:
         """Sets an output to another representation, such as a lazy one-hot tensor."""
@@ -142,10 +142,10 @@ class Lowering(Protocol):
         """Returns the most recently lowered activation, if this graph has one."""
 
     def shared(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Returns a value that several operations need, computed by the first of them."""
+        """Returns a value that several operations need; the first one computes it."""
 
     def shared_random(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Like `shared`, for a value made of random bits."""
+        """Like `shared`, for a value computed from random bits."""
 
     def random_bits(self, name: str, shape: upstream.Shape, order: Order = ...) -> tf.Tensor:
         """Returns 32 random bits per element, the same global tensor on every mesh."""
@@ -162,7 +162,7 @@ class Lowering(Protocol):
         """Returns `fn`, compiled by XLA for inputs that are large enough."""
 
     def isolated(self) -> AbstractContextManager[None]:
-        """Discards the tensors lowered inside the context, such as a branch, when it ends."""
+        """Discards the tensors lowered inside the context when it ends; used for branches."""
 
     def inside_loop(self, iteration: tf.Tensor) -> AbstractContextManager[None]:
         """Lowers a loop's body inside the context."""

@@ -1,9 +1,10 @@
-"""Lowers einsums, to matmuls or, with a one-hot tensor, to table look-ups.
+"""Lowers einsums to matmuls, or to table look-ups if one operand is a one-hot tensor.
 
-mesh-tensorflow writes a gather, and its gradient, as an einsum with a one-hot tensor. As matmuls
-these cost a fifth of a small language model's step. So a one-hot tensor is materialized only if its
-elements are needed, and an einsum that sums it away becomes a look-up or a sum of table rows. Other
-einsums become matmuls in `SpmdMeshImpl.einsum` and `t2tp.lowering.matmul`.
+mesh-tensorflow writes a gather and its gradient as einsums with a one-hot tensor. Computed as
+matmuls, these take a fifth of the step of a small language model. Here an einsum over the one-hot
+dimension becomes a look-up, and its gradient a sum of rows per id. The one-hot tensor itself is
+materialized only if another operation needs its elements. Other einsums
+become matmuls in `SpmdMeshImpl.einsum` and `t2tp.lowering.matmul`.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,11 +32,11 @@ class LazyOneHot:
 
 
 def lower_one_hot(op: upstream.ops.OneHotOperation, lowering: Lowering) -> None:
-    """Postpones a one-hot tensor until its elements are needed."""
+    """Sets the output to a one-hot tensor that is materialized only if its elements are needed."""
 
     def make() -> LaidOutTensor:
-        # It sets the output. That is undone, because in another TensorFlow graph (a loop's body)
-        # the tensor has to be computed again.
+        # `lower` sets the output to this graph's tensor. Another TensorFlow graph, such as a loop's
+        # body, has to compute the tensor again, so the lazy tensor is put back.
         with lowering.orders.during(op, lambda op: op.inputs):
             op.lower(lowering)
         made = lowering.tensors[output]
@@ -48,7 +49,7 @@ def lower_one_hot(op: upstream.ops.OneHotOperation, lowering: Lowering) -> None:
 
 
 def lower_einsum(op: upstream.ops.EinsumOperation, lowering: Lowering) -> None:
-    """Lowers an einsum to a matmul, or to a look-up if it sums a one-hot tensor away."""
+    """Lowers an einsum to a matmul, a look-up, or a sum of rows per id."""
     if len(op.inputs) == 2:
         for one_hot, other in (op.inputs, op.inputs[::-1]):
             if _is_one_hot(one_hot):
@@ -71,7 +72,7 @@ def _is_one_hot(tensor: upstream.Tensor) -> bool:
 def _is_look_up(
     ids: upstream.Tensor, dim: upstream.Dimension, table: upstream.Tensor, output: upstream.Tensor
 ) -> bool:
-    """Whether the einsum sums over `dim` only."""
+    """Whether the einsum sums over `dim` only, so that it looks up rows of a table."""
     union = {*ids.shape.dims, *table.shape.dims}
     return dim in table.shape.dims and union - {dim} == set(output.shape.dims)
 
@@ -79,7 +80,7 @@ def _is_look_up(
 def _is_sum_of_rows(
     ids: upstream.Tensor, dim: upstream.Dimension, rows: upstream.Tensor, output: upstream.Tensor
 ) -> bool:
-    """Whether the einsum sums the rows of each id."""
+    """Whether the einsum sums the rows of each id: the gradient of a look-up."""
     summed = {*ids.shape.dims} - {*output.shape.dims}
     kept = {*ids.shape.dims, *rows.shape.dims, dim} - summed
     return (

@@ -9,8 +9,8 @@ from t2tp.lowering.context import Lowering
 def lower_generic_gradient(op: upstream.GenericGradOperation, lowering: Lowering) -> None:
     """Computes the gradient of a TensorFlow function, slice by slice.
 
-    The results are partial derivatives: if one input is computed from another, that part of the
-    total derivative comes from the mtf graph.
+    The results are partial derivatives. If one input is computed from another, the mtf graph adds
+    the gradient through that dependency.
     """
     forward = op._forward_op
     ys = [lowering.slice(y) for y in forward.outputs]
@@ -21,13 +21,13 @@ def lower_generic_gradient(op: upstream.GenericGradOperation, lowering: Lowering
     gradients = tf.gradients(ys, tf_xs, grad_ys, stop_gradients=tf_xs, unconnected_gradients=zero)
     grads = dict(zip(xs, gradients, strict=True))
     for x, output in zip(forward.inputs, op.outputs, strict=True):
-        # An input given twice: the derivative w.r.t. both is that w.r.t. the first.
+        # If an input occurs twice, its first occurrence has the full derivative, the second 0.
         grad = grads.pop(x, None)
         lowering.set_slice(output, tf.zeros_like(lowering.slice(x)) if grad is None else grad)
 
 
 def lower_pool_gradient(op: upstream.PoolBackPropOperation, lowering: Lowering) -> None:
-    """Computes the gradient of pooling; elements that tie for a window's maximum share it."""
+    """Computes the gradient of pooling; tied maxima of a window share its gradient."""
     if not op._pool_fn_string.startswith("MAX"):
         op.lower(lowering)
         return

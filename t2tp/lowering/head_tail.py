@@ -2,16 +2,17 @@
 
 In causal attention a query attends to all earlier positions. With consecutive queries, the last
 processor would compute most of the scores, and the others would wait for it. In head-tail order,
-each processor swaps the second half of its slice with the processor at the other end. All slices
-then have an early and a late half and are equal work: A. Grattafiori et al., "The Llama 3 Herd of
-Models" (arXiv:2407.21783), section 3.3.2. Four processors hold these eighths of the positions:
+each processor swaps the second half of its slice with the processor at the other end of the axis.
+Each slice then has an early and a late half, so all processors have equal work: A. Grattafiori et
+al., "The Llama 3 Herd of Models" (arXiv:2407.21783), section 3.3.2. Four processors hold these
+eighths of the positions:
 
     consecutive    0 1    2 3    4 5    6 7
     head-tail      0 7    2 5    4 3    6 1
 
-Most operations do not depend on the order: for permuted positions they compute permuted results. So
-a tensor stays in head-tail order from one layer's attention to the next. It is converted back only
-for operations that depend on the order (`Hooks.ordered_dims`), and for the program's outputs.
+Most operations do not depend on the order: permuted positions only permute their results. So a
+tensor stays in head-tail order from the attention of one layer to the next. It is converted back
+only for operations that depend on the order (`Hooks.ordered_dims`) and for the program's outputs.
 """
 
 import contextlib
@@ -33,8 +34,8 @@ class Orders:
     """The order of each tensor of a lowering.
 
     Attributes:
-      current: the order of the inputs and outputs of the operation that is being lowered, along the
-        axes that split them.
+      current: the order of the operation that is being lowered. Its inputs and outputs are in this
+        order along the axes that split them.
     """
 
     def __init__(self, lowering: Lowering, mesh_impl: SpmdMeshImpl) -> None:
@@ -43,9 +44,9 @@ class Orders:
         self._mesh_impl = mesh_impl
         self.current = CONSECUTIVE
         self._of: dict[upstream.Tensor, Order] = {}
-        # The axes along which all slices of a tensor are the same, so that no order changes them.
+        # The axes along which all slices of a tensor are equal: a change of order changes nothing.
         self._uniform: dict[upstream.Tensor, Order] = {}
-        # The order of an operation's tensors, when it was lowered.
+        # The value of `current` when an operation was lowered.
         self._of_operation: dict[upstream.Operation, Order] = {}
         self._converted = GraphMemo()
         # Mesh axis -> names of the dimensions that some attention reads in head-tail order.
@@ -61,10 +62,10 @@ class Orders:
                     self._head_tail_dims.setdefault(axis, set()).add(dim.name)
 
     def of(self, tensor: upstream.Tensor) -> Order:
-        """Returns the order in which a tensor is cheapest to read: others need an exchange.
+        """Returns the order in which a tensor can be read without an exchange.
 
-        A feature is exchanged for its first operation that accepts any order, so that the tensors
-        computed from it need no exchange.
+        For a feature it is head-tail order if attention needs that. The feature is exchanged once,
+        so that the tensors computed from it need no exchange.
         """
         if hooks(tensor.operation).is_feature:
             return frozenset(
@@ -97,7 +98,7 @@ class Orders:
 
         Args:
           op: the operation.
-          read_by: returns all tensors that an operation reads, also in a loop's body.
+          read_by: returns all tensors that an operation reads, including those read in loop bodies.
         """
         if not self._head_tail_dims or hooks(op).chooses_orders:
             yield
@@ -174,9 +175,9 @@ class Orders:
         return all(self.has_halves(axis, d) and not _depends_on_order(op, d) for d in split)
 
     def _uniform_axes(self, op: upstream.Operation, y: upstream.Tensor) -> Order:
-        """Returns the axes along which all slices of an output are the same.
+        """Returns the axes along which all slices of an output are equal.
 
-        No order of the inputs changes the output along these axes.
+        The order of the inputs does not change the output along these axes.
         """
         varying = CONSECUTIVE.union(
             *(self._axes_of(x) - self._uniform.get(x, CONSECUTIVE) for x in _own_inputs(op))
@@ -188,9 +189,9 @@ class Orders:
         )
 
     def _keeps_split(self, old: upstream.Shape, new: upstream.Shape, axis: int) -> bool:
-        """Whether an axis splits the same dimension before and after a reshape, up to its name.
+        """Whether a reshape only renames the dimension that an axis splits.
 
-        The dimension is then the same factor of the row-major index: see `t2tp.lowering.reshape`.
+        The axis then splits the same factor of the row-major index (see `t2tp.lowering.reshape`).
         """
         factors = [
             (begin, dim.size)
@@ -236,7 +237,8 @@ def _depends_on_order(op: upstream.Operation, dim: upstream.Dimension) -> bool:
     return ordered is None or dim in ordered
 
 
-# mesh-tensorflow's operations on slices: a dimension may be split if its order does not matter.
+# mesh-tensorflow's operations that compute slice by slice. Their splittable dimensions are the ones
+# whose order does not matter.
 _ON_SLICES = (
     upstream.SlicewiseOperation,
     upstream.ops.ConcatOperation,

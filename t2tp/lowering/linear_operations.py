@@ -1,10 +1,10 @@
-"""Linear operations, which may be applied to partial sums before these are reduced.
+"""Linear operations on partial sums.
 
-Where the summed dimension of a matmul is split, a processor can scale, negate or transpose its
-partial sum. The sum is then deferred past the operation where that pays: before a reshape, with
-which it may become a reduce-scatter, and before a difference of two such sums. Elsewhere sums are
-reduced first, all at once: a gradient that is scaled for its variable's update is reduced together
-with the other gradients.
+If the summed dimension of a matmul is split, each processor has a partial sum, and it can scale,
+negate or transpose that before the all-reduce. Deferring the all-reduce past the operation pays in
+two cases. Before a reshape, all-reduce and reshape may become one reduce-scatter. In a difference
+of two sums, one all-reduce is enough. Otherwise the sum is reduced before the operation, so that it
+shares a collective with others: gradients are reduced together before they are scaled.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from t2tp.lowering.context import Lowering
 from t2tp.lowering.mesh_impl import LaidOutTensor
 from t2tp.lowering.slice_shapes import expanded
 
-# From a tensor to the operations that use it; None: the caller, which reads an output.
+# Maps a tensor to the operations that use it; None stands for an output of the program.
 Users: TypeAlias = "Callable[[upstream.Tensor], Sequence[upstream.Operation | None]]"
 
 
@@ -29,7 +29,7 @@ def is_linear(op: upstream.Operation) -> bool:
 
 
 def can_defer_past(op: upstream.Operation, users: Users) -> bool:
-    """Whether a sum is deferred past an operation: nothing else uses the sum, and it pays."""
+    """Whether to defer a sum past an operation: it pays, and nothing else uses the sum."""
     if not is_linear(op) or len(users(op.inputs[0])) != 1 or len(users(op.outputs[0])) != 1:
         return False
     (user,) = users(op.outputs[0])
@@ -42,7 +42,7 @@ def can_defer_past(op: upstream.Operation, users: Users) -> bool:
 
 
 def lower_linear(op: upstream.Operation, lowering: Lowering) -> None:
-    """Applies an operation to a partial sum; the output is a deferred sum, too."""
+    """Applies an operation to a partial sum; the output is a deferred sum as well."""
     (x,), (y,) = op.inputs, op.outputs
 
     def lower(addend: tf.Tensor) -> tf.Tensor:
@@ -64,9 +64,9 @@ def lower_linear(op: upstream.Operation, lowering: Lowering) -> None:
 def lower_add(op: upstream.AddOperation, lowering: Lowering) -> None:
     """Adds two tensors.
 
-    If both are deferred sums that other operations need anyway, it adds the reduced sums: adding
-    the partial sums would cost a third all-reduce. A bias is added to a sum that stays deferred if
-    a reshape follows, with which it may become a reduce-scatter.
+    If both are deferred sums that other operations need anyway, the reduced sums are added: adding
+    the partial sums would cost a third all-reduce. If a reshape follows, a bias is added to the
+    partial sum, because all-reduce and reshape may become one reduce-scatter.
     """
     (y,) = op.outputs
     if lowering.mesh_impl(op).layout.exact_sums:
@@ -89,7 +89,7 @@ def lower_add(op: upstream.AddOperation, lowering: Lowering) -> None:
 def _is_biased_sum(
     x: upstream.Tensor, bias: upstream.Tensor, y: upstream.Tensor, lowering: Lowering
 ) -> bool:
-    """Whether y = x + bias, x is a deferred sum that nothing else needs, and a reshape follows."""
+    """Whether y = x + bias, nothing else needs x, x is a deferred sum, and a reshape follows."""
     in_order = [dim for dim in y.shape.dims if dim in bias.shape.dims]
     if x.shape != y.shape or bias.shape.size >= y.shape.size or bias.shape.dims != in_order:
         return False
@@ -105,7 +105,7 @@ def _is_biased_sum(
 def _add_bias(
     x: upstream.Tensor, bias: upstream.Tensor, y: upstream.Tensor, lowering: Lowering
 ) -> None:
-    """Adds a bias to one of the partial sums of x; y is a deferred sum, too."""
+    """Adds a bias to the partial sum of one processor of each group; y stays a deferred sum."""
     addend, axes = lowering.partial_sum(x)
     collectives = lowering.mesh_impl(y).collectives
     is_first = tf.reduce_all([tf.equal(collectives.coordinate(axis), 0) for axis in axes])

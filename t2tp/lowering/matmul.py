@@ -9,23 +9,25 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-# TensorFlow has two kernels for CPUs: one for a single matrix, or for products of more
-# multiplications than this (`kMaxCostOuterParallelism`), and one for a batch of smaller products.
+# TensorFlow has two matmul kernels for CPUs. One computes a batch of products of at most this many
+# multiplications each (`kMaxCostOuterParallelism`). The other computes larger products, and single
+# ones of any size.
 SMALL_PRODUCT = 128 * 128
 
 
 def einsum(
     equation: str, *slices: tf.Tensor, widen: Callable[[tf.Tensor], tf.Tensor] | None = None
 ) -> tf.Tensor:
-    """Computes `tf.einsum`, as a matmul if that only requires reshaping.
+    """Computes `tf.einsum`, as a matmul if reshaping is enough for that.
 
-    Where Einsum would have to compute in float32, slices are also transposed for a matmul.
+    With 16-bit floats on CPUs, slices are also transposed for a matmul, because Einsum would have
+    to convert them to float32.
 
     Args:
       equation: an equation such as `abc,cd->abd`, without repeated letters in a term.
       *slices: floats, of static shapes, in a graph.
-      widen: converts 16-bit floats to float32, for CPUs: there Einsum accumulates them in 16 bits,
-        and MatMul does not. By default they are not converted.
+      widen: converts 16-bit floats to float32. CPUs need it, because Einsum accumulates 16-bit
+        floats in 16 bits there; MatMul does not. Default: no conversion.
     """
     dtype = slices[0].dtype
     if dtype not in (tf.bfloat16, tf.float16):
@@ -43,9 +45,9 @@ def einsum(
 
 
 def einsum_of_any_slice(equation: str, *slices: tf.Tensor) -> tf.Tensor:
-    """Computes `einsum` of float32 with one kernel, however large the slices are.
+    """Computes `einsum` of float32 with the same kernel for slices of any size.
 
-    Of a batch of small products, each is computed separately.
+    A batch of small products is computed one product at a time, to avoid the other kernel.
     """
     terms, _, out = equation.partition("->")
     x, _, y = terms.partition(",")
@@ -65,7 +67,10 @@ def einsum_of_any_slice(equation: str, *slices: tf.Tensor) -> tf.Tensor:
 
 
 def _matrix_terms(equation: str) -> tuple[str, str, str, str] | None:
-    """Returns both terms as matrices, their product and the output; None if it is no matmul."""
+    """Returns the letters of both operands as matrices, of their product, and of the output.
+
+    None: the einsum is no matmul.
+    """
     terms, _, out = equation.partition("->")
     if terms.count(",") != 1:
         return None
@@ -92,9 +97,9 @@ def _product(x: tf.Tensor, y: tf.Tensor, of_x: str, of_y: str, product: str) -> 
     Args:
       x: the first operand.
       y: the second operand.
-      of_x: letters of `x`: the ones to sum over come first or last.
-      of_y: letters of `y`, likewise.
-      product: the other letters of both, either operand's first.
+      of_x: letters of `x`; the ones to sum over are first or last.
+      of_y: letters of `y`; the ones to sum over are first or last.
+      product: letters of the result: the other letters of one operand, then those of the second.
     """
     summed = "".join(letter for letter in of_x if letter in of_y)
     transpose_x, transpose_y = of_x.startswith(summed), of_y.endswith(summed)
@@ -115,7 +120,7 @@ def _matrix(x: tf.Tensor, num_summed: int, sums_first: bool) -> tuple[list[int],
     free = last if sums_first else first
     if len(sizes) == 2:
         return free, x
-    # Weights that a loop multiplies by are reshaped before it: if the other operand is a vector,
-    # XLA would fuse reshape and product into one naive loop.
+    # Weights are reshaped in their own graph, so outside the loop that uses them. Inside it, XLA
+    # would fuse the reshape and a product with a vector into one naive loop.
     with x.graph.as_default():
         return free, tf.reshape(x, [math.prod(first), math.prod(last)])

@@ -1,8 +1,8 @@
 """Lowers an mtf graph to the program of *one* processor (SPMD).
 
 mesh-tensorflow's `PlacementMeshImpl` writes every operation once per device into one graph. Here
-the graph is lowered once, for a processor whose number is an argument; every device then runs the
-same program on its own slices.
+the graph is lowered once. The processor's number is an argument of the program, and every device
+runs the same program on its own slices.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _MERGE_OPS = {"SUM": "Add", "MAX": "Max", "MIN": "Min"}
 
 
 class LaidOutTensor:
-    """A tensor laid out over the mesh, in one processor's program: its slice.
+    """The processor's slice of a tensor, with the interface that mesh-tensorflow expects.
 
-    mesh-tensorflow expects a list with a slice for each processor that the program is written for;
-    ours is written for one.
+    mesh-tensorflow expects a list with one slice for each processor of a program. Our programs are
+    written for one processor.
     """
 
     def __init__(self, tensor_list: Sequence[tf.Tensor]) -> None:
@@ -53,12 +53,12 @@ class LaidOutTensor:
         return self.slice.shape.as_list()
 
     def to_laid_out_tensor(self) -> LaidOutTensor:
-        """Returns the tensor itself: nothing is left to reduce."""
+        """Returns the tensor itself, because it is not deferred."""
         return self
 
 
 class LaidOutVariable:
-    """A variable of the graph bound to the processor's slice, an argument of the program."""
+    """The processor's slice of a variable, which is an argument of the program."""
 
     def __init__(self, variable: upstream.Variable, mesh_impl: SpmdMeshImpl) -> None:
         """Looks the slice up by the variable's name."""
@@ -87,7 +87,8 @@ class Target(NamedTuple):
     def scatters_copy(self) -> bool:
         """Whether TensorFlow's scatters copy their target.
 
-        The kernels for CPUs do. The kernels for GPUs and XLA do not, if nothing else needs it.
+        The kernels for CPUs always copy. GPUs and XLA update the target in place if no other
+        operation needs it.
         """
         return self.on_cpu and not self.compiles_step
 
@@ -95,7 +96,7 @@ class Target(NamedTuple):
     def sums_in_stages(self) -> bool:
         """Whether sums over several dimensions are computed in stages.
 
-        On CPUs XLA adds all of their elements one after the other, which rounds badly.
+        On CPUs XLA adds all elements one after the other, with large rounding errors.
         """
         return self.on_cpu and self.compiles_step
 
@@ -104,7 +105,8 @@ class SpmdMeshImpl(upstream.MeshImpl):
     """The mesh implementation that lowers operations for processor `pnum`.
 
     Attributes:
-      computes: whether the program runs; else operations without collectives need no lowering.
+      computes: whether the program will run. An abstract program does not, and need not lower
+        operations without collectives.
     """
 
     computes = True
@@ -130,8 +132,8 @@ class SpmdMeshImpl(upstream.MeshImpl):
           seed: seed of random operations.
           variable_slices: the processor's slice of each variable, by name.
           target: hardware and compiler that the program will run on.
-          names_by_stage: what an operation of a layer is called on each stage of a pipeline; None:
-            it has one name.
+          names_by_stage: returns the name of a layer's operation on each stage of a pipeline, or
+            None if the operation has the same name on all stages.
         """
         super().__init__(layout.mesh_shape, layout.mtf_rules)
         self.layout = layout
@@ -147,7 +149,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
 
     @property
     def shape(self) -> upstream.Shape:
-        """The axes by index, joint ones after the mesh's own: see `t2tp.mesh.axes`."""
+        """The axes by index, first single axes of the mesh, then joint ones (`t2tp.mesh.axes`)."""
         return self.layout.axes.shape
 
     @property
@@ -156,9 +158,9 @@ class SpmdMeshImpl(upstream.MeshImpl):
         return self.layout.size
 
     def tensor_dimension_to_mesh_axis(self, tensor_dimension: upstream.Dimension) -> int | None:
-        """Returns the axis that splits a dimension, a joint one if several do, or None.
+        """Returns the index of the axis (single or joint) that splits a dimension, or None.
 
-        An axis of one processor splits nothing, so that operations which cannot be split work.
+        An axis of size 1 splits nothing, so that operations which cannot be split still work.
         """
         return self.layout.axis_index(tensor_dimension.name)
 
@@ -177,7 +179,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
         if isinstance(result, tuple):
             return tuple(LaidOutTensor([r]) for r in result)
         if isinstance(result, tf.Variable):
-            # A cast to its own dtype: read the variable now, before an assignment changes it.
+            # A cast to the same dtype returns the variable: read it before an assignment.
             result = result.read_value()
         return LaidOutTensor([result])
 
@@ -188,7 +190,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
         return matmul.einsum(equation, *slices, widen=self._widened if self.target.on_cpu else None)
 
     def _widened(self, x: tf.Tensor) -> tf.Tensor:
-        """Converts to float32: q, k and v are computed from the same tensor."""
+        """Converts to float32, once for all uses: q, k and v are computed from the same tensor."""
         return self._once(("float32", x.ref()), lambda: tf.cast(x, tf.float32))
 
     def allreduce(
@@ -218,7 +220,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
     def receive(
         self, x: LaidOutTensor, mesh_axis: int, source_pcoord: Sequence[int | None]
     ) -> LaidOutTensor:
-        """Gets the slice at coordinate `source_pcoord[own coordinate]` of the axis."""
+        """Receives the slice of the processor at coordinate `source_pcoord[own coordinate]`."""
         x = x.to_laid_out_tensor()
         return LaidOutTensor([self.collectives.permute(x.slice, mesh_axis, source_pcoord)])
 
@@ -233,7 +235,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
         dims: Collection[upstream.Dimension] | None = None,
         value: complex = 0,
     ) -> tf.Tensor:
-        """Replaces the padding of a slice, so that it has no part in a sum or a maximum.
+        """Replaces the padding of a slice, so that it does not change a sum or a maximum.
 
         Args:
           x: a slice.
@@ -258,7 +260,13 @@ class SpmdMeshImpl(upstream.MeshImpl):
         return LaidOutTensor([self.collectives.coordinate(mesh_axis)])
 
     def of_part(self, name: str, number: int, count: int) -> SpmdMeshImpl:
-        """Returns the mesh where a processor has one of `count` parts of its slice."""
+        """Returns a mesh on which a processor has only part `number` of `count` of its slice.
+
+        Args:
+          name: the dimension to divide into parts.
+          number: index of the part.
+          count: number of parts.
+        """
         part = self.with_layout(self.layout.of_part(name, count))
         part._part_of = {**self._part_of, name: (number, count)}
         return part
@@ -271,7 +279,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
         return other
 
     def _place(self, dim: upstream.Dimension) -> tf.Tensor | int:
-        """Returns the number of this processor's slice along a dimension, or of its part's."""
+        """Returns the index of this processor's slice along a dimension, or of its `of_part`."""
         axis = self.tensor_dimension_to_mesh_axis(dim)
         place = 0 if axis is None else self.collectives.coordinate(axis)
         if dim.name not in self._part_of:
@@ -293,8 +301,8 @@ class SpmdMeshImpl(upstream.MeshImpl):
 
         Args:
           shape: the global shape.
-          microbatch: the microbatch that the tensor belongs to, if any: the index is then that in
-            the tensor of the full batch.
+          microbatch: the microbatch of the tensor, if any. The index is then the index in the
+            tensor of the full batch.
         """
         return random.sum_of_offsets(self._offsets(shape, microbatch, frozenset()))
 
@@ -349,13 +357,13 @@ class SpmdMeshImpl(upstream.MeshImpl):
         """Returns 32 random bits per element (uint32), the same global tensor on every mesh.
 
         Args:
-          name: name of the operation, which keys its numbers.
+          name: name of the operation; different names give different bits.
           shape: the global shape.
           loop_iterations: indices of the iterations of the loops around the operation, int64
             scalars, the outer loop's first.
           rng_dependency: a zero that must be computed before the bits are generated.
-          microbatch: the microbatch that `shape` belongs to, if any. Its rows then have the bits
-            that they have in the full batch.
+          microbatch: the microbatch of the tensor, if any. A row has the same bits as in the full
+            batch.
           head_tail: the axes along which the slice is in head-tail order.
         """
         key = self._key(name)
@@ -365,9 +373,9 @@ class SpmdMeshImpl(upstream.MeshImpl):
         return random.bits(key, counter)
 
     def _counter(self, offsets: Sequence[tf.Tensor], rng_dependency: tf.Tensor | None) -> tf.Tensor:
-        """Returns the random generator's counter of each element, from the index's `_offsets`.
+        """Returns the counter of each element for the random generator, from `_offsets`.
 
-        Only the sum of its two parts is as large as the tensor.
+        It adds two small tensors: only their sum is as large as the random tensor.
         """
         outer, inner = offsets[:1], offsets[1:]
 
@@ -378,7 +386,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
             return random.sum_of_offsets([*outer, random.first_counter(step)])
 
         keys = [x.ref() for x in offsets]
-        # With a dependency: to be computed when it is there, and not to be kept until then.
+        # With a dependency the value is not memoized: it must be computed after the dependency.
         part = first() if rng_dependency is not None else self._once(("first", *keys[:1]), first)
         if not inner:
             return part
@@ -397,7 +405,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
         return tf.gather(constants, self.collectives.coordinate(stages))
 
     def import_tf_tensor(self, x: upstream.Tensor, tf_x: tf.Tensor) -> LaidOutTensor:
-        """Slices a tensor that is complete on every processor."""
+        """Takes this processor's slice of a tensor that every processor has in full."""
         tf_x = tf.convert_to_tensor(tf_x)
         if not self.layout.is_split(x.shape):
             return LaidOutTensor([tf_x])
@@ -407,7 +415,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
         return LaidOutTensor([tf.slice(resized(tf_x, padded), begin, size)])
 
 
-# mesh-tensorflow asks the mesh for these by the names of the classes.
+# mesh-tensorflow reads these classes as attributes of the mesh.
 SpmdMeshImpl.LaidOutTensor = LaidOutTensor
 SpmdMeshImpl.LaidOutVariable = LaidOutVariable
 # mesh-tensorflow's own version adds a node for each dimension.

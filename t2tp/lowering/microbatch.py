@@ -1,10 +1,10 @@
 """The rows of the full batch that the tensors of a microbatch hold.
 
-A microbatch has some of each processor's rows of the batch. So that a random tensor is the same for
-any number of microbatches and on any mesh, its elements are numbered by their index in the tensor
-of the full batch. For this the engine must know which dimensions count rows: `batch` itself, and
-all that it is reshaped to, such as the groups of tokens that go to experts, or rows and heads in
-one dimension. It finds them in the graph, by following reshapes.
+A microbatch has some of each processor's rows of the batch. A random tensor must be the same for
+any number of microbatches and on any mesh, so its elements are numbered by their index in the
+tensor of the full batch. For this the engine must know which dimensions count rows: `batch`, and
+dimensions that `batch` is reshaped to, such as groups of tokens for experts, or rows and heads in
+one dimension. The engine finds these dimensions by following reshapes in the graph.
 """
 
 import itertools
@@ -34,7 +34,7 @@ class Microbatch:
     """One of several equal parts of a batch: the same part of each processor's rows.
 
     Attributes:
-      number: the index of this one, an integer scalar.
+      number: the index of this microbatch, an integer scalar.
       count: number of microbatches of the batch.
       rows: the result of `rows_of_microbatch`.
       per_row: the result of `elements_per_row`.
@@ -65,23 +65,23 @@ class Microbatch:
         if len(ways) > 1:
             raise ValueError(
                 "With microbatches, random operations need to know which rows a dimension counts,"
-                f" and {dim} has {' and '.join(map(str, ways))} elements per row: give one of the"
-                " two another name."
+                f" but {dim} has {' and '.join(map(str, ways))} elements per row in different"
+                " tensors: give one of the dimensions another name."
             )
         run = self.rows * ways[0]
-        # Groups of rows of several processors are distinguished by the microbatch only.
+        # A group with rows of several processors belongs to one microbatch as a whole.
         size = int(run) if run.denominator == 1 else dim.size
         number = tf.cast(self.number, index.dtype)
         return (index // size * self.count + number) * size + index % size
 
 
 def rows_of_microbatch(part: upstream.Dimension, layout: Layout) -> int:
-    """Returns how many rows of a microbatch follow each other in the batch.
+    """Returns how many consecutive rows of the batch a microbatch has.
 
     Args:
       part: the batch dimension of a microbatch.
-      layout: decides whether a microbatch has such rows on each processor, or on all together. With
-        `exact_sums` the axes that split positions divide a processor's rows, too.
+      layout: decides whether the consecutive rows are on each processor or on all together. With
+        `exact_sums` the axes that split positions also divide a processor's rows.
     """
     if layout.spreads_microbatches:
         return part.size
@@ -96,8 +96,8 @@ def elements_per_row(
     """Finds the dimensions that count rows, and how many elements of each belong to a row.
 
     The number is a fraction if a dimension counts groups of several rows. Random tensors have no
-    inputs, so dimensions are identified by name and size only, and the result for one tensor is
-    assumed to hold in all.
+    inputs, so dimensions are identified by name and size only. The result for one tensor is assumed
+    to hold for all tensors with this dimension.
 
     Args:
       batch: the dimension that counts each row once.
@@ -109,7 +109,7 @@ def elements_per_row(
         if is_reshape or isinstance(op, _RESIZING):
             for x, y in itertools.product(op.inputs, op.outputs):
                 pairs[is_reshape, tuple(x.shape.dims), tuple(y.shape.dims)] = None
-    # And back: a random tensor may be reshaped to one that has the batch.
+    # Also follow reshapes backwards: a random tensor may be reshaped to one that has the batch.
     pairs |= {(is_reshape, new, old): None for is_reshape, old, new in pairs}
     found = {batch: {Fraction(1)}}
     size = 0
@@ -138,7 +138,7 @@ def _add_reshaped(
     # The distance between rows in the row-major order, which reshapes keep.
     stride = _strides(old)[old.index(dim)] * per_row
     strides = dict(zip(new, _strides(new), strict=True))
-    # The stride of one index, which may stand for several rows.
+    # The stride of one index; an index may count a group of several rows.
     first = stride / min(per_row, Fraction(1))
     last = stride * min(Fraction(rows), dim.size / per_row)
     fresh = [d for d in new if d not in old]
@@ -151,7 +151,7 @@ def _add_reshaped(
         (d for d in fresh if strides[d] == last and d.size == 1),
         # The dimension in which the first and the last row are furthest apart.
         (d for d in others if strides[d] < last <= strides[d] * d.size),
-        # The only row is behind something that it was joined to.
+        # There is one row, joined to a dimension before it.
         (d for d in fresh if first == last == strides[d]),
     )
     other = next(itertools.chain(*ways), None)

@@ -1,10 +1,10 @@
 """Operations: their gradient, their lowering for a processor, and their hooks.
 
-A mesh-tensorflow graph consists of operations, each from named tensors to named tensors. Most
-programs need no custom ones: `mtf.slicewise` applies a TensorFlow function to each slice, and
-`mtf.einsum` is any product. Write an operation where a function of TensorFlow's sees too little:
-where slices must be combined over the mesh, where the gradient is cheaper than TensorFlow's, or
-where the backward pass should store other tensors than TensorFlow would.
+A mesh-tensorflow graph consists of operations on tensors with named dimensions. Most programs need
+no custom operations: `mtf.slicewise` applies a TensorFlow function to each slice, and `mtf.einsum`
+computes any product. Write an operation if slices must be combined over the mesh, if you know a
+cheaper gradient than TensorFlow's, or if the backward pass should save other activations than
+TensorFlow would.
 
 This is the sum of squares along a dimension that a layout may split:
 
@@ -31,21 +31,21 @@ def sum_of_squares(x, dim):
     return SumOfSquaresOperation(x, dim).outputs[0]
 ```
 
-* `__init__` gives the inputs and a name to `super().__init__`, and sets `_outputs`; of several
-  outputs each gets its `index`: `mtf.Tensor(self, shape, dtype, index=1)`. Every tensor
-  that the operation reads is an input: the engine follows inputs to find live operations, and
-  `recompute_grad` copies an operation with other inputs. The name, made unique by the graph, keys
-  the operation's random numbers.
-* `gradient` builds the gradients w.r.t. the inputs from those w.r.t. the outputs: a list of tensors
-  or None. An entry of `grad_ys` is None where nothing depends on that output. Where a formula of
-  existing operations would be slow, build a second operation for the gradient.
-* `lower` runs once, for a processor whose number is a `tf.Tensor`, and so must be the same for all.
-  `lowering.slice(x)` is the processor's slice; `set_slice` declares the slice of an output. A sum
-  over a dimension that may be split ends in `set_partial_sum`, which defers the all-reduce until
+* `__init__` passes the inputs and a name to `super().__init__`, and sets `_outputs`. With several
+  outputs, give each its `index`: `mtf.Tensor(self, shape, dtype, index=1)`. Every tensor that the
+  operation reads must be an input: the engine follows inputs to find live operations, and
+  `recompute_grad` copies an operation with other inputs. The graph makes the name unique, and the
+  name determines the operation's random numbers.
+* `gradient` builds the gradients w.r.t. the inputs from the gradients w.r.t. the outputs: a list of
+  tensors or None. An entry of `grad_ys` is None if nothing depends on that output. If a formula of
+  existing operations would be slow, write a second operation for the gradient.
+* `lower` is called once for all processors: the processor's number is a `tf.Tensor`.
+  `lowering.slice(x)` is the processor's slice, and `set_slice` sets the slice of an output. For a
+  sum over a dimension that may be split, use `set_partial_sum`, which defers the all-reduce until
   the value is needed. For other communication see `lowering.mesh_impl(self).collectives`.
-  `lowering.random_bits` gives random numbers that do not depend on the mesh.
-* By default each dimension may be split. Where that is wrong, set `_splittable_dims` and
-  `_unsplittable_dims`; for finer conditions, and all else that the engine asks, see `Hooks`.
+  `lowering.random_bits` returns random numbers that do not depend on the mesh.
+* By default each dimension may be split. If not, set `_splittable_dims` and `_unsplittable_dims`.
+  For finer conditions, and for other properties that the engine reads, see `Hooks`.
 """
 
 import math
@@ -62,39 +62,40 @@ from t2tp.mesh.layout_text import describe
 
 
 class Hooks:
-    """Properties and methods that the engine reads of an operation, with their defaults.
+    """Properties and methods of an operation that the engine reads, with their defaults.
 
     Attributes:
       accepts_deferred_sums: whether `lower` passes on a deferred sum without reducing it (see
-        `lowering.partial_sum`), which is right for a linear operation. A small sum that only such
+        `lowering.partial_sum`). This is correct for linear operations. A small sum that only such
         operations use is not reduced early together with others.
-      rng_dependency: a zero that the operation's random numbers have to wait for. `recompute_grad`
-        sets it, so that a mask is generated in the backward pass and not stored from the forward
-        pass. An operation that uses `lowering.random_bits` passes it on to its gradient operation.
-      predicate: a boolean scalar; if it is false the operation is not executed. For operations
-        without outputs: see `conditional_updates`.
-      joint_shape: dimensions that must not be split over the same mesh axis though no tensor has
-        all of them; None if the shapes of inputs and outputs imply it.
-      gathered_variable: the name of the variable that it gathers, if it gathers one that is sharded
-        at rest. Then `to_gather` returns the slice to gather.
-      ordered_dims: the dimensions along which the order of the positions matters: along others,
-        permuted inputs give outputs permuted likewise. None: all. Along those where it does not
-        matter, inputs and outputs may be in head-tail order: see `t2tp.lowering.head_tail`.
-      accepts_padding: whether dimensions may be padded: the last slices of `vocab` and of weights
-        sharded at rest, where an axis does not divide them (`t2tp.mesh.zero`). True for
+      rng_dependency: a zero that must be computed before the operation's random numbers.
+        `recompute_grad` sets it, so that the backward pass generates a mask again instead of
+        storing it. An operation that uses `lowering.random_bits` must pass it on to its gradient
+        operation.
+      predicate: a boolean scalar; if it is false, the operation is not executed. Only for
+        operations without outputs: see `conditional_updates`.
+      joint_shape: dimensions that must not be split over the same mesh axis, though no tensor has
+        all of them. None: the shapes of inputs and outputs are enough to check.
+      gathered_variable: the name of the variable that the operation gathers, if that is sharded at
+        rest. `to_gather` then returns the slice to gather.
+      ordered_dims: the dimensions along which the order of the positions matters; None: all. Along
+        any other dimension, permuted inputs give equally permuted outputs, so inputs and outputs
+        may be in head-tail order (`t2tp.lowering.head_tail`).
+      accepts_padding: whether dimensions may be padded. The last slices of `vocab`, and of weights
+        sharded at rest, are padded if an axis does not divide them (`t2tp.mesh.zero`). True for
         elementwise operations, and for operations that mask padding before they reduce it (with
         `lowering.masked_slice`).
-      is_feature: whether the outputs are features, or rows of them.
-      chooses_orders: whether `lower` chooses the orders of its inputs, with
-        `lowering.slice_in_order`, and sets those of its outputs, with `lowering.orders.set`.
-      matmul_flops: floating-point operations of its matmuls on the whole mesh, from which the
-        trainer computes the utilization of the devices. Only the forward pass counts.
-      dropped_dims: how an output lost a dimension of the inputs: `summed` (it is a sum over the
-        dimension) or `kept` (the operation adds no floats up). Empty: not known; `exact_sums` then
-        refuses the operation.
+      is_feature: whether the outputs are features, or rows of features.
+      chooses_orders: whether `lower` chooses the orders of its inputs with
+        `lowering.slice_in_order`, and sets the orders of its outputs with `lowering.orders.set`.
+      matmul_flops: floating-point operations of the operation's matmuls on the whole mesh, counted
+        for the forward pass only. The trainer computes the utilization of the devices from it.
+      dropped_dims: what happens to input dimensions that an output lacks. `summed`: the output is a
+        sum over them. `kept`: the operation does not add up floats over them. Empty: unknown, so
+        `exact_sums` rejects the operation.
       own_sums: the names of dimensions that `lower` itself sums in parts.
-      suits_any_slice: whether `exact_sums` needs no whole vectors: the elements of the outputs are
-        sums of two, products or copies, or `lower` pads the slices.
+      suits_any_slice: whether `exact_sums` allows slices that do not fill vectors: each output
+        element is a sum of two elements, a product or a copy, or `lower` pads the slices.
       cost_kind: the kind of work that `t2tp_plan` counts it as, one of `t2tp.planner.work.KINDS`.
         `view`: the outputs are the inputs. `free`: it takes no time.
     """
@@ -115,7 +116,7 @@ class Hooks:
 
     @property
     def matmul_flops(self) -> int:
-        """The floating-point operations of its matmuls; see the attributes of the class."""
+        """The floating-point operations of the matmuls; see the attributes of the class."""
         return 0
 
     def product_sizes(self, layout: Layout) -> tuple[int, int, int, int]:
@@ -123,12 +124,15 @@ class Hooks:
         raise NotImplementedError
 
     def unpadded_share(self, layout: Layout) -> float:
-        """Returns the share of `product_sizes` that is no padding, which more layers would fill."""
+        """Returns the fraction of `product_sizes` that is not padding, for one layer.
+
+        More layers fill the padding.
+        """
         del layout
         return 1.0
 
     def slice_flops(self, layout: Layout) -> float:
-        """Returns a processor's share of the floating-point operations, also of a gradient's."""
+        """Returns a processor's floating-point operations; gradient operations count here, too."""
         del layout
         return 0.0
 
@@ -138,19 +142,19 @@ class Hooks:
         return ()
 
     def to_gather(self, lowering: Lowering) -> Relayout:
-        """Returns the slice that is to be gathered for the only output; see `gathered_variable`."""
+        """Returns the slice to gather for the only output; see `gathered_variable`."""
         raise NotImplementedError
 
     def is_local(self, layout: Layout) -> bool:
-        """Whether `lower` only sets slices of outputs, or assigns, from slices of inputs.
+        """Whether `lower` only computes slices of outputs, or assigns, from slices of inputs.
 
-        An abstract program then takes the shapes of the outputs and does not lower it.
+        An abstract program does not lower such an operation, and uses only the output shapes.
         """
         del layout
         return False
 
     def head_tail_dims(self, layout: Layout) -> Sequence[upstream.Dimension]:
-        """Returns the dimensions that the operation takes in head-tail order, as it runs faster."""
+        """Returns the dimensions for which the operation is faster in head-tail order."""
         del layout
         return ()
 
@@ -158,7 +162,7 @@ class Hooks:
         """Checks conditions on the layout that only the operation knows.
 
         Raises:
-          LayoutError: it cannot be computed with this layout.
+          LayoutError: the operation cannot be computed with this layout.
         """
 
 
@@ -204,7 +208,7 @@ _UPSTREAM_HOOKS: dict[type[upstream.Operation], Hooks] = {
     upstream.EinsumOperation: _declared(dropped_dims="summed"),
     upstream.GenericGradOperation: _declared(),
     upstream.SlicewiseOperation: _declared(),
-    # They cannot be computed with the dimension split that they slice.
+    # These declare the dimension that they slice or join as unsplittable.
     upstream.ops.ConcatOperation: _declared(),
     upstream.ops.PadOperation: _declared(),
     upstream.ops.SliceOperation: _declared(),
@@ -216,7 +220,7 @@ _DEFAULT_HOOKS = Hooks()
 
 
 def hooks(op: upstream.Operation) -> Hooks:
-    """Returns the hooks of an operation: its own, or the table's for mesh-tensorflow's."""
+    """Returns the hooks of an operation; for mesh-tensorflow's, from `_UPSTREAM_HOOKS`."""
     if isinstance(op, Hooks):
         return op
     known = (_UPSTREAM_HOOKS[base] for base in type(op).__mro__ if base in _UPSTREAM_HOOKS)
@@ -224,13 +228,11 @@ def hooks(op: upstream.Operation) -> Hooks:
 
 
 def summed_in_parts(op: upstream.Operation, layout: Layout) -> list[upstream.Dimension]:
-    """Returns the dimensions that an operation sums over and `exact_sums` sums in parts.
-
-    The outer one is first.
+    """Returns the dimensions that an operation sums over in parts with `exact_sums`, outer first.
 
     Raises:
-      LayoutError: it is not known whether the operation sums over such a dimension, or the layout
-        splits the third one of several.
+      LayoutError: it is not known whether the operation sums over a split dimension, the layout
+        splits the third summed dimension, or positions are split and are not summed with the batch.
     """
     if not layout.exact_sums or not op.outputs:
         return []
@@ -284,7 +286,7 @@ def is_elementwise(op: upstream.Operation) -> bool:
 
 
 def suits_any_slice(op: upstream.Operation) -> bool:
-    """Whether an operation, with `exact_sums`, needs no slices that fill vectors."""
+    """Whether `exact_sums` allows slices of an operation that do not fill vectors."""
     if isinstance(op, upstream.ReduceOperation):
         return op._reduction_fn_string != "SUM" or sums_along_rows(op)
     if isinstance(op, upstream.EinsumOperation):
@@ -293,10 +295,10 @@ def suits_any_slice(op: upstream.Operation) -> bool:
 
 
 def sums_along_rows(op: upstream.ReduceOperation) -> bool:
-    """Whether `exact_sums` lets a sum run along the rows of a matrix.
+    """Whether `exact_sums` computes a sum along the rows of a matrix.
 
-    Other kernels add several columns at a time, in an order that depends on the size of a slice
-    where a kept dimension is between summed ones, or where the columns do not fill vectors.
+    The other kernels add several columns at a time. Their order depends on the size of a slice if a
+    kept dimension is between summed ones, or if the columns do not fill vectors.
     """
     (x,), (y,) = op.inputs, op.outputs
     summed = [axis for axis, dim in enumerate(x.shape.dims) if dim not in y.shape.dims]
@@ -307,11 +309,11 @@ def sums_along_rows(op: upstream.ReduceOperation) -> bool:
 
 
 def check_operation(op: upstream.Operation, layout: Layout) -> None:
-    """Checks that an operation can be computed with its dimensions split as a layout splits them.
+    """Checks that an operation can be computed with a layout.
 
     Raises:
-      LayoutError: the rules split a dimension that cannot be split here, or split two dimensions
-        that meet in the operation (though no tensor has both) over one axis.
+      LayoutError: the rules split a dimension that cannot be split in this operation, or split two
+        dimensions over one axis that the operation combines, though no tensor has both.
     """
     declared = hooks(op)
     if isinstance(op, upstream.EinsumOperation):
@@ -344,10 +346,10 @@ def check_operation(op: upstream.Operation, layout: Layout) -> None:
 
 
 def check_rows(op: upstream.Operation, layout: Layout, rows: Sequence[upstream.Dimension]) -> None:
-    """Rejects a slice that is a single row, with `exact_sums`: it is multiplied by another kernel.
+    """Rejects slices of one row with `exact_sums`, because another kernel multiplies these.
 
     Raises:
-      LayoutError: a processor has one row of several.
+      LayoutError: a processor has only one of several rows.
     """
     is_one = math.prod(layout.slice_size(upstream.Shape(rows))) == 1
     is_slice = any(dim.size > 1 or dim.name in ROWS for dim in rows)

@@ -1,10 +1,10 @@
 """Random numbers that do not depend on the mesh.
 
-Element `i` of a random tensor is a function of a key and of `i`, its index in the *global* tensor,
-so every processor computes just its slice, and the tensor is the same on every mesh, in every
-process, and after a restart. The function is Squares (B. Widynski, "Squares: A Fast Counter-Based
-RNG", arXiv:2004.06278), which passes BigCrush; it is four multiplications of 64-bit words, and is
-the same on CPUs, GPUs and under XLA.
+Element `i` of a random tensor is a function of a key and of `i`, its index in the *global* tensor.
+Every processor computes just its slice, and the tensor is the same on every mesh, in every process,
+and after a restart. The function is Squares (B. Widynski, "Squares: A Fast Counter-Based RNG",
+arXiv:2004.06278). It passes BigCrush, takes five multiplications of 64-bit words, and has the same
+results on CPUs, on GPUs and with XLA.
 """
 
 import functools
@@ -22,7 +22,7 @@ _SMALL = 1 << 14
 
 
 def make_key(*parts: object) -> int:
-    """Returns a 64-bit odd key for anything with a stable `str()`: a seed, a name."""
+    """Hashes values with a stable `str()`, such as a seed and a name, to a 64-bit odd key."""
     digest = hashlib.blake2b("\0".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") | 1
 
@@ -45,7 +45,7 @@ def slice_index(
 
 
 def offsets(shape: Sequence[int], axis: int, along: tf.Tensor) -> tf.Tensor:
-    """Returns the addends of an element's row-major index along one dimension.
+    """Returns what each index along one dimension adds to the row-major index of an element.
 
     Args:
       shape: the global shape.
@@ -64,10 +64,10 @@ def offsets(shape: Sequence[int], axis: int, along: tf.Tensor) -> tf.Tensor:
 
 
 def sum_of_offsets(each: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Adds the `offsets` of all dimensions; without any, 0."""
+    """Adds the `offsets` of all dimensions; 0 for a scalar."""
     if not each:
         return tf.zeros([], tf.uint64)
-    # The last dimensions first: the partial sums are small.
+    # Start with the last dimensions, so that intermediate sums are small.
     return functools.reduce(tf.add, reversed(each))
 
 
@@ -76,8 +76,8 @@ def slice_bits(
 ) -> tf.Tensor:
     """Returns 32 random bits for each element of a slice, computed eagerly.
 
-    TensorFlow takes milliseconds for the operations of `bits` on a few elements, and NumPy
-    microseconds: a model has hundreds of small variables.
+    A model has hundreds of small variables. For a few elements TensorFlow takes milliseconds to
+    compute `bits`, and NumPy microseconds.
 
     Args:
       key: key of the tensor.
@@ -95,7 +95,7 @@ def slice_bits(
         stride = math.prod(shape[axis + 1 :])
         along = np.arange(first, first + count, dtype=np.uint64) * np.uint64(stride)
         index = index + along.reshape([-1 if a == axis else 1 for a in range(len(shape))])
-    # Vectors overflow silently, scalars with a warning.
+    # As a vector, because NumPy warns when scalars overflow.
     return tf.constant(_numpy_bits(np.uint64(key), index.reshape(-1)).reshape(size))
 
 
@@ -124,7 +124,7 @@ def first_counter(step: tf.Tensor | int) -> tf.Tensor:
 
 
 def bits(key: int | tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
-    """Returns 32 random bits for each counter (uint64): a uint32 tensor of its shape.
+    """Returns 32 random bits (uint32) for each element of a counter tensor (uint64).
 
     The counter of an element in step 0 is its index; see `first_counter`.
     """
@@ -136,12 +136,12 @@ def bits(key: int | tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
 
 @functools.cache
 def _squares_graph() -> tf.types.experimental.ConcreteFunction:
-    """Returns `_squares` traced: calling it costs less than calling the `tf.function`."""
+    """Returns the traced `_squares`; calling it is cheaper than calling the `tf.function`."""
     return _squares.get_concrete_function()
 
 
-# A function, traced once: with its operations, some twenty, for each use, a third of the time in
-# which a training step with dropout is traced would be theirs.
+# A function that is traced once. Adding its twenty or so operations for each use would take a third
+# of the tracing time of a training step with dropout.
 @tf.function(input_signature=[tf.TensorSpec(None, tf.uint64)] * 2, autograph=False)
 def _squares(key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
     half = tf.constant(32, tf.uint64)
@@ -166,7 +166,7 @@ def uniform(random_bits: tf.Tensor) -> tf.Tensor:
 
 
 def is_below(random_bits: tf.Tensor, fraction: float) -> tf.Tensor:
-    """Returns whether `uniform` of the bits is below a number."""
+    """Returns whether `uniform(random_bits)` is below `fraction`."""
     top = tf.bitwise.right_shift(random_bits, tf.constant(8, tf.uint32))
     return tf.cast(top, tf.float32) < fraction * 2.0**24
 
@@ -189,10 +189,10 @@ def truncated_normal(random_bits: tf.Tensor) -> tf.Tensor:
 
 
 def _inverse_normal(probability: tf.Tensor) -> tf.Tensor:
-    """Computes the inverse normal distribution function, the same for an element in any slice.
+    """Computes the inverse normal distribution function, with the same bits in any slice.
 
-    CPUs compute a tensor's elements in vectors, and the remainder one by one, which can differ in
-    the last bit. So the tensor is padded until there is no remainder.
+    CPUs compute a tensor's elements in vectors, and the remainder one by one. The two can differ in
+    the last bit, so the tensor is padded until there is no remainder.
     """
     shape = probability.shape
     count = shape.num_elements()

@@ -1,4 +1,4 @@
-"""mesh-tensorflow's random operations, from the mesh-independent generator."""
+"""mesh-tensorflow's random operations, computed with the mesh-independent generator."""
 
 import tensorflow as tf
 
@@ -27,12 +27,12 @@ def lower_random(op: upstream.RandomOperation, lowering: Lowering) -> None:
         else:
             high = 1.0 if high is None else high
             value = tf.cast(low + (high - low) * random.uniform(bits), output.dtype)
-            # The number below `high` may be rounded to `high`.
+            # A number just below `high` may be rounded to `high`.
             value = tf.where(value < tf.cast(high, output.dtype), value, tf.cast(low, output.dtype))
     elif op._tf_fn is tf.compat.v1.random.normal:
         value = kwargs.pop("mean", 0.0) + kwargs.pop("stddev", 1.0) * random.normal(bits)
     else:
-        raise ValueError(f"{op.name}: no mesh-independent form of {op._tf_fn} is known.")
+        raise ValueError(f"{op.name}: {op._tf_fn} has no mesh-independent version.")
     if kwargs:
         raise ValueError(f"{op.name}: unknown arguments {sorted(kwargs)}.")
     lowering.set_slice(output, tf.cast(value, output.dtype))

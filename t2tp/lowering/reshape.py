@@ -5,9 +5,9 @@ split one have `p` elements, the axis distinguishes the indices by `index // (to
 where `n` is the size of the axis. Two shapes of one tensor that an axis splits at the same factor
 are split into the same slices: [8] and [4, 2], each split in two along its first dimension, have
 the same 4 elements on each processor. A reshape is local if each axis either splits both shapes at
-the same factor, or splits only the new shape: then each processor selects its part of the result.
-Any other axis is first moved to its new factor by a collective. If several axes split a dimension,
-the second splits at a factor within the slices of the first.
+the same factor, or splits only the new shape. In the second case each processor selects its part of
+the result. Any other axis is first moved to its new factor by a collective. If several axes split a
+dimension, the second axis splits the slices of the first.
 
 For example, `data:2;model:2` reshapes [batch=4/data, d_model=6] to [groups=2/data, rows=2,
 d_model=6/model]. `data` splits 24 elements at the factor 12 (p=1, n=2) on both sides, so it stays.
@@ -15,9 +15,9 @@ d_model=6/model]. `data` splits 24 elements at the factor 12 (p=1, n=2) on both 
 
 Where an axis does not divide its dimension, factors are counted in the padded tensor: [5] split
 over 3 processors has slices [2] of [6]. If only one of the two shapes splits the dimension, the
-slice of the other shape has all 5 elements and is padded to 6, or cut from 6. If the reshape merges
-the dimension with others, or another axis splits it afterwards, the padding cannot stay in place
-and the dimension is gathered first.
+slice of the other shape is padded from 5 elements to 6, or cut from 6 to 5. If the reshape merges
+the dimension with others, or another axis splits it afterwards, the padding cannot stay in place,
+so the dimension is gathered first.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def lower_reshape(op: upstream.ReshapeOperation, lowering: Lowering) -> None:
         value, summed_axes = lowering.partial_sum(op.inputs[0])
     scatter = plan.only_scatter(value, summed_axes)
     if scatter is None and mesh_impl.layout.exact_sums and plan.splits_over(summed_axes):
-        # A reduce-scatter over some of the axes first would add in another order.
+        # Reduce-scattering over some of the axes first would change the order of the sum.
         value, summed_axes = lowering.slice(op.inputs[0]), []
     if scatter is not None and lowering.scatters.accepts(scatter):
         lowering.set_tensor_lowering(op.outputs[0], lowering.scatters.defer(scatter))
@@ -96,7 +96,7 @@ def relayout_all(mesh_impl: SpmdMeshImpl, relayouts: Sequence[Relayout]) -> list
 def _gather_buckets(
     relayouts: Sequence[Relayout], axes: Sequence[Sequence[int] | None]
 ) -> list[list[int]]:
-    """Returns the indices of the conversions that share a collective, in order.
+    """Groups conversions that share a collective; returns their indices.
 
     Args:
       relayouts: the conversions.
@@ -120,7 +120,7 @@ def _gather_buckets(
 
 
 class Factor(NamedTuple):
-    """A factor of the row-major index of a tensor, as if it were a dimension.
+    """A factor of the row-major index of a tensor: a real or imagined dimension.
 
     Attributes:
       begin: product of the sizes of all factors before it.
@@ -166,7 +166,7 @@ class _FactoredSlice:
         return x if order == sorted(order) else tf.transpose(x, order)
 
     def select(self, places: dict[Factor, tf.Tensor]) -> None:
-        """Slices the value at one index, an int32 scalar, of each of these factors."""
+        """Selects one index (an int32 scalar) of each factor, and removes these factors."""
         cut = self._cut(places)
         begin = [places.get(factor, 0) for factor in cut]
         size = [1 if factor in places else factor.size for factor in cut]
@@ -175,7 +175,7 @@ class _FactoredSlice:
         self.factors = [factor for factor in cut if factor not in places]
 
     def put(self, factors: Collection[Factor], x: tf.Tensor) -> None:
-        """Sets the value to `x`, with additional factors in front: the inverse of `take`.
+        """Sets the value to `x`, which has additional factors in front: the inverse of `take`.
 
         Args:
           factors: factors to add.
@@ -188,7 +188,7 @@ class _FactoredSlice:
         self.factors = [all_factors[i] for i in order]
 
     def _cut(self, targets: Collection[Factor]) -> list[Factor]:
-        """Returns the factors of the slice, divided so that each target is one of them."""
+        """Divides the factors of the slice so that each target is one of the results."""
         cut = _merged(self.factors)
         for factor in targets:
             at = next(i for i, have in enumerate(cut) if have.contains(factor))
@@ -242,8 +242,8 @@ class _ReshapePlan:
     def communicates(self) -> bool:
         """Whether processors exchange elements.
 
-        A deferred sum is then reduced first. Deferring it pays only if the reshape slices it, which
-        leaves less to reduce.
+        A deferred sum is then reduced first. Deferring it further pays only if the reshape slices
+        it, because a slice is cheaper to reduce.
         """
         return any(self._new.get(axis) != factor for axis, factor in self._old.items())
 
@@ -269,7 +269,7 @@ class _ReshapePlan:
         return self._cut_slice(part.value)
 
     def only_scatter(self, x: tf.Tensor, summed_axes: list[int]) -> Scatter | None:
-        """Returns the reduce-scatter that converts a partial sum; None if it needs more than one.
+        """Returns the reduce-scatter that converts a partial sum; None if that is not enough.
 
         Args:
           x: the partial sum.
@@ -301,8 +301,8 @@ class _ReshapePlan:
           summed_axes: the mesh axes of that sum.
 
         Returns:
-          the slice or partial sum, and the axes that remain to be summed over. A reduce-scatter
-          has already summed over axes that split the result.
+          the slice or partial sum, and the axes still to be summed over. Axes that split the
+          result have been summed over by a reduce-scatter.
         """
         self._summed_axes = list(summed_axes)
         part = self._padded_slice(x)
@@ -326,11 +326,11 @@ class _ReshapePlan:
         """Makes each axis split its new factor, or nothing.
 
         Each step is the cheapest possible one. A selection from the local slice moves nothing and
-        makes later steps smaller. An all-to-all moves a slice. An all-gather multiplies it. Axes
-        that can do the same step share a collective. An axis can only move to a factor that no
-        other axis splits. If axes wait for each other (two that swap their factors), an all-gather
-        frees one. The loop ends because no step takes an axis away from its new factor, and a
-        gathered axis comes back only there.
+        makes later steps smaller. An all-to-all moves a slice. An all-gather multiplies the size of
+        the slice. Axes that can do the same step share a collective. An axis can only
+        move to a factor that no other axis splits. If axes wait for each other (two that swap their
+        factors), an all-gather frees one of them. The loop ends because no step moves an axis away
+        from its new factor, and a gathered axis moves only to its new factor.
 
         Returns:
           the axes that split their new factors.
@@ -380,10 +380,11 @@ class _ReshapePlan:
 def _aligned(
     layout: Layout, old_shape: upstream.Shape, new_shape: upstream.Shape
 ) -> tuple[list[int], list[int]] | None:
-    """Returns the sizes of the old and new dimensions, padded alike for the time of the reshape.
+    """Returns the sizes of the old and new dimensions, padded alike during the reshape.
 
-    A padded dimension keeps its padding if it stays one dimension, and if the axes that split it on
-    one side begin with the axes that split it on the other. Returns None if some dimension cannot.
+    A padded dimension can keep its padding if it stays one dimension, and if the axes that split it
+    in one shape begin with the axes that split it in the other. Returns None if a padded dimension
+    cannot.
     """
     olds, news = (
         {(begin, dim.size): i for i, (begin, dim) in enumerate(begins(shape))}

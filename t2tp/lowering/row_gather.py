@@ -1,4 +1,4 @@
-"""Look-up of table rows by their ids, and its gradient, where the table may be split."""
+"""Look-up of rows in a table that may be split, and its gradient."""
 
 import math
 
@@ -11,13 +11,13 @@ from t2tp.lowering.context import Lowering
 class TableRows:
     """The rows of a flat table [batch * dim, rest] that this processor's slice of the ids selects.
 
-    The table is the processor's slice of the weights, with the dimensions shared with the ids first
-    (batch), then `dim`, then the rest; all ids are in one list.
+    The table is the processor's slice of the weights, transposed. Dimensions shared with the ids
+    (batch) are first, then `dim`, then the rest. The ids are flattened to one list.
 
     Attributes:
       ids: the processor's slice of the ids.
       is_here: whether this processor holds the row, for each id in the list.
-      is_valid: whether any processor does.
+      is_valid: whether the id is in range, so that some processor holds the row.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class TableRows:
         local = self.ids - tf.cast(begin, self.ids.dtype)
         self.is_valid = tf.reshape(tf.logical_and(self.ids >= 0, self.ids < dim.size), [-1])
         is_here = tf.reshape(tf.logical_and(local >= 0, local < dim_slice), [-1])
-        # A slice may end in padding, whose rows no id may reach.
+        # A slice may end in padding. No id may select its rows.
         self.is_here = (
             tf.logical_and(is_here, self.is_valid) if mesh_impl.layout.is_padded(dim) else is_here
         )
@@ -72,7 +72,7 @@ class TableRows:
 
         Args:
           weights: the slice.
-          absent: the value for a row that is not here: a scalar, or one for each id in the list.
+          absent: the value for rows that other processors hold: a scalar, or one per id.
 
         Returns:
           [ids..., rest...].
@@ -84,20 +84,20 @@ class TableRows:
         return tf.reshape(picked, [*self._ids_sizes, *self._rest_sizes])
 
     def add_up(self, rows: tf.Tensor) -> tf.Tensor:
-        """Sums the rows of each id that is here: the gradient of `pick`.
+        """Sums the rows of equal ids that this processor holds: the gradient of `pick`.
 
-        16-bit floats are summed in float32: an id may occur thousands of times.
+        16-bit floats are summed in float32, because an id may occur thousands of times.
 
         Args:
           rows: [ids..., rest...].
 
         Returns:
-          of the size of the processor's slice of the weights, in the dtype of `rows`.
+          the sums, with the shape of the processor's slice of the weights and the dtype of `rows`.
         """
         dtype = rows.dtype
         is_short = dtype.is_floating and dtype.size < 4
         flat = tf.reshape(rows, [math.prod(self._ids_sizes), -1])
-        # A negative segment is dropped.
+        # TensorFlow drops rows of negative segments.
         table = tf.math.unsorted_segment_sum(
             tf.cast(flat, tf.float32 if is_short else dtype),
             tf.where(self.is_here, self._row, -1),

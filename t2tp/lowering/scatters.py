@@ -1,7 +1,7 @@
 """Reduce-scatters of small partial sums, several in one collective.
 
-A gradient of a variable that is sharded at rest is reduce-scattered. For a small one the cost of a
-collective is its latency. So small ones wait until there are enough of them, or until one is read.
+The gradient of a variable that is sharded at rest is reduce-scattered. The cost of a small
+collective is its latency. So small gradients wait until they fill a bucket, or until one is read.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ class Scatter(NamedTuple):
 
     Attributes:
       name: name of the summed tensor.
-      parts: the partial sum, [coordinate on the first axis, on the second, ..., ...], by receiver.
-      axes: mesh axes to sum over, which then split the result.
+      parts: the partial sum, cut into the parts of the receivers: [a, b, ..., part...] where a, b,
+        ... are the receiver's coordinates on `axes`.
+      axes: mesh axes to sum over; the same axes split the result.
       shape: shape of the processor's slice of the result.
-      finish: converts the processor's part of the sum, [...], to that slice.
+      finish: converts the processor's part of the sum to its slice.
     """
 
     name: str
@@ -44,7 +45,7 @@ class DeferredScatter:
 
     Attributes:
       scatter: the reduce-scatter.
-      graph: TensorFlow's, which the partial sum is of.
+      graph: the TensorFlow graph of the partial sum.
     """
 
     def __init__(self, scatters: Scatters, scatter: Scatter) -> None:
@@ -69,7 +70,7 @@ class DeferredScatter:
         self._result = LaidOutTensor([self.scatter.finish(part)])
 
     def to_laid_out_tensor(self) -> LaidOutTensor:
-        """Returns the slice; reduce-scatters if that has not been done."""
+        """Returns the slice; reduce-scatters the sum first if necessary."""
         if self._result is None:
             self._scatters.execute(self)
         assert self._result is not None
@@ -84,7 +85,7 @@ class Scatters:
         self._deferred: list[DeferredScatter] = []
 
     def accepts(self, scatter: Scatter) -> bool:
-        """Whether others may share its collective."""
+        """Whether a reduce-scatter is small enough to share its collective."""
         return scatter.num_bytes <= SMALL
 
     def defer(self, scatter: Scatter) -> DeferredScatter:
@@ -96,7 +97,7 @@ class Scatters:
         return deferred
 
     def execute(self, required: DeferredScatter) -> None:
-        """Reduce-scatters a sum, together with all that may share its collective."""
+        """Reduce-scatters a sum, together with all deferred ones that may share its collective."""
         together = self._together(required)
         self._deferred = [each for each in self._deferred if each not in together]
         scatters = [each.scatter for each in together]
@@ -113,7 +114,7 @@ class Scatters:
             each.set_part(part)
 
     def _together(self, required: DeferredScatter) -> list[DeferredScatter]:
-        """Returns the deferred ones over the same axes, the required one among them."""
+        """Returns all deferred reduce-scatters that share a collective with the required one."""
         graph = tf.compat.v1.get_default_graph()
         return [
             each

@@ -1,7 +1,7 @@
-"""Small constants, once in a graph instead of once for each use.
+"""Creates equal small constants once per graph instead of once per use.
 
 A third of the nodes that TensorFlow's Python API creates are constants: shapes, axes, powers of
-two. Each costs time when the program is traced, and again on each device when it is first run.
+two. Each node costs time when the program is traced, and on each device when it first runs.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-_LARGEST = 256  # Bytes of a constant that is compared with others.
+_LARGEST = 256  # Larger constants, in bytes, are not compared with others.
 
 
 @contextlib.contextmanager

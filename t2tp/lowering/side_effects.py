@@ -14,7 +14,7 @@ def conditional_updates(predicate: upstream.Tensor, operations: Iterable[Operati
 
     Args:
       predicate: a boolean scalar, computed by an operation that was built before the assignments.
-      operations: the assignments, such as what `mtf.assign` returns.
+      operations: the assignments, for example results of `mtf.assign`.
     """
     for op in operations:
         op.predicate = predicate
@@ -25,7 +25,7 @@ def lower_conditionally(
 ) -> None:
     """Lowers an operation without outputs, executed only if `predicate` is true."""
     for tensor in op.inputs:
-        # Deferred sums are reduced here: inside the condition others could not use the result.
+        # Reduce deferred sums outside the condition, so that other operations can use the result.
         lowering.slice(tensor)
 
     def execute() -> tf.Operation:
@@ -36,7 +36,7 @@ def lower_conditionally(
 
 
 def lower_depend(op: upstream.Depend, lowering: Lowering) -> None:
-    """Returns a tensor once others have been computed, or assignments executed.
+    """Copies a tensor after other tensors have been computed, or assignments executed.
 
     A deferred sum stays deferred.
     """
@@ -57,7 +57,7 @@ def lower_depend(op: upstream.Depend, lowering: Lowering) -> None:
 def lower_print(op: upstream.PrintOperation, lowering: Lowering) -> None:
     """Prints processor 0's slice of each tensor to standard error.
 
-    Takes the arguments of `tf.compat.v1.Print`: `first_n` (how often to print) and `summarize`
+    Supports the arguments of `tf.compat.v1.Print`: `first_n` (how often to print) and `summarize`
     (number of elements per tensor).
     """
     slices = [lowering.slice(tensor) for tensor in op._data]

@@ -1,7 +1,7 @@
-"""Changes the shapes of slices, with as few nodes as that takes.
+"""Changes the shapes of slices with as few nodes as possible.
 
-Each node of a graph costs time when it is traced, when TensorFlow optimizes the graph and, on each
-device, when it is first run. A layer has a hundred tensors that are reshaped or broadcast.
+Each node of a graph costs time in tracing, in TensorFlow's graph optimization, and in the first run
+on each device. A layer reshapes or broadcasts about a hundred tensors.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from t2tp import upstream
 
 
 def reshaped(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
-    """Reshapes a tensor (one size may be -1); returns it as it is if nothing changes."""
+    """Reshapes a tensor (one size may be -1); returns `x` itself if nothing changes."""
     is_same = (
         x.shape.is_fully_defined()
         and len(sizes) == x.shape.rank
@@ -26,11 +26,11 @@ def expanded(x: tf.Tensor, dims: upstream.Shape, wanted: upstream.Shape) -> tf.T
 
     Args:
       x: the slice.
-      dims: its named shape.
-      wanted: the other shape, which has these dimensions and more.
+      dims: the named shape of `x`.
+      wanted: the other shape; it has all dimensions of `dims`.
 
     Returns:
-      the slice, of size 1 in each dimension that it lacks; a scalar as it is.
+      the slice, with size 1 in each dimension that `dims` lacks. A scalar is returned unchanged.
 
     Raises:
       ValueError: `wanted` lacks a dimension.

@@ -1,13 +1,14 @@
-"""Sums over dimensions of a slice, as exact compiled by XLA as by TensorFlow's kernels.
+"""Sums over dimensions of a slice, with XLA as accurate as with TensorFlow's kernels.
 
-On CPUs, XLA adds the elements of a sum over several dimensions one after the other: of two million,
-the last are added to a number so large that four digits are lost. A sum of more than 32 elements
-over one dimension it computes in stages, but stores the elements first. So sums compiled by XLA for
-CPUs are computed in stages of at most 32 elements. That takes less time and memory: the first stage
-is fused with the computation of the elements, and the others are small.
+On CPUs, XLA adds the elements of a sum over several dimensions one after the other. With two
+million elements, the last ones are added to a number so large that four digits are lost. XLA
+computes a sum over one dimension of more than 32 elements in stages, but stores the elements first.
+So this module computes sums that XLA compiles for CPUs in stages of at most 32 elements. That also
+saves time and memory: XLA fuses the first stage with the computation of the elements, and later
+stages are small.
 
-16-bit floats are summed in float32: adding ones stalls after a few thousand in float16, and after a
-few hundred in bfloat16.
+16-bit floats are summed in float32. A sum of ones would stop at 2048 in float16, and at 256 in
+bfloat16.
 """
 
 import math
@@ -20,14 +21,14 @@ from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 # A collection of graphs whose sums are staged. The graphs of loop bodies inherit it.
 _IN_STAGES = "t2tp_sums_in_stages"
 
-_STAGE = 32  # Most elements that are added one after the other, and that XLA does not store.
+_STAGE = 32  # Most elements of a sum that XLA adds one by one, without storing them first.
 _SHORTEST_STAGE = 8  # Shorter sums are not worth the passes.
 
 
 def sum_in_stages() -> None:
     """Makes long sums staged from now on, in the current graph and graphs inside it.
 
-    It is called in graphs that XLA compiles for CPUs.
+    Call it in graphs that XLA compiles for CPUs.
     """
     tf1.add_to_collection(_IN_STAGES, True)
 
@@ -71,7 +72,7 @@ def _axes(x: tf.Tensor, axes: int | Sequence[int] | None) -> list[int]:
 
 
 def _staged(x: tf.Tensor, summed: list[int]) -> tf.Tensor:
-    """Sums over dimensions, and drops them."""
+    """Sums over dimensions in stages; the result lacks these dimensions."""
     kept = [n for axis, n in enumerate(x.shape) if axis not in summed]
     sizes, is_summed = _runs(x.shape.as_list(), summed)
     x = tf.reshape(x, sizes)
@@ -89,7 +90,7 @@ def _stage(x: tf.Tensor, axis: int, length: int) -> tf.Tensor:
     """Sums groups of `length` elements along a dimension."""
     before, size, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
     x = tf.reduce_sum(tf.reshape(x, [*before, size // length, length, *after]), axis + 1)
-    # XLA would merge the two sums.
+    # Without the barrier, XLA would merge this sum with the next stage.
     return gen_xla_ops.xla_optimization_barrier(input=[x])[0]
 
 

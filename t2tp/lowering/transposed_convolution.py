@@ -1,4 +1,4 @@
-"""Transposed convolutions of slices: mesh-tensorflow's cannot split the output channels."""
+"""Transposed convolutions whose output channels may be split; mesh-tensorflow's may not."""
 
 import tensorflow as tf
 
@@ -12,12 +12,12 @@ def lower_transposed_convolution(
     """Computes a slice of a transposed convolution.
 
     The inputs are [batch..., positions..., channels] and [window..., filters, channels], the output
-    is [batch..., positions..., filters]. Channels and filters may be split, positions may not.
+    is [batch..., positions..., filters]. Channels and filters may be split, but not positions.
     """
     x, filters = op.inputs
     (y,) = op.outputs
     sizes = lowering.mesh_impl(op).slice_shape(y.shape)
-    image = filters.shape.ndims - 1  # dimensions of one: places and channels
+    image = filters.shape.ndims - 1  # The number of dimensions of an image: positions and channels.
     slice_of_x = lowering.slice(x)
     flat = tf.reshape(slice_of_x, [-1, *slice_of_x.shape[-image:]])
     inverse = tf.nn.conv2d_transpose if image == 3 else tf.nn.conv3d_transpose

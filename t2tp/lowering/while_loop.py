@@ -16,10 +16,10 @@ class _LoopState(NamedTuple):
     """The state of a loop between iterations.
 
     Attributes:
-      iteration: its index, an int64 scalar.
+      iteration: index of the next iteration, an int64 scalar.
       variables: the slices of the loop variables.
       sums: this processor's partial sums of the accumulators, over the iterations so far.
-      goes_on: whether there is a next iteration, if the body has to decide that; else empty.
+      goes_on: whether there is a next iteration, if the body decides about that; otherwise empty.
     """
 
     iteration: tf.Tensor
@@ -40,16 +40,17 @@ def lower_while_loop(
     output of the body that is not a loop variable) is summed over the iterations first, and reduced
     over the mesh once, after the loop.
 
-    If the condition has dimensions, each processor evaluates it on its slice: processors with other
-    slices may leave the loop at another time, unless the body has collectives with them.
+    If the condition has dimensions, each processor evaluates it on its slice. Processors with
+    different slices may leave the loop at different times, unless they share collectives in the
+    body.
 
     Args:
       op: the loop.
       lowering: the lowering of the graph.
-      inside: called with the index of the iteration, an int64 scalar; returns the context in which
-        condition and body are lowered; by default `lowering.inside_loop`.
-      tree_size: the number of iterations, a power of two, whose accumulators are added up as a
-        binary tree; 0: one after the other.
+      inside: returns the context to lower condition and body in, given the index of the iteration
+        (an int64 scalar). Default: `lowering.inside_loop`.
+      tree_size: the number of iterations, a power of two, if accumulators are added up as a binary
+        tree. 0: they are added one after the other.
     """
     inside = inside or lowering.inside_loop
     num_variables = len(op.inputs)
@@ -83,8 +84,8 @@ def lower_while_loop(
         summed_axes[:] = [axes for _, axes in addends]
         decided: tuple[tf.Tensor, ...] = ()
         if condition.has_rows:
-            # If a processor left the loop while others still have collectives with it, they would
-            # wait forever. The axes of these are known only now, after the body.
+            # If a processor left the loop earlier than others that have collectives with it, these
+            # would wait forever. The axes of the collectives are known only after the body.
             with inside(state.iteration + 1):
                 here = condition.of(variables)
             met = {axis for c in collectives.log[collectives_before:] for axis in c.axes}
@@ -99,7 +100,7 @@ def lower_while_loop(
     if condition.has_rows:
         with inside(zero):  # The collectives of the body are not known yet: all processors agree.
             decided = (condition.agreed(condition.of(variables), mesh_impl.shape.dimension_names),)
-    # Collectives of two iterations must not run at the same time: they have one instance key.
+    # Collectives of two iterations must not run at the same time: they share an instance key.
     kwargs = {**op._tf_kwargs, "parallel_iterations": 1}
     kwargs.pop("back_prop", None)
     start = _LoopState(zero, variables, sums, decided)
@@ -112,7 +113,7 @@ def lower_while_loop(
 
 
 def tree_levels(size: int) -> int:
-    """Returns how many sums `add_to_tree` holds for each tensor, with this number of leaves."""
+    """Returns how many sums `add_to_tree` stores per tensor for a tree with `size` leaves."""
     return max(1, size.bit_length() - 1)
 
 
@@ -122,13 +123,13 @@ def add_to_tree(
     """Adds the leaves of a binary tree one after the other, like a counter in base two.
 
     Args:
-      iteration: the number of the leaf.
-      levels: for each level below the root, the sum of each tensor's last complete left half.
-      addends: the leaf.
+      iteration: index of the leaf.
+      levels: for each level below the root, the last complete left half of each tensor's sum.
+      addends: the value of each tensor at this leaf.
       size: number of leaves.
 
     Returns:
-      the levels; after the last leaf the first one has the sums.
+      the new levels. After the last leaf, the first level has the totals.
     """
     count, depth = len(addends), tree_levels(size)
 
@@ -140,7 +141,7 @@ def add_to_tree(
         begin = level % depth * count
         return [*levels[:begin], *totals, *levels[begin + count :]]
 
-    # The number of ones at the end of the binary number: 0, 1, 0, 2, 0, 1, 0, 3.
+    # The number of trailing ones of the leaf's binary index: 0, 1, 0, 2, 0, 1, 0, 3.
     level = tf.gather([(~n & (n + 1)).bit_length() - 1 for n in range(size)], iteration)
     return tf.switch_case(level, [lambda i=i: carried_to(i) for i in range(depth + 1)])
 
@@ -149,8 +150,9 @@ class _Condition:
     """The condition of a loop: a boolean scalar, or one boolean per row.
 
     Attributes:
-      has_rows: whether it has dimensions: the loop continues while any of its booleans is true. The
-        condition then is a loop variable, because it depends on the collectives of the body.
+      has_rows: whether the condition has dimensions. The loop then continues while any of its
+        booleans is true, and the body evaluates the condition, because only the body knows which
+        collectives it has.
     """
 
     def __init__(self, op: upstream.WhileLoopOperation, lowering: Lowering) -> None:
@@ -168,7 +170,7 @@ class _Condition:
         return tf.reduce_any(answer) if self.has_rows else answer
 
     def agreed(self, answer: tf.Tensor, axes: Iterable[str]) -> tf.Tensor:
-        """Combines the answers of all processors that differ only along some mesh axes."""
+        """Returns whether any processor along the given mesh axes answers true."""
         split = self._mesh_impl.tensor_layout(self._op._cond_output.shape)
         names = self._mesh_impl.shape.dimension_names
         separate = self._mesh_impl.layout.axes.separate(axis for axis in split if axis is not None)

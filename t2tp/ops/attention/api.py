@@ -11,7 +11,7 @@ from t2tp.ops.attention.operation import AttentionOperation, Options
 
 AttentionMethod: TypeAlias = Literal["dense", "blockwise", "ring"]
 
-# From this number of scores per head on, blockwise is faster; measured on CPUs.
+# With more scores per head than this, blockwise is faster (measured on CPUs).
 _LARGEST_DENSE = 1024 * 1024
 
 
@@ -19,12 +19,12 @@ _LARGEST_DENSE = 1024 * 1024
 class RelativeBias:
     """A learned bias per head and distance bucket, added to the scores.
 
-    C. Raffel et al. (T5, arXiv:1910.10683), section 2.1. In causal attention all buckets are for
-    previous positions; otherwise half of them.
+    C. Raffel et al. (T5, arXiv:1910.10683), section 2.1. Causal attention uses all buckets for
+    earlier positions. Other attention uses half of them for earlier and half for later positions.
 
     Attributes:
       table: [heads, buckets].
-      max_distance: distances from here on share a bucket.
+      max_distance: all distances of at least this share the last bucket.
     """
 
     table: upstream.Tensor
@@ -51,32 +51,33 @@ def attention(
     A. Vaswani et al., "Attention Is All You Need" (arXiv:1706.03762), section 3.2.1. The softmax is
     in float32. A query that attends to nothing gives zeros.
 
-    Batch dimensions, `heads`, `kv_heads`, `length` and the memory may be split. No collectives are
-    needed if `kv_heads` is split like `heads` and the memory is not split. Keys and values of a
-    split memory are all-gathered in both passes, which with a split `length` is the context
-    parallelism of A. Grattafiori et al., "The Llama 3 Herd of Models" (arXiv:2407.21783), section
-    3.3.2; causal attention over blocks is equal work for all processors, as there. `ring` passes
-    them on from one processor to the next instead: H. Liu et al., "Ring Attention with Blockwise
-    Transformers for Near-Infinite Context" (arXiv:2310.01889).
+    The *memory* is the sequence of keys and values. Batch dimensions, `heads`, `kv_heads`, `length`
+    and `memory_length` may be split. If `kv_heads` is split like `heads` and the memory is not
+    split, no collectives are needed. Both passes all-gather the keys and values of a split memory.
+    If `length` is split too, this is context parallelism: A. Grattafiori et al., "The Llama 3 Herd
+    of Models" (arXiv:2407.21783), section 3.3.2. As in that paper, causal blockwise attention gives
+    all processors equal work. `ring` does not gather: each processor sends its keys and values on
+    to the next one. H. Liu et al., "Ring Attention with Blockwise Transformers for Near-Infinite
+    Context" (arXiv:2310.01889).
 
     Args:
       q: [batch..., heads, length, d_kv].
       k: [batch..., kv_heads, memory_length, d_kv]. `kv_heads` may be `heads` itself. Otherwise its
         size divides the size of `heads`, and consecutive heads share a kv head. `memory_length`
         may be `length` itself.
-      v: values, like `k`; their last dimension may be another one, d_v.
+      v: [batch..., kv_heads, memory_length, d_v]. `d_v` may be `d_kv` itself.
       causal: whether each position attends only to itself and earlier positions.
-      window: number of positions that a query attends to, its own included: earlier positions, and
-        without `causal` the same number of later positions.
+      window: a query attends to its own position and `window - 1` earlier ones. Without `causal`
+        it also attends to `window - 1` later ones.
       segments: integers [batch..., length]. Positions attend within their segment.
       memory_segments: segments of the memory, [batch..., memory_length]. Default: `segments`.
       relative_bias: a bias by distance.
       soft_cap: scores become `soft_cap * tanh(score / soft_cap)` (M. Rivière et al., "Gemma 2",
         arXiv:2408.00118, section 2); 0: no cap.
-      sinks: [heads], logits that take part in the softmax and have no value, as in gpt-oss (G. Xiao
-        et al., arXiv:2309.17453, section 3.3).
-      dropout_rate: the fraction of the weights to drop, in [0, 1), a multiple of 2**-16. The mask
-        depends on the seed, the step and the index in the global tensor, not on the mesh.
+      sinks: [heads], one more logit per head in the softmax, without a value, as in gpt-oss (G.
+        Xiao et al., arXiv:2309.17453, section 3.3).
+      dropout_rate: the fraction of the weights to drop, in [0, 1), rounded to a multiple of 2**-16.
+        The mask depends on the seed, the step and the index in the global tensor, not on the mesh.
       method: `dense` stores all scores. `blockwise` stores one block of them and recomputes them in
         the backward pass. `ring` is `blockwise` for a memory that is split like `length`: a
         processor holds only two slices at a time. Results are equal up to rounding, with the same
@@ -88,7 +89,8 @@ def attention(
 
     Raises:
       ValueError: shapes do not match, or an option is out of range.
-      LayoutError: (when the program is built) the layout splits `d_kv` or the buckets of the bias.
+      LayoutError: (when the program is built) the layout splits `d_kv`, `d_v` or the buckets of the
+        bias.
     """
     _check_shapes(q, k, v)
     length, memory = q.shape.dims[-2], k.shape.dims[-2]
@@ -161,8 +163,8 @@ def _check_options(
         )
     if window is not None and window < 1:
         raise ValueError(
-            f"attention: window must be at least 1, the position itself, not {window}; None is no"
-            " window."
+            f"attention: window must be at least 1 (the query's own position), not {window}; None"
+            " is no window."
         )
     if soft_cap < 0:
         raise ValueError(f"attention: soft_cap must be at least 0, not {soft_cap}.")
@@ -186,9 +188,9 @@ def _segments(
     segments: upstream.Tensor | None,
     memory_segments: upstream.Tensor | None,
 ) -> dict[str, upstream.Tensor]:
-    """Returns the segments as inputs of the operation; the memory's only if they differ."""
+    """Returns the segments as inputs of the operation, without equal `memory_segments`."""
     if segments is None:
-        raise ValueError("attention: memory_segments are given; give segments of the queries too.")
+        raise ValueError("attention: memory_segments need segments, those of the queries.")
     *batch, _, length, _ = q.shape.dims
     if segments.shape.dims != [*batch, length]:
         raise ValueError(f"attention: segments {segments.shape} must be {[*batch, length]}.")
@@ -216,11 +218,11 @@ def _check_bias(q: upstream.Tensor, bias: RelativeBias, causal: bool) -> None:
     if exact < 1:
         raise ValueError(
             f"attention: the bias table's {buckets} must be at least {2 if causal else 4} (T5 has"
-            " 32): half of them are for one distance each"
-            + ("." if causal else ", behind and ahead.")
+            " 32): half of the buckets hold one distance each"
+            + ("." if causal else ", earlier or later.")
         )
     if bias.max_distance <= exact:
         raise ValueError(
-            f"attention: max_distance {bias.max_distance} must be above {exact}, the distances"
-            f" that have one of the {buckets} each."
+            f"attention: max_distance {bias.max_distance} must be above {exact}: with {buckets},"
+            f" distances below {exact} have a bucket each."
         )

@@ -10,10 +10,11 @@ from t2tp.lowering.matmul import SMALL_PRODUCT
 from t2tp.lowering.slice_shapes import reshaped
 from t2tp.mesh.collectives import tree_sum
 
-# With `exact_sums` keys are multiplied in blocks of this size. Kernels add so short a sum in one
-# order, for any number of queries.
+# With `exact_sums` keys are multiplied in blocks of this size. A sum over 64 keys is short enough
+# that matmul kernels add it in the same order for any number of queries.
 _EXACT_KEYS = 64
-# Rows beyond those of a small product, so that it is none; a single row has a kernel of its own.
+# Rows to add above the threshold of a small product, which another kernel computes. A matrix of one
+# row has another kernel too.
 _MORE_ROWS = 8
 
 
@@ -34,7 +35,7 @@ class Block(NamedTuple):
 
 
 class Queries:
-    """Consecutive queries: a slice that a processor has, or a part of one.
+    """Consecutive queries: a processor's slice, or a part of it.
 
     Attributes:
       size: number of queries.
@@ -61,7 +62,7 @@ class Keys(NamedTuple):
     Attributes:
       size: number of keys.
       begin: position of the first key, an integer or an int32 scalar.
-      places: index in memory of each block of keys, listed by position. None: blocks are stored in
+      places: where each block of keys is stored, listed by position. None: blocks are stored in
         order.
     """
 
@@ -70,7 +71,7 @@ class Keys(NamedTuple):
     places: Sequence[int] | None = None
 
     def place(self, block: tf.Tensor) -> tf.Tensor:
-        """Returns the index in memory of a block, int32 scalars."""
+        """Returns where the block with an index is stored, an int32 scalar."""
         return block if self.places is None else tf.gather(tf.constant(self.places), block)
 
 
@@ -90,7 +91,7 @@ def query_key_scores(
       q: [batch, heads, queries, d].
       k: [batch, kv_heads, memories, d]; query head h has kv head h // (heads / kv_heads).
       exact: whether a score has the same bits for any number of queries and keys.
-      all_keys: whether the number of keys is the same everywhere.
+      all_keys: whether all compared computations have the same number of keys.
 
     Returns:
       [batch, heads, queries, memories].
@@ -115,9 +116,9 @@ def weighted_values(
     Args:
       weights: [batch, heads, queries, memories].
       v: [batch, kv_heads, memories, d].
-      exact: whether a sum has the same bits for any number of queries, and of keys of weight 0
-        after the others.
-      all_keys: whether the number of keys is the same everywhere.
+      exact: whether a sum has the same bits for any number of queries, and for any number of keys
+        of weight 0 at the end.
+      all_keys: whether all compared computations have the same number of keys.
 
     Returns:
       [batch, heads, queries, d].
@@ -138,7 +139,7 @@ def in_key_blocks(x: tf.Tensor, axis: int, value: float = 0.0) -> tf.Tensor:
     Args:
       x: the tensor.
       axis: the dimension.
-      value: fills the last block.
+      value: padding of the last block.
     """
     pads = [[0, -x.shape[axis] % _EXACT_KEYS if i == axis else 0] for i in range(x.shape.rank)]
     x = tf.pad(x, pads, constant_values=value)
@@ -146,12 +147,12 @@ def in_key_blocks(x: tf.Tensor, axis: int, value: float = 0.0) -> tf.Tensor:
 
 
 def added_in_turn(x: tf.Tensor, axis: int) -> tf.Tensor:
-    """Sums over a dimension, in the order of its elements: zeros at its end change nothing."""
+    """Adds the elements of a dimension one by one, so zeros at its end never change the result."""
     return functools.reduce(tf.add, tf.unstack(x, axis=axis))
 
 
 def _with_enough_rows(x: tf.Tensor, size: int) -> tf.Tensor:
-    """Pads the rows of matrices that are multiplied by matrices of `size` elements."""
+    """Adds zero rows, so that no product with a matrix of `size` elements is a small product."""
     rows = SMALL_PRODUCT // size + _MORE_ROWS
     return tf.pad(x, [[0, 0], [0, 0], [0, max(0, rows - x.shape[2])], [0, 0]])
 
@@ -171,7 +172,7 @@ def collected(weights: tf.Tensor, y: tf.Tensor, kv_heads: int, parts: int = 1) -
       weights: [batch, heads, queries, memories].
       y: [batch, heads, queries, d].
       kv_heads: number of kv heads.
-      parts: number of parts of the queries, whose sums are added as a tree.
+      parts: number of parts of the queries. Each part is summed, then the sums are added as a tree.
 
     Returns:
       [batch, kv_heads, memories, d].

@@ -2,8 +2,9 @@
 
 The softmax is computed online, one block of keys at a time: M. Milakov and N. Gimelshein, "Online
 normalizer calculation for softmax" (arXiv:1805.02867); M. Rabe and C. Staats, "Self-attention Does
-Not Need O(n^2) Memory" (arXiv:2112.05682). After the keys seen so far, a query has the log of its
-sum of exponentials and the mean of its values. Another block is merged with
+Not Need O(n^2) Memory" (arXiv:2112.05682). The state of a query consists of `log`, the log of the
+sum of exponentials over the keys seen so far, and `y`, the weighted mean of their values. Another
+block is merged with
 
     log' = logaddexp(log, log_block)
     y' = y * exp(log - log') + y_block * exp(log_block - log')
@@ -26,9 +27,9 @@ from t2tp.ops.attention.mask import MASKED, Mask
 from t2tp.ops.attention.score_terms import Gradients, ScoreTerms, through_cap
 from t2tp.processes.cluster import threads_of_an_operation
 
-# Block sizes, measured on CPUs. With many rows (batch x heads) a block of 256 keys fits the caches;
-# a block of 512 takes up to 1.4 times longer. With few rows each operation is too short for several
-# threads, so fewer and larger blocks save up to a fifth.
+# Block sizes, measured on CPUs. With many rows (batch x heads) a block of 256 keys fits the caches,
+# and blocks of 512 take up to 1.4 times longer. With few rows each operation is too short for
+# several threads, so fewer and larger blocks save up to a fifth of the time.
 _QUERIES = 256
 _KEYS = 256
 _KEYS_OF_FEW_ROWS = 512
@@ -41,7 +42,7 @@ def padded_sizes(length: int, memory_length: int, key_block: int) -> tuple[int, 
 
 
 def key_block_of(memory_length: int, rows: int) -> int:
-    """Returns the number of keys of a block: an even one, as dropout needs.
+    """Returns the number of keys of a block; it is even, because dropout needs pairs of keys.
 
     Args:
       memory_length: number of keys.
@@ -82,10 +83,10 @@ class Attended(NamedTuple):
 
     @classmethod
     def nothing(cls, q: tf.Tensor, d: int) -> Attended:
-        """Returns the state before the first key, of queries [batch, heads, length, d_kv].
+        """Returns the state before the first key.
 
         Args:
-          q: the queries.
+          q: queries [batch, heads, length, d_kv].
           d: size of a value.
         """
         batch, heads, length, _ = q.shape
@@ -97,7 +98,7 @@ class Attended(NamedTuple):
 def forward(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, terms: ScoreTerms) -> tuple[tf.Tensor, ...]:
     """Computes the result and the log of each query's sum of exponentials.
 
-    For 16 bits, also computes the rounding error of the result, which the gradient needs.
+    With 16-bit floats it also returns the rounding error of the result. The gradient needs it.
 
     Args:
       q: [batch, heads, length, d_kv], scaled.
@@ -106,8 +107,9 @@ def forward(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, terms: ScoreTerms) -> tupl
       terms: the other terms of the scores.
 
     Returns:
-      [batch, heads, length, d_v] in the dtype of q and float32 [batch, heads, length]; for 16 bits
-      also [batch, heads, length, d_v] in the dtype of q.
+      the result [batch, heads, length, d_v] in the dtype of q, the log float32 [batch, heads,
+      length], and with 16-bit floats the rounding error [batch, heads, length, d_v] in the dtype of
+      q.
     """
     return results(attended(q, k, v, terms), q, terms)
 
@@ -161,11 +163,11 @@ def attended(
 
 
 def results(state: Attended, q: tf.Tensor, terms: ScoreTerms) -> tuple[tf.Tensor, ...]:
-    """Returns what `forward` does, of queries that have attended to all keys."""
+    """Converts the state of queries that have attended to all keys to the results of `forward`."""
     log, wide_y = (joined(x, q.shape[2]) for x in state)
     if terms.dropout is not None:
         wide_y *= terms.dropout.scale
-    # The sum of a query that attends to nothing consists of masked scores.
+    # A query that attends to nothing has only masked scores, so its log is about MASKED.
     is_blind = log < MASKED / 2
     if terms.sinks is not None:
         sinks = terms.sinks[:, None, None]
@@ -241,7 +243,8 @@ def backward(
       terms: the score terms of each part.
 
     Returns:
-      of each part the gradients w.r.t. q and the bias; and those w.r.t. k and v, float32 in blocks.
+      the gradients w.r.t. q and the bias, for each part; and the gradients w.r.t. k and v, float32
+      in blocks.
     """
     ours = [
         BackwardQueries.of(q, mean, log, dy, of_part)
@@ -286,13 +289,13 @@ def with_gradients(
 
     Args:
       so_far: sums over earlier keys, one for each part of the queries.
-      ours: the parts.
+      ours: the parts of the queries.
       k: the keys of the masks of `terms`, in blocks [block, batch, kv_heads, size, d_kv].
       v: values, like `k`, of size d_v.
       terms: the score terms of each part.
 
     Returns:
-      the sums with these keys; and the gradients w.r.t. k and v, float32 in blocks as these are.
+      the sums with these keys added; and the gradients w.r.t. k and v, float32 in the same blocks.
     """
     memories = k.shape[3]
     ranges = [
@@ -319,7 +322,7 @@ def with_gradients(
 
 
 class _BackwardBlocks:
-    """Blocks of the scores of a part of the queries with one block of keys."""
+    """The gradients from the scores of a part of the queries with one block of keys."""
 
     def __init__(
         self, ours: BackwardQueries, terms: ScoreTerms, k: tf.Tensor, v: tf.Tensor, index: tf.Tensor
@@ -342,7 +345,7 @@ class _BackwardBlocks:
     def added(
         self, begin: tf.Tensor, end: tf.Tensor, sums: Sums, d_kv: tuple[tf.Tensor, tf.Tensor]
     ) -> tuple[Sums, tuple[tf.Tensor, tf.Tensor]]:
-        """Adds the gradients that come from a range of blocks of queries.
+        """Adds the gradients from a range of blocks of queries.
 
         Args:
           begin: the first block.
@@ -392,7 +395,7 @@ def _visible_blocks(mask: Mask, queries: int, memories: int) -> tuple[tf.Tensor,
     """Returns, for each block of queries, the range of blocks of keys that it attends to.
 
     Returns:
-      begin and end, int32 [block of queries]; the end is not above the begin if there are none.
+      begin and end, int32 [block of queries]. An empty range has end <= begin.
     """
     first = np.arange(0, mask.queries.size, queries)
     count = np.minimum(queries, mask.queries.size - first)
@@ -404,7 +407,7 @@ def _seeing_blocks(mask: Mask, queries: int, memories: int) -> tuple[tf.Tensor, 
     """Returns, for each block of keys, the range of blocks of queries that attend to it.
 
     Returns:
-      begin and end, int32 [block of keys], both 0 if none does.
+      begin and end, int32 [block of keys]. An empty range is (0, 0).
     """
     begin, end = _visible_blocks(mask, queries, memories)
     blocks = tf.range(-(-mask.keys.size // memories))[:, None]

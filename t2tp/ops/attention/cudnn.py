@@ -1,8 +1,8 @@
 """cuDNN's fused attention kernels for 16-bit floats on GPUs.
 
-They never write the scores to memory: J. Shah et al., "FlashAttention-3" (arXiv:2407.08608). XLA
-builds them from custom calls, so they run in programs that XLA compiles. Both calls take
-[batch, heads, length, d_kv] in row-major order.
+The kernels never write the scores to memory: J. Shah et al., "FlashAttention-3" (arXiv:2407.08608).
+XLA builds them from custom calls, so they run only in programs that XLA compiles. The forward and
+the backward call take [batch, heads, length, d_kv] in row-major order.
 """
 
 import json
@@ -18,7 +18,7 @@ from t2tp.ops.attention.score_terms import Gradients
 
 _LARGEST_HEAD = 128
 _DTYPES = {tf.bfloat16: "BF16", tf.float16: "F16"}
-# Contracted and batch dimensions of the kernels' matmuls, of the left and the right operand.
+# The contracted dimension of the left and the right operand, for each matmul of the kernels.
 _FORWARD = {"bmm1": (3, 3), "bmm2": (3, 2)}
 _BACKWARD = {
     "bmm1_grad_gemm1": (2, 2),
@@ -34,7 +34,7 @@ def takes(dtype: tf.DType, d_kv: int) -> bool:
 
 
 def usable(target: Target, dtype: tf.DType, d_kv: int) -> Target | None:
-    """Returns the target if its programs can use the kernels: on GPUs, where XLA compiles."""
+    """Returns the target if its programs can use the kernels: compiled by XLA, for GPUs."""
     compiles = target.compiles_step or target.compiles_regions
     return target if takes(dtype, d_kv) and compiles and not target.on_cpu else None
 
@@ -42,7 +42,7 @@ def usable(target: Target, dtype: tf.DType, d_kv: int) -> Target | None:
 def forward(
     q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, mask: Mask, target: Target
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Computes what `blockwise.forward` does; the rounding error of the result is taken as 0.
+    """Computes the results of `blockwise.forward`, with 0 for the rounding error.
 
     Args:
       q: [batch, heads, length, d_kv], scaled.
@@ -101,10 +101,10 @@ def _run(
 ) -> list[tf.Tensor]:
     """Makes a call with the mask that the data needs.
 
-    The kernels know causal masks. Any other mask is a bias that they read once per head, so rows
-    that consist of one segment go without.
+    The kernels have a causal mask. Any other mask is a bias, and reading it once per head takes
+    time. If all rows consist of one segment, the call has no bias.
     """
-    has_one_segment = mask.has_one_segment  # Of the caller's graph, for all layers.
+    has_one_segment = mask.has_one_segment  # Computed in the caller's graph, once for all layers.
 
     def masked(*inputs: tf.Tensor) -> list[Any]:
         if mask.is_only_causal:
@@ -131,7 +131,7 @@ def _name(direction: str, bias: Sequence[tf.Tensor]) -> str:
 def _call(
     name: str, inputs: Sequence[tf.Tensor], results: Sequence[tuple[tf.DType, Any]], config: str
 ) -> list[tf.Tensor]:
-    """Returns the results of a custom call without its last, the workspace."""
+    """Returns the results of a custom call except the last one, its workspace."""
     dtypes, shapes = zip(*results, (tf.uint8, [0]), strict=True)
     return gen_xla_ops.xla_custom_call_v2(
         operands=inputs,
@@ -146,7 +146,7 @@ def _call(
 def _config(
     q: tf.Tensor, k: tf.Tensor, is_causal: bool, contracted: dict[str, tuple[int, int]]
 ) -> str:
-    """Returns the configuration of a call, JSON that XLA parses."""
+    """Returns the configuration of a call as JSON for XLA."""
     scores = [*q.shape[:3], k.shape[2]]
     config: dict[str, Any] = {
         "algorithm": {

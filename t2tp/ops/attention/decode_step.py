@@ -1,4 +1,4 @@
-"""Attention of one query per row to a memory: a decode step."""
+"""Attention in a decode step: one query per row attends to a memory."""
 
 from typing import TypeAlias
 
@@ -16,7 +16,7 @@ from t2tp.ops.attention.relative_bias import distance_buckets
 from t2tp.ops.attention.score_terms import capped, softmax_with_sinks
 from t2tp.ops.attention.shared_heads import SharedHeads
 
-# Indices of the positions of a processor's slice of the memory: int32 [memory].
+# The positions in a processor's slice of the memory: int32 [memory].
 Places: TypeAlias = "np.ndarray | tf.Tensor"
 
 
@@ -32,19 +32,19 @@ def attention_step(
     soft_cap: float = 0.0,
     sinks: upstream.Tensor | None = None,
 ) -> upstream.Tensor:
-    """Computes attention of one query at a position, in a memory that may be longer.
+    """Computes attention of one query per row; the memory may have later positions.
 
-    The operation has no gradient: decoding needs none. If the memory is split, each processor
-    attends to its slice. The maximum scores and the sums are then all-reduced over the mesh axis.
+    The operation has no gradient, because decoding needs none. If the memory is split, each
+    processor attends to its slice, and the highest scores and the sums are all-reduced.
 
     Args:
       q: [batch..., heads, d_kv].
       k: [batch..., kv_heads, memory_length, d_kv], see `attention`.
-      v: values, like `k`; their last dimension may be another one, d_v.
-      positions: int32 [batch...]. The query attends to the memory up to this position. Default: all
-        of it.
+      v: [batch..., kv_heads, memory_length, d_v]. `d_v` may be `d_kv` itself.
+      positions: int32 [batch...]. The query attends to the memory up to this position. Default: to
+        the whole memory.
       window: number of positions that a query attends to, its own included.
-      is_seen: booleans [batch..., memory_length]: which keys are visible at all.
+      is_seen: booleans [batch..., memory_length]: which keys may be attended to. Default: all.
       relative_bias: a bias by distance, as in causal attention.
       soft_cap: cap of the scores, see `attention`.
       sinks: [heads], see `attention`.
@@ -143,7 +143,7 @@ class AttentionStepOperation(Operation):
         )
         axis = mesh_impl.tensor_dimension_to_mesh_axis(memory)
         if axis is None:
-            # A query attends at least to its own position, unless that is hidden.
+            # A query attends at least to its own position, unless `is_seen` hides it.
             surely = "is_seen" not in extras
             weights = _softmax(scores, visible, surely, sinks, exact)
             y = weighted_values(tf.cast(weights, q.dtype), values, exact=exact)
@@ -186,7 +186,7 @@ class AttentionStepOperation(Operation):
 def _softmax(
     scores: tf.Tensor, visible: tf.Tensor | None, surely: bool, sinks: tf.Tensor | None, exact: bool
 ) -> tf.Tensor:
-    """Computes weights, zero where invisible; `surely`: each query attends to something."""
+    """Computes weights, 0 for invisible keys; `surely`: each query has a visible key."""
     if visible is None:
         return softmax_with_sinks(scores, sinks, exact=exact)
     weights = softmax_with_sinks(tf.where(visible, scores, MASKED), sinks, exact=exact)

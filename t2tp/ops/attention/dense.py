@@ -1,4 +1,4 @@
-"""Dense attention, with all scores in memory: the fastest for short lengths."""
+"""Dense attention, with all scores in memory: the fastest method for short sequences."""
 
 import tensorflow as tf
 
@@ -16,11 +16,11 @@ def forward(
     Args:
       q: [batch, heads, length, d_kv], scaled.
       k: [batch, kv_heads, memory_length, d_kv].
-      v: likewise.
+      v: [batch, kv_heads, memory_length, d_v].
       terms: the other terms of the scores.
 
     Returns:
-      [batch, heads, length, d_kv] and [batch, heads, length, memory_length] in the dtype of q.
+      [batch, heads, length, d_v] and [batch, heads, length, memory_length] in the dtype of q.
     """
     exact = terms.exact
     scores = terms.added_to_all(tf.cast(query_key_scores(q, k, exact=exact), tf.float32))
@@ -44,7 +44,7 @@ def backward(
     dy: tf.Tensor,
     terms: ScoreTerms,
 ) -> Gradients:
-    """Computes gradients w.r.t. q (scaled), k, v and the bias; the softmax's is in float32."""
+    """Computes gradients w.r.t. q (scaled), k, v and the bias, through a softmax in float32."""
     exact = terms.exact
     used, wide_weights, wide_dy = weights, tf.cast(weights, tf.float32), tf.cast(dy, tf.float32)
     used_dy = dy
@@ -58,9 +58,9 @@ def backward(
         # Equals sum_m weights * d_weights, at a lower cost.
         mean = tf.reduce_sum(tf.cast(dy * y, tf.float32), -1, keepdims=True)
     else:
-        # The gradients w.r.t. a query's scores sum to 0. With the mean of the rounded y, or without
-        # the sum of the rounded weights, their sum would exceed the gradients themselves if values
-        # have a common component.
+        # The gradients w.r.t. a query's scores must sum to 0. If all values share a large
+        # component, the rounding error of `y`, or of weights that do not sum to 1, would be larger
+        # than the gradients.
         mean = tf.reduce_sum(wide_weights * d_weights, -1, keepdims=True)
         if terms.sinks is None:
             mean = tf.math.divide_no_nan(mean, tf.reduce_sum(wide_weights, -1, keepdims=True))

@@ -1,4 +1,4 @@
-"""The full memory on each processor: keys and values whose slices are all-gathered."""
+"""The full memory on each processor: keys and values, all-gathered from their slices."""
 
 from collections.abc import Collection, Sequence
 
@@ -10,7 +10,8 @@ from t2tp.ops.attention.blocks import Keys
 from t2tp.ops.attention.shared_heads import SharedHeads
 from t2tp.ops.attention.split_kv import GatheredDimension
 
-# The dimension of the positions in [batch, kv_heads, keys, d_kv], and of blocks in blocks of keys.
+# The dimension to gather: positions in [batch, kv_heads, keys, d_kv], or blocks in the result of
+# `blockwise.cut`.
 _POSITIONS, _BLOCKS = 2, 0
 
 
@@ -18,11 +19,11 @@ class GatheredMemory:
     """All-gathers the slices of keys and values, and reduce-scatters their gradients.
 
     Blockwise attention takes a memory in blocks (`blockwise.cut`). Slices that consist of complete
-    blocks are cut before the gather, so that only slices are transposed, not the whole memory.
-    Blocks of slices in head-tail order then are in head-tail order too.
+    blocks are cut before the gather. Each processor then transposes only its slice, not the whole
+    memory. The gathered blocks stay in head-tail order if the slices have this order.
 
     Attributes:
-      keys: their positions.
+      keys: the positions of the keys.
     """
 
     def __init__(
@@ -38,11 +39,11 @@ class GatheredMemory:
         """Prepares the gathering.
 
         Args:
-          shared: selects the heads.
+          shared: selects the kv heads.
           gathered: gathers the positions.
-          size: number of keys of the memory.
+          size: number of keys in the memory.
           slices: number of slices.
-          key_block: number of keys of a block; 0: the memory is not in blocks.
+          key_block: number of keys in a block; 0: the memory is not in blocks.
           is_head_tail: whether slices are in head-tail order.
         """
         self._shared = shared
@@ -73,8 +74,8 @@ class GatheredMemory:
           x: the slice, [batch, kv_heads, keys, d_kv].
 
         Returns:
-          keys or values of all positions, for the heads that the processor needs: [batch, kv_heads,
-          memory, d_kv], or in blocks.
+          keys or values of all positions and of the kv heads that this processor needs: [batch,
+          kv_heads, memory, d_kv], or in blocks.
         """
         if self._travels_in_blocks:
             x = blockwise.cut(x, self._block)

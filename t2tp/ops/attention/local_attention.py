@@ -1,7 +1,7 @@
-"""Local attention in blocks of a sequence or an image, which may be split over the mesh.
+"""Local attention in blocks of a sequence or an image.
 
-Each block of queries attends to its own block and its neighbours. The blocks beyond the end of a
-processor's slice come from the next processor: one block of keys and values (the halo).
+Each block of queries attends to its own block and its neighbours. If the sequence or image is
+split, processors exchange one block of keys and values at each border of a slice (the halo).
 """
 
 import math
@@ -34,16 +34,16 @@ def local_attention(
     """Computes causal attention of each block to itself and its previous neighbours.
 
     N. Parmar et al., "Image Transformer" (arXiv:1802.05751), section 3.2. A position of a sequence
-    attends to its own block, up to itself, and to the previous block. A position of an image, read
-    row by row, attends to its own block and to the blocks on the left, above, above left and above
-    right, as far as their positions precede it. Any dimension but `d_kv` may be split.
+    attends to the previous block, and to its own block up to itself. A position of an image attends
+    to its own block and to the blocks on the left, above, above left and above right, but only to
+    positions that precede it row by row. Any dimension but `d_kv` may be split.
 
     Args:
-      q: [..., d_kv], with the dimensions of `space` among the others.
+      q: [..., d_kv]; all dimensions of `space` are among `...`.
       k: like `q`.
       v: like `q`.
       space: [length], or [height, width].
-      block: the size of a block along each of them.
+      block: the size of a block along each dimension of `space`.
 
     Returns:
       like `q`.
@@ -97,7 +97,7 @@ def _neighbours(num_dims: int) -> tuple[tuple[int, int], ...]:
 
 
 class _BlocksOperation(Operation):
-    """The inputs q, k and v of attention in blocks, possibly followed by others."""
+    """An operation with the inputs q, k and v of local attention, possibly followed by others."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class _BlocksOperation(Operation):
 
 
 class LocalAttentionOperation(_BlocksOperation):
-    """Inputs: q, k and v. Output: like them."""
+    """Inputs: q, k and v. Output: the weighted values, with the shape of q."""
 
     @property
     def matmul_flops(self) -> int:
@@ -155,7 +155,7 @@ class LocalAttentionOperation(_BlocksOperation):
 class LocalAttentionGradOperation(_BlocksOperation):
     """Inputs: q, k, v and the gradient w.r.t. the result. Outputs: the gradients w.r.t. q, k and v.
 
-    The weights are recomputed: stored, they would take most of the memory.
+    The weights are recomputed. Storing them would take most of the memory.
     """
 
     def lower(self, lowering: Lowering) -> None:
@@ -179,7 +179,7 @@ class _Grid:
 
 
 class _BlockSlice:
-    """Attention of a processor's slice, as [batch, height, width, d_kv]; a sequence has one row."""
+    """Attention of a slice, as [batch, height, width, d_kv]; the height of a sequence is 1."""
 
     def __init__(
         self,

@@ -20,13 +20,12 @@ class Mask:
 
     Attributes:
       queries: the processor's slice of the queries.
-      keys: the keys that the processor has at hand.
+      keys: the keys that the processor currently holds.
       causal: whether queries attend to no later positions.
       window: number of positions that a query attends to; None: all.
       segments: segments of these queries, [batch, queries], or None.
       memory_segments: segments of these keys, [batch, keys], or None.
-      may_be_blind: whether a query may attend to nothing, because segments mask all keys. Its
-        result is zero.
+      may_be_blind: whether segments may mask all keys of a query. The result of such a query is 0.
     """
 
     queries: Queries
@@ -43,15 +42,15 @@ class Mask:
         return replace(self, keys=keys, memory_segments=segments)
 
     def visible_range(self, first: np.ndarray, count: np.ndarray) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns which of the keys at hand some queries attend to.
+        """Returns which keys each of n ranges of queries attends to, as a range of indices.
 
         Args:
-          first: indices of the first of several consecutive queries, integers [n].
-          count: how many these are, integers [n].
+          first: index of the first query of each range, integers [n].
+          count: number of queries of each range, integers [n].
 
         Returns:
-          of each, the index of the first key and one after the last, int32 [n]; the latter is not
-          above the former, and may be negative, if there is none.
+          begin and end (one after the last key), int32 [n]. An empty range has end <= begin, and
+          its end may be negative.
         """
         query = self.queries.begin + tf.constant(first, tf.int32)
         begin, end = tf.zeros_like(query), tf.fill(query.shape, self.keys.size)
@@ -64,7 +63,7 @@ class Mask:
 
     @property
     def is_only_causal(self) -> bool:
-        """Whether nothing but `causal`, or nothing at all, masks a key."""
+        """Whether there is no window and there are no segments."""
         return self.window is None and self.segments is None
 
     @functools.cached_property
@@ -87,16 +86,14 @@ class Mask:
 
     @functools.cached_property
     def of_whole(self) -> tf.Tensor | None:
-        """The mask of all queries and keys, see `block`: computed once for all layers."""
+        """The mask of all queries and keys (see `block`), computed once for all layers."""
         return self.block(self.whole)
 
     def block(self, block: Block) -> tf.Tensor | None:
-        """Returns the mask to add to scores: 0 or `MASKED`; None for no mask.
+        """Returns the mask to add to scores, 0 or `MASKED`, or None if nothing is masked.
 
-        It is float32 [batch or 1, 1, queries, memories].
-
-        Keys beyond the last one at hand are masked. Queries beyond the last one may have any mask:
-        their results are never read.
+        The mask is float32 [batch or 1, 1, queries, memories]. Keys that pad the last block are
+        masked. Queries that pad it may have any mask, because their results are never read.
         """
         conditions = self._conditions_on_places(block)
         if self.segments is not None:

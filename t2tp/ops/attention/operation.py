@@ -1,4 +1,4 @@
-"""The attention operation and its gradient: the slices, collectives and terms of a processor."""
+"""The attention operation and its gradient, lowered for a processor's slices."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ class Options:
 
     @property
     def is_blockwise(self) -> bool:
-        """Whether scores are computed block by block, and not kept."""
+        """Whether scores are computed block by block and not saved."""
         return self.method != "dense"
 
     @property
     def suits_cudnn(self) -> bool:
-        """Whether cuDNN's kernels compute it: a softmax of scores with a mask, and nothing else.
+        """Whether cuDNN's kernels support these options: a mask and a softmax, nothing else.
 
-        In `memory_segments` a query may see nothing.
+        With `memory_segments` a query may have no visible key, which the kernels do not support.
         """
         has_other_terms = {"bias_table", "memory_segments", "sinks"} & {*self.extras}
         is_plain = not (has_other_terms or self.soft_cap or self.has_other_values)
@@ -73,10 +73,10 @@ class Options:
 
     @property
     def is_balanced_by_order(self) -> bool:
-        """Whether head-tail order of the queries leaves equal work to all processors.
+        """Whether head-tail order of the queries is needed to give all processors equal work.
 
-        A window leaves equal work to all anyway, as does dense attention, which computes all
-        scores.
+        With a window each query attends to the same number of keys, and dense attention computes
+        all scores. Both give equal work in any order.
         """
         return self.is_blockwise and self.causal and self.window is None
 
@@ -88,9 +88,9 @@ class AttentionOperation(Operation):
       kv_heads, memory, d_v], extras.
 
     Outputs: the result [batch..., heads, length, d_v], and the activations saved for the backward
-    pass. Blockwise: the log of each query's sum of exponentials [batch..., heads, length] and, for
-    16 bits, the rounding error of the result, like it. Dense: the weights [batch..., heads, length,
-    memory]. Their memory dimension is never split, even if a layout splits the memory of k and v.
+    pass. Blockwise saves the log of each query's sum of exponentials [batch..., heads, length], and
+    with 16-bit floats the rounding error of the result. Dense saves the weights [batch..., heads,
+    length, memory]. The memory dimension of the weights is never split, even if k and v are split.
     """
 
     cost_kind = "attention"
@@ -144,9 +144,10 @@ class AttentionOperation(Operation):
         return _is_local(self, layout)
 
     def check_layout(self, layout: Layout) -> None:
-        """Rejects a single matrix with `exact_sums`, which is multiplied by another kernel.
+        """Rejects layouts that `exact_sums` does not support.
 
-        Also rejects positions that are split, where their sums have no fixed order.
+        A batch of one matrix is multiplied by another kernel. Over split positions, sums of
+        blockwise attention, a bias table and sinks have no fixed order.
         """
         lengths = [x.shape.dims[-2].name for x in self.inputs[:2]]
         is_split = any(layout.axis_index(name) is not None for name in lengths)
@@ -191,7 +192,7 @@ class AttentionOperation(Operation):
 
 
 def _is_local(op: AttentionOperation | AttentionGradOperation, layout: Layout) -> bool:
-    """Whether each processor has all that its queries attend to, and nothing to sum."""
+    """Whether each processor has all keys of its queries, and no gradient is a sum over axes."""
     (heads, length, _), (kv_heads, memory, _) = (x.shape.dims[-3:] for x in op.inputs[:2])
     heads_axis, length_axis, kv_heads_axis, memory_axis = (
         layout.axis_index(dim.name) for dim in (heads, length, kv_heads, memory)
@@ -229,9 +230,10 @@ class AttentionGradOperation(Operation):
         return _is_local(self, layout)
 
     def check_layout(self, layout: Layout) -> None:
-        """Rejects kv heads whose queries are on several processors, with `exact_sums`.
+        """Rejects layouts and lengths that `exact_sums` does not support.
 
-        Sums of a relative bias run over the columns of scores, which have to fill vectors.
+        The gradient of a kv head must not be a sum over processors. The gradient of a relative bias
+        is a sum over columns of the scores, and these have to fill the CPU's vectors.
         """
         heads, kv_heads = (x.shape.dims[-3].name for x in self.inputs[:2])
         lengths = [x.shape.dims[-2].size for x in self.inputs[:2]]
@@ -288,7 +290,7 @@ class AttentionGradOperation(Operation):
             else:
                 lowering.set_partial_sum(table, by_table, summed)
         if sinks is not None:
-            # Of a sink, whose value is 0, the gradient is its weight times minus the mean.
+            # A sink has the value 0, so its gradient is minus its weight times the mean.
             if self._options.is_blockwise:
                 weights, mean = tf.exp(sinks[:, None] - kept), of_y
             else:
@@ -318,17 +320,17 @@ class _AttentionSlice:
     """The slices and score terms of one processor.
 
     A split memory is all-gathered (context parallelism): A. Grattafiori et al., "The Llama 3 Herd
-    of Models" (arXiv:2407.21783), section 3.3.2; or it is passed around (`ring`). Positions are
-    global, so that queries attend to the same keys as on one device.
+    of Models" (arXiv:2407.21783), section 3.3.2. With `ring` it is passed around instead. Positions
+    are global, so that queries attend to the same keys as on one device.
 
     Attributes:
       qs: the parts of the queries that the processor computes, scaled by 1 / sqrt(d_kv), with one
         batch dimension: [batch, heads, queries, d_kv].
       k, v: keys and values of the full memory, see `GatheredMemory`; absent if there is a ring.
       ring: keys and values that are passed from processor to processor, or None.
-      target: how the program is compiled if cuDNN's kernels compute the attention, or None.
+      target: how the program is compiled, if cuDNN's kernels compute the attention; otherwise None.
       scale: the factor of q.
-      order: order of the queries (head-tail: two parts) and of every tensor with their length.
+      order: order of the queries (head-tail: two parts) and of all tensors with the same length.
       memory_order: order of k and v, and of their gradients.
       terms: mask, bias and dropout of each part.
     """
@@ -346,10 +348,10 @@ class _AttentionSlice:
         self._mesh_impl = mesh_impl
         self._shared = SharedHeads(mesh_impl, heads, kv_heads)
         self._memory = GatheredDimension(mesh_impl, memory_axis)
-        # The mesh axes over which the queries of a key are split.
+        # The mesh axes that split the queries of one key.
         self._summed = {*self._shared.axes, *own_axes(mesh_impl, length_axis)}
-        # Not a scalar, which TensorFlow would move behind the matmul with k and fuse with it and
-        # with a mask, for which oneDNN has only its slow reference kernel.
+        # TensorFlow would move a scalar behind the matmul with k and fuse all with the mask. For
+        # that fused operation oneDNN has only a slow reference kernel.
         self.scale = tf.constant([d_kv.size**-0.5] * d_kv.size, q.dtype)
         extras = dict(zip(options.extras, inputs[3:], strict=False))
         self.order = _order(lowering, q, options)
@@ -361,7 +363,7 @@ class _AttentionSlice:
                 self.with_one_batch(lowering.slice_in_order(q, self.order)) * self.scale
             ),
         )
-        # A tensor that is an input twice is passed once.
+        # Equal segments of queries and memory are passed only once.
         of_memory = extras.get("memory_segments", extras.get("segments"))
         rows = self.qs[0].shape[0] * self.qs[0].shape[1]
         keys = mesh_impl.slice_shape(k.shape)[-2]
@@ -479,16 +481,16 @@ class _AttentionSlice:
         if self._mesh_impl.tensor_dimension_to_mesh_axis(segments.shape.dims[-1]) == axis:
             return _rows(lowering.slice_in_order(segments, self.memory_order))
         assert axis is not None  # It splits k and v.
-        # Consecutive, because the queries' length is split otherwise.
+        # In consecutive order, because the queries' length is not split over the memory's axis.
         rows = _whole_rows(lowering, segments)
         size = rows.shape[1] // self._mesh_impl.shape[axis].size
         begin = collectives.coordinate(axis) * size
         return tf.slice(rows, [0, begin], [rows.shape[0], size])
 
     def gradient_of_slice(self, dx: tf.Tensor) -> tuple[tf.Tensor, list[int]]:
-        """Returns this processor's partial sum of the gradient w.r.t. the slice of k or v.
+        """Converts the gradient w.r.t. `k` or `v` to a partial sum w.r.t. this processor's slice.
 
-        It is computed from the gradient w.r.t. `k` or `v`; also returns the mesh axes to sum over.
+        Also returns the mesh axes to sum over.
         """
         if self.ring is None:
             dx = self._gathered.gradient_of_slice(dx, self._summed)
@@ -507,7 +509,7 @@ class _AttentionSlice:
 
 
 def _order(lowering: Lowering, q: upstream.Tensor, options: Options) -> Order:
-    """Returns the order in which queries are computed: where they move only if that saves time."""
+    """Returns the order to compute queries in; head-tail order only if it saves time."""
     mesh_impl = lowering.mesh_impl(q)
     length = q.shape.dims[-2]
     axis = mesh_impl.tensor_dimension_to_mesh_axis(length)
@@ -519,7 +521,7 @@ def _order(lowering: Lowering, q: upstream.Tensor, options: Options) -> Order:
 
 
 def _queries(mesh_impl: SpmdMeshImpl, length: upstream.Dimension, order: Order) -> list[Queries]:
-    """Returns which queries a processor computes: in head-tail order two parts."""
+    """Returns the queries that a processor computes: one part, or two in head-tail order."""
     axis = mesh_impl.tensor_dimension_to_mesh_axis(length)
     if axis is None:
         return [Queries(length.size)]
@@ -531,7 +533,7 @@ def _queries(mesh_impl: SpmdMeshImpl, length: upstream.Dimension, order: Order) 
 
 
 def _joined(parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the slice of the queries [batch, heads, length, ...] that consists of parts."""
+    """Joins the parts of the queries to a slice [batch, heads, length, ...]."""
     return parts[0] if len(parts) == 1 else tf.concat(parts, 2)
 
 

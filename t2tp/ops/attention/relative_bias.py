@@ -20,10 +20,11 @@ def distance_buckets(
     code.
 
     Args:
-      distances: integers, position in the memory minus position of the query.
+      distances: integers, position of the key minus position of the query.
       num_buckets: size of the table.
-      max_distance: distances from here on share the last bucket.
-      both_ways: whether distances above 0 have buckets, the upper half of the table.
+      max_distance: all distances of at least this share the last bucket.
+      both_ways: whether the upper half of the table is for distances above 0. Otherwise they have
+        the bucket of distance 0.
 
     Returns:
       integers in [0, num_buckets), of the shape of `distances`.
@@ -36,7 +37,7 @@ def distance_buckets(
     else:
         back = np.maximum(-distances, 0)
     exact = num_buckets // 2
-    # In float32, as in T5's code: distances at which a bucket ends depend on the last bit.
+    # In float32 like T5's code, because the last bit decides at which distance a bucket ends.
     logs = np.log(np.maximum(back, 1).astype(np.float32) / np.float32(exact))
     ratio = logs / np.float32(math.log(max_distance / exact))
     far = exact + (ratio * np.float32(num_buckets - exact)).astype(distances.dtype)
@@ -46,7 +47,8 @@ def distance_buckets(
 class Bias:
     """The bias of one processor's slice of the heads, block by block.
 
-    It is never materialized: a block's bias is computed from a number per distance and head.
+    The full bias is never materialized. A block's bias is computed from one number per distance and
+    head.
     """
 
     def __init__(
@@ -81,15 +83,14 @@ class Bias:
         heads, (queries, memories) = self._by_distance.shape[0], block[1::2]
         span = queries + memories - 1
         diagonals = tf.slice(self._by_distance, [0, self._begin(block)], [heads, span])
-        # Rows of length `span`, read off a sequence that repeats after span + 1 elements: each
-        # begins one element further to the left, which turns distances into (query, memory) without
-        # a gather.
+        # The sequence repeats after span + 1 elements and is cut into rows of `span` elements, so
+        # each row is shifted by one. This turns distances into (query, memory) without a gather.
         repeated = tf.tile(tf.pad(diagonals, [[0, 0], [0, 1]]), [1, queries])
         rows = tf.reshape(repeated[:, : queries * span], [heads, queries, span])
         return rows[:, :, queries - 1 :]
 
     def no_gradient(self) -> tf.Tensor:
-        """Returns the initial zeros of `with_gradient`."""
+        """Returns zeros, the initial `so_far` of `with_gradient`."""
         return tf.zeros([len(self._buckets), self._parts * self._by_distance.shape[0]])
 
     def with_gradient(self, so_far: tf.Tensor, block: Block, d_scores: tf.Tensor) -> tf.Tensor:
@@ -112,7 +113,7 @@ class Bias:
         return tf.tensor_scatter_nd_add(so_far, index[:, None], diagonals)
 
     def table_gradient(self, by_distance: tf.Tensor) -> tf.Tensor:
-        """Returns the gradient w.r.t. the table [parts * heads, buckets], of `with_gradient`."""
+        """Returns the gradient w.r.t. the table, [parts * heads, buckets], by `with_gradient`."""
         by_bucket = tf.math.unsorted_segment_sum(by_distance, self._buckets, self._num_buckets)
         return tf.transpose(by_bucket)
 

@@ -10,11 +10,11 @@ three processors:
     processor 1 keys 1  keys 0  keys 2
     processor 2 keys 2  keys 1  keys 0
 
-Gradients w.r.t. keys and values follow the keys around the ring in the backward pass, and each
+In the backward pass the gradients w.r.t. keys and values follow the keys around the ring, and each
 processor adds its part.
 
-In causal attention keys, like queries, are in head-tail order (`t2tp.lowering.head_tail`). Every
-step then is equal work for all processors; otherwise they would wait for the busiest one.
+In causal attention both keys and queries are in head-tail order (`t2tp.lowering.head_tail`), so
+that each step is equal work for all processors.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ _POSITIONS = 2
 
 
 class Visiting(NamedTuple):
-    """A slice of the memory that is at a processor.
+    """The slice of the memory that a processor currently holds.
 
     Attributes:
       kv: keys and values, [batch, kv_heads, keys, d_kv] and the same with d_v.
@@ -45,13 +45,13 @@ class Visiting(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Consecutive keys of a slice that is at a processor.
+    """Consecutive keys of the slice that a processor currently holds.
 
     Attributes:
       k: keys in blocks, see `blockwise.cut`.
-      v: likewise.
-      keys: their positions.
-      segments: a list of int32 [batch, keys]; empty if there are none.
+      v: values in blocks.
+      keys: positions of the keys.
+      segments: one int32 [batch, keys]; empty if there are no segments.
     """
 
     k: tf.Tensor
@@ -61,7 +61,7 @@ class Part(NamedTuple):
 
 
 class Ring:
-    """The slices of a memory that a mesh axis splits, and their way round its processors.
+    """A memory that is split over a mesh axis, and passes its slices around the processors.
 
     Attributes:
       count: number of processors.
@@ -83,7 +83,7 @@ class Ring:
         """Begins with the processor's own slice.
 
         Args:
-          mesh_impl: the processor's.
+          mesh_impl: the mesh, as this processor sees it.
           axis: the mesh axis that splits the memory.
           k: [batch, kv_heads, keys, d_kv].
           v: likewise, with d_v.
@@ -101,11 +101,11 @@ class Ring:
 
     @property
     def part_sizes(self) -> list[int]:
-        """The numbers of consecutive keys that a slice consists of."""
+        """The number of keys of each part of a slice: one part, or two in head-tail order."""
         return [self._size // 2] * 2 if self._is_head_tail else [self._size]
 
     def parts(self, visiting: Visiting, step: tf.Tensor) -> list[Part]:
-        """Returns the parts of the slice that is here at a step."""
+        """Returns the parts of `visiting`, the slice that this processor holds at a step."""
         owner = (self._collectives.coordinate(self._axis) - step) % self.count
         places = [*head_and_tail(owner, self.count)] if self._is_head_tail else [owner]
         cut = [
@@ -129,13 +129,13 @@ class Ring:
         return self._collectives.permute(x, self._axis, source)
 
     def next(self, visiting: Visiting, step: tf.Tensor) -> Visiting:
-        """Returns the slice of the next step; after the last one it stays where it is."""
+        """Returns the slice of the next step; after the last step slices are not passed on."""
         return tf.nest.map_structure(lambda x: self.passed_if(step < self.count - 1, x), visiting)
 
     def passed_if(self, condition: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-        """Passes `x` on if a condition holds, as it does in all steps but one.
+        """Passes `x` on if a condition holds; it holds in all steps but one.
 
-        The condition is a collective one: it must have the same value on all processors.
+        The condition must have the same value on all processors.
         """
         with self._collectives.repeated(self.count - 1):
             return tf.cond(condition, lambda: self.passed_on(x), lambda: x)
@@ -193,7 +193,7 @@ def backward(
         t: tf.Tensor, here: Visiting, d_kv: list[tf.Tensor], sums: list[blockwise.Sums]
     ) -> tuple:
         coming = ring.next(here, t)
-        # The gradients of a slice follow it one step later, because this step still adds to them.
+        # The gradients of a slice follow the slice one step later: this step still adds to them.
         d_kv = [ring.passed_if(t > 0, x) for x in d_kv]
         d_parts = []
         for k, v, keys, segments in ring.parts(here, t):

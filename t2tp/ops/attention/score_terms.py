@@ -1,4 +1,4 @@
-"""What attention does with scores q * k: soft cap, relative bias, mask, sinks, dropout."""
+"""Steps between the scores q * k and the weights: soft cap, relative bias, mask, sinks, dropout."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ class ScoreTerms:
       bias: bias by distance.
       dropout: dropout of the weights.
       soft_cap: scores `s` become `soft_cap * tanh(s / soft_cap)`; 0: no cap.
-      sinks: float32 [heads], logits that take part in each softmax and have no value.
+      sinks: float32 [heads], one more logit per head in the softmax, without a value.
       exact: whether results have the same bits for any number of queries and keys.
-      query_parts: number of parts of the queries over which gradients of keys are summed as a tree.
+      query_parts: number of parts of the queries. Gradients w.r.t. keys are summed within each
+        part, and these sums are added as a tree.
     """
 
     mask: Mask
@@ -56,7 +57,7 @@ class ScoreTerms:
 
 
 def capped(scores: tf.Tensor, soft_cap: float) -> tf.Tensor:
-    """Returns scores between `-soft_cap` and `soft_cap`; as they are if it is 0."""
+    """Limits scores smoothly to (`-soft_cap`, `soft_cap`); a `soft_cap` of 0 changes nothing."""
     return soft_cap * tf.tanh(scores / soft_cap) if soft_cap else scores
 
 
@@ -73,8 +74,8 @@ def softmax_with_sinks(
     Args:
       scores: float32.
       sinks: float32 [heads]; None: no sinks.
-      exact: whether a weight has the same bits for any number of queries, and of masked keys after
-        the others.
+      exact: whether a weight has the same bits for any number of queries, and for any number of
+        masked keys at the end.
     """
     if exact:
         blocks = in_key_blocks(scores, 3, MASKED)

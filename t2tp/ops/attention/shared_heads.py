@@ -14,9 +14,9 @@ class SharedHeads:
     """The key-value heads of a processor's slice of the query heads.
 
     J. Ainslie et al., "GQA" (arXiv:2305.13245). Query head h uses kv head h // (heads / kv_heads).
-    If both dimensions are split over one axis, or neither is, each processor has the kv heads it
-    needs. Otherwise split kv heads are all-gathered, and each processor selects those it needs; the
-    gradient is then a sum over the axis of the query heads.
+    If both dimensions are split over one axis, or neither is split, each processor has the kv heads
+    that it needs. Otherwise split kv heads are all-gathered, and each processor selects the ones
+    that it needs. Their gradient is then a sum over the axis of the query heads.
 
     Attributes:
       axes: mesh axes over which gradients are partial sums.
@@ -37,15 +37,15 @@ class SharedHeads:
             self._chosen = self._chosen_heads(heads.size // kv_heads.size, size, axis)
 
     def select(self, x: tf.Tensor) -> tf.Tensor:
-        """Selects from a slice of k or v -> [..., the kv heads needed here, memory, d]."""
+        """Selects kv heads from a slice of k or v -> [..., needed kv heads, memory, d]."""
         x = self.gathered.whole(x, _heads(x))
         return x if self._chosen is None else tf.gather(x, self._chosen, axis=_heads(x))
 
     def restore(self, dx: tf.Tensor, summed: Collection[int]) -> tf.Tensor:
-        """Converts the gradient w.r.t. `select`'s result to a partial sum of that w.r.t. the slice.
+        """Converts the gradient w.r.t. `select`'s result to a partial sum w.r.t. the slice.
 
         Args:
-          dx: [..., the kv heads needed here, memory, d].
+          dx: [..., needed kv heads, memory, d].
           summed: mesh axes over which `dx` is a partial sum. `gathered`'s axis is reduced here.
         """
         heads = _heads(dx)
@@ -58,7 +58,8 @@ class SharedHeads:
     def _chosen_heads(self, shared_by: int, size: int, axis: int) -> tf.Tensor:
         """Returns the indices of the kv heads that `size` query heads of this processor need.
 
-        There is one per group of consecutive query heads that is sure to share it.
+        There is one index per group of query heads. A group is the largest that shares a kv head on
+        every processor; a kv head may occur twice.
         """
         together = math.gcd(shared_by, size)
         first = self._collectives.coordinate(axis) * size

@@ -8,11 +8,11 @@ from t2tp.lowering.mesh_impl import SpmdMeshImpl
 
 
 class GatheredDimension:
-    """All-gathers the slices along a mesh axis, and returns the gradient of the own slice.
+    """All-gathers the slices along a mesh axis, and converts the gradient back to a slice.
 
     Attributes:
-      axis: the mesh axis; None: the dimension is not split.
-      axes: the mesh's own axes that it consists of.
+      axis: the mesh axis, possibly a joint one; None: the dimension is not split.
+      axes: the single axes of the mesh that `axis` consists of.
     """
 
     def __init__(self, mesh_impl: SpmdMeshImpl, axis: int | None) -> None:
@@ -23,17 +23,17 @@ class GatheredDimension:
         self.axes = own_axes(mesh_impl, axis)
 
     def whole(self, x: tf.Tensor, dim: int) -> tf.Tensor:
-        """Gathers a slice [..., n, ...] -> [..., slices * n, ...]; n is its dimension `dim`."""
+        """Gathers dimension `dim` of a slice: [..., n, ...] -> [..., slices * n, ...]."""
         return x if self.axis is None else self._collectives.allgather(x, self.axis, dim)
 
     def own_part(self, dx: tf.Tensor, dim: int, summed: Collection[int]) -> tf.Tensor:
-        """Converts the gradient w.r.t. the result of `whole` to that w.r.t. the slice.
+        """Converts the gradient w.r.t. the result of `whole` to the gradient w.r.t. the slice.
 
         Args:
           dx: [..., slices * n, ...].
           dim: the same as in `whole`.
-          summed: the mesh's own axes over which `dx` is a partial sum. Over those that `axis`
-            consists of it is reduced here; along the others of these `dx` is the same.
+          summed: single axes of the mesh over which `dx` is a partial sum. It is reduced here over
+            the ones in `axes`. Along all other `axes`, processors have equal `dx`.
         """
         if self.axis is None:
             return dx
@@ -49,5 +49,5 @@ class GatheredDimension:
 
 
 def own_axes(mesh_impl: SpmdMeshImpl, axis: int | None) -> list[int]:
-    """Returns the mesh's own axes that an axis consists of, if any."""
+    """Returns the single axes of the mesh that an axis consists of; none for None."""
     return [] if axis is None else mesh_impl.layout.axes.separate([axis])

@@ -1,7 +1,7 @@
 """Dropout of attention weights, by their index in the global tensor.
 
-Blockwise attention computes the mask block by block, and again in the backward pass. Dense
-attention keeps the mask of the forward pass.
+Blockwise attention computes the mask block by block, and recomputes it in the backward pass. Dense
+attention saves the mask of the forward pass.
 """
 
 import functools
@@ -15,15 +15,15 @@ _LEVELS = 1 << 16
 
 
 class PairIndex:
-    """The index, in the global tensor, of each pair of weights: of an even key and the next one."""
+    """The index in the global tensor of each pair of weights: an even key and the next key."""
 
     def __init__(
         self, rows: tf.Tensor, length: int, memory_length: int, whole: Block, *, may_begin_odd: bool
     ) -> None:
-        """Prepares it.
+        """Prepares the index.
 
         Args:
-          rows: uint64 [batch, heads], the index of each head of each example in the global tensor.
+          rows: uint64 [batch, heads], the index of each head of each row in the global tensor.
           length: number of queries.
           memory_length: number of keys.
           whole: all queries and keys that the processor has.
@@ -40,9 +40,9 @@ class PairIndex:
         return self.parts(self.whole)
 
     def parts(self, block: Block) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns two tensors whose sum is the index, because the index itself is large.
+        """Returns two small tensors whose sum is the large index of each pair.
 
-        They are uint64, [batch, heads, queries, 1] and [pairs].
+        They are uint64 [batch, heads, queries, 1] and [pairs].
         """
         pairs = (block.memories + 1 + self.may_begin_odd) // 2
         queries = tf.cast(positions(block.query, block.queries), tf.uint64)
@@ -76,7 +76,7 @@ class AttentionDropout:
 
         Args:
           block: a block of the score matrix. None: the whole matrix.
-          *tensors: [batch, heads, queries, memories]: the weights, the gradients w.r.t. them.
+          *tensors: weights, or gradients w.r.t. weights, [batch, heads, queries, memories].
         """
         if block is None:
             is_kept = self._kept_of_whole
@@ -87,13 +87,13 @@ class AttentionDropout:
 
     @functools.cached_property
     def _kept_of_whole(self) -> tf.Tensor:
-        """Which of all weights are kept."""
+        """Which weights of the whole matrix are kept."""
         return self._is_kept(*self._index.of_whole, self._index.whole.memories, 0)
 
     def _is_kept(
         self, rows: tf.Tensor, pairs: tf.Tensor, memories: int, begin: int | tf.Tensor
     ) -> tf.Tensor:
-        """Returns which weights are kept: 32 random bits decide two of them."""
+        """Returns which weights are kept: 32 random bits decide about a pair of weights."""
         index = rows + pairs
         halves = tf.bitcast(random.bits(self._key, index), tf.int16)
         sixteen_bits = tf.reshape(halves, [*index.shape[:3], 2 * index.shape[3]])
