@@ -90,8 +90,8 @@ class Estimator:
           config: the output directory, how often to save, and other settings of the run.
           hparams: `HParams` or a mapping, passed to `model_fn`. Its `mesh_shape` and `layout`
             define the mesh; without them it is one device.
-          layout: what the hparams define, if it is known.
-          vocabulary: returns the vocabulary of the data, for warm starts from another one.
+          layout: the layout of the hparams, if the caller has parsed it.
+          vocabulary: returns the data's vocabulary, for warm starts from another vocabulary.
 
         Raises:
           LayoutError: mesh shape or layout cannot be parsed.
@@ -149,7 +149,7 @@ class Estimator:
         Args:
           mode: the mode of the program.
           features: inputs of the program.
-          decode_options: options of a predicting program, for model functions that take them.
+          decode_options: passed to model functions that have this parameter.
 
         Raises:
           LayoutError: the layout does not fit the model.
@@ -164,8 +164,8 @@ class Estimator:
             exact = trains or mode in (ModeKeys.PREDICT, ModeKeys.SCORE)
             program = self.program(self._step_fn(mode, decode_options), features, exact)
             self._variables = program.variables
-            # The first training program also needs the optimizer's variables of the checkpoint,
-            # and a later program may add variables.
+            # The first training program adds the optimizer's variables. Later programs may add
+            # others. All are restored from the checkpoint.
             if (trains and not self._has_trained) or len(program.variables) > self._num_loaded:
                 self.steps_done = self._checkpoints.load(program.variables, to_train=trains)
                 self._num_loaded = len(program.variables)
@@ -197,8 +197,8 @@ class Estimator:
           inputs: step k reads `inputs.stream[k]`. A stream with `batch_sizes` continues at the
             first row that the run has not read. A function that returns inputs may run TensorFlow
             operations, because it is called after the devices of the mesh are set up.
-          max_steps: number of steps of the whole run. If all are done, this returns at once.
-          hooks: called around the steps, before a step is saved.
+          max_steps: total steps of the run. If the run has them already, this returns at once.
+          hooks: called around each step, before the step is saved.
 
         Raises:
           TrainingInterrupted: a signal arrived; the step was saved.
@@ -206,7 +206,7 @@ class Estimator:
           RunLockedError: another process trains in `output_dir`, or has trained since the restore.
           SavingError: a checkpoint could not be written.
           TrainingDivergedError: a step's loss or gradients are not finite and
-            `config.on_nonfinite` is `stop`. The latest checkpoint is of the step before.
+            `config.on_nonfinite` is `stop`. The step before it is saved.
           ReplicaMismatchError: see `config.check_replicas_every`; the error names the device.
         """
         inputs = self._open(inputs)
@@ -252,7 +252,7 @@ class Estimator:
     def evaluate(self, inputs: Inputs | InputFn, steps: int = -1) -> dict[str, float]:
         """Sums the model's metrics and the host's counts over batches.
 
-        With several processes, one of them counts a batch on the host.
+        The processes take turns: each batch is counted on the host of only one.
 
         Args:
           inputs: see `train`; the stream is finite.
@@ -311,8 +311,8 @@ class Estimator:
         Args:
           path: the new directory.
           features: inputs of the model function.
-          signatures: builds the signatures of the SavedModel. Default: `serving_default`, from
-            features of exactly these shapes to the predictions.
+          signatures: builds the signatures of the SavedModel. Default: one, `serving_default`. It
+            maps features of exactly these shapes to predictions.
           decode_options: see `build`.
 
         Returns:
@@ -327,7 +327,7 @@ class Estimator:
         if self.layout.size > 1:
             raise UsageError(
                 f"an exported model runs on one device, and this estimator has the mesh"
-                f" {self.layout.mesh_text}: create one without a mesh, which reads any checkpoint"
+                f" {self.layout.mesh_text}: create an estimator without a mesh"
             )
         program = self.build(ModeKeys.PREDICT, features, decode_options)
         return write_saved_model(program, path, signatures or of_features(features))
@@ -346,17 +346,17 @@ class Estimator:
         self.steps_done = saved.step
 
     def rewind(self, inputs: Inputs, steps_done: int) -> tuple[int, BatchStream]:
-        """Gives the variables the values that they had after a number of steps of the run.
+        """Rewinds the variables to a step of the run; writes no files.
 
-        Restores the latest checkpoint up to then, or the initial values, and replays the steps in
-        between. Writes no files.
+        Restores the latest checkpoint up to that step, or the initial values, and replays the
+        steps since.
 
         Args:
           inputs: the inputs of the training.
-          steps_done: number of steps.
+          steps_done: the step.
 
         Returns:
-          the step of the restored values; and the batches of the run's steps.
+          (the step of the restored values, the run's batches).
 
         Raises:
           CheckpointMismatchError, UnusableCheckpointError: see `build`.
@@ -366,7 +366,7 @@ class Estimator:
         return self._replay_to(steps_done, inputs), inputs.stream
 
     def _replay_to(self, steps_done: int, inputs: Inputs) -> int:
-        """Restores the latest checkpoint up to a step and replays up to it; returns its step."""
+        """Does the work of `rewind`; returns the step of the restored values."""
         variables = self.build(ModeKeys.TRAIN, inputs.features).variables
         begun_from = self.steps_done = self._checkpoints.go_back(variables, steps_done)
         if begun_from < steps_done:
@@ -380,13 +380,13 @@ class Estimator:
         return begun_from
 
     def magnitude_program(self, features: Mapping[str, Feature]) -> Program:
-        """Builds the program that measures the tensors of a step; see `largest_magnitudes`."""
+        """Builds a program that measures a step's tensors; see `largest_magnitudes`."""
         return self.program(
             lambda mesh, parts: largest_magnitudes(self._loss_fn(mesh, parts), mesh), features
         )
 
     def parameter_counts(self) -> tuple[int, int, int]:
-        """Counts trainable parameters, frozen parameters, and the values of all other variables."""
+        """Counts trainable parameters, frozen parameters and values of all other variables."""
         sizes: Counter[str] = Counter()
         for variable in self._variables or ():
             spec = variable.spec
@@ -409,7 +409,7 @@ class Estimator:
             self._tracker(step, scalars)
 
     def _open_tracker(self) -> None:
-        """Opens the tracker, in process 0, if the config names one and it is not open."""
+        """Opens the config's tracker in process 0, once."""
         if self.config.tracker and self._tracker is None and self.connect().is_main_process:
             values = self._hparams.values() if isinstance(self._hparams, HParams) else {}
             self._tracker = open_tracker(self.config.tracker, self.config.output_dir, values)
@@ -417,7 +417,7 @@ class Estimator:
     def program(
         self, step_fn: StepFn, features: Mapping[str, Feature], exact: bool = False
     ) -> Program:
-        """Builds a program on the run's mesh with the run's variables, `exact` as the run says."""
+        """Builds a program on the run's mesh and variables; `exact` keeps the run's exact sums."""
         return Program(
             step_fn,
             features,
@@ -439,13 +439,13 @@ class Estimator:
         features: dict[str, mtf.Tensor],
         decode_options: DecodeOptions | None = None,
     ) -> EstimatorSpec:
-        """Calls the model function with the optional parameters that it has."""
+        """Calls the model function; passes the optional arguments that it accepts."""
         optional = {"config": self.config, "decode_options": decode_options}
         arguments = {name: optional[name] for name in optional if name in self._model_fn_takes}
         return self._model_fn(mesh, features, mode, self._hparams, **arguments)
 
     def _open(self, inputs: Inputs | InputFn) -> Inputs:
-        """Returns the inputs; calls an input function after the devices are set up."""
+        """Sets up the devices and returns the inputs, which an input function then creates."""
         self.connect()
         return inputs() if callable(inputs) else inputs
 
@@ -457,7 +457,7 @@ class Estimator:
         default = self.build(mode, inputs.features)
 
         def place(batch: Batch) -> tuple[Program, PlacedFeatures]:
-            # For an unknown shape, `place` of the default program raises the error.
+            # If no program has the batch's shapes, the default program's `place` raises the error.
             program = programs.get(shapes_of_batch(batch), default)
             return program, program.place(batch)
 
@@ -516,9 +516,9 @@ class Estimator:
         inputs: Inputs,
         place: Callable[[Batch], tuple[Program, PlacedFeatures]],
     ) -> TrainingDivergedError:
-        """Replays up to a non-finite step, saves the step before it, and finds the cause.
+        """Saves the step before a non-finite step and finds the cause.
 
-        Replayed steps are equal, bit for bit, so the variables are what they were before the step.
+        Replaying is bit-identical, so it restores the variables from before the step.
         """
         self.log.write("diverged", bad.step, {"what": str(bad)})
         logging.error("%s", bad)
@@ -543,7 +543,7 @@ class Estimator:
         return loss
 
     def _remove_unfinished(self) -> None:
-        """Deletes the unfinished files of a killed trainer; the run must be locked."""
+        """Deletes unfinished files of killed trainers; the caller holds the lock."""
         if self.connect().is_main_process:
             with as_usage_error(OSError):
                 remove_unfinished(self.config.output_dir)

@@ -38,7 +38,7 @@ from t2tp.trainer.run_spec import RunSpec
 # Flags that may differ between the processes of a run.
 _OWN_FLAGS = ("data_digest", "data_dir", "output_dir", "t2t_usr_dir", "tmp_dir")
 
-# Flags that a run keeps when Python resumes it, because only the programs set them.
+# Flags that only the programs set. A run that Python resumes keeps their saved values.
 _KEPT_FLAGS = ("hparams_set", "t2t_usr_dir")
 
 # schedule -> modes of its programs
@@ -86,13 +86,13 @@ class Experiment:
         Args:
           spec: the run's spec.
           eval_steps: batches per evaluation; 0 or -1: all.
-          local_eval_frequency: steps from one evaluation to the next; 0: only one at the end.
+          local_eval_frequency: steps between evaluations; 0: evaluate only at the end.
           eval_split: the split to evaluate on.
           eval_timeout_mins: how many minutes `continuous_eval` waits for the next checkpoint.
           eval_samples: number of examples decoded at each evaluation, for TensorBoard.
           early_stopping: condition to end the training early. Default: none.
           decode_options: options of `predict`. Default: see `generation_config.default_options`.
-          hooks: called around the steps of a training, before a step is saved.
+          hooks: called around each training step, before the step is saved.
 
         Raises:
           LayoutError: mesh shape or layout cannot be parsed.
@@ -137,7 +137,7 @@ class Experiment:
     def build(self, schedule: str) -> None:
         """Builds the programs of a schedule and restores the latest checkpoint; writes no files.
 
-        Each schedule calls it. Call it before a schedule to get errors early. For
+        Each schedule calls this method itself; an earlier call reports errors earlier. For
         `continuous_eval` it waits for the first checkpoint.
 
         Raises:
@@ -172,7 +172,7 @@ class Experiment:
             self.estimator.build(mode, features)
 
     def describe(self) -> str:
-        """Describes mesh, devices, model size and directory in lines of text."""
+        """Describes mesh, devices, model size and directory, one per line."""
         cluster = self.estimator.connect()
         trainable, frozen, state = self.estimator.parameter_counts()
         sizes = f": {trainable:,} parameters" if trainable else ""
@@ -268,11 +268,12 @@ class Experiment:
     def continuous_eval(self) -> dict[int, dict[str, float]]:
         """Evaluates each new checkpoint of a run that another process trains.
 
-        It ends after the checkpoint of `train_steps`, after `eval_timeout_mins` without a new
-        checkpoint, or by early stopping. When restarted, it skips the recorded evaluations.
+        Ends after the checkpoint of `train_steps`, after `eval_timeout_mins` without a new
+        checkpoint, or by early stopping. When restarted, it skips checkpoints with a recorded
+        evaluation.
 
         Returns:
-          step -> the problem's metrics, of all recorded evaluations.
+          The problem's metrics by step, for all recorded evaluations.
         """
         self.build("continuous_eval")
         evaluation, cluster = self._evaluation(self._eval_split), self.estimator.connect()
@@ -371,7 +372,7 @@ class Experiment:
             self.estimator.restore(saved)
         except UnusableCheckpointError as error:
             problem = str(error)
-        # All processes must skip a checkpoint, even if only one of them failed to restore it.
+        # If one process cannot restore the checkpoint, all must skip it.
         outcomes = self.estimator.connect().process_allgather(
             "restored", json.dumps([problem, save_id])
         )
@@ -382,7 +383,7 @@ class Experiment:
         if len(set(save_ids)) > 1:
             raise ProcessMismatchError(
                 f"the processes have different checkpoints of step {step} in"
-                f" {self._config.output_dir}, which must be one directory that all of them share"
+                f" {self._config.output_dir}: all processes must share this directory"
             )
         return True
 
@@ -409,7 +410,7 @@ class Experiment:
             self.estimator.train(self._train_inputs, self.spec.train_steps, all_hooks)
 
     def _how(self, schedule: str) -> dict[str, Any]:
-        """Returns the flags that run a schedule like this experiment."""
+        """Returns the flags with which t2tp_trainer runs the schedule as here."""
         flags: dict[str, Any] = {"schedule": schedule, "random_seed": self._config.random_seed}
         if ModeKeys.EVAL in SCHEDULES[schedule]:
             flags |= {"eval_steps": self._eval_steps}
@@ -442,5 +443,5 @@ class Experiment:
 
 def _check_at_least(least: int, **numbers: float) -> None:
     for name, number in numbers.items():
-        if not number >= least:  # NaN is not.
+        if not number >= least:  # Also true for NaN.
             raise ValueError(f"{name} is {number}, and must be at least {least}")

@@ -12,7 +12,7 @@ work is imported only after that, because it imports TensorFlow, which takes sec
 | 2 | the request is not valid: one sentence says why, and nothing was written |
 | 3 | another process of the run was lost |
 | 130 | interrupted with Ctrl-C (SIGINT); a training saves its step first |
-| 141 | the reader of stdout has ended |
+| 141 | stdout is a pipe that its reader closed |
 | 143 | ended by SIGTERM; a training saves its step first |
 
 `t2tp_launch` and `t2tp_tune` return the exit code of the first process that failed.

@@ -9,10 +9,10 @@ from t2tp.trainer.run_dir.find_checkpoint import find_all
 
 
 def run(invocation: Invocation) -> None:
-    """Averages the checkpoints that the flags name and lists them.
+    """Averages the checkpoints that the flags name, and prints their paths.
 
     Raises:
-      UsageError: they cannot be averaged; no file was written.
+      UsageError: the checkpoints cannot be averaged; no file was written.
     """
     flags = invocation.flags
     if bool(flags.checkpoints) == bool(flags.output_dir):
@@ -35,4 +35,4 @@ def run(invocation: Invocation) -> None:
     print(f"averaged the trainable variables{moving} of {len(checkpoints)} checkpoints:")
     for each in checkpoints:
         print(f"  {each.path}")
-    print(f"in {written.directory}; all other variables come from its step")
+    print(f"in {written.directory}; all other variables come from step {written.step}")

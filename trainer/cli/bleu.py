@@ -38,7 +38,7 @@ def run(invocation: Invocation) -> None:
 
 
 def _scores(path: str | Path, flags: absl_flags.FlagValues) -> dict[str, float]:
-    """Computes the BLEU of a file, 0 to 100, by name of the score."""
+    """Computes the BLEU scores of a file, 0 to 100, by name."""
     lines, references = _parallel_lines(path, flags.reference)
     scores = {}
     if flags.bleu_variant != "uncased":
@@ -65,7 +65,7 @@ def _parallel_lines(path: str | Path, reference_path: str) -> tuple[list[str], l
 
 
 def _translations(directory: str, min_steps: int) -> list[tuple[int, Path]]:
-    """Lists (step, file) for the files named NAME-STEP, by step."""
+    """Lists (step, file) for the files named NAME-STEP, sorted by step."""
     if not Path(directory).is_dir():
         raise UsageError(f"--translations_dir={directory}: there is no such directory")
     translations: dict[int, Path] = {}

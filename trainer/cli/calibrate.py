@@ -19,10 +19,10 @@ from t2tp.trainer.errors import FailedError, UsageError, as_usage_error
 
 
 def run(invocation: Invocation) -> None:
-    """Measures, and writes the file.
+    """Measures the machine and writes the cluster file.
 
     Raises:
-      UsageError: a flag is invalid, or the file to add to is.
+      UsageError: a flag is invalid, or the cluster file to append to.
       FailedError: a measurement failed, or the file cannot be written.
     """
     flags = invocation.flags
@@ -31,7 +31,8 @@ def run(invocation: Invocation) -> None:
         raise UsageError(f"--output={path}: the name of a cluster file ends in .toml")
     devices, processes = (_counts(flags, name) for name in ("devices", "processes"))
     found = _known(path) if flags.append else {"curves": [], "collectives": []}
-    # The counts that measure operations come first: a file needs these curves.
+    # Runs on 1 or all cores also measure operations. They come first, because a cluster file is
+    # invalid without curves of operations.
     devices.sort(key=lambda count: (count not in (1, machine.cores()), count))
     if not found["curves"] and not set(devices) & {1, machine.cores()}:
         raise UsageError(f"--devices must include 1 or {machine.cores()}, to measure operations")
@@ -47,7 +48,7 @@ def run(invocation: Invocation) -> None:
                 for name, old in found.items():
                     new = measured[name]
                     found[name] = [each for each in old if not _is_among(each, new)] + new
-                # After each piece, so that the measurements stay if a later one fails.
+                # Written after each piece, so that a later failure does not lose it.
                 write_text(path, toml_text(machine.cluster_table(found)))
     except (machine.CalibrationError, OSError) as error:
         raise FailedError(str(error)) from error
@@ -66,7 +67,7 @@ def run(invocation: Invocation) -> None:
 def _counts(flags: absl_flags.FlagValues, name: str) -> list[int]:
     given = [each.strip() for each in flags[name].value or () if each.strip()]
     if not all(each.isdecimal() and int(each) > 0 for each in given):
-        raise UsageError(f"--{name}={','.join(given)}: numbers such as 1,2,4")
+        raise UsageError(f"--{name}={','.join(given)}: expected numbers such as 1,2,4")
     return sorted({int(each) for each in given})
 
 
@@ -80,9 +81,9 @@ def _known(path: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def _is_among(curve: dict[str, Any], others: list[dict[str, Any]]) -> bool:
-    """Whether the list has a curve of the same kind and place."""
+    """Whether another curve differs at most in its points."""
 
-    def what(each: dict[str, Any]) -> dict[str, Any]:
+    def without_points(each: dict[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in each.items() if key != "points"}
 
-    return any(what(curve) == what(other) for other in others)
+    return any(without_points(curve) == without_points(other) for other in others)

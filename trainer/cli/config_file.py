@@ -1,21 +1,21 @@
-"""The file of `--config`, as the flags at the beginning of a command line."""
+"""Turns the file of `--config` into flags, which precede those of the command line."""
 
 from typing import Any
 
 from t2tp.trainer import run_yaml
 
-# The value of --mesh_shape and --layout with which they are searched. It is no value of an hparam.
+# With this value of --mesh_shape and --layout they are searched. The hparams never have it.
 AUTO = "auto"
 
 
 def flags_of(path: str) -> list[str]:
-    """Returns the flags in a file; hparams are read where the hparams set is known.
+    """Returns the flags in a file, without hparams: `spec_from_flags` reads these.
 
-    The directory of a user's code is left out: a file that somebody else wrote executes no code.
+    Omits `t2t_usr_dir`, because a file that somebody else wrote must not execute code.
 
     Raises:
       ValueError: the file is not a `run.yaml`.
-      OSError: it cannot be read.
+      OSError: the file cannot be read.
     """
     settings = run_yaml.read(path)
     names = {name: value for name, value in settings.names.items() if name != "data_digest"}

@@ -41,11 +41,11 @@ class _Lines(logging.Handler):
 
 
 def use_plain_lines(process: ProcessSpec | None = None, with_time: bool = False) -> None:
-    """Shows what this process logs with `absl.logging` as plain lines on stderr.
+    """Prints this process's `absl.logging` messages as plain lines on stderr.
 
     Args:
-      process: this process of a run. Processes other than the first show warnings and errors
-        only, with their index.
+      process: this process of a run. All but process 0 print only warnings and errors, with their
+        index.
       with_time: whether each line begins with the time of day.
     """
     index = 0 if process is None else process.process_id

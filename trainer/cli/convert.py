@@ -48,9 +48,9 @@ _DTYPE_NAMES = ("dtype", "torch_dtype")
 
 
 def run(invocation: Invocation) -> None:
-    """Converts as the flags say, and prints the directory that was made.
+    """Converts as the flags say, and prints the new directory.
 
-    Several processes convert together on a shared file system, each its own slices.
+    Several processes share the work on a common file system: each converts other slices.
 
     Raises:
       UsageError: the conversion is impossible; nothing was written.
@@ -75,13 +75,13 @@ def run(invocation: Invocation) -> None:
         patient = dataclasses.replace(cluster, time_limit=math.inf)
         multiprocess.check_same(cluster, {name: flags[name].value for name in _SETTINGS})
         with as_usage_error(ValueError, LookupError, OSError, ModuleNotFoundError):
-            made = convert(flags, patient)
+            directory = convert(flags, patient)
     if cluster.is_main_process:
-        print(made)
+        print(directory)
 
 
 def _to_run(flags: absl_flags.FlagValues, cluster: Cluster) -> Path:
-    """Converts a directory to a run."""
+    """Converts a Hugging Face checkpoint to a run."""
     source = ModelDirectory.from_path(local_directory(flags.from_hf, cluster))
     model_type = source.model_type
     huggingface_files.check_files(source.path)
@@ -105,7 +105,7 @@ def _to_run(flags: absl_flags.FlagValues, cluster: Cluster) -> Path:
 
 
 def _to_directory(flags: absl_flags.FlagValues, cluster: Cluster) -> Path:
-    """Converts a run to a directory."""
+    """Converts a run to a Hugging Face checkpoint."""
     most_bytes = exporting.bytes_of(flags.max_shard_size or str(exporting.MOST_BYTES))
     saved_run = run_files.read_run(flags.output_dir)
     hparams = completed(saved_run.hparams, saved_run.flags.get("model") or "")
@@ -191,13 +191,13 @@ def _type_of(
             )
         return candidates[0]  # `_config` names the difference.
     raise ConversionError(
-        f"no type of models has the architecture of this run of {model}; name one with"
-        " --model_type to see a difference"
+        f"no model type has the architecture of this run of {model}; name one with --model_type"
+        " to see where it differs"
     )
 
 
 def _config(model_type: ModelType, before: dict[str, Any], hparams: HParams) -> dict[str, Any]:
-    """Returns the config: that of the converted checkpoint, changed, if the type is the same."""
+    """Returns config.json: new, or the source checkpoint's, updated, if the type is the same."""
     architectures = before.get("architectures") or [model_type.architecture]
     if before.get("model_type") != model_type.name or architectures != [model_type.architecture]:
         return model_type.config(hparams)
@@ -206,7 +206,7 @@ def _config(model_type: ModelType, before: dict[str, Any], hparams: HParams) -> 
 
 @contextlib.contextmanager
 def _made(directory: Path, cluster: Cluster) -> Iterator[Path]:
-    """Yields a temporary directory, which is renamed to `directory` at the end.
+    """Yields a temporary directory, and renames it to `directory` at the end.
 
     Raises:
       UsageError: `directory` exists and is not empty.
@@ -244,11 +244,11 @@ def _made(directory: Path, cluster: Cluster) -> Iterator[Path]:
 def _progress(
     found: Sequence[Variable], what: str, cluster: Cluster
 ) -> Iterator[Callable[[int], object]]:
-    """Shows a progress bar, and yields a function that adds a number of values to it.
+    """Yields a function that advances a progress bar by a number of values.
 
-    The first process shows it, and assumes that the others progress at the same rate.
+    Only process 0 shows the bar. It assumes that the others progress at the same rate.
     """
     total = sum(math.prod(each.shape) for each in found)
-    is_hidden = None if cluster.is_main_process else True  # None: unless it is a terminal.
+    is_hidden = None if cluster.is_main_process else True  # None: hidden without a terminal.
     with tqdm(desc=what, total=total, unit=" values", unit_scale=True, disable=is_hidden) as bar:
         yield lambda count: bar.update(count * cluster.num_processes)

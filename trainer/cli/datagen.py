@@ -31,7 +31,7 @@ def run(invocation: Invocation) -> None:
         raise FailedError(str(error)) from error
     except KeyboardInterrupt:
         raise Interrupted(
-            "interrupted; started again, it goes on after the finished shards"
+            "interrupted; start it again to resume after the finished shards"
         ) from None
 
 

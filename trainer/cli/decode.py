@@ -108,17 +108,17 @@ class _Chat:
 
 
 def _chat(flags: absl_flags.FlagValues, spec: RunSpec, lines: list[str]) -> _Chat | None:
-    """Returns the conversations that are given; None if texts are given.
+    """Returns the conversations to reply to; None if the source is plain text.
 
     Raises:
-      UsageError: the flags contradict each other, or the model continues no prompts.
-      ValueError, OSError: a line is no conversation, or the run has no chat template.
+      UsageError: there are prefixes too, or the model is not a language model.
+      ValueError, OSError: a line is not a conversation, or the run has no chat template.
     """
     path = flags.decode_from_file or ""
     if not (flags.chat or path.endswith(SUFFIX)):
         return None
     if flags.decode_prefix_file or spec.problem.reads_inputs:
-        raise UsageError("a conversation is continued: it needs a language model, and no prefixes")
+        raise UsageError("conversations need a language model, and no --decode_prefix_file")
     template = read_template(spec.problem, spec.data_dir, spec.config.output_dir)
     return _Chat(template, parse(lines, path))
 
@@ -126,7 +126,7 @@ def _chat(flags: absl_flags.FlagValues, spec: RunSpec, lines: list[str]) -> _Cha
 def _should_compile(
     invocation: Invocation, spec: RunSpec, options: DecodeOptions, num_lines: int
 ) -> bool:
-    """Decides whether XLA compiles decoding, if the flags do not."""
+    """Decides whether to compile decoding with XLA, when no flag says so."""
     flags = invocation.flags
     if flags.split:
         num_prompts = math.inf if options.num_samples < 0 else options.num_samples
@@ -138,7 +138,7 @@ def _should_compile(
 def _num_weights(config: RunConfig) -> int:
     """Counts the trainable parameters in the run's latest checkpoint; 0 if there is none.
 
-    A checkpoint that does not record which are trainable counts with all its variables.
+    Counts all variables if the checkpoint does not record which are trainable.
     """
     saved = checkpoint.latest(checkpoint_directory(config.output_dir))
     if saved is None:
@@ -210,7 +210,7 @@ class _Decoding:
         """Decodes a file into a file.
 
         Raises:
-          UsageError: some lines are too long for the model; the others are decoded.
+          UsageError: some lines are too long for the model; the others have been decoded.
         """
         flags, lines, source = self._flags, self._lines, self._flags.decode_from_file
         references = self._aligned(flags.decode_reference)
@@ -240,10 +240,10 @@ class _Decoding:
             raise UsageError(f"{refused[min(refused)]}{more}{rest}")
 
     def _aligned(self, path: str | None) -> list[str] | None:
-        """Reads a file with one line per line of the file to decode; None without a path.
+        """Reads a file whose lines match those of the source file; None without a path.
 
         Raises:
-          UsageError: the numbers of lines differ.
+          UsageError: the files have different numbers of lines.
         """
         if not path:
             return None
@@ -258,8 +258,8 @@ class _Decoding:
     def _interactive(self) -> None:
         """Decodes lines from stdin to stdout, until the end of input.
 
-        With --chat a line is a message to the model, after those before it; an empty one begins
-        another conversation.
+        With --chat each line is the next message of a conversation. An empty line begins another
+        conversation.
         """
         is_typed = sys.stdin.isatty()
         said: list[dict[str, str]] = []
@@ -307,7 +307,7 @@ class _Decoding:
         count = self._options.num_samples
         if count < 1:
             raise UsageError(
-                f"{self._problem.name} makes images: say how many, as in"
+                f"{self._problem.name} generates images: give their number, as in"
                 " --decode_hparams=num_samples=16,temperature=1"
             )
         pixels = self._decoder.images(count)

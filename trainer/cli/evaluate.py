@@ -59,7 +59,7 @@ def _checkpoints(flags: absl_flags.FlagValues) -> list[Path]:
     """Finds the checkpoints that the flags name.
 
     Raises:
-      FileNotFoundError, UnusableCheckpointError: one of them is missing or damaged.
+      FileNotFoundError, UnusableCheckpointError: a checkpoint is missing or damaged.
     """
     directory = checkpoint_directory(flags.output_dir)
     if flags.checkpoint_path == _ALL:
@@ -96,11 +96,11 @@ def _tasks(flags: absl_flags.FlagValues, spec: RunSpec) -> HarnessTasks:
 def _run_tasks(tasks: HarnessTasks, spec: RunSpec, paths: Sequence[Path], batch_size: int) -> None:
     """Evaluates each checkpoint on the tasks; process 0 prints and writes the results."""
     for path in paths:
-        of_path = replace(spec, config=replace(spec.config, checkpoint_path=str(path)))
+        path_spec = replace(spec, config=replace(spec.config, checkpoint_path=str(path)))
         with building(spec.model), as_usage_error(ValueError, OSError):
-            estimator = of_path.make_estimator()
-            decoder = RunDecoder(of_path, estimator, DecodeOptions(1, batch_size=batch_size))
-            results = tasks.run(of_path, decoder)
+            estimator = path_spec.make_estimator()
+            decoder = RunDecoder(path_spec, estimator, DecodeOptions(1, batch_size=batch_size))
+            results = tasks.run(path_spec, decoder)
             if estimator.connect().is_main_process:
                 tasks.write(results, spec.config.output_dir, estimator.steps_done)
 

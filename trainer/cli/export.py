@@ -28,8 +28,8 @@ def run(invocation: Invocation) -> None:
         target = flags.export_dir or str(Path(flags.output_dir, "export"))
         if is_pattern(Path(target).absolute()):
             raise UsageError(
-                f"TensorFlow cannot load a SavedModel from {target}, whose path has one of [ ] * ?"
-                " \\: name another directory with --export_dir"
+                f"TensorFlow cannot load a SavedModel from a path with one of [ ] * ? \\: {target};"
+                " name another directory with --export_dir"
             )
         if not flags.data_dir:
             use_own_tokenizer(flags)

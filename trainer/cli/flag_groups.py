@@ -48,7 +48,7 @@ class Group(NamedTuple):
     rows: Mapping[str, Mapping[str, Any]]
 
     def without(self, *names: str) -> Group:
-        """Returns the group for a program in which some of the flags would have no effect."""
+        """Returns the group without flags that have no effect in a program."""
         return self._replace(rows={k: row for k, row in self.rows.items() if k not in names})
 
     def define(self, holder: flags.FlagValues) -> None:
@@ -79,8 +79,8 @@ class Positional(NamedTuple):
       name: name in help and messages, such as PATH.
       help: its description.
       is_optional: whether it may be omitted.
-      takes_rest: whether the rest of the command line belongs to it, dashes included.
-      groups: flags that belong to it, and not to the program.
+      takes_rest: whether everything after it belongs to it, flags included.
+      groups: the flags after --, if they are another program's.
     """
 
     name: str
@@ -106,7 +106,7 @@ def _all_groups(of_program: Sequence[Group]) -> tuple[Group, ...]:
 
 
 def define(groups: Sequence[Group]) -> flags.FlagValues:
-    """Defines flags in a new holder, apart from the flags of other modules."""
+    """Defines flags in a new holder, and not in absl's global one."""
     holder = flags.FlagValues()
     for group in _all_groups(groups):
         group.define(holder)
@@ -132,7 +132,9 @@ def check_given(given: flags.FlagValues, names: Sequence[str]) -> None:
 def parse(
     groups: Sequence[Group], command_line: Sequence[str], positional: Sequence[Positional] = ()
 ) -> tuple[flags.FlagValues, list[str]]:
-    """Parses a command line, after the flags in the file of its --config.
+    """Parses a command line, and the file of its --config.
+
+    The command line overrides the flags in the file.
 
     Args:
       groups: the program's flags.
@@ -164,7 +166,7 @@ def parse(
         _check_value(name, row.get("type"), holder[name].value)
         if row.get("type") == "address" and holder[name].value:
             with as_usage_error(ValueError, OSError):
-                # The data of each problem are downloaded when they are read.
+                # Lazy: a problem's data are downloaded when they are first read.
                 local = local_path(str(holder[name].value), is_lazy=name == "data_dir")
             holder[name].value = local
     for name in given:
@@ -182,7 +184,7 @@ def parse(
         )
     with as_usage_error(ValueError, OSError):
         arguments = [each if takes_rest else local_path(each) for each in arguments]
-    # Aliases of --help are not flags of the run, which saves the values of its flags.
+    # A run saves its flags; the aliases of --help are not to be among them.
     holder.help = holder.help or holder.helpfull
     for spelling in ("h", "helpfull"):
         delattr(holder, spelling)
@@ -256,23 +258,23 @@ def _unknown_flag(
 
 @functools.cache
 def _registered_hparams() -> frozenset[str]:
-    # Imported here, because --help needs none of it.
+    # Imported here to keep --help fast.
     import t2tp.hparams  # noqa: F401  (registers the sets)
     from t2tp import registry
 
-    # A user's set may fail, and a suggestion is no reason to call it.
+    # Calls no functions of the user's code, which may fail: this is only for suggestions.
     sets = (registry.hparams_function(each) for each in registry.list_hparams())
     ours = (function() for function in sets if function.__module__.startswith("t2tp."))
     return frozenset(name for hparams in ours for name in hparams.values())
 
 
 def _hparams(holder: flags.FlagValues) -> frozenset[str]:
-    """Returns the names of all hparams, for programs with the flag --hparams."""
+    """Returns the names of all hparams if the program has the flag --hparams."""
     return _registered_hparams() if "hparams" in holder else frozenset()
 
 
 def _spelled(name: str, value: str, holder: flags.FlagValues) -> str:
-    """Returns a flag, or an hparam with its value, as it is written."""
+    """Returns a flag, or an hparam with its value, as written on a command line."""
     if name not in holder:
         return f"--hparams={name}={value}"
     return f"-{name}" if len(name) == 1 else f"--{name}"

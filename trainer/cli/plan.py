@@ -33,11 +33,11 @@ from t2tp.trainer.hparams_fit import check_fits, read_set
 from t2tp.trainer.inputs.batch_size import sequences_per_batch
 from t2tp.trainer.planning import IMAGE_SHAPE, image_shape_of, request
 
-# Tokens of a training. A batch counts in powers of two, which meshes divide.
+# Units of --train_tokens. Those of batches are powers of two, which meshes divide.
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _UNITS_OF_BATCH = {"": 1, "K": 2**10, "M": 2**20}
 
-# What t2tp_trainer needs as well to build the same model.
+# Flags that t2tp_trainer needs too, to build the same model.
 _SHARED = ("t2t_usr_dir", "problem", "problem_options", "data_dir", "model", "hparams_set")
 
 
@@ -91,8 +91,8 @@ def _search(
         raise UsageError("--days needs --train_tokens, the tokens of the whole training")
     if not flags.devices and not flags.days:
         raise UsageError(
-            "--search needs --devices, the number of devices to plan for, or --days, in which the"
-            " training is to be done"
+            "--search needs --devices, the number of devices, or --days, the time limit of the"
+            " training"
         )
     fixed, rules = _fixed(flags, planned.hparams)
     search = Search(
@@ -161,7 +161,7 @@ def _without_effect(
     if not cluster.device.cores:
         reasons["processes"] = f"the devices of {cluster.name} are not cores of a host"
     if not issubclass(registry.model(flags.model), ImageClassifier):
-        reasons["image_shape"] = f"{flags.model} has no images of a free size"
+        reasons["image_shape"] = f"{flags.model} is not a classifier of images"
     if not flags.problem:
         reasons |= dict.fromkeys(("problem_options", "data_dir"), "it belongs to --problem")
     elif flags.vocab_size is not None:
@@ -173,21 +173,21 @@ def _without_effect(
 
 
 def _draw(flags: absl_flags.FlagValues, plan: Plan, proposals: Sequence[Proposal]) -> None:
-    """Writes the page of --html, if it is given."""
+    """Draws the plan in the file of --html, if that flag is given."""
     if flags.html:
         with as_usage_error(OSError):
             write_text(flags.html, page(plan, proposals))
 
 
 def _set_batch(flags: absl_flags.FlagValues, hparams: HParams) -> None:
-    """Fixes the global batch, which then does not depend on the mesh."""
+    """Fixes the global batch, so that it does not depend on the mesh."""
     tokens, length = _number(flags, "global_batch_tokens", _UNITS_OF_BATCH), hparams.max_length
     if tokens % length or 0 < tokens < length:
         below = int(tokens // length) * length
         sizes = " or ".join(str(n) for n in (below, below + length) if n)
         raise UsageError(
-            f"--global_batch_tokens={flags.global_batch_tokens} is no number of whole rows of"
-            f" max_length={length} tokens: use {sizes}"
+            f"--global_batch_tokens={flags.global_batch_tokens} is not a multiple of"
+            f" max_length={length}: use {sizes}"
         )
     rows = int(tokens) // length if tokens else sequences_per_batch(hparams)
     hparams.set("batch_size_unit", "sequences_per_batch")
@@ -202,12 +202,12 @@ def _number(flags: absl_flags.FlagValues, name: str, units: Mapping[str, int]) -
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMBT]?)", given.strip().upper())
     number = float(match[1]) * units[match[2]] if match and match[2] in units else 0.0
     if not number:
-        raise UsageError(f"--{name}={given}: a number of tokens such as 4{list(units)[-1]}")
+        raise UsageError(f"--{name}={given}: use a number of tokens such as 4{list(units)[-1]}")
     return number
 
 
 def _fixed(flags: absl_flags.FlagValues, hparams: HParams) -> tuple[dict[str, Any], list[str]]:
-    """Returns the fixed hparams, and the rules that a layout must have."""
+    """Parses --fix: returns hparams by name, and layout rules."""
     fixed: dict[str, Any] = {}
     rules = []
     known = [name for name in (*CHOSEN, *RESET) if name in hparams]
@@ -217,7 +217,7 @@ def _fixed(flags: absl_flags.FlagValues, hparams: HParams) -> tuple[dict[str, An
             rules.append(part)
         elif not separator or name not in known:
             raise UsageError(
-                f"--fix={part}: it fixes a rule, as in heads:model, or an hparam, as in"
+                f"--fix={part}: expected a layout rule such as heads:model, or an hparam such as"
                 f" zero_stage=1; {nearest(name, known, 'hparams')}"
             )
         else:
@@ -226,7 +226,7 @@ def _fixed(flags: absl_flags.FlagValues, hparams: HParams) -> tuple[dict[str, An
 
 
 def _vocab_size(flags: absl_flags.FlagValues) -> int:
-    """Returns the given size, or the size of the problem's prepared data."""
+    """Returns --vocab_size, or the vocabulary size of the problem's prepared data."""
     if flags.vocab_size is not None:
         return flags.vocab_size
     if not flags.problem or not flags.data_dir:

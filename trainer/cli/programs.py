@@ -29,7 +29,7 @@ for _name, _row in read_packaged(__package__, "programs.toml").items():
 
 
 def __getattr__(name: str) -> Callable[..., int]:
-    """Returns the entry point of a program, which pyproject.toml names."""
+    """Returns the entry point of a program, for the scripts in pyproject.toml."""
     if name not in PROGRAMS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return partial(run_program, PROGRAMS[name])

@@ -27,7 +27,7 @@ def run(invocation: Invocation) -> None:
     with as_usage_error(ValueError, LookupError, OSError):
         run_files.read_run(flags.output_dir)
         if flags.mesh_shape is None and flags.worker_gpu is None:
-            # One device, whatever the run has, unless a later change sets the mesh.
+            # One device by default, whatever mesh the run has. --hparams may override this.
             flags["hparams"].value = ["mesh_shape=", *flags.hparams]
         spec = spec_from_flags(flags)
         spec.check_same_data()
@@ -65,13 +65,13 @@ def _summary(replayed: ReplayedStep, spec: RunSpec) -> str:
 
 
 def _comparison(replayed: ReplayedStep, spec: RunSpec) -> str:
-    """Compares the replayed scalars with the run's log, in a line."""
+    """Compares the replayed scalars with the run's events, in a line."""
     if not replayed.logged:
         return "the run's events have no report of this step with these rows"
     reported = f"the run reported {_shown(replayed.logged)}"
     if not replayed.differing:
         return f"{reported}: equal, bit for bit"
-    shown = ", ".join(f"{name} by {x:.1e} of it" for name, x in replayed.differing.items())
+    shown = ", ".join(f"{name} by {x:.1e} (relative)" for name, x in replayed.differing.items())
     layout, run_layout = spec.layout, Layout.from_hparams(spec.saved and spec.saved.hparams)
     is_exact = 0 < run_layout.exact_sums == layout.exact_sums
     if str(layout) == str(run_layout) or is_exact:

@@ -55,11 +55,11 @@ class ProgramSpec:
       name: name of the command.
       intro: the beginning of the help.
       groups: the flags, in groups.
-      body: `module:function`, which does the work. The module is imported once the command line is
-        found valid. The function takes an `Invocation` and returns the exit code, None for 0.
+      body: `module:function` that does the work. The module is imported only if the command line
+        is valid. The function takes an `Invocation` and returns the exit code, None for 0.
       required: flags that must be given.
-      answers: boolean flag -> `module:function` to call instead of the body. It only prints, and
-        requires no other flag.
+      answers: boolean flag -> `module:function` to call instead of the body. Such a flag only
+        prints something, and requires no other flags.
       positional: the arguments that are not flags.
       imports_tensorflow: whether the body's module imports TensorFlow.
     """
@@ -89,7 +89,7 @@ def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) ->
       The exit code.
     """
     process = None
-    # A parent that ignores SIGCHLD passes that on, and the exit codes of children would be lost.
+    # If the parent ignores SIGCHLD, so would this process, and lose its children's exit codes.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     command_line = sys.argv if command_line is None else command_line
     try:
@@ -123,7 +123,7 @@ def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) ->
 
 
 def _check_is_utf8(command_line: Sequence[str]) -> None:
-    """Raises UsageError if an argument is not UTF-8, which TensorFlow cannot take as a path."""
+    """Raises UsageError if an argument is not UTF-8: TensorFlow cannot open such paths."""
     for argument in command_line:
         if os.fsencode(argument).decode("utf-8", "ignore") != argument:
             raise UsageError(
@@ -160,7 +160,7 @@ def _process(spec: ProgramSpec, flags: absl_flags.FlagValues) -> ProcessSpec | N
 
 
 def _caller(spec: ProgramSpec, process: ProcessSpec | None) -> str:
-    """Returns the prefix of errors, by which `t2tp_launch` shows equal errors once."""
+    """Returns the prefix of errors; `t2tp_launch` uses it to show equal errors once."""
     if process is None:
         return spec.name
     return f"{spec.name}: process {process.process_id} of {process.num_processes}"

@@ -43,12 +43,12 @@ _NOT_SAVED = (
     *("num_processes", "process_id", "coordinator"),
 )
 
-# Fields of the RunConfig that are not simply the value of the flag of their name.
+# Fields of the RunConfig that are not copied from the flag of the same name.
 _NOT_FLAGS = ("output_dir", "random_seed")
 
 
 def spec_from_flags(flags: absl_flags.FlagValues) -> RunSpec:
-    """Merges flags and saved run, and checks that they are consistent.
+    """Merges the flags with the saved run's, and checks that they are consistent.
 
     Args:
       flags: flags of `t2tp_trainer`, or of a program with some of its groups.
@@ -104,9 +104,9 @@ def spec_from_flags(flags: absl_flags.FlagValues) -> RunSpec:
 
 
 def use_own_tokenizer(flags: absl_flags.FlagValues) -> None:
-    """Sets --data_dir to the tokenizer of a run that was converted, which is all it needs.
+    """Sets --data_dir to the tokenizer of a converted run, which needs no other data.
 
-    A run that has been trained since needs its data, as does one without a tokenizer.
+    Does nothing if the run was trained after its conversion, or has no tokenizer.
     """
     found = huggingface_files.tokenizer_directory(flags.output_dir) if flags.output_dir else None
     if found is not None:
@@ -117,8 +117,8 @@ def _user_dir(flags: absl_flags.FlagValues, saved: SavedRun | None) -> str | Non
     """Returns the directory of the user's own problems, models and sets.
 
     Raises:
-      UsageError: the run was started with one, and the flag is not given: a run that somebody else
-        has made must not execute code.
+      UsageError: the saved run or --config names one, and the flag does not. Somebody else's run
+        must not execute code.
     """
     directory = value_of(flags, "t2t_usr_dir")
     if directory:  # `run_program` has imported it.
@@ -140,7 +140,7 @@ def value_of(flags: absl_flags.FlagValues, name: str) -> Any:
 
 
 def _to_save(flags: absl_flags.FlagValues) -> dict[str, Any]:
-    """Returns the given flags that are not among the hparams, and hold for all processes."""
+    """Returns the given flags that the run saves; see `_NOT_SAVED`."""
     given = {name: flags[name].value for name in flags if flags[name].present}
     return {
         name: value
@@ -160,7 +160,7 @@ def _setting(flags: absl_flags.FlagValues, name: str, saved: SavedRun | None) ->
             return value
     if name == "hparams_set" and saved is not None:
         return ""  # A run that was started from Python has hparams, but no set.
-    raise UsageError(f"--{name} is missing, and {flags.output_dir} holds no run to go on with")
+    raise UsageError(f"--{name} is missing, and {flags.output_dir} holds no run to resume")
 
 
 def hparams_to_print(flags: absl_flags.FlagValues) -> HParams:
@@ -207,21 +207,21 @@ def _hparams(
 
 
 def _of_config(flags: absl_flags.FlagValues, hparams: HParams) -> dict[str, Any]:
-    """Applies the hparams in the file of --config; returns its values by name."""
+    """Applies the hparams in the file of --config; returns the hparams that it sets."""
     path = value_of(flags, "config")
     values: dict[str, Any] = {}
     if path:
         text = ValueType(str, nullable=True).format
         for name, value in run_yaml.read(path).hparams.items():
-            if value != AUTO:  # A mesh that is searched; `config_file` makes it a flag.
+            if value != AUTO:  # `config_file` turns mesh_shape: auto into a flag.
                 values |= hparams.parse(f"{name}={text(value)}")
     return values
 
 
 def _preset(set_name: str, is_given: bool, saved: SavedRun | None) -> HParams:
-    """Returns a registered set, the set in a JSON file, or the hparams saved with a run.
+    """Returns a registered set, the hparams of a `run.yaml`, or the saved run's.
 
-    Those of a run, also in its file, have what its model has got since they were saved.
+    The hparams of runs are completed with those that their models have gained since.
     """
     is_file = set_name.endswith(run_yaml.SUFFIX)
     if saved is not None and not is_given and (is_file or not set_name):
@@ -230,7 +230,7 @@ def _preset(set_name: str, is_given: bool, saved: SavedRun | None) -> HParams:
 
 
 def _drawn(flags: absl_flags.FlagValues, hparams: HParams) -> dict[str, Any]:
-    """Applies the trial of --hparams_range and --trial to hparams; returns its values by name."""
+    """Applies the trial of --hparams_range and --trial; returns the hparams that it sets."""
     name, trial = value_of(flags, "hparams_range"), value_of(flags, "trial")
     if (name is None) != (trial is None):
         raise UsageError("--hparams_range=NAME and --trial=K belong together: give both or neither")
@@ -249,10 +249,10 @@ def _short_flags(flags: absl_flags.FlagValues) -> list[tuple[str, str, str]]:
 
 
 def is_auto(flags: absl_flags.FlagValues) -> bool:
-    """Whether mesh and layout are to be chosen.
+    """Whether to search for mesh and layout.
 
     Raises:
-      UsageError: one is to be chosen and the other is not.
+      UsageError: only one of the two flags says so.
     """
     chosen = [value_of(flags, name) == AUTO for name in ("mesh_shape", "layout")]
     if any(chosen) and not all(chosen):
@@ -266,8 +266,8 @@ def _check_worker_gpu(flags: absl_flags.FlagValues, hparams: HParams) -> None:
         return
     if "data" not in [axis.name for axis in Layout.from_hparams(hparams).axes_of("batch")]:
         raise UsageError(
-            f"--worker_gpu={flags.worker_gpu} is a mesh with the axis 'data', over which the layout"
-            f" {hparams.layout!r} does not split the batch: add the rule batch:data to --layout"
+            f"--worker_gpu={flags.worker_gpu} needs the batch split over the axis 'data', and the"
+            f" layout {hparams.layout!r} does not split the batch: add the rule batch:data"
         )
 
 

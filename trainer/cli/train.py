@@ -1,4 +1,4 @@
-"""`t2tp_trainer`: makes an experiment from the flags and runs its schedule."""
+"""`t2tp_trainer`: creates an experiment from the flags and runs its schedule."""
 
 import contextlib
 from collections.abc import Iterator
@@ -46,28 +46,28 @@ BUILD_ERRORS = (
     UnknownHParamError,
 )
 
-# Errors of invalid hparams, sizes above all, that no declaration and no check catches.
+# Errors of building with invalid hparams, above all sizes, that no check has caught.
 _UNBUILDABLE = (ValueError, ArithmeticError, MemoryError, tf.errors.OpError)
 
 
 @contextlib.contextmanager
 def building(model: str) -> Iterator[None]:
-    """Converts errors of building a run inside the context to a `UsageError`.
+    """Converts errors of building a run to `UsageError`.
 
-    A model from outside t2tp may still be in development: only its `BUILD_ERRORS` are converted,
-    and other errors keep their tracebacks.
+    A user's own model may still be in development, so its errors keep their tracebacks, unless they
+    are `BUILD_ERRORS`.
 
     Args:
       model: name of the registered model.
     """
-    comes_with_us = registry.model(model).__module__.startswith("t2tp.")
+    is_own = not registry.model(model).__module__.startswith("t2tp.")
     with as_usage_error(*BUILD_ERRORS):
         try:
             yield
         except UsageError:
             raise
         except _UNBUILDABLE as error:
-            if not comes_with_us or isinstance(error, BUILD_ERRORS):
+            if is_own or isinstance(error, BUILD_ERRORS):
                 raise
             message = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
             raise UsageError(f"{model} cannot be built with these hparams: {message}") from error
@@ -75,13 +75,13 @@ def building(model: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def joined(flags: absl_flags.FlagValues, spec: RunSpec) -> Iterator[Cluster]:
-    """Joins the other processes, if any, and makes the data if the flags say so.
+    """Joins the other processes, if any, and generates the data with --generate_data.
 
     Raises:
-      UsageError: the devices, the processes or the data are not as needed.
+      UsageError: the devices, the processes or the data do not match the run.
       ProcessLostError: another process was lost or did not join.
     """
-    # Rendezvous before anything that may start TensorFlow, as generating data may.
+    # Join first: TensorFlow must not start before, and generating data may start it.
     joining = multiprocess.joined(lambda: multiprocess.connect_as(spec.config, spec.layout))
     with joining as cluster, as_usage_error(DamagedDataError):
         if flags.generate_data:
@@ -91,7 +91,7 @@ def joined(flags: absl_flags.FlagValues, spec: RunSpec) -> Iterator[Cluster]:
 
 
 def run(invocation: Invocation) -> None:
-    """Runs the schedule of the flags, or explains the layout.
+    """Runs the schedule of the flags, or explains or checks the run.
 
     Raises:
       UsageError: the request is invalid; no file was written.
@@ -111,7 +111,7 @@ def run(invocation: Invocation) -> None:
 
 
 def _warn_of_warmup(schedule: str, spec: RunSpec) -> None:
-    """Warns if the warm-up is shortened."""
+    """Warns if the run is too short for its warm-up, which is then shortened."""
     hparams, train_steps = spec.hparams, spec.train_steps
     trains = ModeKeys.TRAIN in SCHEDULES[schedule]
     if not trains or "linear_warmup" not in hparams.learning_rate_schedule:
@@ -120,12 +120,12 @@ def _warn_of_warmup(schedule: str, spec: RunSpec) -> None:
     if steps != hparams.learning_rate_warmup_steps:
         logging.warning(
             f"learning_rate_warmup_steps={hparams.learning_rate_warmup_steps} is more than half of"
-            f" train_steps={train_steps}: the learning rate rises over {steps} steps, a tenth"
+            f" train_steps={train_steps}: the warm-up takes {steps} steps instead, a tenth"
         )
 
 
 def _carry_out(flags: absl_flags.FlagValues, spec: RunSpec, cluster: Cluster) -> None:
-    """Makes, builds and describes the experiment, and runs the schedule."""
+    """Creates, builds and describes the experiment, and runs the schedule."""
     with as_usage_error(ValueError, LookupError, OSError):
         if flags.generate_data:
             spec = _with_prepared_data(flags, spec)
@@ -142,7 +142,8 @@ def _carry_out(flags: absl_flags.FlagValues, spec: RunSpec, cluster: Cluster) ->
         if cluster.is_main_process:
             print(("" if spec.problem.reads_inputs else flags.decode_prompt) + written)
     else:
-        with as_usage_error(UnusableCheckpointError):  # Damaged since `build`.
+        # A checkpoint may be damaged after `build`.
+        with as_usage_error(UnusableCheckpointError):
             getattr(experiment, flags.schedule)()
 
 
@@ -187,7 +188,7 @@ def _examine(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
 
 
 def _prepared(flags: absl_flags.FlagValues, spec: RunSpec) -> RunSpec:
-    """Makes the data in a single process if the flags ask for it; returns the spec that fits."""
+    """Generates the data in this process with --generate_data; returns the spec for them."""
     if not flags.generate_data:
         return spec
     spec.problem.prepare(flags.data_dir, flags.tmp_dir, num_workers=None)
@@ -197,7 +198,7 @@ def _prepared(flags: absl_flags.FlagValues, spec: RunSpec) -> RunSpec:
 def _with_prepared_data(flags: absl_flags.FlagValues, spec: RunSpec) -> RunSpec:
     """Returns the spec with the hparams that depend on the data, such as `bos_token_id`."""
     hparams = hparams_to_print(flags)
-    for name in ("mesh_shape", "layout"):  # They may have been searched.
+    for name in ("mesh_shape", "layout"):  # With auto they were searched: keep the result.
         hparams.set(name, spec.hparams.get(name))
     return replace(spec, hparams=hparams)
 

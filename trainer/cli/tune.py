@@ -25,13 +25,13 @@ from t2tp.trainer.processes.local_processes import visible_gpus
 # The module and arguments that each trial runs.
 PROGRAM = ("t2tp.trainer.cli", "t2tp_trainer")
 
-# The flags that t2tp_tune sets, and those that it needs.
+# Flags of t2tp_trainer that t2tp_tune sets, and flags that the user must give after --.
 _OWN = ("hparams_range", "trial", "output_dir", "schedule")
 _NEEDED = ("problem", "model", "hparams_set", "data_dir")
 
-_LOSS_TERM = "loss/"  # A term of the loss: only the model knows their names.
+_LOSS_TERM = "loss/"  # Prefix of metrics that only the model knows, such as loss/aux.
 _TRIALS = 10
-_TRAIN_STEPS = 250_000  # If the flags do not say, as in t2tp_trainer.
+_TRAIN_STEPS = 250_000  # The default of t2tp_trainer.
 
 
 def run(invocation: Invocation) -> int:
@@ -42,7 +42,7 @@ def run(invocation: Invocation) -> int:
 
     Raises:
       UsageError: a flag is invalid.
-      Interrupted: a signal arrived; the trials received it too.
+      Interrupted: a signal arrived, and was passed on to the trials.
     """
     flags, trainer_flags = invocation.flags, invocation.arguments
     if importlib.util.find_spec("optuna") is None:
@@ -85,7 +85,7 @@ def _search(
     if flags.pruner != "none" and (len(objectives) > 1 or not 0 < frequency < last_step):
         raise UsageError(
             f"--pruner={flags.pruner} compares the evaluations of one --metric while trials train:"
-            " give one, and a --local_eval_frequency below --train_steps after --"
+            " give one --metric, and after -- a --local_eval_frequency below --train_steps"
         )
     with as_usage_error(ValueError):
         devices = Devices.of_each(
@@ -128,7 +128,7 @@ def _parse(trainer_flags: Sequence[str]) -> absl_flags.FlagValues:
     """Parses the flags after --.
 
     Raises:
-      UsageError: a flag is invalid or missing, or is one that t2tp_tune sets.
+      UsageError: a flag is invalid or missing, or t2tp_tune sets it.
     """
     values, _ = flag_groups.parse(PROGRAMS["t2tp_trainer"].groups, ["t2tp_trainer", *trainer_flags])
     for name in _OWN:
@@ -139,10 +139,11 @@ def _parse(trainer_flags: Sequence[str]) -> absl_flags.FlagValues:
 
 
 def _check_ranges(ranged: RangedHParams, trainer: absl_flags.FlagValues) -> None:
-    """Checks that the trials' set has the hyperparameters, and that --hparams sets none of them.
+    """Checks that the hparams set has the ranges' hyperparameters and --hparams sets none.
 
     Raises:
-      UsageError, LookupError, ValueError, OSError: it does not, or there is no such set.
+      UsageError: the ranges do not fit.
+      LookupError, ValueError, OSError: there is no such set.
     """
     hparams = read_set(trainer.hparams_set)
     changes: dict[str, object] = {}

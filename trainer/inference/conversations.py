@@ -1,4 +1,4 @@
-"""Conversations as prompts, which the chat template of a run writes."""
+"""Reads conversations, and turns them into prompts with the chat template of a run."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ from t2tp.problems.vocab.chat_template import ChatTemplate, Messages, has_templa
 from t2tp.trainer.inference.run_decoder import naming_line
 from t2tp.trainer.run_dir import huggingface_files
 
-# A file with this ending has a conversation in each line, as JSON.
+# In a file with this ending each line is a conversation, as JSON.
 SUFFIX = ".jsonl"
 
 
@@ -18,7 +18,7 @@ def read_template(problem: Problem, data_dir: AnyPath, output_dir: AnyPath) -> C
 
     Raises:
       FileNotFoundError: neither has a template.
-      ValueError: it is damaged.
+      ValueError: the template is damaged.
     """
     of_data = problem.directory(data_dir)
     directory = of_data if has_template(of_data) else huggingface_files.directory_in(output_dir)
@@ -28,7 +28,7 @@ def read_template(problem: Problem, data_dir: AnyPath, output_dir: AnyPath) -> C
 def prompts(
     template: ChatTemplate, conversations: Iterable[Messages], codec: Codec, path: str = ""
 ) -> list[list[int]]:
-    """Returns the tokens of each conversation and of the beginning of a reply.
+    """Returns the tokens of each conversation, followed by the beginning of a reply.
 
     Args:
       template: the run's template.
@@ -47,7 +47,7 @@ def prompts(
 
 
 def without_first(prompts: Iterable[Sequence[int]], token: int) -> list[list[int]]:
-    """Returns prompts without their first token, where it is the given one."""
+    """Removes the first token of each prompt that begins with the given token."""
     return [list(each[1:] if each and each[0] == token else each) for each in prompts]
 
 

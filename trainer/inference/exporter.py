@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class RunExporter:
-    """Exporter of a run's model: text to text, tokens to tokens, or features to classes."""
+    """Exports a run's model: text to text, tokens to tokens, or features to classes."""
 
     def __init__(
         self,
@@ -41,14 +41,14 @@ class RunExporter:
         max_input_length: int | None = None,
         activation_dtype: str | None = None,
     ) -> None:
-        """Determines the kind of the model and makes its estimator.
+        """Determines the kind of the model and creates its estimator.
 
         Args:
           spec: the run's settings; its mesh is ignored.
-          options: decoding options of the exported model, which decodes `batch_size` rows at a
-            time.
-          max_input_length: max tokens of inputs or prompt; by default the model's `max_length`.
-          activation_dtype: dtype of the exported model's activations; by default as trained.
+          options: decoding options of the exported model; `batch_size` is the number of rows to
+            decode together.
+          max_input_length: max tokens of inputs or prompt. Default: the model's `max_length`.
+          activation_dtype: dtype of the exported model's activations. Default: as trained.
 
         Raises:
           UsageError: the model neither generates nor classifies, or the length is out of range.
@@ -69,8 +69,8 @@ class RunExporter:
         classifies = issubclass(spec.model_class, Classifier) and problem.writes_classes
         if not (self._writes or classifies):
             raise UsageError(
-                f"the model {spec.model} on {problem.name} neither writes token by token nor names"
-                " classes: there is nothing to serve"
+                f"the model {spec.model} on {problem.name} generates neither tokens nor classes:"
+                " there is nothing to serve"
             )
         if self._writes and not problem.writes_tokens:
             raise UsageError(
@@ -81,7 +81,7 @@ class RunExporter:
         on_one_device.mesh_shape = on_one_device.layout = ""
         if activation_dtype and "activation_dtype" in on_one_device:
             on_one_device.activation_dtype = activation_dtype
-        if "exact_sums" in on_one_device:  # A promise for the processors of the run.
+        if "exact_sums" in on_one_device:  # Only of use on several devices.
             on_one_device.exact_sums = 0
         config = replace(spec.config, xla=False)  # Not every server has XLA.
         self._estimator = replace(spec, hparams=on_one_device, config=config).make_estimator()
@@ -90,13 +90,13 @@ class RunExporter:
         """Writes a SavedModel into a new directory, named after the time.
 
         Args:
-          directory: the parent directory, in which servers look for the latest.
+          directory: the parent directory; servers load the latest export in it.
 
         Returns:
           The SavedModel's directory.
 
         Raises:
-          UsageError: see `Estimator.export_saved_model`, also for its other errors.
+          UsageError: see `Estimator.export_saved_model`, which raises other errors too.
         """
         path = _new(directory)
         if not self._writes:
@@ -107,7 +107,7 @@ class RunExporter:
         )
 
     def export_litert(self, directory: str | PathLike[str], int8: bool = False) -> Path:
-        """Writes a file for LiteRT, named after the time, for `batch_size` rows at a time.
+        """Writes a file for LiteRT, named after the time; it processes `batch_size` rows at a time.
 
         A model that generates maps `ids`, int32 [rows, max_input_length], and `lengths`, int32
         [rows], to `ids`, int32 [rows, tokens], and `lengths`, by greedy decoding. A classifier maps
@@ -135,7 +135,7 @@ class RunExporter:
                 program, path, lambda step: lambda **given: step.run(given), int8, **specs
             )
         if self._options.method != GREEDY:
-            raise UsageError("--format=litert decodes greedily: leave beams and sampling out")
+            raise UsageError("--format=litert decodes greedily, without beams or sampling")
         tokens = self._tokens()
         program = self._estimator.build(ModeKeys.PREDICT, tokens.features, tokens.options)
         rows = self._options.batch_size
@@ -164,8 +164,8 @@ class RunExporter:
     def _writing(self, tokens: TokenDecoding) -> Signatures:
         """Returns the signatures of an autoregressive model.
 
-        `tokens` maps tokens to tokens. `serving_default` maps text to text if the problem has a
-        vocabulary, and equals `tokens` if not.
+        `tokens` maps tokens to tokens. `serving_default` maps text to text if TensorFlow can run
+        the problem's tokenizer, and equals `tokens` if not.
         """
         problem = self._problem
 
@@ -181,8 +181,8 @@ class RunExporter:
                 return functions | {"serving_default": functions["tokens"]}
             if not codec.works_in_graph:
                 logging.info(
-                    "the exported model takes and gives tokens: TensorFlow has no operations of a"
-                    " tokenizer.json, so encode and decode texts outside of it"
+                    "the exported model maps tokens to tokens: TensorFlow cannot run a"
+                    " tokenizer.json, so encode and decode texts outside of the model"
                 )
                 return functions | {"serving_default": functions["tokens"]}
             text = TextDecoding(tokens, codec)
@@ -207,7 +207,7 @@ class RunExporter:
         return {name: f for name, f in inputs.features.items() if name not in omitted}
 
     def _classifying(self) -> tuple[dict[str, Feature], Signatures]:
-        """Returns features and signature of a classifier: to `classes` and `probabilities`."""
+        """Returns a classifier's features and its signature, with all outputs of its step."""
         size, features = self._options.batch_size, self._class_features()
         specs = {
             name: tf.TensorSpec([None, *f.shape.to_integer_list[1:]], f.dtype, name=name)
@@ -224,7 +224,7 @@ class RunExporter:
 
 
 def _new(directory: str | PathLike[str], suffix: str = "") -> Path:
-    """Returns a path in a directory that does not exist, named after the time."""
+    """Returns a new path in a directory, named after the time."""
     stamp = int(time.time())
     while (path := Path(directory, f"{stamp}{suffix}")).exists():
         stamp += 1

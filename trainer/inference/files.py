@@ -13,12 +13,12 @@ from t2tp.trainer.run_dir.run_files import check_writable
 
 STDOUT = "-"
 
-# Characters that would end a line or a field are escaped as in Python.
+# Escapes, as in Python, the characters that would end a line or a field.
 _ESCAPES = str.maketrans({"\n": "\\n", "\r": "\\r", "\t": "\\t"})
 
 
 def check_can_be_written(path: str) -> None:
-    """Checks that a file, or files whose names begin with the path, can be written.
+    """Checks that a file at this path, or files whose names begin with it, can be written.
 
     Raises:
       OSError: the directory cannot be written, or the path is a directory.
@@ -43,7 +43,7 @@ def write_lines(path: str | Path, lines: Sequence[str]) -> None:
 
 
 def line_of(decoded: Sequence[Decoded], options: DecodeOptions) -> str:
-    """Formats the decoded texts of a source, and scores if requested, as a tab-separated line."""
+    """Formats the decoded texts of a source as a tab-separated line, with scores on request."""
     fields = []
     for each in decoded:
         fields.append(each.text.translate(_ESCAPES))
@@ -77,14 +77,14 @@ def write_images(base: str | Path, images: np.ndarray) -> list[Path]:
 
     Args:
       base: path without number and extension.
-      images: brightness, uint8 [images, height, width, channels], of 1 or 3 channels.
+      images: brightness, uint8 [images, height, width, channels], with 1 or 3 channels.
 
     Returns:
       Their paths.
 
     Raises:
       ModuleNotFoundError: Pillow is not installed; the message names the command to install it.
-      OSError: they cannot be written.
+      OSError: the files cannot be written.
     """
     with optional_import("images are written by Pillow: pip install -e '.[images]'"):
         from PIL import Image

@@ -1,4 +1,4 @@
-"""Decoding options of a run that its user does not name, by its `generation_config.json`."""
+"""Default decoding options of a run, from its `generation_config.json`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from t2tp.trainer.run_dir import huggingface_files
 if TYPE_CHECKING:
     from t2tp.trainer.run_spec import RunSpec
 
-# What `transformers` samples with if the file does not say otherwise.
+# The defaults of `transformers`.
 _SAMPLING = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
 _LENGTHS = {"max_new_tokens": "extra_length", "min_new_tokens": "min_length"}
 _TYPES = {
@@ -25,14 +25,14 @@ _TYPES = {
     **{"do_sample": bool, "length_penalty": float},
 }
 
-# Entries that do not change which tokens are generated, or that a run has elsewhere.
+# Entries that do not change which tokens are generated, or that the run reads elsewhere.
 _NEUTRAL_NAMES = (
     *("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id"),
     *("transformers_version", "_from_model_config", "use_cache", "cache_implementation"),
     *("return_dict_in_generate", "output_attentions", "output_hidden_states", "output_scores"),
 )
 
-# Values that switch entries off; False does for all.
+# Values that disable an entry; False disables any entry.
 _NEUTRAL_VALUES = {
     **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "typical_p"), 1),
     **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "guidance_scale"), 1),
@@ -43,19 +43,19 @@ _NEUTRAL_VALUES = {
 
 
 def default_options(spec: RunSpec, *, can_sample: bool = True) -> dict[str, Any]:
-    """Returns the defaults of a run's decoding, for `DecodeOptions.parse`.
+    """Returns the default options of a run's decoding, for `DecodeOptions.parse`.
 
     A language model decodes greedily and an encoder-decoder with beam search, unless the
-    `generation_config.json` of the checkpoint that the run was converted from says otherwise. The
-    settings of that file without effect here are listed in a warning.
+    `generation_config.json` of a converted run says otherwise. A warning lists the entries of that
+    file that have no effect here.
 
-    `transformers` divides the log-probability of a sequence by `length ** length_penalty`. `alpha`
-    gets this exponent: beams are then ranked in a similar order, and for 0 in the same. A warning
-    reports the difference.
+    `transformers` divides the log-probability of a sequence by `length ** length_penalty`. This
+    exponent becomes `alpha`, which ranks beams similarly, and equally if it is 0. A warning reports
+    the difference.
 
     Args:
       spec: the run.
-      can_sample: whether tokens may be sampled; else decoding is greedy.
+      can_sample: whether sampling and beam search are possible; else decoding is greedy.
 
     Raises:
       ValueError: the file is damaged, or a value is out of range.
@@ -77,11 +77,11 @@ def default_options(spec: RunSpec, *, can_sample: bool = True) -> dict[str, Any]
     if can_sample and penalty is not None and penalty >= 0:
         options["alpha"] = penalty
         used.add("length_penalty")
-    if not reads_inputs:  # With inputs, the lengths of outputs are relative to theirs.
+    if not reads_inputs:  # With inputs, `extra_length` is relative to their length.
         options |= {ours: config[name] for name, ours in _LENGTHS.items() if name in config}
         used |= _LENGTHS.keys()
     if huggingface_files.tokenizer_directory(output_dir) == Path(spec.data_dir):
-        # A run that was trained since ends texts with the token of its data as well.
+        # Not if the run was trained since: then texts also end with the EOS of its data.
         options |= {"eos_id": ends} if (ends := tuple(end_ids(path))) else {}
     unused = [
         f"{name}={value}"

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from t2tp.evaluation import HarnessModel
     from t2tp.trainer.run_spec import RunSpec
 
-# Results and TensorBoard's events, in a run's directory.
+# Subdirectory of a run for results and TensorBoard's events.
 DIRECTORY = "eval_tasks"
 
 
 class HarnessTasks:
-    """Tasks, and how they are evaluated."""
+    """Tasks of the harness, and the settings of their evaluation."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class HarnessTasks:
           directory: directory of further tasks, in the harness's YAML format.
           num_fewshot: examples in each prompt; None: as each task says.
           limit: number of documents of each task; None: all.
-          apply_chat_template: whether prompts are conversations.
-          log_samples: whether the requests and answers of each document are written.
+          apply_chat_template: whether to write prompts with the run's chat template.
+          log_samples: whether to write the requests and answers of each document.
 
         Raises:
           ModuleNotFoundError: the harness is not installed; the message says how to install it.
@@ -55,7 +55,8 @@ class HarnessTasks:
         """
         with optional_import("tasks need lm-evaluation-harness: pip install -e '.[harness]'"):
             from lm_eval.tasks import TaskManager
-        # The harness takes seconds to read its own tasks, which a directory's tasks do not need.
+        # Reading the harness's own tasks takes seconds, and is done only if the directory does not
+        # have all of the named tasks.
         self._manager = TaskManager(include_path=directory, include_defaults=not directory)
         if directory and not set(names) <= set(self._manager.all_subtasks):
             self._manager = TaskManager(include_path=directory)
@@ -75,10 +76,10 @@ class HarnessTasks:
 
         Args:
           spec: the run.
-          decoder: scores and decodes with one of its checkpoints.
+          decoder: a decoder with one of the run's checkpoints.
 
         Returns:
-          the harness's results, with `samples` if they are logged.
+          The harness's results, with `samples` if `log_samples` is set.
 
         Raises:
           ValueError, OSError: a task does not fit the model, or its data are missing.
@@ -89,7 +90,7 @@ class HarnessTasks:
         return simple_evaluate(model, task_manager=self._manager, **self._settings)
 
     def write(self, results: dict[str, Any], output_dir: str, step: int) -> Path:
-        """Prints results; writes them in the harness's format, and the metrics for TensorBoard.
+        """Prints the results, and writes them in the harness's format and for TensorBoard.
 
         Args:
           results: the result of `run`.
@@ -97,7 +98,7 @@ class HarnessTasks:
           step: training step of the checkpoint.
 
         Returns:
-          the directory of the written files.
+          The directory of the written files.
         """
         from lm_eval.loggers import EvaluationTracker
         from lm_eval.utils import make_table
@@ -126,11 +127,11 @@ class HarnessTasks:
 def harness_model(
     spec: RunSpec, decoder: RunDecoder, apply_chat_template: bool = False
 ) -> HarnessModel:
-    """Returns a run as a model of the harness.
+    """Wraps a run as a model of the harness.
 
     Args:
-      spec: the run, of a language model.
-      decoder: scores and decodes with one of its checkpoints.
+      spec: the run of a language model.
+      decoder: a decoder with one of the run's checkpoints.
       apply_chat_template: whether the chat template is needed.
 
     Raises:
@@ -141,13 +142,13 @@ def harness_model(
     kept = huggingface_files.directory_in(spec.config.output_dir)
     names, codec = named_tokens(kept), codec_for(spec.problem, spec.data_dir)
     prefix = spec.hparams.bos_token_id
-    if names:  # The tokenizer of a converted run decides, as in `--model hf`.
+    if names:  # A converted run's tokenizer names the prefix token, as in `--model hf`.
         ids = token_ids(kept / "tokenizer.json")
         prefix = ids.get(names.get("bos_token") or names.get("eos_token") or "", prefix)
     template = None
     if apply_chat_template:
         template = read_template(spec.problem, spec.data_dir, spec.config.output_dir)
-    decoder_with = functools.cache(decoder.with_options)  # Each knows the programs it has traced.
+    decoder_with = functools.cache(decoder.with_options)  # A decoder caches its programs.
     return HarnessModel(
         decoder.scorer,
         lambda requests, options: decoder_with(options)(requests),

@@ -12,7 +12,7 @@ from t2tp.trainer.errors import UsageError
 from t2tp.trainer.inference.saved_model import Step, Tensors, step_of, traced
 
 SUFFIX = ".tflite"
-# How the converter names an operation that LiteRT does not have.
+# The converter's message about an operation that LiteRT does not have.
 _MISSING = re.compile(r"'tf\.(\w+)' op is neither a custom op nor a flex op")
 
 
@@ -23,15 +23,15 @@ def write_litert(
     int8: bool = False,
     **inputs: tf.TensorSpec,
 ) -> Path:
-    """Writes a program of one device with its variables, from LiteRT's built-in operations.
+    """Writes a single-device program and its variables, with only LiteRT's built-in operations.
 
     Args:
-      program: its variables have their values.
+      program: the program, with restored variables.
       path: the new file.
       signature: maps the step inside a graph to the function of `serving_default`.
-      int8: whether weights of 1,024 values or more are stored as int8, with a scale per channel;
-        activations are quantized while the model runs (LiteRT's dynamic range quantization).
-      **inputs: inputs of the signature, of fixed shapes.
+      int8: whether to store weights of 1,024 values or more as int8, with a scale per channel.
+        Activations are quantized while the model runs (LiteRT's dynamic range quantization).
+      **inputs: inputs of the signature, with fixed shapes.
 
     Returns:
       The path.

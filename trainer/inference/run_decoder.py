@@ -33,15 +33,15 @@ class Decoded:
     """A decoded text.
 
     Attributes:
-      text: without the prompt or prefix that it continues.
-      score: rank of the text among the texts of its source; see `Hypothesis`.
+      text: the text, without the prompt or prefix that it continues.
+      score: the value that ranks the texts of a source; see `Hypothesis`.
     """
 
     text: str
     score: float
 
 
-# Index of a line, and its decoded texts, best first, or the reason why it cannot be decoded.
+# (index of a line, its decoded texts, best first, or why it cannot be decoded)
 Result = tuple[int, list[Decoded] | ValueError]
 
 
@@ -61,10 +61,10 @@ class DecodedExample:
 
 
 class RunDecoder:
-    """Decoder with the latest checkpoint of a run, or with the one that its config names."""
+    """Decodes with the latest checkpoint of a run, or the one that its config names."""
 
     def __init__(self, spec: RunSpec, estimator: Estimator, options: DecodeOptions) -> None:
-        """Makes the decoder without building a program.
+        """Creates the decoder without building a program.
 
         Args:
           spec: the run's settings.
@@ -80,7 +80,7 @@ class RunDecoder:
         self._decoder = self.with_options(options)
 
     def with_options(self, options: DecodeOptions) -> Decoder:
-        """Returns a decoder with the same checkpoint and batch size and other options."""
+        """Returns a decoder with the same checkpoint and batch size, but other options."""
         options = replace(options, batch_size=self._batch_size)
         options = with_eos(options, self._problem, self._data_dir)
         images = self._problem.generated_images
@@ -112,7 +112,7 @@ class RunDecoder:
 
         Args:
           text: the source or prompt.
-          length: max tokens to generate; by default, of the options.
+          length: max tokens to generate. Default: as the options say.
 
         Raises:
           UsageError, ValueError: see `texts`.
@@ -129,16 +129,16 @@ class RunDecoder:
 
         Args:
           lines: the sources or prompts.
-          beginnings: prefix of the targets of each source; decoded texts are without it.
+          beginnings: prefix of each source's targets; decoded texts do not include it.
           path: file of the lines, for errors.
 
         Yields:
-          The result of each line: first of the lines that are too long for the model, then of the
-          others, in the order in which batches are finished.
+          The result of each line. Lines that are too long for the model come first, then the
+          others, as their batches are finished.
 
         Raises:
           UsageError: the problem has no text.
-          ValueError: the codec cannot encode a line, or a prompt has a prefix as well.
+          ValueError: the codec cannot encode a line, or a language model is given a prefix.
         """
         codec = self._codec
         beginnings = [""] * len(lines) if beginnings is None else beginnings
@@ -149,7 +149,7 @@ class RunDecoder:
         yield from self._results(requests, path)
 
     def replies(self, prompts: Sequence[Sequence[int]], path: str = "") -> Iterator[Result]:
-        """Continues prompts that are given as tokens, such as conversations; see `texts`."""
+        """Continues prompts of tokens, such as conversations; see `texts`."""
         yield from self._results([Request(prefix=list(prompt)) for prompt in prompts], path)
 
     def _results(self, requests: Sequence[Request], path: str) -> Iterator[Result]:
@@ -171,7 +171,7 @@ class RunDecoder:
         """Decodes the first examples of a split, in the order of evaluation.
 
         Args:
-          split: one of the problem's.
+          split: name of the split.
           count: number of examples; -1: all.
 
         Raises:
@@ -199,14 +199,14 @@ class RunDecoder:
         ]
 
     def images(self, count: int) -> np.ndarray:
-        """Generates images: uint8 [count, height, width, channels], values below `levels`.
+        """Generates images, uint8 [count, height, width, channels], with values below `levels`.
 
         Raises:
           UsageError: the problem does not generate images.
         """
         images = self._problem.generated_images
         if images is None:
-            raise UsageError(f"{self._problem.name} does not make images")
+            raise UsageError(f"{self._problem.name} does not generate images")
         hypotheses = self._decoder([Request(limit=images.num_values)] * count)
         return images.from_tokens([best.tokens for best, *_ in hypotheses])
 
@@ -241,7 +241,7 @@ class RunDecoder:
 
     @functools.cached_property
     def scorer(self) -> Scorer:
-        """Scores rows with the checkpoint, `batch_size` of the options together."""
+        """The scorer of rows with the checkpoint, in batches of the options' `batch_size`."""
         size = 1 if self._has_experts else self._decoder.options.batch_size
         return Scorer(self._score, self._estimator.layout, self._max_length, size)
 
@@ -252,12 +252,14 @@ class RunDecoder:
 
 
 def tokens_of(source: ExampleSource, feature: str, rows: np.ndarray) -> list[list[int]]:
-    """Returns the tokens of examples, without padding; token 0 of a model's own tokenizer is none.
+    """Returns the tokens of examples, without padding.
+
+    Segments tell padding apart, because a model's own tokenizer may use token 0.
 
     Args:
       source: the examples.
       feature: `inputs` or `targets`.
-      rows: int64 [any], numbers of examples.
+      rows: int64 [any], indices of the examples.
     """
     all_parts = (slice(None),)
     tokens = source.read(feature, rows, all_parts)
@@ -269,7 +271,7 @@ def tokens_of(source: ExampleSource, feature: str, rows: np.ndarray) -> list[lis
 def with_eos(
     options: DecodeOptions, problem: Problem, data_dir: str | PathLike[str]
 ) -> DecodeOptions:
-    """Returns options with the end tokens of a problem, unless the options name others."""
+    """Returns the options with the problem's EOS tokens, unless the options name others."""
     if problem.eos_id == NO_EOS:
         return replace(options, eos_id=NO_EOS)
     codec = problem.codec(data_dir) if options.eos_id is None else None
@@ -280,14 +282,13 @@ def codec_for(problem: Problem, data_dir: str | PathLike[str]) -> Codec:
     """Returns the codec of a problem.
 
     Raises:
-      UsageError: the problem has neither text nor tokens to decode, such as one with classes.
+      UsageError: the problem has neither text nor tokens to decode, only classes, say.
     """
     codec = problem.codec(data_dir)
     if codec is None:
         raise UsageError(
-            f"{problem.name} does not go from text or tokens to text or tokens: there is nothing"
-            " to decode (t2tp_trainer --schedule=evaluate evaluates it, t2tp_exporter exports its"
-            " model)"
+            f"{problem.name} has no targets of text or tokens to decode (t2tp_trainer"
+            " --schedule=evaluate evaluates its models, t2tp_exporter exports them)"
         )
     return codec
 
@@ -296,19 +297,19 @@ def request_for(problem: Problem, codec: Codec, text: str, beginning: str = "") 
     """Returns the decoding request for a line.
 
     Args:
-      problem: that the model was trained on.
+      problem: the problem that the model was trained on.
       codec: the problem's codec.
       text: inputs, to which EOS is appended, or a prompt.
-      beginning: prefix of the targets; only with inputs.
+      beginning: prefix of the targets; only for problems with inputs.
 
     Raises:
-      ValueError: a prompt has a prefix as well, or the codec cannot encode the line.
+      ValueError: the codec cannot encode the line, or a language model is given a prefix.
     """
     if problem.reads_inputs:
         inputs = [*codec.encode(text), codec.end_of_document]
         return Request(inputs=inputs, prefix=codec.encode(beginning))
     if beginning:
-        raise ValueError("a prompt is itself how a language model's text begins")
+        raise ValueError("a language model takes no prefix: put it into the prompt")
     return Request(prefix=codec.encode(text))
 
 
@@ -320,12 +321,12 @@ def check_writes(model: str) -> None:
       UnknownNameError: there is no such model.
     """
     if not issubclass(registry.model(model), AutoregressiveModel):
-        raise UsageError(f"the model {model} does not write token by token: nothing to decode")
+        raise UsageError(f"the model {model} does not generate tokens: there is nothing to decode")
 
 
 @contextlib.contextmanager
 def naming_line(path: str, number: int) -> Iterator[None]:
-    """Adds file and line to a ValueError inside the context; nothing without a path."""
+    """Adds file and line number to a ValueError inside the context, if there is a path."""
     try:
         yield
     except ValueError as error:

@@ -18,10 +18,10 @@ _MOST_TOKENS = 64
 
 
 class DecodedSamples:
-    """The first examples of a split next to the outputs of the model.
+    """Shows the first examples of a split next to the outputs of the model.
 
-    A problem with inputs shows inputs, targets and output. A language model shows prompt, text and
-    continuation. A problem of generating images shows images of the split and of the model.
+    For a problem with inputs: inputs, targets and output. For a language model: prompt, text and
+    continuation. For a problem of generating images: images of the split and of the model.
     """
 
     def __init__(self, decoder: RunDecoder, spec: RunSpec, split: str, count: int) -> None:
@@ -51,7 +51,7 @@ class DecodedSamples:
 
         Args:
           step: steps done.
-          summaries: the writer; None in all processes but the first, which only decode.
+          summaries: the writer of process 0; None in other processes, which only decode.
         """
         images = self._problem.generated_images
         if images is not None:
@@ -91,12 +91,12 @@ class DecodedSamples:
 
 def table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Formats a Markdown table that shows texts literally."""
-    lines = [names, ["---"] * len(names), *([_as_it_is(text) for text in row] for row in rows)]
+    lines = [names, ["---"] * len(names), *([_escaped(text) for text in row] for row in rows)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def _as_it_is(text: str) -> str:
-    """Escapes everything in a text that Markdown or HTML would interpret."""
+def _escaped(text: str) -> str:
+    """Escapes the characters that Markdown or HTML would interpret."""
     for special in "\\`*_[]#":
         text = text.replace(special, f"\\{special}")
     for special, escaped in {"&": "&amp;", "<": "&lt;", "|": "&#124;", "\n": "<br>"}.items():

@@ -18,7 +18,7 @@ Tensors = Mapping[str, tf.Tensor]
 
 @dataclass(frozen=True)
 class Step:
-    """The step of a program inside a graph.
+    """A program's step as a function inside a graph.
 
     Attributes:
       run: maps features by name to outputs by name.
@@ -34,10 +34,10 @@ Signatures = Callable[[Step], Mapping[str, "tf.types.experimental.ConcreteFuncti
 
 
 def write_saved_model(program: Program, path: str | PathLike[str], signatures: Signatures) -> Path:
-    """Writes a program of one device with its variables.
+    """Writes a single-device program and its variables.
 
     Args:
-      program: its variables have their values.
+      program: the program, with restored variables.
       path: the new directory.
       signatures: builds the signatures of the SavedModel.
 
@@ -47,7 +47,7 @@ def write_saved_model(program: Program, path: str | PathLike[str], signatures: S
     Raises:
       UsageError: the directory exists.
       ValueError: the program has a mesh.
-      OSError: it cannot be written.
+      OSError: the directory cannot be written.
     """
     path = Path(path)
     if path.exists():
@@ -55,7 +55,7 @@ def write_saved_model(program: Program, path: str | PathLike[str], signatures: S
     module = tf.Module()
     module.variables_held = [v for each in program.variables for v in each.slices]
     step = step_of(program)
-    # Vocabulary tables are created while functions are traced; the module must reference them.
+    # Tracing creates vocabulary tables. The module must reference them, or they are not saved.
     tracker = resource.ResourceTracker()
     with resource.resource_tracker_scope(tracker):
         functions = dict(signatures(step))
@@ -71,7 +71,7 @@ def write_saved_model(program: Program, path: str | PathLike[str], signatures: S
 
 
 def step_of(program: Program) -> Step:
-    """Returns the step of a program of one device."""
+    """Returns the step of a single-device program."""
     outputs = program.trace().structured_outputs.items()
     specs = {name: tf.TensorSpec(x.shape, x.dtype) for name, x in outputs}
     return Step(program.on_tensors, specs)
@@ -80,14 +80,14 @@ def step_of(program: Program) -> Step:
 def traced(
     fn: Callable[..., Mapping[str, tf.Tensor]], **specs: tf.TensorSpec
 ) -> tf.types.experimental.ConcreteFunction:
-    """Traces a function of tensors by name into a signature."""
+    """Traces a function with named tensors as arguments and results."""
     return tf.function(lambda **given: dict(fn(**given)), autograph=False).get_concrete_function(
         **specs
     )
 
 
 def of_features(features: Mapping[str, Feature]) -> Signatures:
-    """Returns `serving_default`, from features of exactly these shapes to the program's outputs."""
+    """Returns `serving_default`: it maps features of exactly these shapes to the outputs."""
     specs = {
         name: tf.TensorSpec(f.shape.to_integer_list, f.dtype, name=name)
         for name, f in features.items()

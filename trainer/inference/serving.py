@@ -16,13 +16,13 @@ def in_chunks(
     size: int,
     outputs: Mapping[str, tf.TensorSpec],
 ) -> dict[str, tf.Tensor]:
-    """Applies a function of `size` rows to any number of rows.
+    """Applies a function for `size` rows to any number of rows, chunk by chunk.
 
     Args:
       of_chunk: maps tensors [size, ...] by name to `outputs`.
       rows: tensors [rows, ...] by name. The last chunk is padded with zeros.
       size: number of rows of a chunk.
-      outputs: [size, ...] by name; scalars are dropped.
+      outputs: specs of the results, [size, ...] by name; scalars are dropped.
 
     Returns:
       Tensors [rows, ...] by name.
@@ -34,7 +34,7 @@ def in_chunks(
         missing = [[0, chunks * size - count]] + [[0, 0]] * (tensor.shape.rank - 1)
         shape = tf.concat([[chunks, size], tf.shape(tensor)[1:]], 0)
         padded[name] = tf.reshape(tf.pad(tensor, missing), shape)
-        # The static sizes, which the dynamic reshape loses.
+        # The dynamic reshape loses the static sizes.
         padded[name].set_shape([None, size, *tensor.shape[1:]])
     batched = {name: spec for name, spec in outputs.items() if spec.shape.rank}
 
@@ -50,13 +50,13 @@ def in_chunks(
 
 
 class TokenDecoding:
-    """Decoding of tokens inside the graph, with the same results as `Decoder`.
+    """Decodes tokens inside the graph, with the same results as `Decoder`.
 
     Attributes:
       features: the program's features.
       options: decoding options.
-      reads_inputs: whether the tokens are inputs; else they are the prefix of the targets.
-      most: max tokens of a row.
+      reads_inputs: whether the tokens are inputs; else they are prompts.
+      max_tokens: max tokens of a row of inputs or prompt.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class TokenDecoding:
         Args:
           options: `batch_size` rows are decoded together.
           reads_inputs: whether the model has an encoder.
-          max_tokens: max tokens of a row.
+          max_tokens: max tokens of a row of inputs or prompt.
           max_length: max tokens of targets, prompt included.
           seed: seed of sampling.
         """
@@ -95,7 +95,7 @@ class TokenDecoding:
 
         Returns:
           `ids`, int32 [rows, beam, tokens], zero-padded; `lengths`, int32 [rows, beam]; `scores`,
-          float32 [rows, beam], -infinity where there are fewer sequences.
+          float32 [rows, beam], -infinity where fewer sequences were found.
         """
         max_tokens = self.max_tokens
         too_long = f"a row has more than the {max_tokens} tokens that this model was exported for"
@@ -115,11 +115,11 @@ class TokenDecoding:
         return {name: tensor[:, :beams] for name, tensor in outputs.items()}
 
     def fed(self, chunk: Tensors) -> dict[str, tf.Tensor]:
-        """Returns the program's features for rows.
+        """Returns the program's features for a chunk of rows.
 
         Args:
           chunk: `ids`, int32 [batch_size, max_tokens]; `lengths`, int32 [batch_size]; and `keys`,
-            int64 [batch_size], of the samples.
+            int64 [batch_size], which seed the sampling.
         """
         ids, sizes, keys = chunk["ids"], chunk["lengths"], chunk["keys"]
         extra = self.options.extra_length
@@ -132,7 +132,7 @@ class TokenDecoding:
 
 
 class TextDecoding:
-    """Decoding of text with `TokenDecoding` and the vocabulary inside the graph."""
+    """Decodes text inside the graph, with `TokenDecoding` and the vocabulary."""
 
     def __init__(self, tokens: TokenDecoding, vocabulary: Vocabulary) -> None:
         """Combines token decoding with a vocabulary.
@@ -152,8 +152,8 @@ class TextDecoding:
           texts: string [rows], UTF-8.
 
         Returns:
-          `outputs`, string [rows], or with `return_beams` [rows, beam]; `scores`, float32 of that
-          shape.
+          `outputs`, string [rows], or with `return_beams` [rows, beam]; `scores`, float32 of the
+          same shape.
         """
         ragged = self._vocabulary.encode_in_graph(texts)
         if self._tokens.reads_inputs:

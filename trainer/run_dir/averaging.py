@@ -1,4 +1,4 @@
-"""Averages checkpoints of a run; the average often evaluates better than each of them."""
+"""Averages checkpoints of a run; the average often evaluates better than any single one."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from t2tp.trainer import run_yaml
 from t2tp.trainer.run_dir import huggingface_files
 from t2tp.trainer.run_dir.find_checkpoint import checkpoint_directory
 
-AVERAGED = "averaged"  # In the metadata: the steps of the checkpoints.
+AVERAGED = "averaged"  # Metadata key: the steps of the averaged checkpoints.
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Averaged:
     Attributes:
       directory: directory of the checkpoint.
       step: step of the latest averaged checkpoint.
-      has_moving_averages: whether the run has moving averages of its weights (`ema_decay`), which
-        evaluation reads; they were averaged too.
-      batch_statistics: batch-norm variables, which are copied from the latest checkpoint.
+      has_moving_averages: whether the run has moving averages of its weights (`ema_decay`). If so,
+        evaluation reads these, so they were averaged too.
+      batch_statistics: names of batch-norm statistics, copied from the latest checkpoint.
     """
 
     directory: Path
@@ -41,13 +41,13 @@ def last_checkpoints(output_dir: str, count: int) -> list[Checkpoint]:
     """Opens the latest checkpoints of a run.
 
     Raises:
-      FileNotFoundError: it has fewer than `count`.
+      FileNotFoundError: the run has fewer than `count`.
     """
     directory = checkpoint_directory(output_dir)
     steps = checkpoint.all_steps(directory)
     if len(steps) < count:
         raise FileNotFoundError(
-            f"{count} checkpoints are to be averaged, and {directory} holds {len(steps)}"
+            f"cannot average {count} checkpoints: {directory} holds {len(steps)}"
             f"{': steps ' if steps else ''}{', '.join(map(str, steps))}"
         )
     return [Checkpoint(checkpoint.step_directory(directory, step)) for step in steps[-count:]]
@@ -58,19 +58,19 @@ def average(
 ) -> Averaged:
     """Writes a checkpoint with the averages of the trainable variables.
 
-    Their moving averages (`ema_decay`), if any, are averaged too. Sums are in float64, slice by
-    slice as in the latest checkpoint, so that only a few are in memory. All other variables (of the
-    optimizer, statistics of batch norms), the step and the metadata come from the latest.
+    Moving averages (`ema_decay`), if any, are averaged too. Sums are in float64. The slices are
+    those of the latest checkpoint, and only a few are in memory at a time. The other variables
+    (the optimizer's, batch-norm statistics), the step and the metadata are the latest checkpoint's.
 
     Args:
-      checkpoints: at least one, of the same variables.
-      output_dir: the directory of the new run, whose `checkpoints` gets the result. If it has no
-        checkpoints yet, `run.yaml` and `huggingface` are copied from the run of the latest.
-      part_bytes: max bytes of slices that are written together.
+      checkpoints: at least one; all have the same variables.
+      output_dir: the directory of the new run. If it has no checkpoints yet, `run.yaml` and
+        `huggingface` are copied from the run of the latest checkpoint.
+      part_bytes: max bytes of slices to write together.
 
     Raises:
       CheckpointMismatchError: a variable differs in name, shape or dtype.
-      LookupError: the latest does not record which variables are trainable.
+      LookupError: the latest checkpoint does not record which variables are trainable.
       ValueError: `output_dir` has a checkpoint of that step.
       UnusableCheckpointError: a checkpoint is damaged.
       OSError: the result could not be written.
@@ -84,7 +84,7 @@ def average(
 
     def parts() -> Iterator[list[tuple[Slice, tf.Tensor]]]:
         yield from _parts(latest, checkpoints, trainable | moving, part_bytes)
-        # Before the checkpoint is finished: a program that is killed in between can start again.
+        # Before the checkpoint is complete, so that after a kill the program can start again.
         _copy_settings(latest, output_dir)
 
     directory = checkpoint.save_in_parts(
@@ -95,7 +95,7 @@ def average(
 
 
 def _copy_settings(latest: Checkpoint, output_dir: str) -> None:
-    """Copies the settings of a run, unless the target has checkpoints already."""
+    """Copies a run's settings to `output_dir`, unless that has checkpoints already."""
     if checkpoint.step_directories(checkpoint_directory(output_dir)):
         return
     run = latest.path.parent.parent
@@ -109,7 +109,7 @@ def _copy_settings(latest: Checkpoint, output_dir: str) -> None:
 def _parts(
     latest: Checkpoint, checkpoints: Sequence[Checkpoint], averaged: set[str], part_bytes: int
 ) -> Iterator[list[tuple[Slice, tf.Tensor]]]:
-    """Yields the slices of the result, some at a time."""
+    """Yields the slices of the result, in lists of about `part_bytes`."""
     part: list[tuple[Slice, tf.Tensor]] = []
     size = 0
     for name in sorted(latest.shapes()):
@@ -125,7 +125,7 @@ def _parts(
 
 
 def _mean(checkpoints: Sequence[Checkpoint], part: Slice) -> tf.Tensor:
-    """Averages a slice, in its dtype."""
+    """Averages a slice in float64; returns it in its own dtype."""
     with tf.device("CPU:0"):
         total = tf.zeros(part.size, tf.float64)
         for each in checkpoints:
@@ -143,6 +143,6 @@ def _check_same_variables(latest: Checkpoint, other: Checkpoint) -> None:
         latest_kind, other_kind = (kind.get(name, "absent") for kind in descriptions)
         if latest_kind != other_kind:
             raise CheckpointMismatchError(
-                f"checkpoints of different models have no average: {name} is {other_kind} in"
+                f"cannot average checkpoints of different models: {name} is {other_kind} in"
                 f" {other.path} and {latest_kind} in {latest.path}"
             )

@@ -27,9 +27,9 @@ def follow_checkpoints(
 
     Args:
       directory: directory of the run's checkpoints; it need not exist yet.
-      cluster: the processes that follow.
+      cluster: the processes that call this together.
       known: steps of checkpoints to skip.
-      timeout_mins: minutes to wait for the next one, after which the iteration ends.
+      timeout_mins: the iteration ends after this many minutes without a new checkpoint.
       look_seconds: polling interval.
     """
     yielded = set(known)

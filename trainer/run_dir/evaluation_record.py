@@ -30,13 +30,13 @@ class EvaluationRecord:
         self._path = Path(directory) / FILE_NAME
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Adds an evaluation and syncs it to the disk; removes earlier ones of the same step.
+        """Adds an evaluation and syncs it to the disk; replaces an earlier one of the same step.
 
-        A run that was killed reaches a step twice.
+        A run that was killed and resumed may reach a step twice.
 
         Args:
           step: training step of the variables.
-          metrics: by name.
+          metrics: metrics by name.
 
         Raises:
           UsageError: the file cannot be written; the disk is full, say.
@@ -58,11 +58,11 @@ class EvaluationRecord:
         write_bytes(self._path, b"".join(each + b"\n" for each in [*others, line]))
 
     def by_step(self, up_to: int | None = None) -> dict[int, dict[str, float]]:
-        """Returns step -> metrics, by step.
+        """Returns the metrics of each step, in the order of steps.
 
         Args:
-          up_to: omits later steps, which a run that resumed from an earlier checkpoint has not
-            reached again.
+          up_to: the last step to return. A run that resumed from an earlier checkpoint has not
+            reached later ones again.
 
         Raises:
           UsageError: the file exists and cannot be read.
@@ -71,7 +71,7 @@ class EvaluationRecord:
         for number, line in enumerate(self._read().splitlines(), start=1):
             evaluation = _read_line(line)
             if evaluation is None:
-                logging.warning("Skipping line %d of %s: it is no evaluation", number, self._path)
+                logging.warning("Skipping line %d of %s: not an evaluation", number, self._path)
             elif up_to is None or evaluation[0] <= up_to:
                 metrics[evaluation[0]] = evaluation[1]
         return dict(sorted(metrics.items()))

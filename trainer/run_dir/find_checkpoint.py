@@ -20,9 +20,8 @@ def find(path: str) -> Checkpoint:
         A run's directory, or its directory of checkpoints, names the latest checkpoint.
 
     Raises:
-      FileNotFoundError: there is none.
-      UnusableCheckpointError: it is unfinished, damaged or unreadable; no other one is opened
-        instead.
+      FileNotFoundError: there is no checkpoint.
+      UnusableCheckpointError: the checkpoint is unfinished, damaged or unreadable.
     """
     try:
         return _find(path)
@@ -33,16 +32,16 @@ def find(path: str) -> Checkpoint:
 
 
 def find_all(paths: str) -> list[Checkpoint]:
-    """Opens the checkpoints that a user's list names; raises the errors of `find`.
+    """Opens the checkpoints in a user's list; raises the errors of `find`.
 
     Args:
-      paths: paths as of `find`, separated by commas; a path may have commas too.
+      paths: paths for `find`, separated by commas; a path may itself contain commas.
     """
     return [find(path) for path in split_paths(paths)]
 
 
 def split_paths(text: str) -> list[str]:
-    """Splits paths at commas; a piece with commas stays whole if there is such a path."""
+    """Splits a text at commas, except at those inside existing paths."""
     pieces, paths = text.split(","), []
     while pieces:
         joined = (",".join(pieces[:end]).strip() for end in range(len(pieces), 1, -1))

@@ -9,7 +9,7 @@ _WIDTH = 100
 
 
 def hparams_text(hparams: HParams) -> str:
-    """Formats the values of hparams with the valid values and the help of each."""
+    """Formats the hparams: for each its value, valid values and help."""
     return "\n".join(_lines(hparams))
 
 

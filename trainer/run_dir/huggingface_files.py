@@ -1,7 +1,7 @@
-"""Tokenizer, config and chat template, copied from the Hugging Face checkpoint of a converted run.
+"""A converted run's copies of files of its Hugging Face checkpoint: tokenizer, config, template.
 
-A run that is trained from a converted run gets the same files, so that it can be decoded and
-exported to Hugging Face too.
+A run that starts from a converted run gets the same files, for decoding and for exporting to
+Hugging Face.
 """
 
 import shutil
@@ -14,21 +14,21 @@ from t2tp.untrusted_json import file_inside
 
 _DIRECTORY = "huggingface"
 _SUFFIXES = (".json", ".txt", ".model", ".jinja")
-# The index of the files of weights.
+# Ending of the file that lists the weight files.
 _INDEX_SUFFIX = ".index.json"
 
 
 def directory_in(output_dir: str | PathLike[str]) -> Path:
-    """Returns the directory of the kept files in a run's; it need not exist."""
+    """Returns where a run has copies of Hugging Face files; the directory need not exist."""
     return Path(output_dir) / _DIRECTORY
 
 
 def tokenizer_directory(output_dir: str | PathLike[str]) -> Path | None:
-    """Returns the directory of the tokenizer that a run was made with.
+    """Returns the directory of a converted run's tokenizer.
 
     Returns:
-      None if it was made without one, or has been trained since, on data with a vocabulary that may
-      be another one.
+      None if the run was converted without one. None also if it has been trained since: its data
+      may have another vocabulary.
     """
     kept = directory_in(output_dir)
     flags = run_files.read_flags(output_dir)
@@ -38,7 +38,7 @@ def tokenizer_directory(output_dir: str | PathLike[str]) -> Path | None:
 
 
 def check_files(source: Path) -> list[Path]:
-    """Returns the files of a directory that are copied: all but weights.
+    """Returns the files to copy from a directory: all but weights.
 
     Raises:
       UntrustedFileError: a file is a link that leaves the directory.

@@ -1,4 +1,4 @@
-"""The file that a training locks in its directory; see `RunLock`."""
+"""The lock file of a run's directory; see `RunLock`."""
 
 import fcntl
 import os

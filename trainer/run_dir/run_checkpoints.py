@@ -1,4 +1,4 @@
-"""The checkpoints of a run: restores the values at the start and makes the saver."""
+"""The checkpoints of a run: restores the values at the start and creates the saver."""
 
 import contextlib
 import json
@@ -30,18 +30,18 @@ from t2tp.trainer.run_dir.save_policy import EverySeconds, EverySteps
 from t2tp.trainer.run_dir.token_rows import MatchedRows, rows_between
 from t2tp.trainer.run_dir.warm_start import WarmStart, inherit_files, warm_start
 
-# Default number of steps from one checkpoint to the next.
+# Default number of steps between checkpoints.
 DEFAULT_SAVE_STEPS = 1000
 
-# Metadata key of pairs (step, batch size from that step on); see `BatchSizes`.
+# Metadata key of a list of (step, batch size from that step on); see `BatchSizes`.
 BATCH_SIZES = "batch_sizes"
 
-# Counters of options that a run may switch on after its first checkpoints.
+# Counters that older checkpoints may lack, because a run can enable their options later.
 NEW_COUNTERS = (SKIPPED_STEPS,)
 
 
 class RunCheckpoints:
-    """The checkpoints of a run, and the checkpoint that its config names, if any.
+    """Restores and saves the checkpoints of a run.
 
     Attributes:
       batch_sizes: batch size of each step trained so far; None if unknown.
@@ -71,19 +71,19 @@ class RunCheckpoints:
         self._warm_start = WarmStart.parse(config.warm_start_from)
         self._damaged: tuple[Path, ...] = ()  # Skipped when restoring.
         self._saver: RunSaver | None = None
-        self._matched: MatchedRows | None = None  # Of the warm start, once it is done.
+        self._matched: MatchedRows | None = None  # Set by a warm start.
         self.batch_sizes: BatchSizes | None = None
 
     def load(self, variables: Variables, *, to_train: bool, last_step: int | None = None) -> int:
-        """Restores variables from the latest readable checkpoint, or from the one in the config.
+        """Restores variables from the latest readable checkpoint, or from the config's.
 
-        Without a checkpoint, training starts from the initial values, or from a warm
-        start.
+        Without a checkpoint, training starts from the initial values, or from a warm start.
 
         Args:
-          variables: are restored.
-          to_train: whether training continues with them, which needs all variables of a checkpoint.
-          last_step: checkpoints of later steps are ignored. Default: no checkpoint is ignored.
+          variables: the variables to restore.
+          to_train: whether they will be trained. If so, no variable of the checkpoint may be
+            missing among them.
+          last_step: ignore checkpoints of later steps. Default: ignore none.
 
         Returns:
           The training step of the values.
@@ -92,7 +92,7 @@ class RunCheckpoints:
           CheckpointMismatchError: the checkpoint has other variables.
           FileNotFoundError: there is no checkpoint to evaluate or predict with.
           UnusableCheckpointError: the checkpoint is damaged and there is no earlier one.
-          UsageError: the config names a checkpoint, and training is to start from it.
+          UsageError: `to_train` is set and the config names a checkpoint, or adapters lack a base.
           ProcessMismatchError: processes have opened different checkpoints.
         """
         try:
@@ -137,8 +137,8 @@ class RunCheckpoints:
         frozen = next((v.spec.name for v in variables if v.spec.frozen), None)
         if self._warm_start is None and frozen is not None:
             raise UsageError(
-                f"lora_rank trains adapters of a model, whose weights, such as {frozen}, are"
-                " frozen: name the run or checkpoint that has them with --warm_start_from"
+                f"lora_rank trains adapters and freezes the weights, such as {frozen}:"
+                " name the run or checkpoint that has them with --warm_start_from"
             )
         if self._warm_start is None:
             return 0
@@ -156,7 +156,7 @@ class RunCheckpoints:
                 inherit_files(self._config.output_dir, self._warm_start, self._matched)
 
     def _base_elsewhere(self) -> Path | None:
-        """Returns the checkpoint to try first for the base of adapters, which may have moved."""
+        """Returns where to look first for the base of adapters: it may have moved since."""
         if self._warm_start is None:
             return None
         with contextlib.suppress(OSError):
@@ -164,7 +164,7 @@ class RunCheckpoints:
         return None
 
     def _load_named(self, variables: Variables, to_train: bool) -> int:
-        """Restores `config.checkpoint_path`, and no other checkpoint."""
+        """Restores `config.checkpoint_path`."""
         path = self._config.checkpoint_path
         if to_train:
             raise UsageError(
@@ -181,7 +181,7 @@ class RunCheckpoints:
 
         Args:
           variables: the run's variables.
-          last_step: later checkpoints are ignored.
+          last_step: the step; later checkpoints are ignored.
 
         Returns:
           The training step of the values.
@@ -191,12 +191,12 @@ class RunCheckpoints:
         return self.load(variables, to_train=True, last_step=last_step)
 
     def check_untouched(self, cluster: Cluster, steps_done: int) -> None:
-        """Checks that no checkpoint later than the restored one exists; the run must be locked.
+        """Checks that no later checkpoint than the restored one exists; the run must be locked.
 
-        Damaged checkpoints that were skipped when restoring are set aside.
+        Also renames damaged checkpoints that were skipped when restoring.
 
         Raises:
-          RunLockedError: another process has trained meanwhile.
+          RunLockedError: another process has trained since the restore.
         """
         latest = None
         if cluster.is_main_process:
@@ -218,7 +218,7 @@ class RunCheckpoints:
     def check_writable(self) -> None:
         """Checks that checkpoints can be written, before the first step is trained.
 
-        Each process checks, since each writes its slices.
+        Every process checks this, because every process writes slices.
 
         Raises:
           UsageError: no file can be written in the directory.
@@ -238,10 +238,10 @@ class RunCheckpoints:
     def saver_of(
         self, variables: Variables, batch_sizes: BatchSizes | None, saved: Callable[[int], None]
     ) -> RunSaver:
-        """Makes the saver of a training.
+        """Creates the saver of a training.
 
         Args:
-          variables: variables of the training.
+          variables: the variables to save.
           batch_sizes: the batch size of each step; None if unknown.
           saved: see `RunSaver`.
         """
@@ -256,12 +256,12 @@ class RunCheckpoints:
     def hook(
         self, saver: RunSaver, lock: RunLock, steps_done: int, last_step: int
     ) -> CheckpointHook:
-        """Makes the hook that saves checkpoints when due.
+        """Creates the hook that saves checkpoints when due.
 
         Args:
-          saver: saves them.
+          saver: the result of `saver_of`.
           lock: the lock of the run.
-          steps_done: steps done before.
+          steps_done: the step that the training starts from.
           last_step: the last step of the training.
         """
         steps, seconds = self._config.save_checkpoints_steps, self._config.save_checkpoints_secs
@@ -271,9 +271,9 @@ class RunCheckpoints:
         return CheckpointHook(EverySteps(steps or DEFAULT_SAVE_STEPS, last_step), saver, lock)
 
     def record_metrics(self, step: int, metrics: Mapping[str, float], cluster: Cluster) -> None:
-        """Records metrics in the checkpoint of their step, even if it is saved only afterwards.
+        """Records metrics in the checkpoint of a step, even if that is saved only afterwards.
 
-        If the config names a checkpoint, nothing is recorded.
+        Records nothing if the config names a checkpoint.
         """
         if self._config.checkpoint_path:
             return
@@ -288,10 +288,10 @@ class RunCheckpoints:
         """Returns advice on resuming, for the error about a lost process."""
         saved = checkpoint.last_finished(self._directory)
         if saved is None:
-            return f"{self._directory} holds no finished checkpoint yet: start all again."
+            return f"{self._directory} holds no finished checkpoint yet: start all processes again."
         return (
             f"The last finished checkpoint is {saved.path}, of step {saved.step}: start all"
-            " processes again, and they go on from there."
+            " processes again to resume from it."
         )
 
 

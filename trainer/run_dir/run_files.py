@@ -24,11 +24,11 @@ _TYPES = {"train_steps": int, "random_seed": int, "t2t_usr_dir": str}
 
 
 class OtherRunError(ValueError):
-    """The directory holds a run of another model or problem, or one trained on other data."""
+    """The run in the directory has another model, problem or training data."""
 
 
 class RunFileError(ValueError):
-    """The file of a run is damaged, so that its settings are unknown."""
+    """`run.yaml` is damaged or missing, so that the run's settings are unknown."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class SavedRun:
     """The settings with which a run was last started.
 
     Attributes:
-      hparams: with the mesh.
-      flags: by name.
+      hparams: the hparams, mesh included.
+      flags: flags by name.
     """
 
     hparams: HParams
@@ -45,18 +45,18 @@ class SavedRun:
 
 
 def read(output_dir: str | os.PathLike[str]) -> SavedRun | None:
-    """Reads a run's file; None if the directory holds none, see `check_known`.
+    """Reads `run.yaml`; returns None without such a file, see `check_known`.
 
     Raises:
-      RunFileError: the file is not what `write` wrote.
-      OSError: it cannot be read.
+      RunFileError: the file is damaged.
+      OSError: the file cannot be read.
     """
     path = Path(output_dir, run_yaml.FILE)
     try:
         settings = run_yaml.read(path)
         untrusted_json.check_types(settings.flags, path, _TYPES)
         names = settings.names
-        if names.get("data_digest") == "":  # It would switch the check of the data off.
+        if names.get("data_digest") == "":  # Would disable the check of the data.
             raise ValueError(f"{path}: data_digest is empty")
         hparams = declared(settings.hparams, names.get("hparams_set"), names.get("model"))
     except FileNotFoundError:
@@ -80,19 +80,19 @@ def check_known(output_dir: str, saved: SavedRun | None) -> None:
     if saved is None and checkpoint.step_directories(checkpoint_directory(output_dir)):
         quoted = shlex.quote(str(output_dir))
         raise RunFileError(
-            f"{output_dir} holds checkpoints but no {run_yaml.FILE}, which says of what model,"
-            " problem and data they are: put a copy of it back, or name them from another"
-            f" output_dir, with --warm_start_from={quoted} to train and"
+            f"{output_dir} holds checkpoints but no {run_yaml.FILE}, so their model, problem and"
+            " data are unknown: put a copy of it back, or use another output_dir and"
+            f" --warm_start_from={quoted} to train or"
             f" --checkpoint_path={quoted} to evaluate"
         )
 
 
 def read_run(output_dir: str) -> SavedRun:
-    """Reads the file of an existing run.
+    """Reads `run.yaml` of an existing run.
 
     Raises:
-      RunFileError: the directory holds no run, or one whose file is lost or damaged.
-      OSError: its file cannot be read.
+      RunFileError: the directory holds no run, or the file is missing or damaged.
+      OSError: the file cannot be read.
     """
     saved = read(output_dir)
     check_known(output_dir, saved)
@@ -102,16 +102,16 @@ def read_run(output_dir: str) -> SavedRun:
 
 
 def read_flags(output_dir: str | os.PathLike[str]) -> dict[str, Any]:
-    """Returns the flags with which a run was last started, none without a run; see `read`."""
+    """Returns the flags with which a run was last started; {} without a run."""
     saved = read(output_dir)
     return {} if saved is None else saved.flags
 
 
 def write(output_dir: str | os.PathLike[str], hparams: HParams, flags: Mapping[str, Any]) -> None:
-    """Writes the file atomically; creates the directory if needed.
+    """Writes `run.yaml` atomically; creates the directory if needed.
 
     Raises:
-      UsageError: it cannot be written; the disk is full, say.
+      UsageError: the file cannot be written; the disk is full, say.
     """
     directory = Path(output_dir)
     flags = {k: address_of(v) if isinstance(v, str) else v for k, v in flags.items()}
@@ -126,7 +126,7 @@ def check_same_run(output_dir: str, saved: SavedRun, model: str, problem: str) -
     """Checks that the run in a directory has this model and problem.
 
     Raises:
-      OtherRunError: it has others, which the message names.
+      OtherRunError: the model or problem differs; the message names both.
     """
     requested = {"model": model, "problem": problem}
     if any(saved.flags.get(name) != requested[name] for name in _FIXED_FLAGS):
@@ -137,7 +137,7 @@ def check_same_run(output_dir: str, saved: SavedRun, model: str, problem: str) -
 
 
 def run_of(path: str) -> Path | None:
-    """Returns the run directory of a checkpoint path, if any; see `find_checkpoint.find`."""
+    """Returns the run directory that a path for `find_checkpoint.find` is in, if any."""
     named = Path(path).absolute()
     above = (named, *named.parents[:3]) if path else ()
     return next((each for each in above if (each / run_yaml.FILE).exists()), None)
@@ -146,12 +146,12 @@ def run_of(path: str) -> Path | None:
 def resumed_hparams(saved: HParams, preset: HParams) -> HParams:
     """Returns the hparams of a resumed run: the saved values, and defaults for new hparams.
 
-    The default of a new hparam is the behaviour of the code before it existed. The preset may set
-    another value for new runs, which would change the trained model.
+    The default of a new hparam keeps the behaviour of the code before it existed. The preset's
+    value is for new runs only: here it would change the trained model.
 
     Args:
       saved: hparams in the run's directory.
-      preset: the hparams set in the current code.
+      preset: the hparams set of the current code.
     """
     resumed = preset.copy()
     for name in preset.values():
@@ -169,10 +169,10 @@ def check_writable(directory: str, what: str = "output_dir") -> None:
 
     Args:
       directory: the directory; it need not exist.
-      what: its description in the message.
+      what: the directory's description in the message.
 
     Raises:
-      OSError: it, or the nearest existing path above, is not a directory or is not writable.
+      OSError: the directory, or its nearest existing parent, is no directory or not writable.
     """
     path = Path(directory).absolute()
     while not path.exists() and path != path.parent:

@@ -23,11 +23,11 @@ from t2tp.trainer.errors import UsageError
 from t2tp.trainer.processes.multiprocess import ProcessMismatchError
 from t2tp.trainer.run_dir.lock_file import LOCK_FILE
 
-# How long a process waits to see a file of another host: network file systems cache a file's
-# contents, or its absence, for up to a minute.
+# How long a process waits to see another host's write to a file. Network file systems cache
+# contents, or the absence of a file, for up to a minute.
 _SEEN_SECONDS = 60.0
-# How long a run on several hosts waits for the lock: after the loss of a host, a file server
-# keeps the host's lock for a while.
+# How long a run on several hosts waits for the lock. A file server keeps the lock of a lost host
+# for a while.
 _RELEASED_SECONDS = 120.0
 
 
@@ -42,9 +42,9 @@ class RunMovedError(UsageError):
 class RunLock:
     """A reentrant lock that keeps other processes from training in the directory.
 
-    The operating system releases the lock when the process ends, even if it is killed; a lock file
-    that is left behind blocks nobody. With several processes, process 0 acquires the lock and tells
-    the others the result; they check that they share its directory.
+    The operating system releases the lock when the process ends, even if it is killed, so a
+    leftover lock file does no harm. With several processes, process 0 acquires the lock and sends
+    the others the result. They check that they see the same directory.
     """
 
     def __init__(self, output_dir: str, cluster: Cluster) -> None:
@@ -90,17 +90,17 @@ class RunLock:
             self._release()
 
     def check_held(self) -> None:
-        """Checks that the lock file at the run's path is still the locked one.
+        """Checks that the lock file at the run's path is still the file that this process locked.
 
         Raises:
-          RunMovedError: it is not, so this process would write into another directory.
+          RunMovedError: it is another file, or another host has taken over the lock.
         """
         if self._descriptor is None:
             return
         if self._mirror and self._store_lock and self._store_lock.is_lost:
             raise RunMovedError(
-                f"another host has taken over the lock of {self._mirror.store.address}, as this one"
-                " did not renew it: the training stops and saves nothing more"
+                f"another host has taken over the lock of {self._mirror.store.address}, because"
+                " this host did not renew it: the training stops and saves nothing more"
             )
         try:
             if os.path.samestat(os.stat(self._path), os.fstat(self._descriptor)):
@@ -119,11 +119,11 @@ class RunLock:
             except OSError as error:
                 logging.error("%s", error)
             self._store_lock.release()
-            if not self._store_lock.is_lost:  # Nothing is uploaded with a lost one.
+            if not self._store_lock.is_lost:  # The mirror uploads nothing with a lost lock.
                 self._mirror.lock = None
             self._store_lock = None
         if self._descriptor is not None:
-            os.ftruncate(self._descriptor, 0)  # Still locked: no other note is erased.
+            os.ftruncate(self._descriptor, 0)  # While locked, so the note is this process's own.
             os.close(self._descriptor)
             self._descriptor = None
 
@@ -142,16 +142,16 @@ class RunLock:
             "run directory", json.dumps([finds_it, directory]), patience
         )
         (_, first), *others = (json.loads(each) for each in replies)
-        for process_id, (is_shared, theirs) in enumerate(others, start=1):
+        for process_id, (is_shared, other) in enumerate(others, start=1):
             if not is_shared:
                 raise ProcessMismatchError(
-                    f"{theirs} of process {process_id} is not {first} of process 0: process"
+                    f"{other} of process {process_id} is not {first} of process 0: process"
                     f" {process_id} does not see what process 0 writes into {LOCK_FILE}; all"
                     " processes must share output_dir (or T2TP_CACHE, with an object store)"
                 )
 
     def _await(self, word: str) -> bool:
-        """Whether the word appears in the lock file within the delay of network file systems."""
+        """Waits until the word appears in the lock file; returns False on timeout."""
         deadline = time.monotonic() + _SEEN_SECONDS
         while self._note().get("word") != word:
             if time.monotonic() > deadline:
@@ -160,14 +160,14 @@ class RunLock:
         return True
 
     def _acquire_in_time(self, word: str) -> str:
-        """Acquires the lock like `_acquire`; a run on several hosts waits for it."""
+        """Calls `_acquire`; a run on several hosts retries for a while."""
         deadline = time.monotonic() + (0.0 if self._cluster.on_one_host else _RELEASED_SECONDS)
         while (refusal := self._acquire(word)) and time.monotonic() < deadline:
             time.sleep(0.2)
         return refusal
 
     def _acquire(self, word: str) -> str:
-        """Acquires the lock; returns "" or a sentence that says why it cannot."""
+        """Tries to acquire the lock; returns "", or why it failed."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -188,7 +188,7 @@ class RunLock:
         return self._acquire_in_store()
 
     def _acquire_in_store(self) -> str:
-        """Acquires the lock in the run's object store, if it has one; returns like `_acquire`."""
+        """Also tries to acquire the lock in the run's object store, if any; see `_acquire`."""
         if self._mirror is None:
             return ""
         lock = StoreLock(self._mirror.store, LOCK_FILE, self._note(), self._mirror.place())
@@ -204,17 +204,17 @@ class RunLock:
         return refusal
 
     def _taken(self, note: Mapping[str, Any]) -> str:
-        """Returns the sentence about the holder of the lock, from its note."""
-        holder = "another process"  # It is just starting or just ending.
+        """Returns the error about a locked directory, which names the holder from its note."""
+        holder = "another process"  # Without a note: it is just starting or ending.
         if {"pid", "host", "since"} <= note.keys():
             holder = f"process {note['pid']} on {note['host']}, since {note['since']}"
         return (
-            f"{address_of(self._path.parent)} is being trained in by {holder}: wait for its end,"
-            " end it, or choose another output_dir"
+            f"{address_of(self._path.parent)} is in use by {holder}: wait for its end, end it, or"
+            " choose another output_dir"
         )
 
     def _note(self) -> dict[str, Any]:
-        """Reads the fields of the lock file; empty if no process holds the lock."""
+        """Reads the holder's note in the lock file; {} if there is none."""
         try:
             note = json.loads(self._path.read_text(encoding="utf-8"))
         except (OSError, ValueError):

@@ -23,11 +23,11 @@ from t2tp.trainer.run_dir.save_policy import SavePolicy
 
 
 class SavingError(UsageError):
-    """A checkpoint could not be written, which ends the training; earlier ones are intact."""
+    """A checkpoint could not be written. The training ends; earlier checkpoints are intact."""
 
 
 def retention_of(config: RunConfig) -> Retention:
-    """Returns the retention of the config's checkpoint settings.
+    """Returns which checkpoints the config's settings keep.
 
     Raises:
       ValueError: a setting is invalid.
@@ -38,19 +38,20 @@ def retention_of(config: RunConfig) -> Retention:
 
 @dataclass(eq=False)
 class RunSaver:
-    """The saver of one training, which writes one checkpoint at a time in a background thread.
+    """Writes the checkpoints of one training, one at a time, in a background thread.
 
     All processes save at the same steps. Their threads meet at barriers whose names contain the
-    step, so that they are not confused with other barriers of the training.
+    step, to be distinct from the training's other barriers.
 
-    A training that fails waits for the checkpoint being written; one that exits at once does not.
+    A training that fails waits for the checkpoint being written. KeyboardInterrupt and SystemExit
+    do not wait.
 
     Attributes:
       directory: directory of the run's checkpoints.
       variables: the variables to save.
       retention: which checkpoints to keep.
       metadata: metadata of each checkpoint.
-      saved: called with the step of each complete checkpoint, in the thread of process 0.
+      saved: called in process 0 with the step of each complete checkpoint, in the thread.
     """
 
     directory: Path
@@ -73,7 +74,7 @@ class RunSaver:
             elif issubclass(kind, Exception):
                 try:
                     self.wait()
-                except Exception as failure:  # The error that ended the training matters more.
+                except Exception as failure:  # Logged only: the training's own error is raised.
                     logging.error("%s", failure)
         finally:
             self._background.close()
@@ -93,10 +94,10 @@ class RunSaver:
         self._background.start(lambda: self._write(step, values, metrics))
 
     def check(self) -> None:
-        """Raises the error of the last save, if it has ended; does not wait.
+        """Raises the error of the last save, if that has ended; does not wait.
 
         Raises:
-          SavingError: it could not be written.
+          SavingError: the checkpoint could not be written.
         """
         if not self._background.is_busy:
             self.wait()
@@ -109,11 +110,11 @@ class RunSaver:
             raise SavingError(str(error)) from error
 
     def note_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Remembers the metrics of an evaluation, to save them with the checkpoint of the step."""
+        """Keeps the metrics of an evaluation, to save them with the checkpoint of its step."""
         self._metrics = step, dict(metrics)
 
     def is_best(self, step: int) -> bool:
-        """Whether a step's metric is better than any checkpoint's, as process 0 decides.
+        """Whether a step's metric is better than that in any checkpoint; process 0 decides.
 
         Raises:
           LookupError: the metric was not evaluated.
@@ -123,7 +124,7 @@ class RunSaver:
             return False
         value, answer = goal.value_of(self._metrics[1]), ""
         if self.variables.cluster.is_main_process:
-            self.wait()  # To include the checkpoint that is being written.
+            self.wait()  # So that the comparison includes the checkpoint being written.
             best = checkpoint.best_of(goal, checkpoint.step_directories(self.directory))
             answer = json.dumps(value == value if best is None else goal.is_better(value, best[1]))
         return json.loads(self.variables.cluster.process_broadcast("best checkpoint", answer))
@@ -140,10 +141,10 @@ class RunSaver:
 
 
 class LockHook(Hook):
-    """Stops a training whose directory was moved or deleted, before others write into it."""
+    """Ends the training if its directory was moved or deleted; runs before other hooks write."""
 
     def __init__(self, lock: RunLock) -> None:
-        """Sets the lock, which the training holds."""
+        """Sets the lock that the training holds."""
         self._lock = lock
 
     def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
@@ -152,7 +153,7 @@ class LockHook(Hook):
 
 
 class CheckpointHook(Hook):
-    """The hook that saves when due, after the best evaluation so far, and at the end."""
+    """Saves when a checkpoint is due, after the best evaluation so far, and at the end."""
 
     def __init__(self, policy: SavePolicy, saver: RunSaver, lock: RunLock) -> None:
         """Sets policy and saver.
@@ -183,7 +184,7 @@ class CheckpointHook(Hook):
             self._save(training)
 
     def end(self, training: Training) -> None:
-        """Saves the last step if it is not saved, and waits until it is on the disk."""
+        """Saves the last step unless that is done, and waits until it is on the disk."""
         if self._saved_at != training.steps_done:
             training.confirm()
             self._save(training)
@@ -191,7 +192,7 @@ class CheckpointHook(Hook):
             self._saver.wait()
 
     def _save(self, training: Training) -> None:
-        self._lock.check_held()  # Again, as an evaluation may have taken long.
+        self._lock.check_held()  # Again: other hooks, such as evaluations, may take long.
         training.confirm_saving()
         with training.clock.stopped("checkpoint"):
             self._saver.save(training.steps_done)

@@ -1,4 +1,4 @@
-"""When a training saves a checkpoint: every N steps, or every N seconds."""
+"""Decides when a training saves checkpoints: every N steps, or every N seconds."""
 
 import datetime
 import json
@@ -10,27 +10,27 @@ from t2tp.processes.cluster import Cluster
 
 
 class SavePolicy(Protocol):
-    """A policy that decides when a checkpoint is due, the same in all processes."""
+    """Decides when a checkpoint is due, equally in all processes."""
 
     def is_due(self, step: int) -> bool:
-        """Whether to save after this step; called after each."""
+        """Whether to save after this step; called after every step."""
 
     def saved(self, step: int) -> None:
-        """Notifies the policy of a checkpoint that is being saved."""
+        """Tells the policy that a checkpoint is being saved."""
 
     def next(self, step: int) -> str:
         """Describes when the next checkpoint is due."""
 
 
 class EverySteps:
-    """The policy to save every N steps."""
+    """Saves every N steps."""
 
     def __init__(self, steps: int, last_step: int | None = None) -> None:
         """Counts from step 0.
 
         Args:
-          steps: from one checkpoint to the next.
-          last_step: the end of the training, where it is also saved.
+          steps: steps between checkpoints.
+          last_step: the last step of the training, which is saved too; only for `next`.
         """
         self._steps = steps
         self._last_step = last_step
@@ -49,11 +49,11 @@ class EverySteps:
 
 
 class EverySeconds:
-    """The policy to save every N seconds, by the clock of process 0.
+    """Saves every N seconds, by the clock of process 0.
 
     All processes must save after the same step, but asking process 0 after every step would make
     them wait for it. So each answer includes the step at which to ask again: after half of the
-    steps that fit into the remaining time at the speed so far. A single process checks its clock
+    steps that fit into the remaining time at the current speed. A single process checks its clock
     after every step.
     """
 
@@ -67,10 +67,10 @@ class EverySeconds:
         """Starts the clock.
 
         Args:
-          seconds: from one checkpoint to the next.
-          cluster: the processes.
-          first_step: steps done now.
-          clock: returns seconds, as `time.monotonic`.
+          seconds: seconds between checkpoints.
+          cluster: the processes of the run.
+          first_step: the step that the training starts from.
+          clock: returns the current time in seconds.
         """
         self._seconds = seconds
         self._cluster = cluster
@@ -97,7 +97,7 @@ class EverySeconds:
         return f"saves in {datetime.timedelta(seconds=round(left))}"
 
     def _check_clock(self, step: int) -> tuple[bool, int]:
-        """Returns, in process 0, whether it is time, and the step at which to ask again."""
+        """Returns whether to save now, and the step at which to ask again; for process 0."""
         elapsed = self._clock() - self._saved_at
         if elapsed >= self._seconds or self._cluster.num_processes == 1:
             return elapsed >= self._seconds, step + 1

@@ -1,14 +1,14 @@
-"""Rows of a vocabulary's tables that follow the texts of their tokens into a new run.
+"""Loads embeddings from a run with another vocabulary: tokens with the same text share a row.
 
-A run that starts from another may have another vocabulary. Token 7 there and token 40 here may both
-stand for " the", so row 40 of the new embedding is row 7 of the saved one. The same holds for
-separate logits and their bias: for each variable with the dimension `vocab`.
+Token 7 of the saved run and token 40 of the new run may both stand for " the". Then row 40 of the
+new embedding is loaded from row 7 of the saved one. The same holds for separate logits and their
+bias: for every variable with the dimension `vocab`.
 
-    tokens there:  <pad>  </s>  <unk>  a  " the"
-    tokens here:   <pad>  </s>  <unk>  b  " the"  a
+    saved tokens:  <pad>  </s>  <unk>  a  " the"
+    new tokens:    <pad>  </s>  <unk>  b  " the"  a
     rows:          0      1     2      -1  4      3
 
-Rows without a source start at the mean of the rows that have one.
+Rows without a source are initialized to the mean of the rows that have one.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from t2tp.problems.vocab.vocabulary import Vocabulary
 from t2tp.program.variables import SlicedVariable
 from t2tp.trainer.run_dir import huggingface_files, run_files
 
-# The dimension of tokens.
+# Name of the dimension of tokens.
 _VOCAB = "vocab"
 
-# Elements that are read at a time if the layout of a checkpoint is unknown.
+# Elements to read at a time if the layout of a checkpoint is unknown.
 _BLOCK = 1 << 23
 
-# Max number of tokens that a line names.
+# Max number of tokens that a log line lists.
 _NAMED = 5
 
 
 @dataclass(frozen=True)
 class TokenRows:
-    """The sources of a new vocabulary's rows.
+    """The saved row of each token of a new vocabulary.
 
     Attributes:
-      rows: int64 [tokens], the token of the same text there; -1: none.
-      new: texts without a source.
-      lost: texts there that no row has as its source.
+      rows: int64 [new tokens], the saved token with the same text; -1: none.
+      new: texts of new tokens without a saved row.
+      lost: texts of saved tokens whose rows are not used.
     """
 
     rows: np.ndarray
@@ -54,10 +54,9 @@ class TokenRows:
 
     @classmethod
     def between(cls, there: Vocabulary, here: Vocabulary) -> TokenRows:
-        """Matches the tokens of two vocabularies by their texts.
+        """Matches the tokens of the saved run (`there`) and the new run (`here`) by their texts.
 
-        The token that ends a text has the row of the token that ends a text there, if its own text
-        is not found.
+        An EOS token whose text is not found is matched to the saved EOS token.
         """
         old, new = there.token_texts, here.token_texts
         if old == new:
@@ -65,8 +64,8 @@ class TokenRows:
         sources, rows = _tokens_by_text(old), np.full(len(new), -1, np.int64)
         for text, tokens in _tokens_by_text(new).items():
             found = sources.get(text, [])
-            # The tokens of a text that has several, such as a byte and a piece, are matched from
-            # the last on: the piece is the one that texts have.
+            # Several tokens may have the same text, such as a byte and a piece. They are matched
+            # from the last to the first, because texts are encoded with the piece, the last.
             for back, token in enumerate(reversed(tokens) if found else ()):
                 rows[token] = found[max(len(found) - 1 - back, 0)]
         if rows[here.end_of_document] < 0:
@@ -85,11 +84,11 @@ class TokenRows:
 
     @property
     def moves(self) -> bool:
-        """Whether a token that is found has another row there."""
+        """Whether a matched token has another number in the saved vocabulary."""
         return bool(np.any((self.rows >= 0) & (self.rows != np.arange(len(self.rows)))))
 
     def describe(self) -> str:
-        """Returns how many tokens are found, new and lost, with the first ones."""
+        """Returns a line with the numbers of found, new and lost tokens, and examples."""
         found = np.count_nonzero(self.rows >= 0)
         return (
             f"{found:,} of {len(self.rows):,} tokens found by their texts"
@@ -98,7 +97,7 @@ class TokenRows:
         )
 
     def fits(self, saved_shape: Sequence[int], variable: SlicedVariable) -> bool:
-        """Whether only the number of tokens differs between a saved table and a variable."""
+        """Whether a saved table and a variable have equal shapes but for the number of tokens."""
         axis, here = vocab_axis(variable), variable.spec.shape.to_integer_list
         if axis is None or len(here) != len(saved_shape):
             return False
@@ -106,18 +105,19 @@ class TokenRows:
         return all(n == m or at == axis for at, (n, m) in enumerate(pairs))
 
     def load(self, saved: Checkpoint, name: str, variable: SlicedVariable) -> None:
-        """Loads a table of the vocabulary, each row from its source.
+        """Loads a variable with the dimension `vocab`, each row from its saved row.
 
         Each process reads the columns of its slices once, a block of rows at a time.
 
         Args:
           saved: the checkpoint.
-          name: a tensor there that `fits`.
-          variable: the table, with the dimension `vocab`.
+          name: a tensor in the checkpoint that `fits`.
+          variable: the variable to load.
         """
         axis, shape = vocab_axis(variable), saved.shapes()[name]
         assert axis is not None
-        # Tables may have more rows than there are tokens. Equal vocabularies keep them.
+        # Tables may have more rows than tokens. These rows are loaded only if the vocabularies are
+        # equal.
         sources = np.arange(variable.spec.shape.to_integer_list[axis])
         if not self.are_same:
             count = min(len(self.rows), len(sources))
@@ -157,22 +157,22 @@ class TokenRows:
         assign_slices(variable, values)
 
 
-# The rows, None without two vocabularies; and the reason if the other one is unknown.
+# (rows, reason): rows are None if a vocabulary is missing; the reason says why it is unknown.
 MatchedRows = tuple[TokenRows | None, str]
 
 
 def vocab_axis(variable: SlicedVariable) -> int | None:
-    """Returns the number of a variable's dimension of tokens; None if it has none."""
+    """Returns the index of a variable's dimension `vocab`; None if it has none."""
     names = [name_in_use(each) for each in variable.spec.shape.dimension_names]
     return names.index(_VOCAB) if _VOCAB in names else None
 
 
 def rows_between(path: str, vocabulary: Vocabulary | None) -> MatchedRows:
-    """Compares the vocabulary of a run with the vocabulary of the run that it starts from.
+    """Matches a new run's vocabulary with the vocabulary of the run that it starts from.
 
     Args:
       path: the run or checkpoint to start from; see `find_checkpoint.find`.
-      vocabulary: the new run's vocabulary; None: it has no text.
+      vocabulary: the new run's vocabulary; None if its problem has no text.
     """
     if vocabulary is None:
         return None, ""
@@ -185,7 +185,7 @@ def rows_between(path: str, vocabulary: Vocabulary | None) -> MatchedRows:
         data_dir = local_path(flags.get("data_dir") or "", is_lazy=True)
         digest = flags.get("data_digest")
         if digest and problem.digest(data_dir) != digest:
-            return None, f"the data in {data_dir} were made again"
+            return None, f"the data in {data_dir} have changed"
         there = problem.vocabulary(huggingface_files.tokenizer_directory(run) or data_dir)
     except (ValueError, LookupError, OSError) as error:
         return None, str(error)
@@ -193,9 +193,10 @@ def rows_between(path: str, vocabulary: Vocabulary | None) -> MatchedRows:
 
 
 def _row_ranges(saved: Checkpoint, name: str, axis: int) -> list[tuple[int, int]]:
-    """Returns begin and end of blocks of rows, which are the saved ones if these are known.
+    """Returns begin and end of the blocks of rows to read.
 
-    TensorFlow reads a saved slice as a whole, so other blocks would read it several times.
+    They are the rows of the saved slices, if these are known. TensorFlow reads a saved slice as a
+    whole, so smaller blocks would read it several times.
     """
     shape = saved.shapes()[name]
     if MESH_SHAPE in saved.metadata:

@@ -142,7 +142,7 @@ def test_what_cannot_be_averaged_is_a_sentence_and_writes_nothing(run, tmp_path,
     out = f"--output_path={tmp_path / 'out'}"
     capsys.readouterr()  # What training said does not matter.
     for flags, said in (
-        ([f"--output_dir={run}"], "8 checkpoints are to be averaged, and .* holds 4: steps 4, 8"),
+        ([f"--output_dir={run}"], "cannot average 8 checkpoints: .* holds 4: steps 4, 8"),
         ([f"--checkpoints={run},{tmp_path / 'plain'}"], "w_momentum_v is absent in .*plain"),
         ([f"--checkpoints={run},{tmp_path / 'cut'}"], "cut is damaged: .* has 5 bytes"),
         ([f"--checkpoints={run},{tmp_path / 'wrong'}"], "wrong is damaged"),

@@ -151,7 +151,7 @@ def test_images_are_made(tmp_path, capsys):
     base = tmp_path / "made" / "digit"
     flags = {"split": "test", "decode_to_file": base, "xla": "false"}
     assert run.decode(**flags) == 2
-    assert "say how many" in capsys.readouterr().err
+    assert "give their number" in capsys.readouterr().err
     assert run.decode(**flags, decode_hparams="num_samples=3,temperature=1") == 0
     paths = sorted(base.parent.iterdir())
     assert [path.name for path in paths] == [f"digit-00{number}.png" for number in range(3)]

@@ -74,7 +74,7 @@ def test_lines_that_are_no_evaluations_are_skipped_with_a_warning(tmp_path, monk
     EvaluationRecord(tmp_path).add(12, {"loss": 2.0})
     before = path.read_bytes()
     assert list(EvaluationRecord(tmp_path).by_step()) == [4, 12]
-    assert warnings == [f"Skipping line 2 of {path}: it is no evaluation"]
+    assert warnings == [f"Skipping line 2 of {path}: not an evaluation"]
     assert path.read_bytes() == before
 
 

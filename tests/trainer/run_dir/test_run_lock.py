@@ -56,7 +56,7 @@ def held(directory: Path) -> Iterator[subprocess.Popen]:
 
 def test_who_holds_the_lock_is_named_and_nothing_is_touched(tmp_path):
     with held(tmp_path) as process:
-        said = f"{tmp_path} is being trained in by process {process.pid} on {socket.gethostname()}"
+        said = f"{tmp_path} is in use by process {process.pid} on {socket.gethostname()}"
         for _ in range(2):
             with pytest.raises(RunLockedError, match=f"{re.escape(said)}, since yesterday: wait"):
                 RunLock(str(tmp_path), ALONE).__enter__()
@@ -70,7 +70,7 @@ def test_who_holds_the_lock_is_named_and_nothing_is_touched(tmp_path):
 def test_a_second_trainer_is_refused_but_evaluating_is_not(tmp_path):
     estimator(tmp_path).train(toy.inputs(), 4)
     with held(tmp_path):
-        with pytest.raises(RunLockedError, match="is being trained in by process"):
+        with pytest.raises(RunLockedError, match="is in use by process"):
             estimator(tmp_path).train(toy.inputs(), 8)
         assert estimator(tmp_path).evaluate(toy.inputs(), 1)["error"] > 0
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000004"]
@@ -80,7 +80,7 @@ def test_a_second_trainer_is_refused_but_evaluating_is_not(tmp_path):
 def test_the_program_names_who_trains_and_what_to_do(trainer, tmp_path, capfd):
     with held(tmp_path / "run") as process:
         assert trainer(schedule="train") == 2
-    said = rf"run is being trained in by process {process.pid} on .*, since yesterday: wait for its"
+    said = rf"run is in use by process {process.pid} on .*, since yesterday: wait for its"
     assert re.match(f"t2tp_trainer: .*{said} end", capfd.readouterr().err.splitlines()[-1])
 
 
