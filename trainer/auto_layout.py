@@ -1,4 +1,4 @@
-"""`--mesh_shape=auto --layout=auto`: searches the fastest layout for the machine's devices."""
+"""`--mesh_shape=auto --layout=auto`: searches for the fastest layout on the available devices."""
 
 import os
 import re
@@ -36,7 +36,7 @@ def with_best_layout(
     image_shape: Sequence[int],
     user_dir: str | None = None,
 ) -> HParams:
-    """Chooses mesh and layout, and logs them. All other hparams keep their values.
+    """Returns the hparams with the fastest mesh and layout, and logs these.
 
     Args:
       model: name of a registered model.
@@ -49,7 +49,8 @@ def with_best_layout(
       UsageError: nothing fits, or the kind of GPU is unknown.
     """
     devices, cluster = device_count(), this_cluster()
-    # Lowering a program starts TensorFlow, and then no more virtual devices can be made.
+    # Lowering a program starts TensorFlow, after which no virtual devices can be created. So it
+    # runs in another process.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         search = pool.submit(
             _search, model, hparams, vocab_size, image_shape, devices, cluster, user_dir
@@ -71,7 +72,7 @@ def _search(
     cluster: ClusterFile,
     user_dir: str | None,
 ) -> tuple[HParams, str]:
-    """Returns hparams with mesh and layout, and a sentence about them; runs in its own process."""
+    """Does the work of `with_best_layout`; returns the hparams and the message to log."""
     if user_dir:
         import_user_dir(user_dir)
     planned = with_values(hparams, {"mesh_shape": "", "layout": ""})
@@ -103,20 +104,21 @@ def device_count() -> int:
 
 
 def this_cluster() -> ClusterFile:
-    """Returns the cluster of `this_machine.toml` if it exists, or of this kind of device.
+    """Returns the cluster in `this_machine.toml`, or else a shipped one with this kind of device.
 
     Raises:
       UsageError: no cluster file that comes with t2tp describes this kind of GPU.
     """
     if Path(f"{THIS_MACHINE}.toml").exists():
         cluster = ClusterFile.load(THIS_MACHINE)
-        if not (cluster.device.cores and has_gpu()):  # t2tp_calibrate measures no GPUs.
+        # t2tp_calibrate measures CPUs only, so its file does not describe a host's GPUs.
+        if not (cluster.device.cores and has_gpu()):
             return cluster
     if not has_gpu():
         return ClusterFile.load("cpu")
     (first, *_) = tf.config.list_physical_devices("GPU")
     name = tf.config.experimental.get_device_details(first).get("device_name", "unknown")
-    # Such as NVIDIA A100-SXM4-40GB. Whole words, because an L40S is no L4.
+    # For example NVIDIA A100-SXM4-40GB. Compare whole words, because an L40S is not an L4.
     words = re.findall("[a-z0-9]+", name.lower())
     known = [kind for kind in shipped() if kind in words]
     if not known:

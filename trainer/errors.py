@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from t2tp.processes.process_spec import LOST_EXIT_CODE
 
-# Plus the number of the signal that ended the program, as in shells.
+# Added to the number of the signal that ended the program, as in shells.
 SIGNALLED = 128
 
 
@@ -44,7 +44,7 @@ class Interrupted(KeyboardInterrupt):
 def as_usage_error(*kinds: type[Exception]) -> Iterator[None]:
     """Converts exceptions of these types inside the context to a `UsageError`.
 
-    A broken pipe stays: it is about the reader of stdout, and not about the request.
+    BrokenPipeError is not converted: it means that the reader of stdout has ended.
     """
     try:
         yield

@@ -17,18 +17,18 @@ _SHOWN_SETS = 3
 
 
 def check_fits(model: str, set_name: str, hparams: HParams) -> str:
-    """Checks that a set has the hyperparameters which all sets of the model have.
+    """Checks that an hparams set has all hyperparameters that every set of the model has.
 
     Args:
       model: name of a registered model.
       set_name: name of the set, or the file it was read from.
-      hparams: its values.
+      hparams: values of the set.
 
     Returns:
       A warning if the set is for another model but fits this one; else "".
 
     Raises:
-      UsageError: it does not fit the model.
+      UsageError: the set does not fit the model.
     """
     other_model = _model_of(set_name)
     if other_model == model:
@@ -39,7 +39,7 @@ def check_fits(model: str, set_name: str, hparams: HParams) -> str:
     if missing:
         raise UsageError(
             f"the hparams set {set_name}{whose} lacks {', '.join(missing)}, which {model} reads:"
-            f" take {_way_out(model, other_model, set_name)}"
+            f" use {_way_out(model, other_model, set_name)}"
         )
     if not other_model or not declared or _is_kind_of(model, other_model):
         return ""
@@ -50,15 +50,15 @@ def check_fits(model: str, set_name: str, hparams: HParams) -> str:
 
 
 def declared(values: Mapping[str, Any], set_name: str | None, model: str | None) -> HParams:
-    """Declares saved values as the run's set does, or as a set of its model.
+    """Declares saved values with the types and ranges of the run's set, or of a set of its model.
 
     Args:
-      values: the values by name; a name in no such set gets the type of its value.
-      set_name: name of the set; an unregistered one declares nothing.
-      model: name of the run's model, likewise.
+      values: values by name. Names that the set does not have get the type of their value.
+      set_name: name of the set; ignored if it is not registered.
+      model: name of the run's model; ignored if it is not registered.
 
     Raises:
-      ValueError: a value is not of its type or out of range.
+      ValueError: a value has the wrong type or is out of range.
     """
     is_known = set_name in registry.list_hparams()
     sets = [set_name] if set_name and is_known else _sets_of(model)
@@ -96,7 +96,7 @@ def read_set(name: str) -> HParams:
 def completed(hparams: HParams, model: str | None) -> HParams:
     """Adds the hparams that a model has gained since the run was started.
 
-    They have the defaults of their declarations: the behavior before there was a choice.
+    They have their declared defaults, which keep the behavior from before the hparam existed.
 
     Args:
       hparams: the run's hparams.
@@ -125,7 +125,7 @@ def _model_of(set_name: str) -> str:
 
 
 def _sets_of(model: str | None) -> list[str]:
-    """Returns the sets of a model; no set for a name that is not a model's."""
+    """Returns the names of a model's sets; [] for an unknown model."""
     if not model:
         return []
     return [name for name in registry.list_hparams() if _model_of(name) == model]
@@ -138,7 +138,7 @@ def _names_in(sets: tuple[str, ...]) -> list[set[str]]:
 
 
 def _is_kind_of(model: str, other: str) -> bool:
-    """Whether a model is a subclass of another, whose sets then fit it too."""
+    """Whether a model is a subclass of another, so that the other's sets fit it too."""
     known = other in registry.list_models()
     return known and issubclass(registry.model(model), registry.model(other))
 

@@ -1,8 +1,8 @@
-"""`--check_layout`: a run's training step on its mesh and on one device, with small dimensions.
+"""`--check_layout`: compares a run's training step on its mesh with one on a single device.
 
-The model is shrunk first. Each integer hparam that makes tensors smaller takes its smallest value
-with which the model can be built, the layout splits the same dimensions, and no dimension of
-several elements per device becomes a single element.
+The model is shrunk first. Each integer hparam that affects the size of tensors gets the smallest
+value for which the model can still be built, and no dimension that has several elements per device
+is left with one.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from t2tp.trainer.model_fn import ModeKeys, model_fn_of
 from t2tp.trainer.processes import multiprocess
 from t2tp.trainer.run_spec import RunSpec
 
-# Size of the vocabulary into which the ids of a batch are mapped.
+# Size of the vocabulary to which the ids of a batch are mapped.
 _VOCAB_SIZE = 32
 # Padding and end of sequence keep their ids.
 _RESERVED_IDS = 2
-# Fewer elements of a dimension would hide errors in their order. Two layers are enough.
+# Smallest values of hparams, and of numbers of layers. Dimensions of fewer than 4 elements could
+# hide an error in the order of elements.
 _SMALLEST, _FEWEST_LAYERS = 4, 2
 
 
@@ -48,24 +49,24 @@ class RunLayoutCheck:
     changes: Mapping[str, tuple[object, object]]
 
     def __str__(self) -> str:
-        """The changes, and the table."""
+        """The changed hparams, and the table of the comparison."""
         small = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in self.changes.items())
         return f"Shrunk: {small or 'nothing'}\n{self.check}"
 
 
 def check_run_layout(spec: RunSpec) -> RunLayoutCheck:
-    """Compares a training step of a run, shrunk, on its mesh and on one device, in float64.
+    """Compares a shrunk run's training step on its mesh and on one device, in float64.
 
     Raises:
       LayoutError: the layout does not fit the model.
       UsageError: there are several processes.
       FileNotFoundError: the data are not prepared.
-      ValueError: TensorFlow has started up with fewer devices than the mesh needs.
+      ValueError: TensorFlow has been started with fewer devices than the mesh needs.
     """
     config = spec.config
     multiprocess.check_single(config, "--check_layout")
     virtual_devices(spec.layout.size)
-    with errors_only():  # Each model that is built to be measured has warnings.
+    with errors_only():  # Every candidate model would log the same warnings.
         model = _shrunk(_Model(spec, spec.hparams.copy()))
     batch = {
         # `targets_previous` has tokens of the same vocabulary as `targets`.
@@ -90,21 +91,21 @@ def check_run_layout(spec: RunSpec) -> RunLayoutCheck:
 
 
 class _Model:
-    """A run's model and data with other hparams.
+    """A run's model and data, with changed hparams.
 
     Attributes:
       hparams: hparams of the model.
-      vocab_sizes: vocabulary sizes of the problem, limited.
+      vocab_sizes: vocabulary sizes of the problem, at most `_VOCAB_SIZE`.
       inputs: the training data.
-      size: elements of all tensors of the graph.
-      smallest: dimension -> its fewest elements on a device.
+      size: number of elements of all tensors of the graph.
+      smallest: dimension -> its smallest size on a device.
     """
 
     def __init__(self, spec: RunSpec, hparams: HParams) -> None:
         """Builds the graph.
 
         Raises:
-          Exception: the model or its data cannot be of this size.
+          Exception: the model or its data cannot have this size.
         """
         self.spec = spec
         self.hparams = hparams
@@ -128,7 +129,7 @@ class _Model:
         return model_fn(mesh, features, ModeKeys.TRAIN, self.hparams).outputs()
 
     def with_hparam(self, name: str, value: int) -> _Model | None:
-        """Returns the model with another hparam; None if it cannot be built."""
+        """Returns the model with a changed hparam; None if it cannot be built."""
         try:
             hparams = self.hparams.copy()
             hparams.set(name, value)
@@ -139,9 +140,9 @@ class _Model:
 
 
 def _shrunk(model: _Model) -> _Model:
-    """Returns the model with each hparam as small as it can be."""
+    """Returns the model with each integer hparam at its smallest possible value."""
     names = [name for name, value in model.hparams.values().items() if type(value) is int]
-    # With few layers, all that follows is fast.
+    # Layers first: with few of them, building the other candidates is fast.
     names.sort(key=lambda name: ("layers" not in name, "length" in name))
     for name in names:
         for value in _candidates(name, model):
@@ -155,7 +156,7 @@ def _shrunk(model: _Model) -> _Model:
 
 
 def _candidates(name: str, model: _Model) -> list[int]:
-    """Smaller values of an hparam, the smallest first."""
+    """Returns smaller values of an hparam to try, the smallest first."""
     least = _FEWEST_LAYERS if "layers" in name else _SMALLEST
     sizes = {1, *(axis.size for axis in model.spec.layout.mesh_shape.dims)}
     values = {size << shift for size in sizes for shift in range(20)}
@@ -163,17 +164,17 @@ def _candidates(name: str, model: _Model) -> list[int]:
 
 
 def _loses_elements(model: _Model, smaller: _Model) -> bool:
-    """Whether a dimension of several elements per device would have a single one."""
+    """Whether a dimension with several elements per device would be left with one."""
     return any(size == 1 < model.smallest.get(name, 1) for name, size in smaller.smallest.items())
 
 
 def _whole(value: Any) -> np.ndarray:
-    """Reads all of a feature."""
+    """Reads a whole feature into an array."""
     return np.asarray(value[tuple(slice(0, size) for size in value.shape)])
 
 
 def _small_ids(values: np.ndarray, vocab_size: int | None) -> np.ndarray:
-    """Maps ids into a small vocabulary; other values stay."""
+    """Maps ids to a small vocabulary; without `vocab_size` returns the values unchanged."""
     if vocab_size is None:
         return values
     others = max(1, vocab_size - _RESERVED_IDS)

@@ -1,4 +1,4 @@
-"""Paths and text files of this host, as opposed to addresses of remote storage."""
+"""Checks of local paths, as opposed to addresses of remote storage, and reading of text files."""
 
 import os
 import re
@@ -32,12 +32,12 @@ def read_lines(path: str | PathLike[str]) -> list[str]:
 
     Raises:
       OSError: the file cannot be read.
-      ValueError: the file is not UTF-8, or a device, which may be endless.
+      ValueError: the file is not UTF-8, or is a device, whose content may be endless.
     """
     with open(path, "rb") as file:
         if stat.S_ISCHR(os.fstat(file.fileno()).st_mode) and not file.isatty():
             raise ValueError(f"{path} is a device: expected a text file")
-        # As bytes, since text mode would take a lone carriage return for the end of a line.
+        # As bytes, because text mode would split lines at a lone carriage return.
         content = file.read()
     try:
         text = content.decode("utf-8-sig")

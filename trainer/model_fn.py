@@ -69,7 +69,7 @@ def model_fn_of(
 ) -> ModelFn:
     """Returns the model function of a registered model.
 
-    It also takes `decode_options`, with which an autoregressive model predicts.
+    Its parameter `decode_options` says how an autoregressive model predicts.
 
     Args:
       model_class: the model.
@@ -146,4 +146,4 @@ def _predictions(
             "classes": mtf.argmax(logits, classes),
             "probabilities": mtf.softmax(logits, classes),
         }
-    raise NotImplementedError(f"{type(model).__name__} neither writes nor names classes")
+    raise NotImplementedError(f"{type(model).__name__} generates neither tokens nor classes")

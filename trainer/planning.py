@@ -16,7 +16,7 @@ from t2tp.problems.problem import Problem
 from t2tp.program.program import Feature
 from t2tp.trainer.inputs.batch_size import sequences_per_batch
 
-# Height, width and channels in ImageNet.
+# Height, width and channels of ImageNet's images.
 IMAGE_SHAPE = (224, 224, 3)
 
 
@@ -84,7 +84,7 @@ def request(
 
 
 def image_shape_of(problem: Problem) -> Sequence[int]:
-    """Returns height, width and channels of a problem's images; by default, ImageNet's."""
+    """Returns height, width and channels of a problem's images; ImageNet's if it has none."""
     return problem.image_shape if isinstance(problem, ImageProblem) else IMAGE_SHAPE
 
 

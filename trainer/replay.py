@@ -1,7 +1,7 @@
 """Replays one step of a run, to find the examples that disturbed it.
 
-The batch of a step is a function of the run's seed and the step, so a run need not have kept it.
-The variables come from the latest checkpoint before the step and the steps in between.
+The seed and the step determine the batch, so the run need not save it. The variables are restored
+from the latest checkpoint before the step, and the steps in between are repeated.
 """
 
 import contextlib
@@ -34,11 +34,11 @@ from t2tp.trainer.run_spec import RunSpec
 _EVENTS = "events.out.tfevents.*"
 _TEXT_FEATURES = ("inputs", "targets")
 
-# Elements of the gradients of the rows that are computed together: 1 GiB.
+# Max elements of the gradients of all rows that are computed together, on one device: 1 GiB.
 _MOST_AT_ONCE = 1 << 28
 
-# A tensor is unusual if its largest magnitude is above `_UNUSUAL` times the largest in each of the
-# next batches, with the same values of the variables.
+# A tensor is unusual if its largest magnitude is above `_UNUSUAL` times its largest magnitude in
+# each of the next batches, all with the same values of the variables.
 _UNUSUAL = 4.0
 _USUAL_BATCHES = 3
 
@@ -48,9 +48,9 @@ class ReplayedExample:
     """A row of the step's batch.
 
     Attributes:
-      row: its index in the batch.
-      loss: the row's own loss, without dropout.
-      gradient_norm: norm of the gradient of that loss w.r.t. all trainable variables.
+      row: index of the row in the batch.
+      loss: loss of this row alone, without dropout.
+      gradient_norm: norm of the loss's gradient w.r.t. all trainable variables.
       text: the row as text; empty if the problem is not about text.
     """
 
@@ -66,14 +66,14 @@ class ReplayedStep:
 
     Attributes:
       step: number of the step, from 1.
-      begun_from: step of the values that the replay began with; 0: the initial values.
+      begun_from: step of the checkpoint that the replay started from; 0: the initial values.
       scalars: the step's `loss`, `gradient_norm` and other reported scalars.
-      examples: the rows, the largest gradient norm first, non-finite ones before all others.
-      logged: the loss and the gradient norm in the run's TensorBoard events; empty if the step was
-        not reported.
+      examples: the rows, the largest gradient norm first; non-finite norms come before all others.
+      logged: loss and gradient norm from the run's TensorBoard events; empty if the step was not
+        reported, or rows were left out.
       first_nonfinite: the first tensor of the step that is not finite; None: all are.
       first_unusual: the first tensor that is far larger than in other batches; None: none is.
-      updates: variable -> norm of its update relative to its own, the largest first.
+      updates: variable -> norm of its update / norm of the variable, the largest first.
     """
 
     step: int
@@ -87,7 +87,7 @@ class ReplayedStep:
 
     @property
     def differing(self) -> dict[str, float]:
-        """Relative differences of logged scalars that the replay has not reproduced exactly."""
+        """Relative differences of logged scalars that the replay did not reproduce exactly."""
         return {
             name: abs(self.scalars[name] - value) / (abs(value) or 1.0)
             for name, value in self.logged.items()
@@ -98,8 +98,8 @@ class ReplayedStep:
 def replay(spec: RunSpec, step: int, without_rows: Sequence[int] = ()) -> ReplayedStep:
     """Replays a step of a run; writes no files.
 
-    On the run's own mesh the replayed values are those of the run, bit for bit; on another one they
-    are equal up to rounding, or bit for bit with `exact_sums`. The batch is the run's on any mesh.
+    On the run's own mesh, and on any mesh with `exact_sums`, the replayed values equal the run's
+    bit for bit. On other meshes they are equal up to rounding. The batch is always the run's.
 
     Args:
       spec: the run, on a mesh without stages.
@@ -107,8 +107,8 @@ def replay(spec: RunSpec, step: int, without_rows: Sequence[int] = ()) -> Replay
       without_rows: rows of the batch to leave out.
 
     Raises:
-      UsageError: there are several processes, the mesh has stages, or splits the batch of a model
-        that mixes rows, or the batch lacks a row.
+      UsageError: there are several processes, the mesh has stages, the mesh splits the batch of a
+        model that mixes rows, or the batch lacks one of `without_rows`.
     """
     _check(spec, step)
     spec = _with_batch_of_run(spec)
@@ -146,13 +146,13 @@ def _check(spec: RunSpec, step: int) -> None:
         raise UsageError(f"--step={step}: steps are counted from 1")
     if spec.layout.num_stages > 1:
         raise UsageError(
-            f"{spec.layout} has stages, which compute no gradients of single rows: choose other"
+            f"{spec.layout} has stages, and cannot compute gradients of single rows: choose other"
             " axes, or none (--mesh_shape=)"
         )
 
 
 def _with_batch_of_run(spec: RunSpec) -> RunSpec:
-    """Returns the spec with the batch in sequences: a batch per replica depends on the mesh."""
+    """Returns the spec with the run's global batch size, which then holds on any mesh."""
     hparams, in_run = spec.hparams.copy(), spec.hparams.copy()
     for name in ("mesh_shape", "layout"):
         in_run.set(name, (spec.saved or spec).hparams.get(name))
@@ -164,17 +164,17 @@ def _with_batch_of_run(spec: RunSpec) -> RunSpec:
 def _logged(output_dir: str, step: int) -> dict[str, float]:
     """Reads the loss and the gradient norm of a step from the run's TensorBoard events.
 
-    Of a step that was repeated after a restart, the last report counts.
+    If the step was repeated after a restart, the last report counts.
     """
     logged: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as scratch:
         mirror = mirror_of(output_dir)
-        if mirror is not None:  # It downloads no events.
+        if mirror is not None:  # Mirrors do not download events by themselves.
             for name in fnmatch.filter(mirror.store.list(), _EVENTS):
                 mirror.store.get(name, Path(scratch, name))
         directory = Path(output_dir if mirror is None else scratch)
         for path in sorted(directory.glob(_EVENTS), key=lambda p: p.name):
-            # A killed process may have left half a record at the end.
+            # A killed process may have left an incomplete record at the end.
             with contextlib.suppress(tf.errors.DataLossError):
                 for event in tf.compat.v1.train.summary_iterator(str(path)):
                     for value in event.summary.value:
@@ -227,7 +227,7 @@ def _examples(
     rows: Sequence[int],
     features: Mapping[str, Feature],
 ) -> list[ReplayedExample]:
-    """Computes loss and gradient norm of each row by itself, and decodes it."""
+    """Computes loss and gradient norm of each single row, and decodes the row's text."""
     program, at_once = _row_program(spec, estimator, batch, features)
     losses: list[float] = []
     norms: list[float] = []
@@ -248,7 +248,7 @@ def _examples(
 def _row_program(
     spec: RunSpec, estimator: Estimator, batch: Batch, features: Mapping[str, Feature]
 ) -> tuple[Program, int]:
-    """Builds the program that computes loss and gradient norm of rows, and their number."""
+    """Builds the program for loss and gradient norm of rows; also returns how many it takes."""
     model = spec.model_class(spec.hparams, spec.problem.vocab_sizes(spec.data_dir))
     parameters, _, _ = estimator.parameter_counts()
     count, shards = len(next(iter(batch.values()))), spec.layout.batch_shards
@@ -268,14 +268,14 @@ def _row_program(
     except RowsMixedError as error:
         if shards > 1:
             raise UsageError(
-                f"{error}, so each row is computed by itself, and {spec.layout} splits the batch:"
+                f"{error}, so each row is computed alone, but {spec.layout} splits the batch:"
                 " choose axes that split the model, or none (--mesh_shape=)"
             ) from error
     return build(1), 1
 
 
 def _values(variables: Variables) -> dict[str, np.ndarray]:
-    """Copies the trainable variables: float64 [elements of all slices]."""
+    """Copies each trainable variable into a float64 vector [elements of all its slices]."""
     return {
         v.spec.name: np.concatenate([x.numpy().ravel() for x in v.slices]).astype(np.float64)
         for v in variables

@@ -1,4 +1,4 @@
-"""`RunConfig`: how a run is carried out, as its directory, checkpoints and reports."""
+"""`RunConfig`: settings of a run's directory, checkpoints, reports and processes."""
 
 import threading
 from dataclasses import dataclass, fields
@@ -24,36 +24,36 @@ class RunConfig:
       output_dir: the directory of the run.
       random_seed: seed of initial values, dropout and the order of the data.
       xla: whether XLA compiles the step; see `Program`.
-      save_checkpoints_steps: steps from one checkpoint to the next; the last step is always saved.
-        None: 1000, unless `save_checkpoints_secs` is set.
-      save_checkpoints_secs: seconds from one checkpoint to the next instead, by the clock of
-        process 0.
+      save_checkpoints_steps: steps between checkpoints; the last step is always saved. None: 1000,
+        unless `save_checkpoints_secs` is set.
+      save_checkpoints_secs: seconds between checkpoints, by the clock of process 0; replaces
+        `save_checkpoints_steps`.
       keep_checkpoint_max: number of latest checkpoints to keep.
       keep_checkpoint_every_n_hours: also keep the oldest checkpoint and one every N hours.
       keep_best_metric: `min:METRIC` or `max:METRIC`: also keep the checkpoint with the best metric,
-        and save a step whose evaluation is better than all checkpoints'.
+        and save each step whose evaluation is the best so far.
       checkpoint_path: the checkpoint to evaluate or predict with instead of the latest; see
         `find_checkpoint.find`. If it is damaged, no other one is used.
-      warm_start_from: source of the initial values while `output_dir` has no checkpoint: PATH or
-        PATH:from=>to;from=>to; see `WarmStart`.
-      warm_start_optimizer: whether these are also the optimizer's state and the step.
-      log_step_count_steps: steps from one report in the log and in TensorBoard to the next.
-      log_json: file that lines of JSON are appended to, see `JsonLog`; `-`: stdout; empty: none.
-      tracker: `wandb` or `mlflow`, to which scalars are sent, with an optional project as in
-        `wandb:my_project`; empty: none.
-      histogram_steps: steps from one histogram of each trainable variable to the next; None: none.
-      check_replicas_every: steps from one comparison of the copies of variables to the next, which
-        then precedes each checkpoint too; 0: none.
+      warm_start_from: checkpoint with the initial values, if `output_dir` has no checkpoint: PATH
+        or PATH:from=>to;from=>to; see `WarmStart`.
+      warm_start_optimizer: whether to restore the optimizer's state and the step from it too.
+      log_step_count_steps: steps between reports in the log and in TensorBoard.
+      log_json: file to append lines of JSON to, see `JsonLog`; `-`: stdout; empty: none.
+      tracker: where to send scalars: `wandb` or `mlflow`, with an optional project as in
+        `wandb:my_project`; empty: nowhere.
+      histogram_steps: steps between histograms of the trainable variables; None: no histograms.
+      check_replicas_every: steps between comparisons of the replicas of variables, which are then
+        also compared before each checkpoint; 0: never.
       profile_steps: `FIRST:LAST`, the steps to profile, counted from 1; empty: none.
-      on_nonfinite: reaction to a step with a non-finite loss or gradient: `stop` or `ignore`. A
-        step that the model's graph skips does not stop the training.
+      on_nonfinite: what to do at a step with a non-finite loss or gradient: `stop` or `ignore`.
+        Steps that the model's graph skips never stop the training.
       grace_seconds: max time to save and exit after a SIGTERM or SIGINT; the process then exits
         without saving. None: no limit.
-      intra_op_parallelism_threads: CPU threads per operation; 0: TensorFlow chooses. This and the
-        next hold for the whole process, from TensorFlow's start on.
+      intra_op_parallelism_threads: CPU threads per operation; 0: TensorFlow chooses. This setting
+        and the next apply to the whole process, from TensorFlow's start on.
       inter_op_parallelism_threads: operations that run concurrently; 0: TensorFlow chooses.
-      num_processes: number of processes of the run. By default, this and the next two are read
-        from TF_CONFIG or Slurm; see `connect`.
+      num_processes: number of processes of the run. Default of this and the next two: read from
+        TF_CONFIG or Slurm; see `connect`.
       process_id: index of this process, from 0.
       coordinator: `host:port`, a free port on the host of process 0.
     """
@@ -84,7 +84,7 @@ class RunConfig:
     coordinator: str | None = None
 
     def changed(self) -> dict[str, Any]:
-        """Returns the fields that are not at their default and hold for all processes."""
+        """Returns the fields that differ from their defaults and are the same in all processes."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         defaults = {each.name: each.default for each in fields(self)}
         return {
@@ -97,8 +97,8 @@ class RunConfig:
         """Checks the values.
 
         Raises:
-          ValueError: no output_dir, a number of steps or checkpoints below 1, of threads or
-            steps between checks below 0, or two different intervals between checkpoints.
+          ValueError: a field is missing, out of range or unknown, or both intervals between
+            checkpoints are set.
         """
         if not self.output_dir:
             raise ValueError("output_dir is empty: name the directory of the run")
@@ -136,7 +136,7 @@ def profile_range(text: str) -> tuple[int, int]:
     """Parses `FIRST:LAST`, the first and the last step of a profile, counted from 1.
 
     Raises:
-      ValueError: the text has another form.
+      ValueError: the text does not have this form.
     """
     first, colon, last = text.partition(":")
     if colon and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last):

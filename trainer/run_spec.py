@@ -1,4 +1,4 @@
-"""`RunSpec`: a registered model on a problem, with its hparams, data and steps."""
+"""`RunSpec`: what to run: model, problem, hparams, data and number of steps."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class RunSpec:
       problem_options: the problem's options, as text.
       problem: the problem.
       hparams: hyperparameters of model and training, with mesh and layout.
-      config: directories, devices and saving.
+      config: other settings, such as directories and checkpoints.
       data_dir: the directory of the prepared data.
       train_steps: number of training steps in total.
       saved: the run in `config.output_dir`; None for a new run.
-      flags: other flags in the run's `run.yaml`.
+      flags: other flags to save in the run's `run.yaml`.
       changes: one line per difference from the saved run.
     """
 
@@ -89,16 +89,16 @@ class RunSpec:
           model: name of a registered model.
           problem: name of a problem; see `problems.find`.
           hparams: hyperparameters of model and training.
-          config: directories, devices and saving.
-          data_dir: the directory of the data, which need not be prepared yet.
+          config: other settings, such as directories and checkpoints.
+          data_dir: the directory of the data; they need not be prepared yet.
           train_steps: number of training steps in total.
           problem_options: the problem's options.
-          flags: other flags in the run's `run.yaml`.
+          flags: other flags to save in the run's `run.yaml`.
 
         Raises:
           UnknownNameError: there is no such model or problem.
           OtherRunError: `config.output_dir` holds a run of another model or problem.
-          RunFileError: a file of that run is damaged.
+          RunFileError: `run.yaml` in that directory is damaged.
           ValueError: an option cannot be parsed, or `train_steps` is negative.
         """
         saved = run_files.read(config.output_dir)

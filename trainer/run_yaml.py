@@ -1,4 +1,4 @@
-"""`run.yaml`: the settings of a run, which each run writes and `t2tp_trainer --config` reads.
+"""`run.yaml`: the settings of a run. Each run writes it, and `t2tp_trainer --config` reads it.
 
     problem: languagemodel_python_stdlib
     model: transformer_lm
@@ -12,7 +12,8 @@
     flags:
       train_steps: 300
 
-It is YAML 1.2's core schema without anchors and tags: `on` is a text and `1e-4` a number.
+The format is the core schema of YAML 1.2, without anchors and tags: `on` is a string and `1e-4` a
+number.
 """
 
 import os
@@ -48,8 +49,8 @@ class RunSettings:
     """The entries of a `run.yaml`.
 
     Attributes:
-      names: problem, model, hparams set and their like, by the flag's name.
-      hparams: values by name, mesh included.
+      names: values of the flags in `NAMES`, such as problem and model.
+      hparams: values by name, mesh and layout included.
       flags: values of other flags.
     """
 
@@ -89,11 +90,11 @@ for _each in (_Loader, _Dumper):
 
 
 def read(path: str | os.PathLike[str]) -> RunSettings:
-    """Reads a file.
+    """Reads and checks a file.
 
     Raises:
-      UntrustedFileError: it is not a valid `run.yaml`.
-      OSError: it cannot be read.
+      UntrustedFileError: the file is not a valid `run.yaml`.
+      OSError: the file cannot be read.
     """
     content = _parsed(path)
     names = {name: value for name, value in content.items() if name not in _SECTIONS}
@@ -113,10 +114,10 @@ def read(path: str | os.PathLike[str]) -> RunSettings:
 
 
 def write(path: str | os.PathLike[str], settings: RunSettings) -> None:
-    """Writes a file atomically; flags without a value are left out.
+    """Writes a file atomically, without flags that are None.
 
     Raises:
-      OSError: it cannot be written.
+      OSError: the file cannot be written.
     """
     hparams = dict(settings.hparams)
     mesh = {name: hparams.pop(name) for name in MESH if name in hparams}
@@ -145,7 +146,7 @@ def _parsed(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _flat(section: Any, name: str, path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Returns the values of a section; the names of nested mappings are joined by `_`."""
+    """Returns the values of a section; joins the keys of nested mappings with `_`."""
     if not isinstance(section, Mapping | None):
         raise UntrustedFileError(f"{path}: {name} is {section!r}, not names and values")
     found: dict[str, Any] = {}

@@ -1,9 +1,10 @@
-"""`--check_transfer`: the coordinate check of `transfer_from`, over widths.
+"""`--check_transfer`: the coordinate check of `transfer_from` for several widths.
 
-With the right rules of transfer the activations of a wide model are as large as a small one's, and
-change as much in the first steps (G. Yang et al., arXiv:2203.03466, appendix D.1). So models of
-widths from the small one to the run's train a few steps on the same batches, on one device, and the
-mean size of each product of activations and weights is compared over the widths.
+With the right transfer rules, the activations of a wide model are as large as the activations of a
+small one, and change equally in the first steps (G. Yang et al., arXiv:2203.03466, appendix D.1).
+The check trains models of several widths, from the small model's to the run's, for a few steps on
+the same batches, on one device. It compares the mean size of each product of activations and
+weights between the widths.
 """
 
 import math
@@ -28,11 +29,11 @@ from t2tp.trainer.run_spec import RunSpec
 
 STEPS = 10
 _MOST_WIDTHS = 5
-# Growth of a size per doubling of the width that is reported, as a factor.
+# Sizes that grow by this factor or more per doubling of the width are reported.
 _LARGEST_GROWTH = 1.25
-# Pixels of the image.
+# Size of the drawing in pixels.
 _WIDTH, _HEIGHT, _MARGIN = 640, 400, 50
-# Settings of a comparison on one device, with the whole learning rate from the first step.
+# Settings for training on one device, with the full learning rate from the first step.
 _PLAIN = {
     "mesh_shape": "",
     "layout": "",
@@ -47,19 +48,19 @@ _PLAIN = {
 
 @dataclass(frozen=True)
 class TransferCheck:
-    """Mean sizes of activations.
+    """Mean sizes of activations by width.
 
     Attributes:
-      widths: how many times as wide as the small model each model is, by the inputs of the matrix
+      widths: width of each model, relative to the small model: the growth in inputs of the matrix
         that grows most.
-      sizes: [width, step] mean absolute values after each number of steps from 0, by name.
+      sizes: mean absolute values [width, steps done], by name of the activation.
     """
 
     widths: Sequence[float]
     sizes: Mapping[str, np.ndarray]
 
     def growth(self, name: str, steps: int) -> float:
-        """Returns the factor of a size per doubling of the width: the fit of a power law."""
+        """Fits a power law; returns the factor by which a size grows per doubling of the width."""
         sizes = np.log2(np.maximum(self.sizes[name][:, steps], 1e-30))
         return float(2 ** np.polyfit(np.log2(self.widths), sizes, 1)[0])
 
@@ -69,7 +70,7 @@ class TransferCheck:
         return all(self.growth(name, STEPS) < _LARGEST_GROWTH for name in self.sizes)
 
     def __str__(self) -> str:
-        """A row per activation."""
+        """A table with a row per activation."""
         head = "".join(f"{f'{width:.3g}x':>10}" for width in self.widths)
         longest = max(map(len, self.sizes))
         lines = [f"{f'mean size after {STEPS} steps':{longest}}{head}   growth per doubling of the"]
@@ -83,7 +84,7 @@ class TransferCheck:
         return "\n".join(lines)
 
     def svg(self) -> str:
-        """Draws sizes after the last step over widths, both logarithmic; titles name the lines."""
+        """Draws the sizes after the last step by width, on logarithmic axes."""
         values = np.log2(np.maximum([s[:, STEPS] for s in self.sizes.values()], 1e-30))
         low, high = math.floor(values.min()), math.ceil(values.max())
         across = (_WIDTH - 2 * _MARGIN) / math.log2(self.widths[-1])
@@ -115,7 +116,7 @@ def check_transfer(spec: RunSpec) -> TransferCheck:
     """Trains models of several widths for some steps and records the sizes of activations.
 
     Raises:
-      UsageError: there is no `transfer_from`, or its set is not smaller.
+      UsageError: there is no `transfer_from`, or its set is not smaller than the run's.
     """
     transfer = Transfer.from_hparams(spec.hparams)
     if transfer is None:
@@ -129,7 +130,7 @@ def check_transfer(spec: RunSpec) -> TransferCheck:
     plain = with_values(spec.hparams, _PLAIN)
     inputs, step_fn = _step(spec, plain)
     graph, _ = AbstractProgram(step_fn, inputs.features).graph()
-    # Integers that grow may be no widths, such as the steps of a schedule.
+    # Measured by variables, because not all integers that grow are widths: some are steps, say.
     factor = max(getattr(var, "growth", Growth()).inputs for var in graph.trainable_variables)
     if factor <= 1:
         raise UsageError(
@@ -147,7 +148,7 @@ def check_transfer(spec: RunSpec) -> TransferCheck:
 
 
 def _step(spec: RunSpec, hparams: HParams) -> tuple[Inputs, StepFn]:
-    """Returns the batches, and a step whose outputs are mean absolute values of each product."""
+    """Returns the batches, and a step that outputs the mean absolute value of each product."""
     inputs = training_inputs(spec.problem, spec.data_dir, hparams, spec.config.random_seed)
     vocab_sizes = spec.problem.vocab_sizes(spec.data_dir)
     model_fn = model_fn_of(spec.model_class, vocab_sizes, spec.train_steps)
@@ -167,7 +168,7 @@ def _step(spec: RunSpec, hparams: HParams) -> tuple[Inputs, StepFn]:
 
 
 def _train(spec: RunSpec, hparams: HParams) -> dict[str, list[float]]:
-    """Returns the mean absolute value of each product before each step, and after the last."""
+    """Trains; returns the mean absolute value of each product after 0, 1, ... steps."""
     inputs, step_fn = _step(spec, hparams)
     program = Program(step_fn, inputs.features)
     sizes: dict[str, list[float]] = {}

@@ -35,7 +35,7 @@ def test_a_model_takes_its_own_sets_and_says_something_about_any_other(model):
             assert says == "fits"
         elif says.startswith("refused"):
             assert f"{set_name} is for the model {meant_for}, and lacks " in says
-            assert f"take --model={meant_for}, or a set of {model}, such as " in says
+            assert f"use --model={meant_for}, or a set of {model}, such as " in says
         elif says != "fits":
             assert f"{set_name} is for the model {meant_for}; {model} goes with it" in says
 

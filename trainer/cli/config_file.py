@@ -1,4 +1,4 @@
-"""Turns the file of `--config` into flags, which precede those of the command line."""
+"""Turns the file of `--config` into flags; the command line overrides them."""
 
 from typing import Any
 

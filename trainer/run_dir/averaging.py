@@ -58,8 +58,8 @@ def average(
 ) -> Averaged:
     """Writes a checkpoint with the averages of the trainable variables.
 
-    Moving averages (`ema_decay`), if any, are averaged too. Sums are in float64. The slices are
-    those of the latest checkpoint, and only a few are in memory at a time. The other variables
+    Moving averages (`ema_decay`), if any, are averaged too. Sums are in float64, slice by slice as
+    in the latest checkpoint, so that only a few are in memory. The other variables
     (the optimizer's, batch-norm statistics), the step and the metadata are the latest checkpoint's.
 
     Args:
