@@ -62,7 +62,7 @@ _SHAREGPT_ROLES = {
     "system": "system",
 }
 
-# Begin and end of learned characters.
+# (begin, end) of characters to learn.
 Span = tuple[int, int]
 
 
@@ -169,10 +169,10 @@ class Instructions(RecordProblem, TextProblem):
         return {"text": text, "spans": spans, "adds_end": adds_end}
 
     def _in_our_shape(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns a record of ShareGPT's or Alpaca's shape in ours, and any other as it is.
+        """Converts a record of ShareGPT's or Alpaca's shape; returns any other unchanged.
 
         Raises:
-          ValueError: a value is no text, or a role is unknown.
+          ValueError: a value is not a text, or a role is unknown.
         """
         options = self.options
         if options.messages in record or options.prompt in record:
@@ -228,7 +228,7 @@ class Instructions(RecordProblem, TextProblem):
         return whole, spans
 
     def texts(self, sample: Sample) -> list[str]:
-        """Returns the texts from which the vocabulary is made."""
+        """Returns the texts of a sample from which to make the vocabulary."""
         return [sample["text"]]
 
     def columns(self, directory: Path) -> dict[str, np.dtype]:
@@ -309,14 +309,14 @@ class Instructions(RecordProblem, TextProblem):
 
 
 def _first_token(directory: Path) -> int | None:
-    """Returns the first token that the template of prepared data writes, if there is a template."""
+    """Returns the first token that the prepared data's chat template writes, if there is one."""
     if not has_template(directory):
         return None
     return ChatTemplate.from_directory(directory).first_token(load_vocabulary(directory).encode)
 
 
 def _overlap(place: Sequence[int], span: Span) -> bool:
-    """Whether a token overlaps a span. A token without characters counts as the next character."""
+    """Whether a token overlaps a span; a token without characters counts as its next character."""
     begin, end = place
     return begin < span[1] and max(end, begin + 1) > span[0]
 

@@ -135,9 +135,9 @@ class Problem(Preparable):
 
     @abc.abstractmethod
     def examples(self, data_dir: AnyPath, split: str, length: int) -> ExampleSource:
-        """Returns the examples of a split, of at most `length` tokens each.
+        """Returns the examples of a split, with at most `length` tokens each.
 
-        The data have been checked and the split is one of `splits`.
+        The caller has checked the data and the split.
         """
 
     def train_examples(self, data_dir: AnyPath, length: int) -> ExampleSource:
@@ -248,22 +248,22 @@ class Problem(Preparable):
         max_bad_samples: int | None = None,
         beam: BeamSettings | None = None,
     ) -> Manifest:
-        """Makes the data atomically, unless they exist already.
+        """Generates the data atomically, unless they exist already.
 
-        The output of a killed or interrupted attempt is reused.
+        Reuses the finished shards of a killed or interrupted attempt.
 
         Args:
           data_dir: directory with a subdirectory for each problem.
           tmp_dir: directory that keeps downloads. Default: a temporary directory.
-          overwrite: make the data again, and replace the old data only on success.
+          overwrite: generate the data again; the old data are replaced only on success.
           num_shards: number of shards of the train split. The batches do not depend on it. Default:
             one per 500 samples, at most 64.
           num_workers: number of encoding processes; the files do not depend on it. Default: one per
             500 samples, at most one per core.
-          max_bad_samples: max number of unusable samples, which are skipped, counted and reported.
+          max_bad_samples: max number of unusable samples to skip; they are counted and reported.
             Default: one in 1,000.
-          beam: settings to make the shards with Apache Beam instead of local processes. The files
-            do not depend on it.
+          beam: settings for generating the shards with Apache Beam instead of local processes. The
+            files do not depend on it.
 
         Returns:
           The manifest of the directory.
@@ -307,9 +307,9 @@ class Problem(Preparable):
           The manifest of the directory.
 
         Raises:
-          FileNotFoundError: there are no data; the message names the command that makes them.
-          ValueError: the data are damaged, or were made with other options; the message names the
-            fault and the command.
+          FileNotFoundError: there are no data; the message names the command that generates them.
+          ValueError: the data are damaged, or were generated with other options; the message names
+            the fault and the command.
         """
         directory, command = self.directory(data_dir), self.datagen_command(data_dir)
         manifest = prepared.check(self.name, directory, self.given_options, command)

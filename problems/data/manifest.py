@@ -1,7 +1,7 @@
 """The manifest of a problem's directory: counts, versions, and the size and SHA-256 of every file.
 
-It is written last, so a directory with a manifest is complete; checking it finds a file that is
-truncated, missing, or from another version of the data.
+The manifest is written last, so a directory with a manifest is complete. Checking it finds files
+that are truncated, missing, or from another version of the data.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from t2tp.problems.data.progress import ProgressBar
 
 FILE_NAME = "manifest.json"
 
-# The options again, so that the command that makes the data is known if the manifest is lost.
+# A copy of the options: it tells how to generate the data again if the manifest is lost.
 OPTIONS_FILE = "options.json"
 
 # The state of the user's files when the data were made; see `sources/source_changes.py`.
@@ -34,14 +34,14 @@ _ABOUT = (OPTIONS_FILE, SOURCES_FILE)
 # Suffix of a shard's file of checksums.
 CHECKS_END = ".checks"
 
-# The reason under which samples that cannot be used are counted.
+# The reason under which unusable samples are counted.
 BAD = "bad"
 
 # Incremented when the layout of the files changes, so that old data is rejected, not misread.
 FORMAT = 2
 
-# Checking hashes files up to this size, and compares only the sizes of larger ones, whose blocks
-# are verified when read.
+# Files up to this size are hashed when data are checked. For larger files only the size is
+# compared; their blocks are verified when they are read.
 _SMALL_BYTES = 4 << 20
 
 
@@ -54,7 +54,7 @@ class SplitSizes:
     """The size of a split or shard.
 
     Attributes:
-      examples: number of examples; of language modelling: documents.
+      examples: number of examples; for language modelling, of documents.
       values: number of values of each stored feature over all examples: tokens, pixels, ...
       bytes: length of the text in UTF-8; 0 without text.
       skipped: number of samples skipped, by reason.
@@ -96,8 +96,8 @@ class FileState:
     """The state of a file when it was written.
 
     Attributes:
-      bytes: its length.
-      sha256: in hexadecimal digits.
+      bytes: size of the file.
+      sha256: hexadecimal digest of the file.
     """
 
     bytes: int
@@ -105,7 +105,7 @@ class FileState:
 
     @classmethod
     def from_file(cls, path: Path) -> FileState:
-        """Returns the state of a file, which it reads to the end."""
+        """Reads a whole file and returns its state."""
         digest = hashlib.sha256()
         with path.open("rb") as file:
             while block := file.read(1 << 20):
@@ -153,7 +153,7 @@ class Manifest:
         """Reads the manifest of a directory.
 
         Raises:
-          DamagedDataError: it is missing, of another format, or changed.
+          DamagedDataError: the manifest is missing, changed, or has another format.
         """
         path = directory / FILE_NAME
         try:

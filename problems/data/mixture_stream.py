@@ -26,11 +26,11 @@ from t2tp.problems.data.stream import (
 
 
 class Stage(NamedTuple):
-    """Proportions from a step on.
+    """The proportions of a mixture from a step on.
 
     Attributes:
-      step: the first step.
-      parts: integers, one per problem: rows in a block.
+      step: the first step with these proportions.
+      parts: number of rows of each problem in a block.
     """
 
     step: int
@@ -61,7 +61,7 @@ class ConcatenatedSource:
 
     def read(self, feature: str, examples: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
         """Reads a feature of examples; see `ExampleSource.read`."""
-        # Empty rows are read from the first source.
+        # The first source also reads the empty rows.
         source_index = np.maximum(np.searchsorted(self.first, examples, side="right") - 1, 0)
         values = None
         for number in np.unique(source_index).tolist():
@@ -163,13 +163,14 @@ class MixtureStream:
         rank = permute(np.arange(size), size, "mixture", self._seed, stage, block)
         edges = np.cumsum(parts)
         problem = np.searchsorted(edges, rank, side="right")
-        # Each problem's rows are in order, so a block that a stage truncates has the first of them.
+        # Each problem's rows are in order, so if the stage's end cuts a block, the problem's next
+        # rows follow without a gap.
         before = np.empty_like(rank)
         before[np.argsort(problem, kind="stable")] = np.concatenate([np.arange(n) for n in parts])
         return problem, before
 
     def _rows_of(self, stage: int, rows: int) -> np.ndarray:
-        """Counts the rows of each problem among the first of a stage: int64 [problems]."""
+        """Counts the rows of each problem among the first `rows` of a stage: int64 [problems]."""
         parts = np.array(self._schedule[stage].parts)
         num_blocks, rest = divmod(rows, int(parts.sum()))
         problem, _ = self._block(stage, num_blocks)

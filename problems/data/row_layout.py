@@ -1,7 +1,7 @@
 """Arranges the texts of stored examples in rows of a fixed length.
 
-Each arrangement is an index (`row_index.py`) computed in one pass over the lengths of the examples,
-in pieces, so that neither the time nor the memory of a start grows with the corpus.
+Each arrangement is an index (`row_index.py`), computed in one pass over the lengths of the examples
+and stored. The pass reads lengths in pieces, so that memory does not grow with the corpus.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,13 +22,13 @@ class Texts:
     """The texts of a split's examples.
 
     Attributes:
-      columns: columns by name; each example has one text in each.
+      columns: columns by name; each example has one text in each column.
       split: name of the split.
       what: name of the examples in messages.
-      directory: directory of the indexes; None: they are not stored.
-      stored: names of the stored columns, if they differ: problems that read the same data in
-        other ways share the directory.
-      examples_at_once: number of examples whose lengths are read at a time.
+      directory: directory of the indexes; None: indexes are not stored.
+      stored: names of the stored columns, if `columns` has other names. Problems that read the same
+        data in other ways share the directory.
+      examples_at_once: number of examples whose lengths to read at a time.
     """
 
     columns: dict[str, Column]
@@ -45,7 +45,7 @@ class Texts:
     def lengths(self) -> Iterator[tuple[int, np.ndarray]]:
         """Yields the lengths of the texts in pieces: the first example, int64 [columns, examples].
 
-        They are read, not mapped: mapped pages count as memory of the process.
+        The files are read and not mapped, because mapped pages count as memory of the process.
         """
         columns = list(self.columns.values())
         for begin, end in pieces(len(self), self.examples_at_once):
@@ -81,7 +81,7 @@ def one_per_row(texts: Texts, length: int) -> RowPlan:
 
 
 def truncated(texts: Texts, length: int) -> RowPlan:
-    """Puts each example into a separate row, for readers that truncate those that are too long.
+    """Puts each example into a separate row, for readers that truncate long examples.
 
     Args:
       texts: texts of the examples.
@@ -130,14 +130,14 @@ def pack(texts: Texts, length: int) -> RowPlan:
 
 
 def bucketed(texts: Texts, length: int) -> list[tuple[int, RowPlan]]:
-    """Distributes examples to buckets; those that are too long are left out.
+    """Distributes examples to buckets by length; leaves out examples that are too long.
 
     Args:
       texts: texts of the examples.
       length: length of the longest bucket.
 
     Returns:
-      The length of each bucket that is not empty, and its rows of one example each.
+      (length, rows with one example each) of each bucket that is not empty.
 
     Raises:
       ValueError: none fits.
@@ -164,7 +164,7 @@ def bucketed(texts: Texts, length: int) -> list[tuple[int, RowPlan]]:
 
 
 class _Counts:
-    """A counter of the examples that are too long for a row."""
+    """Counts the examples that are too long for a row."""
 
     def __init__(self, length: int):
         self._length = length

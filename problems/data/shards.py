@@ -1,17 +1,17 @@
-"""The files of a shard, which is a part of a split that is written at a time.
+"""The files of a shard, a part of a split that is written by one process.
 
 An example has a few *columns*, each a list of numbers: the tokens of a text, the pixels of an
 image, the index of a class. A shard has for each column two files of little-endian integers,
 
     train-00002-of-00016.targets          the lists of all its examples, concatenated
-    train-00002-of-00016.targets.begins   int64: where each begins there, and the end
+    train-00002-of-00016.targets.begins   int64: where each list begins, and the end of the last
 
 and two of its own,
 
     train-00002-of-00016.checks           digest of its samples, and checksums of blocks of the data
     train-00002-of-00016.json             counts, and the checksums of the files
 
-The last is written last: a shard with that file is complete. `columns.py` reads the files.
+The JSON file is written last: a shard that has it is complete. `columns.py` reads the files.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ from t2tp.problems.data.sample_digest import SampleDigest
 # Signed, as NumPy compares uint64 with int64 in floating point.
 OFFSET = np.dtype("<i8")
 
-# Reading an example verifies its blocks; the system reads ahead about one block anyway.
+# Bytes per checksum. Reading an example verifies whole blocks, and the operating system reads ahead
+# about one block anyway.
 _BLOCK_BYTES = 1 << 16
 
-# Max number of bad samples that a shard names; all are counted.
+# Max number of bad samples that a shard records by name; all are counted.
 _NAMED = 10
 
 
@@ -65,8 +66,8 @@ class Checks(NamedTuple):
     """The checksums of a shard.
 
     Attributes:
-      samples: a digest of the samples that were read for it; see `sample_digest.py`.
-      bad: the first samples that could not be used, and why.
+      samples: a digest of the samples that the shard was made from; see `sample_digest.py`.
+      bad: the first unusable samples, and why they are unusable.
       block_bytes: number of bytes per checksum.
       crc32: file -> the CRC-32 of each of its blocks.
     """
@@ -101,8 +102,8 @@ def read_checks(directory: Path, name: str) -> Checks:
     """Reads the checksums of a shard.
 
     Raises:
-      FileNotFoundError: it has none.
-      DamagedDataError: they cannot be read.
+      FileNotFoundError: the shard has no checksums.
+      DamagedDataError: the checksums cannot be read.
     """
     path = directory / f"{name}{CHECKS_END}"
     try:
@@ -116,9 +117,9 @@ def read_checks(directory: Path, name: str) -> Checks:
 
 
 class ShardWriter:
-    """A writer of the examples of a shard, in order.
+    """Writes the examples of a shard, in order.
 
-    Use it as a context manager: when it exits without an error the shard is complete.
+    Use it as a context manager: on an exit without an error the shard is complete.
 
     Attributes:
       samples: the digest of the samples that the examples are made from.
@@ -138,10 +139,10 @@ class ShardWriter:
         self.samples = SampleDigest()
 
     def add(self, example: Mapping[str, np.ndarray], text_bytes: int = 0) -> None:
-        """Writes an example atomically: integers [any number] for each column.
+        """Writes all columns of an example, or none: integers [any number] for each column.
 
         Raises:
-          ValueError: its columns are wrong, or values do not fit their dtype.
+          ValueError: the columns are wrong, or values do not fit their dtype.
         """
         if example.keys() != self._columns.keys():
             raise ValueError(
@@ -159,7 +160,7 @@ class ShardWriter:
         self._skipped[reason] += 1
 
     def skip_bad(self, which: str) -> None:
-        """Counts a sample that cannot be used, and records it if it is one of the first."""
+        """Counts an unusable sample, and records it if it is one of the first."""
         self.skip(BAD)
         if len(self._bad) < _NAMED:
             self._bad.append(which)
@@ -211,7 +212,7 @@ class _ColumnWriter:
         self.size = 0
 
     def stored(self, values: np.ndarray) -> np.ndarray:
-        """Returns values in the dtype of the file."""
+        """Casts values to the dtype of the file; raises ValueError if they do not fit."""
         stored = np.asarray(values).astype(self._dtype)
         if not np.array_equal(stored, values):
             raise ValueError(
@@ -234,8 +235,8 @@ class _HashedFile:
     """A file that gets its name only when it is complete and synced to disk.
 
     Attributes:
-      path: where it will be.
-      block_sums: the CRC-32 of each of its blocks.
+      path: path of the complete file.
+      block_sums: the CRC-32 of each block.
     """
 
     def __init__(self, path: Path):
@@ -269,7 +270,7 @@ class _HashedFile:
 
     @contextlib.contextmanager
     def _named_errors(self) -> Iterator[None]:
-        """Adds the path to an OSError, which Python's write errors lack."""
+        """Adds the path to OSErrors: Python's write errors do not name the file."""
         try:
             yield
         except OSError as error:

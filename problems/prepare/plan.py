@@ -1,4 +1,7 @@
-"""The plan: what data depend on. An interrupted attempt is resumed only if it is unchanged."""
+"""The plan: options, versions and code that determine the data.
+
+An interrupted attempt is resumed only if the plan has not changed.
+"""
 
 import hashlib
 import json
@@ -19,7 +22,7 @@ def plan_of(problem: Preparable, settings: GenerationSettings, with_neighbours: 
     When an interrupted run is resumed, the samples are compared separately.
 
     Args:
-      problem: whose data.
+      problem: the problem.
       settings: settings of the generation.
       with_neighbours: see `code_digest`.
     """

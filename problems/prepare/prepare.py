@@ -1,10 +1,10 @@
 """Prepares a problem's data: a directory with its vocabulary, its shards and, last, a manifest.
 
-Read it from top to bottom: `build` makes the directory, which gets its name when it is complete; an
-attempt (`_attempt`) fills it (`_fill`) with shards (`_make_shards`) or, for a mixture, with the
-directories of its problems (`_fill_parts`), and describes it (`_write_manifest`).
+`build` creates a temporary directory, and renames it when it is complete. An attempt (`_attempt`)
+fills the directory (`_fill`) with shards (`_make_shards`) or, for a mixture, with the directories
+of its problems (`_fill_parts`). Then it writes the manifest (`_write_manifest`).
 
-The problem is passive: it implements the methods in `preparable.py`.
+These functions call the problem's methods, which `preparable.py` lists.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,12 +35,12 @@ class _Contents(NamedTuple):
     """The contents of a directory, for its manifest.
 
     Attributes:
-      vocabulary: the name of its file; "" without one.
-      provenance: as `Manifest.origin`.
+      vocabulary: name of the vocabulary's file; "" without a vocabulary.
+      provenance: see `Manifest.origin`.
       columns: the dtype of each stored column.
       splits: the sizes of each split.
       stored: the columns of each split, in one or several parts.
-      files: known states of files, which need not be read again.
+      files: states of files that are known already, so that they need not be read again.
     """
 
     vocabulary: str
@@ -58,21 +58,21 @@ def build(
     overwrite: bool,
     settings: GenerationSettings,
 ) -> Manifest | None:
-    """Makes a problem's data atomically.
+    """Generates a problem's data atomically.
 
     Args:
-      problem: whose data.
-      directory: where they will be.
-      tmp_dir: as of `Problem.prepare`.
-      overwrite: as of `Problem.prepare`.
+      problem: the problem.
+      directory: the new directory of the data.
+      tmp_dir: see `Problem.prepare`.
+      overwrite: see `Problem.prepare`.
       settings: settings of the generation.
 
     Returns:
-      The manifest of the directory; None: another process has made it meanwhile.
+      The manifest of the directory; None if another process has generated the data meanwhile.
 
     Raises:
-      ValueError, OSError: as of `Problem.prepare`.
-      ModuleNotFoundError: `settings` ask for Apache Beam, which is not installed.
+      ValueError, OSError: see `Problem.prepare`.
+      ModuleNotFoundError: Apache Beam is required and not installed.
     """
     if settings.beam is not None:
         settings.beam.check_installed()
@@ -82,7 +82,7 @@ def build(
             return None
         logging.info("making the data of %s in %s", problem.name, directory)
         plan = plan_of(problem, settings, with_neighbours=True)
-        # Users may edit the other modules, such as a model, while the data are being made.
+        # Without neighbours: users may edit other modules, such as a model, during generation.
         while_made = plan_of(problem, settings, with_neighbours=False)
         with atomic_directory.atomic_directory(directory, plan, _has_shards) as partial:
             try:
@@ -160,7 +160,7 @@ def _fill_parts(
     vocabulary: str,
     samples: OpenSamples,
 ) -> _Contents:
-    """Makes the data of each problem of a mixture, with the common vocabulary."""
+    """Generates the data of each problem of a mixture, with the common vocabulary."""
     contents = []
     for part_dir, part in parts.items():
         contents.append(_fill(part, part_dir, samples.inside(part, part_dir)))
@@ -207,7 +207,7 @@ def _files_in(directory: Path) -> Iterable[tuple[str, Path]]:
 
 
 def _bad_samples(directory: Path) -> list[str]:
-    """Returns the bad samples that the shards name."""
+    """Returns descriptions of the first bad samples of each shard."""
     names = sorted(finished_names(directory))
     return [which for name in names for which in read_checks(directory, name).bad]
 

@@ -14,11 +14,11 @@ _GOOD_FOR_A_BAD_ONE = 1000
 
 @dataclass(frozen=True)
 class BeamSettings:
-    """How Apache Beam makes the shards, and datasets that are pipelines of its own.
+    """How Apache Beam generates the shards, and TFDS datasets that are Beam pipelines.
 
     Attributes:
       runner: name of a runner, such as DirectRunner.
-      options: its flags, as in `--direct_num_workers=4`.
+      options: flags of the runner, such as `--direct_num_workers=4`.
     """
 
     runner: str
@@ -28,7 +28,7 @@ class BeamSettings:
         """Checks that Apache Beam is installed.
 
         Raises:
-          ModuleNotFoundError: it is not; says how to install it.
+          ModuleNotFoundError: it is not installed; the message says how to install it.
         """
         if find_spec("apache_beam") is None:
             raise ModuleNotFoundError("--beam_runner needs Apache Beam: pip install -e '.[beam]'")
@@ -39,7 +39,7 @@ _beam: ContextVar[BeamSettings | None] = ContextVar("beam", default=None)
 
 @contextlib.contextmanager
 def beam_for_downloads(beam: BeamSettings | None) -> Iterator[None]:
-    """Within this context, `Problem.download` makes datasets that are pipelines with `beam`."""
+    """Within this context, `Problem.download` runs datasets that are pipelines with `beam`."""
     token = _beam.set(beam)
     try:
         yield
@@ -48,22 +48,21 @@ def beam_for_downloads(beam: BeamSettings | None) -> Iterator[None]:
 
 
 def beam_of_downloads() -> BeamSettings | None:
-    """Returns what makes datasets that are pipelines; None: Beam's default, in this process."""
+    """Returns the settings for datasets that are pipelines; None: Beam's defaults."""
     return _beam.get()
 
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """Settings of the generation of data, which hardly affect its result.
+    """Settings of the generation of data. The examples do not depend on them.
 
     Attributes:
-      num_shards: shards of the train split, and max shards of another. Default: one per 500
+      num_shards: shards of the train split, and max shards of other splits. Default: one per 500
         samples, at most 64.
-      num_workers: max number of processes; 1: only this one. Default: one per 500 samples, at
+      num_workers: max number of processes; 1: only this process. Default: one per 500 samples, at
         most one per core.
-      max_bad_samples: max number of samples skipped because they cannot be used; None: one in
-        1,000.
-      beam: makes the shards in place of processes of this host.
+      max_bad_samples: max number of unusable samples to skip; None: one in 1,000.
+      beam: settings for generating the shards with Beam instead of local processes.
     """
 
     num_shards: int | None = None
@@ -75,7 +74,7 @@ class GenerationSettings:
         """Checks the values.
 
         Raises:
-          ValueError: one is too small.
+          ValueError: a value is too small.
         """
         minima = {"num_shards": 1, "num_workers": 1, "max_bad_samples": 0}
         for name, min_value in minima.items():

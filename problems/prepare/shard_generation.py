@@ -41,8 +41,8 @@ from t2tp.problems.prepare.split_samples import BadSamples, ShuffledSamples
 _SHARD_SAMPLES = 500
 _MOST_SHARDS = 64
 
-# The total time is estimated from at most this many samples, within about this time. A worker,
-# whose start imports much, is worthwhile if it has this many seconds of work.
+# The total time is estimated from at most this many samples, within about this time. Starting a
+# worker takes seconds, so it is worthwhile only if it has this many seconds of work.
 _TRIED_SAMPLES = 500
 _TRIED_SECONDS = 0.5
 _WORKER_SECONDS = 5.0
@@ -62,13 +62,14 @@ def default_workers() -> int:
 
 @dataclass(frozen=True)
 class _Job:
-    """One shard to make.
+    """A shard to generate or to check.
 
     Attributes:
-      split, shard, shards: identify it.
+      split: name of the split.
+      shard: index of the shard.
+      shards: number of shards of the split.
       samples: number of samples of the split.
-      made_from: digest of the samples that an existing shard was made from, which
-        has to be compared; else "".
+      made_from: digest of the samples of an existing shard, to compare with; "" for a new shard.
     """
 
     split: str
@@ -99,12 +100,12 @@ def make_shards(
     sample_counts: Mapping[str, int],
     settings: GenerationSettings,
 ) -> tuple[dict[str, SplitSizes], dict[str, FileState]]:
-    """Makes the shards that `directory` does not have yet.
+    """Generates the shards that `directory` does not have yet, and checks the others.
 
     Args:
-      problem: opens the samples and encodes them.
-      directory: where the files are written; the problem's vocabulary is there.
-      tmp_dir: where the problem's downloads are.
+      problem: the problem.
+      directory: directory for the shards; it has the problem's vocabulary.
+      tmp_dir: directory of the problem's downloads.
       sample_counts: number of samples of each split.
       settings: settings of the generation. A worker gets at least 500 samples.
 
@@ -112,8 +113,8 @@ def make_shards(
       The sizes of each split, and all files of the shards.
 
     Raises:
-      ChildProcessError: processes die again and again; finished shards are kept.
-      BadSampleError: too many samples cannot be used; finished shards are kept.
+      ChildProcessError: processes are killed again and again; finished shards are kept.
+      BadSampleError: too many samples are unusable; finished shards are kept.
       ChangedSourcesError: existing shards were made from other samples.
     """
     jobs = [
@@ -129,7 +130,7 @@ def make_shards(
     for job in jobs:
         if record := finished(directory, job.name):
             num_bad += record[0].skipped.get(BAD, 0)
-            # Comparing is faster than encoding, and finds a change before more is made.
+            # Compare first: it is faster than encoding, and finds changed sources early.
             samples = read_checks(directory, job.name).samples
             todo.insert(0, dataclasses.replace(job, made_from=samples))
         else:
@@ -185,7 +186,7 @@ def _num_bad(directory: Path, job: _Job) -> int:
 
 
 def _check_bad(problem: str, sizes: Mapping[str, SplitSizes], limit: int) -> None:
-    """Raises BadSampleError if there are too many, which workers of Beam cannot know."""
+    """Raises BadSampleError if too many samples are bad; Beam's workers cannot check this."""
     num_bad = sum(each.skipped.get(BAD, 0) for each in sizes.values())
     if num_bad > limit:
         raise BadSampleError(
@@ -202,7 +203,7 @@ def _shards(is_train: bool, samples: int, num_shards: int | None) -> int:
 
 
 class _ShardBuilder:
-    """A builder of shards; it can be pickled for another process, which opens the samples again."""
+    """Generates shards. It can be pickled: another process opens the samples again."""
 
     def __init__(self, problem: Preparable, directory: Path, tmp_dir: Path, bad_limit: int):
         self._problem = problem
@@ -213,16 +214,16 @@ class _ShardBuilder:
         self._encode: Callable[[Sample], StoredExample] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the picklable state: open samples, for instance from a file, are not."""
+        """Returns the state without open samples, which cannot be pickled."""
         return {**self.__dict__, "_samples": {}, "_encode": None}
 
     def carry_out(self, job: _Job, report: Report, directory: Path | None = None) -> None:
-        """Makes a shard, or checks that an existing shard still has its samples.
+        """Generates a shard, or checks that the samples of an existing shard are unchanged.
 
         Args:
           job: the shard.
           report: counts samples.
-          directory: where the shard is written, by default with the others.
+          directory: directory for the shard. Default: the directory of all shards.
         """
         if job.made_from:
             self._compare(job, report)
@@ -230,7 +231,7 @@ class _ShardBuilder:
             self._make(job, report, directory or self._directory)
 
     def workers_worth(self, jobs: Sequence[_Job], total: int) -> int:
-        """Returns the worthwhile number of processes, estimated from the time of some samples."""
+        """Estimates how many processes are worthwhile, from the encoding time of some samples."""
         if default_workers() == 1 or not jobs:
             return 1
         encode = self._problem.encoder(self._directory)

@@ -1,4 +1,4 @@
-"""Processes that make shards on this host. One that is killed costs time and changes no file."""
+"""Local processes that generate shards. If one is killed, its shards are generated again."""
 
 import multiprocessing
 import os
@@ -18,7 +18,7 @@ from t2tp.problems.data.progress import ProgressBar
 from t2tp.problems.user_dir import import_user_dir, imported_user_dirs
 from t2tp.quiet import quiet_import
 
-# After this number of deaths without a finished shard in between, a shard must be the cause.
+# Give up after this number of deaths without a finished shard in between.
 _DEATHS = 3
 
 
@@ -27,13 +27,13 @@ class WorkerDeathError(Exception):
 
 
 class Report(Protocol):
-    """Counters over all shards."""
+    """Counts the samples of all shards."""
 
     def samples(self, count: int) -> None:
         """Adds to the number of samples processed."""
 
     def bad_sample(self) -> int:
-        """Counts a bad sample, and returns their number."""
+        """Counts a bad sample, and returns the number of bad samples so far."""
 
 
 class Builder(Protocol):
@@ -44,7 +44,7 @@ class Builder(Protocol):
 
 
 class _SharedReport:
-    """The report of all workers; it can be sent to a worker only at its start."""
+    """The common report of all workers; a worker can receive it only at its start."""
 
     def __init__(self, context: BaseContext, num_bad: int):
         self._done = context.Value("q", 0)
@@ -137,10 +137,10 @@ def _make_until_death(
     done_before: int,
     num_bad: int,
 ) -> None:
-    # Not forked: TensorFlow's threads, where it is loaded, do not survive that.
+    # Not forked: if TensorFlow is loaded, its threads do not survive a fork.
     context = multiprocessing.get_context("spawn")
     report = _SharedReport(context, num_bad)
-    # The problem's class may be in a user's directory, which a worker has to import first.
+    # A worker imports users' directories first, because the problem's class may be in one.
     arguments = (imported_user_dirs(), pickle.dumps(builder), report)
     with ProcessPoolExecutor(
         num_workers, mp_context=context, initializer=_begin_worker, initargs=arguments
