@@ -15,7 +15,7 @@ from t2tp.suggestions import check_known
 if TYPE_CHECKING:
     from t2tp.mesh.layout import Layout
 
-# Padding of less than this fraction of a dimension costs too little to matter.
+# Padding of less than this fraction of a dimension is ignored.
 _LITTLE_PADDING = 0.01
 
 
@@ -30,7 +30,7 @@ class ShapesAtRest:
         """Reads the storage settings of a layout.
 
         Raises:
-          LayoutError: one cannot be read, names an axis that the mesh lacks, or has no effect.
+          LayoutError: a setting is malformed, names an axis that the mesh lacks, or has no effect.
         """
         self._layout, storage = layout, layout.storage
         self._rules = dict(parse_rules(storage.rules, "storage_layout"))
@@ -51,7 +51,7 @@ class ShapesAtRest:
             )
 
     def of(self, shape: upstream.Shape) -> upstream.Shape:
-        """Returns the shape of a trainable variable at rest, as `storage` says.
+        """Returns the shape of a trainable variable at rest.
 
         Args:
           shape: the shape in use.
@@ -73,14 +73,14 @@ class ShapesAtRest:
         padding = {dim: -(-dim.size // count) * count / dim.size - 1 for dim in free}
         # Slices of a split dimension must divide evenly: padding would shift the later ones.
         divisible = [d for d in shape.dims if d not in free and self._slice_of(d) % count == 0]
-        # Slices along the first dimension are contiguous in memory, so that neither the gather nor
-        # the reduce-scatter transposes. This is worth a little padding.
+        # Slices along the first dimension are contiguous in memory, so gather and reduce-scatter
+        # need no transpose. This is worth a little padding.
         candidates = [dim for dim in free if padding[dim] < _LITTLE_PADDING] + divisible
         candidates += sorted((d for d in free if d.size > 1), key=padding.__getitem__)
         return _with(shape, candidates[0], axes) if candidates else shape
 
     def _at_rest_by_rule(self, shape: upstream.Shape, dim: upstream.Dimension) -> upstream.Shape:
-        """Shards a dimension as its storage rule says."""
+        """Shards a dimension over the axes of its storage rule."""
         axes = self._real(self._rules[dim.name])
         rule = f"storage_layout: the rule '{dim.name}:{JOIN.join(self._rules[dim.name])}'"
         for other in shape.dims:

@@ -1,10 +1,10 @@
-"""The axes of a mesh, and the joint axes that several of them form.
+"""The axes of a mesh, and joint axes, which consist of several axes of the mesh.
 
 The layout rule `batch:data+expert` splits `batch` over two axes of the mesh, `data` first: the
 batch is cut along `data`, and each part again along `expert`. The *joint axis* `data+expert` splits
-the batch. Everything that takes a mesh axis takes a joint one: an axis
-is an index, the mesh's own axes have the first ones, in the order of the mesh, and joint axes get
-the next ones when they are first asked for.
+the batch. Functions that accept a mesh axis also accept a joint axis. An axis is an index: the
+mesh's own axes have the first indices, in the order of the mesh, and joint axes get the next
+indices when they are first used.
 """
 
 import math
@@ -21,7 +21,7 @@ class MeshAxes:
     """The axes of a mesh by index, joint ones included."""
 
     def __init__(self, mesh_shape: upstream.Shape) -> None:
-        """Knows the mesh's own axes.
+        """Begins with the mesh's own axes.
 
         Args:
           mesh_shape: the axes and their sizes.
@@ -54,7 +54,7 @@ class MeshAxes:
         return self._parts[axis]
 
     def separate(self, axes: Iterable[int]) -> list[int]:
-        """Returns the mesh's own axes that these consist of, each once, in the mesh's order."""
+        """Returns all of the mesh's own axes that `axes` consist of, in the mesh's order."""
         return sorted({part for axis in axes for part in self._parts[axis]})
 
     def dimension(self, axis: int) -> upstream.Dimension:
@@ -66,7 +66,7 @@ class MeshAxes:
         return self._dims[axis].size
 
     def stride(self, axis: int) -> int:
-        """Returns how far apart in number two neighbours along an axis of the mesh are."""
+        """Returns the difference in `pnum` of two neighbours along one of the mesh's own axes."""
         return math.prod(self.mesh_shape.to_integer_list[axis + 1 :])
 
     def groups(self, names: Collection[str]) -> list[list[int]]:

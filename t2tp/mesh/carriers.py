@@ -1,8 +1,8 @@
-"""Dtypes that TensorFlow's collectives lack, and the dtypes that carry them instead.
+"""Moves and reduces dtypes that TensorFlow's collectives do not support.
 
-A bfloat16 tensor travels as float16 with the same bits, a complex one [...] as its real and
-imaginary parts [..., 2], and small integers as int32. Sums need more than equal bits: uint64 is
-reduced as int64, whose sums have the same bits.
+A bfloat16 tensor is sent as float16 with the same bits, a complex tensor [...] as its real and
+imaginary parts [..., 2], and small integers as int32. A reduction needs a dtype with the same
+arithmetic: uint64 is reduced as int64, because their sums have the same bits.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 
 def carrier_of(dtype: tf.DType) -> tf.DType:
-    """The dtype as which TensorFlow's collectives can move a dtype, bit for bit."""
+    """Returns a dtype that TensorFlow's collectives support and that preserves each value."""
     if dtype in (tf.float32, tf.float16, tf.float64, tf.int32, tf.int64):
         return dtype
     if dtype in (tf.uint32, tf.uint64):
@@ -26,9 +26,9 @@ def carrier_of(dtype: tf.DType) -> tf.DType:
 
 
 def reduced_as(dtype: tf.DType) -> tf.DType:
-    """Returns the dtype in which TensorFlow's collectives reduce one that they do not support.
+    """Returns a dtype that TensorFlow's collectives can reduce, for tensors of `dtype`.
 
-    A sum that overflows keeps the same low bits.
+    A sum that overflows has the same low bits in both.
     """
     if dtype in (tf.int8, tf.uint8, tf.int16, tf.uint16):
         return tf.int32
@@ -36,14 +36,14 @@ def reduced_as(dtype: tf.DType) -> tf.DType:
 
 
 def as_int64(reduce: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor, merge_op: str) -> tf.Tensor:
-    """Reduces uint64 as int64: sums have the same bits; for the others, the order is kept."""
+    """Reduces uint64 as int64. Sums have the same bits; for `Max` and `Min` the order is kept."""
     highest_bit = tf.constant(0 if merge_op == "Add" else 1 << 63, tf.uint64)
     reduced = reduce(tf.bitcast(tf.bitwise.bitwise_xor(x, highest_bit), tf.int64))
     return tf.bitwise.bitwise_xor(tf.bitcast(reduced, tf.uint64), highest_bit)
 
 
 def carried(move: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
-    """Moves a tensor as one of its carrier dtype.
+    """Moves a tensor in its carrier dtype.
 
     A complex tensor [...] is moved as its real and imaginary parts [..., 2].
     """

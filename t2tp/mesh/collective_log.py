@@ -13,12 +13,12 @@ class Collective:
       kind: `allreduce`, `reducescatter`, `allgather`, `alltoall`, `permute` or `broadcast`.
       axes: names of the mesh axes that it runs over.
       group_size: number of processors in a group.
-      bytes: size of the slice that each processor puts in.
-      name: TensorFlow's name of the place that asked for it.
-      operation: the mtf operation that asked for it; empty for an output of the program.
-      sums: names of the tensors that it completes, if it reduces deferred sums; if it gathers
-        several variables, of the operations that ask for them.
-      times: how often a step runs it; 1 in a loop whose length is known only when it runs.
+      bytes: size of each processor's input.
+      name: TensorFlow's name scope where it was emitted.
+      operation: the mtf operation that needs it; empty for an output of the program.
+      sums: names of the deferred sums that it reduces, or of the operations whose variables it
+        gathers.
+      times: how often a step runs it; 1 in a loop whose length is unknown before it runs.
     """
 
     kind: str
@@ -34,7 +34,7 @@ class Collective:
 def summarize(
     collectives: Sequence[Collective],
 ) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:
-    """Adds collectives up: (kind, axes) -> (how many, bytes put in by each processor)."""
+    """Adds collectives up: (kind, axes) -> (count, input bytes of each processor)."""
     count: Counter = Counter()
     size: Counter = Counter()
     for c in collectives:

@@ -1,9 +1,9 @@
 """Collectives of a processor within its groups along mesh axes.
 
 A group consists of the processors that differ only in their coordinates on some axes. The
-collectives are TensorFlow's: NCCL's if each processor has a separate GPU, else rings, and gRPC
-between processes. The program is the same on all processors: a processor's group is computed from
-its number `pnum`, which is an argument of the program.
+collectives are TensorFlow's. They use NCCL if each processor has a separate GPU; otherwise rings,
+with gRPC between processes. All processors run the same program, which computes the processor's
+group from its number `pnum`, an argument of the program.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from t2tp.mesh.layout_text import LayoutError
 from t2tp.mesh.pairing import pairings
 from t2tp.mesh.wire import Wire
 
-# Elements from which members add up parts of a tensor, instead of gathering it whole.
+# A tensor of at least this many elements is summed in parts, one by each member.
 _LARGE = 1 << 14
 
 
@@ -40,9 +40,8 @@ class _Keys:
         return first
 
 
-# TensorFlow matches the members of a collective by two numbers, which all processes must choose
-# alike without talking to each other. They do, because they trace the same programs in the same
-# order and count.
+# TensorFlow matches the members of a collective by two numbers. All processes must choose the same
+# numbers without communicating. They count, and trace the same programs in the same order.
 #   The group key names a set of devices for the life of the process. The runtime fails if the same
 #   key comes with other devices, so each mesh has its own keys. A collective over `model` on
 #   `data:2;model:4` reserves one key for each of its 2 groups, and each processor adds its group's
@@ -54,7 +53,7 @@ _first_keys: dict[tuple, int] = {}
 
 
 def _first_key(identity: tuple, count: int) -> int:
-    """Returns the first of the group keys that are reserved for something."""
+    """Returns the first of the `count` group keys that are reserved for an identity."""
     if identity not in _first_keys:
         _first_keys[identity] = _group_keys.take(count)
     return _first_keys[identity]
@@ -173,7 +172,8 @@ class Collectives:
     ) -> tf.Tensor:
         """Sums floats over the group, in the order of its members, as a binary tree.
 
-        A small tensor is gathered whole. Of a large one, each member adds up a part.
+        A small tensor is gathered by all members. A large one is cut into parts: each member sums
+        one part.
         """
         axes = sorted(self._real_axes(axes))
         if not axes:
@@ -314,9 +314,9 @@ class Collectives:
         return result
 
     def exchange_tails(self, x: tf.Tensor, axis: int, dim: int) -> tf.Tensor:
-        """Converts a slice to head-tail order along an axis, or back: both are the same exchange.
+        """Converts a slice to head-tail order along an axis, or back (both are the same exchange).
 
-        Each member gives the second half of its slice to the one at the other end.
+        Each member swaps the second half of its slice with the member at the other end of the axis.
 
         Args:
           x: a slice whose size in dimension `dim` is even.
@@ -366,7 +366,7 @@ class Collectives:
         return Wire(self._pnum, by_pnum, pair_key, instance_key, self._hint, log)
 
     def _broadcast(self, x: tf.Tensor, axis: int, source: int) -> tf.Tensor:
-        """Returns one member's `x`: a sum with zeros, as integers, which preserves every bit."""
+        """Returns one member's `x`, as a sum with zeros; integers preserve every bit."""
         if x.dtype.is_floating:
             bits = {2: tf.uint16, 4: tf.int32, 8: tf.int64}[x.dtype.size]
             return tf.bitcast(self._broadcast(tf.bitcast(x, bits), axis, source), x.dtype)
@@ -448,7 +448,7 @@ class Collectives:
         return _first_key((self._devices, "pairs"), len(self._devices) ** 2)
 
     def _coordinate_of(self, pnum: int | tf.Tensor, axis: int) -> int | tf.Tensor:
-        """Returns a processor's coordinate on an axis: a tensor if its number is one."""
+        """Returns a processor's coordinate on an axis; a tensor if `pnum` is a tensor."""
         major, *minor = self._axes.parts(axis)
         index = pnum // self._axes.stride(major) % self._axes.size(major)
         for part in minor:
@@ -468,7 +468,7 @@ class Collectives:
         return math.prod(self._axes.size(axis) for axis in axes)
 
     def _real_axes(self, axes: Sequence[int]) -> list[int]:
-        """Returns the mesh's own axes that these consist of, without axes of size one."""
+        """Returns the mesh's own axes that `axes` consist of, without axes of size 1."""
         parts = [part for axis in axes for part in self._axes.parts(axis)]
         return [part for part in dict.fromkeys(parts) if self._axes.size(part) > 1]
 

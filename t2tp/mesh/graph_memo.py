@@ -1,7 +1,7 @@
 """A memo of values that are computed once in each TensorFlow graph.
 
-The body of a loop is a graph of its own. A tensor made there cannot be used outside, or in another
-body, so a memo of tensors must have the graph in its keys.
+The body of a loop is a separate graph. Its tensors cannot be used in another graph, so a memo of
+tensors must have the graph in its keys.
 """
 
 from collections.abc import Callable, Hashable
@@ -23,7 +23,7 @@ class GraphMemo:
 
         Args:
           key: everything that the value depends on.
-          make: computes it.
+          make: computes the value.
         """
         where = (tf.compat.v1.get_default_graph(), key)
         if where not in self._values:

@@ -1,4 +1,4 @@
-"""Rejects tensors and operations that the rules of a layout cannot split, and says what can."""
+"""Rejects tensors and operations that the rules of a layout cannot split, and suggests rules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from t2tp.mesh.layout import ROWS
 from t2tp.mesh.layout_text import LayoutError, describe
 from t2tp.mesh.zero import name_in_use
 
-# Floats of the longest vectors of a CPU (AVX-512).
+# Number of floats in the longest vectors of a CPU (AVX-512).
 VECTOR = 16
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def check_dimensions(layout: Layout, what: str, dims: Iterable[upstream.Dimensio
 def check_vectors(layout: Layout, what: str, shape: upstream.Shape, is_part: bool) -> None:
     """Rejects slices of floats that do not fill the vectors of the processor.
 
-    The last elements of a slice are computed one by one, by other kernels, which round otherwise.
+    CPUs compute the remaining elements of a slice one by one. These kernels round differently.
 
     Args:
       layout: the rules, with `exact_sums`.

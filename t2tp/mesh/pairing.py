@@ -6,12 +6,13 @@ from collections.abc import Sequence
 def pairings(source: Sequence[int | None]) -> list[list[int]] | None:
     """Returns rounds of pairwise exchanges after which member k has exchanged with `source[k]`.
 
-    If each slice has at most one receiver, each member has at most two partners: two rounds suffice
-    (three around a ring of odd length), whatever the number of members, whereas an all-to-all moves
+    If each slice has at most one receiver, each member has at most two partners. Two rounds are
+    then enough for any number of members (three for a ring of odd length). An all-to-all would move
     one slice per member.
 
     Args:
-      source: the member whose slice each member receives; None or itself: none.
+      source: the member whose slice each member receives. A member with None or itself receives
+        nothing.
 
     Returns:
       The partners of all members in each round. None if there is no such schedule: a slice has
@@ -25,7 +26,7 @@ def pairings(source: Sequence[int | None]) -> list[list[int]] | None:
     rounds: list[dict[int, int]] = []
     for path in _paths(edges):
         for a, b in path:
-            # Only the edge before it in the path, and the first of a ring, can be in the way.
+            # Only the previous edge of the path, and a ring's first edge, share a member with it.
             partners = next((r for r in rounds if r.get(a) == b or not {a, b} & r.keys()), None)
             if partners is None:
                 rounds.append(partners := {})

@@ -1,8 +1,8 @@
 """How the layers of a model are split over an axis of the mesh: its stages.
 
-The layout rule `layers:stage` gives each processor only the layers of its place on the axis
-`stage`. No tensor has the dimension `layers`: variables of a layer exist on the processors of its
-stage, under the names and in the shapes that they have without stages.
+With the layout rule `layers:stage`, a processor has only the layers of one stage: its coordinate on
+the axis `stage`. No tensor has the dimension `layers`. The variables of a layer exist on the
+processors of its stage, with the same names and shapes as without stages.
 """
 
 from dataclasses import dataclass

@@ -1,10 +1,9 @@
 """Messages from one processor to another.
 
-TensorFlow's `CollectiveBcastSendV2` and `CollectiveBcastRecvV2` in groups of two allow messages
-inside a condition that differs between processors. A permute sends messages at one point of the
-program, from the processors whose slices others need. The stages of a pipeline send only when a
-microbatch is ready: both sides look at the same table, which says in which iteration of a loop
-there is a message.
+Messages are TensorFlow's `CollectiveBcastSendV2` and `CollectiveBcastRecvV2` in groups of two.
+Unlike other collectives, they may be inside a condition that differs between processors. The stages
+of a pipeline need this: they send only when a microbatch is ready. Sender and receiver read the
+same table, which has the iterations of a loop with a message. A permute also uses such messages.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ class Wire:
 
     Sender and receiver must both decide, in the same iteration of a loop, that there is a message.
     A send ends when the message has been received. A receive may begin long before. Neither waits
-    for operations that it does not need. `Collectives.wire` makes it.
+    for operations that it does not need. `Collectives.wire` creates wires.
 
     Attributes:
       pnum: the processor's number, an int32 scalar.
@@ -48,8 +47,8 @@ class Wire:
           when: a boolean scalar; None: all processors send a message.
 
         Returns:
-          whether there was a message, once it has been received. A later operation must depend on
-          it: otherwise TensorFlow drops the send.
+          whether there was a message, after it has been received. A later operation must depend on
+          this result. Otherwise TensorFlow drops the send.
         """
 
         def send() -> tf.Tensor:

@@ -11,18 +11,18 @@ axes that split `d_model` first, and then over `data`. So a variable has two sha
 one; the optimizer, checkpoints and initial values see the other. A gather is a reshape from the
 shape at rest to the shape in use, and the reduce-scatter of a gradient is a reshape back.
 
-The sizes in both shapes are the real ones, on every mesh. Where axes do not divide a dimension, its
-last slices are padded. On `data:4`
+The sizes in both shapes never include padding. If axes do not divide a dimension, its last slices
+are padded. On `data:4`
 
     w [d_model=18, d_ff=30]          the shape in use
     w [d_model@data=18, d_ff=30]     the shape at rest, in slices [5, 30]
                                      rows 0-4, 5-9, 10-14, and 15-17 with two rows of zeros
 
-`vocab` is padded even in use, because its size comes from the data. `Layout.slice_size` counts
-padding, and `Layout.slices` says which rows are real. Nothing else sees padding. Initial values,
-checkpoints and gathers leave it out. An operation that reduces a padded dimension masks it first
-(`SpmdMeshImpl.masked`). An operation that has not declared `accepts_padding` is refused. So means
-and norms are over the real sizes, and a checkpoint of one mesh fits every other.
+`vocab` may be padded even in use, because its size comes from the data. `Layout.slice_size` counts
+padding, and `Layout.slices` returns the rows that are no padding. Nothing else sees padding.
+Initial values, checkpoints and gathers leave it out. An operation that reduces a padded dimension
+masks it first (`SpmdMeshImpl.masked`). An operation that does not declare `accepts_padding` is
+rejected. So means and norms exclude padding, and a checkpoint fits every mesh.
 """
 
 from collections.abc import Sequence

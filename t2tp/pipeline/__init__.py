@@ -13,8 +13,8 @@ schedule 1F1B is this table, where F0 is the forward pass of microbatch 0:
 * `partition` cuts the graph of a microbatch at the boundaries: into pieces, one for each entry.
 * `slots` assigns memory to messages and saved activations.
 * `loop` is the operation: `ticks` runs the table, and `branches` does the work of an entry.
-* `chain` runs the stages once, one after the other, where there is no loss.
+* `chain` runs the stages once, one after the other, in programs without a loss.
 
-A model's code knows no stages. `layers.stack.Stack` builds the layers of one stage, and each stage
-computes them with its own variables (`Mesh.scopes_by_stage`).
+A model's code does not depend on stages. `layers.stack.Stack` builds the layers of one stage, and
+each stage computes them with its own variables (`Mesh.scopes_by_stage`).
 """

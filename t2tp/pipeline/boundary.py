@@ -23,7 +23,8 @@ class Boundary(Operation):
 
     Attributes:
       chunk: the index of the chunk of layers that begins or ends here.
-      backward: the boundary of the gradients; None without gradients, or if this is one.
+      backward: the boundary of the gradients. None: there are no gradients, or this is the boundary
+        of gradients.
     """
 
     cost_kind = "free"

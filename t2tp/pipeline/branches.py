@@ -8,7 +8,7 @@ and number of layers. Branch 0 does nothing. A branch reads and replaces three t
 * the sums of the loop's outputs over microbatches;
 * the messages to send at the end of the tick.
 
-Of one chunk, with the pieces of `Partition` in brackets:
+The branches of one chunk, with the pieces of `Partition` in brackets:
 
     forward    first stage: features -> [before] -+
                others: message of stage - 1 ------+-> [layers] -+-> message to stage + 1
@@ -22,8 +22,8 @@ Of one chunk, with the pieces of `Partition` in brackets:
 
     weights    slots `backward` -> [layers] -> sums
 
-`backward` adds the gradients of the weights to the sums itself, unless the schedule has entries
-`weights`. In an evaluation there are only `forward` entries, the last stage of which run [after].
+Without `weights` entries in the schedule, `backward` adds the gradients of the weights to the sums.
+An evaluation has only `forward` entries, and the last stage also runs [after] in them.
 """
 
 from collections.abc import Callable, Sequence
@@ -89,9 +89,9 @@ class Branches:
       tables: the slot tables, by name.
       saved: the tensors of the tables that hold saved activations, by name.
       sums: the table of the loop's outputs.
-      tree_size: number of microbatches that are the leaves of each sum's tree; 0: they are added
-        in the order of the schedule.
-      places: the only stage that adds to a sum, by the sum's number; None: several do.
+      tree_size: number of microbatches, if their addends are summed as a tree. 0: they are added in
+        the order of the schedule.
+      places: the only stage that adds to a sum, by the sum's number. None: several stages add.
       axes: mesh axes over which each of the loop's sums is a partial sum.
       numbers: the index of the branch of each (action, chunk, number of layers).
       stage: this processor's stage, an int32 scalar.
@@ -142,7 +142,7 @@ class Branches:
             pieces = [pieces for (number, _), pieces in self.pieces.items() if number == chunk]
             self._add_table(f"forward{chunk}", chunk, *(p.saved_activations for p in pieces))
             self._add_table(f"backward{chunk}", chunk, *(p.saved_for_weights for p in pieces))
-            # The first stage's backward pass computes the piece before the layers once more.
+            # The first stage's backward pass recomputes the piece before the layers.
             if chunk and pieces[0].before is not None and schedule.trains:
                 self._add_table(f"before{chunk}", chunk, partition.exit_of(chunk - 1).outputs)
         self._add_table("exit", chunks[-1], partition.last_exit.outputs)
@@ -384,7 +384,7 @@ class _Branch:
 
         Args:
           piece: a piece that has been lowered.
-          place: the only stage that computes it; None: all do.
+          place: the only stage that computes the piece. None: all stages compute it.
         """
         sums, branches = list(self._sums), self._branches
         leaves: dict[int, tf.Tensor] = {}

@@ -24,9 +24,9 @@ from t2tp.ops.scatter_update import Rows, with_rows
 from t2tp.pipeline.boundary import EnterStage, ExitStage
 from t2tp.program.program import Mesh
 
-# A group of fewer tokens is no faster: reading the weights from memory takes as long.
+# A smaller group takes the same time, because reading the weights from memory dominates.
 _MIN_TOKENS = 16
-# More groups leave the stages idle for less of the time, in products of fewer rows.
+# With more groups the stages are idle for less of the time, but the matmuls have fewer rows.
 _GROUPS_PER_STAGE = 2
 
 
@@ -49,7 +49,7 @@ class RowGroups:
 
     @classmethod
     def from_activations(cls, x: upstream.Tensor, mesh: Mesh) -> RowGroups:
-        """Returns two groups for each stage, or fewer where groups would be too small.
+        """Returns two groups for each stage, or fewer if the groups would be too small.
 
         Args:
           x: [batch, ..., d_model].
@@ -127,7 +127,7 @@ class StageChain(Operation, upstream.WhileLoopOperation):
 
     @property
     def has_gradient(self) -> bool:
-        """True, so that `gradient` is called, whose error says what to do instead."""
+        """True, so that `gradient` is called and raises an error with advice."""
         return True
 
     def gradient(self, grad_ys: list[upstream.Tensor | None]) -> list[upstream.Tensor]:
@@ -294,7 +294,7 @@ class _ChainLowering:
             lowering.lower_operations([*before, *inside], [*end.inputs, *computed])
             changed = []
             for x, t, whole, old in zip(own, self._own, op.own, op._before, strict=True):
-                if old is not None and lowering.slice(old) is not x:  # Its rows were written there.
+                if old is not None and lowering.slice(old) is not x:  # Updated in place.
                     changed.append(lowering.slice(old))
                 elif t in made:
                     changed.append(self._with_rows(x, lowering.slice(t), whole, group))

@@ -63,7 +63,7 @@ class MessageKind:
         return parts
 
     def pack(self, tensors: Sequence[tf.Tensor], collectives: Collectives) -> list[tf.Tensor]:
-        """Packs tensors into messages, of which each processor has its part."""
+        """Packs tensors into messages; returns this processor's part of each message."""
         messages = []
         for (size,), dtype in self.parts:
             same = [x for x, d in zip(tensors, self.dtypes, strict=True) if d == dtype]

@@ -1,9 +1,9 @@
 """Schedules of a pipeline: tables with one entry for each stage and tick.
 
-A stage's work on a microbatch is a forward pass (F) and a backward pass (B), which may leave the
-gradients of the weights for later (W). If a stage has several chunks of layers, the microbatch
-passes each chunk like a separate stage: the first stage's next chunk follows the last stage's
-chunk. A message arrives at the end of a tick and can be read one tick later or after that.
+A stage's work on a microbatch is a forward pass (F) and a backward pass (B). A separate entry (W)
+may compute the gradients of the weights later. If stages have several chunks of layers, the
+microbatch goes through chunk 0 of all stages, then through chunk 1 of all stages, and so on. A
+message arrives at the end of a tick and can be read in any later tick.
 """
 
 import enum
@@ -149,7 +149,7 @@ class Schedule:
                             raise ScheduleError(f"stage {stage} never has {entry}")
 
     def alive(self) -> list[int]:
-        """Returns how many (microbatch, chunk) each stage saves activations of at once, at most.
+        """Returns the most (microbatch, chunk) pairs whose activations each stage saves at once.
 
         Activations are saved from the forward pass to the last entry that needs them.
         """

@@ -2,7 +2,7 @@
 
 A slot is reused once its contents have been read for the last time, so the number of slots is the
 largest number of tensors that are alive at once. With 1F1B on 2 stages, stage 0 saves activations
-of 2 microbatches at most, however many microbatches there are:
+of at most 2 microbatches, for any number of microbatches:
 
     tick       0    1    2    3    4    5    6
     stage 0    F0   F1        B0   F2   B1
@@ -43,7 +43,7 @@ def assign_slots(schedule: Schedule, kinds: Sequence[int]) -> Slots:
     """
     at = schedule.ticks_of()
     last = Action.WEIGHTS if schedule.splits_backward else Action.BACKWARD
-    # The ticks from which and until which a slot is in use, for each stage.
+    # The ticks (begin, end) in which a slot is in use, for each stage.
     held: defaultdict[tuple[int, int], dict] = defaultdict(dict)
     read: defaultdict[tuple[int, tuple[Action, int]], dict] = defaultdict(dict)
     for (stage, entry), tick in at.items():
@@ -70,10 +70,7 @@ def assign_slots(schedule: Schedule, kinds: Sequence[int]) -> Slots:
 
 
 def message_chunk(sent: Entry, read: Entry) -> int:
-    """Returns the chunk after whose layers a message crosses the boundary.
-
-    Gradients cross the same boundary in the other direction.
-    """
+    """Returns the chunk whose outputs, or output gradients, a message contains."""
     return sent.chunk if sent.action is Action.FORWARD else read.chunk
 
 

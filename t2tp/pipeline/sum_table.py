@@ -10,16 +10,16 @@ from t2tp.pipeline.slot_table import SlotTable
 
 @dataclass(frozen=True)
 class SumTable(SlotTable):
-    """Sums, which are the tensors of one slot; they begin as zeros.
+    """Sums that begin as zeros. They are the tensors of one slot.
 
-    The loop and its branches then have one variable for each dtype instead of one for each sum. A
-    branch adds to a few sums and would pass all others on.
+    The loop and its branches then have one variable for each dtype instead of one for each sum.
+    With one variable per sum, a branch that adds to a few sums would have to return all of them.
     """
 
     def add(self, handles: list[tf.Tensor], number: int, addend: tf.Tensor) -> None:
         """Adds to a sum; replaces its handle.
 
-        Additions to one list wait for each other, so add the value that is computed first, first.
+        Additions to one list wait for each other, so add values in the order of their computation.
         """
         (total,) = self.read(handles, 0, [number])
         # The result reuses the addend's memory; the memory of the previous sum is freed.
@@ -28,13 +28,13 @@ class SumTable(SlotTable):
     def add_leaf(
         self, handles: list[tf.Tensor], addends: dict[int, tf.Tensor], leaf: tf.Tensor, size: int
     ) -> None:
-        """Adds a leaf to binary trees, each level of which is one of the sums; see `add_to_tree`.
+        """Adds a leaf to binary trees; each level of a tree is one of the sums (`add_to_tree`).
 
         Args:
-          handles: handles of the sums, of the first level of all trees, then of the second; they
-            are replaced.
+          handles: handles of the sums, which are replaced. The sums are the first level of all
+            trees, then the second level of all trees, and so on.
           addends: the leaf of some trees, by the number of the tree.
-          leaf: number of the leaf.
+          leaf: index of the leaf.
           size: number of leaves.
         """
         depth = tree_levels(size)

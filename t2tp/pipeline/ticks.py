@@ -111,7 +111,7 @@ class Ticks:
             busy = state.busy + tf.where(row.branch > 0, seconds, tf.zeros_like(seconds))
         slots, sends_done = dict(branch_state.slots), []
         for name, slot, sends in zip(wires, row.receives, row.sends, strict=True):
-            # The communication report has one count for all processors: the most that any sends.
+            # The communication report counts the most messages that any processor sends.
             with self._collectives.repeated(self._count * self._schedule.chunks):
                 parts = zip(wires[name], self._wires.kinds[name].parts, messages[name], strict=True)
                 sends_done += [
