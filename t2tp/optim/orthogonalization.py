@@ -308,6 +308,8 @@ class OrthogonalizeOperation(Operation):
         return tf.reshape(x, [-1, *dims])[: self._count]
 
     def _orthogonalized(self, mesh_impl: SpmdMeshImpl, x: tf.Tensor) -> tf.Tensor:
+        if not mesh_impl.computes:
+            return x
         if mesh_impl.layout.exact_sums and x.shape[0] == 1 and x.shape[1] <= _SMALL:
             return self._orthogonalized(mesh_impl, tf.tile(x, [2, 1, 1]))[:1]
         # On CPUs TensorFlow's batched matmuls add up in 16 bits.

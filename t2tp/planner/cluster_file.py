@@ -159,6 +159,9 @@ class SoftwareStack:
       unsharded_layers: layers whose weights ZeRO 3 has gathered at once, in use or ahead; the
         gradients of one layer wait whole, too.
       fragmentation: share of the bytes allocated in each step that the allocator cannot use.
+      reduces_in_16_bits: ZeRO 2 and 3 reduce a layer's gradients in the activations' dtype, and not
+        in float32 as t2tp does.
+      cards: the network cards that a group uses, in place of `Link.cards`.
       link: share of a link's bandwidth that collectives reach.
       start: seconds of a collective before its first message.
       overlap: share of the collectives of gradients and weights that overlaps with computation.
@@ -191,6 +194,8 @@ class SoftwareStack:
     gathers_again: bool = False
     unsharded_layers: int = key(0, min=0)
     fragmentation: float = _fraction(0.0)
+    reduces_in_16_bits: bool = False
+    cards: str = key("", choices=("", *CARDS))
     link: float = _share(0.8)
     start: float = _fraction(0.0)
     overlap: float = _fraction(0.0)

@@ -13,11 +13,12 @@ from t2tp.lowering.operation import hooks
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.zero import name_in_use
 from t2tp.ops.attention.operation import AttentionOperation
+from t2tp.ops.cast import CastOperation
 from t2tp.ops.flops import matmul_flops
 from t2tp.planner import fusion
 from t2tp.planner.cluster_file import SoftwareStack
 from t2tp.planner.liveness import Liveness, layer_of
-from t2tp.planner.sequence import Placed, program_order
+from t2tp.planner.sequence import Placed, is_sharding, program_order
 from t2tp.planner.work import FORWARD, Memory, Traffic, Work
 from t2tp.program.abstract_program import AbstractProgram
 
@@ -104,7 +105,7 @@ class LoweredStep:
         return cls(
             layout,
             fusion.works(placed, needed, layout, fuses=software.fuses),
-            _traffic(placed, layout),
+            _traffic(placed, layout, software),
             _variables(graph, layout, unused),
             Counter(tuple(v.shape.dims) for v in graph.trainable_variables),
             peaks,
@@ -169,11 +170,15 @@ def _layer_weights(graph: upstream.Graph, layout: Layout) -> int:
     return max(sizes.values(), default=0)
 
 
-def _traffic(placed: Sequence[Placed], layout: Layout) -> Counter[Traffic]:
+def _traffic(placed: Sequence[Placed], layout: Layout, software: SoftwareStack) -> Counter[Traffic]:
     traffic: Counter[Traffic] = Counter()
     for p in placed:
+        (x, *_) = p.operation.inputs or [None]
+        is_cast = is_sharding(p) and isinstance(x.operation, CastOperation)
+        halves = software.reduces_in_16_bits and is_cast and x.operation.inputs[0].dtype.size == 2
         for c in p.collectives:
-            each = (c.kind, c.axes, p.phase, c.times, c.bytes, p.is_of_state, p.is_recomputed)
+            size = c.bytes // 2 if halves else c.bytes
+            each = (c.kind, c.axes, p.phase, c.times, size, p.is_of_state, p.is_recomputed)
             share = hooks(p.operation).unpadded_share(layout)
             traffic[Traffic(*each, p.part)] += share  # type: ignore[assignment]
     return traffic

@@ -1,6 +1,7 @@
 """The operations of a step in the order of the program, each with its phase."""
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -240,17 +241,17 @@ def _place(collectives: Sequence[Collective], placed: Sequence[Placed]) -> None:
         places.setdefault(each.operation.name, []).append(i)
         if hooks(each.operation).gathered_variable is not None:
             gathers.setdefault(each.operation.name, []).append(each)
-    position, before = 0, None
+    emitted, seen = Counter(c.operation for c in collectives), Counter[str]()
+    position = 0
     for collective in collectives:
         name = collective.operation
         if name in gathers:
-            # A recomputed copy has the name of its original, and comes later.
-            if before is not None and before != name and gathers[name][0].collectives:
-                gathers[name] = gathers[name][1:] or gathers[name]
-            gathers[name][0].collectives += (collective,)
+            # Recomputed copies have the name of their original, come later, and gather as much.
+            i = seen[name] * len(gathers[name]) // emitted[name]
+            gathers[name][i].collectives += (collective,)
+            seen[name] += 1
         else:
             known = places.get(name, [position])
             i = known[min(bisect_left(known, position), len(known) - 1)]
             position = max(position, i)
             placed[i].collectives += (collective,)
-        before = name

@@ -80,6 +80,15 @@ def test_with_recomputation_the_input_of_each_layer_is_kept():
     assert kept[1]["kept"] - kept[0]["kept"] == 4 * 8 * 12 * 16 * 4
 
 
+def test_recomputed_layers_gather_as_many_weights_as_the_forward_pass():
+    step = wanted(recompute="layer", **CASES["zero 3"]).lowered(engine_stack())
+    gathered = Counter()
+    for traffic, number in step.traffic.items():
+        if traffic.kind == "allgather" and traffic.of_state:
+            gathered[traffic.phase] += number * traffic.times * traffic.num_bytes
+    assert gathered[BACKWARD] > 0.5 * gathered[FORWARD] > 0.25 * gathered[BACKWARD]
+
+
 def test_a_stack_may_repeat_what_no_gradient_needs():
     made = wanted(recompute="layer", mesh_shape="model:4", layout=MODEL_LAYOUT)
     some, all_of_it = (
