@@ -54,17 +54,23 @@ def test_factors_of_a_wide_model_are_those_of_mup(optimizer, factors):
         assert optimizer.rate_factor(*variables[name]) == pytest.approx(factor), name
 
 
-def test_initial_values_follow_the_width_of_the_small_model():
-    program = make("lm", "one device", 0, "adam", **SET)
+@pytest.mark.parametrize(("family", "tuned"), [("lm", "lm_plain"), ("moe", "moe")])
+def test_initial_values_follow_the_width_of_the_small_model(family, tuned):
+    # An expert's matrix grows like any other; the router's scores are a head's.
+    every = {"moe_every": 2, "num_hidden_layers": 2} if family == "moe" else {}
+    wider = {"transfer_from": f"transformer_{tuned}_tiny", **every}
+    program = make(family, "one device", 0, "adam", **wider)
     variables = {v.name: v for v in program.graph()[0].trainable_variables}
-    small = make("lm", "one device", 0, "adam", d_model=128, d_ff=512, num_heads=4, d_kv=32)
+    sizes = {"d_model": 128, "d_ff": 512, "num_heads": 4, "d_kv": 32, **every}
+    small = make(family, "one device", 0, "adam", **sizes)
     wide = {v.name: v for v in small.graph()[0].trainable_variables}
+    powers = {"matrix": -0.5, "head": -1.0} | {n: -1.0 for n in variables if "router" in n}
     for name, variable in variables.items():
         of_small = getattr(wide[name].get_master().initializer, "stddev", 0.0)
         growth = [mtf.Shape(v.role.inputs).size for v in (variable, wide[name])]
-        factor = (growth[0] / growth[1]) ** -0.5 if variable.role.kind == "matrix" else 1.0
+        power = powers.get(name, powers.get(variable.role.kind, 0.0))
         found = getattr(variable.get_master().initializer, "stddev", 0.0)
-        assert found == pytest.approx(of_small * factor), name
+        assert found == pytest.approx(of_small * (growth[0] / growth[1]) ** power), name
 
 
 @pytest.mark.parametrize("optimizer", ["adam", pytest.param("muon", marks=pytest.mark.slow)])
