@@ -31,6 +31,9 @@ BATCH, POSITIONS = "batch", "length"
 # Dimensions that count the rows of the batch.
 ROWS = (BATCH, "expert_groups")
 
+# The processors of the mesh: a dimension of values that each processor has for itself.
+PROCESSORS = "processors"
+
 # Dimensions that `exact_sums` sums in parts, the outer one first, and so may split.
 _SUMMED_IN_PARTS = (*ROWS, "heads", "kv_heads", "d_ff", "experts", "vocab")
 
@@ -153,6 +156,17 @@ class Layout:
         layout = copy.copy(self)
         rows = *self._parts_of(BATCH), *self._parts_of(POSITIONS)
         layout._parts = {**self._parts, BATCH: rows, POSITIONS: ()}
+        layout._axis_of = {}
+        return layout
+
+    def with_same_rows(self) -> Layout:
+        """Returns this layout where all processors have the same rows of the batch.
+
+        It also splits the dimension `PROCESSORS` over the whole mesh.
+        """
+        layout = self.without_exact_sums()
+        layout._parts = {dim: parts for dim, parts in self._parts.items() if dim not in ROWS}
+        layout._parts[PROCESSORS] = tuple(range(self.mesh_shape.ndims))
         layout._axis_of = {}
         return layout
 

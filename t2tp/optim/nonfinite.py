@@ -37,6 +37,17 @@ def largest_magnitudes(loss: mtf.Tensor, mesh: Mesh) -> dict[str, mtf.Tensor]:
       `gradient <variable>`; infinity if an element is not finite. Tensors inside loops and
       recomputed blocks are not included.
     """
+    named = step_tensors(loss, mesh)
+    return dict(zip(named, LargestMagnitudesOperation([*named.values()]).outputs, strict=True))
+
+
+def step_tensors(loss: mtf.Tensor, mesh: Mesh) -> dict[str, mtf.Tensor]:
+    """Returns the floating-point tensors of a step as `largest_magnitudes` names and orders them.
+
+    Args:
+      loss: built as in training, the last operation of the graph.
+      mesh: the program's mesh.
+    """
     graph = mesh.graph
     variables = list(graph.trainable_variables)
     forward = needed_operations(list(graph.operations), [loss])
@@ -46,8 +57,7 @@ def largest_magnitudes(loss: mtf.Tensor, mesh: Mesh) -> dict[str, mtf.Tensor]:
             if x.dtype.is_floating and not isinstance(op, mtf.Variable):
                 named[f"activation {x.name.removesuffix(':0')}"] = x
     grads = variable_gradients(loss, mesh)
-    named |= {f"gradient {v.name}": g for v, g in zip(variables, grads, strict=True)}
-    return dict(zip(named, LargestMagnitudesOperation([*named.values()]).outputs, strict=True))
+    return named | {f"gradient {v.name}": g for v, g in zip(variables, grads, strict=True)}
 
 
 def first_nonfinite(magnitudes: Mapping[str, Any]) -> str | None:

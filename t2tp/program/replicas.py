@@ -17,6 +17,8 @@ import tensorflow as tf
 from t2tp.processes.cluster import Cluster
 from t2tp.program.variables import SlicedVariable, Variables
 
+# Elements to sum up at a time, so that large slices take no more memory.
+CHUNK = 1 << 20
 _INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}
 
 
@@ -25,13 +27,15 @@ class ReplicaMismatch:
     """Copies of a slice that differ.
 
     Attributes:
-      variable: name of the variable.
+      name: name of the variable or the tensor.
       groups: the processors that should hold the same slice, grouped by equal values, the largest
         group first.
+      kind: `variable`, or a tensor's: see `step_tensors`.
     """
 
-    variable: str
+    name: str
     groups: tuple[tuple[int, ...], ...]
+    kind: str = "variable"
 
     @property
     def has_majority(self) -> bool:
@@ -44,21 +48,21 @@ class ReplicaMismatch:
         first, *others = self.groups
         if not self.has_majority:
             names = " and ".join(_name(group, cluster) for group in self.groups)
-            return f"variable {self.variable!r} differs between {names}"
+            return f"{self.kind} {self.name!r} differs between {names}"
         wrong = tuple(sorted(pnum for group in others for pnum in group))
         names = f"{_name(wrong, cluster)} from {_name(first, cluster)}"
-        return f"variable {self.variable!r} differs on {names}"
+        return f"{self.kind} {self.name!r} differs on {names}"
 
 
 class ReplicaCheck:
     """A comparison of all copies of all slices of a run's variables."""
 
-    def __init__(self, variables: Variables, chunk: int = 1 << 20) -> None:
+    def __init__(self, variables: Variables, chunk: int = CHUNK) -> None:
         """Finds the copies; along which axes a variable is split decides which processors have one.
 
         Args:
           variables: variables of a run. Variables that are created later are not compared.
-          chunk: number of elements to sum up at a time, so that large slices take no more memory.
+          chunk: number of elements to sum up at a time.
         """
         self._cluster = variables.cluster
         copies = [(variable, _copies(variable)) for variable in variables]
@@ -82,7 +86,7 @@ class ReplicaCheck:
         found = []
         for index, (variable, groups) in enumerate(self._compared):
             for pnums in groups:
-                equal = _equal(pnums, sums[list(pnums), index])
+                equal = equal_groups(pnums, sums[list(pnums), index])
                 if len(equal) > 1:
                     found.append(ReplicaMismatch(variable.spec.name, equal))
         return found
@@ -108,7 +112,7 @@ def _copies(variable: SlicedVariable) -> list[list[int]]:
     return [pnums for pnums in by_begin.values() if len(pnums) > 1]
 
 
-def _equal(pnums: Sequence[int], sums: np.ndarray) -> tuple[tuple[int, ...], ...]:
+def equal_groups(pnums: Sequence[int], sums: np.ndarray) -> tuple[tuple[int, ...], ...]:
     """Puts processors of equal checksums together, the largest group first."""
     by_sum: defaultdict[int, list[int]] = defaultdict(list)
     for pnum, value in zip(pnums, sums.tolist(), strict=True):
@@ -128,12 +132,12 @@ def _all_checksums(chunk: int, slices: Sequence[tf.Variable | None], one: tf.Ten
     sums: list[tf.Tensor] = []
     for part in slices:
         with tf.control_dependencies(sums[-1:]):
-            sums.append(0 * one if part is None else _checksum(part, one, chunk))
+            sums.append(0 * one if part is None else checksum(part, one, chunk))
     return tf.stack(sums)
 
 
-def _checksum(part: tf.Variable, one: tf.Tensor, chunk: int) -> tf.Tensor:
-    """The sum of all elements' bits, each times an odd number that depends on its position.
+def checksum(part: tf.Variable | tf.Tensor, one: tf.Tensor, chunk: int = CHUNK) -> tf.Tensor:
+    """Returns the sum of all elements' bits, each times an odd number that depends on its position.
 
     Modulo 2^64 an odd number times a difference is never 0: the change of a single element is
     always found, and a change of several with the probability of 64 bits.

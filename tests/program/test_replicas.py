@@ -30,7 +30,7 @@ def change(variables: Variables, pnum: int, value: object, index: tuple[int, ...
 
 
 def found(variables: Variables, *chunk: int) -> list[tuple[str, tuple[tuple[int, ...], ...]]]:
-    return [(each.variable, each.groups) for each in ReplicaCheck(variables, *chunk).mismatches()]
+    return [(each.name, each.groups) for each in ReplicaCheck(variables, *chunk).mismatches()]
 
 
 def test_equal_copies_are_equal():

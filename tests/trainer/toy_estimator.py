@@ -9,6 +9,7 @@ import numpy as np
 from t2tp import checkpoint
 from t2tp.trainer.estimator import Estimator
 from t2tp.trainer.hooks.hook import Hook, Training
+from t2tp.trainer.model_fn import ModelFn
 from t2tp.trainer.run_config import RunConfig
 from tests.trainer import toy
 from tests.trainer.hooks.events import read_scalars
@@ -21,12 +22,18 @@ MESHES = {
 }
 
 
-def estimator(directory: Path, mesh: str = "both", hparams: dict | None = None, **settings: Any):
+def estimator(
+    directory: Path,
+    mesh: str = "both",
+    hparams: dict | None = None,
+    model_fn: ModelFn = toy.model_fn,
+    **settings: Any,
+) -> Estimator:
     """An estimator that reports each step and saves every fourth."""
     mesh_shape, layout = MESHES[mesh]
     settings = {"save_checkpoints_steps": 4, "log_step_count_steps": 1, **settings}
     values = {"learning_rate": 0.05, "mesh_shape": mesh_shape, "layout": layout}
-    return Estimator(toy.model_fn, RunConfig(str(directory), **settings), values | (hparams or {}))
+    return Estimator(model_fn, RunConfig(str(directory), **settings), values | (hparams or {}))
 
 
 def step_directory(run: Path, step: int) -> Path:

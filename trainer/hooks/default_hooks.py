@@ -8,8 +8,10 @@ from t2tp import mtf
 from t2tp.hparam import HParams
 from t2tp.layout_report import explain
 from t2tp.ops.flops import matmul_flops
+from t2tp.optim.same_rows import SameRows
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Mesh, Program
+from t2tp.program.replicas import ReplicaMismatch
 from t2tp.trainer.hooks.heartbeat import Heartbeat
 from t2tp.trainer.hooks.histograms import HistogramHook, process_directory
 from t2tp.trainer.hooks.hook import Hook, Training
@@ -22,7 +24,7 @@ from t2tp.trainer.hooks.replicas import ReplicaHook
 from t2tp.trainer.hooks.reports import ReportHook, Sink
 from t2tp.trainer.hooks.slow_stage import SlowStage
 from t2tp.trainer.hooks.summaries import SummaryWriter
-from t2tp.trainer.inputs.inputs import Inputs
+from t2tp.trainer.inputs.inputs import Inputs, shapes_of_batch, shapes_of_features
 from t2tp.trainer.run_config import RunConfig, profile_range
 
 LossFn = Callable[[Mesh, dict[str, mtf.Tensor]], mtf.Tensor]
@@ -81,12 +83,12 @@ def default_hooks(
       track: sends the scalars of reports to a tracker.
     """
     hooks: list[Hook] = []
+    values = hparams.values() if isinstance(hparams, HParams) else hparams
+    values = values if isinstance(values, Mapping) else {}
     process_id = program.cluster.process_id
     summaries = SummaryWriter(process_directory(config.output_dir, process_id))
     summaries.resume(first_step)
     if progress is not None and heartbeat is not None:
-        values = hparams.values() if isinstance(hparams, HParams) else hparams
-        values = values if isinstance(values, Mapping) else {}
         dtype = values.get("activation_dtype", "float32")
         utilization = _utilization(dtype, program, inputs, loss_fn)
         sinks = [
@@ -111,7 +113,17 @@ def default_hooks(
             hooks.append(ProfileHook(profile_range(config.profile_steps), config.output_dir))
     hooks.append(NonfiniteHook(config.on_nonfinite == "stop", log, first_step))
     if config.check_replicas_every:
-        hooks.append(ReplicaHook(config.check_replicas_every, program.variables))
+        microbatches = int(values.get("microbatches", 1))
+        same_rows = {
+            shapes_of_features(kind): SameRows(loss_fn, program, kind, microbatches)
+            for kind in inputs.kinds
+        }
+
+        def compute(step: int) -> ReplicaMismatch | None:
+            batch = inputs.stream[step]
+            return same_rows[shapes_of_batch(batch)].mismatch(batch, step)
+
+        hooks.append(ReplicaHook(config.check_replicas_every, program.variables, compute))
     if config.histogram_steps is not None:
         hooks.append(HistogramHook(config.histogram_steps, program.variables, summaries))
     return hooks

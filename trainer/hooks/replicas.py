@@ -31,17 +31,24 @@ class ReplicaMismatchError(FailedError):
 class ReplicaHook(Hook):
     """Compares the copies of variables every N steps and before each checkpoint.
 
-    All processes compare the same numbers and stop after the same step.
+    Every N steps it also compares what processors compute from the same rows. All processes compare
+    the same numbers and stop after the same step.
     """
 
-    def __init__(self, every: int, variables: Variables) -> None:
-        """Sets interval and variables.
+    def __init__(
+        self,
+        every: int,
+        variables: Variables,
+        compute: Callable[[int], ReplicaMismatch | None] = lambda step: None,
+    ) -> None:
+        """Sets interval and checks.
 
         Args:
           every: steps from one check to the next.
           variables: variables to compare.
+          compute: computes rows of a step's batch on all processors; returns what differs.
         """
-        self._every = every
+        self._every, self._compute = every, compute
         self._cluster = variables.cluster
         self._check = ReplicaCheck(variables)
         self._equal_after: int | None = None
@@ -50,12 +57,28 @@ class ReplicaHook(Hook):
         """Checks the initial or restored values, and from then on each checkpoint."""
         training.confirm_saving = lambda: self._look(training)
         self._look(training)
+        self._look_at_compute(training)
 
     def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
         """Checks if it is due."""
         if training.steps_done % self._every == 0:
             wait_for(training, outputs)
             self._look(training)
+            self._look_at_compute(training)
+
+    def _look_at_compute(self, training: Training) -> None:
+        """Computes rows of the last batch on all processors and compares the results."""
+        step = training.steps_done
+        with training.clock.stopped("replicas"):
+            found = self._compute(max(step - 1, 0))
+        if found:
+            raise ReplicaMismatchError(
+                f"after step {step} processors compute different values from the same rows:"
+                f" {found.describe(self._cluster)}. Earlier steps may be wrong too: start again"
+                " from a checkpoint that you trust, without that device.",
+                step,
+                [found],
+            )
 
     def _look(self, training: Training) -> None:
         """Compares the copies, unless that was done after this step."""
@@ -93,9 +116,9 @@ def name_wrong_device(
       the error to raise.
     """
     mismatch, cluster = error.mismatches[0], variables.cluster
-    if mismatch.has_majority:
+    if mismatch.has_majority or mismatch.kind != "variable":
         return error
-    variable = variables[mismatch.variable]
+    variable = variables[mismatch.name]
     pnums = {pnum for group in mismatch.groups for pnum in group}
     before = {pnum: variable.slice_of(pnum).numpy() for pnum in pnums & {*cluster.local_pnums}}
     begun_from = replay_to(error.step)
@@ -129,5 +152,5 @@ def _when(step: int, equal_after: int | None) -> str:
 def _describe(found: Sequence[ReplicaMismatch], cluster: Cluster) -> str:
     """Names the first mismatches, and the number of the others."""
     text = "; ".join(mismatch.describe(cluster) for mismatch in found[:_SHOWN])
-    others = {mismatch.variable for mismatch in found} - {m.variable for m in found[:_SHOWN]}
+    others = {mismatch.name for mismatch in found} - {m.name for m in found[:_SHOWN]}
     return f"{text}; and so do {len(others)} more variables" if others else text

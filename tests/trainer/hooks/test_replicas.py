@@ -2,13 +2,50 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from t2tp import checkpoint
+import t2tp
+from t2tp import checkpoint, mtf
 from t2tp.trainer.hooks.replicas import ReplicaHook, ReplicaMismatchError
 from t2tp.trainer.model_fn import ModeKeys
 from tests.trainer import toy
 from tests.trainer.hooks.events import read_log
 from tests.trainer.toy_estimator import At, estimator
+
+
+class WrongOn2(t2tp.Operation):
+    """Copies a tensor; from step 2 on, processor 2 computes a wrong element."""
+
+    def __init__(self, x: mtf.Tensor) -> None:
+        super().__init__([x, x.mesh.step], name="faulty")
+        self._outputs = [mtf.Tensor(self, x.shape, x.dtype)]
+
+    def lower(self, lowering):
+        x, step = map(lowering.slice, self.inputs)
+        pnum = lowering.mesh_impl(self).laid_out_pnum().slice
+        error = tf.cast((pnum == 2) & (step >= 2), x.dtype) * 1e-4
+        lowering.set_slice(self.outputs[0], x + error * tf.one_hot(0, x.shape[-1]))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "feature", "said"),
+    [
+        ("data", "x", r"on processor 2 \(.*\) from processors 0, 1, 3 "),
+        ("both", "x", r"on processor 2 \(.*\) from processors 0, 1, 3 "),
+        ("both", "y", r"between processor 0 \(.*\) and processor 2 \("),  # `model` splits it.
+    ],
+)
+def test_a_processor_that_computes_wrongly_is_named(tmp_path, mesh, feature, said):
+    """Its gradient is summed with those of others, so all copies of the weight stay equal."""
+
+    def model_fn(mesh, features, mode, hparams):
+        wrong = {feature: WrongOn2(features[feature]).outputs[0]}
+        return toy.model_fn(mesh, {**features, **wrong}, mode, hparams)
+
+    trained = estimator(tmp_path, mesh, model_fn=model_fn, check_replicas_every=1)
+    said = f"after step 3 .* the same rows: activation 'faulty' differs {said}"
+    with pytest.raises(ReplicaMismatchError, match=said):
+        trained.train(toy.inputs(), 12)
 
 
 def corrupted(directory, step, **settings):

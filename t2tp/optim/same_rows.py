@@ -1,0 +1,105 @@
+"""Finds a processor that computes wrongly: all compute the same rows, and the results are compared.
+
+Processors that share the batch compute one function, but of different rows, so a wrong result of
+one looks like any other, and the sum of the gradients hides it. Here a step runs on a layout that
+does not split the batch. On `data:4;model:2`, the four processors of each place along `model` then
+have equal slices of every tensor, bit for bit. The first tensor that differs, in the order in which
+a step computes them, names the processor: a later one is computed from wrong values of others.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from t2tp import mtf
+from t2tp.lowering.context import Lowering
+from t2tp.lowering.operation import Operation
+from t2tp.mesh.layout import BATCH, PROCESSORS
+from t2tp.optim.nonfinite import step_tensors
+from t2tp.program.program import Feature, Mesh, Program
+from t2tp.program.replicas import ReplicaMismatch, checksum, equal_groups
+
+LossFn = Callable[[Mesh, dict[str, mtf.Tensor]], mtf.Tensor]
+
+
+class SameRows:
+    """A step without update on a program's mesh, in which all processors compute the same rows."""
+
+    def __init__(
+        self, loss_fn: LossFn, program: Program, features: Mapping[str, Feature], microbatches: int
+    ) -> None:
+        """Builds the step.
+
+        Args:
+          loss_fn: builds the loss of training, without an update.
+          program: the training program, whose mesh and variables are used.
+          features: features of a batch.
+          microbatches: number of microbatches of a training step. The step has as many rows as a
+            processor has of one of them, so that it takes no more memory.
+        """
+        self._layout = program.layout.with_same_rows()
+        self._shapes: dict[str, mtf.Shape] = {}
+        shards = program.layout.batch_shards * microbatches
+        self._features = {}
+        for name, feature in features.items():
+            dims = [
+                mtf.Dimension(BATCH, dim.size // shards) if dim.name == BATCH else dim
+                for dim in feature.shape.dims
+            ]
+            self._features[name] = Feature(mtf.Shape(dims), feature.dtype)
+
+        def step(mesh: Mesh, parts: dict[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
+            tensors = step_tensors(loss_fn(mesh, parts), mesh)
+            self._shapes = {name: x.shape for name, x in tensors.items()}
+            return {"checksums": _Checksums([*tensors.values()], self._layout.size).outputs[0]}
+
+        self._program = Program(
+            step,
+            self._features,
+            layout=self._layout,
+            cluster=program.cluster,
+            variables=program.variables,
+        )
+
+    def mismatch(self, batch: Mapping[str, np.ndarray], step: int) -> ReplicaMismatch | None:
+        """Returns the first tensor that differs between processors, the same in all processes.
+
+        Args:
+          batch: a batch; its first rows are computed.
+          step: number of the step, which keys random numbers.
+        """
+        rows = {
+            name: np.asarray(batch[name][tuple(slice(n) for n in feature.shape.to_integer_list)])
+            for name, feature in self._features.items()
+        }
+        checksums = self._program(rows, step=step)["checksums"]
+        for (name, shape), of_tensor in zip(self._shapes.items(), checksums.T, strict=True):
+            copies = defaultdict(list)
+            for pnum in range(self._layout.size):
+                begin = self._layout.slice_begin(shape, pnum)
+                copies[self._layout.stage_of(pnum), begin].append(pnum)
+            for pnums in copies.values():
+                equal = equal_groups(pnums, of_tensor[pnums])
+                if len(equal) > 1:
+                    kind, _, tensor = name.partition(" ")
+                    return ReplicaMismatch(tensor, equal, kind)
+        return None
+
+
+class _Checksums(Operation):
+    """Inputs: tensors. Output: the checksum of each processor's slices, int64."""
+
+    accepts_padding = True
+
+    def __init__(self, tensors: list[mtf.Tensor], processors: int) -> None:
+        super().__init__(tensors, name="checksums")
+        sizes = {PROCESSORS: processors, "tensors": len(tensors)}
+        shape = mtf.Shape([mtf.Dimension(*dim) for dim in sizes.items()])
+        self._outputs = [mtf.Tensor(self, shape, tf.int64)]
+
+    def lower(self, lowering: Lowering) -> None:
+        one = tf.constant(1, tf.int64)
+        sums = [checksum(lowering.masked_slice(x), one) for x in self.inputs]
+        lowering.set_slice(self.outputs[0], tf.stack(sums)[tf.newaxis])
