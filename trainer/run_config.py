@@ -42,8 +42,9 @@ class RunConfig:
       tracker: where to send scalars: `wandb` or `mlflow`, with an optional project as in
         `wandb:my_project`; empty: nowhere.
       histogram_steps: steps between histograms of the trainable variables; None: no histograms.
-      check_replicas_every: steps between comparisons of the replicas of variables, which are then
-        also compared before each checkpoint; 0: never.
+      check_replicas_every: steps between comparisons of devices: of their replicas of variables and
+        of what they compute from the same rows. Before each checkpoint, replicas are compared too;
+        0: never.
       profile_steps: `FIRST:LAST`, the steps to profile, counted from 1; empty: none.
       on_nonfinite: what to do at a step with a non-finite loss or gradient: `stop` or `ignore`.
         Steps that the model's graph skips never stop the training.

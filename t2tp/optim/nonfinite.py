@@ -35,7 +35,7 @@ def largest_magnitudes(loss: mtf.Tensor, mesh: Mesh) -> dict[str, mtf.Tensor]:
       float32 scalars by name, in the order in which a step computes the tensors:
       `variable <name>`, `activation <operation>` for tensors that the loss depends on, and
       `gradient <variable>`; infinity if an element is not finite. Tensors inside loops and
-      recomputed blocks are not included.
+      recomputed blocks, and gradients in a pipeline, are not included.
     """
     named = step_tensors(loss, mesh)
     return dict(zip(named, LargestMagnitudesOperation([*named.values()]).outputs, strict=True))
@@ -56,6 +56,8 @@ def step_tensors(loss: mtf.Tensor, mesh: Mesh) -> dict[str, mtf.Tensor]:
         for x in op.outputs:
             if x.dtype.is_floating and not isinstance(op, mtf.Variable):
                 named[f"activation {x.name.removesuffix(':0')}"] = x
+    if mesh.layout.num_stages > 1:  # Only the schedule of a training step computes gradients.
+        return named
     grads = variable_gradients(loss, mesh)
     return named | {f"gradient {v.name}": g for v, g in zip(variables, grads, strict=True)}
 

@@ -38,7 +38,7 @@ def replayed_cause(outputs: Mapping[str, np.ndarray]) -> str:
     if all(np.isfinite(outputs[name]) for name in names if name in outputs):
         return "Replayed, the same step is finite, so suspect the machine before the model."
     return (
-        "All tensors of the loss and all gradients are finite: the cause is inside of a loop,"
+        "All tensors and gradients outside of loops are finite: the cause is inside a loop,"
         " or a norm overflows."
     )
 
