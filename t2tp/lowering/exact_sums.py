@@ -12,8 +12,8 @@ adds the two halves, and so continues the same tree. With two microbatches, each
 of a processor's 4 parts. One device computes all parts: the same additions in the same order.
 
 A sum over rows and positions, such as a weight's gradient on `seq:2` with `length:seq`, is computed
-of whole rows: an all-to-all gives each processor all positions of half of its rows. The axis then
-splits the batch, and the sum continues the batch's tree.
+from whole rows: an all-to-all gives each processor all positions of half of its rows. After that,
+the axis splits rows, so the sum is one more level of the batch's tree.
 """
 
 import contextlib
@@ -45,13 +45,13 @@ def lower_in_parts(
       op: the operation.
       lowering: the lowering of the graph, or of a part of an outer dimension.
       rule: the rule that lowers the operation.
-      dims: the dimensions, the outer one first.
+      dims: the dimensions, the outermost first.
     """
     dim, *inner = dims
     mesh_impl, rows = lowering.mesh_impl(op), None
     if _sums_split_positions(op, mesh_impl.layout):
         axis = mesh_impl.layout.axis_index(POSITIONS)
-        rows = _WholeRows(mesh_impl.collectives, axis, mesh_impl.shape[axis].size)
+        rows = _RowExchange(mesh_impl.collectives, axis, mesh_impl.shape[axis].size)
         mesh_impl = mesh_impl.with_layout(mesh_impl.layout.with_whole_rows())
     num_parts, count = lowering.parts_of(dim, mesh_impl.layout)
     results: dict[upstream.Tensor, list[tf.Tensor]] = {y: [] for y in op.outputs}
@@ -77,8 +77,8 @@ def lower_in_parts(
             lowering.set_parts(y, parts, axis, (dim.name, num_parts))
 
 
-class _WholeRows(NamedTuple):
-    """Moves tokens between the processors along the axis that splits the positions of a row.
+class _RowExchange(NamedTuple):
+    """Trades split positions for split rows, along the axis that splits positions, and back.
 
     Attributes:
       collectives: the processor's collectives.
@@ -111,13 +111,13 @@ class _WholeRows(NamedTuple):
 
 
 class PartLowering:
-    """A lowering in which one dimension has only one part, for one operation."""
+    """Lowers one operation for one part of one dimension."""
 
     def __init__(
         self,
         base: Any,
         mesh_impl: SpmdMeshImpl,
-        rows: _WholeRows | None,
+        rows: _RowExchange | None,
         dim: upstream.Dimension,
         number: int,
         count: int,
@@ -126,8 +126,8 @@ class PartLowering:
         """Restricts a lowering.
 
         Args:
-          base: the lowering of all parts.
-          mesh_impl: the mesh of all parts.
+          base: the enclosing lowering.
+          mesh_impl: its mesh.
           rows: moves tokens to whole rows; None: their slices stay as they are.
           dim: the dimension, of `count` parts on this processor.
           number: the number of the part on this processor.
@@ -164,7 +164,7 @@ class PartLowering:
         return parts[self._number]
 
     def slice_in_order(self, tensor: upstream.Tensor, order: Order) -> tf.Tensor:
-        """Returns the slice; no layout that has other orders is exact."""
+        """Returns the slice; `exact_sums` never uses head-tail order."""
         del order
         return self.slice(tensor)
 
@@ -174,7 +174,7 @@ class PartLowering:
         dims: Collection[upstream.Dimension] | None = None,
         value: complex = 0,
     ) -> tf.Tensor:
-        """Returns the part's slice, without padding."""
+        """Returns the part's slice with `value` in place of its padding."""
         return self._mesh_impl.masked(self.slice(tensor), tensor.shape, dims, value)
 
     @contextlib.contextmanager
@@ -184,11 +184,11 @@ class PartLowering:
         yield
 
     def partial_sum(self, tensor: upstream.Tensor) -> tuple[tf.Tensor, list[int]]:
-        """Returns the slice of the complete sum."""
+        """Returns the slice and no axes: inputs are complete sums here."""
         return self.slice(tensor), []
 
     def shared(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Returns a value that several operations need, of this part."""
+        """As `GraphLowering.shared`, with the part in the key."""
         return self._base.shared((key, self._dim, self._number, self._count), make)
 
     def set_slice(self, tensor: upstream.Tensor, value: tf.Tensor) -> None:
@@ -236,7 +236,7 @@ class _PartTensors:
 
 
 def dims_in_parts(op: upstream.Operation, lowering: Any) -> list[upstream.Dimension]:
-    """Returns the dimensions over which an operation sums in parts, the outer one first."""
+    """Returns the dimensions over which an operation sums in parts, outermost first."""
     layout = lowering.mesh_impl(op).layout
     dims = summed_in_parts(op, layout)
     if _sums_split_positions(op, layout):
@@ -245,7 +245,7 @@ def dims_in_parts(op: upstream.Operation, lowering: Any) -> list[upstream.Dimens
 
 
 def _sums_split_positions(op: upstream.Operation, layout: Layout) -> bool:
-    """Whether an operation sums over the positions of rows, which the layout splits."""
+    """Whether an operation sums over `length` and the layout splits `length`."""
     inputs, outputs = ([x.shape.dimension_names for x in xs] for xs in (op.inputs, op.outputs))
     is_summed = any(POSITIONS in x for x in inputs) and not all(POSITIONS in y for y in outputs)
     return is_summed and layout.axis_index(POSITIONS) is not None
@@ -260,15 +260,16 @@ def sum_in_parts(x: tf.Tensor, count: int) -> tf.Tensor:
 
 
 def in_vectors(x: tf.Tensor) -> tf.Tensor:
-    """Appends zeros to the first dimension of a slice, so that it fills the processor's vectors."""
+    """Appends zeros to the first dimension of a slice, up to a multiple of a SIMD vector's size."""
     padding = -x.shape[0] % VECTOR
     return tf.pad(x, [[0, padding], *([0, 0] for _ in x.shape[1:])]) if padding else x
 
 
 def lower_in_vectors(op: upstream.SlicewiseOperation, lowering: Any) -> None:
-    """Applies a function of elements to whole vectors: a rest would be rounded differently.
+    """Applies a function of elements to whole vectors: a remainder would be rounded differently.
 
-    Scalars stay scalars: they are the same on all layouts, and 1 / 1 in a vector is less than 1.
+    Scalars stay scalars. They are the same on all layouts, and the reciprocal of 1 in a vector is
+    less than 1.
     """
     x = lowering.slice(op.inputs[0])
     if math.prod(x.shape) % VECTOR == 0 or not x.shape.rank:
