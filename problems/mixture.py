@@ -1,7 +1,7 @@
-"""Mixtures: `mixture:a=0.7,b=0.3` in exact proportions, `mixture:a,b` in proportion to the sizes.
+"""Mixtures: `mixture:a=0.7,b=0.3` with exact shares, `mixture:a,b` with shares by the sizes.
 
-Problems that train a vocabulary need a common one, so their mixture has data of its own, with the
-problems' data in subdirectories; other mixtures use the existing data of their problems.
+Problems that train a vocabulary need a common one. Their mixture has data of its own, with the
+problems' data in subdirectories. Other mixtures use the existing data of their problems.
 """
 
 import hashlib
@@ -43,9 +43,9 @@ class Mixture(Problem):
 
     An evaluation includes all examples of all problems; to evaluate on one, use it alone.
 
-    Options, if the name has no proportions; see `mixture_name.proportional_parts`:
-        temperature: temperature of the proportions.
-        max_rows: cap on the rows of a problem in the proportions; 0: none.
+    Options, if the name has no shares; see `mixture_name.proportional_parts`:
+        temperature: temperature of the shares.
+        max_rows: cap on a problem's rows when shares are computed; 0: none.
 
     Attributes:
       parts: the problems.
@@ -64,8 +64,8 @@ class Mixture(Problem):
         super().__init__(options)
         if self.given_options and schedule:
             raise ValueError(
-                f"options of {name}: {' and '.join(self.given_options)} is only for shares by the "
-                "problems' sizes, and the name has shares: omit one of them"
+                f"options of {name}: {' and '.join(self.given_options)} cannot change the shares "
+                "that the name gives: omit one of them"
             )
         self.parts = list(parts)
         self._schedule = list(schedule)
@@ -73,7 +73,7 @@ class Mixture(Problem):
         if self._sharing:
             agree(name, self._sharing)
             for part in parts:
-                # The mixture warns instead, as its command makes the data again.
+                # The mixture warns instead: its own command is the one that makes the data again.
                 part.warns_of_changes = False
         self.given_options |= self._dotted(lambda part: part.given_options)
         self.splits = tuple(self._common(lambda part: part.splits))
@@ -97,10 +97,10 @@ class Mixture(Problem):
     def default_options(self) -> HParams:
         """Declares the mixture's own options."""
         options = super().default_options()
-        of_name = "temperature of the proportions, if the name has no shares"
-        options.add("temperature", 1.0, help=of_name, above=0.0)
-        limit = "cap on a problem's rows in the proportions; 0: no cap"
-        options.add("max_rows", 0, help=limit, min=0)
+        temperature_help = "temperature of the shares, if the name has no shares"
+        options.add("temperature", 1.0, help=temperature_help, above=0.0)
+        max_rows_help = "cap on a problem's rows when shares are computed; 0: no cap"
+        options.add("max_rows", 0, help=max_rows_help, min=0)
         return options
 
     @property
@@ -146,7 +146,7 @@ class Mixture(Problem):
         return self.check_prepared(data_dir)
 
     def data_dependencies(self) -> dict[str, Any]:
-        """Returns the dependencies of the problems' data and the vocabulary's proportions."""
+        """Returns the dependencies of the problems' data and the vocabulary's shares."""
         return {
             "shares": self._shares_rule(),
             **self._dotted(lambda part: part.data_dependencies()),
@@ -173,13 +173,13 @@ class Mixture(Problem):
         return make_shared_vocabulary(parts, self._shares, directory)
 
     def provenance(self, directory: Path, tmp_dir: Path) -> dict[str, Any]:
-        """Returns the proportions in the vocabulary's texts, and each problem's provenance."""
+        """Returns the shares of the vocabulary's texts, and each problem's provenance."""
         parts = self.parts_in(directory).items()
         of_parts = {part.name: Manifest.read(part_dir).origin for part_dir, part in parts}
         return {"shares": self._shares_rule(), **of_parts}
 
     def _shares(self, rows: Sequence[int]) -> list[float]:
-        """Returns the problems' proportions by their sizes, averaged over all stages."""
+        """Returns each problem's share: the mean over the stages, whatever their lengths."""
         parts = np.array([stage.parts for stage in self._stages(rows)], float)
         return (parts / parts.sum(1, keepdims=True)).mean(0).round(6).tolist()
 
@@ -189,16 +189,16 @@ class Mixture(Problem):
         return self._schedule or [Stage(0, proportional_parts(rows, temperature, max_rows))]
 
     def _shares_rule(self) -> Any:
-        """Returns the rule for the proportions in the vocabulary's texts, as JSON."""
+        """Returns the rule for the shares of the vocabulary's texts, as JSON."""
         return self._shares([]) if self._schedule else self.options.values()
 
     def changed_sources(self, directory: Path) -> str:
-        """Returns which of its problems' sources, or the vocabulary's proportions, have changed."""
+        """Returns which of its problems' sources, or the vocabulary's shares, have changed."""
         if not self._sharing:
             return ""
         parts = self.parts_in(directory).items()
-        changed = [f"{part.name}, {part.changed_sources(part_dir)}" for part_dir, part in parts]
-        sources = [each for each in changed if not each.endswith(", ")]
+        changed = [(part.name, part.changed_sources(part_dir)) for part_dir, part in parts]
+        sources = [f"{name}, {change}" for name, change in changed if change]
         manifest = Manifest.read(directory)
         is_taken = any(manifest.options.get(f"{p.name}.vocabulary_from") for p in self._sharing)
         before = manifest.origin["shares"]

@@ -76,7 +76,7 @@ class Stream(Protocol):
         """Returns the batch of this step, counted from 0; nothing is read yet."""
 
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
-        """Returns the shapes of the features, for each shape of batch that the stream has."""
+        """Returns the features' shapes, once for each batch shape: buckets have several."""
 
 
 class BatchFeature:
@@ -99,8 +99,8 @@ class BatchFeature:
         parts = index if isinstance(index, tuple) else (index,)
         if len(parts) > len(self.shape) or not all(isinstance(part, slice) for part in parts):
             raise TypeError(
-                f"feature {self._name!r} of shape {self.shape} is cut by at most "
-                f"{len(self.shape)} slices, as in feature[0:2, 0:64]; given {index!r}"
+                f"feature {self._name!r} of shape {self.shape} needs at most "
+                f"{len(self.shape)} slices, such as feature[0:2, 0:64], not {index!r}"
             )
         rows, *rest = parts + (slice(None),) * (len(self.shape) - len(parts))
         return self._source.read(self._name, self._examples[rows], tuple(rest))
@@ -110,7 +110,7 @@ class BatchFeature:
 
 
 class Batch(Mapping[str, BatchFeature | np.ndarray]):
-    """The examples of one step: features by name.
+    """The examples of one step, read on access: features by name.
 
     Attributes:
       source: source of the examples.
@@ -200,7 +200,7 @@ class ShuffledStream:
 
 
 class OnePassStream:
-    """Every example once, in order: `len(stream)` batches, the last padded with empty rows.
+    """Each example once, in order. Empty rows pad the last of the `len(stream)` batches.
 
     Attributes:
       examples_per_epoch: number of examples.
@@ -226,7 +226,7 @@ class OnePassStream:
     def __getitem__(self, step: int) -> Batch:
         """Returns the batch of this step, counted from 0."""
         if checked_step(step) >= len(self):
-            raise IndexError(f"batch {step} asked for, one pass has {len(self)}")
+            raise IndexError(f"there is no batch {step}: one pass has {len(self)} batches, from 0")
         examples = step * self._batch_size + np.arange(self._batch_size)
         examples = np.where(examples < self.examples_per_epoch, examples, EMPTY)
         return Batch(self._source, examples, self._index_name)
@@ -241,5 +241,5 @@ def checked_step(step: int) -> int:
     """Returns the step as an int; raises IndexError if it is negative."""
     step = operator.index(step)
     if step < 0:
-        raise IndexError(f"batch {step} asked for, batches are counted from 0")
+        raise IndexError(f"there is no batch {step}: batches are counted from 0")
     return step

@@ -43,7 +43,7 @@ class FileRecord:
 
     @classmethod
     def from_file(cls, path: Path) -> FileRecord:
-        """Reads a small file."""
+        """Hashes a file, which is read into memory as a whole."""
         content = path.read_bytes()
         return cls(len(content), hashlib.sha256(content).hexdigest())
 
@@ -56,7 +56,7 @@ class Marker:
       step: the training step that was saved.
       files: the other files of the directory, by name.
       float16: the names of the tensors that are float16; see `t2tp.checkpoint.writing`.
-      writers: an id of each process, unique to this save.
+      writers: an id of this save from each process that wrote it.
       saved_at: time of the save, in seconds since 1970.
     """
 
@@ -77,8 +77,8 @@ class Marker:
 
         Raises:
           DamagedCheckpointError: the marker is missing or damaged.
-          UnusableCheckpointError: it cannot be read.
-          NewerFormatError: it is of a newer format.
+          UnusableCheckpointError: the marker cannot be read.
+          NewerFormatError: the checkpoint has a newer format.
         """
         with as_unusable(checkpoint_in(directory)):
             content = cls._content(directory)

@@ -25,6 +25,8 @@ from t2tp.checkpoint.slices import Slice
 from t2tp.object_store import mirror
 from t2tp.suggestions import check_known
 
+_PREFIX = b"/" + VARIABLES.encode()
+
 # TensorFlow's errors about data files that are not as the index says.
 _WRONG_DATA = (tf.errors.DataLossError, tf.errors.OutOfRangeError, tf.errors.NotFoundError)
 
@@ -55,9 +57,7 @@ class Checkpoint:
         with as_unusable(checkpoint_in(self.path)):
             self.metadata = untrusted_json.read_object(self.path / METADATA)
             with files.tensorflow_path(self.path) as location:
-                reader = tf.compat.v1.train.NewCheckpointReader(
-                    location + b"/" + VARIABLES.encode()
-                )
+                reader = tf.compat.v1.train.NewCheckpointReader(location + _PREFIX)
         self._shapes = {
             name: tuple(shape) for name, shape in reader.get_variable_to_shape_map().items()
         }
@@ -85,7 +85,7 @@ class Checkpoint:
     def read(self, slices: Sequence[Slice]) -> list[tf.Tensor]:
         """Reads slices of any size and position.
 
-        TensorFlow reads and checks every saved slice that overlaps, as a whole.
+        TensorFlow reads and checks a saved slice as a whole, even if only a part of it overlaps.
 
         Returns:
           Their values on the CPU, in the order of `slices`.
@@ -97,7 +97,7 @@ class Checkpoint:
           UnusableCheckpointError: it cannot be read.
         """
         for each in slices:
-            self._check(each)
+            self._check_slice(each)
         if not slices:
             return []
         stored = [tf.float32 if part.dtype == tf.float16 else part.dtype for part in slices]
@@ -108,7 +108,7 @@ class Checkpoint:
         ):
             restore = functools.partial(
                 tf.raw_ops.RestoreV2,
-                prefix=location + b"/" + VARIABLES.encode(),
+                prefix=location + _PREFIX,
                 tensor_names=[each.name for each in slices],
                 shape_and_slices=[each.spec for each in slices],
                 dtypes=stored,
@@ -129,7 +129,7 @@ class Checkpoint:
             ]
 
     def _fetch(self, slices: Sequence[Slice], again: bool = False) -> None:
-        """Fetches the saved slices that overlap, if they are in an object store."""
+        """Downloads the saved slices that overlap, if the checkpoint is in an object store."""
         if mirror.mirror_of(self.path) is None:
             return
         for number, ranges in data_ranges(self._index, slices).items():
@@ -145,7 +145,7 @@ class Checkpoint:
         return sum(not record.sha256 for record in self._marker.files.values())
 
     def verify(self) -> None:
-        """Checks all files, and reads each tensor, whose slices have checksums.
+        """Checks all files. Reading each tensor verifies the checksums of its saved slices.
 
         Raises:
           DamagedCheckpointError: a file has changed; the error names it.
@@ -156,11 +156,11 @@ class Checkpoint:
             self.read([Slice.full(name, shape, self._dtypes[name])])
 
     def _data_file(self, error: tf.errors.DataLossError) -> str:
-        """Returns the data file with the wrong checksum."""
+        """Returns the data file with the wrong checksum, or the prefix of all if it is unknown."""
         shard = re.search(r"\bshard (\d+)", error.message)
         return data_file(int(shard[1]), self._num_data_files) if shard else VARIABLES
 
-    def _check(self, part: Slice) -> None:
+    def _check_slice(self, part: Slice) -> None:
         sentence = f"The checkpoint {self.path} has no {part.name!r}"
         check_known(part.name, self._shapes, "tensors", sentence, LookupError)
         shape, dtype = self._shapes[part.name], self._dtypes[part.name]
@@ -199,18 +199,18 @@ def latest(directory: str | PathLike[str], before: int | None = None) -> Checkpo
     return opened
 
 
-class FinishedCheckpoint(NamedTuple):
+class CheckpointPath(NamedTuple):
     """Path and training step of a finished checkpoint."""
 
     path: Path
     step: int
 
 
-def last_finished(directory: str | PathLike[str]) -> FinishedCheckpoint | None:
+def last_finished(directory: str | PathLike[str]) -> CheckpointPath | None:
     """Finds the latest finished checkpoint of a directory; None if there is none.
 
-    It is the one that `latest` opens, but found without TensorFlow and without warnings, and also
-    if it is of a newer format or cannot be read.
+    It is the checkpoint that `latest` opens or fails to open: a newer format or an unreadable file
+    is no error here. Does not use TensorFlow and logs no warnings.
     """
     for step, path in reversed(files.step_directories(Path(directory)).items()):
         try:
@@ -219,9 +219,9 @@ def last_finished(directory: str | PathLike[str]) -> FinishedCheckpoint | None:
         except DamagedCheckpointError:
             continue
         except UnusableCheckpointError:
-            return FinishedCheckpoint(path, step)
+            return CheckpointPath(path, step)
         if marker.step == step:
-            return FinishedCheckpoint(path, step)
+            return CheckpointPath(path, step)
     return None
 
 
@@ -250,6 +250,6 @@ def _open_or_warn(path: Path) -> Checkpoint | None:
             logging.warning("Skipping a checkpoint: %s", error)
         return None
     if files.step_directory(path.parent, checkpoint.step) != path:
-        logging.warning("Skipping %s: it holds step %d, not its name's.", path, checkpoint.step)
+        logging.warning("Skipping %s: it holds step %d, unlike its name.", path, checkpoint.step)
         return None
     return checkpoint

@@ -23,7 +23,7 @@ def learning_rate(step: mtf.Tensor, hparams: HParams, train_steps: int) -> mtf.T
     Args:
       step: integer scalar, from 0.
       hparams: `learning_rate_schedule` and the hparams of its factors.
-      train_steps: steps of the training; decays end with it.
+      train_steps: steps of the training, from which some factors derive their length.
 
     Returns:
       a float32 scalar.
@@ -55,8 +55,8 @@ def learning_rate(step: mtf.Tensor, hparams: HParams, train_steps: int) -> mtf.T
 def warmup_steps(hparams: HParams, train_steps: int) -> int:
     """Returns the number of warm-up steps.
 
-    It is `learning_rate_warmup_steps`. A training that would spend more than half of its steps on
-    the warm-up, such as a short fine-tuning with the hparams of a long training, spends a tenth.
+    It is `learning_rate_warmup_steps`, but a tenth of a training that would spend more than half of
+    its steps on the warm-up, such as a short fine-tuning with the hparams of a long training.
     """
     steps = hparams.learning_rate_warmup_steps
     return steps if 2 * steps <= train_steps else max(1, train_steps // 10)
@@ -77,7 +77,7 @@ def linear_warmup(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Ten
 
 @registry.register_learning_rate_schedule
 def rsqrt_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
-    """Returns 1 / sqrt(max(step, `learning_rate_warmup_steps`))."""
+    """Returns 1 / sqrt(max(step, `learning_rate_warmup_steps`)), also after a shortened warm-up."""
     del train_steps
     return tf.math.rsqrt(tf.maximum(step, max(1, hparams.learning_rate_warmup_steps)))
 
@@ -91,7 +91,7 @@ def rsqrt_normalized_decay(step: tf.Tensor, hparams: HParams, train_steps: int) 
 
 @registry.register_learning_rate_schedule
 def rsqrt_hidden_size(step: tf.Tensor, hparams: HParams, train_steps: int) -> float:
-    """Returns 1 / sqrt(`d_model`), with `transfer_from` of the small model."""
+    """Returns 1 / sqrt(`d_model`). With `transfer_from`, the small model's `d_model` counts."""
     del step, train_steps
     transfer = Transfer.from_hparams(hparams)
     return (hparams if transfer is None else transfer.small).d_model ** -0.5
@@ -140,10 +140,10 @@ def cosine_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tens
 
 @registry.register_learning_rate_schedule
 def cosdecay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
-    """Returns tensor2tensor's factor: 1 in the warm-up, then a cosine of the global step.
+    """Returns tensor2tensor's cosine, which differs from `cosine_decay`.
 
-    It is (1 + cos(pi * step / `learning_rate_decay_steps`)) / 2, which rises again after the
-    decay's end.
+    It is 1 during the warm-up and then (1 + cos(pi * step / `learning_rate_decay_steps`)) / 2, with
+    steps counted from the start of the training. After the decay it rises again.
     """
     decayed = _half_cosine(step, _decay_steps("cosdecay", hparams))
     return tf.where(step <= warmup_steps(hparams, train_steps), 1.0, decayed)
@@ -184,23 +184,24 @@ def exp_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
 
 @registry.register_learning_rate_schedule
 def piecewise(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
-    """Returns 1 until the first of `learning_rate_boundaries`, inclusive, then the multiples.
+    """Returns 1 up to the first of `learning_rate_boundaries`, inclusive.
 
-    Each of `learning_rate_multiples` is relative to 1 and not to the previous one.
+    After a boundary it returns its entry of `learning_rate_multiples`, up to the next boundary.
+    Multiples are relative to 1 and not to the previous one.
     """
     del train_steps
     boundaries, multiples = hparams.learning_rate_boundaries, hparams.learning_rate_multiples
     if len(boundaries) != len(multiples) or sorted(set(boundaries)) != boundaries:
         raise ValueError(
-            "piecewise needs rising learning_rate_boundaries and one learning_rate_multiples each,"
-            f" and was given {boundaries} and {multiples}"
+            f"piecewise needs ascending learning_rate_boundaries, not {boundaries}, and the same"
+            f" number of learning_rate_multiples, not {multiples}"
         )
     place = tf.reduce_sum(tf.cast(step > tf.constant(boundaries, tf.float32), tf.int32))
     return tf.gather(tf.constant([1.0, *multiples], tf.float32), place)
 
 
 def _left_at_the_end(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
-    """Returns the remaining fraction of the decay, which ends with the training: 1 to 0."""
+    """Returns the fraction of the decay that remains: 1 before the decay, 0 after the training."""
     fraction = hparams.learning_rate_decay_fraction
     over = hparams.learning_rate_decay_steps or max(1.0, fraction * train_steps)
     return tf.clip_by_value((train_steps - step) / over, 0.0, 1.0)

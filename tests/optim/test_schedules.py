@@ -160,5 +160,5 @@ def test_a_warmup_of_more_than_half_of_the_training_takes_a_tenth(warmup, spent)
     ("boundaries", "multiples"), [([1, 2], [0.5]), ([2, 1], [0.5, 0.1]), ([1, 1], [0.5, 0.1])]
 )
 def test_pieces_that_do_not_fit_are_refused(boundaries, multiples):
-    with pytest.raises(ValueError, match="rising learning_rate_boundaries"):
+    with pytest.raises(ValueError, match="ascending learning_rate_boundaries"):
         rates("piecewise", boundaries=boundaries, multiples=multiples)

@@ -139,7 +139,7 @@ def test_another_vocabulary_is_refused_with_what_helps(tmp_path):
         ("few_identities=1;few_reverses=1", "", "is no stage; after the first they begin with"),
         ("few_identities=1;5:few_reverses=1;5:few_reverses=1", "", "each later than the one"),
         ("few_identities=1,image_digits=1", "", "batches do not have the same features"),
-        ("few_identities=1,few_reverses=1", "temperature=2", "temperature is only for shares"),
+        ("few_identities=1,few_reverses=1", "temperature=2", "temperature cannot change"),
         ("few_identities,few_reverses", "temperature=0", "temperature is 0.0, and must be above 0"),
         ("few_identities,few_reverses", "temprature=2", "has the option 'temprature'"),
     ],

@@ -20,8 +20,9 @@ from t2tp.processes.stop_vote import StopVote
 from t2tp.trainer.errors import SIGNALLED, Interrupted
 from t2tp.trainer.processes.children import handled
 
-# One request may send SIGTERM several times: systemd signals the launcher, which passes it on, and
-# its processes; and if the launcher is killed, the kernel may do so for each of its threads.
+# A process may get SIGTERM several times for one request. systemd signals both the launcher, which
+# forwards the signal, and its processes. The kernel may signal once for each thread of a killed
+# launcher.
 _SAME_REQUEST_SECONDS = 1.0
 
 
@@ -45,8 +46,8 @@ class InterruptHandler:
         Args:
           cluster: the processes that train.
           steps_done: steps done before the training.
-          grace_seconds: max time to exit after the signal. The process then exits without saving;
-            checkpoints are atomic. None: no limit.
+          grace_seconds: max time between the signal and the exit. After it the process exits
+            without finishing the save; the checkpoint before it stays valid. None: no limit.
         """
         self._cluster = cluster
         self._grace_seconds = grace_seconds
@@ -78,7 +79,7 @@ class InterruptHandler:
         self._handlers.close()
 
     def stops_after(self, steps_done: int) -> bool:
-        """Whether training stops after this step, which is done.
+        """Whether to stop now.
 
         Raises:
           MissingProcessError: other processes were lost.
@@ -98,13 +99,15 @@ class InterruptHandler:
         if self._received:
             if number == signal.SIGTERM and now - self._received_at < _SAME_REQUEST_SECONDS:
                 return
-            raise Interrupted("interrupted again: exit at once, with the last checkpoint", number)
+            raise Interrupted("interrupted again: exiting with the last checkpoint", number)
         self._received, self._received_at = number, now
         if self._grace_seconds is not None:
             self._timer = threading.Timer(self._grace_seconds, self._leave)
             self._timer.daemon = True
             self._timer.start()
-        logging.info("interrupted: finishing the step and saving it (again: leave at once)")
+        logging.info(
+            "interrupted: finishing the step and saving it (a second signal: exit at once)"
+        )
 
     def _leave(self) -> None:
         """Exits when the grace time is over, whatever the main thread is doing."""

@@ -55,21 +55,21 @@ class WarmStart:
             pattern, arrow, replacement = rule.partition(ARROW)
             if not arrow:
                 raise WarmStartError(
-                    f"warm_start_from={text}: {rule!r} is no rule of the form from{ARROW}to"
+                    f"warm_start_from={text}: the rule {rule!r} has not the form from{ARROW}to"
                 )
             try:
                 # The empty alternative matches in any case, so `re` checks the replacement.
                 re.sub(f"{pattern}|", replacement, "")
             except (re.error, IndexError) as error:
                 raise WarmStartError(
-                    f"warm_start_from={text}: {rule!r} is no regular expression and replacement for"
-                    f" it: {error}"
+                    f"warm_start_from={text}: the rule {rule!r} has an invalid pattern or replacement:"
+                    f" {error}"
                 ) from None
             rules.append((pattern, replacement))
         return cls(path, tuple(rules))
 
     def renamed(self, names: Sequence[str]) -> dict[str, str]:
-        """Applies the rules: name in the model -> name in the checkpoint.
+        """Applies the rules to the checkpoint's names; returns name in the model -> name there.
 
         Raises:
           WarmStartError: a rule matches no name, or two names become the same.
@@ -139,9 +139,9 @@ def warm_start(
 ) -> tuple[str, int]:
     """Loads trainable variables from tensors of the checkpoint with equal name and shape.
 
-    If the run there has another vocabulary, the rows of embedding and logits follow the texts of
-    their tokens; see `token_rows`. The frozen weights of a model with adapters must all be there,
-    or in the base of the adapters that are there.
+    If the source run has another vocabulary, rows of the embedding and the logits are matched by
+    the texts of their tokens; see `token_rows`. A model with adapters needs all its frozen weights,
+    from the checkpoint or from the base of the checkpoint's own adapters.
 
     Args:
       source: the checkpoint and the rules for its names.
@@ -150,8 +150,8 @@ def warm_start(
       with_optimizer: whether the optimizer's variables and the step are loaded too.
 
     Returns:
-      A summary: how many variables were loaded, and which were not, with the reason; and the step
-      of the values, 0 for a fresh optimizer.
+      A summary of the variables that were loaded and of the others, with reasons; and the step to
+      continue at, 0 for a fresh optimizer.
 
     Raises:
       WarmStartError: no variable fits, a rule matches no name, a frozen table has the tokens of
@@ -163,7 +163,7 @@ def warm_start(
     saved = find(source.path)
     check_same_save(saved, variables.cluster)
     sources = source.renamed(sorted(_names_in(saved)))
-    rows, reason = matched
+    rows, _ = matched
     frozen = sum(v.spec.frozen for v in variables)
     tables = [v.spec.name for v in variables if v.spec.frozen and vocab_axis(v) is not None]
     if tables and rows is not None and rows.moves:
@@ -176,21 +176,14 @@ def warm_start(
         load_base(saved, variables, sources)
     trainable = [v for v in variables if v.spec.trainable]
     outcomes = {v.spec.name: _load(saved, v, sources, rows) for v in trainable}
-    groups: dict[str, list[str]] = {}
-    for outcome, text in outcomes.values():
-        groups.setdefault(outcome, []).append(text)
-    loaded = sum(len(groups.get(each, [])) for each in _FITS)
-    groups.pop(_LOADED, None)
-    if not loaded and not frozen:
+    if not frozen and not any(outcome in _FITS for outcome, _ in outcomes.values()):
         raise WarmStartError(_nothing_fits(saved, trainable, sources, outcomes))
-    used = {sources.get(v.spec.name) for v in variables}
-    there = saved.metadata.get(TRAINABLE, [])
-    groups["only in the checkpoint"] = [name for name in there if name not in used]
+    lines = _summary(saved, variables, sources, outcomes, matched)
     others = [v for v in variables if not v.spec.trainable and not v.spec.frozen]
     fresh = [v.spec.name for v in others]
     if with_optimizer:
-        # In a slot of a table, new rows start at the mean too: bias correction is over at a later
-        # step, and a second moment of 0 would make Adam's first updates 3 times as large.
+        # New rows of a table get the mean moment in its slots: bias correction is over at a later
+        # step, so zeros would make Adam's early updates 3 times too large.
         slots = _slot_sources(saved, fresh, sources)
         fresh = [v.spec.name for v in others if _load(saved, v, slots, rows)[0] not in _FITS]
         if fresh and len(fresh) == len(others):
@@ -198,31 +191,51 @@ def warm_start(
                 f"warm_start_optimizer: {saved.path} has no {_first(fresh)}: train with the"
                 " optimizer and its hparams of that run, or without --warm_start_optimizer"
             )
-    base_path = variables.base["path"] if variables.base else ""
-    elsewhere = f" from {base_path}" if base_path != str(saved.path.absolute()) else ""
-    base = f"all {frozen} frozen weights{elsewhere}, and " if frozen else ""
-    lines = [
-        f"warm start from {saved.path} of step {saved.step}: loaded {base}{loaded} of"
-        f" {len(trainable)} trainable variables",
-        *(f"  {len(texts)} {group}: {_first(texts)}" for group, texts in groups.items() if texts),
-    ]
-    if rows is not None and _BY_TEXT in groups:
-        lines.append(f"  {rows.describe()}")
-    if reason:
-        lines.append(f"  rows are copied by number, as the vocabulary there is unknown: {reason}")
-    if with_optimizer:
         lines.append(f"  the step and {len(others) - len(fresh)} optimizer variables loaded")
     if fresh:
         lines.append(f"  {len(fresh)} optimizer variables start from scratch")
     return "\n".join(lines), saved.step if with_optimizer else 0
 
 
+def _summary(
+    saved: Checkpoint,
+    variables: Variables,
+    sources: Mapping[str, str],
+    outcomes: Mapping[str, tuple[str, str]],
+    matched: MatchedRows,
+) -> list[str]:
+    """Returns lines about the weights that were loaded, and those that were not."""
+    rows, reason = matched
+    groups: dict[str, list[str]] = {}
+    for outcome, text in outcomes.values():
+        groups.setdefault(outcome, []).append(text)
+    loaded = sum(len(groups.get(each, [])) for each in _FITS)
+    groups.pop(_LOADED, None)
+    used = {sources.get(v.spec.name) for v in variables}
+    there = saved.metadata.get(TRAINABLE, [])
+    groups["only in the checkpoint"] = [name for name in there if name not in used]
+    base_path = variables.base["path"] if variables.base else ""
+    elsewhere = f" from {base_path}" if base_path != str(saved.path.absolute()) else ""
+    frozen = sum(v.spec.frozen for v in variables)
+    base = f"all {frozen} frozen weights{elsewhere}, and " if frozen else ""
+    lines = [
+        f"warm start from {saved.path} of step {saved.step}: loaded {base}{loaded} of"
+        f" {len(outcomes)} trainable variables",
+        *(f"  {len(texts)} {group}: {_first(texts)}" for group, texts in groups.items() if texts),
+    ]
+    if rows is not None and _BY_TEXT in groups:
+        lines.append(f"  {rows.describe()}")
+    if reason:
+        lines.append(f"  rows are copied by number, as the vocabulary there is unknown: {reason}")
+    return lines
+
+
 def _slot_sources(
     saved: Checkpoint, slots: Sequence[str], sources: Mapping[str, str]
 ) -> dict[str, str]:
-    """Maps the optimizer's variables to the checkpoint's, without those that it lacks.
+    """Maps the optimizer's variables to the checkpoint's, except variables that it lacks.
 
-    A slot `<variable>/<slot>` follows the variable, whatever the rules make of its name.
+    A slot `<variable>/<slot>` follows its variable. The rules are not applied to the slot's name.
     """
     found = {}
     for name in slots:
