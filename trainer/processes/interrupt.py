@@ -105,9 +105,7 @@ class InterruptHandler:
             self._timer = threading.Timer(self._grace_seconds, self._leave)
             self._timer.daemon = True
             self._timer.start()
-        logging.info(
-            "interrupted: finishing the step and saving it (a second signal: exit at once)"
-        )
+        logging.info("interrupted: finishing the step and saving it (again: exit at once)")
 
     def _leave(self) -> None:
         """Exits when the grace time is over, whatever the main thread is doing."""

@@ -62,8 +62,8 @@ class WarmStart:
                 re.sub(f"{pattern}|", replacement, "")
             except (re.error, IndexError) as error:
                 raise WarmStartError(
-                    f"warm_start_from={text}: the rule {rule!r} has an invalid pattern or replacement:"
-                    f" {error}"
+                    f"warm_start_from={text}: the rule {rule!r} has an invalid pattern or"
+                    f" replacement: {error}"
                 ) from None
             rules.append((pattern, replacement))
         return cls(path, tuple(rules))
