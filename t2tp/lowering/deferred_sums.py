@@ -149,12 +149,11 @@ class Reductions:
         """Reduces a needed sum if it is large or fills a collective; else it waits for others."""
         if deferred.num_bytes <= SMALL:
             self._waiting.append(deferred)
-            if sum(each.num_bytes for each in self._coalesced(deferred)) >= BUCKET:
-                self.reduce(deferred)
-        else:
-            # Nothing more is added to it, and nothing else fits into its collective. Started now,
-            # the collective overlaps with the computation of later tensors.
-            self.reduce(deferred)
+            if sum(each.num_bytes for each in self._coalesced(deferred)) < BUCKET:
+                return
+        # Nothing more is added to it, and nothing else fits into its collective. Started now, the
+        # collective overlaps with the computation of later tensors.
+        self.reduce(deferred)
 
     def reduce(self, required: DeferredSum) -> None:
         """Reduces a sum, and the sums that fit into the same collective."""

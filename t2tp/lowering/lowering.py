@@ -558,8 +558,7 @@ class GraphLowering(upstream.Lowering):
         axes: list[int],
         cut: tuple[str, int] | None,
     ) -> None:
-        is_needed = tensor in self._needed
-        value = self._reductions.defer(tensor.name, parts, axes, cut, is_needed)
+        value = self._reductions.defer(tensor.name, parts, axes, cut, tensor in self._needed)
         super().set_tensor_lowering(tensor, value)
         self.orders.set(tensor, self.orders.current)
 

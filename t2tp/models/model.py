@@ -144,8 +144,7 @@ def _as_in_hparams(method: Callable) -> Callable:
         transfer = Transfer.from_hparams(self.hparams)
         if transfer is not None and getattr(mesh, "transfer", None) is None:
             if method.__name__ == "loss":
-                small = _small_variables(self, transfer.small, arguments)
-                transfer.set_small_variables(small)
+                transfer.set_small_variables(_small_variables(self, transfer.small, arguments))
             with layer_settings(mesh, transfer=transfer):
                 return build(self, mesh, *args, **kwargs)
         settings: dict[str, object] = {}

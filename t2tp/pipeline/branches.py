@@ -386,14 +386,13 @@ class _Branch:
           piece: a piece that has been lowered.
           place: the only stage that computes the piece. None: all stages compute it.
         """
-        sums, branches = list(self._sums), self._branches
+        sums, branches, lowering = list(self._sums), self._branches, self._lowering
         leaves: dict[int, tf.Tensor] = {}
         order = {op: i for i, op in enumerate(piece.operations)}
         contributions = sorted(
             piece.contributions.items(), key=lambda item: order.get(item[1].operation, -1)
         )
         for i, tensor in contributions:
-            lowering = self._lowering
             addend_of = lowering.tree_leaf if branches.tree_size else lowering.partial_sum
             value, axes = addend_of(tensor)
             sum_axes = branches.axes[i]

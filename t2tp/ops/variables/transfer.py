@@ -84,21 +84,19 @@ class Transfer:
         for variable in variables:
             self._variables[variable.name] = variable
 
-    def scaled_initializer(
-        self, name: str, role: Role, initializer: object
-    ) -> tuple[object, Growth]:
+    def scaled_initializer(self, name: str, role: Role, default: object) -> tuple[object, Growth]:
         """Returns the small model's initializer, scaled for a variable, and the variable's growth.
 
         Args:
           name: full name of the variable.
           role: its role.
-          initializer: the layer's initializer, returned if there are no small variables.
+          default: the layer's initializer, returned if there are no small variables.
 
         Raises:
           ValueError: the small model has no such variable, or its initializer cannot be scaled.
         """
         if not self._variables:
-            return initializer, Growth()
+            return default, Growth()
         small = self._variables.get(name)
         if small is None or small.role is None or small.role.kind != role.kind:
             raise ValueError(

@@ -101,7 +101,7 @@ def test_rules_are_applied_one_after_another(tmp_path):
         ("PATH:body=>x;y", "'y' has not the form from=>to"),
         ("PATH:bo(dy=>x", "'bo.dy=>x' has an invalid pattern .* unterminated subpattern"),
         (r"PATH:body=>\9", "replacement: invalid group reference 9"),
-        (r"PATH:body=>\g<x>", "for it: unknown group name 'x'"),
+        (r"PATH:body=>\g<x>", "replacement: unknown group name 'x'"),
         ("PATH:$=>_old", "none of the 2 .*ot in the checkpoint: body.*did you mean body"),
     ],
 )
