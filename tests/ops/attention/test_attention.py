@@ -282,7 +282,7 @@ def test_shapes_that_do_not_fit_are_refused():
     refused(r"segments .* must be", segments="t:6;b:2")
     refused("is not as long as", k="b:2;heads:4;m:5;d:4", segments="b:2;t:6")
     refused("memory_segments .* must be", segments="b:2;t:6", memory_segments="b:2;m:6")
-    refused("give segments of the queries", memory_segments="b:2;t:6")
+    refused("memory_segments need segments", memory_segments="b:2;t:6")
 
 
 def test_options_that_mean_nothing_are_refused():
