@@ -24,8 +24,8 @@ class SplitEvaluation:
 
     Attributes:
       inputs: one pass over the split.
-      record: the evaluations so far, also of earlier processes.
-      summaries: their TensorBoard events.
+      record: the evaluations so far, including those of earlier processes.
+      summaries: the evaluations' TensorBoard events.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class SplitEvaluation:
           inputs: one pass over the split.
           steps: number of batches; 0 or -1: all.
           directory: name of the subdirectory for the record and the events.
-          model: its name, for messages.
+          model: name of the model, for messages.
           finds_best: whether these evaluations decide which checkpoint is best.
           samples: examples to decode at each evaluation.
         """
@@ -92,13 +92,13 @@ class SplitEvaluation:
         return self._metrics(self._estimator.evaluate(self.inputs, self._steps))
 
     def run_once(self) -> dict[str, float]:
-        """Returns the metrics of the current values; evaluates only if the last `run` did not."""
+        """Returns the metrics of the current values, from the last `run` if it was at this step."""
         if self._latest is not None and self._latest[0] == self._estimator.steps_done:
             return self._latest[1]
         return self.run()
 
     def on_record(self) -> dict[int, dict[str, float]]:
-        """Returns step -> metrics from the record of process 0, in all processes."""
+        """Returns step -> metrics: the record of process 0, the same in all processes."""
         cluster = self._estimator.connect()
         record = list(self.record.by_step().items()) if cluster.is_main_process else []
         return dict(json.loads(cluster.process_broadcast("evaluations", json.dumps(record))))
@@ -119,7 +119,11 @@ class SplitEvaluation:
         )
 
     def plateau(self, stopping: EarlyStopping) -> str:
-        """Returns the reason to stop early, by the record of process 0; "" to continue."""
+        """Returns the reason to stop early, from the record of process 0; "" to continue.
+
+        Raises:
+          UsageError: an evaluation in the record lacks the metric.
+        """
         cluster = self._estimator.connect()
         reason = ""
         if cluster.is_main_process:
@@ -134,7 +138,7 @@ class SplitEvaluation:
         return cluster.process_broadcast("early stopping", reason)
 
     def _metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Returns the metrics that the model's sums give."""
+        """Computes the metrics that the model's sums allow; warns once about the others."""
         names = self._problem.metric_names
         computable = possible(names, sums)
         if not computable:

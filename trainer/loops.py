@@ -53,12 +53,12 @@ def sum_metrics(
     cluster: Cluster,
     counted: Callable[[], None],
 ) -> dict[str, float]:
-    """Sums over batches the outputs of programs and the counts of hosts.
+    """Sums the outputs of programs and the counts of hosts over all batches.
 
     Args:
-      prepared: program and batch, and the counts that this process's host has made in it.
+      prepared: program, batch, and the counts that this process's host has computed for the batch.
       step: the training step of the variables.
-      cluster: the processes; the host of each has counted in some of the batches.
+      cluster: the processes; the host counts of all processes are summed.
       counted: called after each batch.
 
     Returns:

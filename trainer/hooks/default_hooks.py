@@ -32,7 +32,7 @@ LossFn = Callable[[Mesh, dict[str, mtf.Tensor]], mtf.Tensor]
 
 @dataclass(frozen=True)
 class RunInfoHook(Hook):
-    """Writes the constants of a run: hyperparameters, layout report, formula of the MFU."""
+    """Writes the constants of a run: hyperparameters, layout report and MFU formula."""
 
     summaries: SummaryWriter
     program: Program
@@ -75,8 +75,8 @@ def default_hooks(
       program: the training program.
       inputs: the training data.
       hparams: the model's hparams.
-      loss_fn: builds the loss of training, without an update.
-      first_step: steps done before.
+      loss_fn: builds the training loss, without an update.
+      first_step: number of steps done before this training.
       log: the JSON log.
       heartbeat: None in all processes but the first.
       progress: the progress bar; None in all processes but the first.
@@ -97,7 +97,7 @@ def default_hooks(
             lambda step, scalars: log.write("report", step, scalars),
             track,
         ]
-        # On GPUs work is only enqueued, so that idle shares are not measured.
+        # GPUs work asynchronously, so idle shares cannot be measured on the host.
         if program.layout.num_stages > 1 and program.cluster.on_cpu:
             sinks.append(SlowStage(log).report)
         report = ReportHook(
@@ -132,7 +132,7 @@ def default_hooks(
 def _utilization(
     dtype: str, program: Program, inputs: Inputs, loss_fn: LossFn
 ) -> Utilization | None:
-    """Returns None if there are no matmuls, or batches of several shapes."""
+    """Counts a step's matmul FLOPs; None if there are no matmuls or several shapes of batches."""
     if len(inputs.kinds) > 1:
         return None
     counted = []

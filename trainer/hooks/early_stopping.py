@@ -10,8 +10,8 @@ from t2tp.suggestions import check_known
 class EarlyStopping:
     """The condition that a metric has reached a plateau, as tensor2tensor defines it.
 
-    The reference is the last evaluation at least `steps` before the latest one. The metric has
-    reached a plateau if no evaluation since was better than the reference by `delta`.
+    The reference is the last evaluation that is at least `steps` training steps before the latest
+    one. The metric has reached a plateau if no evaluation after the reference is better by `delta`.
 
     It depends only on the recorded evaluations of a run, so an interrupted run stops at the same
     step as an uninterrupted one.
@@ -48,7 +48,7 @@ class EarlyStopping:
           evaluation_frequency: steps from one evaluation to the next; 0: there is only one.
 
         Raises:
-          ValueError: there is no such metric, or only one evaluation.
+          ValueError: the metric is unknown, or there is only one evaluation.
         """
         sentence = f"early stopping by the unknown metric {self.metric!r}"
         check_known(self.metric, metrics, "metrics of the problem", sentence)

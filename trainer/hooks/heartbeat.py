@@ -1,4 +1,4 @@
-"""`heartbeat.json`, from which a supervisor sees that a training is alive."""
+"""`heartbeat.json`: shows a supervisor that a training is alive."""
 
 import datetime
 import json
@@ -21,7 +21,7 @@ BEAT_SECONDS = 5.0
 
 
 class Heartbeat(Hook):
-    """Writes, after each step, when the training loop was last active and at which step.
+    """Records the time and the step number after a step, at most every 5 seconds.
 
     It has no thread, so a hanging loop does not write.
     """
@@ -43,10 +43,10 @@ class Heartbeat(Hook):
         Args:
           step: number of steps done.
           state: `training`, `evaluating` or `ended`.
-          at_once: write even so.
+          at_once: write even if the file was written a moment ago.
 
         Raises:
-          UsageError: the file cannot be written; the disk is full, say.
+          UsageError: the file cannot be written, for example because the disk is full.
         """
         now = self._clock()
         if not at_once and now - self._last < BEAT_SECONDS:

@@ -14,8 +14,9 @@ from t2tp.trainer.hooks.summaries import SummaryWriter
 class HistogramHook(Hook):
     """Writes histograms of the trainable variables every N steps.
 
-    Nothing is gathered: each process writes the slices of which it has the first copy, process 0
-    into the run's directory and the others below it, which TensorBoard shows as separate runs.
+    No values are gathered: each process writes the slices whose first copy it has. Process 0 writes
+    into the run's directory, and the other processes into subdirectories. TensorBoard shows each
+    directory as a separate run.
     """
 
     def __init__(self, every: int, variables: Variables, summaries: SummaryWriter) -> None:
@@ -59,5 +60,5 @@ class HistogramHook(Hook):
 
 
 def process_directory(output_dir: str, process_id: int) -> str:
-    """Returns the directory into which a process writes for TensorBoard."""
+    """Returns the directory of a process's TensorBoard events."""
     return os.path.join(output_dir, f"process_{process_id}") if process_id else output_dir

@@ -1,6 +1,6 @@
 """The interface of hooks: called before and after the steps of a training.
 
-A hook of your own is a class, and in `--t2t_usr_dir` a function that makes it:
+To add a hook, define its class and register a function that makes it, in `--t2t_usr_dir`:
 
     class LossLimit(Hook):
         def after_step(self, training, outputs):
@@ -11,8 +11,8 @@ A hook of your own is a class, and in `--t2t_usr_dir` a function that makes it:
     def make(spec):  # the `RunSpec`: hparams, problem, directory, ...
         return LossLimit()
 
-`t2tp_trainer --t2t_usr_dir=... --hooks=loss_limit` calls it in every process, after the hooks of
-t2tp and before a step is saved.
+`t2tp_trainer --t2t_usr_dir=... --hooks=loss_limit` calls the hook in every process, after t2tp's
+own hooks and before a step is saved.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,14 +33,14 @@ class Training:
 
     Attributes:
       steps_done: steps done since the beginning of the run.
-      max_steps: steps done at its end.
-      clock: measures the time spent training; a hook that takes long stops it.
-      stop_reason: set by a hook to end the training after this step; with several processes, by
-        all of them after the same step.
+      max_steps: steps done at the end of the training.
+      clock: measures the time spent training; a slow hook stops the clock while it works.
+      stop_reason: set by a hook to end the training after this step. With several processes, the
+        hook must set it in all processes after the same step.
       confirm: raises an error if a step so far is unusable, such as one with a NaN loss. Called
         before the variables are saved.
-      confirm_saving: raises an error if the variables must not be saved. Called before they are, by
-        all processes.
+      confirm_saving: raises an error if the variables must not be saved. All processes call it
+        before saving.
     """
 
     steps_done: int
@@ -68,13 +68,13 @@ class Hook:
         """Called after each step; `training.steps_done` includes it."""
 
     def end(self, training: Training) -> None:
-        """Called once after the last step, also of an interrupted training; not on errors."""
+        """Called once after the last step, even if training is interrupted; not after an error."""
 
 
 class EvaluationHook(Hook):
-    """Evaluates every N steps except at the last, which is left to the caller.
+    """Evaluates every N steps, except after the last step: the caller evaluates then.
 
-    It runs before the hook that saves, so that a checkpoint has its evaluation if one was due.
+    It runs before the hook that saves, so an evaluation that is due precedes its checkpoint.
     """
 
     def __init__(

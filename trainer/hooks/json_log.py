@@ -17,7 +17,7 @@ STDOUT = "-"
 # How each line begins.
 _BEGINNING = b'{"event": '
 
-# Events that come again when their steps do.
+# A resumed training writes these events again when it repeats their steps.
 _REPEATED = ("report", "evaluation", "checkpoint", "skipped")
 
 
@@ -43,7 +43,7 @@ class JsonLog:
         """Opens the file, to fail early if it cannot be written.
 
         Raises:
-          UsageError: it cannot be written.
+          UsageError: the file cannot be written.
         """
         if self._path in ("", STDOUT) or self._file is not None:
             return
@@ -56,14 +56,14 @@ class JsonLog:
     def resume(self, run: str, step: int) -> None:
         """Opens the file for a training and removes the events that will occur again.
 
-        These are reports and the like of later steps, left by a process that was killed after its
-        last checkpoint. A file into which other runs have written as well stays as it is. The run
-        may have been moved: if the directory that a line names is gone, and the file has a line of
-        the checkpoint of this step, then the line is the run's.
+        A process that was killed after its last checkpoint has left them: reports of later steps,
+        for example. A file that other runs have also written is not changed. A run may have been
+        moved. So a `began` line with another directory counts as this run's if that directory no
+        longer exists and the file has a checkpoint event of this step.
 
         Args:
           run: absolute path of the run, as in its `began` lines.
-          step: how many steps are done.
+          step: number of steps done.
 
         Raises:
           UsageError: the file cannot be written.
@@ -79,12 +79,12 @@ class JsonLog:
         """Writes a line.
 
         Args:
-          event: its name; see docs/watching.md.
+          event: name of the event; see docs/watching.md.
           step: number of steps done.
-          facts: its other fields, plain JSON.
+          facts: other fields of the event; plain JSON values.
 
         Raises:
-          UsageError: it cannot be written.
+          UsageError: the file cannot be written.
         """
         if not self._path:
             return
@@ -93,7 +93,7 @@ class JsonLog:
         line = {"event": event, "step": step, "at": now, **(facts or {})}
         text = json.dumps({name: _plain(value) for name, value in line.items()}, allow_nan=False)
         with self._lock, self._refused():
-            print(text, file=self._file, flush=True)  # Of no file: stdout.
+            print(text, file=self._file, flush=True)  # None is stdout.
 
     def _close(self) -> None:
         with self._lock:

@@ -18,9 +18,9 @@ def memory_in_use(cluster: Cluster) -> dict[str, float]:
       cluster: the cluster; the devices of this process are measured.
 
     Returns:
-      For each GPU what TensorFlow's allocator has handed out, as `memory_gb/processor_0` and
-      `memory_gb/processor_0_peak`; for virtual CPU devices the resident
-      set of the process, as `memory_gb/process` and `memory_gb/process_peak`.
+      For each GPU, the memory that TensorFlow's allocator has handed out, as
+      `memory_gb/processor_0` and `memory_gb/processor_0_peak`. For virtual CPU devices, the
+      resident set of the process, as `memory_gb/process` and `memory_gb/process_peak`.
     """
     num_bytes = {}
     for pnum in cluster.local_pnums:

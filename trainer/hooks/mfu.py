@@ -11,8 +11,8 @@ import tensorflow as tf
 from t2tp.processes.cluster import Cluster
 
 # Dense tensor-core peaks in 10^12 FLOP/s from NVIDIA's data sheets: 16-bit floats (accumulated in
-# float32), and float32 as TF32 where supported. The first name that the device's name contains
-# counts.
+# float32), and float32 as TF32 where supported. The first key that occurs in the device's name
+# applies.
 _GPUS = {
     "H200": (989.4, 494.7),
     "H100 PCIe": (756.0, 378.0),
@@ -54,7 +54,7 @@ class Utilization:
 
     def at(self, step_time: float) -> float:
         """Returns the MFU, 0 to 1, of a step of this many seconds."""
-        # Each matmul has two in the backward pass.
+        # The backward pass has two matmuls for each matmul of the forward pass.
         return 3 * self.forward_flops / (step_time * self.peak.flops)
 
     def describe(self) -> str:
@@ -111,7 +111,7 @@ def _uses_tf32(name: str) -> bool:
 
 
 def _measured(device: str, precision: str) -> float:
-    """Measures the FLOP/s of a matmul on a device: the fastest of a few."""
+    """Returns the FLOP/s of the fastest of several matmuls on a device."""
     with tf.device(device):
         x = tf.ones([_MEASURED_SIZE, _MEASURED_SIZE], precision)
         seconds = []

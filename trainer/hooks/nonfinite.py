@@ -15,7 +15,7 @@ class NonfiniteStepError(Exception):
     """A step has a non-finite loss or gradient.
 
     Attributes:
-      step: its number, from 1.
+      step: number of the step, from 1.
     """
 
     def __init__(self, step: int, loss: float, gradient_norm: float | None) -> None:
@@ -33,7 +33,7 @@ class TrainingDivergedError(UsageError):
 
 
 def replayed_cause(outputs: Mapping[str, np.ndarray]) -> str:
-    """Returns the cause of a non-finite step without a non-finite tensor, from its replay."""
+    """Returns the likely cause if the replay of a non-finite step has no non-finite tensor."""
     names = ("loss", "scalars/gradient_norm")
     if all(np.isfinite(outputs[name]) for name in names if name in outputs):
         return "Replayed, the same step is finite, so suspect the machine before the model."
@@ -46,23 +46,23 @@ def replayed_cause(outputs: Mapping[str, np.ndarray]) -> str:
 class NonfiniteHook(Hook):
     """Checks each step once the next one is running, so that the devices never wait.
 
-    Saving and evaluating call `training.confirm()` first, so that no checkpoint has such a step
-    behind it. All processes see the same numbers and stop after the same step.
+    Saving and evaluating call `training.confirm()` first, so that no checkpoint is saved after a
+    non-finite step. All processes see the same numbers and stop after the same step.
     """
 
     def __init__(self, stops: bool, log: JsonLog, first_step: int) -> None:
-        """Sets what happens at such a step.
+        """Sets the reaction to a non-finite step.
 
         Args:
           stops: whether to raise an error at a non-finite step that the graph does not skip.
           log: records each step that the guard in the graph has skipped.
-          first_step: steps done before.
+          first_step: number of steps done before this training.
         """
         self._stops = stops
         self._log = log
         self._step = first_step
         self._outputs: Mapping[str, np.ndarray] | None = None
-        # A resumed run has it in its checkpoint.
+        # A resumed run restores this count from its checkpoint: it is unknown before a step.
         self._skipped = None if first_step else 0.0
 
     def begin(self, training: Training) -> None:
@@ -79,7 +79,7 @@ class NonfiniteHook(Hook):
         self._look()
 
     def _look(self) -> None:
-        """Checks the last step, unless that was done."""
+        """Checks the last step if it has not been checked."""
         outputs, self._outputs = self._outputs, None
         if outputs is None:
             return
@@ -108,7 +108,7 @@ def _shown(loss: float, norm: float | None) -> str:
 
 
 def _is_finite(loss: float, norm: float | None, outputs: Mapping[str, np.ndarray]) -> bool:
-    # With loss scaling, gradients overflow now and then, which the scale handles.
+    # With loss scaling, gradients sometimes overflow; the loss scale then adapts.
     if norm is None or "scalars/loss_scale" in outputs:
         return math.isfinite(loss)
     return math.isfinite(loss) and math.isfinite(norm)

@@ -11,7 +11,7 @@ from t2tp.trainer.hooks.hook import Hook, Training, wait_for
 
 
 class ProfileHook(Hook):
-    """Profiles steps. A run that is resumed after the first of them records none."""
+    """Profiles a range of steps. A run that resumes after the first of them records no profile."""
 
     def __init__(self, steps: tuple[int, int], directory: str) -> None:
         """Sets steps and destination.
@@ -31,8 +31,8 @@ class ProfileHook(Hook):
             tf.profiler.experimental.start(self._directory)
             self._is_on = True
         if self._is_on:
-            # The profiler takes a numbered root event (`_r`) for a step. It lasts until the next
-            # one, since the devices work on while the loop continues.
+            # The profiler treats a numbered root event (`_r`) as a step. The event lasts until the
+            # next step, because the devices still compute when the call returns.
             mark = tf.profiler.experimental.Trace("train", step_num=training.steps_done + 1, _r=1)
             self._mark.close()
             self._mark.enter_context(mark)

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from t2tp.trainer.hooks.hook import Hook, Training
 
-# The bar until the first step is done: there is no speed yet, and its program is compiled.
+# The bar's format until the first step is done: the program is compiled, and no speed is known.
 _COMPILING = "{n_fmt}/{total_fmt} [{elapsed}, compiling the first step]"
 
 
@@ -26,8 +26,8 @@ class TrainingProgress(Hook):
         """Sets the range of steps; the bar appears on entering the context.
 
         Args:
-          first_step: steps done before.
-          last_step: steps done at the end.
+          first_step: number of steps done before this training.
+          last_step: number of steps done at its end.
           next_checkpoint: steps done -> text on the next checkpoint, for the bar.
         """
         self._first_step = first_step

@@ -16,7 +16,7 @@ _SHOWN = 3  # Variables that the error names.
 
 
 class ReplicaMismatchError(FailedError):
-    """Devices hold different values of what should be equal.
+    """Devices hold different values that should be equal.
 
     Attributes:
       step: number of steps done.
@@ -31,8 +31,8 @@ class ReplicaMismatchError(FailedError):
 class ReplicaHook(Hook):
     """Compares the copies of variables every N steps and before each checkpoint.
 
-    Every N steps it also compares what processors compute from the same rows. All processes compare
-    the same numbers and stop after the same step.
+    Every N steps it also compares the results that processors compute from the same rows. All
+    processes compare the same numbers and stop after the same step.
     """
 
     def __init__(
@@ -46,7 +46,8 @@ class ReplicaHook(Hook):
         Args:
           every: steps from one check to the next.
           variables: variables to compare.
-          compute: computes rows of a step's batch on all processors; returns what differs.
+          compute: step -> the mismatch if processors compute different results from the same rows
+            of the step's batch; None if they agree.
         """
         self._every, self._compute = every, compute
         self._cluster = variables.cluster
@@ -81,7 +82,7 @@ class ReplicaHook(Hook):
             )
 
     def _look(self, training: Training) -> None:
-        """Compares the copies, unless that was done after this step."""
+        """Compares the copies, unless they were already compared after this step."""
         step = training.steps_done
         if self._equal_after == step:
             return
@@ -102,18 +103,19 @@ class ReplicaHook(Hook):
 def name_wrong_device(
     error: ReplicaMismatchError, variables: Variables, replay_to: Callable[[int], int]
 ) -> ReplicaMismatchError:
-    """Finds out which copy is wrong where no majority tells, by replaying the steps.
+    """Replays the steps to find the wrong copy where no majority of copies decides.
 
-    The copy that is further from the replayed value is wrong. It need not differ in bits alone: if
-    steps have been made since, all copies have got gradients that the wrong one has changed.
+    The copy that is further from the replayed value is wrong. A comparison of bits would not be
+    enough: in later steps, the wrong copy has changed the gradients that all copies receive.
 
     Args:
       error: the error of the check.
       variables: variables of the run; they are replaced by the replayed values.
-      replay_to: number of steps -> the step of the checkpoint that it restores to replay them.
+      replay_to: replays the run up to a number of steps; returns the step of the checkpoint from
+        which it began.
 
     Returns:
-      the error to raise.
+      The error to raise.
     """
     mismatch, cluster = error.mismatches[0], variables.cluster
     if mismatch.has_majority or mismatch.kind != "variable":
@@ -144,13 +146,13 @@ def _distance(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def _when(step: int, equal_after: int | None) -> str:
-    """The beginning of the error: after which step, and when all was well."""
+    """Returns the beginning of the error: the step, and the last step with equal copies."""
     differ = f"after step {step} devices hold different values of what should be equal"
     return differ if equal_after is None else f"{differ} (they agreed after step {equal_after})"
 
 
 def _describe(found: Sequence[ReplicaMismatch], cluster: Cluster) -> str:
-    """Names the first mismatches, and the number of the others."""
+    """Describes the first mismatches and counts the other variables."""
     text = "; ".join(mismatch.describe(cluster) for mismatch in found[:_SHOWN])
     others = {mismatch.name for mismatch in found} - {m.name for m in found[:_SHOWN]}
     return f"{text}; and so do {len(others)} more variables" if others else text

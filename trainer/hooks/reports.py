@@ -18,7 +18,7 @@ Sink = Callable[[int, Mapping[str, float]], None]
 
 @dataclass(eq=False)
 class ReportHook(Hook):
-    """Reports every N steps and at the last: scalars of the step, and speed after the first.
+    """Reports scalars every N steps and at the last step, with the speed after the first step.
 
     Attributes:
       every: steps from one report to the next.
@@ -48,12 +48,12 @@ class ReportHook(Hook):
         step = training.steps_done
         is_due = step % self.every == 0 or step == training.max_steps
         if is_due or self._is_first:
-            step_scalars = _scalars(outputs)  # Waits for the devices: the time is known only now.
+            step_scalars = _scalars(outputs)  # Waits for the devices, so that the time is right.
         if is_due:
             sums = _sums(outputs)
-            # In the first step TensorFlow compiles, so its time says nothing about the others.
+            # TensorFlow compiles in the first step, so its time is no measure of later steps.
             speed = {} if self._is_first else self._speed(training, sums)
-            # The step's own loss, which other model functions than models' may have.
+            # The step's own scalars take precedence: a custom model function may define its loss.
             scalars = self._metric_values(sums) | step_scalars | speed
             scalars |= memory_in_use(self.cluster)
             for sink in self.sinks:
@@ -68,7 +68,7 @@ class ReportHook(Hook):
         return reported(sorted({"perplexity", *self.metrics}), sums)
 
     def _speed(self, training: Training, sums: Mapping[str, float]) -> dict[str, float]:
-        """Computes seconds per step since the last report, their parts, and rates."""
+        """Computes the seconds per step since the last report, by purpose, and the rates."""
         before, self._last = self._last, self._now(training)
         steps = self._last[0] - before[0]
         parts = {what: s / steps for what, s in (self._last[2] - before[2]).items()}

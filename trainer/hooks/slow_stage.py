@@ -6,9 +6,9 @@ from absl import logging
 
 from t2tp.trainer.hooks.json_log import JsonLog
 
-# Stages differ by a little at all times.
+# Stages always differ a little.
 _TOLERANCE = 1.2
-# A report is one step's measurement, which something else on the machine may have disturbed.
+# A report measures one step. Other programs may disturb it, so the median of several counts.
 _REPORTS = 3
 
 _IDLE = "pipeline_idle_share_stage_"
@@ -28,7 +28,7 @@ class SlowStage:
         self._named: set[int] = set()
 
     def report(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Looks at the idle shares of a step.
+        """Adds the idle shares of a step, and warns if a stage is slow.
 
         Args:
           step: steps done.

@@ -15,7 +15,7 @@ from t2tp.trainer.errors import UsageError
 class SummaryWriter:
     """Writes to an event file, which is created at the first write.
 
-    Writing raises a `UsageError` if it fails; the disk is full, say.
+    Writing raises a `UsageError` if it fails, for example because the disk is full.
     """
 
     def __init__(self, directory: str) -> None:
@@ -40,7 +40,7 @@ class SummaryWriter:
         """Writes scalars of a step and flushes them, so that a crash loses none."""
         with self._opened() as writer, writer.as_default(np.int64(step)):
             for name, value in scalars.items():
-                # Not Python numbers: TensorFlow keeps a tensor of each of them forever.
+                # TensorFlow would cache a tensor for each Python number forever.
                 tf.summary.scalar(name, np.float32(value))
         self.flush()
 
@@ -50,7 +50,7 @@ class SummaryWriter:
             tf.summary.text(name, markdown)
 
     def images(self, step: int, name: str, images: np.ndarray) -> None:
-        """Writes images, all of them: uint8 [count, height, width, channels]."""
+        """Writes all images: uint8 [count, height, width, channels]."""
         with self._opened() as writer, writer.as_default(np.int64(step)):
             tf.summary.image(name, images, max_outputs=len(images))
 
@@ -69,7 +69,7 @@ class SummaryWriter:
             if value is not None
         }
         with self._opened() as writer, writer.as_default(0):
-            # Runs of one name in different directories are different runs.
+            # The path distinguishes runs with the same name in different directories.
             api.hparams(plain, trial_id=os.path.abspath(self._directory))
 
     def flush(self) -> None:
@@ -103,7 +103,7 @@ class SummaryWriter:
 
 
 def _write_start(writer: tf.summary.SummaryWriter, step: int) -> None:
-    """Writes the event at which readers discard earlier values from a step on."""
+    """Writes an event that tells readers to discard earlier values of this and later steps."""
     start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
     event = tf.compat.v1.Event(wall_time=time.time(), step=step, session_log=start)
     tf.raw_ops.ImportEvent(writer=writer._resource, event=event.SerializeToString())

@@ -1,6 +1,6 @@
 """`--tracker`: sends a run's scalars to Weights & Biases or MLflow.
 
-Their packages are imported only if the tracker is used.
+A tracker's package is imported only if the tracker is used.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ def check_tracker(spec: str) -> None:
 def open_tracker(spec: str, output_dir: str, hparams: Mapping[str, Any]) -> Tracker:
     """Starts or resumes the tracker's run for an output_dir; it ends with the process.
 
-    A later failure to send, because a server is down, say, is logged and does not end training.
+    A later failure to send, for example because a server is down, is logged. Training continues.
 
     Args:
       spec: see `check_tracker`.
@@ -54,7 +54,7 @@ def open_tracker(spec: str, output_dir: str, hparams: Mapping[str, Any]) -> Trac
       hparams: the run's hyperparameters.
 
     Raises:
-      UsageError: the package fails, because the user is not logged in, say.
+      UsageError: the package fails, for example because the user is not logged in.
     """
     package, _, project = spec.partition(":")
     try:
@@ -65,7 +65,7 @@ def open_tracker(spec: str, output_dir: str, hparams: Mapping[str, Any]) -> Trac
 
 
 def _warning_once(spec: str, track: Tracker) -> Tracker:
-    """Returns a tracker that warns when this one fails, once for consecutive failures."""
+    """Wraps a tracker: consecutive failures cause one warning and no error."""
     is_failing = False
 
     def try_to_track(step: int, scalars: Mapping[str, float]) -> None:

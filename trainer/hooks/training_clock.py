@@ -27,7 +27,7 @@ class TrainingClock:
         self._parts: defaultdict[str, float] = defaultdict(float)
 
     def seconds(self) -> float:
-        """Returns the seconds since the start, without those while it was stopped."""
+        """Returns the seconds since the start, excluding the time while it was stopped."""
         return self._now() - self._started - self._stopped
 
     def parts(self) -> dict[str, float]:

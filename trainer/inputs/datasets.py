@@ -1,9 +1,9 @@
 """Inputs from a `tf.data.Dataset`.
 
 A stream with random access (see `BatchStream`) continues at once after a restart, with the same
-data. A dataset can only be read from its beginning: a resumed training skips the rows that it has
-trained on, which takes time, and gets the same data only if the dataset is deterministic (as
-`shuffle` with a seed is).
+data. A dataset can only be read from its beginning. A resumed training spends time on skipping the
+rows that it has trained on. It gets the same data only if the dataset is deterministic: `shuffle`
+needs a seed, for example.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def dataset_inputs(dataset: tf.data.Dataset, dimensions: Mapping[str, str]) -> I
     With several processes, each reads the whole dataset and uses its slice of each batch.
 
     Args:
-      dataset: its elements are global batches.
+      dataset: a dataset of global batches.
       dimensions: feature -> names of its dimensions, separated by spaces.
 
     Raises:
@@ -54,7 +54,7 @@ def dataset_inputs(dataset: tf.data.Dataset, dimensions: Mapping[str, str]) -> I
 
 
 class _Sequence:
-    """A stream over a dataset, which reopens it for any step but the next."""
+    """A stream over a dataset. Any step except the next one reopens the dataset."""
 
     def __init__(self, dataset: tf.data.Dataset, batch_sizes: BatchSizes) -> None:
         self.batch_sizes = batch_sizes

@@ -1,6 +1,6 @@
 """`Inputs`: a stream of batches and their features.
 
-The batch of a step is made of examples in `t2tp.problems.data.stream`.
+`t2tp.problems.data.stream` makes the batch of a step from examples.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from t2tp import mtf
 from t2tp.problems.data.batch_sizes import BatchSizes
 from t2tp.program.program import Feature
 
-# Global arrays by name: numpy arrays, or objects that read only the part that slices select.
+# Global arrays by name: numpy arrays, or objects that read only the slices that are selected.
 Batch = Mapping[str, Any]
 
 
@@ -36,7 +36,7 @@ class ResumableStream(BatchStream, Protocol):
         """Returns the same rows in batches of these sizes."""
 
 
-# Feature names and sizes, by which batches of several shapes are distinguished.
+# Feature names and sizes; they distinguish the shapes of batches.
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
@@ -44,11 +44,11 @@ def number_of_batches(stream: BatchStream, steps: int) -> int:
     """Returns the number of batches of an evaluation.
 
     Args:
-      stream: with or without a length.
+      stream: a stream, with or without a length.
       steps: max batches; 0 or -1: all.
 
     Raises:
-      ValueError: all batches are requested of a stream that has no length.
+      ValueError: all batches are requested, and the stream has no length.
     """
     try:
         length = len(stream)  # type: ignore[arg-type]
@@ -69,9 +69,9 @@ class Inputs:
     Attributes:
       features: global shape in named dimensions, and dtype, of each feature.
       stream: the batches; for evaluation it has a length.
-      counts: batch -> counts that the host makes in it, summed like the model's metrics.
-      other_features: as `features`, for each further shape of batches in the stream, shorter or
-        longer.
+      counts: batch -> counts that the host computes; they are summed like the model's metrics.
+      other_features: the features of each further shape of batches in the stream, as in
+        `features`.
       metric_names: metrics to report while training; see `t2tp.problems.metrics`.
     """
 
@@ -94,7 +94,7 @@ class Inputs:
         return sizes.pop() if len(sizes) == 1 else None
 
     def resumed(self, before: BatchSizes | None, step: int) -> Inputs:
-        """Returns the inputs of a run that goes on at a step.
+        """Returns the inputs of a run that resumes at a step.
 
         Args:
           before: batch sizes of the run's earlier steps; None: the same as now.
@@ -116,7 +116,7 @@ InputFn = Callable[[], Inputs]
 
 
 def features_of_batch(batch: Batch, like: Mapping[str, Feature]) -> dict[str, Feature]:
-    """Returns the features of a batch: those of `like`, in the batch's sizes."""
+    """Returns the features `like` with the sizes of a batch's arrays."""
 
     def resized(feature: Feature, sizes: Sequence[int]) -> Feature:
         names = [dim.name for dim in feature.shape.dims]

@@ -20,11 +20,11 @@ def prefetched(make: Callable[[int], T], steps: range, ahead: int = 3) -> Iterat
             program(features, step)
     ```
 
-    An exception in the thread is raised by the iteration, at its step.
+    If `make` raises an exception, the iterator raises it at the same step.
 
     Args:
       make: step -> its inputs; called in one background thread.
-      steps: in order.
+      steps: the steps, in order.
       ahead: max number of inputs that are computed before they are needed (each holds device
         memory).
     """

@@ -25,7 +25,7 @@ def training_inputs(
       problem: a problem with prepared data.
       data_dir: the directory of its data.
       hparams: `max_length`, and the hparams of `sequences_per_batch`.
-      seed: seed of the order.
+      seed: seed of the shuffled order.
 
     Raises:
       FileNotFoundError, ValueError: see `Problem.stream` and `sequences_per_batch`.
@@ -58,7 +58,7 @@ def evaluation_inputs(
       problem: a problem with prepared data.
       data_dir: the directory of its data.
       hparams: `max_length`, and the hparams of `sequences_per_batch`.
-      split: one of `problem.splits`, also the training split.
+      split: one of `problem.splits`; the training split is allowed too.
 
     Raises:
       FileNotFoundError, ValueError: see `Problem.stream` and `sequences_per_batch`.
