@@ -1,12 +1,13 @@
 """Operations that mesh-tensorflow lacks, gets wrong, or computes slowly.
 
-Each module defines functions on named tensors (`softmax(x, dim)`), which add operations to the
-graph, and these operations: `t2tp.Operation`s, whose `gradient` is another operation or a formula,
-and whose `lower` computes a processor's slice with any dimension split, with the collectives that
-it needs. Those that replace a function of mesh-tensorflow have its name and signature and are
-exported by `t2tp.mtf`, so that mesh-tensorflow's layers use them too. The others serve t2tp's
-layers.
+Each module defines functions on named tensors, such as `softmax(x, dim)`, and the `t2tp.Operation`s
+that these functions add to the graph. An operation's `gradient` is another operation or a formula.
+Its `lower` computes one processor's slice, whichever dimensions are split, and adds the collectives
+that this needs.
 
-Sums over 16-bit numbers are computed in float32, recomputation generates the same random masks
-again, and results depend on the layout only by the order of additions.
+A function that replaces one of mesh-tensorflow's has the same name and signature. `t2tp.mtf`
+exports it, so that mesh-tensorflow's layers use it too. The other functions serve t2tp's layers.
+
+16-bit numbers are summed in float32. Recomputation generates the same random masks again. The
+layout changes results only through the order of additions.
 """

@@ -9,7 +9,7 @@ from t2tp import upstream
 
 
 def gelu_erf(x: upstream.Tensor, name: str = "gelu_erf") -> upstream.Tensor:
-    """Computes `x` times the normal distribution function of `x`, element-wise.
+    """Computes the exact GELU, `x` times the normal distribution function of `x`, element-wise.
 
     D. Hendrycks and K. Gimpel (arXiv:1606.08415), section 2. BERT and ViT use this form; GPT-2 and
     `mtf.gelu` use the tanh approximation, which differs by up to 5e-4.
@@ -20,7 +20,8 @@ def gelu_erf(x: upstream.Tensor, name: str = "gelu_erf") -> upstream.Tensor:
 def relu(x: upstream.Tensor, name: str = "relu") -> upstream.Tensor:
     """Computes `max(x, 0)`, element-wise.
 
-    mesh-tensorflow's gradient compares, casts and multiplies: three passes.
+    The gradient takes one pass over memory. mesh-tensorflow's compares, casts and multiplies, in
+    three passes.
     """
     return upstream.cwise(tf.nn.relu, [x], name=name, grad_function=_gradient)
 
@@ -50,8 +51,8 @@ def _gated(activation: Callable[[tf.Tensor], tf.Tensor]) -> Callable[..., tf.Ten
 
 
 _gelu = partial(tf.nn.gelu, approximate=True)
-# Network, one of `t2tp.choices.MLPS` -> TensorFlow function of the hidden layer, after the gate if
-# it has one.
+# Maps a network's name in `t2tp.choices.MLPS` to its activation, a TensorFlow function. The
+# arguments are the gate's output, if the network has a gate, and the hidden layer's.
 MLP_FUNCTIONS: dict[str, Callable[..., tf.Tensor]] = {
     "relu": tf.nn.relu,
     "gelu": _gelu,

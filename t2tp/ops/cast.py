@@ -10,12 +10,13 @@ from t2tp.lowering.operation import Operation
 def cast(x: upstream.Tensor, dtype: tf.DType, name: str = "cast") -> upstream.Tensor:
     """Converts `x` to another dtype.
 
-    A deferred sum is reduced in the wider of two floating-point dtypes: a gradient in bfloat16 that
-    is cast to float32 is summed in float32.
+    If `x` is a partial sum that is not all-reduced yet, it is reduced in the wider of the two
+    floating-point dtypes. For example, a bfloat16 gradient that is cast to float32 is all-reduced
+    in float32.
 
     Args:
       x: any tensor.
-      dtype: dtype of the result; if `x` has it already, returns `x`.
+      dtype: dtype of the result. If `x` already has this dtype, `x` is returned.
       name: operation name.
     """
     dtype = tf.as_dtype(dtype)
@@ -23,7 +24,7 @@ def cast(x: upstream.Tensor, dtype: tf.DType, name: str = "cast") -> upstream.Te
 
 
 def at_least_float32(x: upstream.Tensor) -> upstream.Tensor:
-    """Converts `x` to float32 if it is of 16 bits."""
+    """Converts `x` to float32 if its dtype has 16 bits."""
     return cast(x, tf.float32) if x.dtype in (tf.bfloat16, tf.float16) else x
 
 

@@ -11,8 +11,8 @@ from t2tp.lowering.staged_sums import reduce_sum
 def cumsum(x: upstream.Tensor, dim: upstream.Dimension, exclusive: bool = False) -> upstream.Tensor:
     """Computes cumulative sums along `dim`.
 
-    mesh-tensorflow multiplies by a triangular matrix, which costs the square of the dimension. Here
-    each processor sums along its slice, and the slices' totals are all-gathered.
+    mesh-tensorflow multiplies by a triangular matrix, so its cost grows with the square of the
+    dimension. Here each processor sums along its slice, and the slices' totals are all-gathered.
 
     Args:
       x: [..., dim, ...], numbers; 16-bit floats are summed in float32.

@@ -1,4 +1,4 @@
-"""Dropout. The backward pass has the forward pass's mask; recomputation generates it again."""
+"""Dropout. The backward pass reuses the mask; recomputation generates the same mask again."""
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -17,7 +17,7 @@ def dropout(
     noise_shape: upstream.Shape | None = None,
     name: str | None = None,
 ) -> upstream.Tensor:
-    """Sets random elements to 0, and scales the others by `1 / keep_prob` (not integers).
+    """Sets random elements to 0, and scales the others by `1 / keep_prob`, except integers.
 
     N. Srivastava et al., "Dropout: A Simple Way to Prevent Neural Networks from Overfitting" (JMLR
     15, 2014). The mask depends on the seed, the name, the step and the element's index in the
@@ -25,7 +25,7 @@ def dropout(
 
     Args:
       x: any dtype.
-      is_training: False: returns `x`.
+      is_training: whether to drop elements; if False, `x` is returned.
       keep_prob: the fraction to keep, in (0, 1]; or
       rate: the fraction to drop.
       noise_shape: dimensions of `x` along which the mask varies; all by default.
@@ -55,8 +55,8 @@ def dropout(
 def scaled(x: tf.Tensor, scale: float) -> tf.Tensor:
     """Multiplies in float32 and rounds once.
 
-    In 16 bits the scale itself would be rounded, which biases all elements alike: 1 / 0.9 is
-    1.109375 in bfloat16, and the mean of the result 0.16 % too small.
+    In 16 bits the scale itself would be rounded, and all elements would have the same bias. For
+    example, 1 / 0.9 is 1.109375 in bfloat16, and the mean of the result would be 0.16 % too small.
     """
     return x * scale if x.dtype.size >= 4 else tf.cast(tf.cast(x, tf.float32) * scale, x.dtype)
 

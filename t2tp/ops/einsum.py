@@ -1,9 +1,10 @@
 """Einsum and broadcasting operations that check the sizes of dimensions.
 
 mesh-tensorflow treats two dimensions of one name and different sizes as different dimensions. An
-einsum that should sum over one of them then sums over each, and the result looks plausible. (One
-tensor may have both sizes, such as the weights [channels=3, channels=8] of a layer; of two tensors
-that have the name, at least one size must be in both.)
+einsum that should sum over one of them then sums over each, and the result looks plausible.
+
+One tensor may have the same name twice with two sizes, such as a layer's weights [channels=3,
+channels=8]. Two tensors with the same name must share at least one size.
 """
 
 from collections.abc import Sequence
@@ -22,8 +23,9 @@ def einsum(
 
     Args:
       xs: the tensors.
-      output_shape: shape of the result; by default all dimensions but `reduced_dims`.
-      reduced_dims: dimensions to sum over; by default those in more than one tensor.
+      output_shape: shape of the result; by default all dimensions except `reduced_dims`.
+      reduced_dims: dimensions to sum over; by default the dimensions that `output_shape` lacks, or,
+        without `output_shape`, the dimensions in more than one tensor.
       name: operation name.
 
     Raises:
@@ -86,7 +88,7 @@ def _tensors(xs: Sequence[upstream.Tensor | float]) -> list[upstream.Tensor]:
 def _check_known_sizes(
     argument: str, dims: Sequence[upstream.Dimension], tensors: Sequence[upstream.Tensor]
 ) -> None:
-    """Checks that no dimension of an argument occurs in the tensors in other sizes only."""
+    """Checks that a dimension whose name the tensors have occurs there with the same size."""
     for dim in dims:
         owners = [x for x in tensors if dim.name in x.shape.dimension_names]
         if owners and not any(dim in x.shape.dims for x in owners):

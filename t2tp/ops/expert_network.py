@@ -1,4 +1,4 @@
-"""Feed-forward networks of experts without a capacity: each expert computes the rows that chose it.
+"""Mixture of experts without a capacity: each expert computes all rows that chose it.
 
 Rows are sorted by expert, and each expert multiplies its own rows, however many they are (T. Gale
 et al., "MegaBlocks", arXiv:2211.15841, section 4). No row is dropped, and none is padding:
@@ -7,8 +7,8 @@ et al., "MegaBlocks", arXiv:2211.15841, section 4). No row is dropped, and none 
     sorted by expert            row 1 | row 3 | rows 0 and 2
     products                    row 1 by matrix 0, row 3 by matrix 1, rows 0 and 2 by matrix 2
 
-A processor has all rows and some of the experts. Its result is the sum over those of a row's
-choices that are its own, so that the sum over processors is the whole result.
+A processor has all rows and some of the experts. For each row it adds up the outputs of its own
+experts among the row's choices. The sum over processors is the whole result.
 """
 
 import functools
@@ -39,21 +39,20 @@ def expert_network(
 
     Args:
       x: [..., d_model].
-      choices: int32 [..., k], the experts of each row; out of range: none.
-      gates: float32 [..., k].
-      weights: by name, `input` and `gate` [experts, d_model, d_ff], `output` [experts, d_ff,
-        d_model], and the biases of each, such as `input_bias`, [experts, d_ff] or [experts,
-        d_model]. `gate` and biases are optional.
+      choices: int32 [..., k], the experts of each row. A number out of range selects no expert.
+      gates: float32 [..., k], the factors of the experts' outputs.
+      weights: the matrices by name: `input` and `gate` [experts, d_model, d_ff], and `output`
+        [experts, d_ff, d_model]. Each may have a bias, such as `input_bias`, [experts, d_ff] or
+        [experts, d_model]. `gate` and the biases are optional.
       mlp: the network's name, one of `t2tp.choices.MLPS`.
 
-    Returns:
-      like `x`.
+    Returns: a tensor like `x`.
     """
     return ExpertNetworkOperation(x, choices, gates, weights, mlp).outputs[0]
 
 
 class _Forward(NamedTuple):
-    """A processor's forward pass: its floating-point inputs, and its addend of the output."""
+    """A processor's forward pass: its floating-point inputs and its partial sum of the output."""
 
     inputs: list[tf.Tensor]
     output: tf.Tensor
@@ -94,7 +93,7 @@ class ExpertNetworkOperation(Operation):
         return 2 * self.inputs[1].shape.size * matrices * self._d_model.size * self._d_ff.size
 
     def slice_flops(self, layout: Layout) -> float:
-        """Returns a processor's share if the load is balanced."""
+        """Returns a processor's share of the FLOPs, for a balanced load."""
         split = upstream.Shape([*self.rows, *self.summed])
         return self.matmul_flops * math.prod(layout.slice_size(split)) / split.size
 
@@ -106,10 +105,10 @@ class ExpertNetworkOperation(Operation):
         lowering.set_partial_sum(self.outputs[0], self.forward(lowering).output, self.summed)
 
     def forward(self, lowering: Lowering) -> _Forward:
-        """Returns the forward pass, computed once in a TensorFlow graph.
+        """Returns the forward pass, which is built once per TensorFlow graph.
 
-        The gradient reuses its intermediate results. In another graph, or where a layer is
-        recomputed, it computes them again.
+        The gradient reuses the intermediate results of the forward pass. If the gradient is in
+        another graph, or the layer is recomputed, they are computed again.
         """
         return lowering.shared(("experts", id(self)), lambda: self._forward(lowering))
 
@@ -120,7 +119,8 @@ class ExpertNetworkOperation(Operation):
         x, gates, *weights = inputs
         (first,) = mesh_impl.slice_begin_tensors(upstream.Shape([self._experts]))
         axis = mesh_impl.tensor_dimension_to_mesh_axis(self._d_ff)
-        # Of the processors that have a part of d_ff, one adds the output's bias.
+        # If d_ff is split, only one of its processors adds the output's bias: their results are
+        # summed.
         is_first = 1.0 if axis is None else mesh_impl.collectives.coordinate(axis) == 0
         named = dict(zip(self._names, weights, strict=True))
         if "output_bias" in named:
@@ -134,7 +134,8 @@ class ExpertNetworkOperation(Operation):
         local = tf.reshape(choices, [-1]) - first
         apply = functools.partial(_network, MLP_FUNCTIONS[self._mlp])
         if mesh_impl.target.compiles_step:
-            # XLA has no shapes that depend on the choices: each expert computes all rows.
+            # XLA requires static shapes, and an expert's number of rows depends on the choices. So
+            # each expert computes all rows.
             y = tf.add_n(
                 [
                     apply(flat, expert) * tf.cast(_gate(gates, local, e, k), x.dtype)

@@ -11,13 +11,14 @@ from t2tp.lowering.operation import hooks
 def matmul_flops(operations: Iterable[upstream.Operation]) -> int:
     """Counts the floating-point operations of the matmuls in a forward pass, on the whole mesh.
 
-    A multiply-add is two. Einsums that sum over something, convolutions and attention are included
-    (and other operations that define `matmul_flops`); element-wise operations are not. Attention
-    counts every pair of query and key, also those that a causal mask hides (as in 6N + 12LHQT of
-    PaLM, arXiv:2204.02311, appendix B), but respects a window.
+    A multiply-add counts as two. Einsums that sum over a dimension, convolutions, attention and
+    other operations that define `matmul_flops` are included; element-wise operations are not.
+    Attention counts every pair of query and key inside the window, if it has one. Pairs that a
+    causal mask hides are counted too, as in PaLM's formula 6N + 12LHQT (arXiv:2204.02311, appendix
+    B).
 
     Args:
-      operations: operations of the pass. The body of a loop is counted once.
+      operations: operations of the forward pass. The body of a loop is counted once.
     """
     return sum(_flops(op) for op in all_operations(operations))
 

@@ -1,9 +1,9 @@
-"""Gather: rows of a table by their index, where the table may be split over the mesh.
+"""Gather: looks up rows of a table by index; the table may be split over the mesh.
 
-mesh-tensorflow's gather multiplies by a one-hot matrix, whose cost grows with the table. Here the
-cost grows with the rows looked up. As there, an index out of range gives zeros: decoders written
-for mesh-tensorflow look up position -1 in their first step. `checked_gather` raises an error
-instead, for indices that should always be in range.
+mesh-tensorflow's gather multiplies by a one-hot matrix, so its cost grows with the table. Here the
+cost grows with the rows looked up. An index out of range gives zeros, as in mesh-tensorflow,
+because decoders written for it look up position -1 in their first step. `checked_gather` raises an
+error instead, for indices that should always be in range.
 """
 
 import math
@@ -23,7 +23,7 @@ def gather(
     dim: upstream.Dimension,
     output_shape: upstream.Shape | None = None,
 ) -> upstream.Tensor:
-    """Looks up `weights` at `indices` along `dim`; zeros where an index is out of range.
+    """Looks up `weights` at `indices` along `dim`; an index out of range gives zeros.
 
     If `dim` is split, each processor looks up the rows in its slice, and an all-reduce over the
     mesh axis adds them up.
@@ -39,9 +39,10 @@ def gather(
       a tensor of the dtype of `weights`.
 
     Raises:
-      ValueError: `weights` has no `dim`, `indices` are not integers or have it too, or
+      ValueError: `weights` has no `dim`, `indices` are not integers or also have `dim`, or
         `output_shape` lacks a dimension.
-      LayoutError: of the program, if one mesh axis splits `dim` and a dimension of the indices.
+      LayoutError: when the program is built, if one mesh axis splits both `dim` and a dimension of
+        the indices.
     """
     return _gather(weights, indices, dim, output_shape, is_checked=False)
 
@@ -52,13 +53,13 @@ def checked_gather(
     dim: upstream.Dimension,
     output_shape: upstream.Shape | None = None,
 ) -> upstream.Tensor:
-    """Looks up like `gather`, for indices that are always in [0, dim.size), such as token ids.
+    """Looks up like `gather`, and raises an error if an index, such as a token id, is out of range.
 
     Raises:
       ValueError: see `gather`.
       LayoutError: see `gather`.
-      tf.errors.InvalidArgumentError: when the program runs, an index is out of range. (XLA, which
-        cannot raise, returns a row of NaN, or of the smallest integer.)
+      tf.errors.InvalidArgumentError: when the program runs, an index is out of range. (XLA cannot
+        raise errors; there the row is NaN, or the smallest integer.)
     """
     return _gather(weights, indices, dim, output_shape, is_checked=True)
 
@@ -126,7 +127,8 @@ class GatherOperation(Operation):
         # The all-reduce needs zeros in place of another processor's rows.
         zero = tf.zeros([], weights.dtype)
         if self._is_checked:
-            # A row that no processor has must not give a plausible value, whatever is added to it.
+            # A row that no processor has must not give a plausible value, even after the
+            # all-reduce.
             absent = tf.where(rows.is_valid, zero, _not_a_number(weights.dtype))
             with tf.control_dependencies([_check_in_range(rows, weights, self._dim)]):
                 value = rows.pick(lowering.slice(weights), absent)
@@ -160,7 +162,7 @@ class GatherGradOperation(Operation):
         self.dropped_dims = "summed"
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor | None]:
-        # Rows out of range had no influence: their gradient is zero.
+        # Indices out of range gave zeros, whatever the weights: their gradient is zero.
         return [None, gather(grad_ys[0], self.inputs[0], self._dim, self.inputs[1].shape)]
 
     def lower(self, lowering: Lowering) -> None:
@@ -172,9 +174,9 @@ class GatherGradOperation(Operation):
 
 
 def _joint_shape(indices: upstream.Tensor, dim: upstream.Dimension) -> upstream.Shape:
-    """Returns the dimensions that a layout must not split over one axis.
+    """Returns the dimensions that a layout must not split over the same axis.
 
-    No tensor has them all, but the all-reduce over that axis would add up rows of different
+    No tensor has all of them, but an all-reduce over such an axis would add up rows of different
     indices.
     """
     return indices.shape + dim

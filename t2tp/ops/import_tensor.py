@@ -1,7 +1,7 @@
 """Imports TensorFlow tensors into a step whose features already have named dimensions.
 
-An Estimator's `model_fn` receives TensorFlow tensors as features and imports them; a step of
-`t2tp.Program` receives mtf tensors, each processor its slice.
+An Estimator's `model_fn` receives features as TensorFlow tensors and imports them. A step of
+`t2tp.Program` receives features that are mtf tensors already, and each processor has its slice.
 """
 
 import tensorflow as tf
@@ -19,13 +19,13 @@ def import_tf_tensor(
 
     Args:
       mesh: the step's mesh.
-      tf_tensor: the full tensor. Or a feature of the step, which a `model_fn` for Estimator
-        imports: it gets the dimensions of `shape`.
+      tf_tensor: the full tensor. A feature of the step is accepted too, for a `model_fn` written
+        for Estimator; its dimensions are renamed to `shape`.
       shape: shape of the result; not needed for a scalar or a feature.
       name: operation name.
 
     Raises:
-      ValueError: a feature has other sizes than `shape`.
+      ValueError: the sizes of a feature differ from `shape`.
     """
     if not isinstance(tf_tensor, upstream.Tensor):
         return upstream.import_tf_tensor(mesh, tf_tensor, shape, name)
@@ -38,7 +38,7 @@ def import_fully_replicated(
     shape: upstream.Shape,
     name: str | None = None,
 ) -> upstream.Tensor:
-    """Imports a tensor like `import_tf_tensor`, via dimensions that no layout splits."""
+    """Imports a tensor like `import_tf_tensor`, first into dimensions that no layout splits."""
     if not isinstance(tf_tensor, upstream.Tensor):
         return upstream.import_fully_replicated(mesh, tf_tensor, shape, name)
     return _in_dimensions(tf_tensor, upstream.convert_to_shape(shape), name)
@@ -64,7 +64,7 @@ def _raise_not_convertible(
     name: str | None = None,
     as_ref: bool = False,
 ) -> tf.Tensor:
-    """Raises an error; called by TensorFlow's functions when they receive an mtf tensor."""
+    """Raises an error. TensorFlow's functions call this when they receive an mtf tensor."""
     del dtype, name, as_ref
     raise TypeError(
         f"{value.name.removesuffix(':0')!r} is an mtf tensor {value.shape}, and this is a function"

@@ -1,4 +1,4 @@
-"""Means that do not overflow when the sum would."""
+"""Means that do not overflow when the sum in the input's dtype would."""
 
 from t2tp import upstream
 from t2tp.ops.cast import at_least_float32, cast

@@ -17,11 +17,11 @@ class MicrobatchSums(Operation, upstream.WhileLoopOperation):
     Input: the index of the first microbatch. Outputs: the number of microbatches, and the sums.
 
     Attributes:
-      repeats: whether a later loop has the same operations, see `following`.
+      repeats: whether a later loop has the same operations; see `following`.
       count: number of microbatches.
       microbatch_dim: the batch dimension of a microbatch.
       microbatch_operations: the graph of a microbatch.
-      addends: the function's result for the microbatch of the graph.
+      addends: the function's result for one microbatch, in this graph.
       total: the sums, structured as the function returns them.
     """
 

@@ -1,6 +1,7 @@
-"""Max and min, with gradients shared by ties.
+"""Max and min. Tied elements share the gradient.
 
-mesh-tensorflow gives the full gradient to each tied element, so that it grows with their number.
+mesh-tensorflow gives the full gradient to each tied element, so that the sum of the gradients grows
+with the number of ties.
 """
 
 from collections.abc import Callable
@@ -54,7 +55,7 @@ def maximum(
     output_shape: upstream.Shape | None = None,
     name: str | None = None,
 ) -> upstream.Tensor:
-    """Computes the larger of two, element-wise; if they tie each gets half of the gradient.
+    """Computes the larger of two, element-wise; equal elements get half of the gradient each.
 
     Args:
       x1: a tensor, or a number.

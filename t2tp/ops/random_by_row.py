@@ -1,8 +1,8 @@
 """Random numbers that depend on the row's index only.
 
-Other random tensors vary with the step and with a row's index in the batch, as training needs. In
-an evaluation they must not: an example gets the same numbers at any batch size, mesh, step
-and seed of the run.
+Other random tensors vary with the step and with a row's index in the batch, as training requires.
+In an evaluation an example must get the same numbers whatever the batch size, the mesh, the step
+and the run's seed.
 """
 
 import tensorflow as tf
@@ -15,13 +15,13 @@ from t2tp.ops.slicewise import slicewise
 def random_by_row(
     rows: upstream.Tensor, dim: upstream.Dimension, purpose: str, maxval: int | None = None
 ) -> upstream.Tensor:
-    """Returns uniform random numbers, a function of purpose, row index and place in the row.
+    """Returns uniform random numbers that depend on purpose, row index and position in the row.
 
     Args:
-      rows: integers [batch], the index of each row, such as of the example in its split.
+      rows: integers [batch], the index of each row, such as the example's index in its split.
       dim: the dimension of a row.
-      purpose: each purpose gets different numbers.
-      maxval: exclusive upper bound of integers; None: floats.
+      purpose: name of the use; each purpose gets different numbers.
+      maxval: exclusive upper bound of integers; None for floats.
 
     Returns:
       int32 in [0, maxval), or float32 in [0, 1), [batch, dim].

@@ -1,4 +1,4 @@
-"""Random tensors that `recompute_grad` can regenerate instead of storing them."""
+"""Random tensors that `recompute_grad` regenerates instead of storing them."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ def random_uniform(mesh: upstream.Mesh, shape: upstream.Shape, **kwargs: object)
     Args:
       mesh: the program's mesh.
       shape: shape of the result.
-      **kwargs: of `tf.random.uniform`: `minval`, `maxval` (0 and 1), `dtype`, `name`.
+      **kwargs: arguments of `tf.random.uniform`: `minval` (0), `maxval` (1), `dtype`, `name`.
     """
     return _random(mesh, shape, tf1.random.uniform, kwargs)
 
@@ -37,7 +37,7 @@ def random_normal(mesh: upstream.Mesh, shape: upstream.Shape, **kwargs: object) 
     Args:
       mesh: the program's mesh.
       shape: shape of the result.
-      **kwargs: of `tf.random.normal`: `mean`, `stddev` (0 and 1), `dtype`, `name`.
+      **kwargs: arguments of `tf.random.normal`: `mean` (0), `stddev` (1), `dtype`, `name`.
     """
     return _random(mesh, shape, tf1.random.normal, kwargs)
 

@@ -17,8 +17,8 @@ from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import Operation
 from t2tp.ops.cast import cast
 
-# Gradient of an input of a recomputed function -> all gradients of that function. It keeps none of
-# them alive: they belong to a graph.
+# Maps the gradient w.r.t. an input of a recomputed function to all gradients of that function. The
+# references are weak, so that they do not keep the graph alive.
 _computed_with: WeakKeyDictionary[upstream.Tensor, list[ref[upstream.Tensor]]] = WeakKeyDictionary()
 
 
@@ -27,17 +27,18 @@ def recompute_grad(
     explicit_inputs: list[upstream.Tensor],
     control_dependencies: bool = True,
 ) -> upstream.Tensor | tuple[upstream.Tensor, ...]:
-    """Calls `fn(*explicit_inputs)`; only inputs and outputs are stored for the backward pass.
+    """Calls `fn(*explicit_inputs)`, and stores only its inputs and outputs for the backward pass.
 
-    The backward pass recomputes everything inside, with the same dropout masks. Assignments, prints
-    and summaries inside are executed once. Of several such functions in a row, one at a time is
-    recomputed.
+    The backward pass recomputes everything inside `fn`, with the same dropout masks. Assignments,
+    prints and summaries inside are executed once. If several such functions follow each other, they
+    are recomputed one at a time.
 
     Args:
       fn: returns a tensor or a tuple of tensors; its inner tensors cannot be used outside.
-      explicit_inputs: the arguments. (It may use other tensors, such as variables.)
-      control_dependencies: recompute only when the gradient w.r.t. an output is available.
-        Otherwise TensorFlow finds the common subexpressions and stores them after all.
+      explicit_inputs: the arguments. (`fn` may use other tensors too, such as variables.)
+      control_dependencies: whether to wait for the gradient w.r.t. an output before recomputing.
+        Without waiting, TensorFlow merges the recomputation with the forward pass as a common
+        subexpression, and stores the activations after all.
     """
 
     def grad_fn(**kwargs: list) -> list[upstream.Tensor | None]:
@@ -82,8 +83,9 @@ def _gradients_of_recomputed(
 class ZeroAfterOperation(Operation):
     """Outputs a zero, float32 [], that is available only when the input is.
 
-    Whatever adds it to its inputs has to wait, and is no common subexpression of the forward pass.
-    Control dependencies would not do: XLA ignores them.
+    Adding the zero to the inputs of a recomputation delays it, and prevents that it is merged with
+    the forward pass as a common subexpression. Control dependencies would not suffice, because XLA
+    ignores them.
     """
 
     cost_kind = "free"
@@ -92,13 +94,13 @@ class ZeroAfterOperation(Operation):
     dropped_dims = "kept"
 
     def __init__(self, x: upstream.Tensor, others: Sequence[upstream.Tensor] = ()) -> None:
-        """Makes the operation.
+        """Creates the operation.
 
         Args:
           x: the tensor to wait for.
-          others: more tensors to wait for, if they are computed in the same TensorFlow graph: the
-            gradients of weights that are computed with `x`. TensorFlow's executor would put them
-            off until nothing else is ready, and their inputs with them.
+          others: more tensors to wait for, if they are computed in the same TensorFlow graph. They
+            are the gradients of weights that are computed with `x`. Otherwise TensorFlow's executor
+            would compute them last, and keep their inputs in memory until then.
         """
         super().__init__([x], name="zero_after")
         self._others = others
@@ -109,13 +111,13 @@ class ZeroAfterOperation(Operation):
         first = tf.reduce_max(tf.reshape(part, [-1])[:1])
         with tf.control_dependencies(self._computed(lowering)):
             first = tf.identity(first)
-        # Nothing is above infinity, so this is 0, but TensorFlow's graph optimizer does not know
-        # it.
+        # Nothing is above infinity, so this is 0. TensorFlow's graph optimizer does not find that
+        # out.
         zero = tf.cast(tf.cast(first, tf.float32) > math.inf, tf.float32)
         lowering.set_slice(self.outputs[0], zero)
 
     def _computed(self, lowering: Lowering) -> list[tf.Tensor]:
-        """Returns this processor's partial sums of the other tensors."""
+        """Returns this processor's partial sums of the other tensors, if computed in this graph."""
         known = [x for x in self._others if x in lowering.tensors]
         parts = [lowering.partial_sum(x)[0] for x in known]
         return [part for part in parts if part.graph is tf.compat.v1.get_default_graph()]
@@ -127,11 +129,11 @@ class Copies:
     def __init__(
         self, inputs: dict[upstream.Tensor, upstream.Tensor], rng_dependency: upstream.Tensor | None
     ) -> None:
-        """Prepares the copying.
+        """Stores the replacements.
 
         Args:
           inputs: maps inputs of the forward pass to inputs of the recomputation.
-          rng_dependency: a zero that random operations have to wait for.
+          rng_dependency: a zero that random operations wait for; None: they do not wait.
         """
         self._tensors = dict(inputs)
         self._operations: dict[upstream.Operation, upstream.Operation] = {}
@@ -152,7 +154,8 @@ class Copies:
 
     def copy(self, op: upstream.Operation) -> upstream.Operation:
         """Copies an operation into the graph."""
-        # The copy has the same name, which keys its random numbers: its mask is the same.
+        # The name keys an operation's random numbers. The copy has the same name, so its mask is
+        # the same.
         new = copy.copy(op)
         new._inputs = [self.of_tensor(t) for t in op.inputs]
         new._outputs = [upstream.Tensor(new, t.shape, t.dtype, t.name) for t in op.outputs]
@@ -173,5 +176,5 @@ class Copies:
         return new
 
     def replace(self, tensor: upstream.Tensor, other: upstream.Tensor) -> None:
-        """Makes copies that follow read another tensor instead of this one."""
+        """Makes later copies read `other` instead of `tensor`."""
         self._tensors[tensor] = self.of_tensor(other)

@@ -1,4 +1,4 @@
-"""Writes at one index per row of a tensor: how a decode step adds to a cache."""
+"""Writes at one index per row of a tensor, as a decode step does to extend a cache."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def scatter_update(
 ) -> upstream.Tensor:
     """Returns `x` with `update` at `positions` along `dim`.
 
-    It is done in place if nothing else needs `x`: the cost of a step then depends on the update,
-    not on the length of the cache.
+    The update is made in place if nothing else needs `x`. The cost of a decode step then depends on
+    the size of the update, not on the length of the cache.
 
     Args:
       x: [batch..., ..., dim, ...]; `dim` may be split.
       update: a tensor like `x`, without `dim`.
-      positions: integers in [0, dim.size), of some of the dimensions before `dim`.
+      positions: integers in [0, dim.size). Its dimensions are some of the dimensions before `dim`.
       dim: a dimension of `x`.
 
     Returns:
@@ -38,7 +38,7 @@ def scatter_update(
     Raises:
       ValueError: the shapes or dtypes do not match.
       tf.errors.InvalidArgumentError: when the program runs on a CPU, a position is out of range.
-        (Elsewhere nothing is written then.)
+        (On other devices nothing is written for that row.)
     """
     if dim not in x.shape.dims or update.shape != x.shape - dim or update.dtype != x.dtype:
         raise ValueError(
@@ -93,7 +93,7 @@ class ScatterUpdateOperation(Operation):
         if isinstance(source, TakeMicrobatchOperation) and source.takes_leading_rows_of(
             lowering.updated_in_place
         ):
-            # The microbatch is a slice that shares the memory of the whole.
+            # The microbatch is a slice that shares the memory of the whole batch.
             whole, number = (lowering.slice(tensor) for tensor in source.inputs)
             begin = number * math.prod(sizes[: axis + 1])
             rows = Rows.from_numbers(rows.numbers + begin, rows.are_ours)
@@ -149,8 +149,8 @@ class Rows(NamedTuple):
 
     Attributes:
       numbers: int32 [count], the rows.
-      first: [1], the first of them.
-      are_ours: booleans [count], false for rows that must not change. None: all are written.
+      first: int32 [1], the first of `numbers`.
+      are_ours: booleans [count], false for rows that must not change. None: all rows are written.
     """
 
     numbers: tf.Tensor
@@ -159,16 +159,17 @@ class Rows(NamedTuple):
 
     @classmethod
     def from_numbers(cls, numbers: tf.Tensor, are_ours: tf.Tensor | None = None) -> Rows:
-        """Returns these rows."""
+        """Returns the rows with these numbers."""
         return cls(numbers, numbers[:1], are_ours)
 
 
 def with_rows(table: tf.Tensor, rows: Rows, new: tf.Tensor, target: Target) -> tf.Tensor:
-    """Returns a table with some rows replaced, in place if nothing else needs it.
+    """Returns a table with some rows replaced, in place if nothing else needs `table`.
 
-    Rows out of range are ignored. `tensor_scatter_nd_update` copies the table on CPUs. Instead, the
-    operation that writes the first number copies the table if anything else needs it. Its result
-    has no other reader, so the operation that writes the rest, which never copies, is safe.
+    Rows out of range are ignored. `tensor_scatter_nd_update` would always copy the table on CPUs.
+    Instead, a first operation writes one number, and copies the table if anything else needs it. A
+    second operation writes the rest and never copies. It is safe because only it reads the first
+    one's result.
     """
     if not target.scatters_copy:
         return tf.tensor_scatter_nd_update(table, rows.numbers[:, None], new)

@@ -1,6 +1,7 @@
 """Slicewise operations with several outputs; some may be unused.
 
-mesh-tensorflow cannot differentiate these: it expects a gradient of every output.
+mesh-tensorflow cannot differentiate an operation with unused outputs, because it expects a gradient
+w.r.t. every output.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from t2tp.lowering.operation import Operation
 def unstack(
     x: upstream.Tensor, dim: upstream.Dimension, name: str | None = None
 ) -> list[upstream.Tensor]:
-    """Splits `x` along `dim`, which cannot be split over the mesh, into `dim.size` tensors.
+    """Unstacks `x` into `dim.size` tensors along `dim`, a dimension that no layout may split.
 
     Raises:
       ValueError: `x` has no `dim`.
@@ -37,13 +38,15 @@ def slicewise(
     """Applies a TensorFlow function to each processor's slices.
 
     Args:
-      tf_fn: maps slices of `xs` to a slice of the output, or to a tuple of them.
+      tf_fn: maps slices of `xs` to a slice of the output, or to a tuple of slices.
       xs: the inputs.
-      output_shape: shape of the output, by default the first input's; a list for several outputs.
-      output_dtype: likewise; a list means several outputs.
+      output_shape: shape of the output, by default the first input's; a list of shapes for several
+        outputs.
+      output_dtype: dtype of the output, by default the first input's; a list of dtypes for several
+        outputs.
       splittable_dims: the dimensions that may be split without changing the function's result.
-      grad_function: maps the operation and the gradients w.r.t. its outputs to those w.r.t. its
-        inputs; by default TensorFlow's own; 0 for no gradient.
+      grad_function: maps the operation and the gradients w.r.t. its outputs to the gradients w.r.t.
+        its inputs. By default TensorFlow differentiates `tf_fn`; 0 for no gradient.
       name: operation name.
     """
     is_tuple = isinstance(output_dtype, list)

@@ -6,7 +6,7 @@ from t2tp import upstream
 def mtf_slice(
     x: upstream.Tensor, begin: int, size: int, slice_dim_name: str, name: str | None = None
 ) -> upstream.Tensor:
-    """Returns `size` elements of `x` from `begin` on along a dimension, which cannot be split.
+    """Returns `size` elements of `x` from `begin` on, along a dimension that no layout may split.
 
     Args:
       x: [..., dim, ...].

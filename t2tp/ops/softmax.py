@@ -40,7 +40,7 @@ def log_softmax(
     extra_logit: upstream.Tensor | float | None = None,
     name: str | None = None,
 ) -> upstream.Tensor:
-    """Computes the logarithm of `softmax`; arguments as there."""
+    """Computes the logarithm of `softmax`, with the same arguments."""
     x_wide = _wide(x)
     return cast(x_wide - _logsumexp(x_wide, reduced_dim, _wide(extra_logit), name), x.dtype)
 
@@ -53,7 +53,7 @@ def reduce_logsumexp(
 ) -> upstream.Tensor:
     """Computes the log of the sum of exponentials along `reduced_dim`; arguments as for `softmax`.
 
-    If all are -inf so is the result, and the gradients are 0.
+    If all elements are -inf, the result is -inf and the gradients are 0.
     """
     return cast(_logsumexp(_wide(x), reduced_dim, _wide(extra_logit), name), x.dtype)
 
@@ -153,7 +153,7 @@ def _zero_if_infinite(x: tf.Tensor) -> tf.Tensor:
 def _log_gradient(op: upstream.Operation, dy: upstream.Tensor) -> list[upstream.Tensor]:
     """Computes `dy / total`, or `dy` if the total is 0.
 
-    The exponentials are then all 0, and so are the gradients.
+    If the total is 0, all exponentials are 0, and so are the gradients w.r.t. the logits.
     """
     (total,) = op.inputs
     is_zero = cast(upstream.equal(total, 0.0), total.dtype)
@@ -163,7 +163,7 @@ def _log_gradient(op: upstream.Operation, dy: upstream.Tensor) -> list[upstream.
 def _softmax(logits: tf.Tensor, axis: int) -> tf.Tensor:
     """Computes the softmax along one dimension; TensorFlow's CPU kernel supports at most five."""
     shape = logits.shape.as_list()
-    if shape[axis] == 1:  # The kernel's reciprocals are rounded: it gives 0.9999999.
+    if shape[axis] == 1:  # The kernel rounds reciprocals, and would return 0.9999999.
         return tf.exp(logits - logits)
     last = axis == len(shape) - 1
     flat = tf.reshape(

@@ -1,4 +1,4 @@
-"""One of several equal parts of each processor's rows."""
+"""Takes one microbatch, one of several equal parts of each processor's rows."""
 
 from collections.abc import Container
 
@@ -16,15 +16,15 @@ def take_microbatch(
     part: upstream.Dimension,
     rows: int = 0,
 ) -> upstream.Tensor:
-    """Returns microbatch `number` of each processor's rows; `x` if there is but one, or no rows.
+    """Returns microbatch `number` of each processor's rows; `x` if nothing is to be divided.
 
     Args:
       x: [..., whole, ...].
-      number: int32 scalar.
+      number: index of the microbatch, an int32 scalar.
       whole: the dimension of the rows.
       part: the dimension of a microbatch's rows.
-      rows: how many of its rows follow each other in the batch, see `rows_of_microbatch`. Default:
-        all rows of each processor.
+      rows: number of consecutive rows of the batch in a microbatch, see `rows_of_microbatch`. By
+        default a processor's rows of a microbatch are all consecutive.
     """
     if whole == part or whole not in x.shape.dims:
         return x
@@ -56,7 +56,7 @@ class TakeMicrobatchOperation(Operation):
         self._outputs = [upstream.Tensor(self, upstream.Shape(dims), x.dtype)]
 
     def takes_leading_rows_of(self, tensors: Container[upstream.Tensor]) -> bool:
-        """Whether it takes rows of one of these tensors, and these are its first dimension."""
+        """Whether the input is one of these tensors, and its rows are the first dimension."""
         return self._axis == 0 and self.inputs[0] in tensors
 
     def lower(self, lowering: Lowering) -> None:

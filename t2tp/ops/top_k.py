@@ -14,16 +14,16 @@ def top_k(
     k_dim: upstream.Dimension,
     name: str | None = None,
 ) -> tuple[upstream.Tensor, upstream.Tensor]:
-    """Returns the k largest elements in descending order; ties by ascending index.
+    """Returns the k largest elements in descending order; tied ones in ascending order of index.
 
-    mesh-tensorflow finds two to four of them one after the other, adding -1e9 to each one found,
-    and creates a one-hot tensor of them for the gradient. Here each processor finds its own
-    candidates, and k from each are all-gathered.
+    mesh-tensorflow finds two to four elements one after the other, adds -1e9 to each one found, and
+    creates a one-hot tensor for the gradient. Here each processor finds the k largest of its slice,
+    and these candidates are all-gathered.
 
     Args:
       x: [..., reduced_dim, ...], numbers.
       reduced_dim: a dimension of `x`.
-      k_dim: its size is k; it cannot be split.
+      k_dim: a dimension of size k; no layout may split it.
       name: operation name.
 
     Returns:
@@ -40,7 +40,7 @@ def top_k(
 def argmax(
     x: upstream.Tensor, reduced_dim: upstream.Dimension, name: str | None = None
 ) -> upstream.Tensor:
-    """Returns the index of the largest element along a dimension, int32; of ties the lowest."""
+    """Returns the int32 index of the largest element along a dimension; the first of tied ones."""
     one = upstream.Dimension("_one", 1)
     _, indices = top_k(x, reduced_dim, one, name)
     return upstream.reshape(indices, indices.shape - one)

@@ -17,16 +17,18 @@ def where(
 ) -> upstream.Tensor:
     """Returns `if_true` where `condition` is true, `if_false` elsewhere.
 
-    mesh-tensorflow multiplies each by 0 or 1 and adds them, so that a NaN or infinity that is not
-    selected shows in the result; here it does not. The gradient w.r.t. a branch is zero where it is
-    not selected. (As in TensorFlow, an operation *before* the branch may turn that zero into NaN:
-    `where(x > 0, sqrt(x), 0)` has the gradient 0 * inf at 0. Select its input too.)
+    mesh-tensorflow multiplies the branches by 0 or 1 and adds them, so that a NaN or infinity in
+    the other branch makes the result NaN. Here only the selected element counts. The gradient
+    w.r.t. a branch is zero where the branch is not selected. As in TensorFlow, an operation
+    *before* the branch may turn that zero into NaN: `where(x > 0, sqrt(x), 0)` has the gradient 0 *
+    inf at 0. To avoid this, apply `where` to the input of `sqrt` too.
 
     Args:
       condition: booleans.
       if_true: a tensor, or a number.
       if_false: a tensor of the same dtype, or a number; one of the two is a tensor.
-      output_shape: order of the result's dimensions; by default as for an einsum of the three.
+      output_shape: order of the result's dimensions; by default as for an einsum of all three
+        tensors.
 
     Returns:
       a tensor with the dimensions of all three.

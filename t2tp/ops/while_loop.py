@@ -1,4 +1,4 @@
-"""While loops."""
+"""While loops on named tensors."""
 
 from collections.abc import Callable
 
@@ -15,22 +15,23 @@ def while_loop(
 ) -> list[upstream.Tensor]:
     """Calls `body_fn` on the loop variables while `cond_fn` is true.
 
-    Random operations inside return different numbers in each iteration. A loop has no gradient;
-    gradients may be computed inside one.
+    Random operations inside return different numbers in each iteration. A loop is not
+    differentiable, but gradients may be computed inside it.
 
     Args:
-      cond_fn: maps the loop variables to a boolean scalar, or to booleans [rows...]: the loop
-        continues while one of them is true, and the body does not change a row whose boolean is
-        false. Processors then exit the loop when their own rows are done, without waiting for those
-        with other rows (unless the body has collectives between them); loop variables without the
-        dimensions of the rows, such as a number of iterations, may end with different values.
+      cond_fn: maps the loop variables to a boolean scalar, or to booleans [rows...]. With booleans,
+        the loop continues while one of them is true, and the body must not change a row whose
+        boolean is false. A processor then exits the loop when its own rows are done, without
+        waiting for processors with other rows, unless the body has collectives between them. Loop
+        variables without the dimensions of the rows, such as a number of iterations, may then end
+        with different values.
       body_fn: maps the loop variables to their next values.
       inputs: the initial values.
-      num_loop_vars: the number of them to return. (mesh-tensorflow creates model variables for the
-        others, which would be trained and saved.)
-      has_accumulators: whether results of `body_fn` beyond the loop variables are summed over the
-        iterations, and all-reduced once, after the loop.
-      **kwargs: for `tf.while_loop`, such as `maximum_iterations`.
+      num_loop_vars: number of loop variables to return. (mesh-tensorflow would create model
+        variables for the others, and these would be trained and saved.)
+      has_accumulators: whether `body_fn` returns further results after the loop variables. These
+        are summed over the iterations, and all-reduced once, after the loop.
+      **kwargs: arguments of `tf.while_loop`, such as `maximum_iterations`.
 
     Returns:
       the final values of the loop variables, then the sums.
