@@ -57,7 +57,7 @@ def test_copies_within_a_stage_stay_equal():
     broken = program.variables["layer_01/feed_forward/output"]
     broken.slice_of(3).assign_add(np.ones(broken.spec.shape.to_integer_list, np.float32))
     (found,) = check.mismatches()
-    assert found.variable == broken.spec.name
+    assert found.name == broken.spec.name
     assert found.groups == ((2,), (3,))
 
 
