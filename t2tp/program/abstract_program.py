@@ -21,22 +21,22 @@ tf1 = tf.compat.v1
 
 
 class _AbstractMeshImpl(SpmdMeshImpl):
-    """A mesh whose programs never run: random numbers have shapes and no values."""
+    """A mesh whose programs never run: its random numbers are placeholders without values."""
 
     computes = False
 
     def random_bits(
         self, name: str, shape: upstream.Shape, *args: object, **kwargs: object
     ) -> tf.Tensor:
-        """Returns a placeholder of the slice's shape; arguments as for `SpmdMeshImpl`."""
+        """Returns a placeholder with the slice's shape; arguments as for `SpmdMeshImpl`."""
         return tf1.placeholder(tf.uint32, self.slice_shape(shape))
 
 
 class AbstractProgram(Program):
     """A step's program on a mesh of any size, without devices and without memory for variables.
 
-    It is lowered like any program, so that it has the real program's collectives and slices. It
-    cannot be called. A program of one processor, which has no collectives, is not lowered.
+    It is lowered like any program, so it has the real program's collectives and slices. It cannot
+    be called. On one processor there are no collectives, and the program is not lowered.
     """
 
     _mesh_impl_class = _AbstractMeshImpl
@@ -91,7 +91,7 @@ class AbstractProgram(Program):
         """Checks nothing: no kernel runs."""
 
     def _build_for_shapes(self) -> Graph:
-        """Builds the step's graph where it will be lowered."""
+        """Builds the step's graph in the TensorFlow graph in which it will be lowered."""
         return self._build_in(self._trace_graph)
 
 
@@ -99,11 +99,11 @@ class _AbstractVariables(Variables):
     """Variables whose slices have shapes and no values."""
 
     def create_all(self, specs: Sequence[VariableSpec]) -> list[SlicedVariable | StagedVariable]:
-        """Makes the variables of a program, as `create` does."""
+        """Creates the variables of a program, without collecting garbage first."""
         return [self.create(spec) for spec in specs]
 
     def create(self, spec: VariableSpec) -> SlicedVariable:
-        """Makes one slice, which stands for the slices of all processors, on any stage."""
+        """Creates one slice; it represents the slices of all processors on all stages."""
         if spec.name not in self:
             shape = self._layout.slice_size(spec.shape)
             slices = [UninitializedVariable(shape=shape, dtype=spec.dtype, name=spec.name)]

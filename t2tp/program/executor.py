@@ -1,9 +1,9 @@
-"""Runs a program on all processors of this process at the same time, and explains what goes wrong.
+"""Runs a program on all local processors at the same time, and explains failures.
 
-A processor that fails, or does not come to a collective, leaves others waiting for it in theirs.
-TensorFlow's collectives have a time limit of their own (`timeout_seconds`), but it costs a sleeping
-thread for every operation ever run. So here another thread watches the clock, and frees
-those who wait too long; the errors that they then raise say where they stood.
+If a processor fails or does not reach a collective, other processors wait there for it forever.
+TensorFlow's collectives have their own time limit (`timeout_seconds`), but it keeps a sleeping
+thread for every collective ever run. So the calling thread waits with a time limit instead, and
+then aborts all collectives. Each waiting processor raises an error that names its collective.
 """
 
 import concurrent.futures
@@ -23,19 +23,19 @@ from t2tp.processes.coordination import CoordinationClient, one_line
 
 T = TypeVar("T")
 
-# Processors that come back so soon after they were freed were waiting in a collective.
+# Processors that return within this time after the abort were waiting in a collective.
 _RETURN_SECONDS = 2.0
 _NODE = re.compile(r"\{\{node (\S*Collective\S*)\}\}")
 
 
 class CollectiveTimeoutError(TimeoutError):
-    """Processors waited in a collective for others, which did not come."""
+    """Processors waited in a collective for others that did not reach it in time."""
 
 
 def _keep_arithmetic() -> None:
-    """Turns off the pass of the graph optimizer that reorders sums and products, in this thread.
+    """Turns off the graph optimizer's reordering of sums and products, in this thread.
 
-    It chooses an order by what else reads a product, so that another graph rounds otherwise.
+    The order depends on the other consumers of a product, so different graphs round differently.
     """
     options = eager_context.context().function_call_options
     config = tf.compat.v1.ConfigProto.FromString(options.config_proto_serialized)
@@ -44,7 +44,7 @@ def _keep_arithmetic() -> None:
 
 
 class Executor:
-    """Calls a function for each processor of this process, a thread each."""
+    """Calls a function for each local processor, each in its own thread."""
 
     def __init__(self, layout: Layout, cluster: Cluster) -> None:
         """Makes the threads."""
@@ -67,8 +67,8 @@ class Executor:
           the results, in the order of the processors.
 
         Raises:
-          CollectiveTimeoutError: it took longer than the cluster's time limit.
-          MissingProcessError: another process failed, is gone or does not answer.
+          CollectiveTimeoutError: the calls took longer than the cluster's time limit.
+          MissingProcessError: another process failed, has ended or does not answer.
           Exception: a processor's program raised it.
         """
         calls = {pnum: self._threads.submit(call, pnum) for pnum in self._cluster.local_pnums}
@@ -84,7 +84,7 @@ class Executor:
         coordination = self._cluster.coordination
         if culprits and coordination is not None:
             coordination.report("failed", one_line(culprits[0]))
-        if pending:  # They wait for a processor that will not come.
+        if pending:  # They may wait in a collective for a processor that will not reach it.
             eager_context.context().abort_collective_ops(
                 tf.errors.ABORTED, "another processor of the mesh failed or did not come"
             )
@@ -102,7 +102,7 @@ class Executor:
         errors: Mapping[int, BaseException],
         log: Sequence[Collective],
     ) -> BaseException:
-        """The error to raise when only collectives failed here."""
+        """Returns the error to raise when only collectives failed in this process."""
         coordination.report("waited", {pnum: _node(error) for pnum, error in errors.items()})
         explanation = coordination.explain()
         if explanation is not None:
@@ -114,7 +114,7 @@ class Executor:
     def _timeout(
         self, errors: Mapping[int, BaseException], log: Sequence[Collective]
     ) -> CollectiveTimeoutError:
-        """The error that names the processors that waited, where, and for whom."""
+        """Returns the error: which processors waited, in which collective, and for which."""
         where = {pnum: _node(error) for pnum, error in errors.items()}
         advice = ""
         if (coordination := self._cluster.coordination) is not None:
@@ -152,13 +152,13 @@ def _errors(calls: Mapping[int, concurrent.futures.Future]) -> dict[int, BaseExc
 
 
 def _node(error: BaseException) -> str | None:
-    """The collective in which a processor was when it failed."""
+    """The node of the collective in which a processor failed; None if it failed elsewhere."""
     match = _NODE.search(str(error)) if isinstance(error, tf.errors.OpError) else None
     return match[1] if match else None
 
 
 def _index_in_log(log: Sequence[Collective], node: str) -> int:
-    """Which of the program's collectives a node is; their number, if none."""
+    """Returns a node's index among the program's collectives, or `len(log)` if it is none."""
     scope = node.rpartition("/")[0]
     return next((i for i, c in enumerate(log) if c.name == scope), len(log))
 

@@ -1,8 +1,8 @@
 """Initial values of variables, slice by slice.
 
-A model says `initializer=tf.random_normal_initializer(0.02)`, as in TensorFlow. Here the
-initializer is read, not called: the slice's elements come from the counter-based generator, so no
-device ever holds the whole variable and every mesh starts from the same values.
+A model sets `initializer=tf.random_normal_initializer(stddev=0.02)`, as in TensorFlow. The
+initializer's fields are read; it is not called. A slice's elements come from the counter-based
+generator, so no device ever holds the whole variable and every mesh starts from the same values.
 """
 
 import math
@@ -16,8 +16,8 @@ from tensorflow.python.ops.init_ops import _compute_fans
 
 from t2tp.lowering import random
 
-# TensorFlow's VarianceScaling divides by this to undo what truncation takes from the standard
-# deviation.
+# The standard deviation of a truncated normal. TensorFlow's VarianceScaling divides by it to get
+# the requested standard deviation.
 _TRUNCATED_STDDEV = 0.87962566103423978
 
 
@@ -30,19 +30,22 @@ def initial_slice(
     dtype: tf.DType,
     seed: int,
 ) -> tf.Tensor:
-    """The slice of a variable's initial value.
+    """Computes a slice of a variable's initial value.
 
     Args:
       initializer: a TensorFlow or Keras initializer (zeros, ones, constant, random normal /
-        truncated normal / uniform, variance scaling and its Glorot and He forms), None for Glorot
-        uniform, or a function `(shape, dtype) -> tensor` that always returns the same tensor (it is
-        called whole, then cut).
-      name: the variable's name; with the seed it makes the random numbers.
+        truncated normal / uniform, variance scaling and its Glorot and He forms), or None for
+        Glorot uniform. Or a function `(shape, dtype) -> tensor` that always returns the same
+        tensor: it computes the global value, from which the slice is cut.
+      name: the variable's name. Name and seed determine the random numbers.
       shape: global shape.
       begin: where the slice begins.
       size: the slice's shape.
       dtype: the slice's dtype.
       seed: the run's seed.
+
+    Raises:
+      ValueError: the initializer is of none of these kinds.
     """
     if isinstance(initializer, type):
         initializer = initializer()
@@ -85,10 +88,10 @@ def _slice_of_call(
     dtype: tf.DType,
     seed: int,
 ) -> np.ndarray:
-    """Calls an initializer for the global value and slices it.
+    """Calls an initializer for the global value and cuts the slice from it.
 
-    What TensorFlow's random operations give it depends only on the seed and the name: it is
-    called in a graph of its own, whose seed they make.
+    The call has its own graph, whose seed is derived from the run's seed and the variable's name.
+    So the results of TensorFlow's random operations depend only on these two.
     """
     with tf.Graph().as_default() as graph, tf1.Session() as session:
         graph.seed = random.make_key(seed, "initial value", name) % 2**31
@@ -106,7 +109,7 @@ def _variance_scaling_types() -> tuple[type, ...]:
 def _variance_scaled(
     initializer: object, shape: Sequence[int], random_bits: tf.Tensor
 ) -> tf.Tensor:
-    """VarianceScaling (He et al. 2015; Glorot and Bengio 2010), with fans of the global shape."""
+    """VarianceScaling (He et al. 2015; Glorot and Bengio 2010) with the global shape's fans."""
     scale = getattr(initializer, "scale", 1.0)
     mode = getattr(initializer, "mode", "fan_avg")
     distribution = getattr(initializer, "distribution", "uniform")

@@ -1,4 +1,4 @@
-"""Outputs of a program: slices on devices, which are put together when a value is read."""
+"""Outputs of a program: slices that stay on their devices until a value is read."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ class Outputs(Mapping[str, np.ndarray]):
         return whole
 
     def slices_of(self, name: str) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:
-        """Yields each local processor's part of an output, after its region in the output."""
+        """Yields (region in the output, value) of each local processor's slice of an output."""
         shape = self.shapes[name]
         gathered = dims_to_gather(self.layout, self.cluster, shape)
         for pnum, slices in zip(self.cluster.local_pnums, self.slices, strict=True):
@@ -61,10 +61,11 @@ class Outputs(Mapping[str, np.ndarray]):
 
 
 def dims_to_gather(layout: Layout, cluster: Cluster, shape: upstream.Shape) -> list[int]:
-    """Dimensions along which a tensor must be gathered for every process to have all of it.
+    """Finds the dimensions along which to gather a tensor so that every process has all of it.
 
-    The processors of a process often hold all slices among them, and nothing has to be gathered.
-    They are consecutive, so other processes have the other slices along the first axes of the mesh.
+    Often a process's processors together have all slices, and nothing has to be gathered. The
+    processors of a process are consecutive. So if a process lacks slices, it lacks them along the
+    first axes of the mesh.
 
     Args:
       layout: how the tensor is cut.
@@ -84,7 +85,7 @@ def dims_to_gather(layout: Layout, cluster: Cluster, shape: upstream.Shape) -> l
 
 
 def _everyone_has_all(layout: Layout, cluster: Cluster, axes: Sequence[upstream.Dimension]) -> bool:
-    """Whether each process has a processor at each combination of places on the axes."""
+    """Whether each process has a processor at every combination of coordinates on the axes."""
     combinations = set(itertools.product(*(range(axis.size) for axis in axes)))
     for process_id in range(cluster.num_processes):
         coordinates = [layout.coordinates(pnum) for pnum in cluster.pnums_of(process_id)]

@@ -1,4 +1,4 @@
-"""A program: a step in named dimensions that is traced once and runs on all devices at once."""
+"""A program: a step in named dimensions. It is traced once and runs on all devices together."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ class Feature:
 
 
 class Mesh(upstream.Mesh):
-    """The mesh that a step is written for. It also has the number of the step.
+    """The mesh on which a step creates its tensors. It also provides the step's number.
 
     Attributes:
       layout: the layout of the program.
       adapters: adapters of the layers that are being built; see `t2tp.layers.adapters`.
-      scopes_by_stage: maps the variable scope of a layer, which all stages share in the graph, to
-        the layer's scope on each stage; None: the stage lacks this layer. See
+      scopes_by_stage: scope of a layer in the graph -> the layer's scope on each stage of a
+        pipeline, or None on a stage without this layer. The stages share one graph; see
         `t2tp.mesh.stages.names_by_stage`.
       runs_schedule: whether the operations that are being built will run in a pipeline's schedule,
         microbatch by microbatch.
@@ -91,7 +91,7 @@ class Mesh(upstream.Mesh):
 
 
 class FeatureOperation(Operation, upstream.ImportLaidOutTensorOperation):
-    """The output is a feature; each processor is fed its slice."""
+    """Imports a feature into the graph; each processor is fed its slice."""
 
     cost_kind = "free"
     is_feature = True
@@ -110,7 +110,7 @@ StepFn = Callable[[Mesh, dict[str, upstream.Tensor]], Mapping[str, upstream.Tens
 
 @dataclass
 class Graph:
-    """A step's mtf graph."""
+    """A step's mtf graph, its mesh, and the step's outputs by name."""
 
     graph: upstream.Graph
     mesh: Mesh
@@ -168,18 +168,18 @@ class Program:
         """Builds the graph, checks its layout, and creates the variables that do not exist yet.
 
         Args:
-          step_fn: `(mesh, features) -> outputs`, both by name. It is called to build an mtf graph,
-            more than once.
+          step_fn: `(mesh, features) -> outputs`. Features and outputs are dictionaries of tensors.
+            It is called more than once, each time to build an mtf graph.
           features: the inputs of the step.
           mesh_shape: mesh axes and their sizes: `data:2;model:4`.
           layout: rules such as `batch:data;d_ff:model`, or a `Layout` with its own mesh shape.
           cluster: the devices, from `connect`. Default: all GPUs, or virtual CPU devices.
           variables: variables to share with another program of the same layout and cluster.
           seed: seed of initial values and random operations.
-          xla: True: compile the whole step with XLA, on one device. False: do not use XLA. None:
-            compile the whole step on a single GPU (launch-bound) unless it prints; otherwise only
-            the regions that operations mark, because between them the libraries' own kernels are
-            as fast or faster (docs/benchmarks.md).
+          xla: True: compile the whole step with XLA; requires one device. False: do not use XLA.
+            None: compile the whole step on a single GPU, where launches dominate, unless it prints.
+            Elsewhere compile only the regions that operations mark: outside them, the libraries'
+            own kernels are as fast or faster (docs/benchmarks.md).
 
         Raises:
           LayoutError: the layout cannot work for a tensor of the model, or XLA cannot compile the
@@ -235,7 +235,7 @@ class Program:
           step: the number of the step, for random operations and schedules.
 
         Returns:
-          the global outputs by name: a mapping that fetches a value when it is read. It includes
+          the global outputs by name. The mapping fetches a value when it is read, and includes
           `summaries/<name>` for each `mtf.scalar_summary(name, x)`.
 
         Raises:
@@ -254,8 +254,8 @@ class Program:
     def for_conversion(self) -> Program:
         """Returns this program for another runtime, such as LiteRT.
 
-        It shares the variables, and has no kernel that only TensorFlow has: instead of writing into
-        a cache in place, it makes a changed copy.
+        The two programs share their variables. The returned one uses no kernel that only TensorFlow
+        has: it does not write into a cache in place, but makes a changed copy.
         """
         program = copy.copy(self)
         program._target = self._target._replace(on_cpu=False, compiles_regions=False)
@@ -266,10 +266,13 @@ class Program:
     def on_tensors(self, features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Runs the step of a one-device program on TensorFlow tensors, inside a `tf.function`.
 
-        Exported models run this. It reads and assigns the variables in `variables`.
+        Exported models call this. It reads and assigns the program's `variables`.
 
         Args:
           features: global tensors by name.
+
+        Returns:
+          the outputs by name.
 
         Raises:
           ValueError: the mesh has several devices.
@@ -287,7 +290,7 @@ class Program:
         )
 
     def place(self, features: Mapping[str, np.ndarray]) -> PlacedFeatures:
-        """Cuts features and puts the slice of each processor of this process on its device.
+        """Cuts features into slices and copies each local processor's slices to its device.
 
         Raises:
           ValueError: a feature is missing, unknown, not of the declared shape, or not an array.
@@ -334,8 +337,8 @@ class Program:
     def collectives(self) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:
         """Totals of a step's collectives: (kind, mesh axes) -> (number, bytes from each processor).
 
-        A collective in a loop over microbatches counts once for each. A collective in a loop whose
-        length is known only when it runs counts once.
+        A collective in a loop over microbatches counts once per microbatch. In a loop whose length
+        is known only at run time, it counts once.
         """
         return summarize(self.collective_log())
 
@@ -345,7 +348,7 @@ class Program:
         return list(self._log)
 
     def graph(self) -> tuple[upstream.Graph, dict[str, upstream.Tensor]]:
-        """Returns the step's mtf graph and outputs, to inspect; a program that ran rebuilds it."""
+        """Returns the step's mtf graph and outputs for inspection; rebuilt if the step has run."""
         built = self._first_built or self._build_for_shapes()
         return built.graph, built.outputs
 
@@ -354,7 +357,7 @@ class Program:
         with tf.device(self.cluster.devices[pnum]):
             return self.trace()(
                 tf.constant(pnum, tf.int32),
-                # TensorFlow would cache a tensor of each Python number on each device, forever.
+                # Not a Python number: TensorFlow would cache its tensor on each device, forever.
                 tf.constant(np.int64(step)),
                 [v.slice_of(pnum) for v in self._used],
                 slices,
@@ -375,8 +378,8 @@ class Program:
         feature_slices: list[tf.Tensor],
     ) -> dict[str, tf.Tensor]:
         """The program of one processor; traced once."""
-        # TensorFlow places every int32 argument on the first CPU. A loop that uses one would run
-        # there too, and copy it in each iteration.
+        # TensorFlow places every int32 argument on the first CPU. A loop that uses one would
+        # run there too, and copy it in each iteration.
         pnum, *feature_slices = [tf.identity(x) for x in (pnum, *feature_slices)]
         return self._lower(self._build(step, feature_slices), pnum, step, variable_slices)
 
@@ -413,7 +416,7 @@ class Program:
     def _gathered(
         self, shape: upstream.Shape, part: tf.Tensor, collectives: Collectives
     ) -> tf.Tensor:
-        """Gathers an output along the dimensions of which this process lacks slices."""
+        """Gathers an output along the dimensions in which some process lacks slices."""
         for i in dims_to_gather(self.layout, self.cluster, shape):
             axis = self.layout.axis_index(shape.dims[i].name)
             if axis is not None:
@@ -425,7 +428,7 @@ class Program:
 
     def _build(self, step: tf.Tensor, feature_slices: list[tf.Tensor]) -> Graph:
         """Builds the step's mtf graph on tensors of the current TensorFlow graph."""
-        # mesh-tensorflow's optimizers and schedules read it with tf.train.get_global_step().
+        # mesh-tensorflow's optimizers and schedules read the step by tf.train.get_global_step().
         tf1.add_to_collection(tf1.GraphKeys.GLOBAL_STEP, step)
         with fresh_variable_scopes(), handles_for_masters():
             graph = upstream.Graph()
@@ -475,8 +478,8 @@ class Program:
             # Operators such as x + y create mesh-tensorflow's operations, which skip this check.
             if isinstance(op, (upstream.BinaryOpWithBroadcasting, upstream.EinsumOperation)):
                 check_consistent_sizes(op.name, op.inputs)
-            # mesh-tensorflow declares that no dimension of an imported tensor may be split, but
-            # these are slices of this layout already.
+            # mesh-tensorflow declares that no dimension of an imported tensor may be split. But
+            # imported tensors are already slices in this layout.
             if not isinstance(op, upstream.ops.ImportLaidOutTensorOperation):
                 check_operation(op, self.layout)
         self._check_storage(built.graph.trainable_variables)
@@ -484,7 +487,7 @@ class Program:
             logging.warning(warning)
 
     def _check_kernels(self, xla: bool | None) -> None:
-        """Checks that the kernels keep the promise of `exact_sums`."""
+        """Checks that the kernels' sums are as exact as `exact_sums` promises."""
         number = f"exact_sums={self.layout.exact_sums}"
         if not self.layout.exact_sums:
             return
@@ -526,7 +529,7 @@ class Program:
 
 
 def _outputs(returned: object) -> dict[str, upstream.Tensor]:
-    """Checks that a step returned tensors by name."""
+    """Returns a step's outputs after checking that they are mtf tensors by name."""
     if not isinstance(returned, Mapping):
         raise TypeError(
             "A step must return its outputs by name, as in {'loss': loss}, but this one returned"
@@ -558,7 +561,7 @@ def _check_same_variables(graph: upstream.Graph, known: Iterable[VariableSpec]) 
 
 
 def _as_array(name: str, value: Any) -> Any:
-    """Returns a feature's value, converted to an array if it has no shape (lists of lists)."""
+    """Returns a feature's value; lists of lists are converted to an array."""
     if hasattr(value, "shape"):
         return value
     try:

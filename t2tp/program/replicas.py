@@ -1,8 +1,8 @@
-"""Compares the copies of slices that several processors hold: all must be equal, bit for bit.
+"""Compares the copies of a slice on several processors: they must be equal, bit for bit.
 
-Copies begin equal, and every processor updates its own with the same gradients. So they differ only
-if a device computes wrongly, or the engine gives processors different gradients. Nothing large
-moves: each device sums up each of its slices to one number, and the numbers are compared.
+The copies are equal at first, and every processor updates its copy with the same gradients. So
+copies differ only if a device computes wrongly, or the engine gives processors different gradients.
+Little data is transferred: each device computes one checksum per slice, and these are compared.
 """
 
 import base64
@@ -17,7 +17,7 @@ import tensorflow as tf
 from t2tp.processes.cluster import Cluster
 from t2tp.program.variables import SlicedVariable, Variables
 
-# Elements to sum up at a time, so that large slices take no more memory.
+# Number of elements to sum up at a time, so that large slices need no more temporary memory.
 CHUNK = 1 << 20
 _INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}
 
@@ -30,7 +30,7 @@ class ReplicaMismatch:
       name: name of the variable or the tensor.
       groups: the processors that should hold the same slice, grouped by equal values, the largest
         group first.
-      kind: `variable`, or a tensor's: see `step_tensors`.
+      kind: `variable`, or the kind of a tensor: see `step_tensors`.
     """
 
     name: str
@@ -44,7 +44,7 @@ class ReplicaMismatch:
         return first > second
 
     def describe(self, cluster: Cluster) -> str:
-        """Names the variable and the processors with their devices, as the end of a sentence."""
+        """Returns the end of a sentence: the variable, and the processors with their devices."""
         first, *others = self.groups
         if not self.has_majority:
             names = " and ".join(_name(group, cluster) for group in self.groups)
@@ -58,7 +58,7 @@ class ReplicaCheck:
     """A comparison of all copies of all slices of a run's variables."""
 
     def __init__(self, variables: Variables, chunk: int = CHUNK) -> None:
-        """Finds the copies; along which axes a variable is split decides which processors have one.
+        """Finds the processors that have the same slice of a variable.
 
         Args:
           variables: variables of a run. Variables that are created later are not compared.
@@ -73,7 +73,7 @@ class ReplicaCheck:
         """Compares the copies; with several processes, all of them call this at the same step.
 
         Returns:
-          The slices whose copies differ, the same in all processes.
+          The slices whose copies differ; all processes get the same list.
         """
         if not self._compared:
             return []
@@ -92,9 +92,9 @@ class ReplicaCheck:
         return found
 
     def _checksums(self, pnum: int) -> tf.Tensor:
-        """The checksum of each compared slice of a processor, computed on its device.
+        """Returns the checksum of each compared slice of a processor, computed on its device.
 
-        It is 0 for the variables of other stages of a pipeline.
+        The checksum of another pipeline stage's variable is 0.
         """
         slices = [
             variable.slice_of(pnum) if pnum in variable.pnums else None
@@ -105,7 +105,7 @@ class ReplicaCheck:
 
 
 def _copies(variable: SlicedVariable) -> list[list[int]]:
-    """The processors that have the same slice, for each slice that several of them have."""
+    """Lists, for each slice that several processors have, these processors."""
     by_begin: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     for pnum in variable.pnums:
         by_begin[variable.begin(pnum)].append(pnum)
@@ -113,7 +113,7 @@ def _copies(variable: SlicedVariable) -> list[list[int]]:
 
 
 def equal_groups(pnums: Sequence[int], sums: np.ndarray) -> tuple[tuple[int, ...], ...]:
-    """Puts processors of equal checksums together, the largest group first."""
+    """Groups processors by equal checksums, the largest group first."""
     by_sum: defaultdict[int, list[int]] = defaultdict(list)
     for pnum, value in zip(pnums, sums.tolist(), strict=True):
         by_sum[value].append(pnum)
@@ -121,13 +121,13 @@ def equal_groups(pnums: Sequence[int], sums: np.ndarray) -> tuple[tuple[int, ...
 
 
 def _all_checksums(chunk: int, slices: Sequence[tf.Variable | None], one: tf.Tensor) -> tf.Tensor:
-    """The checksums of slices, one after another: only one of them needs temporary memory.
+    """Computes checksums one after another, so that temporary memory is used by one at a time.
 
     Args:
       chunk: see `ReplicaCheck`.
       slices: slices of a processor; None counts as 0.
-      one: 1. A constant, from which TensorFlow would compute the positions of all elements once and
-        keep them.
+      one: 1, as an argument. From a constant, TensorFlow would compute the weights of all elements
+        in advance and keep them in memory.
     """
     sums: list[tf.Tensor] = []
     for part in slices:
@@ -137,10 +137,11 @@ def _all_checksums(chunk: int, slices: Sequence[tf.Variable | None], one: tf.Ten
 
 
 def checksum(part: tf.Variable | tf.Tensor, one: tf.Tensor, chunk: int = CHUNK) -> tf.Tensor:
-    """Returns the sum of all elements' bits, each times an odd number that depends on its position.
+    """Returns the sum, modulo 2^64, of the elements' bits, each times an odd number.
 
-    Modulo 2^64 an odd number times a difference is never 0: the change of a single element is
-    always found, and a change of several with the probability of 64 bits.
+    The odd number depends on the element's position. An odd number times a difference is never 0
+    modulo 2^64, so a change of one element is always found. Changes of several elements are very
+    unlikely to cancel.
     """
     value = tf.reshape(tf.cast(part, tf.uint8) if part.dtype == tf.bool else part, [-1])
     size = part.shape.num_elements()
@@ -159,6 +160,6 @@ def checksum(part: tf.Variable | tf.Tensor, one: tf.Tensor, chunk: int = CHUNK) 
 
 
 def _name(pnums: Sequence[int], cluster: Cluster) -> str:
-    """Names processors with their devices."""
+    """Formats processors with their devices."""
     devices = ", ".join(cluster.devices[pnum] for pnum in pnums)
     return f"processor{'s' if len(pnums) > 1 else ''} {', '.join(map(str, pnums))} ({devices})"

@@ -21,16 +21,16 @@ from t2tp.mesh.stages import names_by_stage
 from t2tp.processes.cluster import Cluster
 from t2tp.program.initializers import initial_slice
 
-# Bytes of new variables from which on garbage is collected first: a collection takes 0.1 seconds,
-# the time to compute initial values of this size.
+# If new variables have this many bytes, garbage is collected before they are created. A collection
+# takes 0.1 seconds, as long as computing initial values of this size.
 _LARGE = 1 << 25
 
 
 class VariableHandle:
-    """A stand-in for a variable's full-size master in the graph; we never make masters."""
+    """Replaces a variable's full-size master in the graph; masters are never created."""
 
     def __init__(self, name: str, initializer: object) -> None:
-        """Makes the handle that `mtf.Variable` gets from `tf.get_variable`."""
+        """Creates the object that `mtf.Variable` receives from `tf.get_variable`."""
         self.name = f"{name}:0"
         self.device = ""
         self.initializer = initializer
@@ -50,11 +50,11 @@ def handles_for_masters() -> Iterator[None]:
 
 @contextlib.contextmanager
 def fresh_variable_scopes() -> Iterator[None]:
-    """While this is active, names of variable scopes are counted from the beginning.
+    """Resets the counters of variable scopes' names while the context is active.
 
     TensorFlow shares the counters (two graph collections) between all functions that a process
-    traces, so the same model built a second time would find its scopes named `dense_1` instead of
-    `dense`.
+    traces. Without a reset, a model that is built a second time would get scopes named `dense_1`
+    instead of `dense`.
     """
     graph = tf1.get_default_graph()
     shared = [graph.get_collection_ref(key) for key in (("__varscope",), ("__variable_store",))]
@@ -75,7 +75,7 @@ class VariableSpec:
     Attributes:
       name: its full name.
       shape: its global shape.
-      dtype: what its slices are stored and updated in.
+      dtype: dtype in which its slices are stored and updated.
       initializer: see `initial_slice`.
       trainable: whether the optimizer changes it.
       frozen: whether it is a weight that the optimizer does not change.
@@ -105,7 +105,7 @@ class VariableSpec:
         )
 
     def on_stage(self, stage: int) -> VariableSpec | None:
-        """Returns the variable that a stage has under this name; None: it has none."""
+        """Returns the spec of a stage's own variable; None if the stage lacks the layer."""
         name = self.names_by_stage[stage]
         return None if name is None else replace(self, name=name, names_by_stage=())
 
@@ -117,7 +117,7 @@ class SlicedVariable:
       spec: its `VariableSpec`.
       pnums: the processors that have a slice: all of them, or the processors of a stage.
       local_pnums: the processors of this process that have a slice.
-      slices: their `tf.Variable`s, in the same order.
+      slices: the `tf.Variable`s of the local processors, in the same order.
     """
 
     def __init__(
@@ -137,12 +137,12 @@ class SlicedVariable:
         self.local_pnums = _pnums(layout, cluster.local_pnums, stage)
 
     def held_by(self, pnum: int) -> SlicedVariable:
-        """The variable itself, which processor `pnum` has; see `StagedVariable`."""
+        """Returns the variable itself; a `StagedVariable` returns the stage's variable."""
         del pnum
         return self
 
     def slice_of(self, pnum: int) -> tf.Variable:
-        """The slice of processor `pnum`, one of this process."""
+        """The slice of processor `pnum`, a local processor."""
         return self.slices[self.local_pnums.index(pnum)]
 
     def begin(self, pnum: int) -> tuple[int, ...]:
@@ -150,29 +150,29 @@ class SlicedVariable:
         return self._layout.slice_begin(self.spec.shape, pnum)
 
     def region(self, pnum: int) -> tuple[slice, ...]:
-        """The part of the variable that processor `pnum` has, as an index into the whole."""
+        """The index into the global variable that selects processor `pnum`'s slice."""
         return self._layout.slices(self.spec.shape, pnum)
 
     def value_of(self, pnum: int) -> tf.Variable | tf.Tensor:
-        """The slice of processor `pnum` without its padding."""
+        """The value of processor `pnum`'s slice without its padding."""
         return real_part(self.slice_of(pnum), self.region(pnum))
 
     def owners(self) -> dict[tuple[int, ...], int]:
-        """The first processor of any process that holds each distinct slice, by where it begins.
+        """Maps where each distinct slice begins to the first processor that has it, in any process.
 
         A slice that is all padding has no owner.
         """
         return self._first(self.pnums)
 
     def local_owners(self) -> dict[tuple[int, ...], int]:
-        """The first local processor that holds each distinct slice, by where it begins."""
+        """Maps where each distinct slice begins to the first local processor that has it."""
         return self._first(self.local_pnums)
 
     def numpy(self) -> np.ndarray:
-        """The global value, put together on the host: for tests and small models.
+        """Assembles the global value on the host: for tests and small models.
 
         Raises:
-          ValueError: this process does not hold all of it.
+          ValueError: this process does not hold all slices.
         """
         owners = self.local_owners()
         if len(owners) < len(self.owners()):
@@ -189,7 +189,7 @@ class SlicedVariable:
         """Sets the slices of this process from a global value, such as an imported one.
 
         Raises:
-          ValueError: it has another shape.
+          ValueError: the value has another shape than the variable.
         """
         if np.shape(value) != tuple(self.spec.shape.to_integer_list):
             raise ValueError(
@@ -209,7 +209,7 @@ class SlicedVariable:
 
 
 def padded(value: Any, sizes: Sequence[int]) -> Any:
-    """Pads an array or tensor with zeros, at the end of each dimension, to the size of a slice."""
+    """Pads an array or tensor with zeros to `sizes`, at the end of each dimension."""
     missing = [(0, size - n) for size, n in zip(sizes, value.shape, strict=True)]
     if not any(n for _, n in missing):
         return value
@@ -217,7 +217,7 @@ def padded(value: Any, sizes: Sequence[int]) -> Any:
 
 
 def real_part(value: Any, region: Sequence[slice]) -> Any:
-    """Cuts the padding off an array or tensor, the slice that has this region of the whole."""
+    """Removes the padding from the slice that covers `region` of a global array or tensor."""
     sizes = _sizes(region)
     return value if list(value.shape) == sizes else value[tuple(map(slice, sizes))]
 
@@ -227,16 +227,18 @@ def _sizes(region: Sequence[slice]) -> list[int]:
 
 
 def _pnums(layout: Layout, pnums: Sequence[int], stage: int | None) -> Sequence[int]:
-    """Returns the processors that belong to a stage; all if it is None."""
+    """Returns the processors that belong to a stage; all of them if `stage` is None."""
     return pnums if stage is None else [p for p in pnums if layout.stage_of(p) == stage]
 
 
 @dataclass(frozen=True, eq=False)
 class StagedVariable:
-    """A variable of a layer that each stage of a pipeline has in its own place.
+    """One variable in the graph that is a different variable on each stage of a pipeline.
+
+    The stages share one graph: a layer's weight in it is the weight of another layer on each stage.
 
     Attributes:
-      spec: the spec of the variable in the graph, with its names on each stage.
+      spec: the spec of the variable in the graph, with its name on each stage.
       by_stage: the variable of each stage.
       layout: the mesh's layout.
       cluster: the devices.
@@ -249,7 +251,7 @@ class StagedVariable:
 
     @property
     def slices(self) -> list[tf.Variable]:
-        """The `tf.Variable`s of the processors of this process, in their order."""
+        """The slices of the local processors, in the processors' order."""
         return [self.slice_of(pnum) for pnum in self.cluster.local_pnums]
 
     def held_by(self, pnum: int) -> SlicedVariable:
@@ -257,20 +259,20 @@ class StagedVariable:
         return self.by_stage[self.layout.stage_of(pnum)]
 
     def slice_of(self, pnum: int) -> tf.Variable:
-        """The slice of processor `pnum`, one of this process."""
+        """The slice of processor `pnum`, a local processor."""
         return self.held_by(pnum).slice_of(pnum)
 
 
 class Variables:
-    """All variables of a run: programs that train and that evaluate share one of these.
+    """All variables of a run. Its training and evaluation programs share one such collection.
 
     Each process has the slices of its own processors.
 
     Attributes:
       cluster: the `Cluster` whose devices hold the slices.
-      base: what checkpoints say of the checkpoint that has the frozen weights; see
-        `t2tp.checkpoint.frozen_base`. None: there is none, and checkpoints have all variables.
-      base_elsewhere: a checkpoint to try before the path that was recorded.
+      base: reference to the checkpoint with the frozen weights, as in the metadata of checkpoints;
+        see `t2tp.checkpoint.frozen_base`. None: checkpoints have all variables.
+      base_elsewhere: a directory to try before the recorded path of the base.
       loaded_from_base: names of the frozen weights that have been loaded.
     """
 
@@ -303,19 +305,19 @@ class Variables:
         return len(self._by_name)
 
     def create_all(self, specs: Sequence[VariableSpec]) -> list[SlicedVariable | StagedVariable]:
-        """Makes the variables of a program, as `create` does."""
+        """Creates the variables of a program; arguments and errors as for `create`."""
         new = [spec for spec in specs if spec.name not in self]
         slices = sum(
             math.prod(self._layout.slice_size(spec.shape)) * spec.dtype.size for spec in new
         )
         if slices * len(self.cluster.local_pnums) >= _LARGE:
-            # A program that is no longer used is part of reference cycles: until they are found,
-            # its variables take memory, too.
+            # A discarded program is in reference cycles, so its variables take memory until a
+            # garbage collection.
             gc.collect()
         return [self.create(spec) for spec in specs]
 
     def create(self, spec: VariableSpec) -> SlicedVariable | StagedVariable:
-        """Makes a variable with its initial value, or returns the one of that name.
+        """Creates a variable with its initial value, or returns the existing one of that name.
 
         Raises:
           ValueError: a variable of that name has another shape or dtype.
@@ -345,10 +347,10 @@ class Variables:
         return self._by_name[spec.name]
 
     def _make(self, spec: VariableSpec, stage: int | None) -> SlicedVariable:
-        """Makes the slices of a variable, on the processors of a stage or on all."""
+        """Creates a variable's slices on the processors of a stage, or on all processors."""
         size = self._layout.slice_size(spec.shape)
         slices = []
-        values: dict[tuple[int, ...], tf.Tensor] = {}  # Processors with the same slice share it.
+        values: dict[tuple[int, ...], tf.Tensor] = {}  # Equal slices share one value.
         for pnum in _pnums(self._layout, self.cluster.local_pnums, stage):
             begin = self._layout.slice_begin(spec.shape, pnum)
             with tf.device(self.cluster.devices[pnum]):
@@ -369,5 +371,5 @@ class Variables:
 
 
 def _unused(spec: VariableSpec) -> VariableSpec:
-    """Returns the stand-in for a variable on a stage without its layer: zeros, never saved."""
+    """Returns the spec of zeros, never saved, for a stage that lacks the variable's layer."""
     return replace(spec, initializer=tf1.zeros_initializer(), names_by_stage=())
