@@ -8,7 +8,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Watch:
-    """Separates the processor time of this process and its siblings from the time of others."""
+    """Measures the processor time that neither this process nor its siblings have used."""
 
     def __init__(self) -> None:
         """Begins to watch."""
@@ -16,16 +16,16 @@ class Watch:
         self._began, self._busy, self._own = time.perf_counter(), _busy(), _family_seconds()
 
     def others(self) -> float:
-        """Returns the fraction of all cores' time that others have used; 0 without /proc."""
+        """Returns the fraction of all cores' time that other programs used; 0 without /proc."""
         available = max(time.perf_counter() - self._began, 1e-9) * self._cores
         own = _family_seconds() - self._own
         return min(1.0, max(0.0, (_busy() - self._busy - own) / available))
 
 
 def _busy() -> float:
-    """Returns the seconds that programs, or other virtual machines, have taken the cores.
+    """Returns the core-seconds that programs and other virtual machines have used.
 
-    Interrupts are left out: they are not attributed to a process.
+    Interrupts do not count, because no process caused them.
     """
     try:
         fields = [int(x) for x in Path("/proc/stat").read_text().split()[1:9]]

@@ -1,4 +1,4 @@
-"""Measures this machine in worker processes, and makes a cluster file of their measurements."""
+"""Measures this machine in worker processes, and makes a cluster file from the measurements."""
 
 import json
 import os
@@ -17,14 +17,14 @@ from t2tp.processes.rendezvous import free_port
 from t2tp.trainer.calibration.samples import COLLECTIVE_SIZES, SAMPLES
 from t2tp.trainer.processes.children import start
 
-# Bytes that TensorFlow takes before a program begins.
+# Bytes of memory that TensorFlow uses before a program begins.
 RESERVED = 500e6
 STACK = "tensorflow"
 # Begins a worker's line about a point that it has measured.
 POINT = "point "
 # Fraction of the cores that others may use without disturbing a measurement.
 QUIET = 0.05
-# Relative spread of a step, whose parts besides its operations are in no operation's spread.
+# Min relative spread of a step: the measured operations do not include all parts of a step.
 _LEAST_SPREAD = 0.05
 
 
@@ -33,7 +33,7 @@ class CalibrationError(RuntimeError):
 
 
 def cores() -> int:
-    """Number of cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -51,7 +51,7 @@ class Piece:
 
     @property
     def computes(self) -> bool:
-        """Whether operations are measured: on one device with all cores, or on one per core."""
+        """Whether operations are measured: one device uses all cores, or each core is a device."""
         return self.processes == 1 and self.devices in (1, cores())
 
     @property

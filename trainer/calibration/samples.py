@@ -1,4 +1,4 @@
-"""Small steps, each of many operations of one kind, as a program has them."""
+"""Small steps for timing: each consists of many operations of one kind, as programs use them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ _LENGTH = 128
 
 @dataclass(frozen=True)
 class Sample:
-    """Steps that consist of one kind of work, and of kinds that come before it in `SAMPLES`.
+    """Steps that consist of one kind of work, and of kinds that precede it in `SAMPLES`.
 
     Attributes:
       kind: kind of work.
@@ -177,7 +177,7 @@ def _convolution(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
 
 
 _ROWS = (16, 256, 4096)
-# Each is measured without the seconds of the kinds before it.
+# The seconds of earlier kinds are subtracted from a sample's time, so the order matters.
 SAMPLES = (
     Sample("elementwise", _ROWS, _chain(_elementwise, backward=True)),
     Sample("reduce", _ROWS, _reduce),
@@ -195,7 +195,7 @@ SAMPLES = (
     Sample(CONVOLUTION, (4, 16, 32), _convolution),
 )
 
-# Number of float32 values that a member of a collective puts in.
+# Number of float32 values in the input of each member of a collective.
 COLLECTIVE_SIZES = (1 << 10, 1 << 16, 1 << 20)
 
 # The mesh axis of a sample's groups.
@@ -211,7 +211,7 @@ class CollectiveSample(Operation):
         self._outputs = [mtf.Tensor(self, x.shape, x.dtype)]
 
     def lower(self, lowering: Lowering) -> None:
-        """Lowers the chain. Each collective gets a slice of the size of the input."""
+        """Lowers the chain. The input of each collective has the size of the operation's input."""
         mesh_impl = lowering.mesh_impl(self)
         axis = mesh_impl.shape.dimension_names.index(GROUP)
         size = mesh_impl.shape.to_integer_list[axis]

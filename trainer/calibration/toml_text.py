@@ -1,4 +1,4 @@
-"""A cluster as the text of a cluster file: Python reads TOML, and does not write it."""
+"""Formats a cluster file: Python's standard library can read TOML, but not write it."""
 
 import json
 from collections.abc import Iterator, Mapping

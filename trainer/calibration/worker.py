@@ -47,7 +47,7 @@ Points: TypeAlias = "Sequence[Point]"
 
 
 def main() -> None:
-    """Measures as the argument says."""
+    """Measures the operations and groups of the command-line argument, and prints the results."""
     wanted = json.loads(sys.argv[1])
     devices, connect = wanted["devices"], wanted["connect"]
     timed = Timed(t2tp.connect(devices, **connect))
@@ -79,8 +79,9 @@ class Timed:
     def seconds(self, build: Build, count: int, layout: Layout) -> tuple[float, float]:
         """Returns the seconds of a program's operations, and their relative spread.
 
-        The shortest call counts. The spread is its distance to the lower quartile, or more if
-        others used the cores: with half of them, a call may take twice its time.
+        The seconds are from the shortest call. The spread is the relative distance from it to the
+        lower quartile. It is larger if other programs used the cores: a call may take twice as long
+        if they used half of the cores.
         """
         if layout.mesh_text not in self._empty:
             nothing, _ = self._times(lambda mesh, _: mtf.get_variable(mesh, "x", ""), 0, layout)
@@ -98,8 +99,8 @@ class Timed:
         Several processes make the same number of calls, however busy the machine is.
 
         Returns:
-          the seconds of the block with the shortest call, and the fraction of the cores that others
-          used meanwhile.
+          The seconds of the block with the shortest call, and the fraction of the cores that other
+          programs used meanwhile.
         """
         step = _step(lambda mesh: mtf.reduce_sum(build(mesh, count)))
         program = Program(step, _FEATURES, layout=layout, cluster=self._cluster)
@@ -114,7 +115,12 @@ class Timed:
 
 
 def best_block(call: Callable[[], float], is_alone: bool) -> tuple[list[float], float]:
-    """Repeats a call that returns its seconds; see `Timed`."""
+    """Repeats a call that returns its seconds, in blocks.
+
+    Returns:
+      The seconds of the block with the shortest call, and the fraction of the cores that other
+      programs used meanwhile.
+    """
     for _ in range(2):
         call()
     blocks: list[tuple[list[float], float]] = []
@@ -168,7 +174,7 @@ def _point(
 def _work(
     sample: Sample, size: int, count: int, layout: Layout, known: Mapping[str, Points]
 ) -> tuple[int, float, float]:
-    """Returns number and total size of a sample's operations, and the seconds of its others."""
+    """Returns the number and total size of a sample's operations, and its other kinds' seconds."""
     step = _step(lambda mesh: sample.build(mesh, size, count))
     program = AbstractProgram(step, _FEATURES, layout=layout)
     number, total, others = 0, 0.0, 0.0
@@ -182,7 +188,7 @@ def _work(
 
 
 def _collective(timed: Timed, kind: str, group: int) -> Points:
-    # The nearest devices are a group, and no dimension is split.
+    # Neighboring devices form a group, and no dimension is split.
     layout = Layout(f"other:{timed.devices // group};{GROUP}:{group}", "")
     points = []
     for numbers in COLLECTIVE_SIZES:

@@ -10,22 +10,22 @@ from t2tp.processes.process_spec import parse_tf_config, split_address
 _BRACKETS = re.compile(r"([^\[\]]*)\[([^\[\]]*)\]([^\[\]]*)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
-# Environment variables with the index of a host, of Kubernetes' Indexed Jobs and of Slurm.
+# Kubernetes' Indexed Jobs and Slurm set these environment variables to the index of the host.
 _INDEX_VARIABLES = ("JOB_COMPLETION_INDEX", "SLURM_NODEID")
 
 
 def parse_hosts(text: str) -> tuple[str, ...]:
-    """Parses a list of hosts as Slurm writes it, with a port.
+    """Parses a list of hosts in Slurm's notation, with ports.
 
     Args:
       text: `node[07-12,15],other1:8476`, for example, or `run-[0-3].run:8476`. Hosts without a port
-        have the last host's.
+        get the last host's port.
 
     Returns:
       The `host:port` of each host, in order.
 
     Raises:
-      ValueError: the list cannot be parsed, or a host has no port.
+      ValueError: the list cannot be parsed, a host has no port, or a host is named twice.
     """
     names = [name for part in _split(text) for name in _expanded(part, text)]
     port = names[-1].rpartition(":")[2] if names else ""
@@ -40,7 +40,7 @@ def parse_hosts(text: str) -> tuple[str, ...]:
 def hosts_of(
     hosts: str, host_id: int | None, environment: Mapping[str, str] = os.environ
 ) -> tuple[tuple[str, ...], int]:
-    """Returns the address of each host and the index of this one; no addresses for a single host.
+    """Returns the addresses of all hosts and the index of this host; (), 0 for a single host.
 
     Args:
       hosts: the flag `--hosts`. Default: the tasks of TF_CONFIG.

@@ -16,7 +16,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Returns the signals that ask a program to stop; `nohup` takes SIGHUP out."""
+    """Returns the signals that ask a program to stop, without SIGHUP under `nohup`."""
     keeps_running = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, *([] if keeps_running else [signal.SIGHUP])]
 
@@ -42,8 +42,9 @@ def start(
       OSError: the command cannot be started.
     """
     parent = os.getpid()
-    # Blocked, a signal can neither find the process started and not yet in the list, nor reach a
-    # child that still has this process's handler, whose note of the signal `exec` would erase.
+    # Signals are blocked for two reasons. None may arrive while the process has started but is not
+    # in the list. None may reach the child while it still has this process's handler: `exec` would
+    # erase the handler's record of the signal.
     signals = stop_signals()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
 
@@ -93,7 +94,7 @@ def forwarded_signals(processes: Sequence[subprocess.Popen]) -> Iterator[list[in
 
 @contextlib.contextmanager
 def handled(handler: Any) -> Iterator[None]:
-    """Handles `stop_signals` inside the context."""
+    """Installs a handler of `stop_signals` inside the context."""
     previous = {number: signal.signal(number, handler) for number in stop_signals()}
     try:
         yield

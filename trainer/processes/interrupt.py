@@ -31,7 +31,7 @@ class TrainingInterrupted(Interrupted):
 
 
 class InterruptHandler:
-    """A handler that stops the training at a first signal and exits at a second one.
+    """Stops the training at the first signal, and exits at the second.
 
     A signal to one of several processes stops all of them, after the same step.
 
@@ -47,7 +47,7 @@ class InterruptHandler:
           cluster: the processes that train.
           steps_done: steps done before the training.
           grace_seconds: max time between the signal and the exit. After it the process exits
-            without finishing the save; the checkpoint before it stays valid. None: no limit.
+            without finishing the save; the previous checkpoint stays valid. None: no limit.
         """
         self._cluster = cluster
         self._grace_seconds = grace_seconds
@@ -79,7 +79,7 @@ class InterruptHandler:
         self._handlers.close()
 
     def stops_after(self, steps_done: int) -> bool:
-        """Whether to stop now.
+        """Whether to stop after this step.
 
         Raises:
           MissingProcessError: other processes were lost.

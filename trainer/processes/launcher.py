@@ -1,7 +1,7 @@
-"""The rounds of a launcher: starts this host's processes, and again after a failure.
+"""Starts this host's processes, and starts them again after a failure; each start is a round.
 
 Launchers of several hosts do not talk to each other. When a process is lost, the processes of all
-hosts end, each launcher starts its own again, and these meet at the address of process 0.
+hosts end. Each launcher restarts its host's processes, and they meet at the address of process 0.
 """
 
 import itertools
@@ -12,7 +12,7 @@ from t2tp.trainer.errors import SIGNALLED, UsageError
 from t2tp.trainer.processes import children
 from t2tp.trainer.processes.local_processes import LocalProcesses
 
-# A wrong request fails again, and so does a command that cannot be started.
+# A restart cannot help: the usage is wrong, or the command cannot be started (126, 127).
 _HOPELESS = (UsageError.exit_code, 126, 127)
 
 
@@ -25,13 +25,13 @@ def run_rounds(
 ) -> int:
     """Runs a command in several processes until they succeed or fail for good.
 
-    A run that ends by a signal is not restarted, also if the signal reached another host.
+    A run that ends by a signal is not restarted, even if the signal reached another host.
 
     Args:
       command: program and arguments.
       environments: returns the environment of each process of a round.
-      first: index of the first of these processes in the run.
-      max_restarts: how many failures are followed by a restart.
+      first: index of this host's first process in the run.
+      max_restarts: max number of restarts after failures.
       local: starts the processes; by default with the usual time limits.
 
     Returns:
@@ -45,7 +45,7 @@ def run_rounds(
         try:
             for restarts in itertools.count(1):
                 local.start(command, environments(), first)
-                if received:  # Between two rounds.
+                if received:  # The signal came between two rounds.
                     local.signal(received[-1])
                 outcome = local.wait()
                 stopped = outcome.code in {SIGNALLED + each for each in children.stop_signals()}

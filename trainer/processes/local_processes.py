@@ -1,4 +1,4 @@
-"""The processes of one host: their environment, their output, their end."""
+"""Starts the processes of one host, copies their output, and ends them after a failure."""
 
 import json
 import os
@@ -29,7 +29,7 @@ _DRAIN_SECONDS = 2.0
 # TensorFlow allocates tensors with its BFC allocator, as on GPUs, here without a practical limit.
 # glibc before 2.38 cannot reuse a freed block for an aligned block of the same size, so holes
 # remain between tensors: a stage of a pipeline held 6 to 14 % more memory, and a step took 1,700
-# page faults instead of 84. oneDNN's pool and glibc's arenas and caches would keep other blocks.
+# page faults instead of 84. oneDNN's pool and glibc's arenas and caches would hold further blocks.
 ALLOCATOR = {
     "TF_CPU_ALLOCATOR_USE_BFC": "1",
     "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(1 << 30),
@@ -37,7 +37,7 @@ ALLOCATOR = {
     "MALLOC_ARENA_MAX": "1",
     "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0",
 }
-# An error of our programs, which several processes of a run may report in the same words.
+# Matches an error of a t2tp program. Several processes of a run may report the same error.
 _SENTENCE = re.compile(r"(?P<program>t2tp_\w+): process \d+ of \d+: (?P<sentence>.*)")
 
 
@@ -61,10 +61,10 @@ class Outcome:
 
 
 def check_gpus(num_processes: int, devices_per_process: int | None, gpus: Sequence[str]) -> None:
-    """Checks that there are enough GPUs for the processes of this host, if there are any.
+    """Checks that there are enough GPUs for the processes of this host, if the host has GPUs.
 
     Raises:
-      ValueError: there are too few.
+      ValueError: there are too few GPUs.
     """
     each = devices_per_process or len(gpus) // num_processes
     if gpus and not 0 < each * num_processes <= len(gpus):
@@ -85,9 +85,9 @@ def environments_of(
 ) -> list[dict[str, str]]:
     """Returns the environment of each process of this host.
 
-    It sets the cluster in TF_CONFIG and the GPUs of the process and, unless it is set already, its
-    number of threads: all processes of the host together use each core once. Without GPUs it also
-    configures the heap, unless the environment does (`MALLOC_...` or `GLIBC_TUNABLES`).
+    The environment sets the cluster (TF_CONFIG) and the GPUs of the process. Unless the number of
+    threads is already set, each process gets an equal share of the host's cores. Without GPUs the
+    environment also configures the heap, unless it already does (`MALLOC_...`, `GLIBC_TUNABLES`).
 
     Args:
       num_processes: number of processes of each host.
@@ -95,8 +95,8 @@ def environments_of(
         GPUs, of the virtual CPU devices that the mesh needs.
       environment: environment of this process.
       gpus: ids of the GPUs of this host.
-      hosts: `host:port` of each host, whose processes listen at this port and the following ones.
-        Default: this host alone, with a new secret and ports that no other host can reach.
+      hosts: `host:port` of each host. The host's processes listen at this port and the following
+        ones. Default: this host alone, with a new secret and ports that no other host can reach.
       host_id: index of this host.
 
     Raises:
@@ -148,8 +148,8 @@ def visible_gpus() -> list[str]:
 class LocalProcesses:
     """The processes of this host and their output.
 
-    All methods run in one thread: the kernel sends the children SIGTERM whenever the thread that
-    started them ends, and a second SIGTERM would end them unsaved.
+    Call all methods in one thread: the kernel sends the children SIGTERM when the thread that
+    started them ends, and a second SIGTERM would end them before they save.
 
     Attributes:
       processes: the started processes.
@@ -159,8 +159,8 @@ class LocalProcesses:
         """Sets the time limits after a failure.
 
         Args:
-          ending_seconds: how long the other processes may take to notice the failure and report it.
-          kill_seconds: how long they may then take to end on SIGTERM.
+          ending_seconds: max time for the other processes to notice the failure and report it.
+          kill_seconds: max time between SIGTERM and SIGKILL for processes that do not end.
         """
         self.processes: list[subprocess.Popen] = []
         self._ending_seconds = ending_seconds
@@ -177,7 +177,7 @@ class LocalProcesses:
         Args:
           command: program and arguments.
           environments: the environment of each process.
-          first: index of the first of these processes in the run.
+          first: index of this host's first process in the run.
 
         Raises:
           OSError: the command cannot be started.
@@ -200,7 +200,11 @@ class LocalProcesses:
                 self._outputs.register(source, selectors.EVENT_READ, lines)
 
     def wait(self) -> Outcome:
-        """Waits for all processes; after a failure, ends those that do not exit in time."""
+        """Waits for all processes; after a failure, ends the processes that do not exit in time.
+
+        Returns:
+          The first failure, if possible of a process that did not fail because another was lost.
+        """
         deadline = float("inf")
         stop = signal.SIGTERM
         while self._are_running():
@@ -254,8 +258,8 @@ class LocalProcesses:
 class _Lines:
     """The output of one process, copied line by line with a prefix.
 
-    An error that several processes of our programs report is copied once: `reported` is the set of
-    those copied, shared by all processes.
+    An error that several processes report is copied once. `reported` is the set of errors that were
+    copied from any process.
     """
 
     def __init__(self, prefix: str, source: IO[bytes], target: TextIO, reported: set[str]) -> None:

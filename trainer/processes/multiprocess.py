@@ -1,4 +1,4 @@
-"""The trainer as one of several processes of a run: startup, consistency and failures."""
+"""Joins the processes of a run, checks that they agree, and passes failures between them."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ _OTHERS_FAULT = (MissingProcessError, CollectiveTimeoutError)
 
 
 class ProcessMismatchError(UsageError):
-    """Processes were started with different settings or data; all of them raise it."""
+    """Processes were started with different settings or data; all processes raise this error."""
 
 
 def connect_as(config: RunConfig, layout: Layout) -> Cluster:
@@ -49,7 +49,7 @@ def check_single(config: RunConfig, what: str) -> None:
     """Checks that this is the only process.
 
     Raises:
-      UsageError: there are several; the message begins with `what`, a program or flag.
+      UsageError: there are several processes. The message begins with `what`, a program or flag.
     """
     if find_process_spec(config.num_processes, config.process_id, config.coordinator) is not None:
         raise UsageError(f"{what} needs a single process: start it without t2tp_launch")
@@ -96,7 +96,7 @@ def joined(join: Callable[[], Cluster]) -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def _propagate_failure(cluster: Cluster) -> Iterator[None]:
-    """If the context raises an error, ends the other processes, which report it."""
+    """If the context raises an error, ends the other processes, so that they report the error."""
     try:
         yield
     except (*_OTHERS_FAULT, ProcessMismatchError, TrainingInterrupted):
@@ -120,7 +120,7 @@ def check_same(cluster: Cluster, what: Mapping[str, Any]) -> None:
 
     Args:
       cluster: the processes.
-      what: values that must be the same in all of them, by name.
+      what: values by name that must be the same in all processes.
 
     Raises:
       ProcessMismatchError: a value differs; the message names the value and two processes.
@@ -143,7 +143,7 @@ def prepare_data(
     data_dir: str | PathLike[str],
     tmp_dir: str | PathLike[str] | None,
 ) -> None:
-    """Prepares a problem's data if they are missing, once if the processes share the directory.
+    """Prepares a problem's data if they are missing; only once if processes share the directory.
 
     Raises:
       ValueError, OSError: see `Problem.prepare`.

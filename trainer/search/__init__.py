@@ -1,1 +1,1 @@
-"""The search of `t2tp_tune`, on Optuna: points of a ranged set, each trained by a process."""
+"""The hyperparameter search of `t2tp_tune`, on Optuna. A process trains each point of a range."""

@@ -1,4 +1,4 @@
-"""The devices of each of several trials that run on this host at once."""
+"""Divides the devices of this host among the trials that run at once."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ class Devices:
         """Divides GPUs or, on a host without any, cores among trials.
 
         Args:
-          trials: how many run at once.
-          each: devices of each. Default: an equal share. More trials than cores share all cores.
+          trials: number of trials that run at once.
+          each: number of devices of each trial. Default: an equal share; if there are more trials
+            than cores, all trials share all cores.
           gpus: ids of the GPUs of this host.
           cores: numbers of the cores that this process may use.
 
         Raises:
-          ValueError: there are too few.
+          ValueError: there are too few devices.
         """
         if trials == 1 and each is None:
             return [cls()]

@@ -1,9 +1,9 @@
-"""`Ledger`: who trains which point of a search, so that none is lost.
+"""`Ledger`: which process trains which point of a search, so that no point is lost.
 
-Any number of `t2tp_tune` share a study, and each may be killed at any moment. A point is one set of
-values. An attempt at it is a trial in Optuna's study, which exactly one process claims. The process
-records heartbeats; when they stop, Optuna ends the trial, and a new attempt with the same values is
-enqueued. Points are numbered in the order in which they were drawn:
+Any number of `t2tp_tune` processes share a study, and each may be killed at any moment. A point is
+one set of values. An attempt at a point is a trial in Optuna's study, and exactly one process
+claims the trial. The process records heartbeats. When they stop, Optuna ends the trial and enqueues
+a new attempt with the same values. Points are numbered in the order in which they were drawn:
 
     trial   0         1         2         3                      4
     point   0         1         2         1, again: 1 was lost   3
@@ -24,7 +24,7 @@ from t2tp.trainer.errors import UsageError
 from t2tp.trainer.search.ranges import suggest
 from t2tp.trainer.search.strategies import Sampling
 
-# Attributes of a trial. A new attempt inherits the values of the attempt before it.
+# User attributes of a trial. A new attempt inherits the attributes of the previous attempt.
 VALUES, ERROR, _CLAIMED, _SURPLUS = "hparams", "error", "claimed", "surplus"
 # Optuna's exceptions for a trial that has ended.
 _ENDED = (RuntimeError, ValueError, optuna.exceptions.OptunaError)
@@ -65,14 +65,14 @@ class Ledger:
         lost_after_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Enqueues the points that have failed before again.
+        """Enqueues new attempts at the points that have failed.
 
         Args:
           study: the study of the search.
           ranged: ranges of the hyperparameters.
-          sampling: how points are drawn.
+          sampling: draws the points.
           points: number of points.
-          lost_after_seconds: how long a trial may show no sign of life.
+          lost_after_seconds: a trial without a heartbeat for this time is lost.
           clock: returns seconds.
         """
         self._study = study
@@ -89,7 +89,7 @@ class Ledger:
                 retry(study, trial)
 
     def attempts(self) -> dict[int, FrozenTrial]:
-        """Returns the attempt that counts by point: one with a result, or else the latest."""
+        """Returns point -> the attempt that counts: one with a result, or else the latest."""
         trials = self._study.get_trials(deepcopy=False)
         drawn = [each for each in trials if _first(each) == each.number]
         wanted = [each.number for each in drawn if _SURPLUS not in each.user_attrs]
@@ -102,7 +102,7 @@ class Ledger:
         return found
 
     def has_success(self) -> bool:
-        """Whether a point is done and did not fail."""
+        """Whether any point has a result; a pruned trial has one too."""
         return any(trial.state in _RESULT for trial in self.attempts().values())
 
     def is_done(self) -> bool:
@@ -111,7 +111,11 @@ class Ledger:
         return len(attempts) == self._points and all(map(_is_done, attempts.values()))
 
     def claim(self) -> Claim | None:
-        """Claims a lost trial or draws a new point; returns None if there are none."""
+        """Claims a lost trial or draws a new point; returns None if neither is left.
+
+        Raises:
+          UsageError: the study was begun with another ranged set.
+        """
         fail_stale_trials(self._study)
         self._rescue_orphans()
         while True:
@@ -202,14 +206,14 @@ class Ledger:
             self._study.tell(claim.trial, state=TrialState.FAIL)
 
     def release(self, claim: Claim) -> None:
-        """Gives a trial back, to be continued by a later claim, of any process."""
+        """Gives a trial back, so that a later claim of any process continues it."""
         with contextlib.suppress(LostClaimError), _unless_ended(claim):
             retry(self._study, self._study.tell(claim.trial, state=TrialState.FAIL))
 
     def _rescue_orphans(self) -> None:
-        """Enqueues points again whose process was killed where Optuna does not notice it.
+        """Enqueues points again if Optuna cannot notice that their process was killed.
 
-        Optuna knows no heartbeat between the claim of a trial and its first heartbeat, and none
+        A process may be killed between the claim of a trial and the trial's first heartbeat, or
         between the end of a lost trial and its next attempt.
         """
         for trial in self.attempts().values():

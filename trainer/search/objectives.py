@@ -5,14 +5,14 @@ from t2tp.trainer.errors import UsageError
 
 
 def parse_objectives(text: str, minimize: bool) -> list[BestMetric]:
-    """Reads `METRIC`, `min:METRIC` or `max:METRIC`, or several with commas between them.
+    """Parses `METRIC`, `min:METRIC` or `max:METRIC`, or several with commas between them.
 
     Args:
-      text: to read.
+      text: the value of --metric.
       minimize: the direction of a metric without `min:` or `max:`.
 
     Raises:
-      UsageError: a metric has no name, or occurs twice.
+      UsageError: the text cannot be parsed, or a metric occurs twice.
     """
     objectives = []
     for part in text.split(","):

@@ -7,7 +7,7 @@ import optuna
 
 from t2tp.ranged_hparams import LOG, REVERSE_LOG, Choice, Interval, RangedHParams
 
-# Optuna has no scale that is denser towards the maximum: the distance from the other end is drawn.
+# Optuna has no scale that is denser towards the maximum, so it draws low + high - value instead.
 _MIRRORED = "mirrored {}"
 
 
@@ -56,7 +56,7 @@ def _suggest(trial: optuna.trial.Trial, each: Choice | Interval) -> Any:
 
 
 def _stored(value: Any) -> Any:
-    """Returns what stands for a value of a choice in the study: a list's text."""
+    """Returns a choice's value as the study stores it: a list becomes text."""
     return _text(value) if isinstance(value, (list, tuple)) else value
 
 

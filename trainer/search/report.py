@@ -34,8 +34,8 @@ def table(
     Args:
       study: the study of the search.
       results: the ended trials, by the index of their points.
-      objectives: metrics to compare trials by. With several, the trials that no other trial
-        surpasses in all of them come first, marked by a star.
+      objectives: metrics to compare trials by. With several metrics, the Pareto-optimal trials come
+        first, marked by a star.
       directory: directory of the search.
     """
     best = {trial.number for trial in study.best_trials} if len(objectives) > 1 else set()
@@ -59,7 +59,7 @@ def table(
 def importances(
     study: optuna.Study, objectives: Sequence[BestMetric], directory: Path
 ) -> list[str]:
-    """Computes how much each hyperparameter matters, and draws it in a file per objective.
+    """Computes the importance of each hyperparameter, and plots it in a file per objective.
 
     Returns:
       A line per objective; none if too few trials are complete.
@@ -75,7 +75,7 @@ def importances(
         if len(complete) < _FEW or len({target(trial) for trial in complete}) < 2:
             continue
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # About choices that the user has not made.
+            warnings.simplefilter("ignore")  # The warnings are about defaults, not users' choices.
             shares = optuna.importance.get_param_importances(study, target=target)
             figure = optuna.visualization.plot_param_importances(
                 study, target=target, target_name=objective.metric
@@ -93,10 +93,11 @@ def describe_to_tensorboard(
 ) -> None:
     """Writes the hyperparameters and metrics of the search for TensorBoard's HPARAMS page.
 
-    The events of the trials hold the values, and the events of their evaluations the metrics.
+    These events only declare names and domains. The trials' own events have the values, and their
+    evaluations' events have the metrics.
     """
     if any(directory.glob("events.out.tfevents.*")):
-        return  # By an earlier process of the search.
+        return  # An earlier process of the search has written them.
     hparams = [summary_v2.HParam(each.name, _domain(each)) for each in ranged.ranges]
     metrics = [
         summary_v2.Metric(each.metric, group="eval", display_name=each.metric)

@@ -25,7 +25,7 @@ Command = Callable[[Claim, Path], Sequence[str]]
 
 
 class Search:
-    """The trials that this process runs, of a study that others may also work on."""
+    """Runs trials of a study. Other processes may work on the same study."""
 
     def __init__(
         self,
@@ -65,11 +65,11 @@ class Search:
         """Runs trials until every point of the study is done.
 
         Returns:
-          0, or, if all trials failed, the exit code of the last one.
+          0, or the exit code of the last failed trial if no trial succeeded.
 
         Raises:
           Interrupted: a signal arrived; the trials received it too.
-          UsageError: a trial is not evaluated by a metric.
+          UsageError: the evaluations of a trial lack a metric of the search.
         """
         try:
             with children.forwarded_signals(self._processes) as self._signals:
@@ -130,7 +130,7 @@ class Search:
             run.stop()
 
     def _start(self, run: TrialRun) -> None:
-        if not is_locked(run.directory):  # By an earlier attempt, while it saves.
+        if not is_locked(run.directory):  # An earlier attempt may still be saving.
             place = f"{run.directory}, log in {run.log}" if run.log else f"{run.directory}"
             say(f"trial {run.claim.point}, in {place}")
             run.start(self._command(run.claim, run.directory), self._processes)
@@ -139,7 +139,7 @@ class Search:
         """Reports new evaluations, and stops a trial that is worse than others."""
         for step, metrics in run.new_evaluations().items():
             values = self._values(metrics)
-            if len(values) > 1:  # Optuna takes intermediate values of one objective only.
+            if len(values) > 1:  # Optuna can only prune with a single objective.
                 continue
             is_worse = self._ledger.report(run.claim, step, values[0])
             if is_worse and step < self._prunes_before and not self._signals and not run.is_pruned:

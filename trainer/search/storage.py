@@ -1,4 +1,4 @@
-"""Opens the study of a search, which a relational database keeps."""
+"""Opens the study of a search in a relational database."""
 
 import math
 import random
@@ -36,7 +36,7 @@ def open_study(
     objectives: Sequence[BestMetric],
     lost_after_seconds: float,
 ) -> optuna.Study:
-    """Opens a study, which is created if needed.
+    """Opens a study; creates it if needed.
 
     Args:
       address: URL of a database.
@@ -46,7 +46,7 @@ def open_study(
       lost_after_seconds: how long a trial may go without a heartbeat.
 
     Raises:
-      UsageError: the study cannot be opened, or is about something else.
+      UsageError: the study cannot be opened, or belongs to a search with other settings.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -77,7 +77,7 @@ def open_study(
 
 
 def without_password(address: str) -> str:
-    """Returns an address as messages may show it; passwords also stand among its options."""
+    """Returns an address without its password and its options, which may contain passwords too."""
     try:
         return make_url(address).set(query={}).render_as_string(hide_password=True)
     except (ArgumentError, ValueError):
@@ -87,7 +87,7 @@ def without_password(address: str) -> str:
 def _create_study(
     address: str, name: str, directions: Sequence[StudyDirection], lost_after_seconds: float
 ) -> optuna.Study:
-    """Opens or creates a study; several processes may do so at once, in an empty database too."""
+    """Opens or creates a study. Several processes may call this at once, even without tables."""
     is_sqlite = address.startswith("sqlite")
     for seconds in _RETRY_SECONDS:
         try:

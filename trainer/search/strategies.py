@@ -12,7 +12,7 @@ _REDUCTION = 3
 
 
 class Sampling:
-    """How the points of a search are drawn.
+    """Draws the points of a search.
 
     Attributes:
       grid_size: number of points of the grid; None for other samplers.
@@ -29,15 +29,15 @@ class Sampling:
         self._name = name
         self._ranged = ranged
         self._grid = ranged.grid(grid_points) if name == "grid" else []
-        # Pruners compare a trial with those before it, which should not be its neighbors only.
+        # Pruners compare a trial with earlier trials: these should not all be its grid neighbors.
         random.Random(ranged.name).shuffle(self._grid)
         self.grid_size = len(self._grid) if name == "grid" else None
 
     def sampler(self, point: int) -> optuna.samplers.BaseSampler:
-        """Makes the sampler that draws a point; `random` draws the one of `t2tp_trainer --trial`.
+        """Makes the sampler of a point; `random` draws the same point as `t2tp_trainer --trial`.
 
-        The seed is the point's index: samplers of one seed in several processes would all draw the
-        same values.
+        The seed is the point's index: with one common seed, all processes would draw the same
+        values.
         """
         if self._name == "cmaes":
             return optuna.samplers.CmaEsSampler(seed=point, warn_independent_sampling=False)

@@ -56,7 +56,7 @@ class TrialRun:
           processes: where to add the process.
 
         Raises:
-          OSError: the command cannot be started, or the log not be written.
+          OSError: the command cannot be started, or the log cannot be written.
         """
         cores, environment = self.devices.cores, self.devices.environment()
         if self.log is None:
@@ -86,7 +86,7 @@ class TrialRun:
         self.stop()
 
     def stop(self) -> None:
-        """Sends the process SIGTERM, once."""
+        """Sends SIGTERM to the process, if it is started."""
         if self.process is not None:
             self.process.send_signal(signal.SIGTERM)
 
