@@ -124,7 +124,7 @@ def test_on_the_runs_mesh_it_is_equal_bit_for_bit(run, capfd):
     assert code == 0
     assert "equal, bit for bit" in summary
     _, others, summary = replayed(run[0], capfd, step=5)
-    assert re.search("(loss|_norm) by .*e-.* of it; the run has mesh data:2;model:2", summary)
+    assert re.search("(loss|_norm) by .*e-.* .relative.; the run has mesh data:2;model:2", summary)
     assert "rounding differs between layouts" in summary
     for row, other in zip(rows, others, strict=True):
         assert row == {

@@ -98,5 +98,5 @@ def test_images_are_shown_beside_those_of_the_split(tmp_path):
 def test_what_cannot_be_decoded_is_refused_before_training(trainer, tmp_path, capfd, data_dir):
     wrong = {"problem": "image_digits", "model": "mlp", "hparams_set": "mlp_tiny"}
     assert trainer(eval_samples=2, data_dir=tmp_path, generate_data=True, **wrong) == 2
-    assert "the model mlp does not write" in capfd.readouterr().err
+    assert "the model mlp does not generate tokens" in capfd.readouterr().err
     assert not (tmp_path / "run").exists()
