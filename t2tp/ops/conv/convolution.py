@@ -1,4 +1,4 @@
-"""Convolution over height and width, any of whose dimensions may be split over the mesh."""
+"""Convolution over height and width. All dimensions except the kernel's may be split."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ class ConvolutionFiltersGradOperation(Operation):
             )
 
         images = tf.cast(visible, dtype), tf.cast(with_one_batch(lowering.slice(dy)), dtype)
-        if rows:  # The kernel sums over images.
+        if rows:  # The kernel would sum over images.
             images = tuple(each[:, None] for each in images)
             d_filters = tf.map_fn(of_images, images, fn_output_signature=dtype)
         else:
@@ -211,8 +211,8 @@ def _all_but_kernel(op: upstream.Operation, filters: upstream.Shape) -> tuple[fr
 def _gradient_dtype(mesh_impl: SpmdMeshImpl, x: upstream.Tensor) -> tf.DType:
     """Returns the dtype of gradients.
 
-    For 16-bit inputs the CPU kernels sum in 16 bits, which is too little for all positions of all
-    images, and are several times slower.
+    For 16-bit inputs the CPU kernels sum in 16 bits. This is too imprecise for a sum over all
+    positions of all images, and several times slower.
     """
     return wide_dtype(x) if mesh_impl.target.on_cpu else x.dtype
 
@@ -224,7 +224,7 @@ def _options(sliding: tuple[Window, Window], windows: Windows) -> dict[str, Any]
 
 
 def _steps(sliding: tuple[Window, Window]) -> list[int]:
-    """Returns the stride of windows of one element; 1 for larger ones.
+    """Returns the strides to pass to `_seen`: the real ones for windows of one element, else 1.
 
     Skipped positions are removed beforehand, which costs less than letting the kernels skip them.
     (And oneDNN's gradient of strided 1x1 convolutions has crashed programs of several CPU devices.)
@@ -235,7 +235,8 @@ def _steps(sliding: tuple[Window, Window]) -> list[int]:
 def _seen(x: tf.Tensor, sliding: tuple[Window, Window]) -> tf.Tensor:
     """Removes the rows and columns of [batch, height, width, channels] that no window reads.
 
-    They are cut off as parts of blocks: TensorFlow's strided slices take five times as long.
+    The tensor is reshaped to blocks of the stride, and the first element of each block is kept,
+    because TensorFlow's strided slices take five times as long.
     """
     rows, columns = _steps(sliding)
     if rows == columns == 1:
@@ -247,14 +248,14 @@ def _seen(x: tf.Tensor, sliding: tuple[Window, Window]) -> tf.Tensor:
 
 
 def _seen_shape(shape: list[int], sliding: tuple[Window, Window]) -> list[int]:
-    """Returns the shape of `_seen` of an x of the given shape."""
+    """Returns the shape of `_seen(x)` for an x of this shape."""
     batch, height, width, channels = shape
     rows, columns = _steps(sliding)
     return [batch, -(-height // rows), -(-width // columns), channels]
 
 
 def _with_unseen(dx: tf.Tensor, shape: list[int], sliding: tuple[Window, Window]) -> tf.Tensor:
-    """Converts the gradient w.r.t. the result of `_seen` to that w.r.t. its x of shape `shape`."""
+    """Converts the gradient w.r.t. `_seen(x)` to the gradient w.r.t. x, of this shape."""
     rows, columns = _steps(sliding)
     if rows == columns == 1:
         return dx
@@ -266,11 +267,11 @@ def _with_unseen(dx: tf.Tensor, shape: list[int], sliding: tuple[Window, Window]
 
 
 def _padded(x: tf.Tensor, *after: int) -> tf.Tensor:
-    """Appends zeros to the dimensions of a tensor."""
+    """Appends `after[i]` zeros to dimension i of a tensor."""
     return tf.pad(x, [[0, number] for number in after]) if any(after) else x
 
 
 def _slice_flops(layout: Layout, y: upstream.Tensor, filters: upstream.Tensor) -> float:
-    """Returns the FLOPs of a slice: a multiply-add for each result and each weight of a window."""
+    """Returns a processor's FLOPs: one multiply-add per element of the result and window weight."""
     *window, _ = layout.slice_size(filters.shape)
     return 2.0 * math.prod(layout.slice_size(y.shape)) * math.prod(window)

@@ -1,7 +1,7 @@
 """Halos: the border elements of neighbouring slices, if a spatial dimension is split.
 
-At the end of a processor's slice a sliding window reads elements of the neighbours' slices.
-Each processor sends these to its neighbours: one shift in either direction that is needed.
+At the ends of a processor's slice, a sliding window reads elements of the neighbours' slices. So
+each processor sends border elements to its neighbours, with one collective shift per direction.
 """
 
 import tensorflow as tf
@@ -12,9 +12,9 @@ from t2tp.mesh.layout import Layout, LayoutError
 
 
 class Halo:
-    """The elements that a processor's slice needs from before its beginning and after its end.
+    """The elements that a window reads before the beginning and after the end of a slice.
 
-    Beyond the ends of the global tensor they are zero.
+    Elements beyond the ends of the global tensor are zero.
 
     Attributes:
       mesh_axis: the axis that splits the dimension, or None.

@@ -16,7 +16,7 @@ from t2tp.ops.conv.sliding_window import Window, Windows, check_windows, with_on
 def max_pool(x: upstream.Tensor, size: int, stride: int) -> upstream.Tensor:
     """Computes the max of each window.
 
-    Like TensorFlow's pooling with padding "SAME": positions beyond the image's edge are ignored.
+    As in TensorFlow's pooling with padding "SAME", positions beyond the image's edge are ignored.
     Any dimension may be split.
 
     Args:
@@ -94,7 +94,7 @@ class MaxPoolGradOperation(Operation):
 def _with_halo(mesh_impl: SpmdMeshImpl, sliding: tuple[Window, Window], x: tf.Tensor) -> tf.Tensor:
     """Reshapes x to [batch, height, width, channels] and adds the halo of the windows.
 
-    Outside the image, the halo is the lowest number.
+    Outside the image, the halo is the dtype's lowest number.
     """
     x = Windows(mesh_impl, *sliding, pads_all=True).with_halo(with_one_batch(x))
     is_inside = []

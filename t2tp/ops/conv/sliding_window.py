@@ -15,8 +15,8 @@ from t2tp.ops.conv.halo import Halo, check_window
 class Window:
     """A sliding window along one dimension, as in TensorFlow's "SAME".
 
-    The result has ceil(size / stride) elements, and zero padding is even at both ends, with the odd
-    one at the end.
+    The result has ceil(dim.size / stride) elements. Zero padding is equal at both ends; if it is
+    odd, the end has one more.
 
     Attributes:
       dim: the dimension.
@@ -30,12 +30,12 @@ class Window:
 
     @property
     def result(self) -> upstream.Dimension:
-        """The dimension of the result, of the same name."""
+        """The dimension of the result. It has the same name."""
         return upstream.Dimension(self.dim.name, -(-self.dim.size // self.stride))
 
     @property
     def padding(self) -> tuple[int, int]:
-        """The number of elements a window needs before the beginning and after the end."""
+        """The numbers of zeros that windows read before the beginning and after the end."""
         covered = (self.result.size - 1) * self.stride + self.size
         missing = max(covered - self.dim.size, 0)
         return missing // 2, missing - missing // 2
@@ -45,14 +45,14 @@ class Windows:
     """The windows of a processor over [batch, height, width, channels].
 
     Attributes:
-      padding: the padding of the kernel, "SAME" (if neither height nor width is split) or "VALID".
-        (TensorFlow has fast CPU kernels for these, and none for explicit paddings.)
+      padding: the kernel's padding: "SAME" if neither height nor width is split, otherwise "VALID".
+        (TensorFlow has fast CPU kernels for both, but not for explicit paddings.)
     """
 
     def __init__(
         self, mesh_impl: SpmdMeshImpl, height: Window, width: Window, pads_all: bool = False
     ) -> None:
-        """Prepares a processor's windows; `pads_all`: the kernel adds no padding."""
+        """Prepares a processor's windows; with `pads_all`, `with_halo` adds all padding itself."""
         space = upstream.Shape([height.dim, width.dim])
         is_split = any(axis is not None for axis in mesh_impl.tensor_layout(space))
         self.padding = "VALID" if is_split or pads_all else "SAME"
@@ -63,9 +63,10 @@ class Windows:
         ]
 
     def with_halo(self, x: tf.Tensor) -> tf.Tensor:
-        """Adds the neighbours' elements that the windows read to a slice.
+        """Extends a slice by the neighbours' elements that its windows read.
 
-        Corners are included, because the dimensions are exchanged one after the other.
+        This includes the corners, because height is exchanged first, and then width with the new
+        rows.
         """
         for halo in self._halos:
             x = halo.exchange(x)
@@ -80,7 +81,7 @@ class Windows:
         return sizes
 
     def without_halo(self, dx: tf.Tensor) -> tf.Tensor:
-        """Converts the gradient w.r.t. `with_halo(x)` to that w.r.t. x."""
+        """Converts the gradient w.r.t. `with_halo(x)` to the gradient w.r.t. x."""
         for halo in reversed(self._halos):
             dx = halo.exchange_gradient(dx)
         return dx

@@ -21,21 +21,23 @@ def softmax_cross_entropy(
 ) -> upstream.Tensor:
     """Computes the negative log-likelihood of the targets under `softmax(logits)`.
 
-    If the vocabulary is split over the mesh, three numbers per token are all-reduced (the maximum,
-    and in one collective the sum of exponentials and the target's logit), never the logits: M.
-    Shoeybi et al., "Megatron-LM" (arXiv:1909.08053), section 3. Label smoothing needs a fourth, the
-    sum of the logits, in the same collective. Between the collectives XLA fuses each pass over the
-    logits into one kernel; of tensors of their size only the logits are stored for the gradient.
+    If the vocabulary is split over the mesh, three numbers per token are all-reduced instead of the
+    logits: first the maximum, then the sum of exponentials and the target's logit in one collective
+    (M. Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3). Label smoothing adds a fourth
+    number to the second collective, the sum of the logits. Between the collectives XLA fuses each
+    pass over the logits into one kernel. The logits are the only large tensor that is stored for
+    the gradient.
 
     Args:
       logits: [..., vocab], any float dtype; converted to float32.
       targets: [...], integers in [0, vocab).
       vocab_dim: the dimension of the classes.
-      z_loss: adds `z_loss * log(Z)**2`, where Z is the sum of exponentials, so that the logits do
-        not drift: A. Chowdhery et al., "PaLM" (arXiv:2204.02311), section 5, uses 1e-4.
-      label_smoothing: the probability distributed equally over all *other* classes: C. Szegedy et
-        al. (arXiv:1512.00567), section 7, as in tensor2tensor: the entropy of the smoothed target
-        is subtracted, so that the min loss is 0.
+      z_loss: factor of an additional loss `log(Z)**2`, where Z is the sum of exponentials. It keeps
+        the logits from drifting: A. Chowdhery et al., "PaLM" (arXiv:2204.02311), section 5, use
+        1e-4.
+      label_smoothing: the probability distributed equally over all *other* classes (C. Szegedy et
+        al., arXiv:1512.00567, section 7). As in tensor2tensor, the entropy of the smoothed target
+        is subtracted, so that the minimal loss is 0.
 
     Returns:
       float32 [...], in nats; NaN for a target that is not a class.
@@ -63,7 +65,7 @@ class CrossEntropyOperation(Operation):
 
     cost_kind = "cross_entropy"
     accepts_padding = True
-    dropped_dims = "kept"  # `SlicedSoftmax` sums in parts.
+    dropped_dims = "kept"  # `SlicedSoftmax` sums the parts.
     suits_any_slice = True
 
     def __init__(
@@ -130,13 +132,13 @@ def _softmax(logits: upstream.Tensor, lowering: Lowering, options: LossOptions) 
 def _flat(
     lowering: Lowering, op: Operation, logits: tf.Tensor, targets: tf.Tensor, *others: tf.Tensor
 ) -> list[tf.Tensor]:
-    """Returns [tokens, classes], int32 [tokens] and others [tokens], filled up to whole vectors."""
+    """Flattens to [tokens, classes], int32 [tokens], others [tokens], and appends padding rows."""
     flat = [tf.reshape(logits, [-1, logits.shape[-1]])]
     flat += [tf.reshape(x, [-1]) for x in (tf.cast(targets, tf.int32), *others)]
     return [in_vectors(x) for x in flat] if lowering.mesh_impl(op).layout.exact_sums else flat
 
 
 def _first(rows: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-    """Returns [tokens, ...] without the rows that `_flat` has appended."""
+    """Removes the rows that `_flat` has appended to [tokens, ...]."""
     count = math.prod(targets.shape)
     return rows if rows.shape[0] == count else rows[:count]

@@ -1,15 +1,16 @@
 """Softmax cross-entropy fused with the output projection, in chunks of tokens.
 
 With a vocabulary of 128,000 and 4,096 tokens on a device, the logits take 2 GiB in float32, and
-their gradient takes 2 GiB more. Neither is needed as a whole: the loss is a sum over tokens,
+their gradient takes 2 GiB more. Neither is needed as a whole, because the loss is a sum over
+tokens. One chunk of tokens is in memory at a time:
 
     chunk of x [rows, d_model]  ->  logits [rows, vocab]  ->  loss  ->  d_logits [rows, vocab]
                                 ->  d_x [rows, d_model], addend of d_table [vocab, d_model]
 
-and one chunk is in memory at a time. The gradients are computed in the forward pass, from the
-logits that are there, so that nothing is computed twice. They are the gradients of the sum, and the
-backward pass only multiplies them by the gradient w.r.t. the sum, a scalar. (P. Hsu et al., "Liger
-Kernel", arXiv:2410.10989, section 3.2, has the same idea for one GPU.)
+The forward pass computes the gradients too, while a chunk's logits are in memory, so that nothing
+is computed twice. The backward pass multiplies these gradients of the sum by the gradient w.r.t.
+the sum, a scalar. (P. Hsu et al., "Liger Kernel", arXiv:2410.10989, section 3.2, have the same idea
+for one GPU.)
 """
 
 import math
@@ -26,10 +27,10 @@ from t2tp.mesh.collectives import tree_sum
 from t2tp.mesh.layout import Layout
 from t2tp.ops.cross_entropy.sliced_softmax import LossOptions, SlicedSoftmax
 
-# Smaller logits, 64 MiB in float32, are computed at once.
+# Max number of logits that are computed at once without chunks: 64 MiB in float32.
 _MIN_CHUNK = 1 << 24
-# Times that the vocabulary must exceed d_model. Below, the logits are no larger than the
-# activations of a layer or two.
+# Chunks are used if the vocabulary is at least this many times d_model. With a smaller vocabulary,
+# the logits are no larger than the activations of a layer or two.
 _WORTH = 4
 
 
@@ -54,27 +55,29 @@ def projected_cross_entropy(
 ) -> tuple[upstream.Tensor, upstream.Tensor]:
     """Computes the weighted sum of the cross-entropy of the logits `x table + bias`.
 
-    The vocabulary, d_model and the tokens may be split over the mesh. Each chunk has the
-    collectives of `softmax_cross_entropy`. If d_model is split, a chunk's logits are all-reduced.
+    The vocabulary, d_model and the tokens may be split over the mesh. Each chunk needs the same
+    collectives as `softmax_cross_entropy`. If d_model is split, a chunk's logits are all-reduced
+    too.
 
     Args:
       x: [..., d_model], any float dtype.
       table: [vocab, d_model], in the dtype of `x`.
       targets: [...], integers in [0, vocab).
-      weights: float32 [...], weights of the tokens' losses. They get no gradient.
+      weights: float32 [...], weights of the tokens' losses; not differentiable.
       bias: [vocab], in the dtype of `x`; None: no bias.
       z_loss: see `softmax_cross_entropy`.
       label_smoothing: see `softmax_cross_entropy`.
       soft_cap: logits `z` become `soft_cap * tanh(z / soft_cap)`; 0: no cap.
-      chunk: max number of a device's tokens whose logits are computed at once. 0: chosen.
+      chunk: max number of a device's tokens whose logits are computed at once. 0: chosen by size,
+        see `ProjectedCrossEntropyOperation.chunk_rows`.
 
     Returns:
-      float32 scalars: the sum, and the sum without z-loss and label smoothing, which has no
-      gradient; NaN if a target is not a class.
+      two float32 scalars: the sum, and the sum without z-loss and label smoothing. The second is
+      not differentiable. Both are NaN if a target is not a class.
 
     Raises:
-      ValueError: the shapes of `x`, `table` and `targets` do not agree, or as
-        `softmax_cross_entropy`.
+      ValueError: the shapes of `x`, `table` and `targets` do not agree, or an option is out of
+        range, see `softmax_cross_entropy`.
     """
     vocab, d_model = table.shape.dims
     if targets.shape != x.shape - d_model or x.shape.dims[-1] != d_model:
@@ -90,11 +93,11 @@ def projected_cross_entropy(
 
 
 class ProjectedCrossEntropyOperation(Operation):
-    """Computes the sums of the loss and the nll, and the gradients of the first.
+    """Computes the sums of the loss and of the negative log-likelihood, and the loss's gradients.
 
     Inputs: x, table, targets, weights and optionally bias; see `projected_cross_entropy`. Outputs:
-      the two sums, float32; the gradients of the first w.r.t. `x`, in its dtype, and w.r.t. table
-      and bias, float32. Gradients that nothing uses are not computed.
+      the two sums, float32; the loss's gradients w.r.t. `x`, in its dtype, and w.r.t. table and
+      bias, in float32. Gradients that nothing uses are not computed.
     """
 
     cost_kind = "product"
@@ -126,16 +129,16 @@ class ProjectedCrossEntropyOperation(Operation):
         return 2 * self.inputs[0].shape.size * self._vocab.size
 
     def product_sizes(self, layout: Layout) -> tuple[int, int, int, int]:
-        """Returns the sizes of each of its matmuls; see `Hooks`."""
+        """Returns the sizes of each of the operation's matmuls; see `Hooks`."""
         vocab, d_model = layout.slice_size(self.inputs[1].shape)
         return 1, math.prod(layout.slice_size(self.inputs[2].shape)), vocab, d_model
 
     def chunk_rows(self, layout: Layout) -> int:
         """Returns the number of tokens whose logits a processor computes at once.
 
-        A chunk's logits are at least twice as large as the table, so that reading the table and
-        adding to its gradient take little time compared with the matmuls. They are up to six times
-        as large if a chunk then has at most a third of the tokens.
+        A chunk's logits are at least twice as large as the table. Reading the table and adding to
+        its gradient then take little time compared with the matmuls. The logits are up to six times
+        as large as the table, if such a chunk has at most a third of the tokens.
         """
         _, tokens, vocab, d_model = self.product_sizes(layout)
         if layout.exact_sums:
@@ -145,7 +148,7 @@ class ProjectedCrossEntropyOperation(Operation):
         return -(-tokens // -(-tokens // most)) if tokens else 1
 
     def temporaries(self, layout: Layout) -> list[tuple[upstream.Shape, tf.DType]]:
-        """Returns the logits of a chunk, their gradient, and that of a cap; see `Hooks`."""
+        """Returns a chunk's logits, their gradient, and with a cap its gradient; see `Hooks`."""
         # The space in the name keeps layout rules from matching it.
         rows = upstream.Dimension("tokens at once", self.chunk_rows(layout))
         return [(upstream.Shape([rows, self._vocab]), self.inputs[0].dtype)] * (
@@ -227,7 +230,8 @@ class _ChunkKernel:
             written = d_xs if d_x is None else d_xs.write(i, d_x)
             return i + 1, [a + b for a, b in zip(sums, addends, strict=True)], written
 
-        # One at a time: the collectives of all chunks have one instance key.
+        # Sequential iterations: the collectives of all chunks share an instance key, so two chunks
+        # must not run at the same time.
         _, sums, d_xs = tf.while_loop(
             lambda i, *_: i < count,
             body,
@@ -279,7 +283,7 @@ class _ChunkKernel:
 
 
 class ScaledGradientOperation(Operation):
-    """Multiplies a gradient of a sum by the gradient w.r.t. the sum; a deferred sum stays one."""
+    """Multiplies a sum's gradient by the gradient w.r.t. the sum, without reducing partial sums."""
 
     cost_kind = "product"  # It counts the matmul that computed its input.
     accepts_padding = True

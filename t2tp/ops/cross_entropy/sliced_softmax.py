@@ -1,4 +1,4 @@
-"""Softmax cross-entropy of the classes of one processor."""
+"""Softmax cross-entropy where each processor has a slice of the classes."""
 
 import math
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from t2tp.lowering.mesh_impl import SpmdMeshImpl
 
 @dataclass(frozen=True)
 class LossOptions:
-    """See `softmax_cross_entropy`."""
+    """Options of the loss; see the arguments of `softmax_cross_entropy`."""
 
     z_loss: float = 0.0
     label_smoothing: float = 0.0
@@ -89,7 +89,7 @@ class SlicedSoftmax:
 
         local_sums = self._lowering.compiled(sums)(flat, highest, self._local(targets))
         total, at_target, *shifted_sum = tf.unstack(self._allreduce(local_sums, "Add"))
-        # A target that is in no processor's slice must not give a plausible loss.
+        # Without the NaN, a target that is in no processor's slice would get a plausible loss.
         is_class = tf.logical_and(targets >= 0, targets < self._size)
         log_total = tf.where(is_class, tf.math.log(total), math.nan)
         log_z = log_total + highest
@@ -125,18 +125,18 @@ class SlicedSoftmax:
         return self._lowering.compiled(gradient)(logits, log_z, d_loss, self._local(targets))
 
     def _allreduce(self, x: tf.Tensor, merge_op: str) -> tf.Tensor:
-        """Reduces over the processors that have the other classes."""
+        """All-reduces over the processors that have the other classes."""
         if self._collectives.exact and merge_op == "Add":
             return self._collectives.tree_allreduce(x, self._axes)
         return self._collectives.allreduce(x, self._axes, merge_op)
 
     def _masked(self, x: tf.Tensor, value: float = 0.0) -> tf.Tensor:
-        """Replaces the padding of [token, class] where the mesh does not divide the classes."""
+        """Sets the padding of the classes in [tokens, classes] to `value`."""
         shape = upstream.Shape([upstream.Dimension("token", x.shape[0]), self._dim])
         return self._mesh_impl.masked(x, shape, [self._dim], value)
 
     def _local(self, targets: tf.Tensor) -> tf.Tensor:
-        """Converts classes to indices in the slice; other processors' classes are out of range."""
+        """Converts classes to indices in the slice; another processor's class is out of range."""
         first = sum(self._collectives.coordinate(axis) * self._slice_size for axis in self._axes)
         return targets - first
 
@@ -146,8 +146,9 @@ def subtracted_at(
 ) -> tf.Tensor:
     """Subtracts a value from one element of each row.
 
-    On CPUs a scatter takes two thirds of the time of a comparison with each column. On GPUs XLA
-    writes a scatter's operand to memory in float32 first, and fuses the comparison with the rest.
+    On CPUs a scatter takes two thirds of the time of comparing each column's index. On GPUs the
+    comparison is better: XLA fuses it with other operations, but writes a scatter's operand to
+    memory in float32 first.
 
     Args:
       x: [rows, columns].

@@ -18,11 +18,12 @@ def batch_norm(
 ) -> tuple[upstream.Tensor, upstream.Tensor, upstream.Tensor]:
     """Computes `(x - mean) / sqrt(variance + epsilon) * scale + offset` per channel.
 
-    Mean and variance are over all dimensions but the last.
+    Mean and variance are over all dimensions except the last.
 
-    S. Ioffe and C. Szegedy, "Batch Normalization" (arXiv:1502.03167), algorithm 1. If the batch or
-    the images are split over the mesh the statistics are global: one collective forward and one
-    backward, each of two numbers per channel. Computed in float32 (float64 for float64).
+    S. Ioffe and C. Szegedy, "Batch Normalization" (arXiv:1502.03167), algorithm 1. The statistics
+    are global, even if the batch or the images are split over the mesh. This takes one collective
+    in the forward pass and one in the backward pass, each with two numbers per channel. Computed in
+    float32 (float64 for float64).
 
     Args:
       x: [..., channels].
@@ -31,8 +32,8 @@ def batch_norm(
       epsilon: added to the variance.
 
     Returns:
-      y, like x; the mean and the variance (of the population, [channels], at least float32), which
-      have no gradient.
+      y, like x; and the mean and the population variance, [channels], at least float32. These two
+      are not differentiable.
 
     Raises:
       ValueError: scale or offset are not [channels].
@@ -123,7 +124,7 @@ class BatchNormGradOperation(Operation):
         axes = _axes_of_places(lowering, self.inputs[0])
         sums = [tf.stack(of_part[1:]) / count for of_part in parts]
         by_scale, by_offset = tf.unstack(_mean_over(axes, lowering, self.inputs[0], sums))
-        # The gradient w.r.t. x by way of the mean and the variance.
+        # The gradient w.r.t. x through the mean and the variance.
         factor = scale * tf.math.rsqrt(variance + self._epsilon)
         dx = straight - norm.given(x, mean, variance, factor * by_scale, factor * by_offset)
         count = math.prod(dim.size for dim in self.inputs[0].shape.dims[:-1])
@@ -144,12 +145,12 @@ class _Kernels:
     def of_slice(
         self, x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Normalizes x by its own mean and variance, and returns these too."""
+        """Normalizes x by its own mean and variance; returns y, mean and variance."""
         y, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
             x=_as_images(x), scale=scale, offset=offset, mean=[], variance=[], epsilon=self._epsilon
         )
         count = math.prod(x.shape[:-1])
-        # The kernel's is the sample variance.
+        # The kernel returns the sample variance.
         return tf.reshape(y, x.shape), mean, variance * ((count - 1) / count)
 
     def given(
@@ -175,7 +176,7 @@ class _Kernels:
     def straight_gradients(
         self, x: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor, scale: tf.Tensor, dy: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Computes the gradients of `given` w.r.t. x, scale and offset."""
+        """Computes the gradients of `given` w.r.t. x, scale and offset; not via the statistics."""
         dx, d_scale, d_offset, *_ = tf.raw_ops.FusedBatchNormGradV3(
             y_backprop=_as_images(dy),
             x=_as_images(x),
@@ -192,8 +193,9 @@ class _Kernels:
 class _Composed:
     """Batch norm in elementary operations, for XLA.
 
-    XLA has no such kernels, and fuses these into as few passes. It would expand TensorFlow's fused
-    operation into a variance that is the difference of large numbers.
+    XLA does not use TensorFlow's kernels, but it fuses these operations into the same number of
+    passes. It would expand TensorFlow's fused operation into a variance that is the difference of
+    two large numbers.
     """
 
     def __init__(self, epsilon: float) -> None:
@@ -241,7 +243,7 @@ def _norm(lowering: Lowering, tensor: upstream.Tensor, epsilon: float) -> _Kerne
 
 
 def _as_images(x: tf.Tensor) -> tf.Tensor:
-    """Reshapes [..., channels] to four dimensions, which the kernels need."""
+    """Reshapes [..., channels] to the four dimensions that the kernels require."""
     return x if x.shape.rank == 4 else tf.reshape(x, [-1, 1, 1, x.shape[-1]])
 
 
@@ -256,7 +258,7 @@ def _axes_of_places(lowering: Lowering, tensor: upstream.Tensor) -> list[int]:
 
 
 def _parts(lowering: Lowering, op: Operation, x: tf.Tensor) -> list[tf.Tensor]:
-    """Returns a slice of images, or with `exact_sums` its parts of the batch."""
+    """Returns the slice as one part; with `exact_sums`, its fixed parts of the batch."""
     _, count = lowering.parts_of(op.inputs[0].shape.dims[0])
     return tf.split(x, count) if count > 1 else [x]
 
@@ -264,7 +266,7 @@ def _parts(lowering: Lowering, op: Operation, x: tf.Tensor) -> list[tf.Tensor]:
 def _mean_over(
     axes: list[int], lowering: Lowering, tensor: upstream.Tensor, parts: list[tf.Tensor]
 ) -> tf.Tensor:
-    """Averages over parts, and the processors that have the same channels and other positions."""
+    """Averages over the parts, and over processors with the same channels and other positions."""
     mesh_impl = lowering.mesh_impl(tensor)
     slices = len(parts) * math.prod(mesh_impl.shape[axis].size for axis in axes)
     if mesh_impl.layout.exact_sums:

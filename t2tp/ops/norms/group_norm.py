@@ -26,15 +26,15 @@ def group_norm(
       x: [batch..., height, width, channels].
       scale: [channels].
       offset: [channels].
-      groups: number of groups, which divides the channels.
+      groups: number of groups; must divide the number of channels.
       epsilon: added to the variance.
 
-    Returns:
-      like x.
+    Returns: a tensor like x.
 
     Raises:
       ValueError: shapes do not match, or groups do not divide the channels.
-      LayoutError: of the program, if an axis that splits the channels does not divide the groups.
+      LayoutError: when the program is built, if an axis that splits the channels does not divide
+        the groups.
     """
     if x.shape.ndims < 3 or not scale.shape.dims == offset.shape.dims == x.shape.dims[-1:]:
         raise ValueError(
@@ -97,7 +97,7 @@ class GroupNormOperation(Operation):
 class GroupNormGradOperation(Operation):
     """Inputs: x, scale, offset and dy. Outputs: the gradients w.r.t. x, scale and offset.
 
-    The statistics are recomputed, which costs less than storing their inputs.
+    The statistics and the normalized x are recomputed from x, to save memory.
     """
 
     cost_kind = "norm"

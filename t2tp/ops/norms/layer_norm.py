@@ -32,11 +32,10 @@ def rms_norm(
       dims: a dimension of x, or several in its order.
       epsilon: added to the mean square.
 
-    Returns:
-      like x.
+    Returns: a tensor like x.
 
     Raises:
-      ValueError: x has not these dimensions in this order, or scale is not [dims].
+      ValueError: x does not have `dims` in this order, or scale is not [dims].
     """
     dims = [dims] if isinstance(dims, upstream.Dimension) else list(dims)
     if [dim for dim in x.shape.dims if dim in dims] != dims or scale.shape.dims != dims:
@@ -57,8 +56,8 @@ def layer_norm(
     """Computes `(x - mean) / sqrt(variance + epsilon) * scale + bias`, statistics over `dim`.
 
     J. Ba et al., "Layer Normalization" (arXiv:1607.06450), section 3. Computed in float32 (float64
-    for float64). If `dim` is split, one collective forward and one backward reduce two numbers per
-    token.
+    for float64). If `dim` is split, one collective in the forward pass and one in the backward pass
+    reduce two numbers per token.
 
     Args:
       x: [..., dim].
@@ -84,9 +83,9 @@ def layer_norm(
 class NormOperation(Operation):
     """Computes layer norm; without a bias, RMS norm, which subtracts no mean.
 
-    Inputs: x [...], scale [dims] and, for layer norm, bias [dims]. Outputs: y, like x; and without
-      dims, at least float32, 1 / the root mean square of x, or 1 / its standard deviation and its
-      mean.
+    Inputs: x [...], scale [dims] and, for layer norm, bias [dims]. Outputs: y, like x; and
+      statistics without `dims`, at least float32. The statistics of RMS norm are 1 / the root mean
+      square of x; of layer norm, 1 / the standard deviation and the mean.
     """
 
     cost_kind = "norm"
@@ -162,7 +161,8 @@ class NormGradOperation(Operation):
             (projection,) = _means(lowering, whole, dims, scaled * normed)
             dx = inverse * (scaled - normed * projection)
         lowering.set_slice(self.outputs[0], tf.cast(dx, self.outputs[0].dtype))
-        # `t2tp.optim.per_row` keeps the rows, which are then dimensions of these outputs.
+        # `t2tp.optim.per_row` adds the dimension of the rows to these outputs: it is not summed
+        # over.
         summed = [dim for dim in whole.shape.dims if dim not in self.outputs[1].shape.dims]
         products = [dy * normed, dy][: len(self.outputs) - 1]
         for output, product in zip(self.outputs[1:], products, strict=True):
@@ -173,7 +173,7 @@ class NormGradOperation(Operation):
 def _moments(
     lowering: Lowering, tensor: upstream.Tensor, x: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes mean and variance [..., 1] over the last dimension of `tensor`, which may be split.
+    """Computes mean and variance [..., 1] over the last dimension of `tensor`; it may be split.
 
     `x` is the tensor's slice.
     """
@@ -191,9 +191,10 @@ def _means(
     dims: Sequence[upstream.Dimension],
     *parts: tf.Tensor,
 ) -> list[tf.Tensor]:
-    """Computes means over `dims` of `tensor`, which may be split; they stay as sizes of 1.
+    """Computes means over `dims`, which may be split and become dimensions of size 1.
 
-    The means are of tensors whose slices are `parts`, in one collective for all.
+    `parts` are slices of tensors that have the shape of `tensor`. One collective reduces all of
+    them.
     """
     mesh_impl = lowering.mesh_impl(tensor)
     split = [mesh_impl.tensor_dimension_to_mesh_axis(dim) for dim in dims]

@@ -10,19 +10,19 @@ from t2tp.mesh.collectives import Collectives
 def combined_moments(
     collectives: Collectives, axes: Sequence[int], own: Sequence[tuple[tf.Tensor, tf.Tensor]]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes mean and variance over the slices of a group, which have equal sizes.
+    """Computes mean and variance over slices of equal size, from each slice's mean and variance.
 
-    It takes one collective of two numbers per mean.
+    This takes one collective, with two numbers per mean.
 
-    Only differences are squared, here between the slices' means, so that a mean far from 0 costs no
-    accuracy: T. Chan et al., "Updating Formulae and a Pairwise Algorithm for Computing Sample
-    Variances" (1979).
+    The formula squares the differences between the slices' means, not the means. So a mean far from
+    0 costs no accuracy: T. Chan et al., "Updating Formulae and a Pairwise Algorithm for Computing
+    Sample Variances" (1979).
 
     Args:
       collectives: this processor's collectives.
-      axes: the mesh axes that split the reduced dimensions; if there are none, a single slice's
-        own statistics are returned.
-      own: means of this processor's slices, of any shape, and variances, of the population.
+      axes: the mesh axes that split the reduced dimensions; without axes, the statistics are over
+        this processor's slices only.
+      own: mean and population variance of each of this processor's slices, tensors of any shape.
     """
     if not axes and len(own) == 1:
         return own[0]

@@ -10,7 +10,7 @@ from t2tp.mesh.zero import name_in_use
 
 
 class Assign(Operation, upstream.Assign):
-    """Assigns the inputs to variables; no outputs."""
+    """Assigns each input to a variable. Has no outputs."""
 
     cost_kind = "update"
     accepts_padding = True
@@ -45,7 +45,7 @@ def assign(
 
 
 def _in_use(shape: upstream.Shape) -> upstream.Shape:
-    """Returns the shape in which a variable is used, from that at rest."""
+    """Converts a variable's shape at rest to its shape in use."""
     return upstream.Shape(
         [upstream.Dimension(name_in_use(dim.name), dim.size) for dim in shape.dims]
     )

@@ -1,14 +1,15 @@
 """The role of a variable: what each of its dimensions is for.
 
-Optimizers treat a matrix and a bias differently, and a shape does not tell them apart: with heads,
-biases have two dimensions too. So whoever creates a variable declares its role:
+Optimizers treat a matrix and a bias differently, and the shape does not tell which one a variable
+is: with heads, biases have two dimensions too. So the code that creates a variable declares its
+role:
 
     query matrix    [d_model, heads, d_kv]      MATRIX, inputs d_model, outputs heads and d_kv
     query bias               [heads, d_kv]      BIAS, outputs heads and d_kv
     experts' matrix [experts, d_model, d_ff]    MATRIX per expert, input d_model, output d_ff
     experts' bias            [experts, d_ff]    BIAS per expert, output d_ff
 
-Weight decay (`t2tp.optim.weight_decay`) and Muon (`t2tp.optim.muon`) read it.
+Weight decay (`t2tp.optim.weight_decay`) and Muon (`t2tp.optim.muon`) read the role.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from t2tp import upstream
 
 MATRIX, HEAD, EMBEDDING, BIAS, NORM = "matrix", "head", "embedding", "bias", "norm"
-# No optimizer updates it: see `t2tp.optim.train_step`.
+# No optimizer updates these variables: see `t2tp.optim.train_step`.
 BALANCE = "balance"
 
 
@@ -26,8 +27,8 @@ class Role:
     """The declared role of a variable.
 
     Attributes:
-      kind: `MATRIX` (convolution filters too), `HEAD` (matrices whose outputs are scores: of
-        classes, or of experts), `EMBEDDING` (tables of vectors), `BIAS` (everything that is added)
+      kind: `MATRIX` (matrices and convolution filters), `HEAD` (matrices whose outputs are scores
+        of classes or experts), `EMBEDDING` (tables of vectors), `BIAS` (terms that are added),
         `NORM` (scales and offsets of norms) or `BALANCE` (terms that balance experts).
       inputs: dimensions that are summed over, or looked up.
       outputs: dimensions of the result.
@@ -41,5 +42,5 @@ class Role:
 
     @property
     def dims(self) -> list[upstream.Dimension]:
-        """The dimensions of the variable, in the order that t2tp's layers store them in."""
+        """The dimensions of the variable, in the order in which t2tp's layers store them."""
         return [*self.experts, *self.inputs, *self.outputs]

@@ -36,21 +36,22 @@ def get_variable(
     role: Role | None = None,
     **kwargs: object,
 ) -> upstream.Tensor:
-    """Returns the value of a variable, which is created unless the graph has one of this name.
+    """Returns the value of a variable; creates it unless the graph has a variable of this name.
 
     Args:
       mesh: the program's mesh, whose layout may shard trainable variables at rest.
-      name: within the variable scope.
+      name: name within the variable scope.
       shape: global shape.
-      dtype: element type; or a `VariableDType` with a storage dtype and a dtype to read in.
+      dtype: dtype of the elements, or a `VariableDType` with different dtypes for storing and
+        reading.
       master_dtype: instead of `dtype`: the dtype in checkpoints.
-      slice_dtype: instead of `dtype`: the dtype that it is stored in.
-      activation_dtype: instead of `dtype`: the dtype that it is read in.
+      slice_dtype: instead of `dtype`: the dtype in memory.
+      activation_dtype: instead of `dtype`: the dtype of the value that is returned.
       initializer: a TensorFlow initializer.
-      trainable: whether the optimizer changes it.
-      frozen: whether it is a weight that the optimizer does not change. In stage 3 it is sharded at
-        rest as others are. In stages 1 and 2, which shard optimizer state, it is not.
-      role: the purpose of its dimensions, which decides about weight decay. None: undeclared.
+      trainable: whether the optimizer changes the variable.
+      frozen: whether the variable is a weight that the optimizer does not change. Stage 3 shards it
+        at rest like other weights. Stages 1 and 2 do not, because it has no optimizer state.
+      role: the purpose of the variable's dimensions; weight decay depends on it. None: undeclared.
       **kwargs: arguments of `tf.get_variable`.
     """
     shape = upstream.convert_to_shape(shape)
@@ -97,7 +98,7 @@ def _declare(variable: upstream.Variable, frozen: bool, role: Role | None, growt
 class ShardedVariable(Hooks, upstream.Variable):
     """A trainable variable that is sharded at rest and gathered once a step.
 
-    Its `shape` is the one at rest; its `value` has the shape in which it is used.
+    `shape` is the shape at rest. `value` has the shape in use.
     """
 
     cost_kind = "copy"
@@ -117,10 +118,10 @@ class ShardedVariable(Hooks, upstream.Variable):
 
         Args:
           mesh: the program's mesh.
-          name: within the variable scope.
+          name: name within the variable scope.
           shape: shape in use.
           stored: the shape at rest.
-          dtype: stored in and read in.
+          dtype: the dtypes for storing and reading.
           initializer: a TensorFlow initializer.
           **kwargs: arguments of `tf.get_variable`.
         """
@@ -137,7 +138,7 @@ class ShardedVariable(Hooks, upstream.Variable):
         lower_gathers([self], lowering)
 
     def to_gather(self, lowering: Lowering) -> Relayout:
-        """Reads the slice at rest, in the dtype of its use."""
+        """Reads the slice at rest, converted to the dtype in use."""
         mesh_impl = lowering.mesh_impl(self)
         variable = mesh_impl.LaidOutVariable(self, mesh_impl)
         lowering.variables[self] = variable
@@ -148,11 +149,11 @@ class ShardedVariable(Hooks, upstream.Variable):
 class WeightGatherOperation(Operation):
     """Gathers a variable that is sharded at rest.
 
-    Input: its value at rest. Output: the value in the shape and dtype of its use. It is converted
-    before it travels. The gradient is a reduce-scatter.
+    Input: the value at rest. Output: the value in the shape and dtype in use. Slices are converted
+      to this dtype before they are sent. The gradient is a reduce-scatter.
 
-    The gather waits for the latest activation (see `t2tp.lowering.gather_schedule`), so that not
-    all weights are gathered at the beginning of the step.
+    The gather waits for the latest activation (see `t2tp.lowering.gather_schedule`). Otherwise all
+    weights would be gathered at the beginning of the step.
     """
 
     cost_kind = "copy"
@@ -199,15 +200,15 @@ def gradients(
     grad_ys: Sequence[upstream.Tensor | None] | None = None,
     operations: Sequence[upstream.Operation] | None = None,
 ) -> list[upstream.Tensor | None]:
-    """Returns the gradients of the sum of `ys` w.r.t. each of `xs`; None where there is none.
+    """Returns the gradients of the sum of `ys` w.r.t. each of `xs`; None without dependency.
 
     In stage 3 the backward pass gathers its weights again.
 
     Args:
-      ys: tensors.
-      xs: tensors that they depend on.
+      ys: the tensors to differentiate.
+      xs: tensors that `ys` depend on.
       grad_ys: gradients w.r.t. `ys`; by default ones.
-      operations: operations to differentiate through. Default: all of the graph.
+      operations: operations to differentiate through. Default: all operations of the graph.
     """
     graph = ys[0].graph
     begin = len(graph.operations)
@@ -222,7 +223,7 @@ def gradients(
 
 
 def _gathering_again(backward: list[upstream.Operation]) -> list[upstream.Operation]:
-    """Returns the operations of a backward pass, with gathers of their own."""
+    """Adds gathers to a backward pass, so that it does not keep weights; returns all operations."""
     inside = set(backward)
     again: dict[upstream.Tensor, upstream.Tensor] = {}
     ordered: list[upstream.Operation] = []
@@ -243,7 +244,7 @@ def _gathering_again(backward: list[upstream.Operation]) -> list[upstream.Operat
 
 
 def _added_before_scatter(grad: upstream.Tensor) -> upstream.Tensor:
-    """Reduce-scatters a weight's gradient once, although several uses have gathered it."""
+    """Adds up the gradients of a weight's uses, and reduce-scatters the sum once."""
     addends = _addends(grad)
     if (
         len(addends) == 1
@@ -260,7 +261,8 @@ def _added_before_scatter(grad: upstream.Tensor) -> upstream.Tensor:
 def separate_sums(grad: upstream.Tensor) -> list[upstream.Tensor]:
     """Returns the sums over the batch that a gradient consists of; a scalar is one sum.
 
-    With `exact_sums` each use of a variable has one. They are added after they are complete.
+    With `exact_sums` each use of a variable has its own sum. These are added after each is
+    complete.
     """
     return _addends(grad) if grad.shape.dims and _are_summed_first(grad) else [grad]
 
@@ -274,7 +276,7 @@ def _addends(grad: upstream.Tensor) -> list[upstream.Tensor]:
 
 
 def _are_summed_first(grad: upstream.Tensor) -> bool:
-    """Whether each addend is summed over the batch before they are added, as `exact_sums` does."""
+    """Whether addends are summed over the batch before they are added, as with `exact_sums`."""
     layout = getattr(grad.mesh, "layout", None)
     return layout is not None and layout.exact_sums > 0
 
@@ -282,9 +284,10 @@ def _are_summed_first(grad: upstream.Tensor) -> bool:
 def gradients_at_rest(
     grads: Sequence[upstream.Tensor], variables: Sequence[upstream.Variable]
 ) -> list[upstream.Tensor]:
-    """Reduce-scatters gradients of whole variables to the shapes of these at rest.
+    """Reduce-scatters gradients of whole variables to the variables' shapes at rest.
 
-    Each as soon as it is computed, while the backward pass goes on to earlier layers.
+    A gradient is reduce-scattered as soon as it is computed, while the backward pass goes on to
+    earlier layers.
     """
 
     def stored(grad: upstream.Tensor, shape: upstream.Shape) -> upstream.Tensor:
@@ -305,7 +308,7 @@ def gradients_at_rest(
 
 
 def _move_to_inputs(graph: upstream.Graph, moved: Sequence[upstream.Operation]) -> None:
-    """Moves operations of one input to right after what computes it, with the casts before them."""
+    """Moves operations with one input, and casts before them, to where the input is computed."""
     casts = [
         op.inputs[0].operation for op in moved if isinstance(op.inputs[0].operation, CastOperation)
     ]

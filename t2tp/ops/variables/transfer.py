@@ -2,8 +2,8 @@
 
 A wide model can use the best hyperparameters of a small one if initial values, learning rates and
 scales are adapted to its width (G. Yang et al., "Tensor Programs V", arXiv:2203.03466, tables 3 and
-8). The role of a variable decides how. The model is built with the sizes of both sets, and each
-variable is compared with its counterpart:
+8). The rules depend on the role of a variable. The model is built twice, with the wide and with the
+small sizes, and each variable is compared with its counterpart:
 
     small   layer_00/feed_forward/output   MATRIX  inputs d_ff=512    outputs d_model=128
     wide    layer_00/feed_forward/output   MATRIX  inputs d_ff=4096   outputs d_model=1024
@@ -12,7 +12,7 @@ Its inputs have grown 8 times, so its initial values are `8 ** -0.5` times the s
 with Adam its learning rate is an eighth (`t2tp.optim.optimizer.Optimizer.rate_factor`). A head's
 logits must be divided by the growth of its inputs. Dividing its initial values and its learning
 rate does the same. Logits that use the embedding table are divided by `t2tp.layers.embedding`.
-There are no rules for depth: the number of layers changes nothing.
+There are no rules for depth: the number of layers has no influence.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from t2tp import registry, upstream
 from t2tp.hparam import HParams
 from t2tp.ops.variables.role import HEAD, MATRIX, Role
 
-# Integers that are no widths: the depth, and sizes that the problem's data determine.
+# Integer hparams that are not widths: the depth, and sizes that the problem's data determine.
 _NO_WIDTH = re.compile("layer|vocab|classes|batch|length")
 
 
@@ -41,7 +41,8 @@ class Transfer:
     """Compares a wide model with the small one it was tuned on.
 
     Attributes:
-      small: the small model's hparams: the wide model's, with the widths of `transfer_from`.
+      small: the small model's hparams. These are the wide model's, with the widths of the set
+        `transfer_from`.
     """
 
     def __init__(self, hparams: HParams) -> None:
@@ -80,7 +81,7 @@ class Transfer:
         return self._hparams.get(name) / self.small.get(name) if name in self.small else 1.0
 
     def set_small_variables(self, variables: Iterable[upstream.Variable]) -> None:
-        """Sets the variables of the small model. Without them, nothing is scaled."""
+        """Sets the variables of the small model. Until this is called, nothing is scaled."""
         for variable in variables:
             self._variables[variable.name] = variable
 
