@@ -1,14 +1,14 @@
 """Optimizers, schedules and the training step: from a loss to updated variables.
 
-`train_step` builds it all: the loss and its gradients (over several microbatches if configured),
-clipping by the global norm, the learning rate of the step, and the optimizer's update of each
-variable. An optimizer is a class registered by its name and called with the learning rate and the
-hparams; it creates one `UpdateOperation` per variable, which updates slices in place.
-Its *slots* (moments, say) are float32 variables named after the variable and laid out like it, so
-that they are split, saved and restored as it is.
+`train_step` builds all of it: the loss and its gradients (over several microbatches if configured),
+clipping by the global norm, the step's learning rate, and the optimizer's update of each variable.
+An optimizer is a class that is registered under a name and called with the learning rate and the
+hparams. It creates one `UpdateOperation` per variable, to update slices in place. An optimizer's
+*slots*, such as moments, are float32 variables. A slot is named after its variable and has the same
+layout, so that it is split, saved and restored in the same way.
 
-Everything is part of the step's graph. A step whose gradients are not finite or whose loss spikes
-is skipped without a round trip to the host, because the updates are conditional.
+Everything is part of the step's graph. The updates are conditional, so a step with non-finite
+gradients or a spike of the loss is skipped without a round trip to the host.
 """
 
 from t2tp.optim import adafactor, adam, lion, muon, schedules, sgd  # noqa: F401  (they register themselves)

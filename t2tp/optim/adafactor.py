@@ -20,11 +20,11 @@ _LEAST_SIZE_TO_FACTOR = 128
 class Adafactor(Optimizer):
     """Adafactor, with a learning rate relative to the size of the weights.
 
-    N. Shazeer and M. Stern, arXiv:1804.04235, algorithms 4 and 5. A variable of two or more
-    dimensions of at least 128 is factored along its two largest, as mesh-tensorflow does: with
-    further dimensions, such as `heads` of [d_model, heads, d_kv], there are row and column means
-    for each index along them. Means and norms are global, in any layout. Variables with the same
-    split share one all-reduce.
+    N. Shazeer and M. Stern, arXiv:1804.04235, algorithms 4 and 5. A variable with two or more
+    dimensions of at least 128 is factored along its two largest dimensions, as in mesh-tensorflow.
+    If it has further dimensions, such as `heads` in [d_model, heads, d_kv], there are row and
+    column means for each index along them. Means and norms are global, in any layout. Variables
+    with the same split share one all-reduce.
     """
 
     def __init__(self, learning_rate: mtf.Tensor, hparams: HParams) -> None:
@@ -37,7 +37,7 @@ class Adafactor(Optimizer):
         self._is_relative = hparams.optimizer_adafactor_multiply_by_parameter_scale
 
     def rate_factor(self, role: mtf.Role, growth: Growth) -> float:
-        """Refuses: there are no rules for relative updates.
+        """Raises an error: there are no transfer rules for relative updates.
 
         Raises:
           ValueError: always.
@@ -47,7 +47,8 @@ class Adafactor(Optimizer):
     def updates(self, targets: Sequence[Target]) -> list[mtf.Operation]:
         """See the base class."""
         decay_rate = self._decay_rate(targets[0].var.mesh)
-        # All sums are computed before the first is needed, so that they are reduced together.
+        # All sums are computed before the first one is needed, so that one all-reduce can combine
+        # them.
         statistics = [
             StatisticsOperation(target.grad, target.var, self._moments(target.var))
             for target in targets
@@ -76,7 +77,7 @@ class Adafactor(Optimizer):
         var: tf.Variable,
         *rest: tf.Variable | tf.Tensor,
     ) -> None:
-        """Assigns to `var` and its slots; `rest` are the slots and the operation's inputs."""
+        """Updates `var` and its slots; `rest` are the slots, then the operation's inputs."""
         count = len(moments.variables)
         second, rest = rest[:count], rest[count:]
         average, rest = (rest[0], rest[1:]) if self._beta1 else (None, rest)

@@ -1,4 +1,4 @@
-"""Adafactor's second moments, of variables that may be split over the mesh."""
+"""Adafactor's second moments. The variables may be split over the mesh."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from t2tp.lowering.operation import Operation
 from t2tp.lowering.staged_sums import reduce_sum
 from t2tp.optim.optimizer import mesh_axes, variable_slice
 
-# Added to squares, so that nothing is divided by zero (the paper's epsilon 1).
+# Added to squares to avoid a division by zero (the paper's epsilon 1).
 _MIN_SQUARE = 1e-30
 
 
@@ -22,10 +22,10 @@ class Moments:
 
     Attributes:
       shape: shape of the variable.
-      factored: the dimensions (rows, columns); each factor keeps one of them. None: the moments
+      factored: the dimensions (rows, columns); each factor keeps one of the two. None: the moments
         are not factored.
-      variables: the slots: means along the columns [..., rows] and along the rows [..., columns];
-        or the moments [...].
+      variables: the slots. Factored: the means over columns [..., rows] and over rows [...,
+        columns]. Otherwise: the moments [...].
     """
 
     shape: mtf.Shape
@@ -50,11 +50,9 @@ class Moments:
     ) -> list[tf.Tensor]:
         """Returns a processor's partial sums of means.
 
-        They are means of the squared gradient along the columns, along the rows and along both, and
-        of the first slot along the rows.
-
-        The last two determine the mean of the first slot's next value, so that all sums are
-        computed at once.
+        They are the means of the squared gradient over columns, over rows and over both, and the
+        mean of the first slot over rows. The last two determine the mean of the first slot's next
+        value. So one all-reduce is enough.
         """
         if self.factored is None:
             return []
@@ -80,7 +78,7 @@ class Moments:
         decay_rate: tf.Tensor,
         means: Sequence[tf.Tensor],
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Returns the gradient over the root of its second moments, and the slots' next values.
+        """Returns the gradient divided by the root of its moments, and the slots' next values.
 
         Args:
           slots: slices of the slots.

@@ -12,7 +12,7 @@ from t2tp.lowering.mesh_impl import SpmdMeshImpl
 from t2tp.lowering.operation import Operation
 from t2tp.optim.optimizer import mesh_axes
 
-# Bits of a sum of fixed-point numbers: an int64 less a margin.
+# Bits of a sum of fixed-point numbers: the 63 of an int64, less a margin.
 _WORD_BITS = 60
 
 
@@ -27,12 +27,10 @@ def clip(
     Args:
       grads: float32.
       divisor: a float32 scalar to divide the gradients by; None: 1.
-      hparams: at most one of the two may be above 0.
-      of_stage: how many stages of a pipeline have a gradient of their own in its place; 0, the
-        default: all have the same.
-
-    Returns:
-      the gradients; and their norm before clipping, a float32 scalar.
+      hparams: `clip_grad_norm` and `clip_grad_value`; at most one of the two may be above 0.
+      of_stage: for each gradient, the number of pipeline stages that have a different gradient in
+        its place; 0, the default, if all stages have the same gradient. Returns:
+      the clipped gradients; and the norm before clipping, a float32 scalar.
 
     Raises:
       ValueError: both are above 0.
@@ -65,8 +63,8 @@ def global_norm(tensors: Sequence[mtf.Tensor], of_stage: Sequence[int] | None = 
 
     Args:
       tensors: tensors of any shapes.
-      of_stage: how many stages of a pipeline have a tensor of their own in its place; 0, the
-        default: all have the same.
+      of_stage: for each tensor, the number of pipeline stages that have a different tensor in its
+        place; 0, the default, if all stages have the same tensor.
     """
     return mtf.sqrt(SumOfSquaresOperation(list(tensors), of_stage).outputs[0])
 
@@ -78,8 +76,8 @@ def _scaled(grads: Sequence[mtf.Tensor], factor: mtf.Tensor) -> list[mtf.Tensor]
 class SumOfSquaresOperation(Operation):
     """Computes the sum of squares of all elements of its inputs, a float32 scalar.
 
-    It costs one all-reduce per set of mesh axes that tensors are split over, where `mtf.reduce_sum`
-    would cost one per tensor.
+    It takes one all-reduce for all tensors that are split over the same mesh axes. `mtf.reduce_sum`
+    would take one per tensor.
     """
 
     cost_kind = "reduce"
@@ -134,13 +132,15 @@ def _exact_sum_of_squares(
     axes: Sequence[tuple[int, ...]],
     elements: int,
 ) -> tf.Tensor:
-    """Sums the squares of tensors in fixed point, where no order of additions changes the sum.
+    """Sums the squares of tensors in fixed point, so that the order of additions has no effect.
 
-    A square is a fraction of the largest one, in two words. Each word is summed as an int64, so it
-    has 60 bits minus the bits of the number of elements. The relative error of the sum is below
-    2**-24 for up to 2**31 elements of any sizes, and grows eightfold with each doubling beyond.
+    Each square is stored as a fraction of the largest square, in two words. Each word is summed as
+    an int64, so it has 60 bits minus the bits of the number of elements. The relative error of the
+    sum is below 2**-24 for up to 2**31 elements of any sizes, and grows eightfold with each
+    doubling beyond.
     """
-    # The bits of positive floats are in the order of their values, with NaN above infinity.
+    # As integers, the bits of positive floats have the order of the floats, with NaN above
+    # infinity.
     bits = [tf.bitcast(tf.reduce_max(tf.abs(x)), tf.int32) for x in parts if 0 not in x.shape]
     everywhere = range(mesh_impl.layout.mesh_shape.ndims)
     highest = mesh_impl.collectives.allreduce(tf.reduce_max(tf.stack(bits)), everywhere, "Max")

@@ -1,7 +1,7 @@
 """Exponential moving averages of weights, which often evaluate better than the last weights.
 
-B. Polyak and A. Juditsky, "Acceleration of stochastic approximation by averaging" (1992); an
-exponential moving average as in TensorFlow's `ExponentialMovingAverage`.
+B. Polyak and A. Juditsky, "Acceleration of stochastic approximation by averaging" (1992). The
+moving average is TensorFlow's `ExponentialMovingAverage`.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def average_weights(variables: Sequence[mtf.Variable], decay: float) -> list[mtf
     first step with averages.
 
     Args:
-      variables: their updates are in the graph.
+      variables: the variables; their updates must be in the graph already.
       decay: decay of the averages per step, such as 0.999.
 
     Returns:
@@ -59,7 +59,7 @@ def average_of(name: str) -> str:
 def read_averages(mesh: Mesh) -> None:
     """Makes an evaluation graph read the averages instead of the trainable variables.
 
-    The variables themselves are then not needed.
+    The graph then does not read the variables themselves.
     """
     averaged = list(mesh.graph.trainable_variables)
     mesh.graph.trainable_variables.clear()

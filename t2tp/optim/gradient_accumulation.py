@@ -1,4 +1,4 @@
-"""Gradient accumulation: the gradients of a batch from several microbatches."""
+"""Gradient accumulation: computes the gradients of a batch in several microbatches."""
 
 import contextlib
 import functools
@@ -36,8 +36,8 @@ class Accumulated:
     Attributes:
       loss: loss of the batch, a float32 scalar.
       sums: `LossOutput.sums` of the batch.
-      gradients: float32 gradients of the loss w.r.t. the graph's trainable variables; from ZeRO
-        stage 2 on, in the shapes of the variables at rest.
+      gradients: float32 gradients of the loss w.r.t. the graph's trainable variables. From ZeRO
+        stage 2 on they have the variables' shapes at rest.
       idle_share: measured idle share of each pipeline stage, see `PipelineLoop`. None: no stages.
     """
 
@@ -62,21 +62,22 @@ def accumulate(
     mesh: Mesh,
     scale: mtf.Tensor | None = None,
 ) -> Accumulated:
-    """Computes a loss and its gradients by microbatches; stores the activations of one at a time.
+    """Computes a loss and its gradients, storing the activations of one microbatch at a time.
 
     Microbatch i is the i-th slice of each processor's rows, so that no rows move between
     processors (see `Layout.spreads_microbatches` for the exception). The gradients are all-reduced
     once, after the last one.
 
-    The result equals the full batch's. A first loop adds up the weights of each term of the loss
-    (numbers of tokens, say), which depend on the features alone; the second one divides each
-    microbatch's totals by them. Random operations give a row the same numbers as in the
-    full batch. Computations across rows, such as batch norm or the capacity of experts in groups of
-    several rows, see only the rows of a microbatch. Scalar summaries are averaged.
+    The result equals the result of the full batch. A first loop adds up the weights of each term of
+    the loss, such as the number of tokens; these depend on the features alone. The second loop
+    divides each microbatch's totals by the sums. Random operations give a row the same numbers as
+    in the full batch. There are two exceptions: computations across rows, such as batch norm or the
+    capacity of experts in groups of several rows, see only the rows of a microbatch, and scalar
+    summaries are averaged.
 
     Args:
       loss_fn: builds the loss of features.
-      features: the batch, by name; those with the dimension `batch` are split along it.
+      features: the batch, by name; features with the dimension `batch` are split along it.
       microbatches: number of microbatches.
       mesh: the program's mesh.
       scale: a float32 scalar to multiply the gradients by; see `LossScale`.
@@ -133,7 +134,7 @@ def accumulate(
 
 
 def _in_schedule(loss_fn: LossFn, features: Mapping[str, mtf.Tensor], mesh: Mesh) -> LossOutput:
-    """Builds the loss of a microbatch; stages of layers, if there are any, follow a schedule."""
+    """Builds the loss of a microbatch; pipeline stages, if there are any, follow a schedule."""
     mesh.runs_schedule = True
     try:
         return loss_fn(features)
@@ -144,13 +145,13 @@ def _in_schedule(loss_fn: LossFn, features: Mapping[str, mtf.Tensor], mesh: Mesh
 def sum_metrics(
     loss_fn: LossFn, features: Mapping[str, mtf.Tensor], microbatches: int, mesh: Mesh
 ) -> dict[str, mtf.Tensor]:
-    """Returns the `LossOutput.sums` of a batch that the stages of a pipeline evaluate.
+    """Evaluates a batch in a pipeline; returns its `LossOutput.sums`.
 
     Args:
       loss_fn: builds the loss of features, without dropout.
       features: the batch, as in `accumulate`.
-      microbatches: at most this many.
-      mesh: the program's mesh, with stages.
+      microbatches: max number of microbatches.
+      mesh: the program's mesh, with pipeline stages.
 
     Returns:
       sums over the batch, float32 scalars.
@@ -189,14 +190,15 @@ def variable_gradients(
     """
     variables = variables_of(mesh)
     seeds = None if seed is None else [mtf.cast(seed, loss.dtype)]
-    # Earlier stages of a pipeline need gradients even where nothing before it is trained.
+    # Earlier stages of a pipeline need the gradients w.r.t. a stage's inputs, even if this stage
+    # trains nothing before them.
     entered = [x for op in mesh.graph.operations if isinstance(op, EnterStage) for x in op.inputs]
     grads = mtf.gradients([loss], [*(v.value for v in variables), *entered], grad_ys=seeds)
     grads = grads[: len(variables)]
     idle = [v.name for v, g in zip(variables, grads, strict=True) if g is None]
     if idle:
         raise ValueError(f"The loss does not depend on the variables {', '.join(idle)}.")
-    # All-reduced, clipped and applied in float32, whatever dtype they were computed in.
+    # In any activation dtype, gradients are all-reduced, clipped and applied in float32.
     return [mtf.cast(grad, tf.float32) for grad in grads]
 
 
@@ -249,8 +251,8 @@ class MicrobatchLoop(MicrobatchSums):
 class WeightsLoop(MicrobatchLoop):
     """Sums functions of the features over microbatches, before the loop that computes the loss.
 
-    Both loops have the same operations. This one lowers only those that its results need: a mask of
-    random tokens is the same in both, because random numbers are keyed by an operation's name.
+    Both loops have the same operations, but this loop lowers only those that its results need.
+    Random numbers are keyed by an operation's name, so a mask of random tokens is the same in both.
     """
 
     repeats = True
@@ -264,7 +266,7 @@ class WeightsLoop(MicrobatchLoop):
 def needed_operations(
     operations: Sequence[mtf.Operation], tensors: Sequence[mtf.Tensor]
 ) -> list[mtf.Operation]:
-    """Returns the operations that tensors are computed from, in order."""
+    """Returns the operations that are needed to compute tensors, in order."""
     needed = {x.operation for x in tensors}
     for op in reversed(operations):
         if op in needed:

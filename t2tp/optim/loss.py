@@ -1,8 +1,9 @@
 """The loss of a batch: a sum of weighted averages, each with its own total and weight.
 
-The cross-entropy is an average over target tokens, the load balance of an encoder's experts one
-over input tokens. Microbatches, and the batches of an evaluation, differ in how many they have of
-each, so an average of averages would depend on how a batch is divided. Totals and weights add up:
+For example, the cross-entropy is an average over target tokens, and the load balance of an
+encoder's experts is an average over input tokens. Microbatches, and batches of an evaluation,
+differ in their numbers of tokens. So an average of averages would depend on how a batch is divided,
+but totals and weights add up:
 
     microbatch 1   cross_entropy 12.0 / 4 tokens   load_balance 9.0 / 6 tokens
     microbatch 2   cross_entropy  6.0 / 2 tokens   load_balance 8.0 / 8 tokens
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 
 from t2tp import mtf
 
-# Avoids 0 / 0 where a batch has no token: both sums are then 0.
+# Avoids 0 / 0 if a batch has no tokens: total and weight are then 0.
 _LEAST_WEIGHT = 1e-30
 
 
@@ -25,8 +26,8 @@ class LossTerm:
 
     Attributes:
       total: float32 scalar, the sum of the weighted addends times the term's coefficient.
-      weight: float32 scalar, the sum of the weights, a function of the features alone. It has no
-        gradient.
+      weight: float32 scalar, the sum of the weights. It depends on the features alone, and is not
+        differentiated.
     """
 
     total: mtf.Tensor
@@ -44,8 +45,8 @@ class LossOutput:
 
     Attributes:
       terms: the terms of the loss, by name.
-      metrics: float32 scalars by name, each a sum over the batch, so that a problem can sum over
-        batches and derive its metrics.
+      metrics: float32 scalars by name, each a sum over the batch. A problem adds them up over
+        batches and derives its metrics from the sums.
     """
 
     terms: Mapping[str, LossTerm]
@@ -53,7 +54,7 @@ class LossOutput:
 
     @functools.cached_property
     def loss(self) -> mtf.Tensor:
-        """The sum of the terms' means, a float32 scalar: training minimizes it."""
+        """The sum of the terms' means, a float32 scalar that training minimizes."""
         return mtf.add_n([term.mean() for term in self.terms.values()])
 
     @property

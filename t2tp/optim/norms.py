@@ -16,7 +16,7 @@ class UpdateNorm:
     """The norm of variables before a step and of their change by the step.
 
     Attributes:
-      parameter_norm: before the step, a float32 scalar.
+      parameter_norm: the norm before the step, a float32 scalar.
     """
 
     def __init__(self, variables: Sequence[mtf.Variable]) -> None:

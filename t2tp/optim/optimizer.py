@@ -18,13 +18,13 @@ from t2tp.program.program import Mesh
 
 
 class Target(NamedTuple):
-    """A variable to update, with its part of a step.
+    """A variable to update, with its gradient and rates in this step.
 
     Attributes:
       var: the variable.
       grad: its gradient, float32.
       rate: its learning rate, a float32 scalar.
-      decay: its weight decay: the update also subtracts `rate * decay` times the variable.
+      decay: its weight decay; the update also subtracts `rate * decay` times the variable.
     """
 
     var: mtf.Variable
@@ -36,8 +36,8 @@ class Target(NamedTuple):
 class Optimizer(mtf.optimize.Optimizer):
     """Base class of optimizers; subclasses define `updates`, and register themselves by name.
 
-    Each creates one `UpdateOperation` per variable. Slots are float32 and laid out like the
-    variable.
+    An optimizer creates one `UpdateOperation` per variable. Slots are float32 and have the layout
+    of the variable.
 
     Attributes:
       update_number: the number of this update, from 1: a float32 scalar. None: every step is an
@@ -74,14 +74,15 @@ class Optimizer(mtf.optimize.Optimizer):
         return self.updates(targets) if targets else []
 
     def rate_factor(self, role: mtf.Role, growth: Growth) -> float:
-        """Returns the learning rate of a variable relative to the small model's.
+        """Returns a variable's learning rate divided by its learning rate in the small model.
 
-        The default is Adam's, whose updates are as large for a wide model as for a small one (G.
-        Yang et al., arXiv:2203.03466, table 3). Weight decay is divided by it.
+        The default is the rule for Adam: the elements of its updates are equally large in a wide
+        model and in a small one (G. Yang et al., arXiv:2203.03466, table 3). Weight decay is
+        divided by the result.
 
         Args:
           role: the variable's role.
-          growth: its growth; see `t2tp.ops.variables.transfer`.
+          growth: the variable's growth; see `t2tp.ops.variables.transfer`.
         """
         return 1 / growth.inputs if role.kind in (MATRIX, HEAD) else 1.0
 
@@ -94,8 +95,8 @@ class Optimizer(mtf.optimize.Optimizer):
     ) -> mtf.Tensor:
         """Computes a function of the update number, such as a bias correction.
 
-        The number is a float32 scalar, from 1. Slots are averages over updates, without skipped
-        steps.
+        The update number is a float32 scalar, from 1. It does not count skipped steps, because
+        slots are averages over updates.
         """
         number = self.update_number
         if number is None:
@@ -105,11 +106,11 @@ class Optimizer(mtf.optimize.Optimizer):
         )
 
     def shared(self, key: Hashable, make: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """Returns a small tensor that the updates of many variables need, made by the first.
+        """Returns a small tensor that many variables' updates need; the first update computes it.
 
         Args:
-          key: everything that it depends on.
-          make: computes it.
+          key: everything that the tensor depends on.
+          make: computes the tensor.
         """
 
         def make_alone() -> tf.Tensor:
@@ -173,14 +174,15 @@ class UpdateOperation(mtf.Assign):
     def lower(self, lowering: Lowering) -> None:
         slices = [variable_slice(lowering, x) for x in self.variables]
         inputs = [lowering.slice(x) for x in self.inputs]
-        # What depends on variables alone, such as `beta1 * m`, would otherwise be computed at the
-        # beginning of the step, for all variables, and be kept until the gradients are there.
+        # Tensors that depend on variables alone, such as `beta1 * m`, would otherwise be computed
+        # for all variables at the beginning of the step, and kept in memory until the gradients are
+        # there.
         with tf.control_dependencies(inputs):
             self._update(*slices, *inputs)
 
 
 def slot(var: mtf.Variable, name: str, shape: mtf.Shape | None = None) -> mtf.Variable:
-    """Returns a float32 variable `<var>/<name>`, initialized to 0, by default of `var`'s shape."""
+    """Returns a float32 variable `<var>/<name>` of zeros, by default with the shape of `var`."""
     return mtf.get_variable(
         var.mesh,
         f"{var.name}/{name}",

@@ -1,11 +1,13 @@
 """Orthogonalization of matrices whose slices are spread over the mesh.
 
-Newton-Schulz needs the whole of a matrix, and costs too much to repeat on every processor. So the
-matrices are *dealt out*: each is assembled and orthogonalized on one processor (J. Liu et al.,
-arXiv:2502.16982, section 3.3, which gathers a matrix to the processor that has it first).
+A Newton-Schulz iteration needs the whole matrix, and is too expensive to repeat on every processor.
+So the matrices are *dealt out*: each is assembled and orthogonalized on one processor, its *owner*.
+(J. Liu et al., arXiv:2502.16982, section 3.3, gather a matrix on the first processor that has a
+slice of it.)
 
-Take 8 matrices [d_model=6/model, d_ff=4] on `data:2;model:2`. Processors have slices [3, 4] of all,
-and those along `data` have the same. Each of the 4 processors is the owner of 2 matrices:
+Take 8 matrices [d_model=6/model, d_ff=4] on `data:2;model:2`. Each processor has a slice [3, 4] of
+every matrix, and processors along `data` have the same slices. Each of the 4 processors owns 2
+matrices:
 
     select    the half of the matrices that this processor's place on `data` stands for   4 x [3, 4]
     exchange  an all-to-all over `model`: slices of two for both slices of the other two  4 x [3, 4]
@@ -13,9 +15,10 @@ and those along `data` have the same. Each of the 4 processors is the owner of 2
     exchange  the slices back, over `model`                                               4 x [3, 4]
     gather    the other half from the processors along `data`                             8 x [3, 4]
 
-Matrices of one shape and split are dealt out together, padded with zeros to a multiple of the
-owners. Where there are few, the owners are only as many as shorten the work. Experts' matrices are
-separate ones, and an axis that splits the experts gives each processor matrices of its own.
+Matrices with the same shape and split are dealt out together, padded with zero matrices to a
+multiple of the number of owners. If there are few matrices, an axis that would not reduce the
+largest number of matrices per owner is not used. Each expert's matrix is a separate matrix. If an
+axis splits the experts, the processors along it have different matrices.
 """
 
 from __future__ import annotations
@@ -38,22 +41,23 @@ from t2tp.mesh.stages import is_of_stage
 from t2tp.mesh.zero import name_in_use
 from t2tp.optim.optimizer import variable_slice
 
-# Coefficients of the iteration, and the least norm to divide by (K. Jordan, "Muon", 2024).
+# Coefficients of the iteration, and the smallest divisor of a norm (K. Jordan, "Muon", 2024).
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _LEAST_NORM = 1e-7
 
-# Rows of matrices that TensorFlow's kernel for CPUs multiplies one by one, unless there is only one
-# (`kMaxCostOuterParallelism`, the cost of a matmul, is the third power of it).
+# TensorFlow's CPU kernel multiplies several matrices with at most this number of rows one by one,
+# but parallelizes a single matrix. (The third power is its limit for the cost of a matmul,
+# `kMaxCostOuterParallelism`.)
 _SMALL = 128
 
 
 def newton_schulz(x: tf.Tensor, steps: int) -> tf.Tensor:
-    """Moves the singular values of matrices to about 1: to 0.7 to 1.2 after 5 steps.
+    """Moves the singular values of matrices to about 1, between 0.7 and 1.2 after 5 steps.
 
     K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024).
 
     Args:
-      x: [..., rows, columns]; fewer rows than columns are faster.
+      x: [..., rows, columns]; faster with fewer rows than columns.
       steps: number of iterations.
     """
     a, b, c = (tf.constant(value, x.dtype) for value in _COEFFICIENTS)
@@ -79,7 +83,7 @@ class Placement(NamedTuple):
 
     Attributes:
       rows: the dimensions that form the rows.
-      columns: the dimensions that form the columns, which are at least as many.
+      columns: the dimensions that form the columns; there are at least as many columns as rows.
       copies: the mesh axes along which processors have the same slices.
       dtype: dtype of the iteration.
     """
@@ -95,7 +99,7 @@ class Placement(NamedTuple):
         return [axis for part in (*self.rows, *self.columns) for axis in part.axes]
 
     def assembly(self, layout: Layout) -> tuple[list[int], list[int]]:
-        """Returns how [coordinates on `split`..., matrices, slices...] becomes whole matrices.
+        """Returns how to make [coordinates on `split`..., matrices, slices...] whole matrices.
 
         Returns:
           the transposition to [matrices, coordinates and slice of each dimension...]; and the
@@ -114,7 +118,8 @@ class Placement(NamedTuple):
         return order, shape
 
     def owners(self, layout: Layout, count: int) -> tuple[list[int], int]:
-        """Returns the axes of `copies` to deal `count` matrices out over, and the share of each."""
+        """Returns the axes of `copies` to deal out `count` matrices over, and the number per
+        owner."""
         axes: list[int] = []
         workers = math.prod(map(layout.axes.size, self.split))
         for axis in self.copies:
@@ -131,10 +136,10 @@ class Matrices:
 
     Attributes:
       var: the variable.
-      order: the variable's dimensions in this order are experts, rows, columns.
+      order: the order that transposes the variable's dimensions to experts, rows, columns.
       count: number of matrices in a slice.
       placement: where their slices are.
-      size: numbers of inputs and of outputs of the whole matrix.
+      size: number of inputs and number of outputs of the whole matrix.
     """
 
     var: mtf.Variable
@@ -145,7 +150,7 @@ class Matrices:
 
     @classmethod
     def of(cls, var: mtf.Variable, layout: Layout, dtype: tf.DType) -> Matrices:
-        """Reads the role of a variable, and the layout of its shape at rest.
+        """Derives the matrices from a variable's role and the layout of its shape at rest.
 
         Raises:
           ValueError: role and shape have different dimensions.
@@ -199,7 +204,7 @@ class Matrices:
 
 
 class OrthogonalizeOperation(Operation):
-    """Orthogonalizes the Nesterov momentum of variables of one placement.
+    """Orthogonalizes the Nesterov momentum of variables that have the same placement.
 
     Inputs: gradients, float32. Outputs: the update directions, in the shapes of the gradients and
     the dtype of the iteration.
@@ -220,8 +225,8 @@ class OrthogonalizeOperation(Operation):
 
         Args:
           grads: a gradient for each variable.
-          variables: the variables, of the same placement.
-          moments: their averages of gradients, which are read.
+          variables: the variables, with the same placement.
+          moments: the averages of the gradients; the operation only reads them.
           momentum: decay of these averages.
           steps: number of iterations.
         """
@@ -249,7 +254,7 @@ class OrthogonalizeOperation(Operation):
         return self._count / (share * math.prod(map(layout.axes.size, axes)))
 
     def check_layout(self, layout: Layout) -> None:
-        """Rejects padding with `exact_sums`: it changes the size of the matmuls."""
+        """Rejects padding with `exact_sums`, because padding changes the size of the matmuls."""
         for each in self._variables if layout.exact_sums else ():
             if any(map(layout.is_padded, each.var.shape.dims)):
                 raise LayoutError(
@@ -312,7 +317,7 @@ class OrthogonalizeOperation(Operation):
             return x
         if mesh_impl.layout.exact_sums and x.shape[0] == 1 and x.shape[1] <= _SMALL:
             return self._orthogonalized(mesh_impl, tf.tile(x, [2, 1, 1]))[:1]
-        # On CPUs TensorFlow's batched matmuls add up in 16 bits.
+        # On CPUs TensorFlow's batched matmuls accumulate in 16 bits.
         widens = mesh_impl.target.on_cpu and x.dtype.size < 4
         return tf.cast(newton_schulz(tf.cast(x, tf.float32) if widens else x, self._steps), x.dtype)
 

@@ -1,17 +1,16 @@
-"""The loss and the gradients of each row of a batch, from the graph of the batch.
+"""Computes the loss and the gradient norm of each row of a batch, in the graph of the batch.
 
-A batch's loss and its gradients are sums over the dimension `batch`. A loop over the rows would
-compute each row's addends by itself. With named dimensions it is enough not to sum: the last
-operations, from the tensors that have `batch` to the sums, are copied with `batch` in their
-outputs, and everything before them is shared. For a dense layer x w, with dy the gradient w.r.t.
-its output,
+A batch's loss and its gradients are sums over the dimension `batch`. A loop over the rows would be
+slow. With named dimensions it is enough not to sum. The last operations, which sum over `batch`,
+are copied with `batch` in their outputs; all operations before them are shared. For a dense layer x
+w, where dy is the gradient w.r.t. its output,
 
     gradient w.r.t. w            einsum([dy, x], [d_in, d_out])            [d_in, d_out]
     each row's gradient          einsum([dy, x], [batch, d_in, d_out])     [batch, d_in, d_out]
 
 (I. Goodfellow, "Efficient Per-Example Gradient Computations", arXiv:1510.01799, does this for
-matmuls.) It works on any mesh, also if the batch is split: no row's gradient is all-reduced over
-the axes of the batch.
+matmuls.) This works on any mesh, even if the batch is split: a row's gradient is not all-reduced
+over the axes of the batch.
 """
 
 import copy
@@ -42,7 +41,7 @@ _SUMS = (
     NormGradOperation,
 )
 _WITH_CONSTANT = (upstream.ScalarAddOperation, upstream.ScalarMultiplyOperation)
-# Operations of which each row of the outputs is a function of the same row of the inputs.
+# Operations that compute each row of the outputs from the same row of the inputs.
 _ELEMENTWISE = (
     upstream.ops.BinaryOpWithBroadcasting,
     upstream.ReshapeOperation,
@@ -59,9 +58,9 @@ class RowsMixedError(ValueError):
 def row_losses_and_norms(
     loss: mtf.Tensor, batch: mtf.Dimension, mesh: Mesh
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
-    """Computes the loss of each row by itself, and the norm of that loss's gradient.
+    """Computes the loss of each row, and the norm of the row's gradient.
 
-    It needs memory for the gradients of all rows: `batch.size` times the trainable parameters.
+    This takes memory for the gradients of all rows: `batch.size` times the trainable parameters.
 
     Args:
       loss: the loss of the batch, a float32 scalar; the last operation of the graph.
@@ -69,12 +68,13 @@ def row_losses_and_norms(
       mesh: the program's mesh, without stages.
 
     Returns:
-      losses and L2 norms, without the balances of experts, each float32 [batch].
+      losses and L2 norms, each float32 [batch]. The norms exclude variables that balance experts.
 
     Raises:
-      RowsMixedError: an operation computes with several rows at once, such as experts that take
-        tokens of several rows, or sums over rows in a way that is not supported, or the loss is a
-        sum over rows times or plus a constant, as in a mean. Never for one row.
+      RowsMixedError: an operation combines several rows, such as experts that take tokens from
+        several rows; or it sums over rows in a way that is not supported; or the loss is a sum over
+        rows that is multiplied by a constant, as in a mean, or added to one. A batch of one row
+        never raises this error.
     """
     if batch.size == 1:
         grads = gradients_at_rest(variable_gradients(loss, mesh), variables_of(mesh))
@@ -94,7 +94,7 @@ def row_losses_and_norms(
 
 
 def _with_norm(grads: Sequence[mtf.Tensor], mesh: Mesh) -> list[mtf.Tensor]:
-    """Returns the gradients that a step's `gradient_norm` counts."""
+    """Returns the gradients that the step's `gradient_norm` includes."""
     return [g for v, g in zip(variables_of(mesh), grads, strict=True) if not is_balance(v)]
 
 
@@ -116,7 +116,7 @@ class _Rows:
         self._copies: dict[mtf.Tensor, mtf.Tensor] = {}
 
     def of(self, x: mtf.Tensor) -> mtf.Tensor:
-        """Returns the addends [batch, ...] of a sum [...] over rows; `x` if it sums no rows."""
+        """Returns the addends [batch, ...] of a sum [...] over rows; `x` if it is no such sum."""
         if self._batch in x.shape.dims:
             return x
         if x not in self._copies:
@@ -129,12 +129,12 @@ class _Rows:
         return self._copies[x]
 
     def check_constants(self) -> None:
-        """Checks that no sum over rows has been scaled by a constant, or added to a number.
+        """Checks that no sum over rows has been scaled by a constant, or added to a constant.
 
-        The constant may be 1 / `batch.size`, and then a batch of one row has another.
+        The constant may be 1 / `batch.size`, and would then be different in a batch of one row.
 
         Raises:
-          RowsMixedError: one has been.
+          RowsMixedError: such a sum was found.
         """
         for x, y in self._copies.items():
             op, inputs = x.operation, y.operation.inputs
@@ -149,10 +149,10 @@ class _Rows:
                 )
 
     def check_separate(self, operations: Sequence[mtf.Operation]) -> None:
-        """Checks that no operation computes a tensor of several rows.
+        """Checks that no operation combines several rows.
 
         Raises:
-          RowsMixedError: one does.
+          RowsMixedError: an operation does.
         """
         for op in operations:
             reads_rows = any(map(self._has_rows, op.inputs))

@@ -14,7 +14,7 @@ from t2tp.optim.optimizer import Optimizer, Target, UpdateOperation, slot, subtr
 
 @registry.register_optimizer
 class Sgd(Optimizer):
-    """Gradient descent; with `optimizer_momentum` above 0, with momentum.
+    """Gradient descent, with momentum if `optimizer_momentum` is above 0.
 
     `v = momentum * v - rate * gradient; variable += v`. Without momentum there are no slots.
     Nesterov's momentum adds `momentum * v - rate * gradient` instead, with the new `v`
@@ -28,7 +28,7 @@ class Sgd(Optimizer):
         """Reads `optimizer_momentum` and `optimizer_momentum_nesterov`.
 
         Raises:
-          ValueError: `optimizer_momentum_nesterov` without momentum.
+          ValueError: `optimizer_momentum_nesterov` is set without momentum.
         """
         super().__init__(learning_rate, hparams)
         self._momentum = hparams.optimizer_momentum
@@ -53,7 +53,7 @@ class Sgd(Optimizer):
         ]
 
     def rate_factor(self, role: mtf.Role, growth: Growth) -> float:
-        """See the base class; the paper's rules for SGD."""
+        """See the base class. The rules are the paper's for SGD."""
         if role.kind in (MATRIX, HEAD):
             return growth.outputs / growth.inputs
         return growth.outputs

@@ -11,7 +11,7 @@ from t2tp.program.program import Mesh
 
 
 def finite(tensors: Sequence[mtf.Tensor]) -> mtf.Tensor:
-    """Whether all scalars are finite: a boolean scalar."""
+    """Returns whether all scalars are finite, a boolean scalar."""
 
     def all_finite(*values: tf.Tensor) -> tf.Tensor:
         return tf.reduce_all([tf.math.is_finite(value) for value in values])
@@ -32,11 +32,11 @@ SKIPPED_STEPS = "step_guard/skipped_steps"
 class SkippedSteps:
     """Counts skipped steps, in the variable `step_guard/skipped_steps`.
 
-    A checkpoint of a run that could not skip steps lacks the variable: it then begins at 0.
+    A checkpoint of a run that could not skip steps lacks the variable. It then starts at 0.
 
     Attributes:
-      total: number of skipped steps, this one included: a float32 scalar.
-      update_number: the number of this update, from 1, if it is executed: a float32 scalar.
+      total: number of skipped steps, including this step if it is skipped; a float32 scalar.
+      update_number: the number of this update, from 1, if it is executed; a float32 scalar.
     """
 
     def __init__(self, mesh: Mesh, is_good: mtf.Tensor) -> None:
@@ -56,21 +56,21 @@ class SkippedSteps:
 def good_step(
     loss: mtf.Tensor, norm: mtf.Tensor, is_finite: mtf.Tensor, hparams: HParams
 ) -> mtf.Tensor | None:
-    """Decides whether a step is executed or skipped: a boolean scalar; None: none is ever skipped.
+    """Returns whether to execute a step, a boolean scalar; None if steps are never skipped.
 
     With `skip_nonfinite_steps` a step is skipped if its loss or the norm of its gradients is
-    infinite or NaN. With `skip_step_sigma` above 0 it is skipped if one of the two is more than
-    `skip_step_sigma` standard deviations above its mean over the last `skip_step_window` steps, of
-    which at least half must be recorded. A skipped step is recorded too, so that a lasting change
-    is accepted; a non-finite one never is.
+    infinite or NaN. With `skip_step_sigma` above 0 it is skipped if the loss or the norm is more
+    than `skip_step_sigma` standard deviations above its mean over the last `skip_step_window`
+    steps. At least half of these steps must be recorded. A step that is skipped because of a spike
+    is recorded too, so that a lasting change is accepted. A non-finite step is never recorded.
 
-    The state is in variables `step_guard/...`, which are saved in checkpoints.
+    Checkpoints include the state, the variables `step_guard/...`.
 
     Args:
       loss: the step's loss, a scalar.
       norm: norm of the gradients, a float32 scalar.
-      is_finite: whether both are finite.
-      hparams: the hparams above.
+      is_finite: whether loss and norm are finite.
+      hparams: the three hparams above.
     """
     is_good = is_finite if hparams.skip_nonfinite_steps else None
     if hparams.skip_step_sigma:
@@ -82,7 +82,7 @@ def good_step(
 def _calm(
     loss: mtf.Tensor, norm: mtf.Tensor, is_finite: mtf.Tensor, hparams: HParams
 ) -> mtf.Tensor:
-    """Whether neither the loss nor the norm spikes; also records both."""
+    """Returns whether neither the loss nor the norm spikes; also records both."""
     mesh, window, sigma = loss.mesh, hparams.skip_step_window, hparams.skip_step_sigma
     count = _remembered(mesh, "step_guard/count")
     calm = None

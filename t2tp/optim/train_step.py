@@ -50,7 +50,7 @@ def train_step(
       loss_fn: builds the loss of features.
       features: the batch, by name.
       mesh: the program's mesh.
-      hparams: `microbatches`, the number of microbatches, which does not change the result (see
+      hparams: `microbatches`, the number of microbatches (it does not change the result, see
         `accumulate`); and the hparams of `apply_gradients`.
       train_steps: steps of the training.
 
@@ -73,7 +73,8 @@ def train_step(
 def _idle_shares(of_stages: mtf.Tensor) -> dict[str, mtf.Tensor]:
     """Returns the measured idle share of a pipeline, and of each stage, by name.
 
-    The stage that waits least is the one that the others wait for.
+    The pipeline's share is the mean of the stages' shares. The others wait for the stage that waits
+    least.
     """
     (stages,) = of_stages.shape.dims
     shares = {"pipeline_idle_share": mtf.reduce_mean(of_stages)}

@@ -11,7 +11,7 @@ class WeightDecay:
     """Decoupled weight decay: a step subtracts `learning_rate * rate` times the variable.
 
     I. Loshchilov and F. Hutter, "Decoupled Weight Decay Regularization" (arXiv:1711.05101).
-    Matrices and embeddings decay, biases and the parameters of norms do not (`mtf.Role`). A
+    Matrices and embeddings decay. Biases and the parameters of norms do not (see `mtf.Role`). A
     variable without a declared role decays if it has two dimensions or more.
     """
 
@@ -19,9 +19,9 @@ class WeightDecay:
         """Selects the variables that decay.
 
         Args:
-          rate: 0: no decay.
-          exclude: a regular expression, searched for in variables' names: a match excludes the
-            variable. Empty: none.
+          rate: the decay relative to the learning rate; 0 for no decay.
+          exclude: a regular expression. A variable is excluded if the expression matches a part of
+            its name. Empty: no variable is excluded.
 
         Raises:
           ValueError: `exclude` is not a valid regular expression.
@@ -39,11 +39,12 @@ class WeightDecay:
         """Returns the decay of each variable.
 
         Raises:
-          ValueError: no variable has a name that `exclude` matches.
+          ValueError: `exclude` matches no variable's name.
         """
         if not self._rate or not variables:
             return [0.0] * len(variables)
-        # Of frozen ones, too: fine-tuning uses the set of the whole training.
+        # Names of frozen variables count too, because fine-tuning uses the hparams of the whole
+        # training.
         names = [var.name for var in variables[0].mesh.graph.all_variables]
         if self._exclude and not any(self._pattern.search(name) for name in names):
             raise ValueError(
