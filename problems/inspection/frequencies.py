@@ -15,16 +15,16 @@ _SHOWN = 10
 def frequency_tables(
     problem: Problem, data_dir: AnyPath, columns: Mapping[str, Column], split: str
 ) -> list[str]:
-    """Counts the tokens of each stored feature that has some.
+    """Counts the tokens of each stored feature that consists of tokens.
 
     Args:
-      problem: of any family.
-      data_dir: where its data were prepared.
+      problem: a problem of any family.
+      data_dir: directory of the prepared data.
       columns: the stored columns of the split.
-      split: its name, for the headings.
+      split: name of the split, for the headings.
 
     Returns:
-      Lines for each feature.
+      A text of several lines for each feature.
     """
     sizes = problem.vocab_sizes(data_dir)
     return [

@@ -20,12 +20,12 @@ def padding_table(problem: Problem, columns: Mapping[str, Column], split: str) -
     """Returns a table of the fraction of padding, for each arrangement that the problem has.
 
     Args:
-      problem: of any family.
+      problem: a problem of any family.
       columns: the stored columns of the split.
-      split: its name, for the heading.
+      split: name of the split, for the heading.
 
     Returns:
-      Lines; "" for problems without padding, such as those with images.
+      The table as text; "" for problems without padding, such as image problems.
     """
     if isinstance(problem, PairProblem):
         texts = {"inputs": columns["inputs"], "targets": columns["targets"]}
@@ -42,7 +42,7 @@ def _of_rows(texts: Texts, arranged: bool) -> str:
     lengths = np.concatenate([lengths.max(0) for _, lengths in texts.lengths()])
     names = ("padded", "packed", "bucketed") if arranged else ("padded",)
     table = [[f"padding in rows of a length, in {texts.split}", *names, "left out"]]
-    # A length that holds nearly all.
+    # Nearly all examples fit in this length.
     base_length = 1 << max(4, int(np.percentile(lengths, 99)).bit_length())
     for length in (base_length, 2 * base_length, 4 * base_length):
         shares = [padding_share(texts, one_per_row(texts, length), length)]

@@ -19,7 +19,7 @@ _SHADES = " .:-=+*#%@"
 
 
 def inspect(problem: Problem, data_dir: AnyPath) -> str:
-    """Describes prepared data, in lines.
+    """Describes prepared data, as text of several lines.
 
     Raises:
       FileNotFoundError, ValueError: as `Problem.check_prepared`.

@@ -1,7 +1,7 @@
 """Records of a user's files with random access: JSON lines, CSV and TSV, Parquet, Arrow.
 
-A record is a mapping of names to values. Formats without random access are converted once into
-Arrow in the scratch directory, which is mapped.
+A record is a mapping from names to values. Parquet has no random access, so a Parquet file is
+converted once to a memory-mapped Arrow file in the scratch directory.
 """
 
 import bisect
@@ -27,7 +27,7 @@ _BATCH_ROWS = 4096
 # csv rejects longer fields by default.
 _LONGEST_FIELD = 1 << 31
 
-# The explanation when an unbalanced quote merges rows.
+# The advice in errors about an unbalanced quote: it merges rows.
 _QUOTES = 'a value with a quote in it is written in quotes, with the quote twice: "a 5"" nail"'
 
 
@@ -52,7 +52,7 @@ class Records:
 
         Args:
           paths: paths of the files; the suffix determines the format.
-          scratch: for indexes that all processes share.
+          scratch: directory for indexes that all processes share.
 
         Raises:
           ValueError: a file's format is unknown, or does not match its suffix.
@@ -121,7 +121,7 @@ class _JsonLines:
 
 
 class _Csv:
-    """A table with the names of its columns in the first row; values may be quoted."""
+    """A table whose first row has the names of the columns; values may be quoted."""
 
     def __init__(self, path: Path, scratch: Path, delimiter: str):
         self._rows = Lines([path], scratch, quoted=True)
@@ -189,7 +189,7 @@ class _Arrow:
 
 
 def _parquet(path: Path, scratch: Path) -> _Arrow:
-    """Opens a Parquet file as Arrow, because its rows can only be read in groups."""
+    """Converts a Parquet file to Arrow, because Parquet rows can only be read in groups."""
     pyarrow = _pyarrow()
     directory = scratch / "records"
     converted = directory / f"{fingerprint([path.absolute()])}.arrow"

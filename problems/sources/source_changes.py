@@ -27,7 +27,7 @@ def write_sources(directory: Path, patterns: Iterable[str]) -> None:
 
 
 def changed_sources(directory: Path) -> str:
-    """Returns a phrase that names the changes since; "" if there are none or all files are gone."""
+    """Describes the changes since then; "" if there are none, or if no file exists any more."""
     record = json.loads((directory / SOURCES_FILE).read_text(encoding="utf-8"))
     old_states: dict[str, _State] = record["files"]
     states = _states({*_matching(record["patterns"]), *old_states})
@@ -59,6 +59,6 @@ def _states(paths: Iterable[str]) -> Mapping[str, _State]:
 
 
 def named(paths: Sequence[str]) -> str:
-    """Names the first of some paths, and the number of others."""
+    """Formats paths: the first path, and the number of the others."""
     more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
     return f"{paths[0]}{more}"

@@ -1,4 +1,4 @@
-"""Samples from TensorFlow Datasets: its catalog's datasets, or a problem's own builder."""
+"""Samples from TensorFlow Datasets: a dataset of the catalog, or a problem's own builder."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class TfdsSource:
     def dataset_builder(self, directory: Path, tmp_dir: Path) -> tfds.core.DatasetBuilder:
         """Returns the builder of the dataset.
 
-        Its files must have random access, as ArrayRecord has. TFDS's default, TFRecord, can only be
-        read sequentially.
+        Its files need random access, as in ArrayRecord. TFDS's default, TFRecord, can only be read
+        sequentially.
 
         Args:
           directory: where the problem's data are being made; files written there are kept.
-          tmp_dir: for temporary files.
+          tmp_dir: directory for temporary files.
         """
         tfds = import_tfds()
         return tfds.builder(self.dataset, data_dir=tmp_dir / "tfds", file_format="array_record")
@@ -70,20 +70,20 @@ class TfdsSource:
     def sample(self, example: Mapping[str, Any]) -> Sample:
         """Converts an example of the dataset, whose texts are str, to a sample of the family.
 
-        By default returns the `sample_features`. Examples with a text that is accessed and is not
-        UTF-8 are skipped and counted.
+        By default returns the `sample_features`. If a text that is read is not UTF-8, the example
+        is skipped and counted.
         """
         named = self.sample_features
         return {name: example[named[name]] for name in named} if named else example
 
     def dataset_split(self, split: str, info: tfds.core.DatasetInfo) -> str:
-        """Returns the dataset's name of a split; `info` describes the dataset as it was made."""
+        """Returns the dataset's name for a split; `info` describes the prepared dataset."""
         return self.dataset_splits[split]
 
     def download(self, directory: Path, tmp_dir: Path) -> None:
-        """Makes the dataset; see `Problem.download`."""
+        """Downloads and prepares the dataset; see `Problem.download`."""
         tfds = import_tfds()
-        tfds.disable_progress_bar()  # they are shown in logs too, unlike ProgressBar
+        tfds.disable_progress_bar()  # unlike ProgressBar, it would fill logs too
         with quiet_import(), errors_only():  # TFDS imports TensorFlow when it first makes a builder
             import tensorflow  # noqa: F401
 
@@ -122,7 +122,7 @@ class TfdsSource:
 
 
 def _download_config() -> tfds.download.DownloadConfig:
-    """Returns the settings with which TFDS makes a dataset, including a Beam pipeline's."""
+    """Returns TFDS's settings for preparing a dataset, including the settings of Beam."""
     tfds = import_tfds()
     config = tfds.download.DownloadConfig(try_download_gcs=False)
     beam = beam_of_downloads()
@@ -135,7 +135,7 @@ def _download_config() -> tfds.download.DownloadConfig:
 
 @contextmanager
 def _few_retries() -> Iterator[None]:
-    """Reduces TFDS's ten retries with exponential backoff, which take minutes without a network."""
+    """Reduces TFDS's retries: ten with exponential backoff take minutes without a network."""
     from tensorflow_datasets.core.download import downloader
 
     before = downloader.MAX_RETRIES
@@ -148,7 +148,7 @@ def _few_retries() -> Iterator[None]:
 
 @contextmanager
 def _one_sentence(dataset: str, tmp_dir: Path) -> Iterator[None]:
-    """Converts the errors with which TFDS fails to make a dataset to one sentence."""
+    """Converts TFDS's errors in preparing a dataset to errors with one sentence."""
     import requests
     import tensorflow as tf
     import tensorflow_datasets as tfds
@@ -185,7 +185,7 @@ def _one_sentence(dataset: str, tmp_dir: Path) -> Iterator[None]:
 
 
 class _Example(Mapping[str, Any]):
-    """An example whose texts are decoded to str on access, as other bytes may not be text."""
+    """Decodes a text of an example to str only on access: other features' bytes may not be text."""
 
     def __init__(self, example: Mapping[str, Any]):
         self._example = example

@@ -19,18 +19,19 @@ class Range(NamedTuple):
 def default_splits(
     splits: Sequence[str], given: Mapping[str, str], info: Mapping[str, Any]
 ) -> dict[str, str]:
-    """Returns the dataset's ranges for the splits for which the user has named none.
+    """Returns the dataset's ranges for the splits that the user has not named.
 
-    A held-out split has the dataset's split of its name, or else 5 % of the dataset's train. What
-    is named for another split, or held out, is excluded: no example is in two splits.
+    A held-out split is the dataset's split with the same name, or else 5 % of the dataset's train.
+    Examples that are named for another split, or held out, are excluded: no example is in two
+    splits.
 
     Args:
       splits: splits of the problem; the first one is for training.
-      given: TFDS's names for those that the user named.
+      given: split -> TFDS's name, for the splits that the user named.
       info: the dataset's own splits, by name: `tfds.core.SplitInfo`.
 
     Raises:
-      ValueError: a split is left without examples; says which, and what to do.
+      ValueError: no examples are left for a split; names the split and the remedy.
     """
     train, *held_out = splits
     missing = [split for split in held_out if split not in info and split not in given]
@@ -61,7 +62,7 @@ def default_splits(
 
 
 def without(ranges: Iterable[Range], taken: Sequence[Range]) -> list[Range]:
-    """Returns ranges without those that are taken."""
+    """Returns the parts of ranges that are not in the taken ranges."""
     remaining = list(ranges)
     for split, begin, end in taken:
         # The pieces before and after the taken range remain of each range of the same split.
@@ -81,7 +82,7 @@ def without(ranges: Iterable[Range], taken: Sequence[Range]) -> list[Range]:
 def _percentages(
     splits: Sequence[str], given: Mapping[str, str], missing: Sequence[str]
 ) -> dict[str, str]:
-    """Returns the splits if those that are given do not overlap the others."""
+    """Returns the default splits in percent, if the given splits do not overlap them."""
     percent_left = 100 - _PERCENT_HELD_OUT * len(missing)
     chosen = {split: split for split in splits if split not in given}
     if missing and splits[0] in chosen:
@@ -125,7 +126,7 @@ def _held_out_size(
 
 
 def _cut_off(ranges: Sequence[Range], size: int) -> tuple[list[Range], list[Range]]:
-    """Splits ranges into all but the last `size` examples, and these."""
+    """Splits ranges in two: all but the last `size` examples, and the last `size` examples."""
     remaining, cut = list(ranges), list[Range]()
     while size and remaining:
         split, begin, end = remaining.pop()

@@ -1,4 +1,4 @@
-"""A user's text files, found by a pattern, with random access to documents and lines."""
+"""Finds a user's text files by a pattern, with random access to documents and lines."""
 
 import glob
 import hashlib
@@ -28,11 +28,11 @@ def find_files(pattern: str, option: str) -> list[Path]:
 
     Args:
       pattern: a path, or a pattern with "*", "?", "[...]" and "**" (directories of any depth).
-        The longest beginning that is a path itself is not taken for a pattern.
-      option: name of the option it was given by, for errors.
+        The longest prefix that is an existing path is taken literally.
+      option: name of the option with the pattern, for errors.
 
     Raises:
-      WrongOptionError: there is no pattern, or it is an address, or it matches no file.
+      WrongOptionError: the pattern is empty, is an address, or matches no file.
       ValueError: it matches only empty files.
     """
     if not pattern:
@@ -111,13 +111,13 @@ class Lines:
     def __init__(
         self, paths: Sequence[Path], scratch: Path, quoted: bool = False, piece_bytes: int = _PIECE
     ):
-        """Takes the files.
+        """Sets the files; reads nothing yet.
 
         Args:
           paths: paths of the files.
-          scratch: directory for the index of line ends, which one process computes for all.
+          scratch: directory for the index of line ends, shared by all processes.
           quoted: whether line ends in quotes (") are part of the line, as in CSV.
-          piece_bytes: number of bytes in which line ends are looked for at a time.
+          piece_bytes: number of bytes to search for line ends at a time.
         """
         self._paths = paths
         self._piece_bytes = piece_bytes
@@ -188,7 +188,7 @@ def _find_line_ends(path: Path, quoted: bool, piece_bytes: int) -> Iterator[np.n
             ends = np.flatnonzero(contents == ord("\n"))
             if quoted:
                 quote_positions = np.flatnonzero(contents == ord('"'))
-                # A line ends only outside quotes: after an even number of them.
+                # A line ends only outside quotes: after an even number of quotes.
                 ends = ends[(quotes + np.searchsorted(quote_positions, ends)) % 2 == 0]
                 quotes += len(quote_positions)
             yield begin + ends

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 
 class CharacterVocabulary(Vocabulary):
-    """A token for each of some characters; the others fall back to their bytes.
+    """A token for each of some characters, and byte tokens for all other characters.
 
-    Without characters it is the vocabulary of bytes.
+    Without characters it is a vocabulary of bytes.
     """
 
     file_name = "vocabulary.json"
 
     def __init__(self, characters: str = ""):
-        """Takes the characters that have tokens: ids 259, 260, ... in this order."""
+        """Sets the characters that have tokens; their ids are 259, 260, ... in this order."""
         self._characters = characters
         self._ids = {character: FIRST_PIECE + index for index, character in enumerate(characters)}
 

@@ -1,9 +1,9 @@
 """Chat templates: programs that write a conversation as text.
 
-A directory of Hugging Face has its template in `chat_template.jinja`, or in older ones in
-`tokenizer_config.json`. It is a program in Jinja that a stranger may have written. So it runs in
-Jinja's sandbox, with the settings and functions that `transformers` gives it, and in a process with
-limited memory and time.
+A Hugging Face directory has its template in `chat_template.jinja`; older directories have it in
+`tokenizer_config.json`. A template is a Jinja program that a stranger may have written. So it runs
+in Jinja's sandbox, with the settings and functions that `transformers` provides, and in a process
+with limited memory and time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_SECONDS = 10.0
 # A message has a `role`, such as "user" or "assistant", and mostly `content`, a text.
 Messages = Sequence[Mapping[str, Any]]
 
-# Conversations that share only the text a template writes before any content.
+# These conversations share only the text that a template writes before any content.
 _USER = {"role": "user", "content": "a"}
 _ANY = ([_USER], [{**_USER, "content": "b"}], [{"role": "system", "content": "c"}, _USER])
 
@@ -50,7 +50,7 @@ class ChatTemplate:
           max_seconds: limit of a rendering's processor time, in seconds.
 
         Raises:
-          ModuleNotFoundError: Jinja is not installed or too old; says how to install it.
+          ModuleNotFoundError: Jinja is not installed or too old; the message has the remedy.
           ValueError: the source is not a template.
         """
         with optional_import("chat templates need the library jinja2: pip install -e '.[text]'"):
@@ -66,7 +66,7 @@ class ChatTemplate:
 
     @classmethod
     def from_directory(cls, directory: Path) -> ChatTemplate:
-        """Reads the template in a directory of Hugging Face.
+        """Reads the template in a Hugging Face directory.
 
         Raises:
           FileNotFoundError: the directory has no template.
@@ -95,8 +95,8 @@ class ChatTemplate:
         """Returns a conversation as text.
 
         Args:
-          messages: the messages in order. Each has a `role` and the entries that the template
-            reads.
+          messages: the messages in order. Each has a `role` and the other entries that the
+            template reads.
           add_generation_prompt: whether to write the beginning of the model's reply.
 
         Raises:
@@ -112,7 +112,7 @@ class ChatTemplate:
     def first_token(
         self, encode: Callable[[str], Sequence[int]], conversations: Sequence[Messages] = ()
     ) -> int | None:
-        """Returns the token that all prompts begin with, mostly BOS; None if there is none.
+        """Returns the first token of all prompts, usually BOS; None if prompts begin differently.
 
         Args:
           encode: function from a text to its tokens.

@@ -17,7 +17,7 @@ CONFIG_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 GENERATION_FILE = "generation_config.json"
 _ID_FILES = (GENERATION_FILE, "config.json")
 
-# BERT's special tokens, which its first files do not name.
+# BERT's special tokens: its oldest files do not name them.
 _BERT_TOKENS = {"sep_token": "[SEP]", "cls_token": "[CLS]", "mask_token": "[MASK]"}
 
 
@@ -29,7 +29,7 @@ class SpecialTokens:
       end: the token that training puts after a text: EOS, or BERT's separator.
       begin: the token before a text, such as BERT's `[CLS]`. A decoder's BOS is an hparam of the
         model, not a part of texts.
-      mask: the token that masks others in a masked language model.
+      mask: the token that replaces masked tokens in a masked language model.
       end_ids: ids of all tokens at which generation stops.
     """
 
@@ -105,7 +105,7 @@ def read_if_there(path: Path) -> dict[str, Any]:
 
 
 def end_ids(path: Path) -> list[int]:
-    """Returns the ids of the tokens that a model's config says end a text."""
+    """Returns the ids of the tokens that end a text, from a model's config file."""
     ends = read_if_there(path).get("eos_token_id")
     ends = ends if isinstance(ends, list) else [ends]
     for each in ends:

@@ -47,7 +47,7 @@ class SubwordVocabulary(Vocabulary):
     """Pieces of words, and bytes for characters without a piece.
 
     Attributes:
-      model: the serialized SentencePiece ModelProto, which tensorflow-text reads too.
+      model: the serialized SentencePiece ModelProto; tensorflow-text can read it too.
     """
 
     file_name = "vocabulary.model"
@@ -69,7 +69,7 @@ class SubwordVocabulary(Vocabulary):
     def encode_parts(self, text: str, characters: int = 1 << 16) -> Iterator[list[int]]:
         """Yields the token ids of a text in parts; see `Vocabulary.encode_parts`.
 
-        SentencePiece needs some 30 bytes of memory per character, and Python 30 more per token.
+        SentencePiece needs about 30 bytes of memory per character; Python needs 30 more per token.
         """
         text.encode("utf-8")
         begin = 0
@@ -81,9 +81,9 @@ class SubwordVocabulary(Vocabulary):
 
     @cached_property
     def _boundary(self) -> re.Pattern[str] | None:
-        """Matches before a space that no piece spans; None if pieces may span spaces.
+        """Matches where a text may be cut, before a space; None if a piece may span that space.
 
-        Pieces of vocabularies trained here have spaces only at their beginning.
+        Pieces of vocabularies that are trained here have spaces only at their beginning.
         """
         pieces = map(self._processor.id_to_piece, range(self._processor.vocab_size()))
         reach = re.compile(f"[^{_SPACE}]{_SPACE}")
@@ -91,7 +91,7 @@ class SubwordVocabulary(Vocabulary):
 
     def _encode_part(self, text: str) -> list[int]:
         # SentencePiece would decode its own space sign as a space, so it falls back to bytes.
-        # One by one: for a list SentencePiece starts threads, which take longer than a line does.
+        # Not as a list: SentencePiece would start threads, and this takes longer than encoding.
         first, *others = map(self._processor.encode, text.split(_SPACE))
         return first + [token for ids in others for token in (*byte_fallback(_SPACE), *ids)]
 
@@ -99,7 +99,7 @@ class SubwordVocabulary(Vocabulary):
         """Returns the token ids of texts; see `Vocabulary.encode_in_graph`.
 
         Raises:
-          ModuleNotFoundError: tensorflow-text is not installed; says how to install it.
+          ModuleNotFoundError: tensorflow-text is not installed; the message has the remedy.
         """
         import tensorflow as tf
 
@@ -144,23 +144,24 @@ def train_subwords(
 ) -> SubwordVocabulary:
     """Trains a vocabulary on 32 MiB of the texts.
 
-    The same texts give the same vocabulary, on any number of cores. The sample is the first 32 MiB
-    if they have a thousand texts or more, else random pieces of the first thousand texts, or of all
-    if there are fewer.
+    The same texts give the same vocabulary, on any number of cores. If the first 32 MiB contain a
+    thousand texts or more, they are the sample. Otherwise the sample consists of random pieces of
+    the first thousand texts, or of all texts if there are fewer.
 
     Args:
       texts: the texts, in an order that makes the first ones representative.
       size: target number of pieces, including 259 for the special ones and the single bytes.
-      is_ceiling: whether fewer pieces will do, with a warning, if the texts have fewer.
+      is_ceiling: whether a smaller vocabulary, with a warning, is allowed if the texts have fewer
+        pieces; otherwise this is an error.
       model_type: "bpe" (byte-pair encoding) or "unigram" (T. Kudo, Subword Regularization,
         arXiv:1804.10959).
-      normalization: "none" keeps every text unchanged. "nfkc" and "nmt_nfkc" are Unicode's
-        compatibility form, without and with SentencePiece's changes for translation; then
-        decoding returns the normalized text.
+      normalization: "none" keeps every text unchanged. "nfkc" is Unicode's compatibility form, and
+        "nmt_nfkc" adds SentencePiece's changes for translation. With these two, decoding returns
+        the normalized text.
 
     Raises:
-      ValueError: the texts do not have that many distinct pieces, have too many distinct
-        characters for so few, or are empty; or there is no such normalization or model type.
+      ValueError: the texts have too few distinct pieces for the size, have too many distinct
+        characters for it, or are empty; or the normalization or the model type is unknown.
       BaseException: any error of iterating over `texts`, unchanged.
     """
     if normalization not in _NORMALIZATIONS:
@@ -218,13 +219,13 @@ def _sample(
 ) -> list[str]:
     """Samples pieces of the texts, in the texts' order.
 
-    Each piece has a pseudorandom number that depends on its position. Those with the smallest are
-    kept, so that all pieces read have the same probability.
+    Each piece has a pseudorandom number that depends on its position. The pieces with the smallest
+    numbers are kept, so that every piece has the same probability.
 
     Args:
       texts: the texts.
       max_bytes: size of the sample.
-      min_texts: number of texts to read, if they exist, so that a few large ones do not dominate.
+      min_texts: min number of texts to read, so that a few large texts do not dominate.
     """
     sampled: list[tuple[int, int, str]] = []  # a heap of (minus the random number, position, piece)
     size = position = 0
@@ -248,7 +249,7 @@ def _sample(
 
 
 def _in_order(sampled: list[tuple[int, int, str]]) -> list[str]:
-    """Returns the pieces of `_sample` as SentencePiece learns from them."""
+    """Returns the pieces of `_sample` in the texts' order, split at SentencePiece's own sign."""
     pieces = (piece for _, _, piece in sorted(sampled, key=lambda each: each[1]))
     return [part for piece in pieces for part in piece.split(_UNKNOWN_SIGN) if part]
 

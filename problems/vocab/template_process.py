@@ -14,7 +14,7 @@ _PROGRAM = Path(__file__).with_name("template_program.py")
 
 
 class TemplateProcess:
-    """A process with a template; it starts at the first rendering, and again after it ended."""
+    """A process that renders a template. A rendering restarts the process if it has ended."""
 
     def __init__(self, source: str, max_seconds: float) -> None:
         self._source, self._max_seconds = source, max_seconds
@@ -76,7 +76,7 @@ class TemplateProcess:
 
 
 def _end(process: subprocess.Popen[str], owner: int) -> None:
-    """Ends the process, unless it belongs to the process that this one was forked from."""
+    """Ends the process, unless this process is a fork of its owner."""
     if os.getpid() == owner:
         process.kill()
         process.communicate()

@@ -1,9 +1,9 @@
 """Renders one chat template, as a program with limited memory and time.
 
 `'a' * 10**9` is one instruction, which Python cannot interrupt. So `TemplateProcess` runs this file
-in a process that the system limits. The first line of stdin is the template and each other line the
-variables of a rendering, in JSON. Each is answered by a line with `text` or `error`. The process
-does not survive a request that takes too long.
+in a process that the system limits. The lines of stdin are JSON: the first line is the template,
+and each other line has the variables of a rendering. The program answers each line with a line that
+has `text` or `error`. A request that takes too long ends the process.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _MAX_LENGTH = 16_000_000
 
 
 def main() -> None:
-    """Answers the requests on stdin; the argument is the processor time of each, in seconds."""
+    """Answers the requests on stdin; the argument is the max processor seconds of a request."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program that waits for this.
-    # Modules next to this file are not to be found by their bare names. (Python 3.10 has no -P.)
+    # Imports must not find the modules next to this file. (Python 3.10 has no option -P.)
     here = str(Path(__file__).resolve().parent)
     sys.path[:] = [directory for directory in sys.path if directory != here]
     environment = _environment()
@@ -67,7 +67,7 @@ def _environment() -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """`{% generation %}`, which marks the model's text and writes its contents unchanged."""
+        """`{% generation %}` marks the model's text; the contents are written unchanged."""
 
         tags = {"generation"}
 

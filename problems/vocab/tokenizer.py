@@ -23,13 +23,13 @@ class TokenizerVocabulary(Vocabulary):
     """The tokens of a tokenizer, with the ids that its model knows.
 
     The byte pieces of GPT-2 and Llama 3 are lossless. Other tokenizers change a text (lower case,
-    spaces). Decoding then returns the changed text, and the bytes of a token are its bytes inside a
-    text.
+    spaces). Decoding then returns the changed text, and a token's bytes are its bytes in the
+    middle of a text.
     """
 
     file_name = "vocabulary.tokenizer.json"
     works_in_graph = False
-    is_lossless = False  # Byte pieces do, unless there is a normalizer.
+    is_lossless = False  # Only byte pieces without a normalizer are lossless.
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class TokenizerVocabulary(Vocabulary):
           end_ids: ids of further tokens at which generation stops.
 
         Raises:
-          ModuleNotFoundError: the library `tokenizers` is not installed; says how to install it.
+          ModuleNotFoundError: `tokenizers` is not installed; the message has the remedy.
           ValueError: the contents are not a tokenizer, or lack a token.
         """
         advice = f"{TOKENIZER_FILE} needs the library tokenizers: pip install -e '.[text]'"
@@ -78,7 +78,7 @@ class TokenizerVocabulary(Vocabulary):
 
     @classmethod
     def from_directory(cls, directory: Path) -> TokenizerVocabulary:
-        """Reads the tokenizer in a directory of Hugging Face.
+        """Reads the tokenizer in a Hugging Face directory.
 
         Raises:
           ValueError: the directory's files name no token that ends a text, or are damaged.
@@ -110,7 +110,7 @@ class TokenizerVocabulary(Vocabulary):
         return self._encoding(text).ids
 
     def encode_with_special_tokens(self, text: str) -> list[int]:
-        """Returns the token ids of a text with those that the tokenizer adds, such as BOS."""
+        """Returns the token ids of a text, with the tokens that the tokenizer adds, such as BOS."""
         return self._tokenizer.encode(text, add_special_tokens=True).ids
 
     def encode_spans(self, text: str) -> list[tuple[int, int, int]]:
@@ -123,7 +123,7 @@ class TokenizerVocabulary(Vocabulary):
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def encode_in_graph(self, texts: tf.Tensor) -> tf.RaggedTensor:
-        """Is impossible: see `works_in_graph`.
+        """Raises an error, because the tokenizer has no TensorFlow operations.
 
         Raises:
           ValueError: always.
@@ -157,7 +157,7 @@ class TokenizerVocabulary(Vocabulary):
 
 
 def _decoder_kinds(decoder: dict[str, Any] | None) -> set[str]:
-    """Returns the types of a decoder and of those it consists of."""
+    """Returns the types of a decoder and of its parts."""
     if not decoder:
         return set()
     parts = (_decoder_kinds(each) for each in decoder.get("decoders", ()))
@@ -177,7 +177,8 @@ def _bytes_of(piece: str, kinds: set[str]) -> bytes:
 def _byte_characters() -> dict[str, int]:
     """Returns the characters that stand for bytes in GPT-2's pieces.
 
-    Printable ones stand for themselves, the others are the characters from 256 on, in order.
+    Printable characters stand for themselves. The characters from 256 on stand for the other bytes,
+    in order.
     """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]

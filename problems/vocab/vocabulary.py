@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PADDING = 0
 END_OF_DOCUMENT = 1
-UNKNOWN = 2  # required by SentencePiece; with byte pieces no text needs it
+UNKNOWN = 2  # SentencePiece requires it; no text needs it, because there are byte pieces
 
 _SPECIAL_NAMES = {PADDING: "<pad>", END_OF_DOCUMENT: "</s>", UNKNOWN: "<unk>"}
 
@@ -37,8 +37,8 @@ class Vocabulary(abc.ABC):
       file_name: name of its file.
       end_of_document: the token that training puts after a text.
       end_ids: the tokens at which generation stops.
-      prefix_tokens: the tokens put before a text that no model continues token by token: none, or
-        BERT's `[CLS]`.
+      prefix_tokens: the tokens before a text, for models that do not generate text: none, or BERT's
+        `[CLS]`.
       works_in_graph: whether `encode_in_graph` and `decode_in_graph` can be called.
       is_lossless: whether a text's tokens have exactly the bytes of the text.
     """
@@ -63,7 +63,7 @@ class Vocabulary(abc.ABC):
         """
 
     def encode_spans(self, text: str) -> list[tuple[int, int, int]]:
-        """Returns the token ids of a text, as `encode`, each with the characters it stands for.
+        """Returns the token ids of a text, as `encode`, each with the span of its characters.
 
         "a fox" may give [(5, 0, 1), (9, 1, 5)]: token 9 stands for " fox", characters 1 to 4.
 
@@ -83,13 +83,13 @@ class Vocabulary(abc.ABC):
         ]
 
     def encode_parts(self, text: str, characters: int = 1 << 16) -> Iterator[list[int]]:
-        """Yields the token ids of a text in parts. Joined they are the result of `encode`.
+        """Yields the token ids of a text in parts; concatenated, they are the result of `encode`.
 
-        The ids of a long text need much more memory than the text.
+        Parts save memory: the ids of a long text need much more memory than the text.
 
         Args:
           text: the text.
-          characters: size of a part, about.
+          characters: approximate size of a part, in characters.
         """
         yield self.encode(text)
 
