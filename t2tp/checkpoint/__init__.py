@@ -2,16 +2,16 @@
 
 A checkpoint is a directory `step-<step>` that stores every tensor once, in the slices of the
 devices. Two devices that hold halves of a [8192, 256] table write two slices of [4096, 256]; a mesh
-of four reads four slices of [2048, 256] from them.
+of four devices reads four slices of [2048, 256] from these.
 
 The files are written under a temporary name. When all of them are on the disk, the writer adds a
-marker with their sizes and renames the directory. So a directory with the final name is complete,
-whatever crashed meanwhile.
+marker with their sizes and renames the directory. So a directory with the final name is complete
+even if processes crashed.
 
 `program` saves and restores a `t2tp.Program` (`t2tp.save_checkpoint`, `t2tp.restore_checkpoint`).
 Below it are `variables` (variables as slices, and back), `restore` (the same checkpoint in all
 processes), `writing`, `marker` and `reading` (the format), and `retention` (deletion).
-`t2tp.trainer.run_dir` decides when a training saves, and which checkpoint it resumes from.
+`t2tp.trainer.run_dir` decides when a training saves, and from which checkpoint it resumes.
 """
 
 from t2tp.best_metric import BestMetric

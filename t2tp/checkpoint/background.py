@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 
 class BackgroundWorker:
-    """A thread that runs one task at a time; an error of a task is raised by the next call.
+    """A thread that runs one task at a time. The next call raises the error of a failed task.
 
-    All tasks run in one thread: each new thread may allocate from another of glibc's arenas, and a
-    freed buffer of one arena is of no use to the next. The thread does not keep an exiting program
+    All tasks run in one thread. New threads may allocate from different arenas of glibc, and cannot
+    reuse buffers that were freed in another arena. The thread does not keep an exiting program
     alive.
     """
 
@@ -32,7 +32,7 @@ class BackgroundWorker:
         return not self._idle.is_set()
 
     def start(self, task: Callable[[], object]) -> None:
-        """Waits for the previous task (and raises its error), then starts this one."""
+        """Waits for the previous task, raises its error if it failed, and starts this task."""
         self.wait()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -41,12 +41,12 @@ class BackgroundWorker:
         self._tasks.put(task)
 
     def check(self) -> None:
-        """Raises the error of the last task if it has failed; does not wait."""
+        """Raises the last task's error if the task has failed; does not wait."""
         if not self.is_busy:
             self.wait()
 
     def wait(self) -> None:
-        """Waits for the current task, if there is one; raises its error, once."""
+        """Waits for the current task, if there is one; raises its error if it failed, once."""
         self._idle.wait()
         error, self._error = self._error, None
         if error is not None:

@@ -1,8 +1,8 @@
-"""The byte ranges of a checkpoint's data files that have the values of given slices.
+"""Finds the byte ranges of a checkpoint's data files that contain given slices.
 
 TensorFlow's index is a sorted table (LevelDB's format, uncompressed) from keys to descriptions. The
-key of a tensor is its name. The keys of its slices have the name, an end, and begins and sizes in
-an encoding that keeps their order, so they are sorted as the tensor's list of slices is.
+key of a tensor is its name. The key of a saved slice consists of the name, a terminator, and the
+slice's begins and sizes. Their encoding preserves order, so the keys are sorted by begin and size.
 """
 
 import bisect
@@ -18,14 +18,14 @@ _FOOTER_BYTES = 48
 
 
 def data_ranges(table: Table, slices: Sequence[Slice]) -> dict[int, list[tuple[int, int]]]:
-    """Finds the saved slices that overlap with given ones.
+    """Finds the byte ranges of the saved slices that overlap with given slices.
 
     Args:
       table: the checkpoint's index.
       slices: slices of any size and position.
 
     Returns:
-      Number of the data file -> ranges (begin, end) in it, ascending; adjacent ones are joined.
+      Number of the data file -> ranges (begin, end) in it, ascending. Adjacent ranges are joined.
     """
     keys = [key for key, _ in table]
     found: set[tuple[int, int, int]] = set()
@@ -61,7 +61,7 @@ def read_index(path: Path) -> Table:
 
 
 def _block(content: bytes, begin: int, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yields the keys and values of a block; a key shares a prefix with the one before it."""
+    """Yields a block's keys and values; each key is stored without the previous key's prefix."""
     restarts = int.from_bytes(content[begin + size - 4 : begin + size], "little")
     at, end, key = begin, begin + size - 4 * (restarts + 1), b""
     while at < end:
@@ -72,7 +72,7 @@ def _block(content: bytes, begin: int, size: int) -> Iterator[tuple[bytes, bytes
 
 
 def _varints(content: bytes, at: int, count: int) -> tuple[list[int], int]:
-    """Returns numbers of seven bits per byte, the lowest first, and where they end."""
+    """Decodes numbers of seven bits per byte, lowest first; returns them and where they end."""
     numbers = []
     for _ in range(count):
         number = shift = 0

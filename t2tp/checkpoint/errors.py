@@ -10,20 +10,21 @@ import tensorflow as tf
 
 from t2tp.untrusted_json import UntrustedFileError
 
-# Errors of a path that is not a file.
+# Error codes of paths that are missing or not files.
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
 
 class UnusableCheckpointError(OSError):
     """A checkpoint cannot be used.
 
-    It is damaged (`DamagedCheckpointError`), of a newer format (`NewerFormatError`), or, if the
-    error is of this type itself, it cannot be read at the moment and may be intact.
+    The subclasses say that it is damaged (`DamagedCheckpointError`) or has a newer format
+    (`NewerFormatError`). An error of this class itself means that it cannot be read at the moment,
+    and may be intact.
     """
 
 
 class DamagedCheckpointError(UnusableCheckpointError):
-    """A directory is not a valid checkpoint: it is unfinished, or its files are proven damaged."""
+    """A directory is not a valid checkpoint: it is unfinished, or its files have changed."""
 
 
 class NewerFormatError(UnusableCheckpointError):
@@ -31,19 +32,19 @@ class NewerFormatError(UnusableCheckpointError):
 
 
 class DifferentCheckpointsError(ValueError):
-    """Processes of a restore have opened different checkpoints; all of them raise it."""
+    """Processes have opened different checkpoints to restore; all of them raise this error."""
 
 
 @contextlib.contextmanager
 def as_unusable(what: str) -> Iterator[None]:
-    """Converts errors of reading to `UnusableCheckpointError`s while the context is active.
+    """Converts reading errors to `UnusableCheckpointError`s while the context is active.
 
     A missing file, or a path that is not a file, proves damage. Other file-system errors prove
     nothing: missing permissions, a server that does not answer, a failing disk. TensorFlow's
     out-of-memory errors are not converted, because the checkpoint is not to blame.
 
     Args:
-      what: the thing that is read, as the beginning of a sentence.
+      what: a name for the checkpoint or file that is read, to begin the message with.
     """
     try:
         yield
@@ -59,7 +60,7 @@ def as_unusable(what: str) -> Iterator[None]:
 
 
 def checkpoint_in(directory: Path) -> str:
-    """Returns the beginning of sentences about a checkpoint."""
+    """Returns the subject of messages about a checkpoint."""
     return f"The checkpoint {directory}"
 
 

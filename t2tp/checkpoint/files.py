@@ -1,4 +1,4 @@
-"""Files and directories that survive a crash: under a final name they are complete."""
+"""Files and directories of checkpoints. A directory with a final name is complete."""
 
 import contextlib
 import os
@@ -31,12 +31,12 @@ def temporary_directory(directory: Path, step: int) -> Path:
 
 
 def step_directories(directory: Path) -> dict[int, Path]:
-    """Returns the directories named like a checkpoint (not checked), by step, ascending."""
+    """Returns step -> directory with a checkpoint's name, ascending; contents are not checked."""
     return dict(sorted(_directories(directory, "")))
 
 
 def temporary_directories(directory: Path) -> dict[int, Path]:
-    """Returns the directories of checkpoints that are being written, or were before a crash."""
+    """Returns step -> directory of a checkpoint that is being written, or was at a crash."""
     return dict(sorted(_directories(directory, _TEMPORARY)))
 
 
@@ -56,7 +56,7 @@ def _directories(directory: Path, ending: str) -> Iterator[tuple[int, Path]]:
 
 
 def is_pattern(path: Path) -> bool:
-    """Whether TensorFlow takes a path for a pattern, under which it may not find the path."""
+    """Whether TensorFlow reads a path as a pattern, so that it may not find the path itself."""
     return _PATTERN.search(str(path)) is not None
 
 
@@ -64,9 +64,9 @@ def is_pattern(path: Path) -> bool:
 def tensorflow_path(directory: Path) -> Iterator[bytes]:
     """Yields a path by which TensorFlow's operations find a directory.
 
-    TensorFlow restores from all files that match a path as a pattern, and then opens the path
-    itself. So a directory whose path has a character of patterns is neither found by its path nor
-    by the escaped path; it is found by the descriptor of the open directory.
+    TensorFlow first lists the files that match a path as a pattern, then opens the path itself. If
+    the path contains characters such as `*`, the path fails at the first step, and the escaped path
+    at the second. So such a directory is opened, and found by its descriptor.
     """
     if not is_pattern(directory):
         yield os.fsencode(directory)  # Bytes, as the path need not be UTF-8.
@@ -79,7 +79,7 @@ def tensorflow_path(directory: Path) -> Iterator[bytes]:
 
 
 def discard(step_dir: Path) -> None:
-    """Deletes a checkpoint's directory, renaming it first so that a partial one is never valid."""
+    """Renames, then deletes a checkpoint: a partly deleted one never has a checkpoint's name."""
     rubbish = step_dir.with_name(step_dir.name + _DISCARDED)
     remove(rubbish)
     step_dir.rename(rubbish)
@@ -88,7 +88,7 @@ def discard(step_dir: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Deletes a path: a directory and its contents, a file, a link, or nothing."""
+    """Deletes a directory with its contents, a file or a link; a missing path is no error."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -96,7 +96,7 @@ def remove(path: Path) -> None:
 
 
 def set_aside(step_dir: Path) -> Path:
-    """Renames a damaged checkpoint, or whatever has its name, so that it is not taken for one.
+    """Renames a directory or file that has a checkpoint's name but is damaged or no checkpoint.
 
     Returns:
       the new path.

@@ -1,7 +1,7 @@
 """The frozen base of adapters (LoRA): the checkpoint with the weights that are not trained.
 
-Frozen weights do not change, so a checkpoint of adapters does not store them: its metadata refer to
-the base by path, and by the id of the save, as another checkpoint may have that path later:
+Frozen weights do not change, so a checkpoint of adapters does not store them. Its metadata refer to
+the base by path and by the id of the save, because another checkpoint may have that path later:
 
     {"path": "/runs/llama/checkpoints/step-00000000", "save_id": "5f3e...", "names": {}}
 """
@@ -20,14 +20,14 @@ BASE = "base"
 
 
 class BaseError(ValueError):
-    """The base of adapters is not where it was, or does not have the frozen weights."""
+    """The base of adapters was not found, or does not have the frozen weights."""
 
 
 def reference(base: Checkpoint, names: Mapping[str, str]) -> dict[str, Any]:
     """Returns the reference to a base for a checkpoint's metadata, as plain JSON.
 
     Args:
-      base: the base.
+      base: the checkpoint with the frozen weights.
       names: frozen variable -> its name in the base.
     """
     renamed = {ours: theirs for ours, theirs in names.items() if ours != theirs}
@@ -38,20 +38,20 @@ def open_base(saved: Checkpoint, elsewhere: Path | None = None) -> Checkpoint | 
     """Opens the base of a checkpoint.
 
     Args:
-      saved: the checkpoint.
-      elsewhere: a directory to try before the one that was recorded.
+      saved: a checkpoint, possibly of adapters.
+      elsewhere: a directory to try before the recorded one.
 
     Returns:
-      None if the checkpoint has all its variables itself.
+      the base; None if the checkpoint stores all its variables itself.
 
     Raises:
-      BaseError: the base is not there.
+      BaseError: the base was not found.
     """
     record = saved.metadata.get(BASE)
     if record is None:
         return None
     recorded = Path(local_path(record["path"]))
-    # Both runs may have been moved with the directory that they are in.
+    # Both runs may have been moved together with their parent directory.
     sibling = Path(*saved.path.absolute().parts[:-3], *recorded.parts[-3:])
     for path in (elsewhere, recorded, sibling):
         try:
@@ -73,15 +73,16 @@ def base_with(
     """Finds the checkpoint that stores the frozen weights.
 
     Args:
-      source: that checkpoint, or one with other adapters of the same base.
+      source: the checkpoint with the frozen weights, or one with adapters of that base.
       names: frozen variable -> its name in `source`.
       elsewhere: see `open_base`.
 
     Returns:
-      the base, and the names in it.
+      the base, and frozen variable -> its name in the base.
 
     Raises:
-      BaseError: it is not there, or `source` has been trained in a weight that is to be frozen.
+      BaseError: the base was not found, or `source` stores a trained value of a weight that is
+        frozen here.
     """
     base = open_base(source, elsewhere)
     if base is None:
@@ -97,14 +98,14 @@ def base_with(
 
 
 def check_has(base: Checkpoint, shapes: Iterable[tuple[str, str, tuple[int, ...]]]) -> None:
-    """Checks that a base has frozen weights.
+    """Checks that a base has the frozen weights of a program.
 
     Args:
-      base: the checkpoint.
+      base: the checkpoint with the frozen weights.
       shapes: (name in the program, name in the base, shape) of each weight.
 
     Raises:
-      BaseError: it lacks one, or has it in another shape.
+      BaseError: the base lacks a weight, or has it in another shape.
     """
     saved = base.shapes()
     wrong = [

@@ -1,4 +1,4 @@
-"""Copies values to the host, so that training continues while they are written."""
+"""Copies values to the host, so that training can continue while the copies are written."""
 
 from collections.abc import Iterable
 
@@ -22,5 +22,5 @@ def copy_to_host(values: Iterable[tuple[Slice, tf.Tensor]]) -> list[tuple[Slice,
 
 def _copied(value: tf.Tensor | tf.Variable) -> tf.Tensor:
     on_cpu = tf.identity(value)  # From a GPU this is a copy.
-    # From a CPU device it is the variable's own memory, which the next step overwrites.
+    # On a CPU device it shares the variable's memory. The next step would overwrite it.
     return tf.raw_ops.DeepCopy(x=on_cpu) if "CPU" in value.device else on_cpu

@@ -1,4 +1,4 @@
-"""Descriptions and differences of checkpoints, human-readable."""
+"""Describes and compares checkpoints, in text for users."""
 
 import datetime
 import math
@@ -12,7 +12,7 @@ from t2tp.text_table import text_table
 
 
 def describe(saved: Checkpoint) -> str:
-    """Returns a table of the variables, in named dimensions, and their layout."""
+    """Returns a table of a checkpoint's variables: named dimensions, dtype, bytes, split axes."""
     rows = [_row(saved, name) for name in sorted(saved.shapes())]
     header = ("variable", "shape", "dtype", "bytes", "split over")
     return "\n".join(
@@ -23,7 +23,7 @@ def describe(saved: Checkpoint) -> str:
 def differences(first: Checkpoint, second: Checkpoint) -> list[str]:
     """Returns one line per variable that differs between two checkpoints.
 
-    Values are read slice by slice as the first was saved.
+    Values are read one slice at a time, in the slices of the first checkpoint.
 
     Raises:
       UnusableCheckpointError: one of them is damaged.
@@ -37,7 +37,7 @@ def differences(first: Checkpoint, second: Checkpoint) -> list[str]:
 
 
 def _difference(first: Checkpoint, second: Checkpoint, name: str) -> str:
-    """Returns how a variable differs; empty if it does not."""
+    """Describes how a variable differs; returns "" if it does not."""
     for one, other in ((first, second), (second, first)):
         if name not in other.shapes():
             return f"only in {one.path}"
@@ -53,9 +53,9 @@ def _difference(first: Checkpoint, second: Checkpoint, name: str) -> str:
 
 
 def _distance(first: Checkpoint, second: Checkpoint, name: str) -> tuple[float, int]:
-    """Returns the largest difference of two values, and the number of values that differ.
+    """Returns the largest difference between two values, and the number of values that differ.
 
-    The difference is NaN if only one of the values is NaN.
+    The largest difference is NaN if some value is NaN in only one checkpoint.
     """
     max_distance, count = 0.0, 0
     for each in slices_as_saved(first, name):
@@ -63,7 +63,7 @@ def _distance(first: Checkpoint, second: Checkpoint, name: str) -> tuple[float, 
         (other,) = second.read([each.with_dtype(second.dtypes()[name])])
         wide = tf.complex128 if tf.complex64 in (one.dtype, other.dtype) else tf.float64
         with tf.device("CPU:0"):
-            # Flat, as `boolean_mask` takes no scalar.
+            # Flattened: `boolean_mask` does not support scalars.
             one, other = (tf.reshape(tf.cast(each, wide), [-1]) for each in (one, other))
             differ = (one != other) & ~((one != one) & (other != other))  # Two NaNs are equal.
             apart = tf.abs(tf.boolean_mask(one, differ) - tf.boolean_mask(other, differ))
@@ -95,7 +95,7 @@ def _row(saved: Checkpoint, name: str) -> tuple[str, ...]:
 
 
 def _split(saved: Checkpoint, name: str) -> str:
-    """Returns which dimensions of a variable were split over which mesh axes."""
+    """Formats the dimensions of a variable that were split, each with its mesh axis."""
     named, layout = named_shape(saved, name), saved_layout(saved)
     if named is None or layout is None:
         return "?"
@@ -106,7 +106,7 @@ def _split(saved: Checkpoint, name: str) -> str:
 
 
 def _totals(saved: Checkpoint) -> list[str]:
-    """Returns the totals of the trainable and of the other variables."""
+    """Returns lines with the totals of trainable and of other variables."""
     trainable = saved.metadata.get(TRAINABLE)
     names = sorted(saved.shapes())
     if trainable is None:

@@ -34,8 +34,8 @@ class FileRecord:
 
     Attributes:
       size: number of bytes.
-      sha256: hash of the content, in hexadecimal; "" for a data file: the index has TensorFlow's
-        checksum of each slice in it.
+      sha256: hash of the content, in hexadecimal. It is "" for a data file, because the index has
+        TensorFlow's checksum of each slice.
     """
 
     size: int
@@ -43,7 +43,7 @@ class FileRecord:
 
     @classmethod
     def from_file(cls, path: Path) -> FileRecord:
-        """Hashes a file, which is read into memory as a whole."""
+        """Records a file's size and hash; reads the whole file into memory."""
         content = path.read_bytes()
         return cls(len(content), hashlib.sha256(content).hexdigest())
 
@@ -55,8 +55,8 @@ class Marker:
     Attributes:
       step: the training step that was saved.
       files: the other files of the directory, by name.
-      float16: the names of the tensors that are float16; see `t2tp.checkpoint.writing`.
-      writers: an id of this save from each process that wrote it.
+      float16: names of the float16 tensors; see `t2tp.checkpoint.writing`.
+      writers: for each part of the checkpoint, an id of the process's save that wrote it.
       saved_at: time of the save, in seconds since 1970.
     """
 
@@ -67,7 +67,7 @@ class Marker:
     saved_at: float
 
     def write(self, directory: Path) -> None:
-        """Writes the marker; the directory is then complete except for its final name."""
+        """Writes the marker. After that, the directory only has to be renamed."""
         body = json.dumps({"format": FORMAT, **asdict(self)}, indent=1).encode()
         files.write_synced(directory / NAME, body + b"\n" + _digest(body) + b"\n")
 
@@ -124,10 +124,10 @@ class Marker:
         )
 
     def check_files(self, directory: Path) -> None:
-        """Checks that a checkpoint is valid: the sizes of all files, and the content of small ones.
+        """Checks the sizes of all files, and the content of the index and the metadata.
 
-        The index and the metadata are small, and TensorFlow does not notice a flipped bit in an
-        index, so these are always read.
+        Index and metadata are small, so they are always read: TensorFlow does not notice a flipped
+        bit in an index. The content of data files is checked when it is read.
 
         Raises:
           DamagedCheckpointError: a file is missing or has changed.
@@ -166,7 +166,7 @@ def wrong_content(directory: Path, name: str) -> DamagedCheckpointError:
 
 
 def data_file(number: int, count: int) -> str:
-    """Returns the name of a data file; each process that saved slices has written one."""
+    """Returns the name of data file `number` of `count`; each part with slices has one."""
     return f"{VARIABLES}.data-{number:05d}-of-{count:05d}"
 
 

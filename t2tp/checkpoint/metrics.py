@@ -1,7 +1,7 @@
 """Evaluation metrics of checkpoints, and which checkpoint is best.
 
-The metrics are in a small file in the checkpoint's directory, so that they are deleted with it.
-The marker does not cover them, because evaluations may come later.
+The metrics are a small file in the checkpoint's directory, so they are deleted with the checkpoint.
+The marker does not list the file, because a checkpoint may be evaluated after it is finished.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def record_metrics(directory: Path, metrics: Mapping[str, float]) -> None:
 
 
 def read_metrics(directory: Path) -> dict[str, float]:
-    """Returns the metrics of a checkpoint, by name; none if it was not evaluated.
+    """Returns the metrics of a checkpoint, by name; {} if it was not evaluated.
 
-    An unreadable or damaged file counts as none, with a warning.
+    If the file is unreadable or damaged, logs a warning and returns {}.
     """
     path = directory / METRICS
     try:
@@ -54,14 +54,14 @@ def _is_number(value: object) -> bool:
 
 
 def best_of(goal: BestMetric, directories: Mapping[int, Path]) -> tuple[int, float] | None:
-    """Returns step and value of the best of some checkpoints; of equals, the oldest.
+    """Finds the best of some checkpoints; the oldest, if several are equally good.
 
     Args:
-      goal: the metric.
+      goal: the metric, and whether high or low values are better.
       directories: directories of the checkpoints, by step.
 
     Returns:
-      None if none of them was evaluated.
+      the step and its value; None if no checkpoint has the metric.
     """
     best: tuple[int, float] | None = None
     for step, directory in sorted(directories.items()):

@@ -3,8 +3,8 @@
     t2tp.save_checkpoint("run", program, step)
     step = t2tp.restore_checkpoint("run", program)
 
-This is all that a custom training loop needs. The trainer's checkpoints have the same format, and
-are written in the background.
+These two functions suffice for a custom training loop. The trainer saves in the same format, but in
+the background.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def save_checkpoint(
 
     Each process writes the slices of its devices, so no device and no process ever needs the full
     value of a variable. With several processes, all call this at the same step, with a shared
-    directory. If a process is killed meanwhile, earlier checkpoints are unaffected.
+    directory. If a process is killed during the save, earlier checkpoints are unaffected.
 
     Args:
       directory: directory of the checkpoints; created if missing.
-      program: its variables are saved, including those it shares with other programs.
+      program: the program whose variables are saved, including the ones that other programs share.
       step: number of training steps done.
-      metadata: saved with them, as plain JSON; read it as
+      metadata: plain JSON to save with the variables. Read it as
         `t2tp.checkpoint.latest(directory).metadata`.
-      max_to_keep: deletes all but the latest N checkpoints; None keeps all.
+      max_to_keep: number of latest checkpoints to keep; older ones are deleted. None keeps all.
 
     Returns:
       the directory of the checkpoint.
@@ -85,23 +85,23 @@ def restore_checkpoint(
     Args:
       directory: directory of the checkpoints; `<output_dir>/checkpoints` for a run of
         `t2tp_trainer`.
-      program: its variables are restored.
-      step: the step of the checkpoint. None restores the latest, or, if that is damaged, the
-        previous one, with a warning.
-      missing_ok: whether to return 0 and leave the variables unchanged if there is no checkpoint,
-        so that the same command starts and resumes a training.
-      allow_extra: whether the checkpoint may have variables that the program lacks: the
-        optimizer's, if the program only evaluates.
+      program: the program whose variables are restored.
+      step: the step of the checkpoint. None restores the latest one. Damaged checkpoints are
+        skipped with a warning.
+      missing_ok: whether to return 0 and leave the variables unchanged if there is no checkpoint.
+        Then the same command can start and resume a training.
+      allow_extra: whether the checkpoint may have variables that the program lacks. A program that
+        only evaluates lacks the optimizer's variables.
 
     Returns:
       the step of the checkpoint.
 
     Raises:
       FileNotFoundError: there is no checkpoint, and `missing_ok` is False.
-      CheckpointMismatchError: a variable of the program is not in the checkpoint or has another
-        shape there, or, unless `allow_extra`, vice versa.
-      UnusableCheckpointError: the checkpoint of the step, or every checkpoint, is damaged, or it
-        cannot be read.
+      CheckpointMismatchError: the checkpoint lacks a variable of the program, or has it in another
+        shape; or it has extra variables and `allow_extra` is False.
+      UnusableCheckpointError: the requested checkpoint is damaged or cannot be read; or, without
+        `step`, all checkpoints are damaged, or the latest cannot be read.
       DifferentCheckpointsError: the processes do not share the directory.
     """
     strict = not allow_extra
@@ -120,7 +120,7 @@ def restore_checkpoint(
 
 
 def _joined(reserved: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Joins the metadata of the variables and of the caller."""
+    """Joins the variables' metadata with the caller's metadata."""
     clashes = sorted(set(reserved) & set(given))
     if clashes:
         raise ValueError(f"metadata: the key {clashes[0]!r} is reserved; choose another name")

@@ -1,4 +1,4 @@
-"""Reads checkpoints: any slice, however the tensor was sliced when saved."""
+"""Reads slices of any size and position from checkpoints."""
 
 import functools
 import os
@@ -27,7 +27,7 @@ from t2tp.suggestions import check_known
 
 _PREFIX = b"/" + VARIABLES.encode()
 
-# TensorFlow's errors about data files that are not as the index says.
+# TensorFlow's errors if data files contradict the index.
 _WRONG_DATA = (tf.errors.DataLossError, tf.errors.OutOfRangeError, tf.errors.NotFoundError)
 
 
@@ -42,12 +42,12 @@ class Checkpoint:
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        """Opens a checkpoint; checks the sizes of its files, and the content of the small ones.
+        """Opens a checkpoint; checks its files as `Marker.check_files` does.
 
         Raises:
           DamagedCheckpointError: `path` is not a checkpoint, is unfinished, or is damaged.
-          UnusableCheckpointError: it cannot be read.
-          NewerFormatError: it is of a newer format.
+          UnusableCheckpointError: the checkpoint cannot be read.
+          NewerFormatError: the checkpoint has a newer format.
         """
         self.path = Path(path)
         self._marker = Marker.read(self.path)
@@ -66,7 +66,7 @@ class Checkpoint:
 
     @property
     def save_id(self) -> str:
-        """An id shared only by copies of this checkpoint, not by other saves of its step."""
+        """An id of the save: copies of the checkpoint have the same id, other saves do not."""
         return "-".join(self._marker.writers)
 
     @property
@@ -85,16 +85,16 @@ class Checkpoint:
     def read(self, slices: Sequence[Slice]) -> list[tf.Tensor]:
         """Reads slices of any size and position.
 
-        TensorFlow reads and checks a saved slice as a whole, even if only a part of it overlaps.
+        TensorFlow reads and checks whole saved slices, even if only a part is requested.
 
         Returns:
-          Their values on the CPU, in the order of `slices`.
+          The values on the CPU, in the order of `slices`.
 
         Raises:
           LookupError: the checkpoint has no tensor of that name.
           ValueError: a slice's shape or dtype is not the tensor's.
           DamagedCheckpointError: the stored content has changed.
-          UnusableCheckpointError: it cannot be read.
+          UnusableCheckpointError: the content cannot be read.
         """
         for each in slices:
             self._check_slice(each)
@@ -129,7 +129,7 @@ class Checkpoint:
             ]
 
     def _fetch(self, slices: Sequence[Slice], again: bool = False) -> None:
-        """Downloads the saved slices that overlap, if the checkpoint is in an object store."""
+        """Downloads the saved slices that overlap `slices` from the object store, if any."""
         if mirror.mirror_of(self.path) is None:
             return
         for number, ranges in data_ranges(self._index, slices).items():
@@ -145,7 +145,7 @@ class Checkpoint:
         return sum(not record.sha256 for record in self._marker.files.values())
 
     def verify(self) -> None:
-        """Checks all files. Reading each tensor verifies the checksums of its saved slices.
+        """Checks all files and reads each tensor, which verifies the slices' checksums.
 
         Raises:
           DamagedCheckpointError: a file has changed; the error names it.
@@ -156,7 +156,7 @@ class Checkpoint:
             self.read([Slice.full(name, shape, self._dtypes[name])])
 
     def _data_file(self, error: tf.errors.DataLossError) -> str:
-        """Returns the data file with the wrong checksum, or the prefix of all if it is unknown."""
+        """Returns the data file with the wrong checksum; the files' prefix if it is unknown."""
         shard = re.search(r"\bshard (\d+)", error.message)
         return data_file(int(shard[1]), self._num_data_files) if shard else VARIABLES
 
@@ -174,16 +174,16 @@ class Checkpoint:
 def latest(directory: str | PathLike[str], before: int | None = None) -> Checkpoint | None:
     """Opens the latest finished checkpoint of a directory; None if there is none.
 
-    Unfinished or damaged ones are skipped with a warning that names them and the reason. One that
-    cannot be read is not skipped: it may be intact.
+    Unfinished and damaged checkpoints are skipped with a warning. A checkpoint that cannot be read
+    is an error, because it may be intact.
 
     Args:
       directory: directory of the checkpoints.
-      before: considers only smaller steps.
+      before: exclusive upper bound of the step; None: no bound.
 
     Raises:
-      NewerFormatError: the latest is of a newer format; older ones are not tried.
-      UnusableCheckpointError: the directory, or the latest, cannot be read.
+      NewerFormatError: the latest checkpoint has a newer format; older ones are not tried.
+      UnusableCheckpointError: the directory or the latest checkpoint cannot be read.
     """
     directory = Path(directory)
     unfinished = files.temporary_directories(directory) if before is None else {}
@@ -209,8 +209,8 @@ class CheckpointPath(NamedTuple):
 def last_finished(directory: str | PathLike[str]) -> CheckpointPath | None:
     """Finds the latest finished checkpoint of a directory; None if there is none.
 
-    It is the checkpoint that `latest` opens or fails to open: a newer format or an unreadable file
-    is no error here. Does not use TensorFlow and logs no warnings.
+    It is the checkpoint that `latest` would try to open. A newer format or an unreadable file is no
+    error here. The function does not use TensorFlow and logs no warnings.
     """
     for step, path in reversed(files.step_directories(Path(directory)).items()):
         try:

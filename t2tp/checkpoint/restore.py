@@ -74,14 +74,14 @@ def restore_latest(
       variables: the variables to restore.
       strict: see `variables.check_fit`.
       zero_if_missing: see `variables.check_fit`.
-      last_step: later checkpoints are ignored; None: none is.
+      last_step: the last step to consider; None: all steps.
 
     Returns:
-      None if there is no checkpoint: the variables are unchanged.
+      the restored step and its metadata; None, with unchanged variables, if there is no checkpoint.
 
     Raises:
       CheckpointMismatchError: the checkpoint has other variables.
-      NewerFormatError: the latest checkpoint is of a newer format.
+      NewerFormatError: the latest checkpoint has a newer format.
       DifferentCheckpointsError: another process finds no checkpoint, or a different one than
         process 0.
       UnusableCheckpointError: all checkpoints are damaged, or the latest cannot be read.
@@ -115,7 +115,7 @@ def restore_latest(
 def restore_step(directory: Path, step: int, variables: Variables, *, strict: bool) -> None:
     """Restores the variables from the checkpoint of one step.
 
-    For arguments and errors see `restore_latest`.
+    For arguments and errors see `restore_latest`. A damaged checkpoint is an error here.
     """
     step_dir = step_directory(directory, step)
     choice = _choose(variables.cluster, directory, lambda: Checkpoint(step_dir))
@@ -170,7 +170,7 @@ _ERRORS = (DifferentCheckpointsError, UnusableCheckpointError, DamagedCheckpoint
 def _restore_choice(
     choice: _Choice, variables: Variables, strict: bool, zero_if_missing: Collection[str]
 ) -> Checkpoint:
-    """Restores the chosen checkpoint in all processes. All raise the most severe error of any."""
+    """Restores the chosen checkpoint in all processes; all raise the most severe error."""
     outcome: tuple[int, str] | None = None
     try:
         saved = _open_same(choice)
@@ -192,7 +192,7 @@ def _restore_choice(
 
 
 def _open_same(choice: _Choice) -> Checkpoint:
-    """Opens the checkpoint and checks that process 0 has opened the same one."""
+    """Opens the chosen checkpoint and checks that it is the save that process 0 opened."""
     if choice.opened is not None:
         return choice.opened
     if os.path.lexists(choice.step_dir):

@@ -11,7 +11,7 @@ from t2tp.checkpoint.marker import Marker
 from t2tp.checkpoint.metrics import best_of
 from t2tp.checkpoint.reading import all_steps
 
-# After this time, an evaluation has written its metrics into the directory, or was killed.
+# An evaluation that writes metrics into a checkpoint has finished or was killed after this time.
 _EVALUATORS_SECONDS = 600.0
 
 
@@ -20,9 +20,10 @@ class Retention:
     """The policy for keeping finished checkpoints.
 
     Attributes:
-      max_to_keep: the latest N, at least 1.
-      every_n_hours: also the oldest one, and then one per this many hours; None: no others.
-      best: also the one with the best metric; None: no other.
+      max_to_keep: number of latest checkpoints to keep, at least 1.
+      every_n_hours: hours between checkpoints to keep in addition, beginning with the oldest; None:
+        no additional ones.
+      best: metric by which to keep the best checkpoint in addition; None: no additional one.
     """
 
     max_to_keep: int
@@ -36,7 +37,7 @@ class Retention:
             raise ValueError(f"One checkpoint every {self.every_n_hours} hours cannot be kept.")
 
     def steps_to_keep(self, directories: dict[int, Path]) -> set[int]:
-        """Returns the steps to keep.
+        """Selects the steps whose checkpoints are kept.
 
         Args:
           directories: directories of the finished checkpoints, by step, ascending.
@@ -50,11 +51,11 @@ class Retention:
 
 
 def apply_retention(directory: str | PathLike[str], retention: Retention) -> None:
-    """Deletes finished checkpoints of a directory, and leftovers of crashes.
+    """Deletes old finished checkpoints of a directory, and leftovers of crashes.
 
-    Checkpoints that are damaged, or of a newer format, do not count and are not touched. Temporary
-    directories are deleted up to the latest finished step: one of a later step may be a save in
-    progress. With several processes, one of them calls this.
+    Checkpoints that are damaged or have a newer format do not count, and are not deleted. Temporary
+    directories are deleted up to the latest finished step. A later step's temporary directory may
+    be a save in progress. With several processes, one of them calls this.
 
     Args:
       directory: directory of the checkpoints.
@@ -78,10 +79,10 @@ def apply_retention(directory: str | PathLike[str], retention: Retention) -> Non
 
 
 def _every(seconds: float, directories: dict[int, Path]) -> set[int]:
-    """Returns the oldest checkpoint, and each that is at least `seconds` younger than the last.
+    """Selects the oldest checkpoint, then each that is `seconds` younger than the last selected.
 
-    The result depends on the checkpoints alone, so that it is the same after a restart, and stays
-    the same once those in between are deleted.
+    The result depends only on the checkpoints, so it is the same after a restart. It also stays the
+    same when the other checkpoints are deleted.
     """
     chosen: set[int] = set()
     last: float | None = None

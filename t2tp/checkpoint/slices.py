@@ -17,8 +17,8 @@ class Slice:
     Attributes:
       name: the tensor's full name.
       shape: the tensor's global shape; () for a scalar.
-      begin: global index at which the slice begins, per dimension.
-      size: number of elements per dimension.
+      begin: global index at which the slice begins, for each dimension.
+      size: number of elements along each dimension.
       dtype: the tensor's dtype.
     """
 
@@ -47,7 +47,7 @@ class Slice:
 
     @classmethod
     def full(cls, name: str, shape: Iterable[int], dtype: tf.DType) -> Slice:
-        """Returns the slice that is the full tensor."""
+        """Returns the slice that covers the full tensor."""
         shape = tuple(shape)
         return cls(name, shape, (0,) * len(shape), shape, dtype)
 
@@ -57,7 +57,7 @@ class Slice:
 
     @property
     def is_global(self) -> bool:
-        """Whether the slice is the full tensor."""
+        """Whether the slice covers the full tensor."""
         return self.size == self.shape and not any(self.begin)
 
     @property
@@ -73,7 +73,7 @@ class Slice:
 def check_tiling(slices: Iterable[Slice]) -> None:
     """Checks that every tensor's slices cover each of its elements exactly once.
 
-    TensorFlow writes overlapping and missing slices silently and fails only when reading them.
+    TensorFlow reports overlapping or missing slices only when it reads them, not when it writes.
 
     Raises:
       ValueError: some elements are in no slice or in several, or two slices of one tensor
@@ -92,7 +92,7 @@ def check_tiling(slices: Iterable[Slice]) -> None:
 
 
 def _check_tiling_of_one(parts: list[Slice]) -> None:
-    """Counts coverage on the coarsest grid that includes all borders of slices."""
+    """Counts the slices that cover each cell of the grid formed by the slices' borders."""
     name, shape = parts[0].name, parts[0].shape
     if 0 in shape:
         if len(parts) > 1:

@@ -24,7 +24,7 @@ class CheckpointMismatchError(ValueError):
 
     Attributes:
       path: path of the checkpoint.
-      only_optimizer_differs: whether all trainable variables are there, and fit.
+      only_optimizer_differs: whether the checkpoint has all trainable variables in the same shapes.
     """
 
     def __init__(
@@ -36,9 +36,10 @@ class CheckpointMismatchError(ValueError):
 
 
 def values_of(variables: Variables) -> Iterator[tuple[Slice, tf.Variable | tf.Tensor]]:
-    """Yields the slices that this process saves, without padding: those it has the first copy of.
+    """Yields the slices that this process saves, with their values, without padding.
 
-    Frozen weights are not saved if they are in a base.
+    If several processors have a slice, the process of the first one saves it. Frozen weights are
+    not saved if they are in a base.
     """
     for variable in _saved(variables):
         for pnum in variable.owners().values():
@@ -73,7 +74,7 @@ def trainable_names(saved: Checkpoint) -> list[str]:
 
 
 def named_shape(saved: Checkpoint, name: str) -> upstream.Shape | None:
-    """Returns a variable's shape in named dimensions; None if the checkpoint does not record it."""
+    """Returns a variable's shape in named dimensions; None if they are not recorded."""
     dimensions = saved.metadata.get(DIMENSIONS, {}).get(name)
     if dimensions is None:
         return None
@@ -83,16 +84,16 @@ def named_shape(saved: Checkpoint, name: str) -> upstream.Shape | None:
 
 
 def saved_layout(saved: Checkpoint) -> Layout | None:
-    """Returns the layout in which a checkpoint was saved; None if it does not record it."""
+    """Returns the layout in which a checkpoint was saved; None if it is not recorded."""
     if MESH_SHAPE not in saved.metadata:
         return None
     return Layout(saved.metadata[MESH_SHAPE], saved.metadata[LAYOUT])
 
 
 def slices_as_saved(saved: Checkpoint, name: str) -> list[Slice]:
-    """Returns the slices of a variable as saved; the full variable if the layout is unknown.
+    """Returns the slices in which a variable was saved; one full slice if the layout is unknown.
 
-    Reading them one by one needs no more memory than the largest.
+    A caller that reads one slice at a time needs memory for only one of them.
     """
     shape, dtype = saved.shapes()[name], saved.dtypes()[name]
     named, layout = named_shape(saved, name), saved_layout(saved)
@@ -114,15 +115,15 @@ def check_fit(
     Args:
       saved: the checkpoint.
       variables: variables of the program.
-      strict: whether the checkpoint must have no other variables. In evaluation it may: the
-        optimizer's are not needed.
+      strict: whether variables that only the checkpoint has are an error. Evaluation allows them,
+        because it does not need the optimizer's variables.
       zero_if_missing: names of counters that older checkpoints lack.
 
     Raises:
       CheckpointMismatchError: names the first variables that differ.
     """
     saved_shapes = saved.shapes()
-    # Weights of the base are checked when they are loaded.
+    # `load_base` checks the weights of the base.
     in_base = {v.spec.name for v in variables if v.spec.frozen and BASE in saved.metadata}
     shapes = {
         v.spec.name: tuple(v.spec.shape.to_integer_list)
@@ -164,21 +165,21 @@ def check_fit(
 def restore(
     saved: Checkpoint, variables: Variables, *, strict: bool, zero_if_missing: Collection[str] = ()
 ) -> None:
-    """Restores variables from a checkpoint, whatever its mesh and precision.
+    """Restores variables from a checkpoint of any mesh and floating-point precision.
 
     Each process reads every slice that its processors need once, and copies it to all of them.
 
     Args:
       saved: the checkpoint.
-      variables: to restore.
+      variables: the variables to restore.
       strict: see `check_fit`.
       zero_if_missing: see `check_fit`.
 
     Raises:
-      CheckpointMismatchError: the checkpoint has other variables; none has changed.
-      BaseError: it is of adapters, and their base is not there.
+      CheckpointMismatchError: the checkpoint has other variables. The program's are unchanged.
+      BaseError: the checkpoint is of adapters, and their base was not found or lacks a weight.
       DamagedCheckpointError: the checkpoint is damaged, or was deleted.
-      UnusableCheckpointError: it cannot be read.
+      UnusableCheckpointError: the checkpoint cannot be read.
     """
     check_fit(saved, variables, strict, zero_if_missing)
     if BASE in saved.metadata:
@@ -203,16 +204,16 @@ def restore(
 def load_base(
     source: Checkpoint, variables: Variables, names: Mapping[str, str] | None = None
 ) -> None:
-    """Loads frozen weights that are not loaded yet, and records in `variables` where they are from.
+    """Loads the frozen weights that are not loaded yet, and records their base in `variables`.
 
     Args:
-      source: a checkpoint that has them, or one of other adapters of such a checkpoint.
+      source: a checkpoint with the frozen weights, or one with adapters of such a checkpoint.
       variables: variables of the program.
       names: frozen variable -> its name in `source`, if that differs.
 
     Raises:
-      BaseError: the base is not there, or lacks a weight.
-      UnusableCheckpointError: it is damaged.
+      BaseError: the base was not found, or lacks a weight.
+      UnusableCheckpointError: the base is damaged or cannot be read.
     """
     frozen = {v.spec.name: v for v in variables if v.spec.frozen}
     of_source = {name: (names or {}).get(name, name) for name in frozen}
@@ -235,8 +236,8 @@ def load(saved: Checkpoint, name: str, variable: SlicedVariable) -> None:
 
     Args:
       saved: the checkpoint.
-      name: a tensor of the variable's shape in the checkpoint.
-      variable: to restore.
+      name: name of a tensor in the checkpoint that has the variable's shape.
+      variable: the variable to restore.
     """
     stored = saved.dtypes()[name]
     owners = variable.local_owners()
@@ -247,11 +248,11 @@ def load(saved: Checkpoint, name: str, variable: SlicedVariable) -> None:
 def assign_slices(
     variable: SlicedVariable, values: Mapping[tuple[int, ...], tf.Tensor | np.ndarray]
 ) -> None:
-    """Sets the slices of this process, in the variable's dtype.
+    """Assigns a variable's slices in this process, converted to the variable's dtype.
 
     Args:
       variable: the variable.
-      values: the value of each slice, by its begin, without padding.
+      values: begin of each slice -> its value without padding.
     """
     for pnum, part in zip(variable.local_pnums, variable.slices, strict=True):
         with tf.device(part.device):
@@ -280,7 +281,7 @@ def _converts(stored: tf.DType, dtype: tf.DType) -> bool:
 
 
 def _fits_but_for_the_optimizer(saved: Checkpoint, variables: Variables) -> bool:
-    """Whether all trainable variables are there, in the same shape."""
+    """Whether the checkpoint has all trainable variables in the same shapes."""
     saved_shapes = saved.shapes()
     return all(
         saved_shapes.get(v.spec.name) == tuple(v.spec.shape.to_integer_list)

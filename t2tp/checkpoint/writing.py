@@ -6,7 +6,8 @@ leaves a `.tmp` directory. Readers ignore it, and the next save of the step or `
 it.
 
 TensorFlow saves slices of float16 tensors but cannot restore them ("Dtype half not supported"),
-so they are stored as float32, which represents every float16 value exactly. The marker lists them.
+so they are stored as float32. This is exact: float32 has every value of float16. The marker lists
+the names of these tensors.
 """
 
 import json
@@ -57,8 +58,8 @@ def save(
       values: slices and their values (`tf.Tensor`s or `tf.Variable`s of the slice's size and
         dtype). Over all processes, the slices of a tensor cover each element exactly once.
       metadata: plain JSON that is saved with the values. Only the metadata of process 0 is used.
-      metrics: metrics of an evaluation of the step, see `record_metrics`.
-      cluster: the processes that save together. Default: this one alone.
+      metrics: metrics of an evaluation of the step; see `record_metrics`.
+      cluster: the processes that save together. Default: this process alone.
 
     Returns:
       The directory of the finished checkpoint.
@@ -94,10 +95,10 @@ def save_in_parts(
     Args:
       directory: directory of the checkpoints; created if missing.
       step: the training step, at least 0.
-      parts: slices and their values, computed lazily; each part becomes a file. Each process gives
-        its `Cluster.share` of the parts.
+      parts: slices and their values, computed lazily. Each part becomes one file. Each process
+        passes its own `Cluster.share` of the parts.
       metadata: see `save`.
-      num_parts: number of parts of all processes. Required with several processes.
+      num_parts: total number of parts in all processes. Required with several processes.
       metrics: see `save`.
       cluster: see `save`.
 
@@ -148,7 +149,7 @@ class _Saving:
         return files.temporary_directory(self.directory, self.step)
 
     def go_through(self, phases: Mapping[str, Callable[[], None]]) -> None:
-        """Calls the phases in order; each begins when all processes have ended the previous one.
+        """Calls the phases in order, with a barrier of all processes after each phase.
 
         Raises:
           Exception: a phase failed; later phases were not called.
@@ -164,7 +165,7 @@ class _Saving:
             self.cluster.barrier(f"checkpoint-{self.step}-{name}")
         if failure is not None:
             if self.cluster.is_main_process:
-                # If this fails too, the name of the files is temporary.
+                # If the removal fails too, the directory's temporary name marks it as unfinished.
                 shutil.rmtree(self.temporary, ignore_errors=True)
             raise self.explained(failure) from failure
 
@@ -277,7 +278,7 @@ class _Saving:
             raise self.explained(failure) from None
 
     def explained(self, failure: Exception) -> Exception:
-        """Returns a file system's failure as one sentence for the user, and any other unchanged."""
+        """Returns file-system errors with a message for the user, other errors unchanged."""
         if isinstance(failure, tf.errors.OpError):
             cause = reason(failure)
         elif isinstance(failure, OSError):
