@@ -118,8 +118,7 @@ class Placement(NamedTuple):
         return order, shape
 
     def owners(self, layout: Layout, count: int) -> tuple[list[int], int]:
-        """Returns the axes of `copies` to deal out `count` matrices over, and the number per
-        owner."""
+        """Returns the axes of `copies` to deal matrices out over, and the share of an owner."""
         axes: list[int] = []
         workers = math.prod(map(layout.axes.size, self.split))
         for axis in self.copies:
