@@ -2,9 +2,9 @@
 
 A split is stored as shards (`shards.py`): for each column a file of values and one of offsets, with
 checksums. `columns.py` maps them, and `checked_file.py` verifies each block on first read. A
-manifest (`manifest.py`) lists the files of a directory, which is written atomically
+manifest (`manifest.py`) lists the files of a directory. A directory is written atomically
 (`atomic_directory.py`). Examples are arranged into rows (`row_layout.py`: padded, packed,
-bucketed), whose plans are stored as indexes (`row_index.py`). Fields (`fields.py`, `pixels.py`)
-read the features of rows, and a stream (`stream.py`) is a pure function from the step to a batch,
-shuffled by `permutation.py` without state.
+bucketed), and the plans of rows are stored as indexes (`row_index.py`). Fields (`fields.py`,
+`pixels.py`) read the features of rows. A stream (`stream.py`) is a pure function from the step to a
+batch; `permutation.py` shuffles it without state.
 """

@@ -1,4 +1,4 @@
-"""Makes a directory atomically, over several attempts if necessary."""
+"""Makes a directory atomically, in several attempts if necessary."""
 
 import fcntl
 import os
@@ -11,7 +11,7 @@ from absl import logging
 
 from t2tp.atomic_file import remove_unfinished, sync, write_text
 
-# The plan of an unfinished directory: everything that its data depend on.
+# File with the plan of an unfinished directory: everything that determines its data.
 PLAN_FILE = ".plan"
 
 # The directory of downloads by default.
@@ -26,7 +26,7 @@ def exclusive_build(directory: Path) -> Iterator[None]:
     The system releases the lock of a process that dies.
 
     Raises:
-      OSError: (PermissionError, ...) the parent directory cannot be made or written; names it.
+      OSError: the parent directory cannot be made or written; the message names it.
     """
     parent = directory.parent
     try:
@@ -48,17 +48,17 @@ def exclusive_build(directory: Path) -> Iterator[None]:
 def atomic_directory(
     directory: Path, plan: str, is_worth_keeping: Callable[[Path], bool] = lambda partial: False
 ) -> Iterator[Path]:
-    """Yields a temporary directory next to `directory`, which replaces it if the block succeeds.
+    """Yields a temporary directory next to `directory`; replaces `directory` if the block succeeds.
 
-    If the process is killed or interrupted, or the disk is full, the temporary directory is kept,
-    and the next attempt with the same plan continues from it; every file in it must therefore be
-    complete or have the name of an unfinished one. After any other failure it is kept if
-    `is_worth_keeping`. Use it inside `exclusive_build`.
+    If the process is killed or interrupted, or the disk is full, the temporary directory is kept.
+    The next attempt with the same plan continues from it. So every file in it must be complete or
+    have the name of an unfinished file. After any other failure the temporary directory is kept if
+    `is_worth_keeping` returns True. Use this context inside `exclusive_build`.
 
     Args:
       directory: the directory to make.
       plan: description of the content. The output of an attempt with another plan is removed.
-      is_worth_keeping: whether a temporary directory has anything to resume from.
+      is_worth_keeping: temporary directory -> whether a later attempt can reuse anything in it.
     """
     partial, replaced = _neighbours(directory)
     shutil.rmtree(replaced, ignore_errors=True)
@@ -81,7 +81,7 @@ def atomic_directory(
 
 
 def _neighbours(directory: Path) -> tuple[Path, Path]:
-    """Returns the paths of the temporary directory and of the old one while it is replaced."""
+    """Returns the paths of the temporary directory, and of the old directory during replacement."""
     return directory.with_name(f".{directory.name}.partial"), directory.with_name(
         f".{directory.name}.replaced"
     )
@@ -123,9 +123,9 @@ def clear(partial: Path) -> None:
 
 @contextmanager
 def scratch_directory(directory: Path, tmp_dir: str | os.PathLike[str] | None) -> Iterator[Path]:
-    """Yields `tmp_dir`, which is kept, or a directory inside `directory`, removed at the end.
+    """Yields `tmp_dir`, or a new directory inside `directory` if `tmp_dir` is None.
 
-    It is not removed if the block fails, so that the next attempt can use it.
+    The new directory is removed if the block succeeds; otherwise the next attempt can use it.
     """
     if tmp_dir is not None:
         Path(tmp_dir).mkdir(parents=True, exist_ok=True)

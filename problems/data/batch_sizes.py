@@ -1,7 +1,7 @@
-"""The batch size of each step, for a run that is resumed with another one.
+"""The batch size of each step, for a run that is resumed with another batch size.
 
-A stream reads its rows in an order that no batch size changes. So the position in that order is the
-number of rows read, which follows from the batch sizes of the steps before:
+A stream reads its rows in an order that does not depend on the batch size. So the position in the
+stream is the number of rows read before. The batch sizes of the earlier steps determine it:
 
     sizes = BatchSizes(((0, 8), (10, 4)))  # batches of 8, and from step 10 on of 4
     sizes.rows_before(10)                  # 80
@@ -20,14 +20,14 @@ class BatchSizes:
     """The global batch size of each step of a run.
 
     Attributes:
-      changes: pairs (first step, batch size), by step; the first pair is of step 0.
+      changes: pairs (first step, batch size) in the order of steps; the first pair is for step 0.
     """
 
     changes: tuple[tuple[int, int], ...]
 
     @classmethod
     def of(cls, batch_size: int | BatchSizes) -> BatchSizes:
-        """Returns the batch sizes of a run that never changes its batch size."""
+        """Returns the batch sizes of a run with one batch size; `BatchSizes` are unchanged."""
         return batch_size if isinstance(batch_size, BatchSizes) else cls(((0, batch_size),))
 
     @property

@@ -1,8 +1,8 @@
 """Batches of examples of similar length, so that short ones are not padded to the longest.
 
-There are buckets of lengths L, L/2, L/4, ...; an example is in the shortest that holds it. A batch
-is from one bucket, and has twice the rows where the length is half: every batch has the same number
-of tokens, and a mesh that divides the batch size divides the rows.
+There are buckets of lengths L, L/2, L/4, ...; an example is in the shortest bucket that holds it.
+All examples of a batch are from one bucket. A batch of half the length has twice the rows, so every
+batch has the same number of tokens. A mesh that divides the batch size also divides the rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from t2tp.problems.data.batch_sizes import BatchSizes
 from t2tp.problems.data.permutation import permute
 from t2tp.problems.data.stream import EMPTY, Batch, ExampleSource, batch_shapes, checked_step
 
-# Shorter buckets save little and need a program each.
+# Shorter buckets save little, and each bucket needs a program.
 _SHORTEST = 16
 
 
@@ -34,7 +34,7 @@ class _Epoch(NamedTuple):
     Attributes:
       number: the epoch, counted from 0.
       step: the step of its first batch.
-      read: int64 [buckets], rows that were read in earlier steps, with another batch size.
+      read: int64 [buckets], rows of each bucket that earlier steps read with another batch size.
       rows: int64 [buckets], rows of a batch.
       batches: int64 [buckets], number of batches.
     """
@@ -49,8 +49,8 @@ class _Epoch(NamedTuple):
 class BucketedStream:
     """An endless stream of batches from one bucket each, reshuffled every epoch.
 
-    An epoch has every example once, also if the batch size changes within it. The last batch of a
-    bucket is padded with empty rows.
+    An epoch has every example once, even if the batch size changes within the epoch. The last batch
+    of a bucket is padded with empty rows.
 
     Attributes:
       batch_sizes: rows of a batch of the longest bucket, at each step.
@@ -63,8 +63,8 @@ class BucketedStream:
         """Sets the buckets and the order.
 
         Args:
-          buckets: the examples of each bucket that is not empty, and how many rows it has per row
-            of the longest: 2 for half the length.
+          buckets: for each bucket that is not empty, the examples, and the number of rows per row
+            of the longest bucket: 2 for half the length.
           batch_size: rows of a batch of the longest bucket.
           seed: seed of the order.
         """
@@ -74,7 +74,7 @@ class BucketedStream:
         self._multiples = np.array([multiple for _, multiple in buckets])
         self._order: tuple[tuple, np.ndarray] = ((), np.empty(0, np.int8))
         self.batch_sizes = BatchSizes.of(batch_size)
-        # The epoch of each change, without the rows that were read before it.
+        # The rest of the epoch at each change of the batch size.
         self._changes: list[_Epoch] = []
         number, read = 0, np.zeros_like(self._sizes)
         for step, size in self.batch_sizes.changes:
@@ -97,8 +97,8 @@ class BucketedStream:
         order, offset = self._bucket_order(epoch), step - epoch.step
         bucket = int(order[offset])
         source, rows = self._buckets[bucket][0], int(epoch.rows[bucket])
-        # The batches of a bucket go through its examples in order, so its position says which
-        # examples are left when the batch size changes.
+        # A bucket's batches read its examples in order, so one position per bucket determines the
+        # remaining examples when the batch size changes.
         before = int(epoch.read[bucket]) + rows * np.count_nonzero(order[:offset] == bucket)
         positions = before + np.arange(rows)
         examples = np.full(rows, EMPTY, np.int64)

@@ -16,7 +16,7 @@ from t2tp.problems.data.manifest import DamagedDataError
 class CheckedFile:
     """The numbers in a file, as an array that can be indexed.
 
-    A process verifies each block once: training reads the file every epoch.
+    A process verifies each block only once, although training reads the file every epoch.
     """
 
     def __init__(
@@ -27,12 +27,12 @@ class CheckedFile:
         Args:
           path: path of the file.
           dtype: type of the numbers.
-          crc32: the CRC-32 of each block, uint32 [blocks]; without it nothing is verified.
+          crc32: the CRC-32 of each block, uint32 [blocks]; None: verify nothing.
           block_bytes: length of a block; the last one may be shorter.
         """
         self._path = path
         self._cached = ranges.CachedRanges(path) if hole_of(path) else None
-        # Held while chunks are read, so that other threads do not drop them.
+        # The lock is held during a read, so that other threads do not drop the chunks.
         self._lock = self._cached.lock if self._cached else contextlib.nullcontext()
         self._content = self._cached.path if self._cached else path
         self._array = mapped(self._content, dtype)
@@ -78,11 +78,11 @@ class CheckedFile:
             self._some_unchecked = bool(len(self._crc32))
 
     def searchsorted(self, values: Sequence[int]) -> np.ndarray:
-        """Returns how many numbers of a sorted file are at most each value; reads few blocks.
+        """Returns the count of numbers at most each value, in a sorted file; reads few blocks.
 
-        The search itself verifies nothing: in a large file it touches some twenty pages, and
-        verifying their blocks would read megabytes. If the two numbers around the result are
-        right, so is the result; these two are verified.
+        The search itself verifies nothing: in a large file it touches about twenty pages, and
+        verifying their blocks would read megabytes. Only the two numbers around a result are
+        verified: if they are right, the result is right.
         """
         with self._lock:
             self._fetch(slice(None))
@@ -100,7 +100,7 @@ class CheckedFile:
         return self[:]
 
     def read(self, begin: int, end: int) -> np.ndarray:
-        """Reads a range of numbers without mapping it, so that a full pass takes no memory."""
+        """Reads a range of numbers without mapping it: mapped pages would count as memory."""
         first, last = self._blocks_of(begin, end)
         with self._lock, self._content.open("rb") as file:
             self._fetch(slice(begin, end))
@@ -113,7 +113,7 @@ class CheckedFile:
         return np.frombuffer(contents, self._array.dtype, end - begin, skipped)
 
     def _blocks_of(self, begin: int, end: int) -> tuple[int, int]:
-        """Returns the first block of a range of numbers, and the one after the last."""
+        """Returns the first block of a range of numbers, and the block after the last one."""
         size = self._array.itemsize
         return begin * size // self._block_bytes, -(-end * size // self._block_bytes)
 

@@ -1,7 +1,7 @@
 """Memory-mapped columns of a split, with random access to examples in O(1).
 
-`shards.py` defines the files. The shards of a split appear as one: example indices and the
-positions of values run through all of them. Blocks are verified when read: see `checked_file.py`.
+`shards.py` defines the files. The shards of a split appear as one array: example indices and value
+positions count through all shards. Blocks are verified when they are read: see `checked_file.py`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +26,8 @@ class Column:
         """Maps the files.
 
         Args:
-          files: files of the values, one per shard, in order; the ".begins" files are next to them.
+          files: files of the values, one per shard, in order, with the ".begins" files next to
+            them.
           dtype: type of the values.
         """
         self.dtype = np.dtype(dtype)
@@ -58,7 +59,7 @@ class Column:
         )
 
     def offsets(self, examples: np.ndarray) -> np.ndarray:
-        """Returns the positions where examples begin; for the index `len(self)`, the end."""
+        """Returns the positions where examples begin; `size` for the index `len(self)`."""
 
         def begin(shard: int, inside: np.ndarray) -> np.ndarray:
             return self._begins[shard][inside] + self._first_value[shard]
@@ -92,7 +93,7 @@ class Column:
         return lengths[0] if len(lengths) == 1 else np.concatenate([[], *lengths]).astype(np.int64)
 
     def _pieces(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Yields the shards of a span, with its begin and end in each."""
+        """Yields (shard, begin, end) for each shard of a span; begin and end count in the shard."""
         shard = int(np.searchsorted(self._first_value, begin, side="right")) - 1
         while begin < end:
             first, next_first = self._first_value[shard : shard + 2].tolist()
@@ -108,7 +109,7 @@ class Column:
     def read_lengths(self, begin: int, end: int) -> np.ndarray:
         """Reads the lengths of the examples from `begin` to before `end`: int64 [examples].
 
-        The files are read, not mapped, so that a full pass takes no memory.
+        The files are read, not mapped: mapped pages would count as memory of the process.
         """
         lengths = [np.empty(0, np.int64)]
         firsts = self._first_example.tolist()
@@ -127,7 +128,7 @@ class Column:
         """Returns the frequency of each number below `size` among the values: int64 [size].
 
         Args:
-          size: the smallest number that is not counted.
+          size: the smallest number that is not counted, at least the largest value plus 1.
           at_once: number of values to count at a time.
         """
         counts = np.zeros(size, np.int64)

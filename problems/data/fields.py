@@ -55,7 +55,7 @@ class FieldSource:
 class TokenField:
     """The tokens of a row's examples, concatenated, truncated and padded with 0.
 
-    The kinds, each int32 [batch, length]:
+    Each kind is int32 [batch, length]:
 
     tokens: the token ids;
     segmentation: the index of the example in the row, from 1, and 0 for padding;
@@ -139,7 +139,7 @@ def token_specs(name: str) -> dict[str, FeatureSpec]:
 
 
 class NumberField:
-    """An integer per example, such as its class: int32 [batch]."""
+    """An integer for each example, such as its class: int32 [batch]."""
 
     spec = FeatureSpec(("batch",), INT)
     shape = ()

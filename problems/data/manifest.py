@@ -22,7 +22,7 @@ from t2tp.problems.data.progress import ProgressBar
 
 FILE_NAME = "manifest.json"
 
-# A copy of the options: it tells how to generate the data again if the manifest is lost.
+# A copy of the options, to generate the data again if the manifest is lost.
 OPTIONS_FILE = "options.json"
 
 # The state of the user's files when the data were made; see `sources/source_changes.py`.
@@ -31,10 +31,10 @@ SOURCES_FILE = "sources.json"
 # Files that describe the data; all others are data.
 _ABOUT = (OPTIONS_FILE, SOURCES_FILE)
 
-# Suffix of a shard's file of checksums.
+# Suffix of the file with a shard's checksums.
 CHECKS_END = ".checks"
 
-# The reason under which unusable samples are counted.
+# The reason for skipping unusable samples, in the counts.
 BAD = "bad"
 
 # Incremented when the layout of the files changes, so that old data is rejected, not misread.
@@ -54,7 +54,7 @@ class SplitSizes:
     """The size of a split or shard.
 
     Attributes:
-      examples: number of examples; for language modelling, of documents.
+      examples: number of examples; in language modelling, the number of documents.
       values: number of values of each stored feature over all examples: tokens, pixels, ...
       bytes: length of the text in UTF-8; 0 without text.
       skipped: number of samples skipped, by reason.
@@ -127,8 +127,8 @@ class Manifest:
       vocabulary: SHA-256 of the vocabulary; "" without one.
       files: every other file of the directory, by its relative path.
       format: version of the layout of the files.
-      overlaps: split -> earlier split -> number of examples of the former that occur in the
-        latter; see `prepare/overlap.py`.
+      overlaps: split -> earlier split -> number of examples of the split that also occur in the
+        earlier split; see `prepare/overlap.py`.
     """
 
     problem: str
@@ -175,7 +175,7 @@ class Manifest:
             raise DamagedDataError(f"{path} is not a manifest: {error!r}") from error
 
     def check(self, directory: Path) -> None:
-        """Checks the size of every file, and the contents of the small ones and of the checksums.
+        """Checks the sizes of all files, and the contents of small files and checksum files.
 
         Raises:
           DamagedDataError: a file is missing or changed; names it.
@@ -232,7 +232,7 @@ class Manifest:
 
 
 def write_options(directory: Path, options: Mapping[str, Any]) -> None:
-    """Writes the options that data are made with into their directory."""
+    """Writes the options that determine the data into the directory of the data."""
     write_text(directory / OPTIONS_FILE, json.dumps(options, indent=2) + "\n")
 
 
@@ -247,15 +247,16 @@ def read_options(directory: Path) -> dict[str, Any]:
 
 
 def check_file(path: Path, expected: FileState, read_up_to: int) -> None:
-    """Checks that a file is as it was written.
+    """Checks that a file has not changed since it was written.
 
     Args:
       path: the file.
-      expected: its state when it was written.
-      read_up_to: of larger files only the size is compared.
+      expected: state of the file when it was written.
+      read_up_to: max size in bytes of a file that is read; only the sizes of larger files are
+        compared.
 
     Raises:
-      DamagedDataError: it is missing or changed.
+      DamagedDataError: the file is missing or changed.
     """
     if not path.is_file():
         raise DamagedDataError(f"{path} is missing")

@@ -1,9 +1,9 @@
 """The batches of a mixture: rows of several sources, in exact proportions.
 
 A stage of the schedule has a proportion for each problem. The proportions are integers p_1, p_2,
-... without a common divisor; of every block of p_1 + p_2 + ... rows exactly p_i are of problem i,
-in an order sampled per block. So the position of any row in its problem's stream follows from the
-row's index: resuming needs no state, and the proportions are exact over every full block.
+... without a common divisor. Every block of p_1 + p_2 + ... rows has exactly p_i rows from problem
+i, in an order that is sampled for the block. So a row's index determines the row's position in its
+problem's stream. Resuming needs no state, and the proportions are exact over every full block.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class MixtureStream:
         return self.batch_sizes.rows_before(step)
 
     def _sampled(self, stage: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the problem of each row of a stage, and how many of its rows come before."""
+        """Returns each row's problem, and the count of this problem's earlier rows in the stage."""
         parts = np.array(self._schedule[stage].parts)
         size = int(parts.sum())
         blocks, inside = np.divmod(rows, size)
@@ -157,7 +157,7 @@ class MixtureStream:
         return problem, before + blocks * parts[problem]
 
     def _block(self, stage: int, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the problem of each row of a block, and how many of its rows come before."""
+        """Returns each row's problem, and the count of this problem's earlier rows in the block."""
         parts = np.array(self._schedule[stage].parts)
         size = int(parts.sum())
         rank = permute(np.arange(size), size, "mixture", self._seed, stage, block)

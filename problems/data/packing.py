@@ -29,14 +29,14 @@ FEATURES = {**_TOKENS, PREVIOUS: NumberField.spec}
 class PackedWindows:
     """Windows of a split: example i is `length` tokens from i * length on; an `ExampleSource`.
 
-    Its features, int32 [batch, length] (`targets_previous`: [batch]) and 0 for padding:
+    The features are int32 [batch, length] (`targets_previous`: [batch]), and 0 for padding:
 
     targets: token ids.
     targets_segmentation: the index of the document in the window, from 1.
     targets_position: position of the token in its document, from 0. A document that began in an
         earlier window counts from the window's start, so a position is always below `length`.
-    targets_previous: the token before the window; 0 if the window begins with a document. So the
-        first token of a window is predicted from a token too.
+    targets_previous: the token before the window, to predict the first token of the window from;
+        0 if the window begins with a document.
 
     Attributes:
       column: the tokens.
@@ -88,7 +88,7 @@ class PackedWindows:
 
     @cached_property
     def _bytes_of_a_byte(self) -> float:
-        """How many bytes of text each byte of the tokens is; 1 if they are lossless."""
+        """Bytes of text per byte of the tokens; 1 if the vocabulary is lossless."""
         if self.vocabulary.is_lossless or self.text_bytes is None:
             return 1
         lengths = self.vocabulary.byte_lengths

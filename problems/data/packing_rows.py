@@ -1,8 +1,8 @@
 """Packs examples into rows, reading their lengths in pieces.
 
-The input is pieces of (index of the first example, lengths [columns, examples], mask of examples
-that fit); the output is pieces of (examples, number of examples per row). Every column of a row has
-the same length.
+An input piece is (index of the first example, lengths [columns, examples], mask of examples that
+fit). An output piece is (examples, number of examples per row). All columns of a row have the same
+length.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,7 +11,7 @@ import numpy as np
 
 Piece = tuple[int, np.ndarray, np.ndarray]
 
-# Rows that the examples of a window fill: larger windows waste less at the end of each.
+# Rows that the examples of a window fill; a larger window wastes less space at its end.
 _ROWS_OF_WINDOW = 128
 _MAX_WINDOW = 1 << 14
 
@@ -21,13 +21,13 @@ def first_fit_decreasing(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Packs windows of consecutive examples: the longest first, each into the first row with room.
 
-    (D. S. Johnson, Near-optimal bin packing algorithms, 1973.) Windows are vectorized over, because
-    the steps within a window are sequential.
+    (D. S. Johnson, Near-optimal bin packing algorithms, 1973.) The steps within a window are
+    sequential, so the computation is vectorized over windows.
 
     Args:
       pieces: pieces of the examples.
       length: length of a row.
-      average: length of the examples, which determines the number of examples in a window.
+      average: average length of the examples; it determines the number of examples in a window.
       together: number of examples to pack at a time, in several windows.
     """
     per_row = max(1.0, length / max(1.0, average))

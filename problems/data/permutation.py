@@ -1,10 +1,10 @@
 """A stateless pseudorandom permutation: the index at position i of a shuffle, in O(1).
 
-A stored permutation of n examples costs n numbers per epoch, and resuming within an epoch means
-computing it again. Here a position is encrypted instead: a cipher on the numbers below n is a
-permutation of them, and each key is another one. The cipher is a balanced Feistel network on the
-next power of four; results of n or above are encrypted again until they are below n ("cycle
-walking"; Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002, section 4).
+A stored permutation of n examples costs n numbers per epoch, and a run that resumes within an epoch
+must compute it again. This module encrypts a position instead: a cipher on the numbers below n is a
+permutation of them, and each key gives another permutation. The cipher is a balanced Feistel
+network on the next power of four. Results of n or above are encrypted again until they are below n
+("cycle walking"; Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002, section 4).
 
 Only integer arithmetic modulo 2**64 is used, so the order is the same on every machine.
 """
@@ -61,8 +61,8 @@ def permute(positions: np.ndarray, size: int, *key: int | str) -> np.ndarray:
 
 
 def _round_keys(key: tuple[int | str, ...]) -> np.ndarray:
-    """Returns a uint64 per round, which must never change for a given key."""
-    # NumPy's integers have another repr than Python's of the same value.
+    """Returns a uint64 per round; the result for a key must never change."""
+    # The repr of a NumPy integer differs from the repr of the same Python integer.
     plain = tuple(each if isinstance(each, str) else operator.index(each) for each in key)
     digest = hashlib.blake2b(repr(plain).encode(), digest_size=8 * _ROUNDS).digest()
     return np.frombuffer(digest, "<u8").astype(np.uint64)

@@ -25,7 +25,7 @@ class PixelField:
     Attributes:
       column: the values of the images.
       shape: height, width and channels.
-      scale: the largest value, for float32; None: int32.
+      scale: the largest value of a pixel, to read float32; None: read int32.
     """
 
     column: Column
@@ -52,7 +52,7 @@ class EncodedPixelField(PixelField):
     """Images stored compressed: [batch, height, width, channels].
 
     Attributes:
-      column: the files of the images.
+      column: the bytes of the image files.
       decode: decodes the bytes of an image.
     """
 
@@ -73,7 +73,7 @@ class EncodedPixelField(PixelField):
 
 @cache
 def _decoders() -> ThreadPoolExecutor:
-    """Returns the pool of decoding threads, which all fields of this process share."""
+    """Returns the pool of decoding threads; all fields of this process share it."""
     return ThreadPoolExecutor(len(os.sched_getaffinity(0)), "decode")
 
 

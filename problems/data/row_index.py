@@ -1,8 +1,8 @@
 """Row plans on disk: computed in one pass over the examples, then mapped by every process.
 
-Otherwise each process would recompute the rows of all examples at each start, and hold them in
-memory. Indexes are in `.index/` in the directory of the data, and are replaced with the data; the
-name of an index has the digest of its data.
+Without an index, each process would recompute the rows of all examples at each start, and hold them
+in memory. Indexes are in `.index/` in the directory of the data, and are replaced together with the
+data. The name of an index contains the digest of its data.
 """
 
 import contextlib
@@ -25,10 +25,10 @@ from t2tp.problems.data.checked_file import mapped
 
 _RECORD = "index.json"
 
-# Changed with the way indexes are computed, so that old ones are not used.
+# Increment this when the computation of indexes changes, so that old indexes are not used.
 _VERSION = 1
 
-# Errors of a file system that is read-only, is full, or, as some over a network, has no locks.
+# Errors of a file system that is read-only, is full, or has no locks (some network file systems).
 _NOT_WRITABLE = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT),
     *(errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP),
@@ -51,7 +51,7 @@ class IndexWriter:
     """A writer of the arrays of an index, piece by piece.
 
     Attributes:
-      facts: its other fields: names to JSON values.
+      facts: other fields of the index: names to JSON values.
     """
 
     def __init__(self, path: Path, stack: contextlib.ExitStack, dtype: np.dtype):
@@ -75,7 +75,7 @@ class Index(NamedTuple):
     """An open index.
 
     Attributes:
-      facts: as set by its writer.
+      facts: other fields, as `IndexWriter` has set them.
       arrays: integers by name, mapped.
     """
 
@@ -86,7 +86,7 @@ class Index(NamedTuple):
 def open_index(
     directory: IndexDirectory | None, name: str, examples: int, make: Callable[[IndexWriter], None]
 ) -> Index:
-    """Opens an index, which is computed if it does not exist.
+    """Opens an index; computes it if it does not exist.
 
     One process of a host computes it while the others wait. If the directory cannot be written,
     each process computes it in temporary files.
@@ -121,8 +121,9 @@ def _keep(path: Path, examples: int, make: Callable[[IndexWriter], None]) -> Non
     """Computes an index and stores it under its name, inside `exclusive_build`.
 
     Hosts that share a file system may not see each other's locks, and see each other's files late.
-    So each writes a separate directory, and the first that is complete is kept: other processes may
-    have mapped it, and over a network a mapped file that is deleted is lost.
+    So each host writes a separate directory, and the first complete directory is kept. It is not
+    replaced, because other processes may have mapped it: on a network file system, a mapped file is
+    lost when it is deleted.
     """
     logging.info("making the index %s", path)
     own_path = path.with_name(f".{path.name}.{platform.node()}")
@@ -137,7 +138,7 @@ def _keep(path: Path, examples: int, make: Callable[[IndexWriter], None]) -> Non
 
 
 def _give_name(own_path: Path, path: Path) -> None:
-    """Renames an index, unless another host's exists by now."""
+    """Renames an index, unless another host has stored the same index meanwhile."""
     try:
         own_path.rename(path)
     except OSError as error:
@@ -184,6 +185,6 @@ def _read(path: Path) -> Index:
 
 
 def pieces(count: int, step: int) -> Iterator[tuple[int, int]]:
-    """Yields begin and end of pieces of `step` of `count` items; the last may be shorter."""
+    """Yields (begin, end) of pieces of `step` items; the last piece may be shorter."""
     for begin in range(0, count, step):
         yield begin, min(begin + step, count)

@@ -26,8 +26,8 @@ class Texts:
       split: name of the split.
       what: name of the examples in messages.
       directory: directory of the indexes; None: indexes are not stored.
-      stored: names of the stored columns, if `columns` has other names. Problems that read the same
-        data in other ways share the directory.
+      stored: names of the stored columns, if `columns` has other names: problems that read the same
+        data in different ways share the indexes.
       examples_at_once: number of examples whose lengths to read at a time.
     """
 
@@ -52,7 +52,7 @@ class Texts:
             yield begin, np.stack([column.read_lengths(begin, end) for column in columns])
 
     def name(self, arrangement: str, length: int) -> str:
-        """Returns the name of an index, which does not depend on the order of the columns."""
+        """Returns the name of an index; it does not depend on the order of the columns."""
         names = "-".join(sorted(self.stored or self.columns))
         return f"{self.split}-{names}-{arrangement}-{length}"
 
@@ -65,7 +65,7 @@ def one_per_row(texts: Texts, length: int) -> RowPlan:
       length: length of a row.
 
     Raises:
-      ValueError: none fits.
+      ValueError: no example fits.
     """
 
     def make(writer: IndexWriter) -> None:
@@ -101,14 +101,14 @@ def truncated(texts: Texts, length: int) -> RowPlan:
 def pack(texts: Texts, length: int) -> RowPlan:
     """Packs several examples into a row.
 
-    The texts of an example in each column are packed into rows of the same length.
+    An example is in the same row in all columns, and the rows of all columns have the same length.
 
     Args:
       texts: texts of the examples.
       length: length of a row.
 
     Raises:
-      ValueError: none fits.
+      ValueError: no example fits.
     """
 
     def make(writer: IndexWriter) -> None:
@@ -140,7 +140,7 @@ def bucketed(texts: Texts, length: int) -> list[tuple[int, RowPlan]]:
       (length, rows with one example each) of each bucket that is not empty.
 
     Raises:
-      ValueError: none fits.
+      ValueError: no example fits.
     """
     sizes = bucket_lengths(length)
 
@@ -188,7 +188,7 @@ class _Counts:
         return {"too_long": self._too_long, "longest": self._longest}
 
     def checked(self, what: str) -> dict[str, int]:
-        """Returns the counts; raises ValueError if none fits."""
+        """Returns the counts; raises ValueError if no example fits."""
         if self._too_long == self._examples:
             raise ValueError(
                 f"none of the {self._examples} examples of {what} fits in length {self._length}: "

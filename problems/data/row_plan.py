@@ -6,7 +6,7 @@ from t2tp.problems.data.stream import EMPTY
 
 
 class RowPlan:
-    """The examples of each row; the arrays may be mapped files, which take no memory."""
+    """The examples of each row. The arrays may be mapped files, to save memory."""
 
     def __init__(
         self, rows: int, examples: np.ndarray | None = None, offsets: np.ndarray | None = None
@@ -16,8 +16,8 @@ class RowPlan:
         Args:
           rows: number of rows.
           examples: integers, indices of the examples, row by row; by default row i has example i.
-          offsets: integers [rows + 1], where each row begins in `examples`, and the end; by
-            default each row has one example.
+          offsets: integers [rows + 1], the position in `examples` where each row begins, and the
+            end; by default each row has one example.
         """
         self._rows = rows
         self._examples = examples
@@ -31,7 +31,7 @@ class RowPlan:
         """Returns the examples of rows.
 
         Args:
-          rows: int64 [rows]; `EMPTY` has none.
+          rows: int64 [rows], indices of rows; `EMPTY` for a row without examples.
 
         Returns:
           The number of examples of each row, int64 [rows]; and their indices, concatenated,
@@ -43,7 +43,7 @@ class RowPlan:
         if self._begins is not None:
             first = self._begins[chosen].astype(np.int64)
             counts[real] = self._begins[chosen + 1] - first
-            # Concatenated ranges: of each row the positions from its first one on.
+            # Concatenates the ranges of positions of all rows.
             chosen = np.arange(counts.sum()) + (
                 first - (counts[real].cumsum() - counts[real])
             ).repeat(counts[real])

@@ -7,7 +7,7 @@ import numpy as np
 
 Sample = Mapping[str, Any]
 
-# Not errors of a sample: a full disk, too little memory, a package that is missing.
+# Errors that no sample causes: a full disk, too little memory, a missing package.
 NOT_THE_SAMPLES_FAULT = (OSError, MemoryError, ImportError)
 
 # Max length of a wrong value in an error.
@@ -16,7 +16,7 @@ _SHOWN = 60
 
 @runtime_checkable
 class Samples(Protocol):
-    """The samples of a split with random access; a list will do."""
+    """The samples of a split with random access, such as a list."""
 
     def __len__(self) -> int:
         """Returns the number of samples."""
@@ -52,19 +52,19 @@ class StoredExample(NamedTuple):
 
 
 class SkippedSampleError(Exception):
-    """Raised to skip a sample; the message is the reason, by which these are counted."""
+    """Raised to skip a sample; the message is the reason, and skipped samples count by reason."""
 
 
 class BadSampleError(ValueError):
-    """Raised for a bad sample; the message says which and why, as in "FILE, line 12: no tab"."""
+    """Raised for a bad sample; the message has place and reason, as in "FILE, line 12: no tab"."""
 
 
 def text_of(sample: Sample, name: str) -> str:
     """Returns a text of a sample.
 
     Raises:
-      KeyError: the sample does not have it.
-      ValueError: it is not a str.
+      KeyError: the sample does not have this value.
+      ValueError: the value is not a str.
     """
     text = sample[name]
     if not isinstance(text, str):

@@ -16,7 +16,7 @@ TEXTS_NOTE = ".vocabulary_texts"
 
 
 class ChangedSourcesError(Exception):
-    """Raised if an interrupted attempt had other samples; the message names what differs."""
+    """Raised if an interrupted attempt had other samples; the message names the difference."""
 
 
 class SampleDigest:
@@ -73,7 +73,7 @@ class SampleDigest:
 
 
 class DigestedTexts:
-    """Texts, with a digest of those iterated so far.
+    """Texts, with a digest of the texts that were iterated so far.
 
     Attributes:
       count: number of texts iterated.

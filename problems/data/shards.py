@@ -1,4 +1,4 @@
-"""The files of a shard, a part of a split that is written by one process.
+"""The files of a shard: a part of a split, written by one process.
 
 An example has a few *columns*, each a list of numbers: the tokens of a text, the pixels of an
 image, the index of a class. A shard has for each column two files of little-endian integers,
@@ -41,7 +41,7 @@ from t2tp.problems.data.manifest import (
 )
 from t2tp.problems.data.sample_digest import SampleDigest
 
-# Signed, as NumPy compares uint64 with int64 in floating point.
+# Signed, because NumPy compares uint64 with int64 in floating point.
 OFFSET = np.dtype("<i8")
 
 # Bytes per checksum. Reading an example verifies whole blocks, and the operating system reads ahead
@@ -53,7 +53,7 @@ _NAMED = 10
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """Returns the dtype that token ids are stored in."""
+    """Returns the dtype of stored token ids: uint16 if it holds all ids, or uint32."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
@@ -139,7 +139,7 @@ class ShardWriter:
         self.samples = SampleDigest()
 
     def add(self, example: Mapping[str, np.ndarray], text_bytes: int = 0) -> None:
-        """Writes all columns of an example, or none: integers [any number] for each column.
+        """Writes all columns of an example, integers [any number] each; on an error writes none.
 
         Raises:
           ValueError: the columns are wrong, or values do not fit their dtype.

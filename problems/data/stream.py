@@ -23,7 +23,7 @@ import numpy as np
 from t2tp.problems.data.batch_sizes import BatchSizes
 from t2tp.problems.data.permutation import permute
 
-# The index of an empty row, whose features are all 0.
+# The index of an empty row: all its features are 0.
 EMPTY = -1
 
 
@@ -39,7 +39,7 @@ class FeatureSpec(NamedTuple):
     dtype: np.dtype
 
 
-# The spec of a feature that is the index of each row's example.
+# The spec of a feature with the index of each row's example.
 INDEX_SPEC = FeatureSpec(("batch",), np.dtype(np.int64))
 
 
@@ -62,7 +62,7 @@ class ExampleSource(Protocol):
         Args:
           feature: name of the feature.
           examples: int64 [rows], indices of examples; `EMPTY` gives a row of zeros.
-          parts: a slice for each dimension but "batch".
+          parts: a slice for each dimension except "batch".
 
         Returns:
           An array [rows, *parts] of the feature's dtype.
@@ -76,7 +76,7 @@ class Stream(Protocol):
         """Returns the batch of this step, counted from 0; nothing is read yet."""
 
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
-        """Returns the features' shapes, once for each batch shape: buckets have several."""
+        """Returns the shapes of the features, a dictionary for each kind of batch (each bucket)."""
 
 
 class BatchFeature:
@@ -118,12 +118,12 @@ class Batch(Mapping[str, BatchFeature | np.ndarray]):
     """
 
     def __init__(self, source: ExampleSource, examples: np.ndarray, index_name: str = ""):
-        """Takes examples of a source.
+        """Sets the examples.
 
         Args:
           source: source of the features.
-          examples: int64 [batch]; see above.
-          index_name: name of a feature that is `examples` itself; "" for none.
+          examples: int64 [batch], indices in the source; `EMPTY` for an empty row.
+          index_name: name of a feature that contains `examples`; "" for none.
         """
         self.source = source
         self.examples = examples
@@ -155,7 +155,7 @@ def shuffled(positions: np.ndarray, size: int, *key: int | str) -> np.ndarray:
 
     Args:
       positions: int64 [any shape], positions from the beginning of the first epoch.
-      size: number of examples; each epoch has every one once, in a different order.
+      size: number of examples; each epoch has every example once, in a different order.
       *key: identifies the shuffle.
 
     Returns:
@@ -207,13 +207,13 @@ class OnePassStream:
     """
 
     def __init__(self, source: ExampleSource, batch_size: int, index_name: str = ""):
-        """Takes the examples.
+        """Sets the examples and the batch size.
 
         Args:
           source: source of the examples.
           batch_size: number of rows of a batch.
-          index_name: name of a feature that is the index of each row's example, `EMPTY` for an
-            empty row; "" for none.
+          index_name: name of a feature with the index of each row's example (`EMPTY` for an empty
+            row); "" for none.
         """
         self._source = source
         self._batch_size = batch_size

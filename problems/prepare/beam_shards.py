@@ -1,10 +1,10 @@
 """Makes shards with Apache Beam, on any of its runners. A shard is an element of the pipeline.
 
-The runners of clusters carry out an element again when its worker dies, and may carry it out twice
-at once. That changes nothing: a shard depends on its index alone, each attempt writes it into a
-directory of its own, and complete files are renamed, the record of the shard last. Beam's own
-runner on this host would wait for ever for a worker process that died; here, the pipeline is begun
-again with the shards that are missing.
+The runners of clusters process an element again when its worker dies, and may process it twice at
+the same time. The result is the same, because a shard depends on its index alone. Each attempt
+writes the shard into a separate directory. Complete files are then renamed, the record of the shard
+last. Beam's own runner on this host would wait forever for a worker process that died. So the
+pipeline starts again with the missing shards.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def make_with_beam(
     Args:
       builder: makes a shard.
       jobs: the shards.
-      directory: where they are written, which all workers share.
+      directory: directory for the shards; all workers share it.
       settings: the runner and its options.
       is_made: whether the shard of a job is complete.
 
     Raises:
-      ChildProcessError: workers of this host are killed again and again, while no shard is
-        finished.
+      ChildProcessError: workers of this host were killed several times without finishing a shard
+        in between, or the pipeline failed.
     """
     make = _MakeShard(pickle.dumps(builder), directory.absolute(), imported_user_dirs())
     direct = PipelineOptions(settings.options).view_as(DirectOptions)
@@ -56,14 +56,14 @@ def make_with_beam(
 
         def run(left: Sequence[Any]) -> None:
             pickled = [pickle.dumps(job) for job in left]
-            # DirectRunner would rather have Prism run the pipeline, which has no such processes.
+            # DirectRunner would choose Prism, and Prism does not run worker processes.
             run_apart(_run, make, pickled, ["--runner=FnApiRunner", *settings.options])
 
         repeat_after_deaths(run, jobs, is_made, f"--direct_num_workers={direct.direct_num_workers}")
     else:
         pickled = [pickle.dumps(job) for job in jobs]
         _run(make, pickled, [f"--runner={settings.runner}", *settings.options])
-    for left in directory.glob(f"{_ATTEMPT}*"):  # By workers that died.
+    for left in directory.glob(f"{_ATTEMPT}*"):  # Left by workers that died.
         shutil.rmtree(left, ignore_errors=True)
 
 
@@ -78,7 +78,7 @@ def _run(make: _MakeShard, jobs: Sequence[bytes], options: Sequence[str]) -> Non
                 | "spread" >> beam.Reshuffle()
                 | "make" >> beam.ParDo(make)
             )
-    except RuntimeError as error:  # With the traceback of a worker as its message.
+    except RuntimeError as error:  # The message is the traceback of a worker.
         reason = str(error).strip().splitlines()[-1]
         raise ChildProcessError(f"the pipeline failed: {reason}") from error
 

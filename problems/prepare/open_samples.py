@@ -41,7 +41,7 @@ class OpenSamples:
         self._inside: dict[Path, OpenSamples] = {}
 
     def __call__(self, split: str) -> ShuffledSamples:
-        """Returns the samples of a split, with the counter of bad samples."""
+        """Returns the samples of a split; all splits share a counter of bad samples."""
         return ShuffledSamples(self._open(split), split, self._bad)
 
     @cached_property
@@ -49,7 +49,7 @@ class OpenSamples:
         """The number of samples of each split.
 
         Raises:
-          ValueError: a split has none.
+          ValueError: a split has no samples.
         """
         counts = {split: len(self._open(split)) for split in self._problem.splits}
         for split, count in counts.items():
@@ -67,7 +67,7 @@ class OpenSamples:
         return self._opened[split]
 
     def inside(self, part: Preparable, directory: Path) -> OpenSamples:
-        """Returns the samples of a problem of a mixture; see `parts_in`."""
+        """Returns the samples of one problem in a mixture; see `Preparable.parts_in`."""
         return self._inside.setdefault(
             directory, OpenSamples(part, directory, self.scratch, self.settings)
         )
@@ -77,13 +77,13 @@ def open_samples(problem: Preparable, split: str, directory: Path, tmp_dir: Path
     """Opens the samples of a split; samples from a generator are written to disk first.
 
     Args:
-      problem: whose samples.
+      problem: the problem.
       split: one of its splits.
-      directory: where its data are being made.
-      tmp_dir: where its downloads are.
+      directory: directory in which its data are being made.
+      tmp_dir: directory of its downloads.
 
     Raises:
-      ValueError: they are not iterable.
+      ValueError: the problem's `samples` returned something that is not iterable.
     """
     spooled = directory / _SPOOLED / split
     if spooled.exists():
@@ -101,7 +101,7 @@ def open_samples(problem: Preparable, split: str, directory: Path, tmp_dir: Path
 
 
 def remove_spooled(directory: Path) -> None:
-    """Removes the samples that `open_samples` has written, of all problems in a directory."""
+    """Removes the samples that `open_samples` has written, for all problems in a directory."""
     for spooled in [*directory.rglob(_SPOOLED)]:
         shutil.rmtree(spooled)
 

@@ -1,4 +1,4 @@
-"""Finds examples of one split that occur in another, on which an evaluation is meaningless.
+"""Finds examples that occur in two splits: evaluating on trained examples is meaningless.
 
 Examples are compared by 64-bit digests of their stored values. Only digests of the held-out splits
 are kept in memory, 8 bytes per example; train is streamed.
@@ -16,7 +16,7 @@ Split = Sequence[Mapping[str, Column]]
 
 
 def report_overlaps(name: str, stored: Mapping[str, Split]) -> dict[str, dict[str, int]]:
-    """Counts the examples that occur in two splits, and warns of them; see `overlaps`.
+    """Counts the examples that occur in two splits, as `overlaps`, and warns of them.
 
     Args:
       name: name of the problem.
@@ -39,13 +39,13 @@ def overlaps(
     """Counts the examples of each split that occur in an earlier split.
 
     Args:
-      splits: the columns of each split, in one or several parts; the first is trained on.
+      splits: the columns of each split, in one or several parts; the first is the training split.
       examples_at_once: number of examples whose digests are computed at a time.
       values_at_once: number of values to read at a time.
 
     Returns:
-      split -> earlier split -> number of examples of the former that occur in the latter, if not
-      zero.
+      split -> earlier split -> number of examples of the split that also occur in the earlier
+      split; only numbers above 0.
     """
 
     def all_digests(parts: Split) -> Iterator[np.ndarray]:
@@ -77,7 +77,7 @@ def digests_of(
 ) -> Iterator[np.ndarray]:
     """Yields the examples' digests in pieces: uint64 [examples].
 
-    The digest is the sum modulo 2**64 of a hash of each value, which depends on the value, its
+    The digest is the sum, modulo 2**64, of a hash of each value. The hash depends on the value, its
     position in the example and its column. See `overlaps` for the arguments.
     """
     count = len(next(iter(columns.values())))

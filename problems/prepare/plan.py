@@ -17,9 +17,9 @@ _PACKAGES = ("t2tp", "numpy", "sentencepiece", "tensorflow-datasets")
 
 
 def plan_of(problem: Preparable, settings: GenerationSettings, with_neighbours: bool) -> str:
-    """Returns everything that the data depend on, except for the samples.
+    """Returns everything that determines the data, except for the samples, as JSON.
 
-    When an interrupted run is resumed, the samples are compared separately.
+    When an interrupted run resumes, the samples are compared separately.
 
     Args:
       problem: the problem.
@@ -52,8 +52,8 @@ def code_digest(kind: type, with_neighbours: bool) -> str:
 
     Args:
       kind: the problem's class.
-      with_neighbours: whether to include the other modules of a user's directory, which these
-        may import.
+      with_neighbours: whether to include the other modules of a user's directory: the problem's
+        modules may import them.
     """
     files = set()
     for each in kind.__mro__:

@@ -14,11 +14,11 @@ from t2tp.problems.prepare.split_samples import ShuffledSamples
 
 
 class WrongOptionError(ValueError):
-    """Raised for an option with which no data can be made, before anything is made."""
+    """Raised early, before any data are made, for an option with which no data can be made."""
 
 
 class Preparable(abc.ABC):
-    """What `prepare.build` calls; a base class of `Problem`.
+    """The interface that `prepare.build` calls; a base class of `Problem`.
 
     Attributes:
       splits: the names of the splits, the training split first.
@@ -29,7 +29,7 @@ class Preparable(abc.ABC):
     @property
     @abc.abstractmethod
     def name(self) -> str:
-        """The name it is registered by."""
+        """The registered name of the problem."""
 
     @abc.abstractmethod
     def generation_options(self) -> dict[str, Any]:
@@ -41,9 +41,9 @@ class Preparable(abc.ABC):
     def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
         """Opens the samples of a split: a sequence of mappings from names to values.
 
-        The result may be a list, or a generator, whose samples are written to disk. Several
-        processes open the same samples, after `download`. The family defines the values of a
-        sample.
+        The result may be a list, or a generator; samples from a generator are written to disk.
+        Several processes open the same samples, after `download`. The family of the problem defines
+        the values of a sample.
 
         Args:
           split: one of `splits`.
@@ -55,7 +55,7 @@ class Preparable(abc.ABC):
         """Downloads the sources of the samples, unless they are there already.
 
         Args:
-          directory: directory in which the data are being made. It keeps all files.
+          directory: directory in which the data are being made; files written into it are kept.
           tmp_dir: directory for downloads and other temporary files.
         """
 
@@ -80,7 +80,7 @@ class Preparable(abc.ABC):
 
         Args:
           directory: directory in which the data are being made.
-          samples: split -> its samples.
+          samples: split -> samples of the split.
 
         Returns:
           The name of the vocabulary's file; "" without a vocabulary.

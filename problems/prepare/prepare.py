@@ -1,4 +1,4 @@
-"""Prepares a problem's data: a directory with its vocabulary, its shards and, last, a manifest.
+"""Prepares a problem's data: a directory with the vocabulary, the shards and, last, a manifest.
 
 `build` creates a temporary directory, and renames it when it is complete. An attempt (`_attempt`)
 fills the directory (`_fill`) with shards (`_make_shards`) or, for a mixture, with the directories
@@ -40,7 +40,7 @@ class _Contents(NamedTuple):
       columns: the dtype of each stored column.
       splits: the sizes of each split.
       stored: the columns of each split, in one or several parts.
-      files: states of files that are known already, so that they need not be read again.
+      files: known states of files; these files need not be read again.
     """
 
     vocabulary: str
@@ -118,10 +118,10 @@ def _attempt(
 
 
 def _fill(problem: Preparable, directory: Path, samples: OpenSamples) -> _Contents:
-    """Writes everything but the manifest into a directory.
+    """Writes everything except the manifest into a directory.
 
     Raises:
-      ValueError: a split has no samples, or all were skipped.
+      ValueError: a split has no samples, or all its samples were skipped.
     """
     manifest.write_options(directory, problem.generation_options())
     with beam_for_downloads(samples.settings.beam):

@@ -21,9 +21,9 @@ def check(name: str, directory: Path, given_options: Mapping[str, Any], command:
 
     Args:
       name: name of the problem.
-      directory: where its data are.
+      directory: directory of its data.
       given_options: the options that were given to the problem.
-      command: makes the data; for errors.
+      command: command that makes the data, for errors.
     """
     if not directory.exists():
         raise FileNotFoundError(
@@ -74,11 +74,11 @@ def datagen_command(
 
     Args:
       name: name of the problem.
-      package: package of the problem's class; a user's directory has to be imported.
-      data_dir: where the data of all problems are.
-      directory: directory of the existing data, if any, which record their options.
-      default_options: with their values.
-      given_options: those that were given to the problem.
+      package: package of the problem's class; if it is a user's directory, the command imports it.
+      data_dir: directory with the data of all problems.
+      directory: directory of the existing data, if any; it records the options of the data.
+      default_options: default values of the options, by name.
+      given_options: values of the options that were given to the problem, by name.
     """
     words = ["t2tp_datagen", f"--problem={name}", f"--data_dir={data_dir}"]
     words += [f"--t2t_usr_dir={path}" for path in imported_user_dirs() if path.name == package]

@@ -1,4 +1,4 @@
-"""Runs a function in a process group of its own, which ends as a whole."""
+"""Runs a function in a separate process group, and ends all processes of the group together."""
 
 import contextlib
 import multiprocessing
@@ -14,9 +14,10 @@ from t2tp.problems.prepare.shard_workers import WorkerDeathError, when_parent_en
 
 
 def run_apart(function: Callable[..., None], *arguments: Any) -> None:
-    """Calls a function in a new process, which may start others, and waits for its end.
+    """Calls a function in a new process, and waits for its end; the function may start processes.
 
-    When it returns or raises, all of these processes have ended. So they do when this process dies.
+    When this call returns or raises, all these processes have ended. They also end when the calling
+    process dies.
 
     Args:
       function: function to call; its threads may fail, for instance because a process died.
@@ -24,9 +25,9 @@ def run_apart(function: Callable[..., None], *arguments: Any) -> None:
 
     Raises:
       WorkerDeathError: a thread of the function failed, or its process was killed.
-      Exception: the function failed.
+      Exception: the error that the function raised.
     """
-    # Not forked: TensorFlow's threads, where it is loaded, do not survive that.
+    # Not forked: if TensorFlow is loaded, its threads do not survive a fork.
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_call, args=(sender, function, arguments))
@@ -40,7 +41,7 @@ def run_apart(function: Callable[..., None], *arguments: Any) -> None:
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.kill()  # If it had no group yet.
+        process.kill()  # It may not have had a group yet.
         process.join()
     if error is not None:
         raise error
@@ -48,7 +49,7 @@ def run_apart(function: Callable[..., None], *arguments: Any) -> None:
 
 def _call(sender: Connection, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     os.setsid()
-    # Whoever waits for a thread that failed may wait for ever.
+    # Code that waits for a failed thread may wait forever, so the whole group ends.
     threading.excepthook = lambda _: _end_group()
     when_parent_ends(_end_group)
     error = None

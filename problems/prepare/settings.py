@@ -14,7 +14,7 @@ _GOOD_FOR_A_BAD_ONE = 1000
 
 @dataclass(frozen=True)
 class BeamSettings:
-    """How Apache Beam generates the shards, and TFDS datasets that are Beam pipelines.
+    """Settings for generating shards, and TFDS datasets that are pipelines, with Apache Beam.
 
     Attributes:
       runner: name of a runner, such as DirectRunner.
@@ -59,8 +59,8 @@ class GenerationSettings:
     Attributes:
       num_shards: shards of the train split, and max shards of other splits. Default: one per 500
         samples, at most 64.
-      num_workers: max number of processes; 1: only this process. Default: one per 500 samples, at
-        most one per core.
+      num_workers: max number of processes; 1: only this process. None: an estimate of the number
+        that saves time, at most one per core and 32. A process gets at least 500 samples.
       max_bad_samples: max number of unusable samples to skip; None: one in 1,000.
       beam: settings for generating the shards with Beam instead of local processes.
     """

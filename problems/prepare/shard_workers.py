@@ -18,7 +18,7 @@ from t2tp.problems.data.progress import ProgressBar
 from t2tp.problems.user_dir import import_user_dir, imported_user_dirs
 from t2tp.quiet import quiet_import
 
-# Give up after this number of deaths without a finished shard in between.
+# Max number of consecutive deaths without a finished shard in between.
 _DEATHS = 3
 
 
@@ -40,7 +40,7 @@ class Builder(Protocol):
     """Makes one shard; it is pickled for the workers."""
 
     def carry_out(self, job: Any, report: Report, directory: Path | None = None) -> None:
-        """Makes a shard, or checks one; writes it into `directory` if that is given."""
+        """Makes or checks a shard; writes a new shard into `directory`, if given."""
 
 
 class _SharedReport:
@@ -83,7 +83,7 @@ def make_in_processes(
       is_made: whether the shard of a job is complete.
 
     Raises:
-      ChildProcessError: workers are killed again and again, while no shard is finished.
+      ChildProcessError: workers were killed three times without finishing a shard in between.
     """
     total = sum(job.size for job in jobs)
 
@@ -100,16 +100,16 @@ def repeat_after_deaths(
     is_made: Callable[[Any], bool],
     workers_flag: str,
 ) -> None:
-    """Carries out jobs, and after the death of a worker those again that were not finished.
+    """Carries out jobs; after the death of a worker, repeats the jobs that are not finished.
 
     Args:
       make: carries out jobs, and raises WorkerDeathError when a worker is killed.
       jobs: the shards.
       is_made: whether the shard of a job is complete.
-      workers_flag: the flag that says how many workers there are.
+      workers_flag: the flag with the number of workers, for the error.
 
     Raises:
-      ChildProcessError: workers are killed again and again, while no shard is finished.
+      ChildProcessError: workers were killed three times without finishing a shard in between.
     """
     deaths = 0
     while jobs:

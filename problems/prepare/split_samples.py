@@ -23,7 +23,7 @@ _POSITIONS_AT_ONCE = 1 << 16
 
 
 class BadSamples:
-    """A counter of bad samples, which raises an error when there are too many.
+    """Counts bad samples, and raises an error when there are too many.
 
     Attributes:
       problem: the problem's name.
@@ -56,7 +56,7 @@ class BadSamples:
           A sentence with the sample's number and location, and the reason.
 
         Raises:
-          BadSampleError: there are more than the limit.
+          BadSampleError: there are more bad samples than the limit.
         """
         message = str(error)
         if not isinstance(error, BadSampleError):
@@ -113,7 +113,7 @@ class ShuffledSamples:
         """Yields the result of `use` for each sample that is not skipped or bad.
 
         Raises:
-          BadSampleError: too many are bad.
+          BadSampleError: too many samples are bad.
         """
         for number, read in self.part(0, len(self)):
             sample = None

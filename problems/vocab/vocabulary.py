@@ -1,10 +1,10 @@
-"""The base class of vocabularies, which convert text to token ids and back without loss.
+"""The base class of vocabularies: they convert text to token ids and back.
 
 Every token stands for fixed bytes, so decoding concatenates bytes, and the UTF-8 length of a text
-is the sum of its tokens' lengths. That makes bits per byte exact. Ids 0 to 2 are special and the
-same in every vocabulary made here, and so are 3 to 258, the single bytes: the fallback for
-characters without a token, so that any text can be encoded.
-A `tokenizer.json` has ids of its own (`tokenizer.py`).
+is the sum of its tokens' lengths. So bits per byte are exact. All vocabularies made here are
+lossless and have the same first ids: 0 to 2 are special, and 3 to 258 are the single bytes. The
+bytes encode characters without a token, so that any text can be encoded.
+A `tokenizer.json` has other ids, and may change texts (`tokenizer.py`).
 """
 
 from __future__ import annotations
