@@ -1,10 +1,10 @@
-"""Writes adapters (LoRA): as a directory of PEFT, or merged into the weights of their base.
+"""Exports adapters (LoRA) as a PEFT directory, or merged into the weights of their base model.
 
 PEFT has two matrices for each adapted module, `lora_A.weight` [rank, in] and `lora_B.weight` [out,
-rank] (https://huggingface.co/docs/peft/developer_guides/checkpoint). Where a module of theirs has
-several weights of ours, as GPT-2's `c_attn` has queries, keys and values, the adapters of these are
-one of a larger rank: the matrices A one above the other, and the matrices B along the diagonal.
-Where a weight of ours has all experts, each of theirs is a module.
+rank] (https://huggingface.co/docs/peft/developer_guides/checkpoint). One of their modules may join
+several of our weights: GPT-2's `c_attn` joins queries, keys and values. The adapters of these
+weights then become one adapter of a larger rank, with the A matrices stacked and the B matrices in
+block-diagonal form. If one of our weights has all experts, they have a module per expert.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
 _PREFIX = "base_model.model."
 
-# The ends of names of classes, and what PEFT calls their tasks.
+# Maps the end of a class's name to PEFT's name for the task.
 _TASKS = {
     "ForCausalLM": "CAUSAL_LM",
     "LMHeadModel": "CAUSAL_LM",
@@ -43,13 +43,13 @@ _TASKS = {
 
 
 class MergedCheckpoint(Checkpoint):
-    """The base of adapters, read as if the adapters were part of its weights.
+    """The base model's checkpoint, read as if the adapters were part of its weights.
 
-    Its path is the base's path. Its metadata do not list trainable variables.
+    `path` is the base's path. The metadata do not list trainable variables.
     """
 
     def __init__(self, tuned: Checkpoint, adapters: Adapters, dtype: str = "") -> None:
-        """Opens the base.
+        """Opens the base model's checkpoint.
 
         Args:
           tuned: checkpoint of the adapters and of other trained variables.
@@ -57,7 +57,7 @@ class MergedCheckpoint(Checkpoint):
           dtype: dtype of adapted weights; "": the base's dtype.
 
         Raises:
-          BaseError: the base is not there.
+          BaseError: the base model's checkpoint is missing.
         """
         base = open_base(tuned)
         super().__init__((base or tuned).path)
@@ -82,7 +82,7 @@ class MergedCheckpoint(Checkpoint):
         return {name: self._dtype if self._is_adapted(name) else found[name] for name in found}
 
     def read(self, slices: Sequence[Slice]) -> list[tf.Tensor]:
-        """Reads slices of weights, to which products of adapters are added in float32."""
+        """Reads slices of weights, and adds the products of adapters to them in float32."""
         return [self._read(each) for each in slices]
 
     def _read(self, part: Slice) -> tf.Tensor:
@@ -115,7 +115,7 @@ def _trained(saved: Checkpoint) -> list[str]:
 
 
 def _product(tuned: Checkpoint, part: Slice) -> np.ndarray:
-    """Returns a slice of A B, of the shape of a slice of their weight."""
+    """Returns a slice of the product A B, in the shape of a slice of the adapted weight."""
     down, up = (tuned.shapes()[f"{part.name}{end}"] for end in (DOWN, UP))
     rank = down[-1]
     experts = len(down) + len(up) - len(part.shape) - 2  # 1 if each expert has its own, else 0
@@ -139,7 +139,7 @@ def _read(saved: Checkpoint, name: str, begin: Sequence[int], size: Sequence[int
 
 @dataclass(frozen=True)
 class _Module:
-    """An adapted module of theirs.
+    """One of their modules, with an adapter.
 
     Attributes:
       name: name in their model.
@@ -173,7 +173,7 @@ def export_adapters(
       dtype: dtype of the tensors; "": float32.
 
     Raises:
-      ConversionError: PEFT has nothing for a variable that was trained.
+      ConversionError: a trained variable has no counterpart in PEFT.
       OSError: a file cannot be read or written.
     """
     others = [name for name in _trained(tuned) if not is_adapter(name)]
@@ -199,7 +199,7 @@ def export_adapters(
 
 
 def _modules(tuned: Checkpoint, variables: Sequence[Variable]) -> list[_Module]:
-    """Returns the adapted modules of their model."""
+    """Returns the modules of their model that have adapters."""
     shapes = tuned.shapes()
     of_module: dict[str, list[_Part]] = {}
     for variable in variables:
@@ -212,12 +212,12 @@ def _modules(tuned: Checkpoint, variables: Sequence[Variable]) -> list[_Module]:
 
 @dataclass(frozen=True)
 class _Part:
-    """The adapter of a weight of ours, with the dimensions of their module.
+    """The adapter of one of our weights, in the dimensions of their module.
 
     Attributes:
       down: [rank, in].
       up: [out, rank].
-      begin: its first output in the module.
+      begin: index of the weight's first output in the module.
       size: number of outputs of the module.
       is_in_out: whether their weight is [in, out].
     """
@@ -232,7 +232,7 @@ class _Part:
     def read(cls, tuned: Checkpoint, piece: Piece, name: str) -> _Part:
         """Reads the adapter of our weight `name` for one of its pieces."""
         down, up = (_of_piece(tuned, f"{name}{end}", piece) for end in (DOWN, UP))
-        # Where each dimension of ours is among theirs.
+        # The position of each of our dimensions among theirs.
         places = piece.order if piece.part is None else piece.order[1:]
         reduced, made = places[: down.ndim - 1], places[down.ndim - 1 :]
         rank = down.shape[-1]
@@ -251,7 +251,7 @@ class _Part:
 
 
 def _module(name: str, parts: Sequence[_Part]) -> _Module:
-    """Joins the adapters of a module's weights, whose outputs are one after another."""
+    """Joins the adapters of a module's weights; the weights' outputs follow each other."""
     rank = sum(len(part.down) for part in parts)
     up = np.zeros((parts[0].size, rank), np.float32)
     column = 0
@@ -265,7 +265,7 @@ def _module(name: str, parts: Sequence[_Part]) -> _Module:
 
 
 def _of_piece(saved: Checkpoint, name: str, piece: Piece) -> np.ndarray:
-    """Reads a matrix, [in..., rank] or [rank, out...], of an adapter or of one expert's."""
+    """Reads a matrix of an adapter or of one expert's adapter, [in..., rank] or [rank, out...]."""
     shape = saved.shapes()[name]
     if piece.expert is None:
         return _read(saved, name, [0] * len(shape), shape)
@@ -304,7 +304,8 @@ def _config(
         # The scale, alpha / rank, is the same in all modules.
         "rank_pattern": joined,
         "alpha_pattern": {end: adapters.scale * rank for end, rank in joined.items()},
-        # PEFT has experts' matrices in one parameter, which it refuses to drop inputs of.
+        # PEFT keeps all experts' matrices in one parameter, and rejects dropout for such
+        # parameters.
         "lora_dropout": 0.0 if has_experts else adapters.dropout,
         "bias": "none",
         "fan_in_fan_out": modules[0].is_in_out,
@@ -313,5 +314,5 @@ def _config(
 
 
 def _end(name: str, count: int) -> str:
-    """Returns the last words of a module's name."""
+    """Returns the last `count` words of a module's name."""
     return ".".join(name.split(".")[-count:])

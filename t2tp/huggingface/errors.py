@@ -1,5 +1,5 @@
-"""The error of this package."""
+"""The error that conversions raise."""
 
 
 class ConversionError(ValueError):
-    """A directory of Hugging Face cannot be converted; `str()` is a sentence that says why."""
+    """A Hugging Face directory cannot be converted; `str()` is a sentence with the reason."""

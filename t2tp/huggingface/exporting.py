@@ -18,7 +18,7 @@ from t2tp.huggingface.safetensors_file import DTYPES, TensorInfo, create
 from t2tp.huggingface.tensor_map import MOST_ELEMENTS, Piece, Variable
 from t2tp.processes.cluster import ALONE, Cluster
 
-# Size limit of a file, as in `transformers`. A larger tensor has a file of its own.
+# Size limit of a file in bytes, as in `transformers`. A larger tensor gets its own file.
 MOST_BYTES = 5_000_000_000
 
 # dtype and shape of tensors, by name.
@@ -28,10 +28,10 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMG])(I?)B)?", re.IGNORECASE)
 
 
 def bytes_of(size: str) -> int:
-    """Parses a size such as 500MB or 5GB, as `save_pretrained` of `transformers` takes it.
+    """Parses a size such as 500MB or 5GB, as `save_pretrained` of `transformers` accepts it.
 
     Raises:
-      ConversionError: it is no such size.
+      ConversionError: the text is not such a size.
     """
     parts = _SIZE.fullmatch(size.strip())
     if parts is None or not float(parts[1]):
@@ -59,9 +59,9 @@ def export_tensors(
       directory: output directory.
       dtype: dtype of the tensors; "": the dtype of each variable in the checkpoint.
       progress: callback with the number of values written since the last call.
-      most_bytes: size limit of a file; a larger tensor has a file of its own.
-      cluster: the processes that write; each has its share of the files. (Two processes that write
-        into one file may lose values if the file is on another host.)
+      most_bytes: size limit of a file; a larger tensor gets its own file.
+      cluster: the processes that write; each writes its share of the files. (If two processes wrote
+        into one file on another host, values might be lost.)
 
     Raises:
       OSError: a file cannot be read or written.
@@ -82,14 +82,15 @@ def export_tensors(
             for piece, view in views:
                 _write(view, piece, part, value)
             progress(value.size)
-        del views  # The files are written when nothing refers to them.
+        del views  # A mapped file is written when its last view is deleted.
 
 
 def check_fits(saved: Checkpoint, variables: Sequence[Variable]) -> None:
     """Checks that a checkpoint has the variables, and no other trainable ones.
 
     Raises:
-      ConversionError: one is missing, has another shape, or has no place in the directory.
+      ConversionError: a variable is missing, has another shape, or has no counterpart in the
+        directory.
     """
     shapes = saved.shapes()
     for each in variables:
@@ -144,7 +145,7 @@ def _files(
 
 
 def _write_index(directory: Path, files: Mapping[str, Tensors]) -> None:
-    """Writes which file each tensor is in."""
+    """Writes the index, a map from each tensor to its file."""
     weight_map = {name: file for file, tensors in files.items() for name in tensors}
     sizes = [
         math.prod(shape) * DTYPES[kind].itemsize
@@ -160,7 +161,7 @@ def _kind(saved: Checkpoint, variable: Variable) -> tf.DType:
 
 
 def _slices(saved: Checkpoint, variable: Variable) -> Iterator[Slice]:
-    """Yields slices to read: those that were saved, or small ones of an imported checkpoint."""
+    """Yields slices to read: the slices that were saved, or boxes of an imported checkpoint."""
     if MESH_SHAPE in saved.metadata:
         yield from slices_as_saved(saved, variable.name)
         return
@@ -170,7 +171,7 @@ def _slices(saved: Checkpoint, variable: Variable) -> Iterator[Slice]:
 
 
 def _write(view: np.ndarray, piece: Piece, part: Slice, value: np.ndarray) -> None:
-    """Writes a slice of our variable into the view of one of its pieces, where they overlap."""
+    """Writes the part of a slice that overlaps a piece of our variable into the piece's view."""
     offsets = (piece.expert or 0, *(0 for _ in part.begin[1:]))
     to, of = [], []
     for begin, size, offset, limit in zip(part.begin, part.size, offsets, view.shape, strict=True):

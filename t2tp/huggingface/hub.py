@@ -1,4 +1,4 @@
-"""Downloads models from the Hugging Face Hub, or from the server in the variable HF_ENDPOINT."""
+"""Downloads models from the Hugging Face Hub, or from the server that HF_ENDPOINT names."""
 
 import re
 from pathlib import Path
@@ -30,14 +30,14 @@ _SMALL_FILES = (
 
 
 def local_directory(name: str, cluster: Cluster) -> Path:
-    """Returns the directory of a model, which is downloaded into the Hub's cache if needed.
+    """Returns the directory of a model; downloads the model into the Hub's cache if needed.
 
     Args:
       name: a directory, or a model's name on the Hub: `org/name` or `org/name@revision`.
       cluster: the processes that convert; process 0 downloads first.
 
     Raises:
-      ConversionError: the model cannot be downloaded, or is of a type that t2tp lacks.
+      ConversionError: the model cannot be downloaded, or t2tp does not support its type.
       ModuleNotFoundError: the library `huggingface_hub` is not installed; says how to install it.
     """
     path, match = Path(name).expanduser(), _NAME.fullmatch(name)
@@ -61,14 +61,14 @@ def _download(model: str, revision: str | None) -> Path:
         files = read_json(directory / INDEX_FILE, {"weight_map": dict}).get("weight_map") or {}
         untrusted_json.check_values(files, directory / INDEX_FILE, str)
         weights = sorted(set(files.values()))
-    # The commit, so that all files are of one.
+    # The directory's name is the commit: all files come from the same one.
     return _snapshot(model, directory.name, weights)
 
 
 def _snapshot(model: str, revision: str | None, files: list[str] | tuple[str, ...]) -> Path:
     """Downloads files of a model.
 
-    Errors are explained without their own messages, so that no token is ever printed.
+    Error messages do not quote the library's, so that no access token is ever printed.
     """
     with optional_import(
         f"there is no directory {model}, and to download it needs the library huggingface_hub:"
@@ -91,7 +91,7 @@ def _snapshot(model: str, revision: str | None, files: list[str] | tuple[str, ..
             errors.HFValidationError: f"{model} is neither a directory nor a name on the Hub",
         }
         known = next((text for kind, text in kinds.items() if isinstance(error, kind)), None)
-        # The library reports other answers of the server as the cause of a missing local file.
+        # The library reports some answers of the server only as the cause of a missing local file.
         status = next((s for s in map(_status, (error, error.__cause__)) if s), None)
         if known is None and status is not None:
             known = f"{where} cannot be downloaded: the server answers {status}"

@@ -20,7 +20,7 @@ Progress = Callable[[int], object]
 
 @dataclass(frozen=True)
 class _Box:
-    """A slice of a variable, which is in one tensor of the source."""
+    """A slice of a variable that is part of one tensor of the source."""
 
     variable: Variable
     piece: Piece
@@ -28,9 +28,9 @@ class _Box:
     size: tuple[int, ...]
 
     def read(self, source: ModelDirectory, dtype: tf.DType) -> tuple[Slice, np.ndarray]:
-        """Returns the slice and its values, in a dtype."""
+        """Returns the slice and its values, converted to a dtype."""
         view = self.piece.view(source.tensor(self.piece.theirs).opened())
-        # A piece of an expert has one index along the experts.
+        # A piece of one expert has a single index along the experts.
         begin = self.begin if self.piece.expert is None else (0, *self.begin[1:])
         value = _read(view, begin, self.size, dtype.as_numpy_dtype)
         return Slice(self.variable.name, self.variable.shape, self.begin, self.size, dtype), value
@@ -52,13 +52,13 @@ def import_tensors(
       directory: directory of the checkpoints.
       dtype: dtype in the checkpoint; "": the dtype of each tensor.
       progress: callback with the number of values read since the last call.
-      cluster: the processes that write; each has its share of the slices.
+      cluster: the processes that write; each writes its share of the slices.
 
     Returns:
       The directory of the checkpoint.
 
     Raises:
-      ConversionError: a tensor has a dtype that no weight has.
+      ConversionError: the dtype of a tensor is not supported.
       OSError: a file cannot be read or written.
     """
     dtypes = {each.name: _dtype(source, each, dtype) for each in variables}
@@ -104,7 +104,7 @@ def _plan(variables: Sequence[Variable]) -> list[list[_Box]]:
 def _part(
     source: ModelDirectory, boxes: Sequence[_Box], dtypes: dict[str, tf.DType], progress: Progress
 ) -> list[tuple[Slice, tf.Tensor]]:
-    """Reads slices."""
+    """Reads the slices of a part of the checkpoint."""
     part = []
     for box in boxes:
         each, value = box.read(source, dtypes[box.variable.name])

@@ -1,4 +1,4 @@
-"""Kinds of layers in configs: which have a sliding window, and which have no positions."""
+"""Kinds of layers in configs: layers with a sliding window, and layers without positions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.part import Config, Part
 
 _KINDS = {"full_attention": "full", "sliding_attention": "local"}
-# The code of some types in transformers makes a mask with a window even if no layer has one.
+# For some types, transformers builds a mask with a window even if no layer has a window.
 _UNUSED_WINDOW = 4096
 
 
@@ -19,7 +19,7 @@ def kinds_of_layers(hparams: HParams) -> list[str]:
 
 
 def pattern_of(kinds: Sequence[str]) -> dict[str, Any]:
-    """Returns the hparams of layers of some kinds, with the shortest pattern."""
+    """Returns the hparams for layers of these kinds, with the shortest pattern."""
     if set(kinds) in ({"full"}, {"local"}):
         return {"attention_type": kinds[0], "layer_pattern": []}
     lengths = range(1, len(kinds) + 1)
@@ -28,21 +28,22 @@ def pattern_of(kinds: Sequence[str]) -> dict[str, Any]:
 
 
 def _layers(config: Config, kinds: Sequence[str]) -> dict[str, Any]:
-    """Returns the hparams of layers of some kinds, and the size of the window."""
+    """Returns the hparams for layers of these kinds, and the size of the window."""
     if any(kind.startswith("local") for kind in kinds):
         return {**pattern_of(kinds), "attention_window": config.get("sliding_window")}
     return pattern_of(kinds)
 
 
 def _layer_types(config: Config, defaults: Sequence[bool]) -> list[str]:
-    """Returns the kind of each layer by `layer_types`.
+    """Returns the kind of each layer, from `layer_types`.
 
     Args:
       config: the config.
-      defaults: whether each layer has a window if there is no such entry.
+      defaults: for each layer, whether it has a window if the entry `layer_types` is missing.
 
     Raises:
-      ConversionError: a layer is of another kind, or their number is not the model's.
+      ConversionError: t2tp does not support a layer's kind, or the number of kinds is not the
+        number of layers.
     """
     if config.get("layer_types") is None:
         return ["local" if is_local else "full" for is_local in defaults]
@@ -88,7 +89,7 @@ def _with_switch(entries: dict[str, Any]) -> dict[str, Any]:
     return {**entries, "use_sliding_window": entries["sliding_window"] is not None}
 
 
-# The same, if `use_sliding_window` says so.
+# The same, if `use_sliding_window` is true.
 SWITCHED_WINDOW = Part(
     ("sliding_window", "use_sliding_window"),
     lambda config: _read_window({**config, "sliding_window": _used_window(config)}),
@@ -97,7 +98,7 @@ SWITCHED_WINDOW = Part(
 
 
 def _switched_types(config: Config, defaults: Sequence[bool]) -> list[str]:
-    """Returns `_layer_types`, which must not contradict `use_sliding_window`."""
+    """Returns `_layer_types`, and checks that `use_sliding_window` does not contradict it."""
     kinds = _layer_types(config, defaults)
     if "local" in kinds and _used_window(config) is None:
         raise ConversionError(
@@ -121,10 +122,10 @@ WINDOW_OF_LAST_LAYERS = Part(
 
 
 def window_except_every(period: int | str) -> Part:
-    """Returns the part of layers with a window, except every `period`-th.
+    """Returns the part for layers that have a window, except every `period`-th layer.
 
     Args:
-      period: a number, or the entry that has it.
+      period: a number, or the name of the entry with the number.
     """
 
     def read(config: Config) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A directory of Hugging Face: `config.json`, and tensors in one file or several."""
+"""A Hugging Face directory: `config.json`, and tensors in one file or several."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ INDEX_FILE = "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class ModelDirectory:
-    """A directory, whose tensors have not been read yet.
+    """A directory's config, and the positions of its tensors. Values are read later.
 
     Attributes:
       path: path of the directory.
       config: the contents of `config.json`.
       model_type: the type of the model.
-      tensors: the places of its tensors, by name.
+      tensors: the positions of the tensors in the files, by name.
     """
 
     path: Path
@@ -49,7 +49,7 @@ class ModelDirectory:
         """Reads the config and the headers of the files.
 
         Raises:
-          ConversionError: a file is missing or damaged, or the model is of a type that t2tp lacks.
+          ConversionError: a file is missing or damaged, or t2tp does not support the model's type.
           OSError: a file cannot be read.
         """
         if not path.is_dir():
@@ -64,7 +64,7 @@ class ModelDirectory:
         """Returns the hparams of the model.
 
         Raises:
-          ConversionError: an entry of the config is missing, or t2tp has nothing for its value.
+          ConversionError: an entry of the config is missing, or t2tp does not support its value.
         """
         found = {HAS_LOGITS: self._has_logits(), MASK_TOKEN: _mask_token(self.path)}
         return self.model_type.hparams({**self.config, **found, **_image_channels(self.path)})
@@ -73,10 +73,10 @@ class ModelDirectory:
         """Returns the model's variables.
 
         Raises:
-          ConversionError: the files have not the model's tensors, or have others.
+          ConversionError: the files lack tensors of the model, or have other tensors.
         """
         sizes = self.model_type.sizes(hparams)
-        # A damaged config may ask for a billion layers.
+        # A damaged config may have a billion layers.
         for name in ("layer", "encoder_layer", "decoder_layer", "expert"):
             if sizes[name] > len(self.tensors):
                 raise ConversionError(
@@ -88,7 +88,7 @@ class ModelDirectory:
         return found
 
     def _check_fits(self, of_model: Sequence[Variable]) -> None:
-        """Checks that the files have the variables' tensors, and no others."""
+        """Checks that the files have the variables' tensors, and no other tensors."""
         used = set()
         for variable in of_model:
             for piece in variable.pieces:
@@ -116,10 +116,10 @@ class ModelDirectory:
             )
 
     def check_tokenizer(self, vocab_size: int) -> None:
-        """Checks that all tokens of the directory's tokenizer, if any, are of the vocabulary.
+        """Checks that the vocabulary has all tokens of the directory's tokenizer, if there is one.
 
         Raises:
-          ConversionError: it has more tokens than the model.
+          ConversionError: the tokenizer has more tokens than the model.
         """
         file = self.path / TOKENIZER_FILE
         largest = max(token_ids(file).values(), default=0)
@@ -130,7 +130,7 @@ class ModelDirectory:
             )
 
     def tensor(self, name: str) -> TensorInfo:
-        """Returns the place of a tensor, with or without the prefix of its architecture.
+        """Finds a tensor in the files, with or without the architecture's prefix in its name.
 
         Raises:
           ConversionError: there is no such tensor.
@@ -143,7 +143,7 @@ class ModelDirectory:
         )
 
     def _names(self, name: str) -> list[str]:
-        """Returns the names that a tensor may have in the files, the usual one first."""
+        """Returns the names that a tensor may have in the files, the usual name first."""
         names = [name, *filter(None, [self.model_type.stands_in.get(name)])]
         return names + [each.removeprefix(self.model_type.prefix) for each in names]
 
@@ -151,7 +151,7 @@ class ModelDirectory:
         return any(each in self.tensors for each in self._names(name))
 
     def _has_logits(self) -> bool:
-        """Whether logits have a tensor of their own, which is not only a copy of the embedding."""
+        """Whether logits have their own tensor, and it is not only a copy of the embedding."""
         if self.model_type.logits not in self.tensors:
             return False
         default = self.model_type.defaults.get("tie_word_embeddings", True)
@@ -159,7 +159,7 @@ class ModelDirectory:
 
     @cached_property
     def _is_copy(self) -> bool:
-        """Whether the tensor of logits is the embedding, value by value."""
+        """Whether the tensor of logits has the same values as the embedding."""
         tensors = self.model_type.tensors(self.model_type.hparams(self.config))
         (embedding,) = (each.theirs for each in tensors if each.ours == "embedding")
         table = self.tensor(embedding).opened()
@@ -178,7 +178,7 @@ class ModelDirectory:
 
 
 def read_json(path: Path, types: Types | None = None) -> dict[str, Any]:
-    """Reads an object.
+    """Reads a JSON object from a file.
 
     Raises:
       ConversionError: the file is missing.
@@ -193,12 +193,12 @@ def read_json(path: Path, types: Types | None = None) -> dict[str, Any]:
 
 
 def _mask_token(path: Path) -> int | None:
-    """Returns the token that masks others; None if the directory has no such token."""
+    """Returns the mask token; None if the directory has none."""
     return token_ids(path / TOKENIZER_FILE).get(read_special_tokens(path).mask or "")
 
 
 def _image_channels(path: Path) -> dict[str, list[float]]:
-    """Returns mean and deviation of the channels of images from 0 to 1; {} without a processor."""
+    """Returns the channels' mean and standard deviation, on a scale of 0 to 1; {} if unknown."""
     if not (path / IMAGES_FILE).exists():
         return {}
     names = (IMAGE_MEAN, IMAGE_STD)
@@ -206,7 +206,7 @@ def _image_channels(path: Path) -> dict[str, list[float]]:
     config = read_json(path / IMAGES_FILE, types)
     if not config.get("do_normalize", True):
         return {}
-    # The processor multiplies bytes by this factor. Our images are bytes divided by 255.
+    # The image processor multiplies bytes by this factor. Our images are bytes divided by 255.
     factor = config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 1.0
     with untrusted_json.as_damaged(path / IMAGES_FILE):
         scale = round(factor * 255, 9)
@@ -214,7 +214,7 @@ def _image_channels(path: Path) -> dict[str, list[float]]:
 
 
 def _tensors(path: Path, renamed: Mapping[str, str]) -> dict[str, TensorInfo]:
-    """Returns the tensors of all files, by their names of today."""
+    """Returns the tensors of all files, by their current names."""
     found = {}
     for name, info in _read_headers(path).items():
         for before, after in renamed.items():
@@ -224,7 +224,7 @@ def _tensors(path: Path, renamed: Mapping[str, str]) -> dict[str, TensorInfo]:
 
 
 def _read_headers(path: Path) -> dict[str, TensorInfo]:
-    """Returns the tensors of all files, by their names there."""
+    """Returns the tensors of all files, by their names in the files."""
     if (path / INDEX_FILE).exists():
         files_of = read_json(path / INDEX_FILE, {"weight_map": dict}).get("weight_map") or {}
         untrusted_json.check_values(files_of, path / INDEX_FILE, str)

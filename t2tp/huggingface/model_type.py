@@ -1,4 +1,4 @@
-"""A type of model: its `config.json` and our hparams, its tensors and our variables."""
+"""A type of model: maps its `config.json` to our hparams, and its tensors to our variables."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +14,9 @@ from t2tp.huggingface.tensor_map import Entry
 from t2tp.toml import read_packaged
 from t2tp.untrusted_json import Types, check_types
 
-# Entries that are not in the file: whether logits have a tensor of their own; the token that masks
-# others, by the tokenizer; and mean and standard deviation of the channels of images, by the image
-# processor.
+# Entries that are not in `config.json`: whether logits have their own tensor; the mask token, from
+# the tokenizer's files; and mean and standard deviation of images' channels, from the image
+# processor's file.
 HAS_LOGITS = "has_logits"
 MASK_TOKEN = "mask_token_id"
 IMAGE_MEAN, IMAGE_STD = "image_mean", "image_std"
@@ -24,7 +24,7 @@ _FOUND = (HAS_LOGITS, MASK_TOKEN, IMAGE_MEAN, IMAGE_STD)
 
 _ENTRIES = read_packaged("t2tp.huggingface", "config_entries.toml")
 _JSON_TYPES = {"int": int, "str": str, "bool": bool, "float": float, "dict": dict, "list": list}
-# Entries that are converted before an hparam checks its own type.
+# Entries that code converts before an hparam can check their type.
 _TYPES: Types = {
     name: tuple(_JSON_TYPES[kind] for kind in kinds.split(" or "))
     for kinds, names in _ENTRIES["types"].items()
@@ -35,27 +35,28 @@ _NONE = object()
 
 @dataclass(frozen=True)
 class ModelType:
-    """A type of model. Its table is in `model_types/`; `known_types` reads it.
+    """A type of model. `known_types` reads it from its table in `model_types/`.
 
     Attributes:
       name: `model_type` in the config.
-      architecture: the class in `architectures` whose tensors the table has.
+      architecture: the class in `architectures` that has the table's tensors.
       model: our registered model.
-      hparams_set: our set, whose training hparams a converted run has.
-      problem: the problem of a converted run, unless another is named.
-      parts: the hparams of the architecture, in the order to set them.
-      training: hparams apart from the architecture.
-      entries: function from canonical hparams to the entries of the tensors.
-      without_effect: entries that change no logits in `transformers`, in addition to those that
-        change none of any type. Every other entry is refused.
+      hparams_set: our hparams set; a converted run gets the set's training hparams.
+      problem: the default problem of a converted run.
+      parts: the conversions of the architecture's hparams, in the order in which to set these.
+      training: the conversions of hparams that are not part of the architecture.
+      entries: function that maps canonical hparams to the table of tensors.
+      without_effect: entries that do not change the logits of this type in `transformers`, in
+        addition to the entries that have no effect for any type. All unknown entries are rejected.
       defaults: values of entries that configs may lack.
-      required: the values that entries must have, because t2tp supports no others.
-      logits: the name of the tensor that logits have if they are not tied to the embedding.
-      prefix: prefix of names in files of the whole architecture; files of the plain model lack it.
-      ignored: regular expressions of tensors that are constants, copies of others, or parts of
-        other architectures.
-      renamed: parts of names in older files, and their names of today.
-      stands_in: names of tensors that files may lack, and the name to read instead.
+      required: the values that entries must have, because t2tp supports no other values.
+      logits: name of the tensor of logits, if it is not tied to the embedding.
+      prefix: prefix of tensor names in files of the whole architecture. Files of the model without
+        a head lack the prefix.
+      ignored: regular expressions for names of tensors that are constants, copies of other tensors,
+        or parts of other architectures.
+      renamed: maps parts of names in older files to current ones.
+      stands_in: maps names of tensors that files may lack to the names to read instead.
     """
 
     name: str
@@ -79,7 +80,7 @@ class ModelType:
         """Returns the hparams of a model.
 
         Raises:
-          ConversionError: an entry is missing, or has a value that t2tp has nothing for.
+          ConversionError: an entry is missing, or t2tp does not support its value.
         """
         self._check(config)
         config = {**self.defaults, **config}
@@ -103,7 +104,7 @@ class ModelType:
         return self.entries(canonical(hparams))
 
     def completed(self, hparams: HParams, shapes: Shapes) -> HParams:
-        """Completes hparams that leave values to the problem, from the shapes of variables.
+        """Sets hparams whose values depend on the problem, from the shapes of variables.
 
         Raises:
           ConversionError: a variable is missing.
@@ -119,7 +120,7 @@ class ModelType:
         return completed
 
     def config(self, hparams: HParams) -> dict[str, Any]:
-        """Returns the config of a model; `hparams` of it are the same architecture.
+        """Returns a config; `self.hparams` of this config returns the same architecture.
 
         Raises:
           ConversionError: no model of this type has the hparams' architecture.
@@ -154,12 +155,12 @@ class ModelType:
         changed = {**kept, **new}
         if not self.different(changed, hparams):
             return changed
-        # An entry is read in the light of another one, which has changed.
+        # How an entry is read depends on another entry, and that one has changed.
         read = self._entries(self.parts)
         return {name: value for name, value in kept.items() if name not in read} | after
 
     def different(self, config: Config, hparams: HParams) -> dict[str, Any]:
-        """Returns the hparams of a config's architecture that differ from given ones, by name."""
+        """Returns the config's architecture hparams that differ from `hparams`, by name."""
         of_config, of_run = canonical(self.hparams(config)), canonical(hparams)
         names = set(_joined(part.read({**self.defaults, **config}) for part in self.parts))
         names |= {name for name in _ENTRIES["switches"] if name in of_config}
@@ -232,7 +233,7 @@ def _set(hparams: HParams, values: Mapping[str, Any]) -> None:
 
 
 def _image_sizes(values: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the sizes of dimensions of a model of images: of its patches, with a class token."""
+    """Returns the sizes of an image model's patches and sequence; {} for other models."""
     if not values.get("image_shape") or "patch_size" not in values:
         return {}
     height, width, channels = values["image_shape"]
@@ -246,11 +247,11 @@ def _image_sizes(values: Mapping[str, Any]) -> dict[str, int]:
 
 
 def canonical(hparams: HParams) -> HParams:
-    """Returns hparams that are equal if the architectures are.
+    """Normalizes hparams, so that equal architectures have equal hparams.
 
-    `use_bias` is expressed by the other three flags of biases, and `attention_bias` includes
-    `qkv_bias`, which is then false. The pattern of layers is the shortest one, and the multiplier
-    of attention is not 0.
+    `use_bias` is replaced by the other three flags of biases. If `attention_bias` is set,
+    `qkv_bias` is false. The pattern of layers is the shortest equivalent one. Defaults of 0 are
+    replaced by values, except that `d_v` is 0 if it equals `d_kv`.
     """
     result = hparams.copy()
     if "use_bias" in hparams:

@@ -1,9 +1,9 @@
 """How entries of a `config.json` become hparams, and back.
 
-Most entries are one hparam each: `hidden_size` is `d_model`, and `hidden_act` is `mlp` by other
-names. A table of a type (`model_types/*.toml`) lists these, with a `Conversion` where the values
-differ. A `Part` is several entries that only together determine hparams, such as those of rotary
-positions.
+Most entries correspond to one hparam each: `hidden_size` is `d_model`, and `hidden_act` is `mlp`
+with other names for the values. A type's table (`model_types/*.toml`) lists these, with a
+`Conversion` if the values differ. Other hparams depend on several entries at once, as for rotary
+positions. A `Part` converts such a group.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -24,8 +24,8 @@ class Part:
       entries: names of the entries that `read` uses.
       read: returns the hparams from a config.
       write: returns the entries from canonical hparams; see `model_type.canonical`.
-      from_shapes: returns hparams that a run may leave to its problem, from the shapes of its
-        variables.
+      from_shapes: returns, from the shapes of a run's variables, the hparams that the run may leave
+        to its problem.
     """
 
     entries: Collection[str]
@@ -36,7 +36,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Conversion:
-    """The values of an entry, and of the hparam that it is.
+    """Converts between the values of an entry and of the corresponding hparam.
 
     Attributes:
       read: returns the hparam's value from a config and the entry's name.
@@ -53,7 +53,7 @@ SAME_VALUE = Conversion(lambda config, entry: config[entry])
 
 
 def of_entry(hparam: str, entry: str, conversion: Conversion) -> Part:
-    """Returns the part of an hparam that comes from one entry."""
+    """Returns the part for an hparam that corresponds to one entry."""
     return Part(
         (entry, *conversion.also),
         lambda config: {hparam: conversion.read(config, entry)},
@@ -62,5 +62,5 @@ def of_entry(hparam: str, entry: str, conversion: Conversion) -> Part:
 
 
 def of_values(hparams: Mapping[str, Any]) -> Part:
-    """Returns the part of hparams that all models of a type have."""
+    """Returns the part for hparams with the same values in all models of a type."""
     return Part((), lambda config: dict(hparams))

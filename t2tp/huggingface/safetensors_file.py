@@ -1,9 +1,10 @@
-"""Files of tensors in the format safetensors, read and written a slice at a time.
+"""Files in the safetensors format, read and written slice by slice.
 
-A file has the size of the header (8 bytes, little-endian), the header, JSON with dtype, shape and
-place of each tensor, and the values (https://github.com/huggingface/safetensors#format). The
-library `safetensors` checks the header. The values are mapped into memory, because a slice of our
-variable is a strided view of their tensor, and because the library writes only whole files.
+A file consists of the header's size (8 bytes, little-endian), the header, and the values. The
+header is JSON with the dtype, shape and position of each tensor
+(https://github.com/huggingface/safetensors#format). The library `safetensors` checks the header. We
+map the values into memory ourselves, because a slice of our variable is a strided view of their
+tensor, and because the library writes only whole files.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ DTYPES: dict[str, np.dtype] = {
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """The place of a tensor.
+    """A tensor's dtype, shape and position in a file.
 
     Attributes:
       path: path of its file.
@@ -49,13 +50,13 @@ class TensorInfo:
     begin: int
 
     def opened(self, mode: Literal["r", "r+"] = "r") -> np.ndarray:
-        """Returns the tensor, whose values are read from the file when they are used.
+        """Maps the tensor into memory: its values are read when they are used.
 
         Args:
           mode: `r` to read, `r+` to write.
 
         Raises:
-          ConversionError: it is of a dtype that no weight has.
+          ConversionError: the dtype is none of `DTYPES`.
         """
         if self.dtype not in DTYPES:
             raise ConversionError(
@@ -102,7 +103,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
 
 
 def create(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, TensorInfo]:
-    """Creates a file of zeros, for `TensorInfo.opened` to write into.
+    """Creates a file whose tensors are zeros; write them with `TensorInfo.opened`.
 
     Args:
       path: path of the file.
@@ -122,8 +123,7 @@ def create(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> di
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         file.flush()
-        # Writing to a mapped file kills the process if the disk is full, so the disk's space is
-        # reserved here.
+        # Reserves disk space: writing to a mapped file would kill the process if the disk is full.
         try:
             os.posix_fallocate(file.fileno(), 0, 8 + len(text) + end)
         except OSError as error:

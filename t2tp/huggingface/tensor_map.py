@@ -1,4 +1,4 @@
-"""Tables that map tensors of a directory to our variables, in named dimensions.
+"""Tables that map their tensors to our variables, in named dimensions.
 
 ```python
 Entry("h.{layer}.attn.c_attn.weight", "d_model (part heads d_kv)",
@@ -6,12 +6,11 @@ Entry("h.{layer}.attn.c_attn.weight", "d_model (part heads d_kv)",
 ```
 
 maps GPT-2's matrix [768, 2304] to our three variables [768, 12, 64]. Their second dimension merges
-`part`, `heads` and `d_kv`, and `part` numbers our variables. In `(heads d_kv + kv_heads d_kv)` the
-rows of several variables of different sizes follow each other, each with an entry of its own for
-one `term` of the sum. The last string gives the order of our
-dimensions. `{layer}` stands for the number of a layer. `{expert}` stands for the number of an
-expert: they have a tensor for each expert, and our variable has all experts in its first
-dimension.
+`part`, `heads` and `d_kv`, where `part` is the index of our variable. The last string gives the
+order of our dimensions. `{layer}` stands for the index of a layer. `{expert}` stands for the index
+of an expert: they have a tensor per expert, and our variable has all experts in its first
+dimension. In a sum, `(heads d_kv + kv_heads d_kv)`, the rows of several variables of different
+sizes follow each other. Each variable has its own entry, for one `term` of the sum.
 """
 
 import math
@@ -23,7 +22,7 @@ import numpy as np
 
 _PART = "part"
 
-# Elements of a slice that is read or written at a time; 32 MB in float32.
+# Max number of elements of a slice that is read or written at once; 32 MiB in float32.
 MOST_ELEMENTS = 1 << 23
 
 Index = tuple[int, ...]
@@ -37,10 +36,10 @@ class Entry:
       theirs: the tensor's name.
       their_dims: its dimensions, as in "(heads d_kv) d_model"; "1" is a dimension of size 1.
       ours: our variable's name, or several if `part` splits the tensor.
-      our_dims: the dimensions of each.
-      layers: the size that says how many layers there are.
+      our_dims: the dimensions of each of our variables.
+      layers: the name of the size that is the number of layers.
       is_copy: whether another entry has the same values, so that reading skips this one.
-      term: the term of a sum in their first dimension that our variable is.
+      term: the index of our variable's term, if their first dimension is a sum.
     """
 
     theirs: str
@@ -63,7 +62,7 @@ def dense(
       into: our dimensions of the inputs, as in "heads d_kv".
       out: our dimensions of the outputs.
       bias: whether there is a bias.
-      is_in_out: whether their matrix is [in, out], and not [out, in].
+      is_in_out: whether their matrix is [in, out] instead of [out, in].
     """
     their_dims = f"({into}) ({out})" if is_in_out else f"({out}) ({into})"
     found = [Entry(f"{theirs}.weight", their_dims, ours, f"{into} {out}")]
@@ -71,7 +70,7 @@ def dense(
 
 
 def layer_norm(theirs: str, ours: str, dim: str = "d_model") -> list[Entry]:
-    """Returns the entries of a layer norm, as `ours/norm_scale` and `ours/norm_bias`."""
+    """Returns the entries of a layer norm's scale and bias."""
     return [
         Entry(f"{theirs}.weight", dim, f"{ours}/norm_scale", dim),
         Entry(f"{theirs}.bias", dim, f"{ours}/norm_bias", dim),
@@ -80,16 +79,17 @@ def layer_norm(theirs: str, ours: str, dim: str = "d_model") -> list[Entry]:
 
 @dataclass(frozen=True)
 class Piece:
-    """A tensor of theirs that is a variable of ours, or a part of it.
+    """The correspondence of one of their tensors and one of our variables, or parts of the two.
 
     Attributes:
       theirs: the tensor's name.
       shape: its shape.
-      rows: begin and end of our variable along the first of these.
-      sizes: the dimensions of these rows, with merged dimensions split.
-      order: permutes these to our order.
-      part: the index along the first of the permuted dimensions; None: there is no such dimension.
-      expert: the index along the first dimension of our variable; None: it is the full variable.
+      rows: begin and end of our variable along the tensor's first dimension.
+      sizes: the sizes of these rows' dimensions, with merged dimensions split.
+      order: the permutation of these dimensions to our order.
+      part: the index along the first of the permuted dimensions, if that is `part`; otherwise None.
+      expert: the index along the first dimension of our variable; None: the piece is the full
+        variable.
       is_copy: whether another piece has the same values, so that reading skips this one.
     """
 
@@ -111,13 +111,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable of ours.
+    """One of our variables, and the tensors with its values.
 
     Attributes:
       name: its name.
       dims: the names of its dimensions.
       shape: its shape.
-      pieces: its tensors, and their copies.
+      pieces: the pieces with its values, including copies.
     """
 
     name: str
@@ -127,7 +127,7 @@ class Variable:
 
     @property
     def read_pieces(self) -> tuple[Piece, ...]:
-        """Its tensors, without copies."""
+        """The pieces to read: those that are not copies."""
         return tuple(each for each in self.pieces if not each.is_copy)
 
     def boxes(self, piece: Piece, most_elements: int) -> Iterator[tuple[Index, Index]]:
@@ -171,7 +171,7 @@ def _boxes(shape: Index, most_elements: int) -> Iterator[tuple[Index, Index]]:
 
 
 def _numbers(entry: Entry, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Yields the numbers of layer and expert that a name has."""
+    """Yields the indices of layers and experts, for each tensor of an entry."""
     layers = range(sizes[entry.layers]) if "{layer}" in entry.theirs else range(1)
     experts = range(sizes["expert"]) if "{expert}" in entry.theirs else range(1)
     for layer in layers:
@@ -196,7 +196,7 @@ def _pieces(
     dims = tuple(entry.our_dims.split())
     own = dims[1:] if of_all_experts else dims
     ones = [number for number, dim in enumerate(flat) if dim == "1"]
-    # Dimensions of size 1 have no name in ours; they are merged away.
+    # Our variables do not have their dimensions of size 1.
     kept = [dim for dim in flat if dim != "1"]
     order = [kept.index(dim) for dim in ((_PART, *own) if has_parts else own)]
     atomic = tuple(known[dim] for number, dim in enumerate(flat) if number not in ones)

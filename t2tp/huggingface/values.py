@@ -10,7 +10,8 @@ from t2tp.suggestions import check_known
 
 _ONE_CLASS = "single_label_classification"
 
-# Activations in configs, and our names. We write the first name of each.
+# Maps activations in configs to our names. If several have the same name of ours, the first is
+# written.
 ACTIVATIONS = {
     "gelu_new": "gelu",
     "gelu_pytorch_tanh": "gelu",
@@ -20,7 +21,7 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-# The same of networks with a gate.
+# The same for networks with a gate.
 _GATED = {
     "silu": "swiglu",
     "swish": "swiglu",
@@ -37,10 +38,10 @@ def read_name(config: Config, entry: str, names: Mapping[str, str], what: str) -
       config: the config.
       entry: the entry.
       names: our names, by the names in configs.
-      what: a plural noun for them.
+      what: a plural noun for the names, for the error.
 
     Raises:
-      ConversionError: the value is no such name.
+      ConversionError: the value is not one of the names.
     """
     value = config[entry]
     sentence = f"config.json has {entry}={value!r}"
@@ -49,7 +50,7 @@ def read_name(config: Config, entry: str, names: Mapping[str, str], what: str) -
 
 
 def their_name(ours: str, names: Mapping[str, str]) -> str:
-    """Returns the first name in configs of one of our names; an unknown name stays as it is."""
+    """Returns the name in configs for one of our names; returns unknown names unchanged."""
     return next((name for name, each in names.items() if each == ours), ours)
 
 
@@ -65,7 +66,7 @@ GATED_ACTIVATION = _named(_GATED, "activations of gated networks")
 
 
 def _read_gemma(config: Config, entry: str) -> str:
-    # Gemma's first configs have hidden_act "gelu", and all code takes the tanh form for it.
+    # Gemma's first configs have hidden_act "gelu", but all implementations use the tanh form.
     tanh = {"gelu": "gelu_pytorch_tanh"}
     act = tanh.get(config[entry], config[entry])
     newer = config.get("hidden_activation") or act
@@ -81,7 +82,7 @@ GEMMA_ACTIVATION = Conversion(_read_gemma, GATED_ACTIVATION.write, ("hidden_acti
 
 
 def _first_token(value: Any) -> int:
-    """Returns a token, which may be the first of a list; 0 if there is none."""
+    """Returns a token, or the first one of a list; 0 if there is none."""
     if isinstance(value, list):
         value = value[0] if value else None
     return value or 0
@@ -91,7 +92,8 @@ TOKEN = Conversion(lambda config, entry: _first_token(config[entry]))
 FIRST_TOKEN = Part(
     ("bos_token_id",),
     lambda config: {"bos_token_id": _first_token(config["bos_token_id"])},
-    # Some default pad tokens are beyond small vocabularies, for which their models cannot be made.
+    # Some default pad tokens are outside a small vocabulary. Their models could not be created
+    # then.
     lambda hparams: {"bos_token_id": hparams.bos_token_id, "pad_token_id": None},
 )
 
@@ -127,11 +129,11 @@ GPT2_HIDDEN_SIZE = Conversion(lambda config, entry: _or(config.get(entry), 4 * c
 
 
 def equal_heads(size: str, heads: str) -> Part:
-    """Returns the part of heads that share the hidden size; both are names of entries."""
+    """Returns the part for heads that divide the hidden size equally; arguments name entries."""
     return Part((), lambda config: {"d_kv": config[size] // config[heads]})
 
 
-# The balancing loss of experts, which configs switch off elsewhere.
+# The coefficient of the experts' balancing loss. A separate entry disables this loss.
 ROUTER_LOSS = Conversion(
     lambda config, entry: config[entry] if config.get("output_router_logits") else 0.0,
     also=("output_router_logits",),
@@ -146,10 +148,10 @@ HALF_OF_EXPERTS = Conversion(
 
 
 def classes(bias: str) -> Part:
-    """Returns the part of a classifier.
+    """Returns the part for a classifier's number of classes.
 
     Args:
-      bias: the name of its bias among our variables.
+      bias: the name of our variable for the classifier's bias.
     """
     return Part(
         ("num_labels", "id2label", "problem_type"),
@@ -160,7 +162,7 @@ def classes(bias: str) -> Part:
 
 
 def _read_classes(config: Config) -> dict[str, int]:
-    """Returns the number of classes; `transformers` does not write that there are two."""
+    """Returns the number of classes; `transformers` does not write the labels if there are two."""
     count = len(config.get("id2label") or ()) or config.get("num_labels", 2)
     kind = config.get("problem_type") or _ONE_CLASS
     if kind != _ONE_CLASS or count < 2:

@@ -1,1 +1,1 @@
-"""The types of models, a file for each."""
+"""The supported types of models, one table per type."""

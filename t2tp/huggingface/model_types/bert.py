@@ -9,7 +9,7 @@ _ROWS = "vocab d_model"
 
 
 def _around(hparams: HParams) -> list[Entry]:
-    """Returns the entries of embeddings and layers, which all architectures have."""
+    """Returns the entries of embeddings and layers, common to all architectures."""
     embeddings, layer = "bert.embeddings", "bert.encoder.layer.{layer}"
     tables = {
         "word": ("vocab d_model", "embedding"),
@@ -29,12 +29,12 @@ def _around(hparams: HParams) -> list[Entry]:
 
 
 def layers(block: str, attention: str, qkv_bias: bool = True) -> list[Entry]:
-    """Returns the entries of the matrices and biases of a layer, which ViT has too.
+    """Returns the entries of a layer's matrices and biases, for BERT and ViT.
 
     Args:
       block: the layer's name.
-      attention: the name in it of queries, keys and values.
-      qkv_bias: whether these have biases.
+      attention: name, within the layer, of the module of queries, keys and values.
+      qkv_bias: whether queries, keys and values have biases.
     """
     ours, network, heads = "layer_{layer}/attention", "layer_{layer}/feed_forward", "heads d_kv"
     found = []
@@ -62,7 +62,7 @@ def tensors_of_masked(hparams: HParams) -> list[Entry]:
     bias = Entry(f"{head}.bias", "vocab", "logits_bias", "vocab")
     of_logits = [bias]
     if not hparams.tie_embeddings:
-        # Their code adds the bias of the decoder; the other is the same one, or unused.
+        # Their code adds the decoder's bias. The head's bias is the same tensor, or unused.
         of_logits = [
             Entry(f"{head}.decoder.weight", _ROWS, "output_embedding", _ROWS),
             Entry(f"{head}.decoder.bias", "vocab", "logits_bias", "vocab"),
@@ -86,7 +86,7 @@ def tensors_of_classifier(hparams: HParams) -> list[Entry]:
 
 
 def classifier(kernel: str, bias: str) -> list[Entry]:
-    """Returns the entries of the last layer of a classifier, which ViT has too."""
+    """Returns the entries of a classifier's last layer, for BERT and ViT."""
     return [
         Entry("classifier.weight", "classes d_model", kernel, "d_model classes"),
         Entry("classifier.bias", "classes", bias, "classes"),

@@ -1,4 +1,4 @@
-"""The tensors of GPT-2: matrices [in, out], and one of queries, keys and values."""
+"""The tensors of GPT-2: matrices are [in, out]; queries, keys and values share a matrix."""
 
 from t2tp.hparam import HParams
 from t2tp.huggingface.tensor_map import Entry, dense, layer_norm

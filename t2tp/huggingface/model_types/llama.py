@@ -50,7 +50,7 @@ def attention(hparams: HParams) -> list[Entry]:
 
 
 def norms(hparams: HParams, network: str = "feed_forward") -> list[Entry]:
-    """Returns the entries of the norms around the blocks, whose names follow their position."""
+    """Returns the entries of the norms around the blocks; their names depend on the position."""
     names = {
         "pre": ("input", "", "post_attention", ""),
         "output": ("post_attention", "", "post_feedforward", ""),

@@ -1,4 +1,4 @@
-"""The tensors of Mixtral and Qwen3-MoE, in whose files each expert has tensors of its own."""
+"""The tensors of Mixtral and Qwen3-MoE. In their files each expert has separate tensors."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,7 +8,7 @@ from t2tp.huggingface.tensor_map import Entry, dense
 
 
 def _tensors(module: str, names: Sequence[str]) -> Callable[[HParams], list[Entry]]:
-    """Returns the table.
+    """Returns the function that lists the entries of all tensors.
 
     Args:
       module: the name of the experts' module.

@@ -27,7 +27,7 @@ def _read(config: Config) -> dict[str, Any]:
 
 
 def _pair(size: int | list[int]) -> list[int]:
-    """Returns height and width of a size that may be one number for both."""
+    """Returns height and width; a single number stands for both."""
     both = [size, size] if isinstance(size, int) else size
     if len(both) != 2 or not all(isinstance(each, int) and each > 0 for each in both):
         raise ConversionError(f"config.json has {size!r} as a height and width")
