@@ -1,12 +1,12 @@
-"""Decoding: from prompts to the tokens that a model continues them with.
+"""Decoding: a model reads prompts and generates the tokens that continue them.
 
-A program decodes a whole batch at once. Its features are a `PromptBatch`: the rows' prompts, the
-max number of tokens of each, and its random key. The model computes the prompts in one forward pass
-that fills a cache (the prefill), then continues token by token (decode steps) in one while loop of
-the graph, until all rows are done: `greedy_or_sample` follows one sequence per row, `beam_search`
-several. A sample depends on the row's key, the position and the token, not on the batch or the
-mesh. The vocabulary may be split: each processor then proposes candidates from its slice, and only
-these are gathered.
+A program decodes a whole batch at once. Its features are a `PromptBatch`: each row's prompt, max
+number of tokens and random key. The prefill computes the prompts in one forward pass and
+fills a cache. Decode steps then add token after token, in one while loop of the graph, until all
+rows are done. `greedy_or_sample` follows one sequence per row, `beam_search` several. A sample
+depends on the row's key, the position and the token, not on the batch or the mesh. If the
+vocabulary is split, each processor proposes candidates from its slice, and only the candidates are
+gathered.
 
 `Decoder` decodes any number of rows of any length; see docs/decoding.md.
 """

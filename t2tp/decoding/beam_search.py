@@ -1,8 +1,8 @@
 """Beam search with a length penalty, for all rows of a batch and all their sequences at once.
 
 As in tensor2tensor (`beam_search.py`), each row keeps the `beam_size` most probable unfinished
-sequences and the `beam_size` best finished ones. A row is done when no unfinished sequence could
-become better than the best finished one, or than the worst if all are returned.
+sequences and the `beam_size` best finished sequences. A row is done when no unfinished sequence can
+become better than the best finished one; or, if all are returned, than the worst finished one.
 """
 
 import math
@@ -23,17 +23,19 @@ _NONE = -math.inf  # the score of an empty entry of the beam
 
 
 class _Beams(NamedTuple):
-    """The sequences of each row: tensors of the graph, or a processor's slices of them.
+    """The sequences of each row, as tensors of the graph or as a processor's slices.
 
     Attributes:
       alive: int32 [batch, beam, written], the tokens of unfinished sequences, the most probable
         first.
-      log_probs: float32 [batch, beam], of these; -infinity: there is no sequence.
+      log_probs: float32 [batch, beam], log-probabilities of the unfinished sequences; -infinity:
+        there is no sequence.
       finished: int32 [batch, beam, written], the tokens of finished sequences without EOS, the best
         first.
-      finished_log_probs: float32 [batch, beam], of these and EOS.
-      scores: float32 [batch, beam], these divided by the length penalty; -infinity: there is no
-        sequence.
+      finished_log_probs: float32 [batch, beam], log-probabilities of the finished sequences,
+        including EOS.
+      scores: float32 [batch, beam], `finished_log_probs` divided by the length penalty; -infinity:
+        there is no sequence.
       sizes: int32 [batch, beam], the number of tokens of each finished sequence.
       done: int32 [batch], 1 once the row no longer changes.
     """
@@ -54,7 +56,7 @@ def search(
     state: DecodeState,
     options: DecodeOptions,
 ) -> dict[str, mtf.Tensor]:
-    """Finds the best sequences.
+    """Builds the beam search of a batch.
 
     Args:
       model: predicts the tokens.
@@ -64,12 +66,13 @@ def search(
       options: width, length penalty, EOS.
 
     Returns:
-      `symbols`, int32 [batch, beam, written], the tokens after the prefix, without EOS,
-      zero-padded, the best sequences first; `sizes`, int32 [batch, beam], the number of tokens;
-      `log_probs`, float32 [batch, beam], of tokens and EOS; `scores`, these divided by the length
-      penalty, -infinity where the beam has no sequence; `ended`, int32 [batch, beam], 1 if the
-      sequence has an EOS (a row has sequences without one only if none has ended); `steps`, an
-      int32 scalar.
+      tensors by name, each row's best sequence first: `symbols`, int32 [batch, beam, written], the
+      tokens after the prefix, without EOS, zero-padded; `sizes`, int32 [batch, beam], the number of
+      these tokens; `log_probs`, float32 [batch, beam], the log-probability of the tokens and EOS;
+      `scores`, float32 [batch, beam], `log_probs` divided by the length penalty, -infinity where
+      the beam has no sequence; `ended`, int32 [batch, beam], 1 if the sequence has an EOS; `steps`,
+      an int32 scalar, the number of decode steps. A row has sequences without EOS only if none of
+      its sequences has ended.
     """
     batch, beam = rows.batch, mtf.Dimension("beam", options.width)
     ranking = _Ranking(options, rows.length.size)
@@ -83,8 +86,8 @@ def search(
             mesh, last, mtf.broadcast(positions, last.shape), state_before
         )
         may_end = mtf.greater_equal(mtf.broadcast(step, [batch]), options.min_length)
-        # Each sequence has a continuation by each end token, so at least the beam's width of these
-        # candidates is unfinished.
+        # A sequence has one continuation per end token. So of (1 + end tokens) * width candidates,
+        # at least `width` are unfinished.
         continuations = top_candidates(
             logits,
             now.log_probs,
@@ -102,8 +105,8 @@ def search(
             [*(x.dtype for x in now), tf.int32],
             splittable_dims=[batch],
         )
-        # A sequence extends its parent, so it takes over the parent's cache. Tensors that the model
-        # did not change are the same for all sequences of a row.
+        # A sequence extends its parent, so it gets a copy of the parent's cache. Tensors that the
+        # model did not change are equal for all sequences of a row.
         next_state = {
             name: state_after[name]
             if state_after[name] is state_before[name] or beam not in state_after[name].shape.dims
@@ -133,7 +136,7 @@ def search(
 def _start(rows: PromptBatch, beam: mtf.Dimension) -> _Beams:
     """Returns one empty sequence per row and no finished ones; a row with limit 0 is done.
 
-    One sequence instead of `beam` equal ones makes the first candidates different tokens.
+    With `beam` equal sequences, all first candidates could be the same token.
     """
     mesh, one_each = rows.mesh, mtf.Shape([rows.batch, beam])
     first = mtf.constant(mesh, [0.0] + [_NONE] * (beam.size - 1), [beam])
@@ -154,7 +157,7 @@ def _start(rows: PromptBatch, beam: mtf.Dimension) -> _Beams:
 def _last_tokens(
     step: mtf.Tensor, alive: mtf.Tensor, rows: PromptBatch, beam: mtf.Dimension
 ) -> mtf.Tensor:
-    """Returns the last token of each sequence [batch, beam]; first the prefix's last."""
+    """Returns each sequence's last token [batch, beam]; in step 0, the prefix's last token."""
 
     def last(step: tf.Tensor, alive: tf.Tensor, previous: tf.Tensor) -> tf.Tensor:
         tokens = tf.gather(alive, tf.maximum(step - 1, 0), axis=2)
@@ -175,7 +178,7 @@ def _for_each(tensor: mtf.Tensor, batch: mtf.Dimension, beam: mtf.Dimension) -> 
 def _of_parents(
     tensor: mtf.Tensor, parents: mtf.Tensor, batch: mtf.Dimension, beam: mtf.Dimension
 ) -> mtf.Tensor:
-    """Returns the state of the sequences that the new ones extend."""
+    """Returns for each new sequence the state of its parent, the sequence that it extends."""
     beam_axes = [tensor.shape.dims.index(dim) for dim in (batch, beam)]
 
     def pick(x: tf.Tensor, parents: tf.Tensor) -> tf.Tensor:
@@ -190,14 +193,14 @@ def _of_parents(
 
 
 class _Ranking:
-    """Decides which sequences stay in the beams, on one processor's slices of them."""
+    """Decides which sequences stay in the beams, on one processor's slices."""
 
     def __init__(self, options: DecodeOptions, length: int) -> None:
         self._beam_size = options.width
         self._alpha = options.alpha
         self._end_ids = options.end_ids
         self._length = length
-        # If only the best sequence is returned, the search ends once that one is certain.
+        # If only the best sequence is returned, the search can end once the best one is certain.
         self._score_to_beat = tf.reduce_min if options.return_beams else tf.reduce_max
 
     def advance(
@@ -206,8 +209,8 @@ class _Ranking:
         """Sorts the candidates into unfinished and finished sequences.
 
         Returns:
-          the fields of the next `_Beams`, and the beam entry that each unfinished sequence extends,
-          int32 [batch, beam].
+          the fields of the next `_Beams`, and the parents: int32 [batch, beam], the beam entry that
+          each unfinished sequence extends.
         """
         ends = is_any(candidates.tokens, self._end_ids)
         log_probs, alive, parents = self._unfinished(step, candidates, now, ends)
@@ -216,8 +219,8 @@ class _Ranking:
         # limit: no unfinished sequence can end with a better score than this.
         best_possible = log_probs[:, 0] / self._penalty(limits)
         is_settled = self._score_to_beat(after.scores, -1) >= best_possible
-        # A row that is done must not change: the number of iterations depends on the processor's
-        # other rows, and a row's result must not.
+        # A row that is done must not change. The number of iterations depends on the processor's
+        # other rows, but a row's result must not depend on it.
         is_done = tf.not_equal(now.done, 0)
         beams = [
             tf.where(tf.reshape(is_done, [-1] + [1] * (new.shape.rank - 1)), old, new)
@@ -229,7 +232,7 @@ class _Ranking:
     def _finish(
         self, step: tf.Tensor, candidates: Candidates, now: _Beams, ends: tf.Tensor
     ) -> _Beams:
-        """Keeps the best of the finished sequences and of the candidates that end now."""
+        """Keeps the best among the finished sequences and the candidates that end now."""
         ended = tf.where(ends, candidates.log_probs, _NONE)
         all_scores = tf.concat([now.scores, ended / self._penalty(step + 1)], -1)
         scores, chosen = tf.math.top_k(all_scores, self._beam_size)

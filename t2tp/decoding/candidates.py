@@ -1,4 +1,4 @@
-"""The best continuations of a beam's sequences, with a vocabulary split over the mesh."""
+"""The best continuations of a beam's sequences, with a vocabulary that may be split."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -16,9 +16,9 @@ class Candidates(NamedTuple):
     """Continuations of sequences, the most probable first: [batch, candidate].
 
     Attributes:
-      log_probs: float32.
-      parents: int32, the beam entry that each extends.
-      tokens: int32, the token that it adds.
+      log_probs: float32, log-probabilities of the continued sequences.
+      parents: int32, the beam entry that each candidate extends.
+      tokens: int32, the token that each candidate adds.
     """
 
     log_probs: Any
@@ -38,9 +38,10 @@ def top_candidates(
 
     Args:
       logits: float [batch, beam, vocab].
-      log_probs: float32 [batch, beam], of the sequences; -infinity where there is none.
+      log_probs: float32 [batch, beam], log-probabilities of the sequences; -infinity where there is
+        no sequence.
       may_end: booleans [batch], whether an end token may be chosen.
-      vocab_size: tokens from here on are never chosen.
+      vocab_size: number of tokens; logits beyond are padding and never chosen.
       end_ids: the end tokens.
       count: number of candidates.
     """
@@ -52,8 +53,8 @@ def top_candidates(
 class CandidatesOperation(Operation):
     """Finds the best continuations on a split vocabulary.
 
-    Inputs logits [batch, beam, vocab], log-probabilities [batch, beam] and may_end [batch]; outputs
-    sums, parents and tokens [batch, candidate].
+    The inputs are logits [batch, beam, vocab], log-probabilities [batch, beam] and may_end [batch].
+    The outputs are log-probabilities, parents and tokens [batch, candidate].
     """
 
     accepts_padding = True
@@ -77,7 +78,7 @@ class CandidatesOperation(Operation):
         self._outputs = [mtf.Tensor(self, shape, dtype) for dtype in dtypes]
 
     def lower(self, lowering: Lowering) -> None:
-        """Takes `count` candidates from each slice of the vocabulary, and the best of these."""
+        """Finds the best candidates in each vocabulary slice, then the best of all slices."""
         logits, log_probs, may_end = self.inputs
         part = VocabSlice(lowering, logits)
         allowed = part.choosable(self._vocab_size, lowering.slice(may_end)[:, None], self._end_ids)

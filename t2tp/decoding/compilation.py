@@ -1,9 +1,8 @@
-"""Whether compiling the decoding program with XLA saves more time than it costs.
+"""Decides whether compiling the decoding program with XLA saves more time than it costs.
 
-Decoding is a loop of many small steps, which XLA makes up to twice as fast on one device. (It
-compiles no collectives.) Compilation takes seconds for each batch shape, so it must be amortized.
-XLA gains nothing for large models, whose time goes into matmuls, which are slower in XLA than in
-TensorFlow.
+Decoding is a loop of many small steps. XLA makes it up to twice as fast on one device; it compiles
+no collectives. Compilation takes seconds for each batch shape, so it pays off only for many
+batches. Large models spend their time in matmuls, and XLA's matmuls are slower than TensorFlow's.
 """
 
 from t2tp.mesh.layout import Layout
@@ -13,7 +12,7 @@ _MAX_WEIGHTS = 50_000_000
 
 
 def should_compile(layout: Layout, num_prompts: float, batch_size: int, num_weights: int) -> bool:
-    """Decides whether to compile decoding if the user does not.
+    """Decides whether to compile decoding if the user has not decided.
 
     Args:
       layout: layout of the model.

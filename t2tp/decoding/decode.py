@@ -1,4 +1,4 @@
-"""The step of a decoding program: from prompts to the tokens that continue them."""
+"""The step of a decoding program, which generates the tokens that continue prompts."""
 
 from collections.abc import Mapping
 
@@ -22,7 +22,7 @@ def decode(
     Args:
       model: an autoregressive model.
       mesh: the program's mesh.
-      features: the features of `row_features`, and the model's other features.
+      features: the features that `row_features` declares, and the model's other features.
       options: how to decode.
 
     Returns:

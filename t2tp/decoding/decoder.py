@@ -26,7 +26,8 @@ from t2tp.processes.cluster import Cluster
 from t2tp.program.program import Feature, Program
 from t2tp.program.variables import Variables
 
-# Runs a decoding program: (features, for their shapes; a batch) -> global output arrays.
+# Runs a decoding program: (features, arrays of a batch) -> global output arrays. The features'
+# shapes select the program.
 Predict = Callable[[Mapping[str, Feature], Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 
 
@@ -35,10 +36,10 @@ class Request:
     """A row to decode.
 
     Attributes:
-      prefix: tokens that the output begins with.
-      inputs: tokens that the model reads; None for a model without inputs.
-      limit: max number of tokens to generate, EOS included; by default `DecodeOptions.extra_length`
-        more than there are inputs.
+      prefix: tokens with which the targets begin: the prompt.
+      inputs: tokens that an encoder reads; None for a model without inputs.
+      limit: max number of tokens to generate, EOS included. Default: the number of inputs plus
+        `DecodeOptions.extra_length`.
       first_token: the input token at position 0; None: the model's `bos_token_id`.
     """
 
@@ -53,10 +54,10 @@ class Hypothesis:
     """A decoded sequence.
 
     Attributes:
-      tokens: those after the prefix, without EOS.
+      tokens: the tokens after the prefix, without EOS.
       log_prob: natural logarithm of the probability of the tokens and EOS, given the prefix.
-      score: the value that sequences are ranked by; in beam search, divided by the length penalty.
-      has_ended: whether it ends with EOS; otherwise it was truncated at its limit.
+      score: `log_prob`; in beam search, divided by the length penalty. Sequences are ranked by it.
+      has_ended: whether the sequence ends with EOS; otherwise it was truncated at its limit.
     """
 
     tokens: list[int]
@@ -74,7 +75,7 @@ class Decoder:
     ```
 
     Rows are decoded in batches of similar length; see `ProgramShapes`. A row's result depends
-    neither on its batch nor on the mesh; samples depend on the seed and the row's index in the
+    neither on its batch nor on the mesh. Samples depend on the seed and the row's index in the
     list.
 
     Attributes:
@@ -90,14 +91,14 @@ class Decoder:
         seed: int = 0,
         max_length: int | None = None,
     ) -> None:
-        """Sets the programs to decode with, such as `Estimator.predict`.
+        """Creates a decoder from a function that runs the programs.
 
         Args:
-          predict: runs `decode` of the model with these options.
-          layout: the mesh's layout; a batch has at least one row per slice.
+          predict: runs `decode` for the model with these options, such as `Estimator.predict`.
+          layout: the mesh's layout. The batch size is rounded up to a multiple of its batch slices.
           options: how to decode.
           seed: seed of the samples.
-          max_length: the model's max number of positions, of inputs and of outputs alike.
+          max_length: the model's max number of inputs, and of targets; None: unlimited.
         """
         self.options = options
         self._predict = predict
@@ -124,9 +125,10 @@ class Decoder:
         Args:
           model: an autoregressive model.
           options: how to decode; by default beam search of width 4.
-          mesh_shape: such as `data:2;model:4`.
-          layout: such as `batch:data;heads:model`, or a `Layout`, which has its own mesh shape.
-          variables: the model's variables in another program on the same mesh. Default: new ones.
+          mesh_shape: mesh axes and their sizes, such as `data:2;model:4`.
+          layout: rules such as `batch:data;heads:model`, or a `Layout` with its own mesh shape.
+          variables: variables to share with another program of the model on the same mesh. Default:
+            new variables.
           cluster: the devices; see `Program`.
           seed: seed of the samples and of new variables.
           xla: see `Program`.
@@ -158,7 +160,8 @@ class Decoder:
         """Decodes rows.
 
         Returns:
-          the sequences of each row, the best first: one, or with `return_beams` up to `beam_size`.
+          the sequences of each row: the best one; with `return_beams`, up to `beam_size`, the best
+          first.
 
         Raises:
           ValueError: see `iterate`.
@@ -170,8 +173,8 @@ class Decoder:
         """Decodes rows; yields each with its index as soon as its batch is done.
 
         Raises:
-          ValueError: a row is too long for the model, some rows have inputs and some have not, or
-            the model's logits are NaN.
+          ValueError: a row is too long for the model, only some rows have inputs or a first token,
+            or the model's logits are NaN.
         """
         sizes = [self._sizes(number, request) for number, request in enumerate(requests)]
         if len({request.inputs is None for request in requests}) > 1:
@@ -198,14 +201,15 @@ class Decoder:
             check_length("prompt", request.prefix, self._max_length)
 
     def smallest_features(self, reads_inputs: bool) -> dict[str, Feature]:
-        """Returns the features of the program for rows of one token."""
+        """Returns the features of the smallest program: one new token, at most one input."""
         request = Request(inputs=[0] if reads_inputs else None, limit=1)
         return self._batch([0], [request], [1], self._sizes(0, request)[1])[0]
 
     def _sizes(self, number: int, request: Request) -> tuple[int, Lengths]:
-        """Returns a row's max number of new tokens, and its lengths, rounded up.
+        """Returns a row's max number of new tokens, and its lengths.
 
-        The lengths are of its inputs and its prefix, 0 if there are none, and of its positions.
+        The lengths are the numbers of inputs, of prefix tokens and of positions, rounded up. They
+        are 0 if there are no inputs or no prefix.
         """
         inputs, prefix = len(request.inputs or ()), len(request.prefix)
         limit = request.limit
@@ -256,12 +260,12 @@ class Decoder:
         return first_token(features, batch, [requests[number].first_token for number in numbers])
 
     def _rounded(self, size: int) -> int:
-        """Rounds a length up, so that few programs are traced; 0 stays."""
+        """Rounds a length up, so that few programs are traced; returns 0 for 0."""
         rounded = round_up(size) if size else 0
         return rounded if self._max_length is None else min(rounded, self._max_length)
 
     def _hypotheses(self, row: Mapping[str, np.ndarray]) -> list[Hypothesis]:
-        """Returns the sequences of a row."""
+        """Returns the sequences of a row, from its outputs."""
         count = len(row["scores"]) if self.options.return_beams else 1
         return [
             Hypothesis(
@@ -291,18 +295,18 @@ def check_length(name: str, tokens: Sequence[int], max_length: int) -> None:
 
 
 def padded_rows(batch_size: int, layout: Layout) -> int:
-    """Returns the number of rows of a batch, equal on all processors and with rows that are empty.
+    """Rounds a batch size up, so that every processor has the same number of rows.
 
-    With `exact_sums` they fill the processors' vectors, as the tokens of a training step do.
+    With `exact_sums`, the number of rows per processor is a multiple of a CPU's vector size.
     """
     multiple = layout.batch_shards * (VECTOR if layout.exact_sums else 1)
     return -(-batch_size // multiple) * multiple
 
 
 def round_up(size: int, parts: int = 2) -> int:
-    """Returns the next length of at least 8, of which there are `parts` per power of 2.
+    """Rounds a size up to one of few lengths: at least 8, with `parts` lengths per doubling.
 
-    With two these are 8, 12, 16, 24, 32, 48, 64, ...: at most 1.5 times the size.
+    With 2 parts the lengths are 8, 12, 16, 24, 32, 48, 64, ... Above 8, padding is below 50%.
     """
     power = 8
     while power < size:

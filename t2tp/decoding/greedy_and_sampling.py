@@ -18,14 +18,14 @@ _UNFINISHED, _ENDED, _AT_LIMIT = 0, 1, 2
 
 
 class _Sequences(NamedTuple):
-    """The sequence of each row: tensors of the graph, or a processor's slices of them.
+    """The sequence of each row, as tensors of the graph or as a processor's slices.
 
     Attributes:
       previous: int32 [batch], the last token.
-      positions: int32 [batch], of the next token.
+      positions: int32 [batch], the position of the next token.
       written: int32 [batch, written], the tokens after the prompt, without EOS, zero-padded.
-      sizes: int32 [batch], the number of these tokens.
-      log_probs: float32 [batch], of these tokens and EOS together.
+      sizes: int32 [batch], the number of tokens in `written`.
+      log_probs: float32 [batch], the log-probability of the tokens in `written` and EOS.
       status: int32 [batch], whether the row is unfinished, has ended, or is at its limit.
     """
 
@@ -54,10 +54,11 @@ def greedy_or_sample(
       options: how tokens are chosen.
 
     Returns:
-      `symbols`, int32 [batch, beam=1, written], the tokens after the prefix, without EOS,
-      zero-padded; `sizes`, int32 [batch, beam], the number of these tokens; `log_probs` and
-      `scores`, both the natural logarithm of the probability of tokens and EOS, float32 [batch,
-      beam]; `ended`, int32 [batch, beam], 1 if EOS was chosen; `steps`, an int32 scalar.
+      tensors by name: `symbols`, int32 [batch, beam=1, written], the tokens after the prefix,
+      without EOS, zero-padded; `sizes`, int32 [batch, beam], the number of these tokens;
+      `log_probs` and `scores`, both float32 [batch, beam], the natural logarithm of the probability
+      of tokens and EOS; `ended`, int32 [batch, beam], 1 if EOS was chosen; `steps`, an int32
+      scalar, the number of decode steps.
     """
     batch = rows.batch
     update = _RowUpdate(options, rows.length.size)
@@ -112,7 +113,7 @@ def _start(rows: PromptBatch) -> _Sequences:
 
 
 class _RowUpdate:
-    """The update of the rows in an iteration, on one processor's slices of them."""
+    """The update of the rows in one iteration, on one processor's slices."""
 
     def __init__(self, options: DecodeOptions, length: int) -> None:
         self._end_ids = options.end_ids
@@ -126,7 +127,7 @@ class _RowUpdate:
         limits: tf.Tensor,
         now: _Sequences,
     ) -> _Sequences:
-        """Writes the tokens of the unfinished rows."""
+        """Adds the new tokens to the unfinished rows, and updates the rows' status."""
         is_active = tf.equal(now.status, _UNFINISHED)
         is_end = is_any(tokens, self._end_ids)
         ends, is_written = is_active & is_end, is_active & ~is_end
@@ -134,7 +135,7 @@ class _RowUpdate:
         is_full = is_written & (step + 1 >= limits)
         return _Sequences(
             previous=tf.where(is_active, tokens, now.previous),
-            # The model still computes rows that are done, at a position that must exist.
+            # The model still computes rows that are done, so their position must be valid.
             positions=tf.minimum(now.positions + 1, self._length - 1),
             written=tf.where(is_here, tokens[:, None], now.written),
             sizes=now.sizes + tf.cast(is_written, tf.int32),

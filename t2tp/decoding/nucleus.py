@@ -1,8 +1,8 @@
 """Nucleus sampling: the smallest set of tokens with total probability p.
 
-No logits are gathered, and nothing is sorted: the smallest logit in the nucleus is found digit by
-digit. Each pass adds up the probability of the logits that have the digits found so far, by their
-next digit; four passes of eight bits find a float32 exactly.
+No logits are gathered or sorted: the smallest logit in the nucleus is found digit by digit. Each
+pass selects the logits that begin with the digits found so far, and adds up their probabilities by
+the next digit. Four passes of eight bits find a float32 exactly.
 """
 
 import tensorflow as tf
@@ -15,7 +15,7 @@ _SIGN = 1 << 31
 
 
 def nucleus_mask(part: VocabSlice, logits: tf.Tensor, top_p: float) -> tf.Tensor:
-    """Returns which tokens of a slice are in the nucleus.
+    """Computes which tokens of a vocabulary slice are in the nucleus.
 
     Args:
       part: the slice of the vocabulary.
@@ -23,7 +23,7 @@ def nucleus_mask(part: VocabSlice, logits: tf.Tensor, top_p: float) -> tf.Tensor
       top_p: total probability of the nucleus, between 0 and 1.
 
     Returns:
-      booleans [rows, part]. All tokens that tie with the last one are in the nucleus.
+      booleans [rows, part]. All tokens with the smallest logit in the nucleus are in the nucleus.
     """
     highest = part.highest(tf.reduce_max(logits, -1, keepdims=True))
     weights = tf.exp(logits - highest)
@@ -36,7 +36,7 @@ def nucleus_mask(part: VocabSlice, logits: tf.Tensor, top_p: float) -> tf.Tensor
         digits = tf.cast(_shifted(keys, shift) % _DIGITS, tf.int32)
         by_digit = part.add_up(_sums(tf.where(has_prefix, weights, 0.0), digits))
         from_top = above[:, None] + tf.cumsum(by_digit, -1, reverse=True)
-        # The largest digit that completes the nucleus; rounding may leave none.
+        # The largest digit that completes the nucleus; 0 if rounding errors leave none.
         is_full = from_top >= top_p * total[:, None]
         digit = tf.reduce_max(tf.where(is_full, tf.range(_DIGITS), 0), -1)
         weight = tf.gather(by_digit, digit, batch_dims=1)
@@ -46,7 +46,7 @@ def nucleus_mask(part: VocabSlice, logits: tf.Tensor, top_p: float) -> tf.Tensor
 
 
 def _ordered(x: tf.Tensor) -> tf.Tensor:
-    """Maps float32 to 32-bit integers in the same order, as int64."""
+    """Maps float32 to unsigned 32-bit integers in the same order, as int64."""
     bits = tf.cast(tf.bitcast(x, tf.uint32), tf.int64)
     return tf.where(bits >= _SIGN, 2 * _SIGN - 1 - bits, bits + _SIGN)
 

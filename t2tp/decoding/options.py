@@ -17,26 +17,25 @@ _SAMPLING = ("temperature", "top_k", "top_p")
 class DecodeOptions:
     """How rows are decoded.
 
-    Sampling (`temperature`, `top_k` or `top_p` is given), beam search (`beam_size` above 1) and
-    greedy decoding exclude each other. Without any of these it is beam search of width 4. Programs
-    decode language models greedily by default.
+    The method is sampling if `temperature`, `top_k` or `top_p` is set, beam search if `beam_size`
+    is above 1, and greedy decoding if `beam_size` is 1 or `temperature` is 0. By default it is beam
+    search of width 4; the command-line programs decode language models greedily by default.
 
     Attributes:
-      beam_size: width of beam search; 1: greedy.
+      beam_size: width of beam search; 1: greedy decoding.
       alpha: exponent of the length penalty ((5 + length) / 6) ** alpha, which divides the
         log-probabilities of finished sequences (Y. Wu et al., arXiv:1609.08144, section 7).
       temperature: divides logits before a token is sampled; 0: no sampling.
-      top_k: sample from the k most probable tokens; 0: all.
-      top_p: sample from the smallest set of tokens with this total probability (A. Holtzman et al.,
-        arXiv:1904.09751); 1: all.
-      extra_length: max number of tokens of a row beyond the length of its inputs, or of a prompt.
-      min_length: min number of tokens of a row, its prompt and EOS not counted.
+      top_k: number of most probable tokens to sample from; 0: all tokens.
+      top_p: total probability of the smallest set of tokens to sample from (A. Holtzman et al.,
+        arXiv:1904.09751); 1: all tokens.
+      extra_length: max number of new tokens of a row, in addition to the number of its inputs.
+      min_length: min number of new tokens of a row, without EOS.
       return_beams: whether all finished sequences of a row are returned, the best first.
       write_beam_scores: whether programs write the score next to each sequence.
-      num_samples: number of examples of a split that programs decode, or of images; -1: all of the
-        split.
+      num_samples: number of examples or images that programs decode; -1: the whole split.
       batch_size: number of rows decoded together.
-      eos_id: the token that ends a row, or several; -1: none. Default: the problem's tokens, or 1.
+      eos_id: token or tokens that end a row; -1: none. Default: the problem's end tokens, or 1.
     """
 
     beam_size: int | None = None
@@ -93,14 +92,14 @@ class DecodeOptions:
     def parse(cls, text: str, **defaults: object) -> DecodeOptions:
         """Parses text such as `beam_size=4,alpha=0.6,extra_length=50`.
 
-        A method in the text replaces the method of the defaults.
+        If the text selects a decoding method, the defaults' options for another method are ignored.
 
         Args:
           text: options.
-          **defaults: options that the text does not name, if not the usual defaults.
+          **defaults: values of options that the text does not set.
 
         Raises:
-          ValueError: there is no such option, or a value is out of range.
+          ValueError: an option is unknown, a value is out of range, or two options contradict.
         """
         declared = HParams()
         for field in fields(cls):
@@ -134,7 +133,7 @@ class DecodeOptions:
 
     @property
     def width(self) -> int:
-        """The number of sequences per row that are followed at the same time."""
+        """The number of sequences that are decoded in parallel for each row."""
         if self.beam_size is None:
             return 1 if self._samples or self.temperature == 0 else _DEFAULT_BEAM_SIZE
         return self.beam_size

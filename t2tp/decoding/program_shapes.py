@@ -1,4 +1,4 @@
-"""`ProgramShapes`: the lengths of the programs that compute batches of rows."""
+"""Chooses the lengths of the programs that compute batches of rows."""
 
 import operator
 from collections import Counter
@@ -13,26 +13,27 @@ Lengths = tuple[int, ...]
 class ProgramShapes:
     """Pads batches to few different lengths.
 
-    A program is traced only if that costs less than the padding which it saves. The costs, in
-    tokens, are the same on all processes, since no time is measured.
+    A new program is traced only if tracing costs less than the padding that it saves. Costs are
+    counted in tokens, not measured, so all processes make the same choice.
     """
 
     def __init__(self, rows: int, tracing_tokens: int = TRACING_TOKENS) -> None:
-        """Begins without programs.
+        """Begins without traced programs.
 
         Args:
-          rows: number of rows of a batch.
-          tracing_tokens: cost of a program; 0: each batch has a program of its own lengths.
+          rows: number of rows in a batch.
+          tracing_tokens: cost of tracing a program, in tokens. 0: each batch has a program with
+            exactly its lengths.
         """
         self._rows, self._tracing_tokens = rows, tracing_tokens
         self._traced: set[Lengths] = set()
 
     def batches(self, rows: Sequence[Lengths], count: int) -> Iterator[tuple[list[int], Lengths]]:
-        """Yields batches of similar lengths: the rows' numbers, and the lengths of the program.
+        """Yields batches of similar lengths: the rows' indices, and the lengths of the program.
 
         Args:
           rows: the lengths of each row.
-          count: max number of rows of a batch.
+          count: max number of rows in a batch.
         """
         order = sorted(range(len(rows)), key=lambda number: rows[number], reverse=True)
         batches = [order[begin : begin + count] for begin in range(0, len(order), count)]
@@ -44,16 +45,19 @@ class ProgramShapes:
         yield from zip(batches, (padded[each] for each in longest), strict=True)
 
     def _padded(self, batches: Sequence[Lengths]) -> dict[Lengths, Lengths]:
-        """Chooses a program's lengths for the lengths of each batch, at the least total cost.
+        """Chooses the program of each batch so that the total cost is minimal.
 
-        Batches that share a new program are neighbours in the order of their lengths.
+        Batches that share a new program are adjacent in the order of their lengths.
 
         Args:
-          batches: the lengths of each batch, such as of its prompts and its sequences.
+          batches: the lengths of each batch, such as the lengths of its prompts and sequences.
+
+        Returns:
+          lengths of a batch -> lengths of its program.
         """
         counts = Counter(batches)
         lengths = sorted(counts)
-        # For the shortest n: the cost, and the beginning and program of the last group.
+        # best[n] is for the n shortest lengths: the cost, the last group's begin and its program.
         best: list[tuple[int, int, Lengths]] = [(0, 0, ())]
         for end in range(1, len(lengths) + 1):
             longest, tokens, choices = lengths[end - 1], 0, []

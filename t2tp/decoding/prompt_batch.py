@@ -1,4 +1,4 @@
-"""The input of decoding: a batch of prompts, each with room for the tokens to generate."""
+"""The input of decoding: a batch of prompts, with positions for the tokens to generate."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from t2tp.program.program import Feature
 
 Array = TypeVar("Array", np.ndarray, tf.Tensor)
 
-# Weyl's sequence of the golden ratio: neighbouring keys share few bits.
+# A Weyl sequence with the golden ratio: the keys of adjacent rows differ in many bits.
 _STRIDE = np.uint64(0x9E3779B97F4A7C15).astype(np.int64)
 
-# The features that the loops need, in addition to the model's.
+# The features that the decoding loops need in addition to the model's features.
 ROW_FEATURES = ("room", "previous", "positions", "limits", "keys")
 
 
@@ -28,9 +28,9 @@ class PromptBatch:
     """A batch of prompts.
 
     Attributes:
-      previous: int32 [batch], the last token of each row's prefix; 0 without one.
-      positions: int32 [batch], of the first token to generate: the length of the prefix.
-      limits: int32 [batch], max tokens to generate, EOS included; 0: the row is empty.
+      previous: int32 [batch], the last token of each row's prefix; 0 if the prefix is empty.
+      positions: int32 [batch], the position of the first token to generate: the prefix's length.
+      limits: int32 [batch], max number of tokens to generate, EOS included; 0: generate none.
       keys: int64 [batch], the keys of the rows' random numbers.
       length: the dimension of the positions, including the prefix.
     """
@@ -54,7 +54,7 @@ class PromptBatch:
 
     @property
     def written(self) -> mtf.Dimension:
-        """The dimension of the generated tokens: `length`, under a name that is not split."""
+        """The dimension of the generated tokens: `length`, with a name that no layout splits."""
         return mtf.Dimension("written", self.length.size)
 
     @property
@@ -66,7 +66,7 @@ class PromptBatch:
 def row_features(
     batch: int, length: int, prefix_length: int = 0, inputs_length: int = 0
 ) -> dict[str, Feature]:
-    """Returns the features that a decoding program is fed; `prompt_arrays` computes their values.
+    """Returns the features of a decoding program; `prompt_arrays` computes their values.
 
     Args:
       batch: number of rows.
@@ -76,7 +76,7 @@ def row_features(
     """
     rows = mtf.Shape([mtf.Dimension("batch", batch)])
     features = {
-        # Its values are never read: only its length matters.
+        # Its values are never read; it only provides the dimension `length`.
         "room": Feature(rows + mtf.Dimension("length", length), tf.int32),
         "previous": Feature(rows, tf.int32),
         "positions": Feature(rows, tf.int32),
@@ -99,8 +99,8 @@ def prompt_arrays(
     Args:
       prefix: int32 [rows, prefix_length], padded with zeros; prefix_length may be 0.
       sizes: int32 [rows], the number of tokens in each row's prefix.
-      limits: int32 [rows], max tokens to generate, EOS included.
-      keys: int64 [rows], see `row_keys`.
+      limits: int32 [rows], max number of tokens to generate, EOS included.
+      keys: int64 [rows], results of `row_keys`.
       length: number of positions, including the prefix.
     """
     xp = _array_namespace(prefix)
@@ -146,11 +146,15 @@ def first_token(
 
     Args:
       features: features of a batch.
-      batch: their arrays.
-      tokens: the input token of each row at position 0; rows beyond them are empty.
+      batch: arrays of these features.
+      tokens: the input token of each row at position 0, or None. The batch may have more rows,
+        which are empty.
+
+    Returns:
+      the features and arrays, with `first_token` if the rows have such tokens.
 
     Raises:
-      ValueError: some rows have one and some have none.
+      ValueError: only some rows have a first token.
     """
     given = [token for token in tokens if token is not None]
     if not given:
@@ -167,7 +171,7 @@ def first_token(
 def pad(
     sequences: Sequence[Sequence[int]], rows: int, length: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns sequences as an array, int32 [rows, length], zero-padded; and their sizes."""
+    """Returns sequences as zero-padded int32 [rows, length], and their sizes, int32 [rows]."""
     tokens, sizes = np.zeros([rows, length], np.int32), np.zeros([rows], np.int32)
     for row, sequence in enumerate(sequences):
         sizes[row] = len(sequence)
@@ -176,12 +180,12 @@ def pad(
 
 
 def _array_namespace(array: np.ndarray | tf.Tensor) -> Any:
-    """Returns NumPy, or TensorFlow's version of it for exported models, which use the graph."""
+    """Returns the module of an array's functions; exported models compute with tensors."""
     return np if isinstance(array, np.ndarray) else tf.experimental.numpy
 
 
 def max_loop_steps(steps: mtf.Tensor, batch: mtf.Dimension) -> mtf.Tensor:
-    """Returns the max of a loop's iterations over batch slices, between which they may differ."""
+    """Returns the max number of a loop's iterations over all processors, which may differ."""
     return mtf.reduce_max(mtf.broadcast(steps, [batch]), output_shape=mtf.Shape([]))
 
 
@@ -190,10 +194,10 @@ def row_keys(seed: int, numbers: Array) -> Array:
 
     Args:
       seed: the run's seed.
-      numbers: int64, an array of numpy's or a tensor.
+      numbers: the rows' indices, an int64 array or tensor.
 
     Returns:
-      int64 of the same shape.
+      int64 keys of the same shape.
     """
     base = np.uint64(random.make_key(seed, "rows")).astype(np.int64)
     return numbers * _STRIDE + base  # modulo 2**64

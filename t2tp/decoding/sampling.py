@@ -1,9 +1,10 @@
 """Chooses a token from logits whose vocabulary may be split over the mesh.
 
-Each processor chooses in its slice, and these choices are gathered: a few numbers per row. Sampling
-is an argmax, too: with an independent Gumbel variable added to each logit, the largest is a sample
-of the softmax. The variables are functions of the row's key, the position and the token
-(`t2tp.lowering.random`), so neither the mesh nor the batch changes the sample.
+Each processor chooses in its slice. Only these choices are gathered: a few numbers per row.
+Sampling is an argmax, too: if an independent Gumbel variable is added to each logit, the index of
+the largest sum is a sample from the softmax. The variables are functions of the row's key, the
+position and the token (`t2tp.lowering.random`), so neither the mesh nor the batch changes the
+sample.
 """
 
 import tensorflow as tf
@@ -25,19 +26,19 @@ def choose_tokens(
     vocab_size: int,
     options: DecodeOptions,
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
-    """Chooses a token for each row, the most probable one or a sample.
+    """Chooses a token for each row: the most probable one, or a sample.
 
     Args:
       logits: float [batch, vocab].
-      keys: int64 [batch], keys of the rows' random numbers, with the position and the token.
-      positions: int32 [batch].
+      keys: int64 [batch], keys of the rows' random numbers.
+      positions: int32 [batch], positions of the tokens to choose.
       may_end: booleans [batch], whether one of `options.end_ids` may be chosen.
-      vocab_size: tokens from here on are never chosen.
+      vocab_size: number of tokens; logits beyond are padding and never chosen.
       options: how to choose.
 
     Returns:
-      tokens, int32 [batch]; and the natural logarithms of their probabilities, as the model has
-      them (before temperature, top-k and top-p), float32 [batch].
+      tokens, int32 [batch]; and the natural logarithms of their probabilities, float32 [batch].
+      These are the model's probabilities, before temperature, top-k and top-p.
     """
     operation = ChooseOperation(logits, keys, positions, may_end, vocab_size, options)
     tokens, log_probs = operation.outputs
@@ -47,8 +48,8 @@ def choose_tokens(
 class ChooseOperation(Operation):
     """Chooses tokens on a split vocabulary.
 
-    Inputs logits [batch, vocab], keys, positions, may_end [batch]; outputs tokens and
-    log-probabilities [batch].
+    The inputs are logits [batch, vocab], and keys, positions and may_end [batch]. The outputs are
+    tokens and log-probabilities [batch].
     """
 
     accepts_padding = True
@@ -108,7 +109,7 @@ class _Sampler:
         return _best(part, allowed, scaled + self._gumbel(part.ids[None, :]))
 
     def from_top_k(self, part: VocabSlice, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Samples from the k most probable tokens; each slice proposes k candidates."""
+        """Samples from the k most probable tokens; each slice proposes up to k candidates."""
         values, ids = top_tokens(part, allowed, self._top_k)
         gathered = part.gather(tf.concat([values, as_floats(ids), part.normalizer_parts()], -1))
         count = values.shape[-1]
@@ -129,8 +130,8 @@ class _Sampler:
     def _gumbel(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns a Gumbel variable for each token: float32 [rows, tokens]."""
         bits = random.bits(self._keys[:, None], tf.cast(ids, tf.uint64))
-        # An exponential variable first: it is near 0 where a token is sampled, and float32 is
-        # most precise there.
+        # Computes an exponential variable first. Sampled tokens have values near 0, where float32
+        # is most precise.
         share = (tf.cast(bits, tf.float32) + 0.5) * 2.0**-32
         exponential = -tf.math.log1p(-tf.minimum(share, 1 - 2.0**-24))
         return -tf.math.log(exponential)

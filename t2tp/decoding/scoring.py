@@ -1,4 +1,4 @@
-"""Log-probabilities of given targets, row by row."""
+"""Scores rows: the log-probabilities of given targets."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ class ScoredRow:
     """Targets to score.
 
     Attributes:
-      targets: their tokens; with EOS if it counts.
-      inputs: tokens that the model reads; None for a model without inputs.
-      start: index of the first target that counts; those before it are only read.
+      targets: tokens to score, and tokens before them; with EOS if it is scored.
+      inputs: tokens that an encoder reads; None for a model without inputs.
+      start: index of the first target to score. Earlier targets are only read.
       first_token: the input token at position 0; None: the model's `bos_token_id`.
     """
 
@@ -39,8 +39,8 @@ class Score:
     """The score of a row.
 
     Attributes:
-      log_prob: natural logarithm of the probability of the targets that count.
-      is_greedy: whether each of these targets is the most probable token.
+      log_prob: natural logarithm of the probability of the scored targets.
+      is_greedy: whether each scored target is the most probable token.
     """
 
     log_prob: float
@@ -53,13 +53,14 @@ def score(
     """Builds the scores of a batch.
 
     Args:
-      model: a model with a method `logits`, as `TransformerLm.logits`.
+      model: a model with a method `logits` like `TransformerLm.logits`.
       mesh: the program's mesh.
-      features: as of the model's `loss`, and `targets_weights`.
+      features: the features of the model's `loss`, and `targets_weights`.
 
     Returns:
-      `log_probs`, float32 [batch, length], of the targets that count, 0 elsewhere; and `mistakes`,
-      float32 [batch]: how many targets that count are not the most probable token.
+      `log_probs`, float32 [batch, length], the scored targets' log-probabilities, 0 elsewhere; and
+      `mistakes`, float32 [batch], the number of scored targets that are not the most probable
+      token.
 
     Raises:
       ValueError: the model has no method `logits`.
@@ -86,20 +87,20 @@ class Scorer:
     def __init__(
         self, evaluate: Predict, layout: Layout, max_length: int, batch_size: int = 1
     ) -> None:
-        """Sets the programs to score with.
+        """Creates a scorer from a function that runs the programs.
 
         Args:
-          evaluate: runs `score` of a model.
-          layout: the mesh's layout; a batch has at least one row per slice.
-          max_length: max tokens of targets, and of inputs.
-          batch_size: number of rows scored together. Experts with a capacity see the whole batch,
-            so their rows are scored one by one.
+          evaluate: runs `score` for a model.
+          layout: the mesh's layout. Batches are padded to a multiple of its batch slices.
+          max_length: max number of targets, and of inputs.
+          batch_size: number of rows scored together. It should be 1 for experts with a capacity,
+            because one row can displace another row's tokens.
         """
         self._evaluate = evaluate
         self._max_length = max_length
         self._rows = padded_rows(batch_size, layout)
         self._count = min(batch_size, self._rows)
-        # A row alone has its own length: the capacity of experts depends on it.
+        # A row that is scored alone keeps its own length, on which the experts' capacity depends.
         self._shapes = ProgramShapes(self._rows, TRACING_TOKENS if self._count > 1 else 0)
 
     def __call__(self, rows: Sequence[ScoredRow]) -> list[Score]:
@@ -111,7 +112,8 @@ class Scorer:
         """Scores rows; yields each with its index as soon as its batch is done.
 
         Raises:
-          ValueError: a row is longer than `max_length`, or some rows have inputs and some have not.
+          ValueError: a row is longer than `max_length`, or only some rows have inputs or a first
+            token.
         """
         if len({each.inputs is None for each in rows}) > 1:
             raise ValueError("some rows have inputs and some have none: score them separately")
@@ -124,14 +126,14 @@ class Scorer:
             outputs = self._evaluate(*batch)
             log_probs, mistakes = (np.asarray(outputs[name]) for name in ("log_probs", "mistakes"))
             for row, number in enumerate(numbers):
-                # In the order in which decoding adds them up.
+                # Adds in the same order as decoding, so that the results are equal.
                 total = np.cumsum(log_probs[row])[-1]
                 yield number, Score(float(total), not mistakes[row])
 
     def _sizes(self, row: ScoredRow) -> Lengths:
         """Returns the lengths of the targets and, if there are any, of the inputs, rounded up."""
         read = [row.targets] if row.inputs is None else [row.targets, row.inputs]
-        # `ProgramShapes` rounds further if rows are together.
+        # With several rows per batch, `ProgramShapes` rounds further.
         parts = 8 if self._count > 1 else 2
         return tuple(min(round_up(len(tokens), parts), self._max_length) for tokens in read)
 

@@ -1,4 +1,4 @@
-"""The loop over positions; its state is a NamedTuple of tensors and the model's decoding state."""
+"""The decoding loop over positions. Its state is the sequences and the model's decoding state."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
@@ -26,10 +26,10 @@ def token_loop(
       mesh: the program's mesh.
       start: the sequences before the first iteration.
       state: the model's state before the first iteration.
-      goes_on: whether a row of the sequences is unfinished, booleans [batch]; the loop ends on each
-        processor when all of its rows are done.
+      goes_on: maps the sequences to booleans [batch]: whether each row is unfinished. The loop ends
+        on each processor when all of its rows are done.
       body: maps the index of the iteration (an int32 scalar), the sequences and the model's state
-        to the next sequences and state. It leaves rows that are done unchanged.
+        to the next sequences and state. It must not change rows that are done.
 
     Returns:
       the number of iterations, and the sequences after the last one.

@@ -8,24 +8,24 @@ from t2tp import mtf
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.exact_sums import sum_in_parts
 
-# Tokens are sent as float32, which holds integers exactly up to here.
+# Token ids are sent as float32, which represents integers exactly up to this number.
 _MOST_TOKENS = 1 << 24
 
 
 class VocabSlice:
-    """A processor's slice of the logits [rows..., vocab]; `rows` may be split, too.
+    """A processor's slice of the logits [rows..., vocab]. The rows may be split, too.
 
     Attributes:
       logits: float32 [rows..., part].
-      ids: int32 [part], the tokens of this slice.
-      parts: number of slices.
+      ids: int32 [part], the token ids in this slice.
+      parts: number of slices of the vocabulary.
     """
 
     def __init__(self, lowering: Lowering, logits: mtf.Tensor) -> None:
-        """Reads the slice; the vocabulary is the last dimension.
+        """Reads the slice. The vocabulary must be the last dimension.
 
         Raises:
-          ValueError: there are more tokens than float32 can tell apart.
+          ValueError: there are more token ids than float32 can represent exactly.
         """
         if logits.shape.dims[-1].size > _MOST_TOKENS:
             raise ValueError(
@@ -35,7 +35,7 @@ class VocabSlice:
         vocab = mtf.Shape(logits.shape.dims[-1:])
         (self._axis,) = mesh_impl.tensor_layout(vocab)
         self._collectives = mesh_impl.collectives
-        # A slice may be padding alone, and -infinity everywhere would make NaN.
+        # A slice may be all padding. If all its logits were -infinity, sums would be NaN.
         self.logits = mesh_impl.masked(
             tf.cast(lowering.slice(logits), tf.float32), logits.shape, vocab.dims, tf.float32.min
         )
@@ -49,11 +49,11 @@ class VocabSlice:
     def choosable(
         self, vocab_size: int, may_end: tf.Tensor | None, end_ids: Sequence[int]
     ) -> tf.Tensor:
-        """Returns the logits, -infinity where a token must not be chosen.
+        """Returns the logits, with -infinity for tokens that must not be chosen.
 
         Args:
-          vocab_size: tokens from here on are padding of the vocabulary.
-          may_end: booleans [rows...], whether an end token may be chosen; None: it may.
+          vocab_size: number of tokens; logits beyond are padding of the vocabulary.
+          may_end: booleans [rows...], whether an end token may be chosen; None: always.
           end_ids: the end tokens.
         """
         allowed = self.ids < vocab_size
@@ -62,9 +62,9 @@ class VocabSlice:
         return tf.where(allowed, self.logits, -float("inf"))
 
     def normalizer_parts(self) -> tf.Tensor:
-        """Returns [rows..., 2]: the slice's largest logit, and its sum of exponentials.
+        """Returns [rows..., 2]: the slice's largest logit, and its sum of exp(logit - largest).
 
-        With `exact_sums` it is the largest logit of all slices.
+        With `exact_sums`, the largest logit of all slices is used.
         """
         highest = tf.reduce_max(self.logits, -1, keepdims=True)
         if self._collectives.exact:
@@ -73,7 +73,7 @@ class VocabSlice:
         return tf.concat([highest, total[..., None]], -1)
 
     def gather(self, x: tf.Tensor) -> tf.Tensor:
-        """Gathers [rows..., n] of each slice -> [rows..., parts, n] on every processor."""
+        """Gathers [rows..., n] from each slice to [rows..., parts, n] on every processor."""
         if self._axis is not None:
             x = self._collectives.allgather(x, self._axis, x.shape.rank - 1)
         sizes = x.shape.as_list()
@@ -89,10 +89,10 @@ class VocabSlice:
 
 
 def log_probs_of(logits: tf.Tensor, parts: tf.Tensor) -> tf.Tensor:
-    """Returns the log-probabilities of tokens, rounded as the loss rounds them.
+    """Computes the log-probabilities of tokens, rounded in the same way as in the loss.
 
     Args:
-      logits: [rows..., any].
+      logits: [rows..., any], the logits of the tokens.
       parts: [rows..., parts, 2], results of `VocabSlice.normalizer_parts` on all processors.
     """
     highest = tf.reduce_max(parts[..., 0], -1)
@@ -109,10 +109,10 @@ def is_any(tokens: tf.Tensor, end_ids: Sequence[int]) -> tf.Tensor:
 
 
 def as_floats(ids: tf.Tensor) -> tf.Tensor:
-    """Converts tokens to float32, exactly, to send them in one collective with floats."""
+    """Converts tokens exactly to float32, so that one collective sends them with floats."""
     return tf.cast(ids, tf.float32)
 
 
 def as_ids(floats: tf.Tensor) -> tf.Tensor:
-    """Converts the float32 of `as_floats` back to tokens."""
+    """Converts the results of `as_floats` back to tokens."""
     return tf.cast(floats, tf.int32)

@@ -2,8 +2,9 @@
 
 E. Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv:2106.09685), section 4.1:
 a weight W is frozen, and `x W` becomes `x W + (alpha / rank) (x A) B` with A [in, rank] and B
-[rank, out]. B begins at 0. `t2tp.layers.linear` adds A and B, the variables
-`<weight>_lora_a` and `<weight>_lora_b`; `t2tp.layers.variables` freezes everything else.
+[rank, out]. B is initially 0. `t2tp.layers.linear` adds A and B as the variables `<weight>_lora_a`
+and `<weight>_lora_b`. `t2tp.layers.variables` freezes all other variables, except the ones that
+`also_trained` names.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ DOWN, UP = "_lora_a", "_lora_b"
 
 @dataclass(frozen=True)
 class Adapters:
-    """The weights of a model that have adapters, and the adapters' rank.
+    """Which weights of a model have adapters, and the adapters' hyperparameters.
 
     Attributes:
       rank: the number of columns of A.
-      alpha: numerator of the scale.
-      targets: kinds of weights, of those in `t2tp.choices.ADAPTED`.
-      also_trained: a regular expression of names of variables that are trained themselves; empty:
-        none is.
-      dropout: the fraction of the adapters' inputs that is dropped in training.
+      alpha: numerator of the scale alpha / rank.
+      targets: kinds of weights that have adapters; each is in `t2tp.choices.ADAPTED`.
+      also_trained: regular expression of the variables that are trained without an adapter; empty:
+        none.
+      dropout: dropout rate of the adapters' inputs in training.
     """
 
     rank: int
@@ -38,7 +39,7 @@ class Adapters:
 
     @classmethod
     def from_hparams(cls, hparams: HParams) -> Adapters | None:
-        """Reads `lora_rank` and its companions; None if there are to be no adapters.
+        """Reads the `lora_*` hyperparameters; returns None if `lora_rank` is missing or 0.
 
         Raises:
           ValueError: `lora_targets` is empty, or `lora_also_trained` is no regular expression.
@@ -66,18 +67,18 @@ class Adapters:
 
     @property
     def scale(self) -> float:
-        """The factor of `x A B`."""
+        """The factor alpha / rank by which `x A B` is multiplied."""
         return self.alpha / self.rank
 
     def freezes(self, name: str) -> bool:
-        """Whether a variable of the model, not of an adapter, is frozen."""
+        """Whether a variable is frozen; `name` must not be an adapter's variable."""
         return not (self.also_trained and re.search(self.also_trained, name))
 
     def check_also_trained(self, graph: mtf.Graph) -> None:
         """Checks that `also_trained` matches a variable of a model's graph.
 
         Raises:
-          ValueError: it matches none.
+          ValueError: `also_trained` is set and matches no variable.
         """
         names = [variable.name for variable in graph.all_variables]
         if self.also_trained and all(map(self.freezes, names)):

@@ -1,4 +1,4 @@
-"""Self-attention and cross-attention, in any forward pass."""
+"""Self-attention and cross-attention: full forward passes, prefills and decode steps."""
 
 from dataclasses import KW_ONLY, dataclass
 from typing import Protocol
@@ -17,10 +17,10 @@ class AttentionLayer(Protocol):
     """The interface of attention layers."""
 
     def __call__(self, x: mtf.Tensor, forward: ForwardPass, name: str) -> mtf.Tensor:
-        """Computes [batch..., length, d_model], in a decode step [batch..., d_model].
+        """Maps activations to attention outputs of the same shape.
 
         Args:
-          x: activations.
+          x: [batch..., length, d_model]; in a decode step [batch..., d_model].
           forward: the forward pass.
           name: the layer's key in the decoding state.
         """
@@ -34,14 +34,14 @@ class SelfAttention:
 
     Attributes:
       heads: the projections.
-      causal: whether a position attends only to itself and earlier ones.
+      causal: whether a position attends only to itself and to earlier positions.
       window: number of positions that a position attends to, itself included (local attention).
       rotary_base: base of rotary positions; None: no rotary positions.
       rotary_scaling: scaling of rotary positions for long sequences.
-      rotary_fraction: fraction of the elements of a head to rotate.
-      soft_cap: cap of the scores, see `attention`.
+      rotary_fraction: fraction of each head's elements that are rotated.
+      soft_cap: soft cap of the scores; see `attention`.
       dropout: dropout rate of the attention weights.
-      method: algorithm, see `attention`.
+      method: attention algorithm; see `attention`.
     """
 
     heads: Heads
@@ -103,10 +103,16 @@ class SelfAttention:
 
 @dataclass(frozen=True)
 class CrossAttention:
-    """Attention of a sequence to a memory, such as a decoder's to the encoder's output.
+    """Attention of a sequence to a memory, as of a decoder to the encoder's output.
 
-    `Prefill` stores the memory's keys and values [batch..., kv_heads, memory_length, d_kv]; a
-    decode step attends to the memory's segment 1.
+    `Prefill` stores the memory's keys and values [batch..., kv_heads, memory_length, d_kv or d_v].
+    A decode step attends to the memory's segment 1.
+
+    Attributes:
+      heads: the projections.
+      soft_cap: soft cap of the scores; see `attention`.
+      dropout: dropout rate of the attention weights.
+      method: attention algorithm; see `attention`.
     """
 
     heads: Heads

@@ -15,7 +15,7 @@ class BlockAttention:
     """Causal attention of each block to itself and its neighbours.
 
     See `t2tp.ops.attention.local_attention`. For an image, x is [batch..., height, width, d_model],
-    and positions are numbered row by row. Keys and values are stored as `SelfAttention` does.
+    and positions are numbered row by row. Keys and values are stored as in `SelfAttention`.
     """
 
     def __init__(self, heads: Heads, space: Sequence[mtf.Dimension], block: Sequence[int]) -> None:
@@ -24,14 +24,14 @@ class BlockAttention:
         Args:
           heads: the projections.
           space: [length], or [height, width].
-          block: block size along each dimension.
+          block: block size along each dimension of `space`.
         """
         self._heads = heads
         self._space = list(space)
         self._block = list(block)
 
     def __call__(self, x: mtf.Tensor, forward: ForwardPass, name: str) -> mtf.Tensor:
-        """See `AttentionLayer`; positions follow from `space`."""
+        """See `AttentionLayer`. Outside decode steps, positions are the indices into `space`."""
         if isinstance(forward, DecodeStep):
             return self._decode_step(x, forward, name)
         q = self._heads.queries(x, self._space[-1])

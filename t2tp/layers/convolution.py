@@ -9,12 +9,12 @@ from t2tp.ops.conv.convolution import convolution
 from t2tp.ops.norms.batch_norm import batch_norm as normalized_batch
 from t2tp.ops.norms.group_norm import group_norm as normalized_groups
 
-# The variables of a batch norm that evaluation uses.
+# Names of the running averages with which batch norm evaluates.
 BATCH_STATISTICS = ("moving_mean", "moving_variance")
 
 
 class Convolution:
-    """A convolution; variables `filters` and, optionally, `bias` of the current scope.
+    """A convolution with the variables `filters` and, optionally, `bias` in the current scope.
 
     Initialized as in K. He et al. (arXiv:1502.01852), section 2.2: normal, with a variance of
     2 / (kernel height * kernel width * filters).
@@ -44,8 +44,8 @@ class Convolution:
         """
         channels = x.shape.dims[-1]
         if channels.name == self._filters.name:
-            # The filters have both dimensions, so their names must differ. The input's channels are
-            # then not split.
+            # `filters` has the input's and the output's channels as dimensions, so their names must
+            # differ. The input's channels are then not split.
             x = mtf.rename_dimension(x, channels.name, f"input_{channels.name}")
             channels = x.shape.dims[-1]
         size = self._kernel
@@ -61,20 +61,20 @@ class Convolution:
 
 
 def batch_norm(x: mtf.Tensor, training: bool, momentum: float, epsilon: float) -> mtf.Tensor:
-    """Normalizes by batch statistics in training, by running averages otherwise.
+    """Normalizes by batch statistics in training, and by running averages otherwise.
 
-    S. Ioffe and C. Szegedy (arXiv:1502.03167). Statistics are of the global batch, however it is
-    split. The running averages, `moving_mean` and `moving_variance`, are not trainable; training
-    steps update them.
+    S. Ioffe and C. Szegedy (arXiv:1502.03167). Statistics are computed over the global batch in
+    every layout. Training steps update the running averages, `moving_mean` and `moving_variance`;
+    the optimizer does not.
 
     Args:
       x: [..., channels].
-      training: whether to use batch statistics, and update the averages.
+      training: whether to use batch statistics and update the running averages.
       momentum: the decay of the running averages per step.
       epsilon: added to the variance.
 
     Returns:
-      like `x`; variables `norm_scale`, `norm_offset` and the averages.
+      a tensor like `x`. The variables are `norm_scale`, `norm_offset` and the running averages.
     """
     channels = x.shape.dims[-1]
     scale, offset = _scale_and_offset(x.mesh, channels)
@@ -101,7 +101,7 @@ def group_norm(x: mtf.Tensor, groups: int, epsilon: float) -> mtf.Tensor:
       epsilon: added to the variance.
 
     Returns:
-      like `x`; variables `norm_scale` and `norm_offset`.
+      a tensor like `x`. The variables are `norm_scale` and `norm_offset`.
     """
     scale, offset = _scale_and_offset(x.mesh, x.shape.dims[-1])
     return normalized_groups(x, scale, offset, groups, epsilon)

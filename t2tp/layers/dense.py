@@ -16,16 +16,16 @@ def dense(
     gain: float = 1.0,
     is_head: bool = False,
 ) -> mtf.Tensor:
-    """Computes `x matrix + bias`, with variables of the current scope.
+    """Computes `x matrix + bias` with variables in the current scope.
 
     Args:
       x: [..., inputs].
-      to: the dimension of the result.
+      to: the output dimension.
       name: name of the matrix.
       bias: name of the bias.
       inputs: the dimensions to sum over. Default: the last one.
-      gain: factor of the initial values, whose variance is otherwise 1 / inputs.
-      is_head: whether the result is scores; see `mtf.Role`.
+      gain: factor of the initial standard deviation inputs ** -0.5.
+      is_head: whether the outputs are scores; see `mtf.Role`.
 
     Returns:
       [..., to].
@@ -39,7 +39,7 @@ def dense(
 
 
 def square_dense(x: mtf.Tensor) -> mtf.Tensor:
-    """Computes a dense layer [..., d] -> [..., d]; a layout that splits d splits the inputs."""
+    """Applies a dense layer [..., d] -> [..., d]. A layout that splits d splits its inputs."""
     dim = x.shape.dims[-1]
     y = dense(x, mtf.Dimension(f"{dim.name}_out", dim.size))
     return mtf.rename_dimension(y, y.shape.dims[-1].name, dim.name)

@@ -12,8 +12,8 @@ class Dropout:
         """Sets rate and mask.
 
         Args:
-          rate: the fraction to drop, in [0, 1).
-          broadcast_dims: names of dimensions along which the mask is the same, such as `length`: a
+          rate: the probability with which an element is dropped, in [0, 1).
+          broadcast_dims: names of dimensions along which the mask is constant. With `length`, a
             feature of a row is dropped at all positions or at none.
 
         Raises:
@@ -25,7 +25,7 @@ class Dropout:
         self._broadcast_dims = tuple(broadcast_dims)
 
     def __call__(self, x: mtf.Tensor, training: bool) -> mtf.Tensor:
-        """Returns `x`, in training with elements dropped and the rest scaled up.
+        """In training, drops elements of `x` and scales up the rest; otherwise returns `x`.
 
         Raises:
           ValueError: `x` lacks one of the broadcast dimensions.

@@ -13,7 +13,7 @@ from t2tp.ops.variables.transfer import ratio
 
 @dataclass(frozen=True)
 class Projection:
-    """A product of activations and a table, computed when it is read, or chunk by chunk.
+    """The product of activations and a table. Users compute it at once or chunk by chunk.
 
     Attributes:
       x: [..., d_model].
@@ -58,9 +58,9 @@ class Embedding:
       is_scaled: whether looked-up vectors are multiplied by sqrt(d_model), as in tensor2tensor
         (arXiv:1706.03762, section 3.4).
       has_bias: whether logits have a bias, `logits_bias`.
-      are_logits_scaled: whether logits are of x divided by sqrt(d_model).
-      multiplier: further factor of looked-up vectors.
-      logits_divisor: further divisor of x, and so of logits.
+      are_logits_scaled: whether x is divided by sqrt(d_model) before it is projected to logits.
+      multiplier: additional factor of looked-up vectors.
+      logits_divisor: additional divisor of x before the projection to logits.
       logits_soft_cap: see `Projection`.
     """
 
@@ -81,7 +81,7 @@ class Embedding:
         x = checked_gather(self._table(tokens.mesh, "embedding", dtype), tokens, self.vocab)
         factor = self.multiplier
         if self.is_scaled:
-            factor *= (self.d_model.size / ratio(x.mesh, "d_model")) ** 0.5  # Of the small model.
+            factor *= (self.d_model.size / ratio(x.mesh, "d_model")) ** 0.5  # The small model's.
         return x if factor == 1.0 else x * factor
 
     def logits(self, x: mtf.Tensor) -> mtf.Tensor:
@@ -89,9 +89,9 @@ class Embedding:
         return self.projection(x).logits
 
     def projection(self, x: mtf.Tensor) -> Projection:
-        """Returns the logits of [..., d_model], to be computed where they are needed."""
+        """Returns the logits of [..., d_model] as a `Projection`, which is not computed yet."""
         name = "embedding" if self.is_tied else "output_embedding"
-        wider = ratio(x.mesh, "d_model")  # Logits fall as fast (arXiv:2203.03466, table 8).
+        wider = ratio(x.mesh, "d_model")  # 1 / width, by arXiv:2203.03466, table 8.
         factor = 1 / (wider * self.logits_divisor)
         if self.are_logits_scaled:
             factor *= (self.d_model.size / wider) ** -0.5

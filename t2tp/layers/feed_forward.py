@@ -14,10 +14,10 @@ from t2tp.suggestions import check_known
 
 
 def activation_of(mlp: str) -> Callable[[mtf.Tensor], mtf.Tensor]:
-    """Returns the activation of a network, or of its gate; see `FeedForward`.
+    """Returns the activation function of a network, or of its gate; see `FeedForward`.
 
     Raises:
-      ValueError: the name is unknown.
+      ValueError: `mlp` is unknown.
     """
     check_known(mlp, MLPS, "networks", f"mlp is {mlp!r}")
     name = (PLAIN_MLPS | GATED_MLPS)[mlp]
@@ -33,9 +33,9 @@ def _gated(mlp: str, gate: mtf.Tensor, hidden: mtf.Tensor) -> mtf.Tensor:
 class FeedForward:
     """A feed-forward network: two matrices with an activation between them, or three with a gate.
 
-    `relu`, `gelu` (its tanh form), `gelu_erf` (the exact one) and `silu`: `activation(x input)
-    output`; `swiglu` and `geglu` (N. Shazeer, arXiv:2002.05202): `(activation(x gate) * x input)
-    output`; `clamped_swiglu`: gpt-oss's (`t2tp.ops.activations.clamped_swiglu`).
+    `relu`, `gelu` (tanh approximation), `gelu_erf` (exact) and `silu` compute `activation(x input)
+    output`. `swiglu` and `geglu` (N. Shazeer, arXiv:2002.05202) compute `(activation(x gate) *
+    x input) output`. `clamped_swiglu` is gpt-oss's form (`t2tp.ops.activations.clamped_swiglu`).
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class FeedForward:
           mlp: the network's name, one of `t2tp.choices.MLPS`.
           d_ff: the hidden size.
           use_bias: whether to add a bias after each matrix.
-          dropout: dropout rate of the hidden activations, tensor2tensor's relu_dropout.
+          dropout: dropout rate of the hidden activations (tensor2tensor's relu_dropout).
           output_scale: factor of the initial values of `output`.
           experts: dimensions of `x` along which each index has its own variables.
 
@@ -74,7 +74,7 @@ class FeedForward:
     def __call__(self, x: mtf.Tensor, training: bool) -> mtf.Tensor:
         """Computes [..., d_model] -> [..., d_model].
 
-        The variables are `input`, `output`, `gate`, and biases.
+        The variables are `input`, `output`, `gate` in gated networks, and their biases.
         """
         d_model = x.shape.dims[-1]
         hidden = self._times(x, "input", self._d_ff, d_model.size**-0.5)
@@ -88,18 +88,18 @@ class FeedForward:
         return self._times(hidden, "output", d_model, stddev)
 
     def chosen(self, x: mtf.Tensor, choices: mtf.Tensor, gates: mtf.Tensor) -> mtf.Tensor:
-        """Applies to each row the experts that it chose, without a capacity.
+        """Applies the chosen experts to each row, without a capacity.
 
         Args:
           x: [..., d_model].
-          choices: int32 [..., k].
-          gates: float32 [..., k].
+          choices: int32 [..., k], the experts of each row.
+          gates: float32 [..., k], the factors of the experts' outputs.
 
         Returns:
-          like `x`: see `t2tp.ops.expert_network`.
+          a tensor like `x`; see `t2tp.ops.expert_network`.
 
         Raises:
-          ValueError: dropout, or adapters of feed-forward layers, which this does not support.
+          ValueError: the network has dropout, or adapters on feed-forward layers.
         """
         adapters = of_mesh(x.mesh)
         if self._has_dropout or (adapters is not None and "feed_forward" in adapters.targets):

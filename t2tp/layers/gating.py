@@ -8,7 +8,7 @@ import tensorflow as tf
 from t2tp import mtf
 from t2tp.ops.top_k import top_k
 
-# More than scores and balances differ by.
+# Larger than any difference between two scores plus balances.
 _BELOW_ALL = 1e6
 
 
@@ -21,10 +21,10 @@ class Router:
       token_mask: float32 [groups, group]: 0 for padding.
       experts: the dimension router_experts.
       scores: `softmax`, or `sigmoid` of each logit.
-      balance: float32 [router_experts], added to the scores where experts are chosen, but not to
-        gates: L. Wang et al. (arXiv:2408.15664), section 3. None: nothing is added.
+      balance: float32 [router_experts], added to the scores to choose experts, but not to gates
+        (L. Wang et al., arXiv:2408.15664, section 3). None: nothing is added.
       groups: number of groups of consecutive experts.
-      top_groups: groups per token; see `token_choices`.
+      top_groups: number of groups from which a token chooses experts; see `token_choices`.
     """
 
     logits: mtf.Tensor
@@ -41,7 +41,7 @@ class Router:
         return self.token_mask.shape.dims[-1]
 
     def row_sums(self, x: mtf.Tensor) -> mtf.Tensor:
-        """Sums over all dimensions but the first."""
+        """Sums over all dimensions except the first."""
         return mtf.reduce_sum(x, output_shape=mtf.Shape(self.token_mask.shape.dims[:1]))
 
     def probabilities(self) -> mtf.Tensor:
@@ -51,7 +51,7 @@ class Router:
         return mtf.softmax(self.logits, self.experts) * self.token_mask
 
     def z_sum(self) -> mtf.Tensor:
-        """Returns each row's sum of the z-loss, log(Z)**2, where Z is the sum of exponentials.
+        """Returns each row's sum of the z-loss log(Z)**2, with Z the sum of exponentials.
 
         B. Zoph et al., ST-MoE (arXiv:2202.08906), section 3.1.
         """
@@ -76,11 +76,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class ExpertAssignment:
-    """One expert per token, with a place at it.
+    """One expert per token, and the token's slot at this expert.
 
     Attributes:
-      slots: int32 [groups, group], the token's index into [experts * capacity]; out of range if it
-        is dropped.
+      slots: int32 [groups, group], the token's index into [experts * capacity]; out of range if the
+        token is dropped.
       gate: float32 [groups, group], the factor of the expert's output; 0 if dropped.
       is_dropped: float32 [groups, group], 1 for a real token whose expert is full.
     """
@@ -93,27 +93,27 @@ class ExpertAssignment:
 def token_choices(
     router: Router, k: int, *, normalize: bool, scale: float = 1.0
 ) -> tuple[list[Choice], mtf.Tensor]:
-    """Chooses the k experts of the highest scores for each token.
+    """Chooses the k experts with the highest scores for each token.
 
-    k of 1: W. Fedus et al., "Switch Transformers" (arXiv:2101.03961), section 2.1; the gate is the
-    score. k of 2: D. Lepikhin et al., "GShard" (arXiv:2006.16668), section 2.2; the gates are the
-    two scores, normalized to a sum of 1. (GShard drops second choices of small weight at random;
-    this does not.)
+    k = 1 is W. Fedus et al., "Switch Transformers" (arXiv:2101.03961), section 2.1: the gate is the
+    score. k = 2 is D. Lepikhin et al., "GShard" (arXiv:2006.16668), section 2.2: the gates are the
+    two scores, normalized to a sum of 1. Unlike GShard, no second choice is dropped at random.
 
-    With groups of experts, a token chooses the `top_groups` whose two highest scores have the
-    highest sums, and then its experts among theirs (DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
+    With groups of experts, the score of a group is the sum of its two highest scores. A token
+    chooses its experts from the `top_groups` groups with the highest scores (DeepSeek-V3,
+    arXiv:2412.19437, section 2.1.2).
 
     Args:
       router: the tokens' router.
       k: experts per token.
-      normalize: whether a token's gates have a sum of 1, before they are scaled.
+      normalize: whether a token's gates are normalized to a sum of 1 before they are scaled.
       scale: factor of the gates.
 
     Returns:
-      the choices, and the load-balancing loss of each row, summed over its tokens, each with the
-      loss of its group: experts * sum_e f_e * P_e (Switch, equation 4), where f_e is the fraction
-      of the group's tokens whose first choice is e, and P_e their mean score of e. Sigmoid scores
-      are normalized over the experts first.
+      the k choices, and the load-balancing loss of each row. A group's loss is experts * sum_e f_e
+      * P_e (Switch, equation 4): f_e is the fraction of the group's tokens whose first choice is e,
+      and P_e their mean score for e. Sigmoid scores are normalized over the experts first. A row's
+      loss is the sum over its tokens, each with the loss of its group.
     """
     experts = router.experts
     probabilities = router.probabilities()
@@ -144,12 +144,12 @@ def _highest(
         pick = mtf.argmax(scores, dim)
         chosen = mtf.one_hot(pick, dim, dtype=tf.float32)
         yield pick, chosen
-        # Chosen ones fall below all others, so that the next argmax skips them.
+        # Lowers chosen scores below all others, so that the next argmax skips them.
         scores -= chosen * _BELOW_ALL
 
 
 def _in_top_groups(scores: mtf.Tensor, router: Router) -> mtf.Tensor:
-    """Lowers the scores of experts outside of a token's groups below all others."""
+    """Lowers the scores of experts outside a token's groups below all other scores."""
     *tokens, experts = scores.shape.dims
     group = mtf.Dimension("router_groups", router.groups)
     member = mtf.Dimension("group_experts", experts.size // router.groups)
@@ -163,9 +163,9 @@ def _in_top_groups(scores: mtf.Tensor, router: Router) -> mtf.Tensor:
 
 
 def imbalance(router: Router, choices: Sequence[Choice]) -> mtf.Tensor:
-    """Returns 0 for each row; its gradient w.r.t. the balance is an expert's load above the mean.
+    """Returns 0 for each row. Its gradient w.r.t. `balance` is each expert's load minus the mean.
 
-    A step down along the sign of this gradient is the update of arXiv:2408.15664, algorithm 1.
+    Subtracting the gradient's sign times a rate is the update in arXiv:2408.15664, algorithm 1.
     """
     load = mtf.add_n([choice.chosen for choice in choices])
     load -= mtf.reduce_mean(load, reduced_dim=router.experts)
@@ -174,15 +174,15 @@ def imbalance(router: Router, choices: Sequence[Choice]) -> mtf.Tensor:
 
 
 def assigned(router: Router, choices: Sequence[Choice], capacity: int) -> list[ExpertAssignment]:
-    """Gives the choices places at their experts, up to the capacity of these in a group.
+    """Assigns slots at the experts, up to `capacity` slots per expert and group.
 
-    First choices take precedence over second ones, and earlier tokens over later ones.
+    First choices take precedence over second choices, and earlier tokens over later tokens.
     """
     assignments = []
     taken = None
     for choice in choices:
         chosen = choice.chosen
-        # A token's position at its expert: how many earlier tokens chose it too.
+        # A token's position at its expert is the number of earlier tokens that chose the expert.
         before = mtf.cumsum(chosen, router.tokens, exclusive=True)
         if taken is not None:
             before += taken

@@ -6,16 +6,16 @@ from t2tp import mtf
 
 
 def grouped_shape(shape: mtf.Shape, group_size: int) -> mtf.Shape:
-    """Returns the shape of the tokens of a batch in groups of one size, the same on every mesh.
+    """Returns the shape of a batch's tokens in groups of equal size, the same on every mesh.
 
     Args:
       shape: [batch, ..., d_model].
-      group_size: max tokens per group; 0: one group per row. It is lowered until a row is a whole
-        number of groups, or a group a whole number of rows.
+      group_size: max tokens per group; 0: one group per row. It is lowered until a row consists of
+        whole groups, or a group of whole rows.
 
     Returns:
-      [batch, group, d_model]: the dimension of the groups has the name of the first dimension of
-      `shape`, to be split like it; or, if rows of [batch, length, d_model] have several groups,
+      [batch, group, d_model]. The dimension of the groups has the name of `shape`'s first
+      dimension, so layouts split it alike. If rows of [batch, length, d_model] have several groups,
       [batch, length_groups, group, d_model].
     """
     rows, *within, d_model = shape.dims

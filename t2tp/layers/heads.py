@@ -9,22 +9,23 @@ from t2tp.layers.linear import linear
 from t2tp.layers.normalization import Norm
 from t2tp.ops.variables.transfer import ratio
 
-# variable -> its kind in `t2tp.choices.ADAPTED`
+# Variable -> its kind in `t2tp.choices.ADAPTED`.
 _TARGETS = {"q": "query", "k": "key", "v": "value"}
 
 
 class Heads:
     """The query, key, value and output projections of attention (arXiv:1706.03762, section 3.2.2).
 
-    With fewer key-value heads than query heads it is grouped-query attention (J. Ainslie et al.,
-    arXiv:2305.13245), with one it is multi-query attention (N. Shazeer, arXiv:1911.02150); their
-    dimension is then `kv_heads`, otherwise `heads`.
+    With fewer key-value heads than query heads, this is grouped-query attention (J. Ainslie et al.,
+    arXiv:2305.13245). With one key-value head, it is multi-query attention (N. Shazeer,
+    arXiv:1911.02150). In both cases the key-value heads are the dimension `kv_heads`, otherwise
+    `heads`.
 
     Attributes:
-      heads: the dimension of the queries.
-      kv_heads: the dimension of keys and values.
-      d_kv: the dimension of queries and keys of a head.
-      d_v: the dimension of its values, by default `d_kv`.
+      heads: the dimension of the query heads.
+      kv_heads: the dimension of the key-value heads.
+      d_kv: the dimension of a head's queries and keys.
+      d_v: the dimension of a head's values, by default `d_kv`.
     """
 
     def __init__(
@@ -45,17 +46,17 @@ class Heads:
         """Sets the dimensions.
 
         Args:
-          num_heads: query heads.
-          d_kv: size of a head.
-          num_kv_heads: key-value heads; 0: num_heads.
+          num_heads: number of query heads.
+          d_kv: size of a head's queries and keys.
+          num_kv_heads: number of key-value heads; 0: num_heads.
           use_bias: whether to add a bias after each matrix.
-          qkv_bias: whether queries, keys and values have one; None: as `use_bias` says.
+          qkv_bias: whether to add a bias to queries, keys and values; None: `use_bias`.
           d_v: size of a head's values; 0: d_kv.
-          norm: norm of queries and keys before rotary positions; None: none.
-          norm_all_heads: whether it is over all heads together (OLMo 2, arXiv:2501.00656, section
-            3.3.2), not over each head (A. Henry et al., arXiv:2010.04245).
-          score_multiplier: factor of scores; 0: 1 / sqrt(d_kv).
-          has_sinks: whether each head has a sink, see `attention`.
+          norm: norm of queries and keys before rotary positions; None: no norm.
+          norm_all_heads: whether `norm` is over all heads together (OLMo 2, arXiv:2501.00656,
+            section 3.3.2), not over each head (A. Henry et al., arXiv:2010.04245).
+          score_multiplier: factor of the scores; 0: 1 / sqrt(d_kv).
+          has_sinks: whether each head has an attention sink; see `attention`.
           output_scale: factor of the initial values of `output`.
 
         Raises:
@@ -81,7 +82,7 @@ class Heads:
         self._output_scale = output_scale
 
     def queries(self, x: mtf.Tensor, length: mtf.Dimension | None) -> mtf.Tensor:
-        """Projects [batch..., length, d_model] by the variable `q`; the norm's is `q_norm`.
+        """Projects [batch..., length, d_model] by the variable `q`; the norm's scope is `q_norm`.
 
         Returns:
           [batch..., heads, length, d_kv]; without the length if `length` is None.
@@ -97,12 +98,15 @@ class Heads:
     def keys_and_values(
         self, x: mtf.Tensor, length: mtf.Dimension | None
     ) -> tuple[mtf.Tensor, mtf.Tensor]:
-        """Projects to keys and values as `queries`, with `kv_heads`. The variables `k` and `v`."""
+        """Projects to keys and values [batch..., kv_heads, length, d_kv or d_v], like `queries`.
+
+        The variables are `k` and `v`, and the scope of the keys' norm is `k_norm`.
+        """
         k = self._normed("k_norm", self._project(x, "k", [self.kv_heads, self.d_kv], length))
         return k, self._project(x, "v", [self.kv_heads, self.d_v], length)
 
     def sinks(self, mesh: mtf.Mesh) -> mtf.Tensor | None:
-        """Returns the variable `sinks` [heads]; None: no sinks."""
+        """Returns the variable `sinks`, float32 [heads]; None if there are no sinks."""
         if not self._has_sinks:
             return None
         return variables.bias(mesh, "sinks", [self.heads], tf.float32)
@@ -168,14 +172,15 @@ def padded_to(x: mtf.Tensor, dim: mtf.Dimension, length: mtf.Dimension) -> mtf.T
     """Returns `x` zero-padded along `dim`, which becomes `length`.
 
     Raises:
-      ValueError: `length` is shorter.
+      ValueError: `length` is shorter than `dim`.
     """
     beyond = length.size - dim.size
     if beyond < 0:
         raise ValueError(f"{dim.size} tokens do not fit into the {length.size} that are decoded.")
     name = dim.name
     if beyond:
-        # A padded dimension must not be split, and no layout has a name of two words.
+        # A padded dimension must not be split. The space in the name keeps layout rules from
+        # matching it.
         name = f"whole {dim.name}"
         x = mtf.pad(mtf.rename_dimension(x, dim.name, name), [0, beyond], name)
     return mtf.rename_dimension(x, name, length.name) if name != length.name else x

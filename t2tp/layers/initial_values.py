@@ -1,9 +1,10 @@
 """Initial values of matrices, by a named rule: a function of a matrix's inputs and outputs.
 
-Layers ask for the standard deviation of `fan_in`, times a gain of their own: He's for a ReLU, less
-for outputs of deep stacks. Another rule replaces the first factor and leaves the gain. With
-`initializer=normal` and 0.02, `attention/output` [heads=4, d_kv=32, d_model=128] of 2 layers, whose
-gain is (2 * 2) ** -0.5, has 0.02 * 0.5 = 0.01 in place of 128 ** -0.5 * 0.5 = 0.044.
+Layers request the standard deviation of `fan_in` times a gain. For example, He's gain is for ReLUs,
+and a gain below 1 is for outputs of deep stacks. Another rule replaces the first factor and keeps
+the gain. Example: `attention/output` [heads=4, d_kv=32, d_model=128] in a stack of 2 layers has the
+gain (2 * 2) ** -0.5 = 0.5. Its standard deviation is 128 ** -0.5 * 0.5 = 0.044 by `fan_in`, and
+0.02 * 0.5 = 0.01 with `initializer=normal` and `initializer_stddev=0.02`.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from dataclasses import dataclass
 from t2tp import mtf
 from t2tp.hparam import HParams
 
-# Rule -> standard deviation, of the numbers of inputs and outputs and `initializer_stddev`.
+# Rule -> function (number of inputs, number of outputs, `initializer_stddev`) -> stddev.
 RULES: dict[str, Callable[[int, int, float], float]] = {
-    # Outputs as large as inputs (Y. LeCun et al., "Efficient BackProp", 1998, section 4.6).
+    # Keeps outputs as large as inputs (Y. LeCun et al., "Efficient BackProp", 1998, section 4.6).
     "fan_in": lambda inputs, outputs, stddev: inputs**-0.5,
-    # Outputs and gradients (X. Glorot and Y. Bengio, AISTATS 2010, equation 12).
+    # Keeps the size of outputs and gradients (X. Glorot and Y. Bengio, AISTATS 2010, equation 12).
     "fan_avg": lambda inputs, outputs, stddev: (2 / (inputs + outputs)) ** 0.5,
-    # Features change as fast at any width (G. Yang et al., arXiv:2310.17813, section 4).
+    # Features learn at the same speed at any width (G. Yang et al., arXiv:2310.17813, section 4).
     "spectral": lambda inputs, outputs, stddev: inputs**-0.5 * min(1.0, outputs / inputs) ** 0.5,
-    # The same for all, as in GPT-2.
+    # One standard deviation for all matrices, as in GPT-2.
     "normal": lambda inputs, outputs, stddev: stddev,
 }
 
@@ -42,7 +43,7 @@ class InitialValues:
 
     @classmethod
     def from_hparams(cls, hparams: HParams) -> InitialValues | None:
-        """Reads `initializer` and `initializer_stddev`; None for `fan_in`, which layers ask for."""
+        """Reads `initializer` and `initializer_stddev`; returns None for `fan_in`."""
         if "initializer" not in hparams or hparams.initializer == "fan_in":
             return None
         return cls(hparams.initializer, hparams.initializer_stddev)
@@ -54,5 +55,5 @@ class InitialValues:
 
 
 def of_mesh(mesh: mtf.Mesh) -> InitialValues:
-    """Returns the rule of the layers that are being built on a mesh."""
+    """Returns the rule for the layers that are being built on a mesh."""
     return getattr(mesh, "initial_values", None) or InitialValues()

@@ -25,9 +25,9 @@ def linear(
 ) -> mtf.Tensor:
     """Multiplies by the variable `name`; adds the product with its adapter, and a bias.
 
-    The product with A is computed first, [..., rank]: that takes `rank * (in + out)` multiplies
-    a token, and the backward pass needs no gradient of the size of the weight, which it would if
-    A B were added to the weight.
+    The adapter computes `x A` [..., rank] first, with `rank * (in + out)` multiplications per
+    token. Adding A B to the weight instead would require a gradient of the weight's size in the
+    backward pass.
 
     Args:
       x: [..., inputs].
@@ -36,7 +36,7 @@ def linear(
       outputs: dimensions of the result that `x` does not have.
       stddev: standard deviation of the initial values.
       output_shape: shape of the result.
-      target: the kind of weight, of those in `t2tp.choices.ADAPTED`. Empty: it has no adapter.
+      target: kind of the weight, one of `t2tp.choices.ADAPTED`. Empty: it never has an adapter.
       bias: name of the bias [experts, outputs]. Empty: no bias.
       experts: dimensions of `x` along which each index has its own weights.
       is_head: whether the outputs are scores; see `mtf.Role`.
@@ -51,7 +51,7 @@ def linear(
     adapters = of_mesh(x.mesh)
     if adapters is not None and target in adapters.targets:
         rank = mtf.Dimension("lora_rank", adapters.rank)
-        # The variance of PyTorch's linear layers, 1 / (3 in), which PEFT's adapters begin with.
+        # PEFT initializes adapters like PyTorch's linear layers, with the variance 1 / (3 in).
         spread = (3 * math.prod(dim.size for dim in inputs)) ** -0.5
         make = partial(variables.matrix, dtype=x.dtype, experts=experts, is_adapter=True)
         down = make(x.mesh, f"{name}{DOWN}", inputs, [rank], spread)

@@ -29,17 +29,17 @@ from t2tp.suggestions import check_known
 
 
 class ExpertSums(NamedTuple):
-    """Statistics of a layer: float32 [rows], sums over tokens; see `MixtureOfExperts.rows_of`.
+    """Statistics of one layer: float32 [rows], sums over each row's tokens.
 
-    Rows are added up once, after the last layer, so that layouts, microbatches and stages add the
-    same numbers in the same order.
+    The rows are the dimension `MixtureOfExperts.rows_of`. They are added up once, after the last
+    layer, so that all layouts, microbatches and stages add the same numbers in the same order.
 
     Attributes:
       load_balance: the load-balancing loss of each token's group.
       router_z: the tokens' squared log(Z).
-      choices: number of token-expert assignments requested.
-      dropped: number of these that exceeded the capacity. (Expert choice: tokens without an
-        expert.)
+      choices: number of token-expert assignments before any is dropped.
+      dropped: number of assignments that exceeded the capacity. With expert choice, number of
+        tokens without an expert.
     """
 
     load_balance: mtf.Tensor
@@ -49,7 +49,7 @@ class ExpertSums(NamedTuple):
 
 
 class ExpertTotals(NamedTuple):
-    """Statistics of the experts of a stack: float32 [rows], sums over tokens and layers.
+    """Statistics of a stack: float32 [rows], sums over each row's tokens and all layers.
 
     Attributes:
       load_balance, router_z, choices, dropped: see `ExpertSums`.
@@ -64,17 +64,17 @@ class ExpertTotals(NamedTuple):
 
     @classmethod
     def zero(cls, mesh: mtf.Mesh, rows: mtf.Dimension, layers: int) -> ExpertTotals:
-        """Returns the statistics before the first layer; `rows`: see `MixtureOfExperts.rows_of`."""
+        """Returns the statistics before the first layer, for `MixtureOfExperts.rows_of` rows."""
         zero = mtf.zeros(mesh, mtf.Shape([rows]), tf.float32)
         return cls(zero, zero, zero, zero, layers)
 
     @property
     def sums(self) -> ExpertSums:
-        """The tensors."""
+        """The statistics without the number of layers."""
         return ExpertSums(*self[:-1])
 
     def with_sums(self, sums: Sequence[mtf.Tensor]) -> ExpertTotals:
-        """Returns the same with other tensors."""
+        """Returns totals with these tensors and the same number of layers."""
         load_balance, router_z, choices, dropped = sums
         return ExpertTotals(load_balance, router_z, choices, dropped, self.layers)
 
@@ -91,17 +91,17 @@ class RoutingConfig:
       num_experts: number of experts.
       gating: `top_1` (Switch), `top_2` (GShard), `top_k` or `expert_choice`.
       capacity_factor_train: capacity of an expert relative to a perfectly balanced load.
-      capacity_factor_eval: the same outside training.
+      capacity_factor_eval: capacity factor in evaluation.
       group_size: see `grouping.grouped_shape`.
-      top_k: experts per token of `top_k`.
-      normalize_gates: whether a token's gates have a sum of 1, in `top_k`.
-      gate_scale: factor of the gates of `top_k`.
-      scores: scores of the experts, one of `t2tp.choices.ROUTER_SCORES`.
+      top_k: number of experts per token if the gating is `top_k`.
+      normalize_gates: whether `top_k` normalizes a token's gates to a sum of 1.
+      gate_scale: factor of the gates in `top_k`.
+      scores: function from logits to scores, one of `t2tp.choices.ROUTER_SCORES`.
       has_bias: whether the router has a bias.
-      is_balanced: whether a variable, `balance`, is added to the scores to choose experts.
+      is_balanced: whether the variable `balance` is added to the scores to choose experts.
       dispatch: `capacity`, or `dropless`: each expert computes all tokens that chose it.
       router_groups: number of groups of consecutive experts.
-      top_groups: groups per token: its experts are among theirs.
+      top_groups: number of groups from which a token chooses its experts.
     """
 
     num_experts: int
@@ -121,7 +121,7 @@ class RoutingConfig:
 
     @property
     def choices(self) -> int:
-        """Experts per token."""
+        """Number of experts per token."""
         return {"top_2": 2, "top_k": self.top_k}.get(self.gating, 1)
 
     @property
@@ -130,7 +130,7 @@ class RoutingConfig:
         return self.dispatch == "dropless"
 
     def check(self) -> None:
-        """Raises ValueError if an option is unknown, a number out of range, or two contradict."""
+        """Raises a ValueError for unknown options, numbers out of range and contradictions."""
         for name, value, known in (
             ("moe_gating", self.gating, GATINGS),
             ("moe_router_scores", self.scores, ROUTER_SCORES),
@@ -163,25 +163,27 @@ class RoutingConfig:
         """Returns an expert's capacity in a group of `group` tokens."""
         factor = self.capacity_factor_train if training else self.capacity_factor_eval
         capacity = group * self.choices * factor / self.num_experts
-        # 1e-9: a rounding error above an integer must not raise the capacity.
+        # 1e-9: a rounding error must not round an integer up to the next one.
         return max(1, min(group, math.ceil(capacity - 1e-9)))
 
 
 class MixtureOfExperts:
-    """Feed-forward networks; each token uses some of them, and all use the shared one, if any.
+    """Feed-forward networks, the experts. Each token uses some of them, and a shared one, if any.
 
-    Experts are the dimension `experts`. If it is split over the axis that splits the batch, an
-    all-to-all sends tokens to their experts, and another one back (GShard, arXiv:2006.16668,
-    section 3.2). With an axis of their own, `batch:data+expert;experts:expert`, the all-to-alls are
-    over that axis: the dimension `expert_groups`, the groups of tokens that are at the experts, is
-    split like the batch, except over the axis of the experts. If that axis splits the length
-    elsewhere and rows have several groups, add `length_groups:<that axis>`:
-    the all-to-alls are then over it. (An axis that splits the length and no experts may split
-    `length_groups` and `expert_length_groups`, which is their name at the experts.)
+    The experts are the dimension `experts`. If the axis that splits the batch also splits them, an
+    all-to-all sends tokens to their experts, and another one sends the results back (GShard,
+    arXiv:2006.16668, section 3.2). At the experts, the groups of tokens are the dimension
+    `expert_groups`. It is split like the batch, except over the axis of the experts. So with an own
+    axis for experts, `batch:data+expert;experts:expert`, the all-to-alls are over that axis.
 
-    Dropless, the tokens are all-gathered over the axis of the experts, and the results are
-    reduce-scattered. At the experts, batch and length are `expert_groups` and `expert_length`,
-    which are split like these, except over the axis of the experts.
+    If the axis of the experts splits the length in other layers, and rows have several groups, add
+    the rule `length_groups:<that axis>`. The all-to-alls are then over this axis. Another axis that
+    splits the length may split `length_groups` and their name at the experts,
+    `expert_length_groups`.
+
+    With `dropless`, tokens are all-gathered over the axis of the experts, and the results are
+    reduce-scattered. At the experts, batch and length are named `expert_groups` and
+    `expert_length`. They are split like batch and length, except over the axis of the experts.
     """
 
     def __init__(
@@ -191,8 +193,8 @@ class MixtureOfExperts:
 
         Args:
           routing: routing hyperparameters.
-          shared_d_ff: hidden size of the expert that all tokens use; 0: none.
-          **feed_forward: arguments of `FeedForward`, the experts.
+          shared_d_ff: hidden size of the shared expert, which all tokens use; 0: none.
+          **feed_forward: arguments of each expert's `FeedForward`.
 
         Raises:
           ValueError: see `RoutingConfig.check`.
@@ -214,17 +216,19 @@ class MixtureOfExperts:
         Args:
           x: [batch, ..., d_model].
           training: whether dropout is on; also selects the capacity factor.
-          token_mask: booleans [batch, ...]: padding goes to no expert. None: no padding.
+          token_mask: booleans [batch, ...], false for padding, which no expert computes. None: no
+            padding.
 
         Returns:
-          like `x`, zero for tokens without an expert; and the statistics.
+          a tensor like `x`, and the statistics. The tensor is the sum of the experts' outputs
+          times their gates, plus the shared expert's output.
         """
         tokens, router = self._routed(x, token_mask)
         capacity = self._routing.capacity(router.tokens.size, training)
         return self._mixed(x, tokens, router, capacity, training)
 
     def rows_of(self, shape: mtf.Shape) -> mtf.Dimension:
-        """Returns the first dimension of the groups of tokens [batch, ..., d_model]."""
+        """Returns the first dimension of tokens [batch, ..., d_model] after grouping."""
         return self._grouped(shape, self._routing.group_size).dims[0]
 
     def decode(self, x: mtf.Tensor) -> mtf.Tensor:
@@ -298,7 +302,7 @@ class MixtureOfExperts:
     def _by_token(
         self, tokens: mtf.Tensor, router: Router, capacity: int, training: bool
     ) -> tuple[mtf.Tensor, ...]:
-        """Returns [groups, group, d_model], load balance, choices and dropped, by token choice."""
+        """Token choice: returns [groups, group, d_model], load balance, choices and dropped."""
         routing = self._routing
         k = routing.choices
         is_free = routing.gating == "top_k"
@@ -309,7 +313,7 @@ class MixtureOfExperts:
             scale=routing.gate_scale if is_free else 1.0,
         )
         num_choices = router.row_sums(router.token_mask) * float(k)
-        if router.balance is not None:  # Only its gradient counts: see `transformer_losses`.
+        if router.balance is not None:  # Adds 0 with a gradient; see `transformer_losses`.
             num_choices += imbalance(router, choices)
         if routing.is_dropless:
             y = self._dropless(tokens, router, choices)
@@ -337,8 +341,8 @@ class MixtureOfExperts:
     ) -> mtf.Tensor:
         """Applies the experts to [batch, ..., d_model] without a capacity.
 
-        The reshapes gather the tokens of the processors among which the experts are split, and
-        reduce-scatter the results.
+        The reshapes all-gather the tokens over the axis that splits the experts, and reduce-scatter
+        the results.
         """
         rows = tokens.shape.dims[:-1]
         names = [*("expert_groups", "expert_length")[: len(rows)], *(d.name for d in rows[2:])]
@@ -358,7 +362,7 @@ class MixtureOfExperts:
     def _by_expert(
         self, tokens: mtf.Tensor, router: Router, capacity: int, training: bool
     ) -> tuple[mtf.Tensor, ...]:
-        """Returns the same by expert choice, where the load is always balanced."""
+        """Expert choice: returns the same tensors as `_by_token`. The load is always balanced."""
         *groups, group, d_model = tokens.shape.dims
         capacity_dim = mtf.Dimension("capacity", capacity)
         chosen, gates = expert_choices(router, capacity_dim)
@@ -395,15 +399,15 @@ class MixtureOfExperts:
         at_experts = mtf.reshape(
             dispatched, mtf.Shape([*group_dims, self._experts, capacity_dim, d_model])
         )
-        # The tokens of an expert are contiguous, so its matmuls and their gradients need no copies.
+        # Makes each expert's tokens contiguous, so matmuls and their gradients need no copies.
         contiguous = mtf.Shape([self._experts, *group_dims, capacity_dim, d_model])
         y = self._feed_forward(mtf.transpose(at_experts, contiguous), training)
         return mtf.reshape(mtf.transpose(y, at_experts.shape), dispatched.shape)
 
 
 def _one_hot(choice: ExpertAssignment, slots: mtf.Dimension, dtype: tf.DType) -> mtf.Tensor:
-    """Returns [groups, group, expert_slots], which is not materialized.
+    """Returns the one-hot slots [groups, group, expert_slots].
 
-    See `t2tp.lowering.einsum`.
+    `t2tp.lowering.einsum` computes their products without materializing them.
     """
     return mtf.one_hot(choice.slots, slots, dtype=dtype)

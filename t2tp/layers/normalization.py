@@ -10,14 +10,14 @@ from t2tp.suggestions import check_known
 
 
 class Norm:
-    """RMS norm or layer norm; variables in the current scope."""
+    """RMS norm or layer norm with variables in the current scope."""
 
     def __init__(self, norm_type: str = "rms", epsilon: float = 1e-6) -> None:
         """Sets type and epsilon.
 
         Args:
-          norm_type: `rms` (arXiv:1910.07467; a scale), `rms_unit_offset` (1 + a scale, as in Gemma)
-            or `layer` (arXiv:1607.06450; a scale and a bias).
+          norm_type: `rms` (arXiv:1910.07467) has a scale. `rms_unit_offset` multiplies by
+            1 + scale, as Gemma does. `layer` (arXiv:1607.06450) has a scale and a bias.
           epsilon: added to the mean square, or to the variance.
 
         Raises:
@@ -28,11 +28,11 @@ class Norm:
         self._epsilon = epsilon
 
     def __call__(self, x: mtf.Tensor, dims: Sequence[mtf.Dimension] | None = None) -> mtf.Tensor:
-        """Normalizes [...]; variables `norm_scale`, and `norm_bias` if `layer`.
+        """Normalizes by the variables `norm_scale` and, for `layer`, `norm_bias`.
 
         Args:
-          x: activations.
-          dims: the dimensions to normalize over; default: the last one. `layer` supports no others.
+          x: activations of any shape.
+          dims: dimensions to normalize over. Default: the last one; `layer` supports only this.
         """
         dims = x.shape.dims[-1:] if dims is None else dims
         if self._norm_type == "rms_unit_offset":

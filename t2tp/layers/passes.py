@@ -1,13 +1,14 @@
 """Forward passes through a stack of layers: full, prefill or decode step.
 
-A decoder runs in three ways on the same variables: on whole sequences in training, on a prompt
-whose keys and values it stores, and on one token per row that attends to the stored ones:
+A decoder runs in three ways on the same variables. In training it runs on whole sequences. A
+prefill runs on prompts and stores their keys and values. A decode step runs on one token per row,
+which attends to the stored keys and values:
 
     FullForward    x [batch, length, d_model]
     Prefill        x [batch, prefix_length, d_model]   stores k, v [batch, kv_heads, length, d_kv]
     DecodeStep     x [batch, d_model]                  reads and extends the stored k, v
 
-A forward pass carries everything that layers share in it: positions, segments, the memory of
+A forward pass object has the tensors that all layers share: positions, segments, the memory of
 cross-attention, the decoding state. Layers are called with x, the forward pass, and their name in
 the decoding state.
 """
@@ -28,9 +29,9 @@ class SequenceInfo:
     """Positions and segments of the tokens of a tensor [batch..., length, d_model].
 
     Attributes:
-      positions: int32 [batch..., length], within each token's segment.
-      segments: int32 [batch..., length]; tokens attend within their segment. None: all are in
-        segment 1.
+      positions: int32 [batch..., length], each token's position in its segment.
+      segments: int32 [batch..., length]. Tokens attend within their segment; padding is segment 0.
+        None: all tokens are in segment 1.
     """
 
     positions: mtf.Tensor
@@ -48,8 +49,8 @@ class Memory:
 
     Attributes:
       x: [batch..., memory_length, d_model].
-      segments: int32 [batch..., memory_length]: tokens attend to the memory's segment of their
-        number.
+      segments: int32 [batch..., memory_length]. Tokens attend to the memory's tokens with the same
+        segment number.
     """
 
     x: mtf.Tensor
@@ -84,7 +85,7 @@ class Prefill:
 
     Attributes:
       sequence: positions; each row is one segment.
-      length: the max length of a row.
+      length: the dimension of the stored positions: the max length of a row.
       state: the decoding state, filled in place.
       memory: the memory of cross-attention.
       relative_bias: bias of self-attention's scores.
@@ -105,11 +106,11 @@ class Prefill:
 
 @dataclass(frozen=True)
 class DecodeStep:
-    """The forward pass of one token per row, which is added to the decoding state.
+    """The forward pass of one token per row. Its keys and values join the decoding state.
 
     Attributes:
       positions: int32 [batch...], the tokens' positions.
-      state: from `Prefill` or the previous step, updated in place.
+      state: decoding state from `Prefill` or the previous step, updated in place.
       memory_segments: int32 [batch..., memory_length]: 1 for memory, 0 for padding.
       relative_bias: bias of self-attention's scores.
       training: False.
@@ -122,11 +123,11 @@ class DecodeStep:
     training: bool = False
 
     def stored(self, name: str) -> tuple[mtf.Tensor, mtf.Tensor]:
-        """Returns the stored keys and values."""
+        """Returns a layer's stored keys and values."""
         return self.state[f"{name}/k"], self.state[f"{name}/v"]
 
     def extend(self, name: str, k: mtf.Tensor, v: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:
-        """Stores keys and values [batch..., kv_heads, d_kv] at `positions`; returns all stored."""
+        """Stores keys and values [batch..., kv_heads, d_kv] at `positions`; then as `stored`."""
         for key, new in (("k", k), ("v", v)):
             cache = self.state[f"{name}/{key}"]
             length = cache.shape.dims[-2]

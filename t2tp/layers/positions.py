@@ -11,10 +11,10 @@ from t2tp.ops.gather import checked_gather
 
 
 def sinusoidal(positions: mtf.Tensor, d_model: mtf.Dimension, dtype: tf.DType) -> mtf.Tensor:
-    """Returns sinusoidal encodings, sines in the first half of the features, as in tensor2tensor.
+    """Returns sinusoidal encodings (A. Vaswani et al., arXiv:1706.03762, section 3.5).
 
-    A. Vaswani et al. (arXiv:1706.03762), section 3.5. Feature i of d_model / 2 has the wavelength
-    `2 pi * 10000 ** (i / (d_model / 2 - 1))`.
+    As in tensor2tensor, the first half of the features are sines, the second half cosines. Feature
+    i of either half has the wavelength `2 pi * 10000 ** (i / (d_model / 2 - 1))`.
 
     Args:
       positions: integers [...].
@@ -42,11 +42,11 @@ def sinusoidal(positions: mtf.Tensor, d_model: mtf.Dimension, dtype: tf.DType) -
 def learned(
     positions: mtf.Tensor, max_length: int, d_model: mtf.Dimension, stddev: float, dtype: tf.DType
 ) -> mtf.Tensor:
-    """Returns learned encodings, from the variable `positions` of the current scope.
+    """Looks up learned encodings in the variable `positions` in the current scope.
 
     Args:
       positions: integers [...] in [0, max_length).
-      max_length: one more than the largest position.
+      max_length: number of positions.
       d_model: the dimension of the result.
       stddev: standard deviation of the initial values.
       dtype: dtype of the result.
@@ -62,14 +62,14 @@ def learned(
 def relative(mesh: mtf.Mesh, heads: mtf.Dimension, buckets: int, max_distance: int) -> RelativeBias:
     """Returns a learned bias per head and distance bucket, shared by all layers of a stack.
 
-    It is the variable `relative_bias` of the current scope (C. Raffel et al., arXiv:1910.10683,
+    The variable is `relative_bias` in the current scope (C. Raffel et al., arXiv:1910.10683,
     section 2.1).
 
     Args:
       mesh: the program's mesh.
       heads: the dimension of the heads.
       buckets: number of buckets.
-      max_distance: distances from here on share a bucket.
+      max_distance: this distance and all larger ones share a bucket.
     """
     dims = [heads, mtf.Dimension("relative_buckets", buckets)]
     stddev = heads.size**-0.5

@@ -1,9 +1,9 @@
 """Sequence parallelism: a second name for the length, which a layout can split between blocks.
 
 V. Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models"
-(arXiv:2205.05198), section 4.2.2. Inside of a block the length is `length`, and a mesh axis splits
-the heads; between blocks it is `residual_length`, which the same axis may split. A block then
-begins with an all-gather and ends with a reduce-scatter in place of the all-reduce.
+(arXiv:2205.05198), section 4.2.2. Inside a block, the length is named `length`, and a mesh axis
+splits the heads. Between blocks, it is named `residual_length`, and the same axis may split it. A
+block then begins with an all-gather and ends with a reduce-scatter, not an all-reduce.
 """
 
 from t2tp import mtf
@@ -17,15 +17,15 @@ def between_blocks(x: mtf.Tensor) -> mtf.Tensor:
     """Renames the length of `x`, if it has one, to its name between blocks.
 
     Raises:
-      LayoutError: the rule of `residual_length` leaves out the axes that split `length`, so that
-        the activations would be gathered over them between blocks.
+      LayoutError: axes split `length` but not `residual_length`. Activations would be gathered over
+        these axes between blocks.
     """
     _check(x.mesh.layout)
     return _renamed(x, INSIDE, BETWEEN)
 
 
 def inside_blocks(x: mtf.Tensor) -> mtf.Tensor:
-    """Renames the length of `x`, if it has one, to its name inside of blocks."""
+    """Renames the length of `x`, if it has one, to its name inside blocks."""
     return _renamed(x, BETWEEN, INSIDE)
 
 

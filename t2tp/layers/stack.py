@@ -20,7 +20,7 @@ from t2tp.pipeline.boundary import chunk_number, enter_stage, exit_stage
 from t2tp.pipeline.chain import ChainResults, RowGroups, StageChain
 from t2tp.suggestions import check_known
 
-# The input of a layer: activations, the forward pass, statistics of earlier layers' experts.
+# The input of a layer: activations, the forward pass, expert statistics of earlier layers.
 _LayerInput = tuple[mtf.Tensor, ForwardPass, Totals]
 
 
@@ -29,7 +29,7 @@ class _StageTensors:
 
     Attributes:
       forward: the forward pass.
-      tensors: the activations, the memory that layers attend to, and statistics of experts.
+      tensors: the activations, the memory of cross-attention, and expert statistics.
     """
 
     def __init__(self, x: mtf.Tensor, forward: ForwardPass, totals: Totals) -> None:
@@ -42,12 +42,12 @@ class _StageTensors:
         self.tensors += [tensor for each in totals if each is not None for tensor in each.sums]
 
     def mapped(self, fn: Callable[[mtf.Tensor], mtf.Tensor]) -> _StageTensors:
-        """Returns the same with `fn` applied to all tensors, also in the forward pass."""
+        """Returns a copy with `fn` applied to all tensors, including the forward pass's."""
         x, forward, totals = self.with_tensors([fn(tensor) for tensor in self.tensors])
         return _StageTensors(x, _mapped(fn, forward), totals)
 
     def with_tensors(self, tensors: Sequence[mtf.Tensor]) -> _LayerInput:
-        """Returns the same with other tensors."""
+        """Returns the input of a layer, with these tensors in place of `self.tensors`."""
         x, *rest = tensors
         forward = self.forward
         if self._memory is not None:
@@ -77,7 +77,7 @@ def _name(number: int) -> str:
 
 
 class Stack:
-    """The layers of an encoder or a decoder, with a final norm unless blocks end with one."""
+    """The layers of an encoder or a decoder. A final norm follows, unless norms are `post`."""
 
     def __init__(
         self, layers: Sequence[Layer], residual: Residual, *, recompute: str = "none"
@@ -109,10 +109,10 @@ class Stack:
           earlier: the statistics of stacks before this one.
 
         Returns:
-          like `x`, and the statistics of the experts of all stacks.
+          a tensor like `x`, and the expert statistics of all stacks so far.
 
         Raises:
-          LayoutError: the layout splits the layers into stages that cannot be.
+          LayoutError: the layout's number of stages does not fit the layers.
         """
         x = self._residual.between(x)
         trains_experts = isinstance(forward, FullForward)
@@ -135,7 +135,7 @@ class Stack:
     def _apply_layer(
         self, number: int, layer: Layer, x: mtf.Tensor, forward: ForwardPass, totals: Totals
     ) -> tuple[mtf.Tensor, Totals]:
-        """Applies one layer; returns its output and the statistics of the layers up to it."""
+        """Applies one layer; returns its output and the expert statistics including this layer."""
         name = _name(number)
         with tf1.variable_scope(name):
             apply = partial(
@@ -157,7 +157,7 @@ class Stack:
     def _in_stages(
         self, x: mtf.Tensor, forward: ForwardPass, totals: Totals
     ) -> tuple[mtf.Tensor, Totals]:
-        """Applies the layers of one pipeline stage; all stages share this graph."""
+        """Applies the layers of each pipeline stage in one graph that all stages share."""
         assigned = assign_layers(len(self._layers), x.mesh.layout)
         check_layers_match(assigned, [layer.kind for layer in self._layers])
         first_chunk = chunk_number(x.mesh.graph)
@@ -183,9 +183,9 @@ class Stack:
     def _chunk_in_turn(
         self, ranges: Sequence[range], chunk: int, received: _StageTensors
     ) -> _LayerInput:
-        """The same, computed by each stage in turn for groups of rows."""
+        """Applies a chunk like `_chunk`, but stage after stage, for groups of rows."""
         x, forward = received.tensors[0], received.forward
-        # Expert statistics cover all rows, so these stay together; decoding has none.
+        # Expert statistics are sums over all rows, so all rows form one group. Decoding has none.
         counts = len(received.tensors) > 1 and isinstance(forward, FullForward)
         groups = RowGroups(x.shape.dims[0], 1) if counts else RowGroups.from_activations(x, x.mesh)
         state: DecodeState = getattr(forward, "state", {})
@@ -212,7 +212,7 @@ class Stack:
 
     @staticmethod
     def _set_scopes(mesh: mtf.Mesh, number: int, by_stage: Sequence[range]) -> None:
-        """Notes for which layer of each stage layer `number` of the graph stands."""
+        """Records which layer of each stage the graph's layer `number` represents."""
         outer = tf1.get_variable_scope().name
         prefix = f"{outer}/" if outer else ""
         mesh.scopes_by_stage[prefix + _name(number)] = tuple(

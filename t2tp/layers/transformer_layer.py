@@ -17,14 +17,14 @@ from t2tp.layers.sequence_parallel import between_blocks, inside_blocks
 from t2tp.suggestions import check_known
 
 _Block = Callable[[mtf.Tensor], mtf.Tensor]
-# A part of the network: its output, and possibly the sums of `ExpertSums`.
+# A part of the network: x -> its output, then the fields of `ExpertSums` if it has experts.
 _Part = Callable[[mtf.Tensor], tuple[mtf.Tensor, ...]]
 
 
 class Residual:
-    """A residual block: x, plus a block with dropout, with norms around it.
+    """A residual block: adds to x the output of a block, with dropout and norms.
 
-    By the position of the norm, with the scopes of their variables:
+    The position of the norm selects the formula. `output_norm` is also the scope of its variables:
 
         pre     x + block(norm(x))
         post    norm(x + block(x))
@@ -44,12 +44,12 @@ class Residual:
         """Sets norm, its position and dropout.
 
         Args:
-          norm: the norm.
+          norm: norm of inputs, outputs or sums.
           norm_position: `pre` (R. Xiong et al., arXiv:2002.04745), `post` (arXiv:1706.03762),
             `output` (OLMo 2, arXiv:2501.00656) or `both` (Gemma 2, arXiv:2408.00118).
           dropout: dropout of the block's output.
           multiplier: factor of the block's output.
-          sequence_parallel: whether the length has another name between blocks; see
+          sequence_parallel: whether to rename the length between blocks; see
             `t2tp.layers.sequence_parallel`.
 
         Raises:
@@ -65,7 +65,7 @@ class Residual:
         self._sequence_parallel = sequence_parallel
 
     def __call__(self, x: mtf.Tensor, block: _Block, training: bool) -> mtf.Tensor:
-        """Computes [..., d_model] -> [..., d_model], both with the length's name between blocks."""
+        """Maps [..., d_model] to the same shape; the length has its name between blocks."""
         y = self.inside(self.norm(x) if self._position in ("pre", "both") else x)
         y = self.between(block(y))
         if self._position == "output":
@@ -82,7 +82,7 @@ class Residual:
         return between_blocks(x) if self._sequence_parallel else x
 
     def inside(self, x: mtf.Tensor) -> mtf.Tensor:
-        """Renames the length of a block's input to its name inside of blocks."""
+        """Renames the length of a block's input to its name inside blocks."""
         return inside_blocks(x) if self._sequence_parallel else x
 
 
@@ -93,8 +93,8 @@ class Layer:
     Attributes:
       self_attention: the first block.
       feed_forward: the last block, possibly a mixture of experts.
-      cross_attention: the block in between; None: none.
-      pattern: the layer's kind in `t2tp.choices.LAYER_KINDS`; "": all layers are alike.
+      cross_attention: the middle block; None: the layer has none.
+      pattern: the layer's kind in `t2tp.choices.LAYER_KINDS`; "" if all layers are alike.
     """
 
     self_attention: AttentionLayer
@@ -104,7 +104,7 @@ class Layer:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What its blocks are: layers of one kind differ in nothing but their variables."""
+        """The types of the blocks and the pattern: layers of one kind differ only in variables."""
         blocks = self.self_attention, self.feed_forward, self.cross_attention
         return *map(type, blocks), self.pattern
 
@@ -123,10 +123,10 @@ class Layer:
           forward: the forward pass.
           name: the layer's key in the decoding state.
           residual: wraps each block.
-          recompute: see `Stack`; here `attention` or `feed_forward`.
+          recompute: see `Stack`. Only `attention` and `feed_forward` have an effect here.
 
         Returns:
-          like `x`, followed by the `ExpertSums` of a layer with experts.
+          a tensor like `x`; in a layer with experts, followed by the fields of `ExpertSums`.
         """
 
         def attend(x: mtf.Tensor) -> tuple[mtf.Tensor]:

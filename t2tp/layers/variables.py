@@ -1,8 +1,7 @@
 """Variables of layers: stored in float32, read in the activation dtype.
 
-Each function declares the role of its variable (`t2tp.ops.variables.role`). Where a model has
-adapters (`t2tp.layers.adapters`), its own variables are frozen, and stored in the dtype that they
-are read in.
+Each function declares the role of its variable (`t2tp.ops.variables.role`). If a model has adapters
+(`t2tp.layers.adapters`), its own variables are frozen, and stored in the activation dtype.
 """
 
 from collections.abc import Sequence
@@ -34,13 +33,13 @@ def matrix(
       mesh: the program's mesh.
       name: variable name, relative to the current scope.
       inputs: dimensions that the product sums over.
-      outputs: dimensions of the result.
+      outputs: dimensions of the product.
       stddev: standard deviation of the initial values by the rule `fan_in`; 0: all are 0. The
-        model's rule scales it (`t2tp.layers.initial_values`), but not of adapters.
+        model's rule (`t2tp.layers.initial_values`) scales it, except for adapters.
       dtype: activation dtype.
       experts: dimensions along which each index has its own matrix.
-      is_adapter: whether the matrix is trained although the model's weights are frozen.
-      is_head: whether the outputs are scores, of classes or of experts; see `mtf.Role`.
+      is_adapter: whether the matrix belongs to an adapter, so that it is never frozen.
+      is_head: whether the outputs are scores of classes or experts; see `mtf.Role`.
     """
     role = mtf.Role(HEAD if is_head else MATRIX, inputs, outputs, experts)
     if not is_adapter:
@@ -70,13 +69,13 @@ def bias(
     experts: Sequence[mtf.Dimension] = (),
     stddev: float = 0.0,
 ) -> mtf.Tensor:
-    """Returns a bias [experts, outputs], initially 0; arguments as for `matrix`."""
+    """Returns a bias [experts, outputs], by default initially 0; arguments as for `matrix`."""
     role = mtf.Role(BIAS, (), outputs, experts)
     return _variable(mesh, name, role, _normal(stddev), dtype)
 
 
 def balance(mesh: mtf.Mesh, name: str, experts: mtf.Dimension) -> mtf.Tensor:
-    """Returns a term of the scores by which experts are chosen: float32 [experts], initially 0."""
+    """Returns a term of the scores that choose experts: float32 [experts], initially 0."""
     return _variable(mesh, name, mtf.Role(BALANCE, (), [experts]), _normal(0.0), tf.float32)
 
 
