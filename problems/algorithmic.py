@@ -29,7 +29,7 @@ class AlgorithmicProblem(PairProblem):
     Attributes:
       base: number of digits.
       max_symbols: max length of a sequence without EOS.
-      sample_counts: by split.
+      sample_counts: number of samples of each split.
     """
 
     base = 2
@@ -95,7 +95,7 @@ class AlgorithmicProblem(PairProblem):
         return SymbolCodec(self.name, self.num_symbols, _FIRST_SYMBOL)
 
     def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
-        """Returns the number of tokens, which is the same for both."""
+        """Returns the number of tokens, the same for inputs and targets."""
         return dict.fromkeys(("inputs", "targets"), self._vocab_size)
 
     @property
@@ -172,7 +172,7 @@ class AlgorithmicAdditionBinary40(AlgorithmicProblem):
         return [*one, self.base, *other]
 
     def targets(self, inputs: list[int]) -> list[int]:
-        """Computes the result."""
+        """Computes the digits of the result."""
         middle = inputs.index(self.base)
         one, other = (
             sum(digit * self.base**power for power, digit in enumerate(digits))

@@ -1,6 +1,6 @@
-"""Problems on the images of TFDS's catalog, by tensor2tensor's names.
+"""Problems on image datasets of TFDS's catalog, under tensor2tensor's names.
 
-Names that end in `_gen` are of image generation, the others of classification.
+Names that end in `_gen` are problems of image generation; the others are classification.
 """
 
 from collections.abc import Mapping
@@ -61,7 +61,7 @@ class ImageCifar10Gen(_Cifar10, ImageGenerationProblem):
 
 
 class _Imagenet(TfdsSource, ImageProblem):
-    """Photographs of a thousand classes, scaled to cover a square and cropped to it."""
+    """Photographs of a thousand classes, scaled to cover a square and cropped to the square."""
 
     dataset = "imagenet2012"
     splits = ("train", "validation")  # the labels of test are not public

@@ -1,4 +1,4 @@
-"""Problems on the texts of TFDS's catalog, by tensor2tensor's names.
+"""Problems on text datasets of TFDS's catalog, under tensor2tensor's names.
 
 Datasets that TFDS makes with Apache Beam (Wikipedia, C4) need the package apache-beam.
 """

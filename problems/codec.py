@@ -1,7 +1,8 @@
 """Codecs: convert between lines of text and a model's tokens.
 
-`Problem.codec` returns a problem's codec, its vocabulary if it has text. Decoding, scoring, samples
-for TensorBoard and exported models all use it, so that they encode a line in the same way.
+`Problem.codec` returns a problem's codec; for problems with text it is the vocabulary. Decoding,
+scoring, samples for TensorBoard and exported models all use the codec, so that they encode a line
+in the same way.
 """
 
 from collections.abc import Iterable
@@ -24,9 +25,9 @@ class SymbolCodec:
         """Sets the range of symbols.
 
         Args:
-          problem: its name, for errors.
+          problem: name of the problem, for errors.
           num_symbols: number of symbols.
-          first_token: the token of symbol 0; those below it are not symbols.
+          first_token: the token of symbol 0; smaller tokens are not symbols.
         """
         self._problem = problem
         self._num_symbols = num_symbols

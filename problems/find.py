@@ -12,7 +12,7 @@ from t2tp.problems.text_to_text import PairProblem
 
 _SUFFIXES = ("_copy", "_rev")
 
-# Valid names of data sets, which are parts of directory names.
+# Valid names of data sets: they are parts of directory names.
 _DATASET = re.compile(r"[\w-]+")
 
 
@@ -22,13 +22,13 @@ def find(name: str, options: str = "") -> Problem:
     Args:
       name: a registered problem, "tfds:" and a dataset (`tfds_problem.py`), or "mixture:" and
         proportions (`mixture_name.py`). A registered name may have the suffix `_rev` (swaps
-        inputs and targets), `_copy` (the targets are the inputs) or `_rev_copy` (both), and, for
-        a problem on user files, the name of a data set: "translate_tsv:news".
-      options: the problem's options, as in "vocab_size=4096,arrangement=packed". An option of a
-        mixture's problem b has the prefix: "b.arrangement=packed".
+        inputs and targets), `_copy` (the targets are the inputs) or `_rev_copy` (both). For a
+        problem on user files, it may end in the name of a data set: "translate_tsv:news".
+      options: the problem's options, as in "vocab_size=4096,arrangement=packed". In a mixture, an
+        option of only the problem b has the prefix "b.", as in "b.arrangement=packed".
 
     Raises:
-      UnknownNameError: there is no such problem; names the nearest.
+      UnknownNameError: there is no such problem; the message has the nearest name.
       ValueError: the options cannot be parsed, or the problem has no inputs to swap.
     """
     if name.startswith(PREFIX):

@@ -1,4 +1,4 @@
-"""The images that a problem's models generate, one channel of one pixel at a time."""
+"""The format of generated images: models generate one channel of one pixel at a time."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,8 @@ class GeneratedImages(NamedTuple):
 
     Attributes:
       shape: height, width and channels.
-      levels: number of values of a channel of a pixel, from 0; the largest is white.
+      levels: number of values of a channel of a pixel; values count from 0, and the largest value
+        is full brightness.
     """
 
     shape: tuple[int, int, int]
@@ -24,7 +25,7 @@ class GeneratedImages(NamedTuple):
         return math.prod(self.shape)
 
     def from_tokens(self, tokens: Sequence[Sequence[int]]) -> np.ndarray:
-        """Returns images, uint8 [images, height, width, channels], of one sequence each."""
+        """Converts sequences of tokens to images: uint8 [images, height, width, channels]."""
         return np.array(tokens, np.uint8).reshape(len(tokens), *self.shape)
 
     def brightness(self, values: np.ndarray) -> np.ndarray:

@@ -50,8 +50,9 @@ class ImageDigits(_Digits, Image2ClassProblem):
 class ImageDigitsGen(_Digits, ImageGenerationProblem):
     """Generation of digits, in 16 shades: shade 16 is stored as 15.
 
-    The samples are these images, and decoding the stored data restores them. Blocks of
-    4 x 4 pixels of the scan that are all black have shade 16; `image_digits` keeps all 17.
+    Decoding the stored data returns the images with 16 shades. A pixel is the count of black pixels
+    in a block of 4 x 4 pixels of the scan, so 16 is an all-black block. `image_digits` keeps all 17
+    shades.
     """
 
     levels = 16

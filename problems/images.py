@@ -3,7 +3,7 @@
 `Image2ClassProblem` classifies them; `ImageGenerationProblem` generates them autoregressively, one
 channel of one pixel at a time.
 
-The stored columns are `image` (uint8, or the bytes of a JPEG file) and, of classes, `targets`.
+The stored columns are `image` (uint8, or the bytes of a JPEG file) and, for classes, `targets`.
 """
 
 import io
@@ -30,8 +30,8 @@ class ImageProblem(Problem):
     Attributes:
       image_shape: height, width and channels.
       levels: number of values of a channel of a pixel, from 0.
-      stored_as_jpeg: whether images are stored as JPEG files (of quality 95), for large images:
-        about ten times smaller, slower to read, and lossy.
+      stored_as_jpeg: whether images are stored as JPEG files of quality 95, for large images. The
+        files are about ten times smaller, slower to read, and lossy.
     """
 
     image_shape: tuple[int, int, int]
@@ -129,7 +129,7 @@ class Image2ClassProblem(ImageProblem):
 
 
 class ImageGenerationProblem(ImageProblem):
-    """Images as sequences of values, each predicted from those before it.
+    """Images as sequences of values; each value is predicted from the earlier values.
 
     Batches have targets, the pixels' values (int32), and weights.
     """
@@ -169,7 +169,7 @@ def _from_jpeg(file: bytes, shape: tuple[int, int, int]) -> np.ndarray:
 
 
 def shrink_to_cover(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Scales an image so that it just covers a size, and crops the center.
+    """Scales an image to the smallest size that covers height and width, and crops the center.
 
     Args:
       image: uint8 [any, any, 3].

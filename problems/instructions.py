@@ -1,17 +1,17 @@
 r"""Instruction data: conversations, or prompts with their completions.
 
-A model learns the replies and reads the rest. An example is tokenized as a whole, because a
-tokenizer may split the same words differently at the beginning of a text. The position of a token
-in the text then decides whether it belongs to a reply:
+A model learns the replies, and only reads the other text. An example is tokenized as a whole,
+because a tokenizer may split the same words differently at the beginning of a text. The position of
+a token in the text then determines whether the token belongs to a reply:
 
     text     "[user] fox?\n[assistant] quick<end>\n"
     learned                           ^^^^^^^^^^^
     tokens   [user]  _fox  ?  \n  [assistant]  _quick  <end>  \n
     weights       0     0  0   0            0       1      1   0
 
-A directory has, in addition to the manifest, the vocabulary, the chat template of conversations,
-and for each split the columns `targets` (tokens) and `targets_weights` (1 for tokens to learn, 0
-for tokens to read).
+The directory of the data contains the manifest, the vocabulary, the chat template if samples are
+conversations, and for each split the columns `targets` (tokens) and `targets_weights` (1 for tokens
+to learn, 0 for tokens to read).
 """
 
 import hashlib
@@ -70,13 +70,15 @@ Span = tuple[int, int]
 class Instructions(RecordProblem, TextProblem):
     """Instruction data: --problem_options='files=chats.jsonl,vocabulary_from=run/huggingface'.
 
-    A record has `messages`, a list of objects with `role` and `content`, or `prompt` and
-    `completion`, two texts. It may also have the shape of ShareGPT's data (`conversations`, a list
-    of objects with `from` and `value`), or of Alpaca's (`instruction`, `output`, and optionally
-    `input`, which follows the instruction after an empty line): a conversation, or without a chat
-    template a prompt and its completion. A model learns completions and the messages of the role
-    "assistant", each with its end tokens. The chat template in `vocabulary_from` formats
-    conversations.
+    A record has one of these forms:
+    - `messages`, a list of objects with `role` and `content`;
+    - `prompt` and `completion`, two texts;
+    - ShareGPT's: `conversations`, a list of objects with `from` and `value`;
+    - Alpaca's: `instruction`, `output`, and optionally `input`. The input follows the instruction
+      after an empty line. Without a chat template these are a prompt and its completion.
+
+    The chat template in `vocabulary_from` formats conversations. A model learns completions, and
+    messages of the role "assistant", each with its end tokens.
 
     Options, in addition to the options of `RecordProblem` and `TextProblem`:
         messages, prompt, completion: names of the values in a record.
@@ -99,7 +101,7 @@ class Instructions(RecordProblem, TextProblem):
         return options
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the state to pickle, without the template: other processes compile it again."""
+        """Returns the state to pickle, without the template: it has a process and a lock."""
         return {name: value for name, value in vars(self).items() if name != "_template"}
 
     @cached_property
@@ -228,7 +230,7 @@ class Instructions(RecordProblem, TextProblem):
         return whole, spans
 
     def texts(self, sample: Sample) -> list[str]:
-        """Returns the texts of a sample from which to make the vocabulary."""
+        """Returns the texts of a sample that the vocabulary is trained on."""
         return [sample["text"]]
 
     def columns(self, directory: Path) -> dict[str, np.dtype]:
@@ -309,7 +311,7 @@ class Instructions(RecordProblem, TextProblem):
 
 
 def _first_token(directory: Path) -> int | None:
-    """Returns the first token that the prepared data's chat template writes, if there is one."""
+    """Returns the first token of conversations in the chat template of prepared data, if any."""
     if not has_template(directory):
         return None
     return ChatTemplate.from_directory(directory).first_token(load_vocabulary(directory).encode)

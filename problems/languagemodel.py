@@ -1,7 +1,7 @@
-"""Language modelling: predict each token of running text from those before it.
+"""Language modelling: predict each token of running text from the earlier tokens.
 
-The files of the directory in addition to the manifest: the vocabulary, and the column `targets` of
-each split: the tokens of its documents, each followed by EOS.
+The directory of the data contains the manifest, the vocabulary, and for each split the column
+`targets`: the tokens of the documents, with EOS after each document.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ class LanguageModelProblem(TextProblem):
     """Packed language modelling. A sample has "text"; `PackedWindows` has the features.
 
     Options, with the options of `TextProblem`:
-        separate_documents: whether attention is restricted to the same document.
+        separate_documents: whether tokens attend only to tokens of the same document.
     """
 
     metric_names = ("loss", "accuracy", "neg_log_perplexity", "perplexity", "bits_per_byte")
@@ -80,7 +80,7 @@ class LanguageModelProblem(TextProblem):
         )
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        """Counts "bytes": of the batch's text in UTF-8, EOS excluded; see `PackedWindows`."""
+        """Counts "bytes": the UTF-8 length of the batch's text without EOS; see `PackedWindows`."""
         assert isinstance(batch.source, PackedWindows)  # as `examples` made it
         return {"bytes": float(batch.source.count_bytes(batch.examples))}
 

@@ -1,8 +1,8 @@
 """The metrics of an evaluation, computed from sums over all its batches.
 
-Sums add up over batches, empty rows (of weight 0) and devices, so the metrics cover the whole
-split and do not depend on the batch size or the mesh. Models compute the sums with the functions in
-`t2tp.metrics`.
+The sums are totals over all batches and devices; empty rows have weight 0. So the metrics cover the
+whole split, and do not depend on the batch size or the mesh. Models compute the sums with the
+functions in `t2tp.metrics`.
 """
 
 import math
@@ -18,10 +18,10 @@ class Metric(NamedTuple):
     """A metric.
 
     Attributes:
-      sums: names of the sums that it is computed from; a name that ends in "/" stands for all
-        sums that begin with it.
+      sums: names of the sums that the metric is computed from. A name that ends in "/" stands for
+        all sums with this prefix.
       value: sums -> metric.
-      not_with: a sum in whose presence the metric would be misleading; "" for none.
+      not_with: name of a sum that would make the metric misleading; "" for none.
     """
 
     sums: tuple[str, ...]
@@ -41,7 +41,7 @@ def _nats(sums: Sums) -> float:
 
 
 def loss_terms(sums: Sums) -> dict[str, float]:
-    """Returns the terms of the loss, averages over their own weights; see `t2tp.optim.loss`."""
+    """Returns the terms of the loss, each averaged over its weight; see `t2tp.optim.loss`."""
     totals = {name: total for name, total in sums.items() if name.startswith(_TERM)}
     weights = {name: sums[f"loss_weight/{name.removeprefix(_TERM)}"] for name in totals}
     return {name: total / weights[name] if weights[name] else 0.0 for name, total in totals.items()}
@@ -60,7 +60,7 @@ METRICS: dict[str, Metric] = {
     # Nats per predicted token.
     "neg_log_perplexity": Metric(_NATS, lambda sums: -_nats(sums)),
     "perplexity": Metric(_NATS, _perplexity),
-    # Not for masked language models, which predict only a part of the text.
+    # Not for masked language models: they predict only a part of the text.
     "bits_per_byte": Metric(
         ("nll", "bytes"),
         lambda sums: sums["nll"] / math.log(2) / sums["bytes"],
@@ -72,7 +72,7 @@ METRICS: dict[str, Metric] = {
     "accuracy_top5": _ratio("correct_top_5", "tokens"),
     # Fraction of sequences with every token correct.
     "accuracy_per_sequence": _ratio("correct_sequences", "sequences"),
-    # Of class 1 of two: the harmonic mean of precision and recall.
+    # The harmonic mean of precision and recall for class 1 of two classes.
     "f1": Metric(
         ("true_positives", "predicted_positives", "positives"),
         lambda sums: (
@@ -103,7 +103,7 @@ def possible(names: Iterable[str], sums: Sums) -> list[str]:
 
 
 def why_not(names: Iterable[str], sums: Sums, model: str = "the model") -> str:
-    """Returns why metrics cannot be computed from the sums of a model; "" if they can."""
+    """Explains why metrics cannot be computed from the sums of a model; "" if they can."""
     reasons = []
     if missing := _missing(names, sums):
         reasons.append(f"{model} does not count {', '.join(missing)}")
@@ -113,7 +113,7 @@ def why_not(names: Iterable[str], sums: Sums, model: str = "the model") -> str:
 
 
 def _missing(names: Iterable[str], sums: Sums) -> list[str]:
-    """Returns the sums that metrics need and that are not there."""
+    """Returns the names of sums that metrics need but `sums` lacks."""
     return [
         each
         for each in sorted(needed_sums(names))
@@ -122,9 +122,9 @@ def _missing(names: Iterable[str], sums: Sums) -> list[str]:
 
 
 def reported(names: Iterable[str], sums: Sums) -> dict[str, float]:
-    """Returns all metrics to report, so that nothing that a model counts is lost.
+    """Returns all metrics to report, so that no count of a model is lost.
 
-    They are the named metrics that can be computed, the terms of a loss that has several, the
+    These are the named metrics that can be computed, the terms of the loss if it has several, the
     model's own metrics, and the sums that no metric reads.
 
     Args:
@@ -143,12 +143,12 @@ def compute(names: Iterable[str], sums: Sums) -> dict[str, float]:
     """Returns metrics by name.
 
     Args:
-      names: of `METRICS`.
-      sums: over all batches.
+      names: keys of `METRICS`.
+      sums: sums over all batches.
 
     Raises:
-      ValueError: nothing was predicted, a sum is missing, or a metric is misleading for the
-        model; names it.
+      ValueError: no token was predicted, a sum is missing, or a metric is misleading for the
+        model; the message names the sum or the metric.
     """
     if not sums.get("tokens", 0) > 0:
         raise ValueError(f"no metrics without a predicted token: the sums are {dict(sums)}")

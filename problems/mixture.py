@@ -1,7 +1,7 @@
-"""Mixtures: `mixture:a=0.7,b=0.3` with exact shares, `mixture:a,b` with shares by the sizes.
+"""Mixtures: `mixture:a=0.7,b=0.3` with exact shares, `mixture:a,b` with shares from the sizes.
 
-Problems that train a vocabulary need a common one. Their mixture has data of its own, with the
-problems' data in subdirectories. Other mixtures use the existing data of their problems.
+Problems that train a vocabulary need a common vocabulary. So their mixture has a directory of data,
+with the problems' data in subdirectories. Other mixtures use the existing data of their problems.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ _OPTIONS = ("temperature", "max_rows")
 class Mixture(Problem):
     """Problems whose batches have the same features, mixed row by row.
 
-    An evaluation includes all examples of all problems; to evaluate on one, use it alone.
+    An evaluation includes all examples of all problems. To evaluate on one problem, name only it.
 
     Options, if the name has no shares; see `mixture_name.proportional_parts`:
         temperature: temperature of the shares.
@@ -73,7 +73,7 @@ class Mixture(Problem):
         if self._sharing:
             agree(name, self._sharing)
             for part in parts:
-                # The mixture warns instead: its own command is the one that makes the data again.
+                # The mixture warns instead, because only its own command makes the data again.
                 part.warns_of_changes = False
         self.given_options |= self._dotted(lambda part: part.given_options)
         self.splits = tuple(self._common(lambda part: part.splits))
@@ -193,7 +193,7 @@ class Mixture(Problem):
         return self._shares([]) if self._schedule else self.options.values()
 
     def changed_sources(self, directory: Path) -> str:
-        """Returns which of its problems' sources, or the vocabulary's shares, have changed."""
+        """Describes changes in the problems' sources and in the shares of the vocabulary."""
         if not self._sharing:
             return ""
         parts = self.parts_in(directory).items()
@@ -243,7 +243,7 @@ class Mixture(Problem):
         return self.check_prepared(data_dir)
 
     def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
-        """Returns the sizes, which all problems have in common."""
+        """Returns the sizes; all problems have the same sizes."""
         self.check_prepared(data_dir)
         return self.parts[0].vocab_sizes(self.parts_dir(data_dir))
 
@@ -264,7 +264,7 @@ class Mixture(Problem):
         return MixtureStream(source, stages, batch_size, seed)
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        """Adds up what each problem counts in its rows."""
+        """Adds up the counts of all problems, each from its rows."""
         assert isinstance(batch.source, ConcatenatedSource)  # as `examples` made it
         sums: dict[str, float] = {}
         for part, rows in zip(self.parts, batch.source.parts(batch), strict=True):
@@ -318,7 +318,7 @@ class Mixture(Problem):
         raise IndexError(f"there is no example {number}: {split} of {self.name} has {before}")
 
     def datagen_command(self, data_dir: AnyPath) -> str:
-        """Returns the command that makes the mixture's data, or those that make the problems'."""
+        """Returns the command that makes the mixture's data, or a command for each problem."""
         if self._sharing:
             return super().datagen_command(data_dir)
         return "\n  ".join(part.datagen_command(data_dir) for part in self.parts)
@@ -334,11 +334,11 @@ def find_mixture(name: str, options: str, find: Callable[[str, str], Problem]) -
 
     Args:
       name: see `mixture_name.read_name`.
-      options: the mixture's own, and its problems'; see `mixture_name.find_parts`.
+      options: options of the mixture and of its problems; see `mixture_name.find_parts`.
       find: name and options -> problem.
 
     Raises:
-      ValueError: the name is invalid, or the problems cannot be mixed; says why.
+      ValueError: the name is invalid, or the problems cannot be mixed.
     """
     names, schedule = read_name(name)
     pieces = split_at_commas(options) if options.strip() else []

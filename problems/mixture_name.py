@@ -11,16 +11,16 @@ from t2tp.suggestions import nearest
 
 PREFIX = "mixture:"
 
-# Max rows of a block; proportions of more digits are not needed.
+# Max rows of a block; proportions do not need more digits.
 _LARGEST_BLOCK = 10_000
 
 
 def read_name(name: str) -> tuple[list[str], list[Stage]]:
     """Parses a mixture's name.
 
-    "mixture:a=0.7,b=0.3" has seven rows of a to three of b; "mixture:a=1,b=0;1000:a=1,b=1" only
-    rows of a before step 1000, then equally many of both. "mixture:a,b" mixes them in proportion to
-    their numbers of rows; see `proportional_parts`.
+    "mixture:a=0.7,b=0.3" has seven rows of a for three rows of b. "mixture:a=1,b=0;1000:a=1,b=1"
+    has only rows of a before step 1000, and then the same number of rows of a and b. "mixture:a,b"
+    has proportions from the problems' numbers of rows; see `proportional_parts`.
 
     Args:
       name: "mixture:" and the proportions, stages separated by ";"; or problems without
@@ -30,7 +30,7 @@ def read_name(name: str) -> tuple[list[str], list[Stage]]:
       The names of the problems, and the stages; none if the name has no proportions.
 
     Raises:
-      ValueError: the name is invalid; says why.
+      ValueError: the name is invalid.
     """
     problems = [each.strip() for each in name.removeprefix(PREFIX).split(",")]
     if (
@@ -66,16 +66,17 @@ def proportional_parts(rows: Sequence[int], temperature: float, max_rows: int) -
 
     The proportions are min(rows, max_rows) ** (1 / temperature), as in "Exploring the Limits of
     Transfer Learning with a Unified Text-to-Text Transformer" (Raffel et al., 2020, section 3.5.2):
-    temperature 1 is examples-proportional mixing, a high one approaches equal proportions. They are
-    rounded to integers in a block of about 10,000 rows; each problem has at least one row.
+    temperature 1 is examples-proportional mixing, and a high temperature approaches equal
+    proportions. The proportions are rounded to integers in a block of about 10,000 rows. Each
+    problem has at least one row.
 
     Args:
       rows: number of training rows of each problem.
-      temperature: more than 0.
+      temperature: temperature of the proportions, above 0.
       max_rows: cap on a problem's rows; 0: none.
     """
     counted = [min(n, max_rows) if max_rows else n for n in rows]
-    # Relative to the largest, so that no power overflows.
+    # Relative to the largest number of rows, so that no power overflows.
     rates = [(n / max(counted)) ** (1 / temperature) for n in counted]
     exact = [rate / sum(rates) * _LARGEST_BLOCK for rate in rates]
     parts = [max(1, int(each)) for each in exact]
@@ -95,8 +96,8 @@ def find_parts(
     Args:
       name: name of the mixture.
       names: names of its problems.
-      options: "b.documents=lines" is an option of the problem b; "vocab_size=4096" of all
-        problems that have it.
+      options: options of the problems. "b.documents=lines" applies to the problem b, and
+        "vocab_size=4096" to all problems that have this option.
       find: name and options -> problem.
 
     Raises:

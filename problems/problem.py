@@ -64,8 +64,8 @@ class Problem(Preparable):
 
     Attributes:
       features: named dimensions and dtype of each feature of a batch; a family defines them.
-      splits: the splits. Training reads the first, shuffled and repeated. The others are read
-        once, in order.
+      splits: the splits. Training reads the first split, shuffled and repeated. The other splits
+        are read once, in order.
       metric_names: evaluation metrics, from `metrics.METRICS`.
       decode_metric_names: scores of decoded text, from `text_scores.SCORES`; if empty,
         "exact_match".
@@ -73,7 +73,8 @@ class Problem(Preparable):
       class_names: the names of classes 0, 1, ..., if targets are classes.
       making_options: the options of this class that determine the stored data, in addition to
         the options of its base classes.
-      hparams_changes: values that suit the problem, for the hparams that the model's set declares.
+      hparams_changes: values that suit the problem, by hparam; hparams that the model's set lacks
+        are ignored.
       options: the problem's options.
       given_options: the options that were given, with their values.
       warns_of_changes: whether the next check of the data warns of changed sources.
@@ -149,7 +150,7 @@ class Problem(Preparable):
         return ShuffledStream(self.train_examples(data_dir, length), batch_size, seed)
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        """Returns the counts of a batch that `metrics` needs in addition to the model's."""
+        """Returns the counts of a batch that `metrics` needs in addition to the model's counts."""
         return {}
 
     # Inputs and outputs of the problem's models. The defaults follow from `features`.
@@ -256,12 +257,12 @@ class Problem(Preparable):
           data_dir: directory with a subdirectory for each problem.
           tmp_dir: directory that keeps downloads. Default: a temporary directory.
           overwrite: generate the data again; the old data are replaced only on success.
-          num_shards: number of shards of the train split. The batches do not depend on it. Default:
+          num_shards: number of shards of the train split. The batches do not depend on it. None:
             one per 500 samples, at most 64.
-          num_workers: number of encoding processes; the files do not depend on it. Default: one per
-            500 samples, at most one per core.
+          num_workers: max number of encoding processes; the files do not depend on it. None: an
+            estimate of the number that saves time, at most one per core and 32.
           max_bad_samples: max number of unusable samples to skip; they are counted and reported.
-            Default: one in 1,000.
+            None: one in 1,000.
           beam: settings for generating the shards with Apache Beam instead of local processes. The
             files do not depend on it.
 
@@ -307,8 +308,8 @@ class Problem(Preparable):
           The manifest of the directory.
 
         Raises:
-          FileNotFoundError: there are no data; the message names the command that generates them.
-          ValueError: the data are damaged, or were generated with other options; the message names
+          FileNotFoundError: there are no data; the message has the command that generates them.
+          ValueError: the data are damaged, or were generated with other options; the message has
             the fault and the command.
         """
         directory, command = self.directory(data_dir), self.datagen_command(data_dir)
@@ -358,10 +359,10 @@ class Problem(Preparable):
           split: one of `splits`.
           batch_size: examples of the global batch.
           length: tokens of an example.
-          seed: seed of the shuffle; only the first of `splits` is shuffled.
+          seed: seed of the shuffled order; only the first of `splits` is shuffled.
 
         Returns:
-          An endless stream for the first of `splits`, else a `OnePassStream`.
+          An endless stream for the first of `splits`; a `OnePassStream` for the others.
 
         Raises:
           FileNotFoundError, ValueError: as `check_prepared`, or an argument is invalid.
@@ -396,7 +397,7 @@ class Problem(Preparable):
           number: index of the example, in the order of the files.
 
         Raises:
-          IndexError: there are fewer examples.
+          IndexError: the split has fewer examples.
         """
         self.check_split(split)
         columns = self.stored(data_dir, split)

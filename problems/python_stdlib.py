@@ -1,4 +1,4 @@
-"""Language modelling on Python's standard library, which needs no download."""
+"""Language modelling on Python's standard library; it needs no download."""
 
 import hashlib
 import platform
@@ -14,7 +14,7 @@ from t2tp.problems.languagemodel import LanguageModelProblem
 
 _NOT_OURS = {"site-packages", "dist-packages", "__pycache__"}
 
-# Percentage of the files by split; the rest is train.
+# Percentage of the files in each held-out split; the other files are train.
 _PERCENT = {"validation": 3, "test": 3}
 
 
@@ -27,7 +27,7 @@ class LanguagemodelPythonStdlib(LanguageModelProblem):
         return Path(sysconfig.get_path("stdlib"))
 
     def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
-        """Returns the documents of a split: its files that are UTF-8 and not empty, by path.
+        """Returns the documents of a split: its files that are UTF-8 and not empty, sorted by path.
 
         Raises:
           ValueError: there are no sources.
@@ -59,14 +59,14 @@ class LanguagemodelPythonStdlib(LanguageModelProblem):
 
 @registry.register_problem
 class LanguagemodelPythonStdlibBytes(LanguagemodelPythonStdlib):
-    """The standard library's sources, a token per byte."""
+    """The standard library's sources, with a token for each byte."""
 
     vocabulary_kind = "byte"
 
 
 @registry.register_problem
 class LanguagemodelPythonStdlibCharacters(LanguagemodelPythonStdlib):
-    """The standard library's sources, a token for each of the 256 most frequent characters."""
+    """The standard library's sources, with tokens for the 256 most frequent characters."""
 
     vocabulary_kind = "character"
     vocabulary_size = 259 + 256
@@ -86,7 +86,7 @@ def source_files(directory: Path) -> list[str]:
 
 
 def split_of(path: str) -> str:
-    """Returns the split of a file, which depends on its path only."""
+    """Returns the split of a file; it depends only on the file's path."""
     percentile = int.from_bytes(hashlib.sha256(path.encode("utf-8")).digest()[:8], "big") % 100
     for split, percent in _PERCENT.items():
         if percentile < percent:

@@ -1,4 +1,4 @@
-"""Problems on a user's records: JSON lines, CSV, Parquet, Hugging Face's directories."""
+"""Problems on a user's records: JSON lines, CSV, Parquet, and Hugging Face directories."""
 
 import glob
 import itertools
@@ -53,8 +53,9 @@ class RecordProblem(FileProblem):
     """Samples from records; a mixin that precedes the problem's family among the bases.
 
     Options:
-        files: a path, a pattern, or a directory: saved by `datasets` (`save_to_disk`), or with
-            Parquet files or the like. The splits of the directory are used if it has any.
+        files: a path, a pattern, or a directory. The directory was saved by `datasets`
+            (`save_to_disk`), or contains files such as Parquet. If the directory has splits, they
+            are used.
         validation_files, test_files: the same, for held-out data.
 
     Attributes:
@@ -64,7 +65,7 @@ class RecordProblem(FileProblem):
     field_defaults: Mapping[str, str]
 
     def __init__(self, options: str = ""):
-        """Parses options, and finds the files of a directory that they name."""
+        """Parses options, and finds the files of the directories that the options name."""
         super().__init__(options)
         for option in _SPLIT_NAMES:
             directory = Path(self.options.get(option)).expanduser()
@@ -91,7 +92,7 @@ class RecordProblem(FileProblem):
             if by_split["files"]:
                 patterns = by_split
             if patterns.get("test_files") and not patterns["validation_files"]:
-                # Half of the held-out data is for test then; see `FileProblem`.
+                # `FileProblem` then takes half of the held-out data for test.
                 patterns["validation_files"] = patterns.pop("test_files")
         if not patterns[option]:
             raise ValueError(
@@ -118,16 +119,16 @@ class RecordProblem(FileProblem):
 
 
 def find_pattern(directory: Path, words: Sequence[str]) -> str:
-    """Returns a pattern for the files of a directory, of one format.
+    """Returns a pattern for the files of one format in a directory.
 
     Args:
-      directory: where the files are.
-      words: names of a split; the files are those in a directory of such a name, at any depth,
-        or whose name is or begins with one, as in "train-00000.parquet". Without words all
+      directory: directory of the files.
+      words: names of a split. A file matches if it is in a directory of such a name, at any depth,
+        or if its own name is or begins with one, as in "train-00000.parquet". Without words all
         files match.
 
     Returns:
-      "" if there is no such file.
+      The pattern; "" if no file matches.
     """
     for file in _IN_DIRECTORIES:
         patterns = [f"**/{word}/**/{file}" for word in words]
@@ -144,7 +145,7 @@ class LanguagemodelRecords(RecordProblem, LanguageModelProblem):
     """Language modelling on records: --problem_options='files=reviews.jsonl,text=body'.
 
     Options, with the options of `RecordProblem` and `LanguageModelProblem`:
-        text: name of the field that is a document.
+        text: name of the field with the document.
     """
 
     field_defaults = {"text": "text"}

@@ -16,10 +16,10 @@ _OPTIONS = ("vocab_size", "vocabulary_from")
 
 
 def sharing(parts: Sequence[Problem]) -> list[TextProblem]:
-    """Returns the problems for which a common vocabulary has to be trained.
+    """Returns the problems for which a common vocabulary has to be trained: all or none.
 
-    They are all the problems, or none: a single one has its own, bytes need no training, and
-    problems without text have fixed tokens.
+    The result is empty if there is a single problem, the vocabulary is bytes (it needs no
+    training), or a problem has no text.
 
     Raises:
       ValueError: some of them have a vocabulary that the others cannot use.
@@ -36,12 +36,12 @@ def sharing(parts: Sequence[Problem]) -> list[TextProblem]:
 
 
 def agree(mixture: str, parts: Sequence[TextProblem]) -> None:
-    """Sets the vocabulary's options of all problems to those given to one of them.
+    """Sets the vocabulary's options of all problems to the values that one of them was given.
 
-    Without a `vocab_size` the largest of their defaults is used.
+    If no `vocab_size` was given, the largest default is used.
 
     Raises:
-      ValueError: the given values differ, or the options of two problems on the same data.
+      ValueError: the given values differ, or the options of two problems on the same data differ.
     """
     for option in _OPTIONS:
         values = {part.given_options[option] for part in parts if option in part.given_options}
@@ -74,10 +74,10 @@ def make_shared_vocabulary(
       parts: the problems, each with the directory in which its data are being made and the
         samples of its train split.
       shares: numbers of the problems' samples -> their proportions, with any sum.
-      directory: the mixture's.
+      directory: directory of the mixture's data.
 
     Returns:
-      The name of the file.
+      The name of the vocabulary's file.
     """
     first, _, _ = parts[0]
     if first.options.vocabulary_from:
@@ -95,7 +95,7 @@ def make_shared_vocabulary(
 def interleave(
     texts: Sequence[Iterable[str]], shares: Sequence[float], most_bytes: int
 ) -> Iterator[str]:
-    """Yields texts of several sources so that their bytes are in proportion at any time.
+    """Yields texts of several sources, so that at any time their bytes have the proportions.
 
     A source that is exhausted restarts, until all have been exhausted once.
 

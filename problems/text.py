@@ -1,4 +1,4 @@
-"""Common to problems with text: a vocabulary, trained on the texts of the train split."""
+"""The base class of problems with text: it trains a vocabulary on the texts of the train split."""
 
 import abc
 import itertools
@@ -39,9 +39,9 @@ class TextProblem(Problem):
       normalization: "none", or for sub-words also "nfkc" or "nmt_nfkc".
 
     Options:
-        vocab_size: overrides `vocabulary_size`; the texts must suffice for it.
-        vocabulary_from: the directory of another problem's data, whose vocabulary is used; problems
-            that are trained on in succession need the same.
+        vocab_size: overrides `vocabulary_size`; it is an error if the texts allow fewer tokens.
+        vocabulary_from: directory of another problem's data; its vocabulary is used. Problems that
+            a model is trained on in succession need the same vocabulary.
     """
 
     vocabulary_kind: ClassVar[str] = "subword"
@@ -70,7 +70,7 @@ class TextProblem(Problem):
         return {**super().data_dependencies(), **checksums}
 
     def changed_sources(self, directory: Path) -> str:
-        """Returns which sources have changed, including another problem's vocabulary."""
+        """Describes the sources that have changed, including another problem's vocabulary."""
         changed = super().changed_sources(directory)
         manifest = Manifest.read(directory)
         source = Path(manifest.options.get("vocabulary_from") or directory).expanduser()
@@ -90,18 +90,19 @@ class TextProblem(Problem):
         return self.make_vocabulary_of(directory, texts, "vocab_size" not in self.given_options)
 
     def make_vocabulary_of(self, directory: Path, texts: Iterable[str], is_ceiling: bool) -> str:
-        """Trains a vocabulary on texts and writes it, unless there is one.
+        """Trains a vocabulary on texts and writes it, unless the directory has a vocabulary.
 
         Args:
-          directory: where it is written.
+          directory: directory for the vocabulary.
           texts: the training texts.
-          is_ceiling: whether it may be smaller than the option, because the size was not given.
+          is_ceiling: whether the vocabulary may be smaller than `vocab_size`, because the user has
+            not given the size.
 
         Returns:
-          The name of its file.
+          The name of the vocabulary's file.
 
         Raises:
-          ChangedSourcesError: an interrupted run made it from other texts.
+          ChangedSourcesError: an interrupted run trained the vocabulary on other texts.
         """
         note, digested = directory / TEXTS_NOTE, DigestedTexts(texts)
         existing = find_vocabulary(directory)
@@ -109,7 +110,7 @@ class TextProblem(Problem):
             vocabulary = self.train_vocabulary(digested, is_ceiling)
             write_text(note, json.dumps([digested.count, digested.hexdigest()]))
             return write_vocabulary(directory, vocabulary)
-        if note.is_file():  # not there if a mixture copied the vocabulary
+        if note.is_file():  # a vocabulary that a mixture copied has no note
             count, known = json.loads(note.read_text(encoding="utf-8"))
             for _ in itertools.islice(digested, count):
                 pass
@@ -131,7 +132,7 @@ class TextProblem(Problem):
         return train_subwords(texts, size, self.subword_model, self.normalization, is_ceiling)
 
     def all_texts(self, samples: ShuffledSamples) -> Iterator[str]:
-        """Yields the texts of samples, except of skipped and bad samples."""
+        """Yields the texts of all samples except skipped and bad samples."""
         for texts in samples.each(self._utf8_texts):
             yield from texts
 
@@ -144,8 +145,8 @@ class TextProblem(Problem):
     def vocabulary(self, data_dir: AnyPath) -> Vocabulary:
         """Loads the vocabulary of prepared data.
 
-        Without data it may come from a `tokenizer.json` in `data_dir` itself, which is enough to
-        decode with.
+        If there are no data, loads a `tokenizer.json` in `data_dir` itself: this is enough for
+        decoding.
         """
         directory = self.directory(data_dir)
         if not directory.exists() and (Path(data_dir) / TOKENIZER_FILE).is_file():

@@ -1,4 +1,4 @@
-"""Problems on a user's own files, which are named by options."""
+"""Problems on a user's own files; options name the files."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ from t2tp.problems.sources.source_changes import changed_sources, named, write_s
 from t2tp.problems.sources.user_files import Lines, find_files, fingerprint, json_names, read_file
 from t2tp.problems.text_to_text import Text2TextProblem
 
-# Fraction of all samples in each held-out split without files.
+# Fraction of all samples for each held-out split, if the user names no files for it.
 _HELD_OUT = {"validation": 0.03, "test": 0.03}
 
 
@@ -29,14 +29,14 @@ class FileProblem(Problem):
 
     Attributes:
       file_options: the options that name the files. With the prefix `validation_` they name
-        held-out files; without these, validation and test get 3 % of the samples each, chosen at
-        random. With the prefix `test_` they name test files; without these, test gets half of the
-        held-out samples.
+        held-out files. Without held-out files, validation and test each get 3 % of the samples,
+        chosen at random. With the prefix `test_` they name test files. Without test files, test
+        gets half of the held-out samples.
       dataset: distinguishes data of the same problem in one `data_dir`; "" for none. It is a
         suffix of the problem's name, as in "translate_tsv:news".
 
-    A file is in one split only: held-out files are left out of train, and test files out of
-    validation, even where the patterns of both match.
+    A file is in only one split. If the patterns of several splits match a file, train does not get
+    held-out files, and validation does not get test files.
     """
 
     dataset = ""
@@ -63,7 +63,7 @@ class FileProblem(Problem):
         return f"{super().name}:{self.dataset}" if self.dataset else super().name
 
     def directory(self, data_dir: AnyPath) -> Path:
-        """Returns the directory of the data: each data set has one."""
+        """Returns the directory of the data; each data set has its own directory."""
         directory = super().directory(data_dir)
         if not self.dataset:
             return directory
@@ -85,8 +85,8 @@ class FileProblem(Problem):
         """Opens the samples of files.
 
         Args:
-          files: a list for each of `file_options`.
-          scratch: for state that all processes that make the data share.
+          files: the files of each of `file_options`.
+          scratch: directory for state, such as indexes, that the encoding processes share.
         """
         raise NotImplementedError
 
@@ -99,14 +99,14 @@ class FileProblem(Problem):
             return _subset(everything, self._drawn(split, len(everything)))
         if split == train or test in held_out:
             return self.read(self._files_of(split), tmp_dir)
-        # Validation and test alternate.
+        # The held-out samples go alternately to validation and test.
         both = self.read(self._files_of(validation), tmp_dir)
         if len(both) < 2:
             raise ValueError(self._too_few(len(both), (validation, test), self.test_options))
         return _subset(both, np.arange([validation, test].index(split), len(both), 2))
 
     def more_samples(self) -> str:
-        """Returns the option that makes more samples of the same files; "" if there is none."""
+        """Returns the option that makes more samples from the same files; "" if there is none."""
         return ""
 
     def _held_out(self) -> dict[str, tuple[str, ...]]:
@@ -144,7 +144,7 @@ class FileProblem(Problem):
         )
 
     def _files_of(self, split: str) -> list[list[Path]]:
-        """Returns the files of a split; a file that several match belongs to the last of them."""
+        """Returns the files of a split, without files that a later split also names."""
         names = self._options_of(split)
         files = self._files(names)
         later, taken = self._taken(split)
@@ -163,7 +163,7 @@ class FileProblem(Problem):
         return names, {path.resolve() for path in self._all_files(names)}
 
     def _report_taken(self) -> None:
-        """Warns of files that a split's options name and a later split holds out."""
+        """Warns of files that are left out of a split because a later split also names them."""
         for split in self.splits[:-1]:
             _, taken = self._taken(split)
             own = self._all_files(self._options_of(split))
@@ -172,7 +172,7 @@ class FileProblem(Problem):
                 logging.warning(f"{self.name}: left out of {split}, as they are held out: {files}")
 
     def data_dependencies(self) -> dict[str, Any]:
-        """Returns the number of files and a fingerprint, which changes with any of them."""
+        """Returns the number of files, and a fingerprint that changes with any file."""
         return {**super().data_dependencies(), **self._files_state()}
 
     def _files_state(self) -> dict[str, Any]:
@@ -190,7 +190,7 @@ class FileProblem(Problem):
         return self._files_state()
 
     def changed_sources(self, directory: Path) -> str:
-        """Returns which files have changed, and which other sources."""
+        """Describes the files and other sources that have changed."""
         changed = (changed_sources(directory), super().changed_sources(directory))
         return "; ".join(filter(None, changed))
 
@@ -265,7 +265,7 @@ class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
             )
 
     def more_samples(self) -> str:
-        """Returns the option that makes several documents of a file; "" if it is already set."""
+        """Returns the option that splits a file into several documents; "" if it is already set."""
         return "documents=lines" if self.options.documents == "files" else ""
 
 

@@ -1,4 +1,4 @@
-"""Scores of decoded text, computed by the packages that papers use: sacrebleu, rouge-score."""
+"""Scores of decoded text, from the packages that papers use: sacrebleu, rouge-score."""
 
 import re
 import string
@@ -22,12 +22,12 @@ def chrf(predictions: Texts, references: Texts) -> float:
 
 
 def rouge1(predictions: Texts, references: Texts) -> float:
-    """Computes ROUGE-1, the mean F1 of single words, 0 to 100."""
+    """Computes ROUGE-1: the mean F1 of single words, 0 to 100."""
     return _rouge("rouge1", predictions, references)
 
 
 def rouge2(predictions: Texts, references: Texts) -> float:
-    """Computes ROUGE-2, the mean F1 of pairs of words, 0 to 100."""
+    """Computes ROUGE-2: the mean F1 of pairs of words, 0 to 100."""
     return _rouge("rouge2", predictions, references)
 
 
@@ -39,8 +39,8 @@ def rouge_l(predictions: Texts, references: Texts) -> float:
 def word_f1(predictions: Texts, references: Texts) -> float:
     """Computes the mean F1 of the words that prediction and reference share, 0 to 100.
 
-    As in SQuAD (P. Rajpurkar et al., arXiv:1606.05250, section 6.1): in lower case, without
-    punctuation and articles.
+    Words are compared in lower case, without punctuation and articles, as in SQuAD (P. Rajpurkar et
+    al., arXiv:1606.05250, section 6.1).
     """
     pairs = zip(predictions, references, strict=True)
     return 100 * sum(_word_f1(*pair) for pair in pairs) / max(1, len(references))
@@ -72,8 +72,8 @@ def score(names: Sequence[str], predictions: Texts, references: Texts) -> dict[s
       references: the expected texts, one per prediction.
 
     Raises:
-      ValueError: their numbers differ, or there are none.
-      ModuleNotFoundError: the package that scores is not installed; says how to install it.
+      ValueError: the numbers of predictions and references differ, or are 0.
+      ModuleNotFoundError: the package of a score is not installed; the message has the remedy.
     """
     if len(predictions) != len(references) or not references:
         raise ValueError(

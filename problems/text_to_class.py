@@ -48,7 +48,7 @@ class Text2ClassProblem(TextProblem):
         }
 
     def encoder(self, directory: Path) -> Callable[[Sample], StoredExample]:
-        """Returns a function that encodes a text and its class, which must exist."""
+        """Returns a function that encodes a text and its class; it refuses unknown classes."""
         vocabulary = load_vocabulary(directory)
 
         def encode(sample: Sample) -> StoredExample:
@@ -74,13 +74,13 @@ class Text2ClassProblem(TextProblem):
         return {"inputs": len(self.vocabulary(data_dir)), "targets": len(self.class_names)}
 
     def examples(self, data_dir: AnyPath, split: str, length: int) -> FieldSource:
-        """Returns all texts of a split, for evaluation; those that are too long are truncated."""
+        """Returns all texts of a split, for evaluation; texts that are too long are truncated."""
         stored = self.stored(data_dir, split)
         plan = truncated(self._texts(data_dir, split, stored), length)
         return self._source(stored, plan, length)
 
     def train_examples(self, data_dir: AnyPath, length: int) -> FieldSource:
-        """Returns the training texts, without those that are too long."""
+        """Returns the training texts, without texts that are too long."""
         split = self.splits[0]
         stored = self.stored(data_dir, split)
         plan = one_per_row(self._texts(data_dir, split, stored), length)

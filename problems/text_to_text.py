@@ -1,6 +1,6 @@
-"""Text to text: translation, summaries, any task that maps one text to another.
+"""Text to text: translation, summaries, or any other task that maps one text to another.
 
-The stored columns are `inputs` and `targets`, token ids that end with EOS.
+The stored columns are `inputs` and `targets`: token ids that end with EOS.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,15 +27,15 @@ ARRANGEMENTS = ("padded", "packed", "bucketed")
 
 
 class PairProblem(Problem):
-    """Sequences of tokens to sequences of tokens, of any meaning.
+    """Pairs of token sequences, inputs and targets; the tokens need not be text.
 
-    The suffix `_rev` of a problem's name swaps inputs and targets; `_copy` makes the inputs the
-    targets. The data are the same.
+    The suffix `_rev` of a problem's name swaps inputs and targets; `_copy` uses the inputs as
+    targets. All these problems share the same data.
 
     Options:
         arrangement: arrangement of training rows: "padded" has one pair per row; "packed" fills
             rows with several pairs, separated by segments; "bucketed" batches pairs of similar
-            length. Other splits are always padded, so that a row is a sequence.
+            length. Other splits are always padded, so that each row has one pair.
     """
 
     metric_names: tuple[str, ...] = (
@@ -55,7 +55,7 @@ class PairProblem(Problem):
         return super().name + "_rev" * self.is_reversed + "_copy" * self.is_copy
 
     def directory(self, data_dir: AnyPath) -> Path:
-        """Returns the directory of the data, which problems with suffixes share."""
+        """Returns the directory of the data; the problem shares it with its suffixed variants."""
         return pulled(Path(data_dir) / super().name)
 
     def default_options(self) -> HParams:
@@ -73,7 +73,7 @@ class PairProblem(Problem):
         """Returns the training rows, padded or packed.
 
         Raises:
-          ValueError: the arrangement is bucketed, which has no rows of one length.
+          ValueError: the arrangement is bucketed: its rows have several lengths.
         """
         arrangement, split = self.options.arrangement, self.splits[0]
         if arrangement == "bucketed":
@@ -145,7 +145,7 @@ class Text2TextProblem(TextProblem, PairProblem):
         return lambda columns: {name: vocabulary.decode(ids) for name, ids in columns.items()}
 
     def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
-        """Returns the number of tokens, which is the same for both."""
+        """Returns the number of tokens, the same for inputs and targets."""
         size = len(self.vocabulary(data_dir))
         return {"inputs": size, "targets": size}
 

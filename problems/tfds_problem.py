@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 PREFIX = "tfds:"
 
-# An option's value for no feature.
+# The value of an option that names no feature.
 _NONE = "-"
 
 # Larger images are stored as JPEG.
@@ -42,13 +42,13 @@ class TfdsProblem(TfdsSource, Problem):
     """A dataset of TFDS; a mixin that precedes the family among the bases.
 
     Options:
-        inputs, targets: the features to read and to predict; by default the dataset's supervised
-            keys. Without inputs the targets are modelled alone. A nested feature is named by its
-            path: "question/stem".
-        train, validation, test: splits of the dataset, or slices of them ("train[:95%]"). By
-            default the splits of the same names, or 5 % of train where one is missing, without
-            the examples that another option names: no example is in two splits.
-        height, width: the size to which images are scaled and cropped.
+        inputs, targets: the feature to read and the feature to predict. Default: the dataset's
+            supervised keys. Without inputs ("-"), only the targets are modelled. A nested feature
+            is named by its path: "question/stem".
+        train, validation, test: splits of the dataset, or slices of them ("train[:95%]"). Default:
+            the split of the same name, or 5 % of train if there is none. A default excludes the
+            examples that other options name: no example is in two splits.
+        height, width: size to which images are scaled and cropped; 0: the dataset's size.
     """
 
     making_options: tuple[str, ...] = (
@@ -62,7 +62,7 @@ class TfdsProblem(TfdsSource, Problem):
     )
 
     def __init__(self, dataset: str, info: tfds.core.DatasetInfo, options: str):
-        """Takes the dataset's name as the user typed it, its description, and options."""
+        """Parses the options; `dataset` is the name as the user typed it, `info` describes it."""
         self.dataset = dataset
         super().__init__(options)
         inputs, targets = chosen_features(info, self.options.inputs, self.options.targets)
@@ -70,7 +70,7 @@ class TfdsProblem(TfdsSource, Problem):
 
     @property
     def name(self) -> str:
-        """The name: "tfds:" and the dataset's."""
+        """The name: "tfds:" and the name of the dataset."""
         return PREFIX + self.dataset
 
     def directory(self, data_dir: AnyPath) -> Path:
@@ -89,7 +89,7 @@ class TfdsProblem(TfdsSource, Problem):
         return options
 
     def dataset_split(self, split: str, info: tfds.core.DatasetInfo) -> str:
-        """Returns the option's split or its default; see `tfds_splits.default_splits`."""
+        """Returns the split that the option names, or else `tfds_splits.default_splits`."""
         given = {name: self.options.get(name) for name in self.splits if self.options.get(name)}
         return given.get(split) or default_splits(self.splits, given, info.splits)[split]
 
@@ -186,7 +186,8 @@ def find_tfds(name: str, options: str) -> Problem:
 
     Args:
       name: "tfds:" and the dataset's name in TFDS's catalog.
-      options: of `TfdsProblem` and of the family, which follows from the features' types.
+      options: options of `TfdsProblem` and of the family; the types of the features determine the
+        family.
 
     Raises:
       ValueError: there is no such dataset or feature, or no family for its features.
@@ -224,7 +225,7 @@ def _dataset_info(dataset: str) -> tfds.core.DatasetInfo:
 
 
 def _given(options: str, name: str) -> str:
-    """Returns an option's value before the family, and thus its options, is known."""
+    """Returns an option's value before the family is known, and with it the set of options."""
     match = re.search(rf"(?:^|,)\s*{name}\s*=\s*([^,]*)", options)
     return match.group(1).strip() if match else ""
 
@@ -234,15 +235,15 @@ def chosen_features(info: tfds.core.DatasetInfo, inputs: str, targets: str) -> t
 
     Args:
       info: description of the dataset.
-      inputs: the option: "" for the dataset's supervised key, "-" for none.
-      targets: the option.
+      inputs: value of the option; "" for the dataset's supervised key, "-" for none.
+      targets: value of the option; "" for the dataset's supervised key.
 
     Raises:
-      ValueError: the dataset does not have them, or has no supervised keys.
+      ValueError: the dataset lacks such a feature, or has no supervised keys to use as default.
     """
     if not targets:
         made_for: tuple[Any, ...] = (info.supervised_keys or ())[:2]
-        # Some have no supervised keys, and some have tuples of features.
+        # Some datasets have no supervised keys, and some have tuples of features.
         if len(made_for) < 2 or not all(isinstance(each, str) for each in made_for):
             raise ValueError(
                 f"which features of {info.full_name}? say it with the options inputs and targets: "
@@ -259,7 +260,7 @@ def chosen_features(info: tfds.core.DatasetInfo, inputs: str, targets: str) -> t
 
 
 def flat_features(info: tfds.core.DatasetInfo) -> dict[str, Any]:
-    """Returns the features by name; nested ones by their path, as in "question/stem"."""
+    """Returns the features by name; a nested feature by its path, as in "question/stem"."""
     flat: dict[str, Any] = {}
 
     def add(prefix: str, features: Mapping[str, Any]) -> None:

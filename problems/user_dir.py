@@ -1,4 +1,4 @@
-"""A user's own problems, models and hparams sets: a directory to import (--t2t_usr_dir)."""
+"""Imports a directory with a user's own problems, models and hparams sets (--t2t_usr_dir)."""
 
 import ast
 import importlib
@@ -13,9 +13,9 @@ _imported: list[Path] = []
 
 
 def import_user_dir(directory: str | PathLike[str]) -> ModuleType:
-    """Imports a directory as a package, which registers its problems, models and hparams sets.
+    """Imports a directory as a package, to register its problems, models and hparams sets.
 
-    The package has the directory's name, and its `__init__.py` imports the modules. Without an
+    The package has the directory's name, and its `__init__.py` imports the modules. If there is no
     `__init__.py`, or if it has no code, every module of the directory is imported. `sys.path` is
     not changed, so that files next to the directory cannot shadow installed packages.
 
@@ -27,7 +27,7 @@ def import_user_dir(directory: str | PathLike[str]) -> ModuleType:
 
     Raises:
       NotADirectoryError: there is no such directory.
-      ValueError: its name is not valid for a package, or is taken by another package.
+      ValueError: the directory's name is no valid package name, or another package has this name.
     """
     path = Path(directory).expanduser().resolve()
     if not path.is_dir():

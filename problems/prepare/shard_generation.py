@@ -1,7 +1,7 @@
 """Writes the missing shards of a problem's splits, several at a time.
 
-The samples of a split have a fixed shuffled order, and each shard is a contiguous range of it. So
-any number of processes can make the shards in any order, and the result is always the same.
+The samples of a split have a fixed shuffled order, and each shard is a contiguous range of this
+order. So any number of processes can make the shards in any order, with the same result.
 Neighbours in a source are often similar; shuffling makes every shard and batch representative.
 """
 
@@ -113,7 +113,7 @@ def make_shards(
       The sizes of each split, and all files of the shards.
 
     Raises:
-      ChildProcessError: processes are killed again and again; finished shards are kept.
+      ChildProcessError: processes were killed several times; finished shards are kept.
       BadSampleError: too many samples are unusable; finished shards are kept.
       ChangedSourcesError: existing shards were made from other samples.
     """
@@ -166,7 +166,7 @@ def make_shards(
             report = _LocalReport(progress, num_bad)
             for job in todo:
                 builder.carry_out(job, report)
-    remove_unfinished(directory)  # Of workers that were killed.
+    remove_unfinished(directory)  # Workers that were killed left these files.
     sizes: dict[str, list[SplitSizes]] = {split: [] for split in sample_counts}
     files: dict[str, FileState] = {}
     for job in jobs:
@@ -270,7 +270,7 @@ class _ShardBuilder:
                 digest.read(read)
             except NOT_THE_SAMPLES_FAULT:
                 raise
-            except Exception:  # which is part of the digest
+            except Exception:  # the digest contains the error
                 continue
         if digest.hexdigest() != job.made_from:
             raise ChangedSourcesError(
