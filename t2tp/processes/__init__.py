@@ -1,4 +1,4 @@
-"""The processes of a run: how they find each other, share devices and notice a loss.
+"""The processes of a run: they find each other, share devices, and detect lost processes.
 
 A mesh may span several processes, on one host or on several. `connect` makes them one cluster:
 
@@ -10,6 +10,7 @@ A mesh may span several processes, on one host or on several. `connect` makes th
    `loopback` closes the servers to other hosts if all processes share one.
 4. `cluster` binds each processor of the mesh to a device of a process.
 
-Of `data:2;model:4` on two processes, process 0 has the processors 0 to 3 and process 1 has 4 to 7.
-`stop_vote` makes all processes stop training after the same step.
+For example, with a mesh `data:2;model:4` on two processes, process 0 has the processors 0 to 3, and
+process 1 has the processors 4 to 7. `stop_vote` makes all processes stop training after the same
+step.
 """

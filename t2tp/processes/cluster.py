@@ -21,11 +21,11 @@ T = TypeVar("T")
 # How long processors wait for each other in a collective or at a barrier, in seconds.
 TIME_LIMIT = 600.0
 
-# Limit per process; creating 8192 devices takes half a second.
+# Limit per process. Creating 8192 devices takes half a second.
 MAX_VIRTUAL_CPUS = 8192
 
 # Passes of TensorFlow's graph optimizer (Grappler) that take 40 % of the time from tracing to the
-# end of the first step, and nothing off a step on CPUs (docs/engine.md, "Speed").
+# end of the first step, and do not make a step on CPUs faster (docs/engine.md, "Speed").
 SKIPPED_PASSES = (
     "constant_folding",
     "dependency_optimization",
@@ -35,8 +35,8 @@ SKIPPED_PASSES = (
     "remapping",
 )
 
-# Set once, since TensorFlow cannot change its processes: the kind of devices, their number per
-# process, and the client that talks to the other processes.
+# The kind of devices, their number per process, and the client that talks to the other processes.
+# Set once, because TensorFlow cannot change its set of processes.
 _joined: tuple[str, int, CoordinationClient] | None = None
 
 
@@ -47,12 +47,13 @@ class Cluster:
     With several processes, each has a block of consecutive processors, in process order.
 
     Attributes:
-      devices: one TensorFlow device name per processor; processor `pnum` runs on `devices[pnum]`.
+      devices: the TensorFlow device name of each processor; processor `pnum` runs on
+        `devices[pnum]`.
       process_id: index of this process.
       num_processes: number of processes.
       coordination: client that talks to the other processes; None in a single process.
       time_limit: seconds that processors wait for each other before they give up.
-      nccl: whether collectives run on NCCL: each device is a separate physical GPU.
+      nccl: whether collectives run on NCCL, because each device is a separate physical GPU.
     """
 
     devices: tuple[str, ...]
@@ -90,7 +91,8 @@ class Cluster:
         """Gathers one string per process; blocks until all processes have called.
 
         Args:
-          name: name of this exchange. All processes make all calls of one name in the same order.
+          name: name of this exchange. All processes must make the calls with the same name in the
+            same order.
           value: the string of this process.
           seconds: how long to wait for the others; by default `time_limit`.
 
@@ -98,7 +100,7 @@ class Cluster:
           The strings in process order.
 
         Raises:
-          MissingProcessError: a process has not called in time; names it.
+          MissingProcessError: a process has not called in time; the error names it.
         """
         if self.coordination is None:
             return [value]
@@ -111,11 +113,11 @@ class Cluster:
         self.process_allgather(name, "", seconds)
 
     def process_broadcast(self, name: str, value: str) -> str:
-        """Returns process 0's string; otherwise as `process_allgather`."""
+        """Returns process 0's string in all processes; arguments as for `process_allgather`."""
         return self.process_allgather(name, value)[0]
 
     def fail(self, error: BaseException) -> None:
-        """Reports to the other processes that this one ends with an error, for them to show."""
+        """Reports to the other processes that this one ends with an error; they log it."""
         if self.coordination is not None:
             self.coordination.report("failed", one_line(error))
 
@@ -133,7 +135,7 @@ class Cluster:
         return "\n".join(f"processor {p}: {device}" for p, device in enumerate(self.devices))
 
 
-# A process that works alone and needs no devices.
+# The cluster of a single process that needs no devices.
 ALONE = Cluster(("",))
 
 
@@ -146,15 +148,15 @@ def connect(
     coordinator: str | None = None,
     time_limit: float = TIME_LIMIT,
 ) -> Cluster:
-    """Finds (or, on CPU, creates) the devices for a mesh of `num_processors` processors.
+    """Finds the devices for a mesh of `num_processors` processors; on CPUs, creates them.
 
-    If this is one of several processes, waits for the others; each must have the same number of
-    devices. The arguments, TF_CONFIG or Slurm say which process this is.
+    If this is one of several processes, waits for the others. Each must have the same number of
+    devices. The index of this process comes from the arguments, TF_CONFIG or Slurm.
 
     Args:
       num_processors: size of the mesh.
-      devices: names of the devices to use, in a single process. Default: all GPUs of this machine.
-        Of a partitioned card, the first `num_processors` logical GPUs. Without GPUs,
+      devices: names of the devices to use, in a single process. Default: all GPUs of this machine,
+        or the first `num_processors` logical GPUs if a card is partitioned. Without GPUs,
         `num_processors` virtual CPU devices.
       num_processes: number of processes.
       process_id: index of this process, from 0.
@@ -162,9 +164,9 @@ def connect(
       time_limit: seconds that processors wait for each other before they give up.
 
     Raises:
-      ValueError: the number of devices is not the size of the mesh, the processes contradict each
-        other, or this one has joined others before and no longer says so.
-      MissingProcessError: other processes have not come in time.
+      ValueError: the number of devices is not the size of the mesh; the processes contradict each
+        other; or this process joined others in an earlier call and now connects alone.
+      MissingProcessError: other processes have not joined in time.
     """
     spec = process_spec.find_process_spec(num_processes, process_id, coordinator)
     if spec is not None:
@@ -183,7 +185,7 @@ def connect(
             [device.name for device in tf.config.list_logical_devices("GPU")] if has_gpu() else []
         )
         if gpus and not _cards_are_whole():
-            gpus = gpus[:num_processors]  # Partitioned to try layouts out, like virtual CPUs.
+            gpus = gpus[:num_processors]  # Users partition a card to try out layouts.
         devices = gpus or _virtual_cpus(num_processors)
     if len(devices) != num_processors:
         raise ValueError(
@@ -250,7 +252,7 @@ def _local_devices(each: int) -> str:
 
 
 def _check_share(each: int) -> None:
-    """Checks the devices per process against t2tp_launch's --devices_per_process."""
+    """Checks that t2tp_launch's --devices_per_process is the number of devices per process."""
     configured = os.environ.get(process_spec.DEVICES_VARIABLE)
     if configured is not None and int(configured) != each:
         raise ValueError(
@@ -265,13 +267,13 @@ def has_gpu() -> bool:
 
 
 def _cards_are_whole() -> bool:
-    """Whether no card is partitioned into logical GPUs, which NCCL does not accept."""
+    """Whether no card is partitioned into logical GPUs; NCCL does not support these."""
     logical, physical = tf.config.list_logical_devices, tf.config.list_physical_devices
     return len(logical("GPU")) == len(physical("GPU"))
 
 
 def _prepare_virtual_cpus(count: int) -> None:
-    """Checks their number, and turns off passes that do not pay on CPUs unless they are chosen."""
+    """Checks the number of devices; skips `SKIPPED_PASSES` unless the user has set them."""
     if count > MAX_VIRTUAL_CPUS:
         raise ValueError(
             f"A mesh with {count} processors in one process needs {count} virtual CPU devices, and"
@@ -286,8 +288,8 @@ def _prepare_virtual_cpus(count: int) -> None:
 def _make_virtual_cpus(count: int) -> None:
     """Creates the devices and gives each its share of the cores.
 
-    An operation that is parallelized over all cores while other devices keep them busy costs more
-    than it gains: 2x4 devices on 2 cores ran 20 % faster without.
+    While other devices keep the cores busy, parallelizing an operation over all cores costs more
+    than it gains: 2x4 devices on 2 cores ran 20 % faster without it.
 
     Raises:
       RuntimeError: TensorFlow has started up already.
@@ -303,8 +305,8 @@ def _make_virtual_cpus(count: int) -> None:
 
 
 def threads_of_an_operation() -> int:
-    """Returns the number of threads among which TensorFlow may divide an operation on the CPU."""
-    # A launcher of several processes on a host sets the share of each by the variable.
+    """Returns the number of threads that TensorFlow may use for one operation on the CPU."""
+    # The launcher sets this variable to each process's share of the host's cores.
     threads = os.environ.get(process_spec.THREADS_VARIABLE, "")
     given = int(threads) if threads.isdigit() else 0
     chosen = tf.config.threading.get_intra_op_parallelism_threads()
@@ -315,7 +317,7 @@ def _virtual_cpus(count: int) -> list[str]:
     _prepare_virtual_cpus(count)
     cpu = tf.config.list_physical_devices("CPU")[0]
     if tf.config.get_logical_device_configuration(cpu) is None:
-        # Too late once TensorFlow is initialized, with one CPU device.
+        # Fails if TensorFlow is initialized already; then there is one CPU device.
         with contextlib.suppress(RuntimeError):
             _make_virtual_cpus(count)
     names = [device.name for device in tf.config.list_logical_devices("CPU")]

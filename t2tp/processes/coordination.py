@@ -1,8 +1,8 @@
-"""Connects the processes of a run and detects which of them is lost.
+"""Connects the processes of a run and detects lost processes.
 
-Built on TensorFlow's coordination service, which process 0 serves: its heartbeats detect a process
-that died or was stopped and abort the collectives of all others; its key-value store carries
-messages between processes. (Its own barrier blocks the whole interpreter, so ours is made of keys.)
+Process 0 serves TensorFlow's coordination service. The service's heartbeats detect a process that
+died or was stopped, and abort the collectives of all others. Its key-value store carries messages
+between processes. (Its own barrier would block the whole Python interpreter, so ours uses keys.)
 """
 
 import atexit
@@ -27,9 +27,9 @@ from t2tp.processes.process_spec import LOST_EXIT_CODE, split_address
 from t2tp.processes.rendezvous import MissingProcessError
 
 JOB = "worker"
-# A machine may freeze for some seconds; TensorFlow's default of 10 was too short.
+# A machine may freeze for some seconds, and TensorFlow's default of 10 was too short.
 HEARTBEAT_SECONDS = 30
-# How long a process that lost another one may take to exit by itself.
+# The time that a process has to exit by itself after it lost another process.
 ENDING_SECONDS = 20.0
 LEAVING_SECONDS = 30.0
 
@@ -38,8 +38,8 @@ _CHUNK_BYTES = 1 << 17  # Per buffer of a sent tensor.
 # announcement. (Waiting for a missing key costs process 0 memory each time.)
 _PULSE = "pulse"
 _WATCH_SECONDS = 2.0
-_REPORT_SECONDS = 3.0  # For the reports of the other processes.
-_SILENCE_SECONDS = 20.0  # Of process 0, after which it counts as lost.
+_REPORT_SECONDS = 3.0  # Time to wait for the reports of the other processes.
+_SILENCE_SECONDS = 20.0  # If process 0 does not answer for this time, it counts as lost.
 
 
 class CoordinationClient:
@@ -48,12 +48,12 @@ class CoordinationClient:
     Attributes:
       process_id: index of this process.
       addresses: `host:port` of each process.
-      advice: returns a sentence on how to resume, for errors about lost processes.
+      advice: function that returns a sentence on how to resume, for errors about lost processes.
       notice: the latest announcement of any process.
     """
 
     def __init__(self, process_id: int, addresses: Sequence[str], nccl: bool) -> None:
-        """Initializes TensorFlow as one of the processes; all do it at the same time.
+        """Initializes TensorFlow as one of the processes; blocks until all processes do the same.
 
         Args:
           process_id: index of this process.
@@ -98,7 +98,8 @@ class CoordinationClient:
         """Gathers one string per process; blocks until all processes have called.
 
         Args:
-          name: name of this exchange. All processes make all calls of one name in the same order.
+          name: name of this exchange. All processes must make the calls with the same name in the
+            same order.
           value: the string of this process.
           seconds: how long to wait for the others.
 
@@ -106,7 +107,7 @@ class CoordinationClient:
           The strings in process order.
 
         Raises:
-          MissingProcessError: a process has not called in time; names it.
+          MissingProcessError: a process has not called in time; the error names it.
         """
         self._counts[name] += 1
         prefix = f"exchange/{name}/{self._counts[name]}"
@@ -120,15 +121,15 @@ class CoordinationClient:
                 values.append(self._wait(f"{prefix}/{process}", deadline, f"at {name!r}", process))
                 self._delete(f"{prefix}/{process}")
             self._set(f"{prefix}/all", json.dumps(values))
-            # All who are here have finished the call before.
+            # All processes that are here have finished the previous call.
             self._delete(f"exchange/{name}/{self._counts[name] - 1}/all")
         return values
 
     def announce(self, text: str) -> None:
         """Sets the `notice` of all processes within some seconds.
 
-        Replaces the one before; of several set at the same time, one wins. Does nothing if process
-        0 is lost.
+        Replaces the previous announcement. If several are made at the same time, one wins. Does
+        nothing if process 0 is lost.
         """
         with contextlib.suppress(tf.errors.OpError):  # Another process may announce now, too.
             self._delete(_PULSE)
@@ -138,7 +139,7 @@ class CoordinationClient:
         """Reports to the others that this process cannot continue; their collectives fail at once.
 
         Args:
-          kind: `failed` if the error is here, `waited` if others did not arrive.
+          kind: `failed` for an error in this process, `waited` if other processes did not arrive.
           what: a sentence for `failed`; the collective of each processor for `waited`.
         """
         if self._reported or self._leaving.is_set():
@@ -150,10 +151,10 @@ class CoordinationClient:
                 tf.errors.ABORTED, f"process {self.process_id} cannot go on"
             )
         except tf.errors.OpError:
-            pass  # Process 0 is lost, which the others detect as well.
+            pass  # Process 0 is lost; the others detect that too.
 
     def reports(self) -> dict[int, tuple[str, Any]]:
-        """Returns the reports of the other processes by process; waits for them for a moment."""
+        """Returns the other processes' reports, by process; waits some seconds for them."""
         deadline = time.monotonic() + _REPORT_SECONDS
         received = {}
         for process in self._others():
@@ -168,7 +169,7 @@ class CoordinationClient:
         return received
 
     def explain(self) -> str | None:
-        """Describes the processes that failed, are lost or do not answer, if there are any."""
+        """Describes the processes that failed, are lost or do not answer; None without any."""
         if self._lost is not None:
             return self._lost
         reports = self.reports()
@@ -198,7 +199,8 @@ class CoordinationClient:
             if not serves(self.addresses[process]):
                 lost.add(process)
 
-        # Plain threads: an executor starts none at exit, when `_leave` may have to explain a loss.
+        # Plain threads, because an executor starts no threads at exit, when `_leave` may have to
+        # explain a loss.
         threads = [threading.Thread(target=check, args=(each,)) for each in processes]
         for thread in threads:
             thread.start()
@@ -227,11 +229,11 @@ class CoordinationClient:
                 " before running any TensorFlow operation."
             ) from error
         config = tf.compat.v1.ConfigProto()
-        # By default the server copies sent tensors into strings of 4 kB: a step whose weights are
-        # sharded over two processes took 7 % longer.
+        # By default the server copies sent tensors into strings of 4 kB. A step with weights
+        # sharded over two processes took 7 % longer with it.
         config.experimental.recv_buf_max_chunk = _CHUNK_BYTES
-        # Threads that spin while they wait for other processes take the cores that those need: a
-        # step over four processes on two cores took 4 % longer.
+        # Threads that spin while they wait take cores from the processes that they wait for. A step
+        # on four processes and two cores took 4 % longer.
         config.experimental.disable_thread_spinning = not nccl
         self._context._config = config
         self._context.configure_coordination_service(
@@ -270,7 +272,8 @@ class CoordinationClient:
     def _watch(self) -> None:
         """Watches the others; if one is lost, aborts this process's collectives and ends it.
 
-        A process in a collective or at a barrier ends by itself; otherwise it is killed in the end.
+        A process in a collective or at a barrier ends by itself with an error. Any other process is
+        killed after `ENDING_SECONDS`.
         """
         answered = time.monotonic()
         while not self._leaving.wait(_WATCH_SECONDS):
@@ -290,7 +293,7 @@ class CoordinationClient:
             self.report("waited", {})
         deadline = time.monotonic() + ENDING_SECONDS
         while time.monotonic() < deadline:
-            if self._lost is not None:  # Repeatedly: a step that begins now must end, too.
+            if self._lost is not None:  # Again and again: a step that begins now must end too.
                 self._context.abort_collective_ops(tf.errors.ABORTED, self._lost)
             if self._leaving.wait(_WATCH_SECONDS):
                 return
@@ -306,15 +309,16 @@ class CoordinationClient:
     def _neighbour_serves(self) -> bool:
         """Whether the next process accepts connections.
 
-        The host of a dead process refuses them, which shows long before its heartbeats are missed.
+        The host of a dead process refuses connections. This shows long before heartbeats are
+        missed.
         """
         neighbour = self.addresses[(self.process_id + 1) % self.num_processes]
         return serves(neighbour, otherwise=True)
 
     def _leave(self) -> None:
-        """Waits for the others at exit, since they need process 0 until then."""
+        """Waits at exit until all processes exit, because they need process 0 until then."""
         error = getattr(sys, "last_value", None)
-        if error is not None:  # It was not caught.
+        if error is not None:  # An uncaught exception ends the process.
             self.report("failed", one_line(error))
         if not self._reported and self._lost is None:
             with contextlib.suppress(MissingProcessError):
@@ -337,7 +341,7 @@ class CoordinationClient:
 
     @contextlib.contextmanager
     def _blaming_lost_process(self) -> Iterator[None]:
-        """Turns failures of the service into errors that name the lost process."""
+        """Converts errors of the coordination service to errors that name the lost process."""
         try:
             yield
         except tf.errors.OpError as error:
@@ -363,7 +367,7 @@ class CoordinationClient:
         return True
 
     def _states(self) -> list[tf.errors.OpError | None]:
-        """Returns the error state of each process, None if it is well.
+        """Returns the error state of each process; None for a healthy process.
 
         Blocks the interpreter until process 0 answers.
         """
@@ -383,7 +387,7 @@ class CoordinationClient:
 
 
 def one_line(error: BaseException) -> str:
-    """Formats an exception in one line; of TensorFlow's, the part after the graph location."""
+    """Formats an exception in one line, without the graph location of TensorFlow's errors."""
     paragraph = str(error).strip().rpartition("\n\n")[2]
     return f"{type(error).__name__}: {paragraph.partition(chr(10))[0]}"
 
@@ -397,7 +401,7 @@ def serves(address: str, otherwise: bool = False) -> bool:
 
     Args:
       address: `host:port`.
-      otherwise: returned if that cannot be determined.
+      otherwise: the result if it cannot be determined.
     """
     try:
         socket.create_connection(split_address(address, "address"), timeout=2.0).close()

@@ -1,7 +1,7 @@
 """Replaces functions of libc that TensorFlow's libraries call.
 
-TensorFlow neither lets its server be bound to one address nor leaves the handler of SIGTERM alone.
-But a shared library calls libc through a table of addresses, which the dynamic linker fills:
+TensorFlow's server cannot be bound to one address, and TensorFlow replaces the handler of SIGTERM.
+But a shared library calls libc through a table of addresses. The dynamic linker fills this table:
 
     libtensorflow_cc.so    call listen  ->  table entry of `listen`  ->  listen in libc
 
@@ -51,14 +51,14 @@ _VISIT = ctypes.CFUNCTYPE(
 def replaced(name: str, function: Any) -> Iterator[bool]:
     """Redirects TensorFlow's calls of a libc function inside the context.
 
-    The function runs in the thread that makes the call, which needs Python's lock.
+    The function runs in the thread that makes the call, and this thread needs Python's lock.
 
     Args:
       name: name of the libc function.
       function: the replacement, an instance of a `ctypes.CFUNCTYPE`.
 
     Yields:
-      Whether TensorFlow's libraries call the function by a table entry.
+      Whether TensorFlow's libraries call the function through a table entry.
     """
     address = ctypes.cast(function, ctypes.c_void_p).value or 0
     entries = [ctypes.c_size_t.from_address(each) for each in _table_entries(name.encode())]
@@ -77,9 +77,9 @@ def replaced(name: str, function: Any) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def sigterm_left_alone() -> Iterator[None]:
-    """Keeps the handler of SIGTERM, Python's or the system's, while TensorFlow starts.
+    """Keeps the current handler of SIGTERM while TensorFlow starts.
 
-    TensorFlow's coordination service handles SIGTERM itself: it only notes the signal, so that the
+    TensorFlow's coordination service would install a handler that only records the signal, and the
     process would go on.
     """
 

@@ -1,13 +1,14 @@
 """Blocks other hosts from TensorFlow's server when all processes of a run share a host.
 
-TensorFlow's gRPC server listens on all interfaces, without encryption or authentication: anyone who
-reaches it can read and write files as the user who trains. It cannot be bound to an address. But
-Linux lets a process filter packets at its own sockets. Here the kernel drops packets that do not
-come from this host's loopback interface, so that no other host can open a connection.
+TensorFlow's gRPC server listens on all interfaces, without encryption or authentication. Anyone who
+reaches it can read and write files with the rights of the user who trains. The server cannot be
+bound to an address. But Linux lets a process filter packets at its own sockets. With the filter,
+the kernel drops packets that do not come from this host's loopback interface, so that no other host
+can open a connection.
 
-The filter has to be attached before the socket listens, which happens inside TensorFlow's start:
-between the two, another host could open a connection, which would live on. So TensorFlow's call of
-`listen` is redirected to a function that attaches the filter first.
+The filter must be attached before the socket listens. Otherwise another host could open a
+connection before the filter is there, and keep it. As the socket begins to listen while TensorFlow
+starts, TensorFlow's call of `listen` is redirected to a function that attaches the filter first.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from t2tp.processes.libc_calls import libc, replaced
 from t2tp.processes.process_spec import split_address
 
-_SO_ATTACH_FILTER = 26  # asm-generic/socket.h; the socket module does not name it.
+_SO_ATTACH_FILTER = 26  # From asm-generic/socket.h; Python's socket module lacks it.
 
 # Classic BPF (linux/filter.h): load a byte or a word of the packet, mask, jump, return.
 _LOAD_BYTE, _LOAD_WORD, _AND, _JUMP_IF_EQUAL, _RETURN = 0x30, 0x20, 0x54, 0x15, 0x06
@@ -63,10 +64,10 @@ def listeners(ports: Iterable[int] | None = None) -> Iterator[socket.socket]:
     """Yields the sockets on which this process accepts TCP connections.
 
     Args:
-      ports: only those at these ports; None for all.
+      ports: the ports of the sockets; None for all ports.
 
     Yields:
-      A duplicate of each, open until the next one is requested.
+      A duplicate of each socket, open until the next one is requested.
     """
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
@@ -83,7 +84,7 @@ def listeners(ports: Iterable[int] | None = None) -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def loopback_listeners() -> Iterator[None]:
-    """Makes TensorFlow's listeners accept this host only, if they are opened inside the context."""
+    """Makes listeners that TensorFlow opens inside the context accept only this host."""
 
     @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, use_errno=True)
     def listen(descriptor: int, backlog: int) -> int:
@@ -96,7 +97,7 @@ def loopback_listeners() -> Iterator[None]:
 
 
 def accept_only_loopback(descriptor: int) -> None:
-    """Makes the kernel drop packets of other hosts at a socket.
+    """Makes the kernel drop packets from other hosts at a socket.
 
     Raises:
       OSError: the system does not support the filter.

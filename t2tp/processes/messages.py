@@ -1,10 +1,10 @@
 """JSON messages between the processes of a run, signed with the run's secret.
 
 Process 0 does not know who connects to it. It sends a challenge (a random number), and both sides
-sign their messages with an HMAC (RFC 2104) keyed by the run's secret. The first message is signed
-over the challenge and each later one over the signature before it: without the secret no message is
-accepted, and a recorded message is useless on another connection. Messages are signed, not
-encrypted: they carry hosts and ports.
+sign their messages with an HMAC (RFC 2104) keyed by the run's secret. The signature of the first
+message covers the challenge, and the signature of each later message covers the previous signature.
+So no message is accepted without the secret, and a recorded message is useless on another
+connection. Messages are not encrypted, because they carry only hosts and ports.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ import time
 from typing import Any
 
 SECRET_VARIABLE = "T2TP_SECRET"
-_MAX_BYTES = 1 << 20  # Per line; the addresses of 10,000 processes take a quarter of it.
+_MAX_BYTES = 1 << 20  # Per message; the addresses of 10,000 processes take a quarter of it.
 _REFUSED = b"refused"
 _CHALLENGE = re.compile(rb"[0-9a-f]{32}")
 
@@ -28,7 +28,7 @@ class WrongSecretError(ValueError):
 
 
 def run_secret() -> bytes:
-    """Returns the secret of this process's run; empty if the environment has none."""
+    """Returns the run's secret from the environment; empty if there is none."""
     return os.environ.get(SECRET_VARIABLE, "").encode()
 
 
@@ -39,24 +39,24 @@ class Channel:
         """Takes ownership of a connection.
 
         Args:
-          connection: it is closed with the channel.
+          connection: the connection; `close` closes it.
           secret: the run's secret.
         """
         self._connection = connection
         self._secret = secret
-        self._before = b""  # The next message is signed over this.
+        self._before = b""  # The previous signature: the next one covers it.
 
     def challenge(self, deadline: float) -> None:
-        """Sends the challenge; process 0 does that first."""
+        """Sends the challenge. Process 0 calls this before any message."""
         self._before = secrets.token_hex(16).encode()
         self._send_line(self._before, deadline)
 
     def accept_challenge(self, deadline: float) -> None:
-        """Receives the challenge; the others do that first.
+        """Receives the challenge. Other processes call this before any message.
 
         Raises:
           OSError: the connection is lost or timed out.
-          ValueError: the other side is no rendezvous.
+          ValueError: the other side is not process 0 of a run.
         """
         line = self._receive_line(deadline)
         if not _CHALLENGE.fullmatch(line):
@@ -67,7 +67,7 @@ class Channel:
         """Sends a message.
 
         Args:
-          message: JSON.
+          message: a value that JSON can represent.
           deadline: time limit, on the clock `time.monotonic()`.
 
         Raises:
@@ -87,8 +87,8 @@ class Channel:
 
         Raises:
           OSError: the connection is lost or timed out.
-          WrongSecretError: it does not have this process's secret.
-          ValueError: it is not a message of a run's process.
+          WrongSecretError: the sender does not have this process's secret.
+          ValueError: the data are not a message from a process of a run.
         """
         line = self._receive_line(deadline)
         if line == _REFUSED:
@@ -107,7 +107,7 @@ class Channel:
         self._send_line(_REFUSED, deadline)
 
     def is_open(self) -> bool:
-        """Whether the connection is open and the other side silent, as it should be."""
+        """Whether the connection is open and, as expected, the other side has sent nothing."""
         self._connection.settimeout(0.0)
         try:
             return self._connection.recv(1) != b""
@@ -129,7 +129,7 @@ class Channel:
         self._connection.sendall(line + b"\n")
 
     def _receive_line(self, deadline: float) -> bytes:
-        """Reads one line. Both sides alternate, so nothing follows it."""
+        """Reads one line. The two sides take turns, so nothing follows the line."""
         received = bytearray()
         while not received.endswith(b"\n"):
             self._connection.settimeout(_left(deadline))

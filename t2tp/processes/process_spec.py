@@ -1,18 +1,19 @@
-"""Finds out which process of a run this is: from arguments, TF_CONFIG or Slurm."""
+"""Determines which process of a run this is, from arguments, TF_CONFIG or Slurm."""
 
 import json
 import os
 import re
 from dataclasses import dataclass
 
-# Set by t2tp_launch: devices per process; threads per operation, which TensorFlow reads too.
+# Variables that t2tp_launch sets: devices per process, and threads per operation. TensorFlow reads
+# the second one too.
 DEVICES_VARIABLE = "T2TP_DEVICES_PER_PROCESS"
 THREADS_VARIABLE = "TF_NUM_INTRAOP_THREADS"
 
-# Exit code of a process that ends because another one is lost.
+# Exit code of a process that ends because another process is lost.
 LOST_EXIT_CODE = 3
 
-_SLURM_PORTS = 12_000  # Ports of jobs begin at 20000 + job number % this, below the ephemeral ones.
+_SLURM_PORTS = 12_000  # A job's port is 20000 + job number % this, below the ephemeral ports.
 _FIRST_HOST = re.compile(r"([^,\[]+)(?:\[(\d+))?")  # Of node[07-12,15],other1: node, 07.
 
 
@@ -36,12 +37,12 @@ class ProcessSpec:
 def find_process_spec(
     num_processes: int | None = None, process_id: int | None = None, coordinator: str | None = None
 ) -> ProcessSpec | None:
-    """Finds out which process of a run this is; None if it is the only one.
+    """Determines which process of a run this is; None if it is the only process.
 
     Arguments take precedence over TF_CONFIG, and TF_CONFIG over Slurm.
 
     Args:
-      num_processes: number of processes; give all three arguments or none.
+      num_processes: number of processes. Pass all three arguments or none.
       process_id: index of this process, from 0.
       coordinator: `host:port`, the same in all processes: a free port on the host of process 0.
 
@@ -85,12 +86,12 @@ def _from_arguments(
 
 
 def parse_tf_config(text: str) -> tuple[tuple[str, ...], int]:
-    """Returns the `host:port` of each task of a TF_CONFIG and the index of its own task.
+    """Returns the `host:port` of each task in a TF_CONFIG, and the index of this process's task.
 
-    Tasks are of type worker; the first may be of type chief. Without a cluster there are none.
+    The tasks' type is worker; the first may be a chief. Without a cluster there are no tasks.
 
     Raises:
-      ValueError: the text is no such TF_CONFIG.
+      ValueError: the text is not such a TF_CONFIG.
     """
     try:
         config = json.loads(text)
@@ -125,8 +126,8 @@ def parse_tf_config(text: str) -> tuple[tuple[str, ...], int]:
 def _from_slurm() -> ProcessSpec:
     """Reads the variables that srun sets for each task of a step.
 
-    TensorFlow's SlurmClusterResolver sorts hosts by name, which puts node10 before node9 and gives
-    tasks wrong addresses. Only the host of task 0 is needed here, which is the first of the list.
+    TensorFlow's SlurmClusterResolver sorts hosts by name. This puts node10 before node9 and gives
+    tasks wrong addresses. Here only the host of task 0 is needed, the first one in the list.
     """
     try:
         process_id = int(os.environ["SLURM_PROCID"])
@@ -147,11 +148,11 @@ def split_address(address: str, what: str) -> tuple[str, int]:
     """Splits `host:port`.
 
     Args:
-      address: such as `node7:8476`.
-      what: its name in the error.
+      address: an address such as `node7:8476`.
+      what: name of the address in the error.
 
     Raises:
-      ValueError: it is not of that form.
+      ValueError: the text is not of that form.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:

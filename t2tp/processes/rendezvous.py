@@ -1,9 +1,10 @@
 """The rendezvous of a run's processes, before TensorFlow is initialized in any of them.
 
-TensorFlow's own start-up waits forever, ignoring signals, for a process that does not come. Here
-process 0 listens at the coordinator address for a limited time, the others send it their
-configuration, and either all receive the list of addresses or all receive the same error. Messages
-are signed (`t2tp.processes.messages`), so that an outsider can neither join nor redirect a process.
+If a process does not come, TensorFlow's own start-up waits forever and ignores signals. Here
+process 0 listens at the coordinator address for a limited time, and the others send it their
+configuration. Then either all processes receive the list of addresses, or all receive the same
+error. Messages are signed (`t2tp.processes.messages`), so that an outsider can neither join nor
+redirect a process.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from t2tp.processes.process_spec import ProcessSpec, split_address
 RENDEZVOUS_SECONDS = 300.0
 
 _RETRY_SECONDS = 0.2
-_MESSAGE_SECONDS = 10.0  # For a whole message, once connected.
-_LATE_SECONDS = 3.0  # For processes to join after an error is known, so that they receive it too.
+_MESSAGE_SECONDS = 10.0  # Time limit for a whole message, once connected.
+_LATE_SECONDS = 3.0  # Time to join after an error, so that all processes receive it.
 
 
 class MissingProcessError(RuntimeError):
@@ -38,15 +39,17 @@ def rendezvous(spec: ProcessSpec, brings: str, seconds: float = RENDEZVOUS_SECON
 
     Args:
       spec: which process this is.
-      brings: what must be equal in all processes, as text: `a mesh of 8 processors`.
+      brings: a description of the settings that must be equal in all processes, such as `a mesh of
+        8 processors`.
       seconds: how long to wait for the others.
 
     Returns:
       The address `host:port` of each process, in order.
 
     Raises:
-      MissingProcessError: not all have joined in time; names the missing ones.
-      ValueError: the processes contradict each other, or are on several hosts without a secret.
+      MissingProcessError: some processes have not joined in time; the error names them.
+      ValueError: the processes contradict each other, or they are on several hosts and have no
+        secret.
     """
     if not run_secret() and not is_loopback(spec.coordinator):
         raise ValueError(
@@ -65,10 +68,10 @@ class _JoiningProcess:
 
     Attributes:
       channel: the connection that awaits the answer.
-      process_id: index of the process, by its own account.
-      num_processes: number of processes, by its own account.
-      brings: what must be equal in all processes.
-      address: `host:port` at which it serves the others.
+      process_id: index of the process, as sent by the process.
+      num_processes: number of processes, as sent by the process.
+      brings: the settings that must be equal in all processes.
+      address: `host:port` at which the process serves the others.
     """
 
     channel: Channel
@@ -82,7 +85,7 @@ class _JoiningProcess:
         """Reads the hello message of a process.
 
         Raises:
-          KeyError, TypeError, ValueError: it is not a hello message.
+          KeyError, TypeError, ValueError: the message is not a hello.
         """
         numbers = hello["process_id"], hello["num_processes"]
         texts = hello["brings"], hello["address"]
@@ -107,7 +110,7 @@ def _serve(spec: ProcessSpec, brings: str, seconds: float) -> list[str]:
             processes.append(process)
             mismatch = _mismatch(spec, brings, process, joined)
             if error is None and mismatch is not None:
-                error = mismatch  # Processes that are about to join receive it, too.
+                error = mismatch  # Processes that are about to join receive it too.
                 deadline = min(deadline, time.monotonic() + _LATE_SECONDS)
             joined[process.process_id] = process
         addresses = [spec.address or spec.coordinator]
@@ -154,7 +157,7 @@ def _register(spec: ProcessSpec, brings: str, seconds: float) -> list[str]:
 
 
 class _RendezvousServer:
-    """Process 0's server: many connections at a time, so that none blocks another.
+    """Process 0's server. It handles connections concurrently, so that none blocks another.
 
     Attributes:
       num_rejected: number of connections without the run's secret.
@@ -188,7 +191,7 @@ class _RendezvousServer:
         self._listener.close()
 
     def next(self, deadline: float) -> _JoiningProcess | None:
-        """Returns the next process that joins; None if none does in time."""
+        """Returns the next process that joins; None if the time is over."""
         try:
             return self._joining.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
@@ -201,7 +204,7 @@ class _RendezvousServer:
                 threading.Thread(target=self._handshake, args=(connection,), daemon=True).start()
 
     def _handshake(self, connection: socket.socket) -> None:
-        """Receives the hello of a connection; closes it if it is not a process of the run."""
+        """Receives a connection's hello; closes connections that do not belong to the run."""
         channel = Channel(connection, run_secret())
         deadline = min(self._deadline, time.monotonic() + _MESSAGE_SECONDS)
         try:
@@ -232,7 +235,7 @@ def _missing(
 def _mismatch(
     spec: ProcessSpec, brings: str, process: _JoiningProcess, joined: dict[int, _JoiningProcess]
 ) -> ValueError | None:
-    """Returns how a joining process contradicts process 0 or another one, if it does."""
+    """Returns an error if a joining process contradicts process 0 or another one; else None."""
     number = process.process_id
     if process.num_processes != spec.num_processes:
         return ValueError(
@@ -260,8 +263,9 @@ def _mismatch(
 def listen(coordinator: str) -> socket.socket:
     """Listens at the coordinator address, on the interface that its host name resolves to.
 
-    Listens on all interfaces if other hosts cannot reach process 0 at the resolved address: it is
-    loopback (in Debian's /etc/hosts, the host's own name), or the address of a router.
+    Listens on all interfaces if other hosts cannot reach process 0 at the resolved address. This is
+    so if the address is loopback, as for a host's own name in Debian's /etc/hosts, or belongs to a
+    router.
     """
     port = split_address(coordinator, "coordinator")[1]
     family, address = _interface(coordinator)
@@ -284,7 +288,7 @@ def listen(coordinator: str) -> socket.socket:
 
 
 def _interface(coordinator: str) -> tuple[socket.AddressFamily, str]:
-    """Returns family and address of the interface to listen on; "" for all of them."""
+    """Returns family and address of the interface to listen on; "" for all interfaces."""
     host, port = split_address(coordinator, "coordinator")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -299,7 +303,8 @@ def _interface(coordinator: str) -> tuple[socket.AddressFamily, str]:
 def _connect(spec: ProcessSpec, deadline: float, seconds: float) -> tuple[socket.socket, Channel]:
     """Connects to process 0 and receives its challenge.
 
-    After a restart the server of the run before may still listen at the address.
+    After a restart, the server of the previous run may still listen at the address, so failed
+    attempts are repeated.
     """
     address = split_address(spec.coordinator, "coordinator")
     while True:
@@ -326,7 +331,7 @@ def free_port() -> int:
     """Returns an unused port of this host, outside of the ephemeral range.
 
     Raises:
-      OSError: none was found.
+      OSError: no unused port was found.
     """
     for _ in range(100):
         port = random.randint(20_000, 32_000)

@@ -1,10 +1,10 @@
 """The stop vote: several processes agree on the step after which they stop.
 
-A process that stopped alone would leave the others waiting in the collectives of the next step, and
-a signal may reach one process only, at any moment of a step. So a background thread of each process
-votes as soon as any process asks for a stop: for the step that its process may have begun. All stop
-after the largest of these. A training loop that finishes its step during the vote waits for the
-outcome and then does the remaining steps.
+A signal may reach only one process, at any moment of a step. If this process stopped alone, the
+others would wait in the collectives of the next step. So a background thread in each process votes
+as soon as any process asks for a stop. It votes for the latest step that its process may have
+begun, and all processes stop after the largest of these steps. A training loop that finishes its
+step during the vote waits for the outcome, and then does the remaining steps.
 """
 
 import itertools
@@ -18,7 +18,8 @@ from t2tp.processes.coordination import CoordinationClient
 
 _LOOK_SECONDS = 0.1
 
-# Numbers the votes: all processes train equally often and in the same order.
+# Numbers the votes. The numbers agree, because all processes start the same trainings in the same
+# order.
 _numbers = itertools.count()
 
 
@@ -44,7 +45,8 @@ class StopVote:
         Args:
           coordination: the other processes.
           steps_done: steps done before the training.
-          signal_here: returns the number of the signal that this process received, 0 if none.
+          signal_here: function that returns the number of the signal that this process received, 0
+            if none.
           seconds: how long to wait for the votes of other processes.
         """
         self._coordination = coordination
@@ -59,12 +61,12 @@ class StopVote:
         threading.Thread(target=self._listen, name="stop-vote", daemon=True).start()
 
     def stops_after(self, steps_done: int) -> bool:
-        """Whether all processes stop after this step, which is done here.
+        """Returns whether all processes stop after this step; call it when the step is done.
 
         Raises:
           MissingProcessError: other processes were lost.
         """
-        # Under the lock, so that a later vote includes the step that begins now.
+        # Under the lock, so that a vote that follows includes the step that begins now.
         with self._lock:
             if not self._has_voted:
                 self._begun = steps_done + 1
@@ -104,5 +106,5 @@ class StopVote:
             votes = self._coordination.process_allgather("stop", json.dumps(vote), self._seconds)
             steps, signals = zip(*map(json.loads, votes), strict=True)
             self._outcome.set_result(_Outcome(max(steps), max(signals)))
-        except BaseException as error:  # Raised again in the training loop, which waits for it.
+        except BaseException as error:  # The training loop waits for the outcome, and raises this.
             self._outcome.set_exception(error)
