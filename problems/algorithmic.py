@@ -56,7 +56,7 @@ class AlgorithmicProblem(PairProblem):
         return [generator.randrange(self.base) for _ in range(generator.randint(1, max_digits))]
 
     def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
-        """Returns the samples, which are functions of the problem, the split and their index."""
+        """Returns the samples; the problem, the split and the index determine each sample."""
 
         def sample(number: int) -> Sample:
             generator = random.Random(f"{type(self).__name__} {split} {number}")

@@ -302,8 +302,8 @@ class TranslateTsv(FileProblem, Text2TextProblem):
 class TranslateTextfiles(FileProblem, Text2TextProblem):
     """Text to text on a user's parallel files: --problem_options='inputs=a.en,targets=a.de'.
 
-    Line n of the files in `targets` belongs to line n of those in `inputs`. A pair with an empty
-    line is skipped and counted.
+    Line n of the files in `targets` belongs to line n of the files in `inputs`. A pair with an
+    empty line is skipped and counted.
 
     Options, with the options of `Text2TextProblem`:
         inputs, targets: paths or patterns.

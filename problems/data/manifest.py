@@ -188,7 +188,7 @@ class Manifest:
         """Checks the contents of every file, whatever its size.
 
         Args:
-          directory: where the files are.
+          directory: directory of the files.
           num_workers: number of files read at a time.
           what: the name of the data, for the progress bar.
 

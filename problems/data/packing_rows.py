@@ -51,7 +51,7 @@ def _packed_windows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the examples in the order of their rows, and the number of examples per row."""
     windows = -(-len(examples) // window)
-    # The last window is padded with texts of length 0, which fit anywhere.
+    # The last window is padded with texts of length 0: they fit anywhere.
     filled = np.zeros((len(lengths), windows * window), np.int64)
     filled[:, : len(examples)] = lengths
     rows = _rows_of_windows(filled.reshape(len(lengths), windows, window), length)

@@ -6,7 +6,7 @@ image, the index of a class. A shard has for each column two files of little-end
     train-00002-of-00016.targets          the lists of all its examples, concatenated
     train-00002-of-00016.targets.begins   int64: where each list begins, and the end of the last
 
-and two of its own,
+and two files for the whole shard,
 
     train-00002-of-00016.checks           digest of its samples, and checksums of blocks of the data
     train-00002-of-00016.json             counts, and the checksums of the files

@@ -137,7 +137,7 @@ def make_shards(
             todo.append(job)
     builder = _ShardBuilder(problem, directory, tmp_dir, settings.bad_limit(sample_counts))
     total = sum(job.size for job in todo)
-    # With Beam, which has its own workers, this process encodes nothing.
+    # Beam has its own workers, so with Beam this process encodes nothing.
     requested = settings.num_workers if settings.beam is None else 1
     num_workers = min(
         builder.workers_worth(todo, total) if requested is None else requested,
@@ -214,7 +214,7 @@ class _ShardBuilder:
         self._encode: Callable[[Sample], StoredExample] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the state without open samples, which cannot be pickled."""
+        """Returns the state without open samples: they cannot be pickled."""
         return {**self.__dict__, "_samples": {}, "_encode": None}
 
     def carry_out(self, job: _Job, report: Report, directory: Path | None = None) -> None:

@@ -18,7 +18,7 @@ def write_sources(directory: Path, patterns: Iterable[str]) -> None:
     """Records the present state of the files in the directory of the data.
 
     Args:
-      directory: where the data are being made.
+      directory: directory in which the data are being made.
       patterns: patterns of the files; see `user_files.find_files`.
     """
     absolute = [os.path.abspath(Path(pattern).expanduser()) for pattern in patterns]

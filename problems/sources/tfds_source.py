@@ -61,14 +61,14 @@ class TfdsSource:
         sequentially.
 
         Args:
-          directory: where the problem's data are being made; files written there are kept.
+          directory: directory in which the problem's data are being made; files in it are kept.
           tmp_dir: directory for temporary files.
         """
         tfds = import_tfds()
         return tfds.builder(self.dataset, data_dir=tmp_dir / "tfds", file_format="array_record")
 
     def sample(self, example: Mapping[str, Any]) -> Sample:
-        """Converts an example of the dataset, whose texts are str, to a sample of the family.
+        """Converts an example of the dataset to a sample of the family; texts are str.
 
         By default returns the `sample_features`. If a text that is read is not UTF-8, the example
         is skipped and counted.

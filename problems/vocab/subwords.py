@@ -198,7 +198,7 @@ def _train(chunks: Iterable[str], size: int, model_type: str, normalization: str
         eos_id=END_OF_DOCUMENT,
         unk_id=UNKNOWN,
         bos_id=-1,
-        # Lossless: characters are unchanged, and those without a piece fall back to bytes.
+        # Lossless: characters are unchanged, and characters without a piece fall back to bytes.
         byte_fallback=True,
         normalization_rule_name=_NORMALIZATIONS[normalization],
         remove_extra_whitespaces=False,

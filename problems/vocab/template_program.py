@@ -1,6 +1,6 @@
 """Renders one chat template, as a program with limited memory and time.
 
-`'a' * 10**9` is one instruction, which Python cannot interrupt. So `TemplateProcess` runs this file
+Python cannot interrupt one instruction, such as `'a' * 10**9`. So `TemplateProcess` runs this file
 in a process that the system limits. The lines of stdin are JSON: the first line is the template,
 and each other line has the variables of a rendering. The program answers each line with a line that
 has `text` or `error`. A request that takes too long ends the process.

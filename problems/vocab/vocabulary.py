@@ -59,7 +59,7 @@ class Vocabulary(abc.ABC):
         """Returns the token ids of a text, without an EOS.
 
         Raises:
-          UnicodeEncodeError: the text has a lone surrogate, which is not in UTF-8.
+          UnicodeEncodeError: the text has a lone surrogate: UTF-8 cannot encode it.
         """
 
     def encode_spans(self, text: str) -> list[tuple[int, int, int]]:
@@ -126,7 +126,7 @@ class Vocabulary(abc.ABC):
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of token ids; the inverse of `encode`.
 
-        Padding and EOS are dropped. Invalid UTF-8, which a model may generate, becomes U+FFFD.
+        Padding and EOS are dropped. A model may generate invalid UTF-8: it becomes U+FFFD.
 
         Raises:
           ValueError: an id is outside the vocabulary.

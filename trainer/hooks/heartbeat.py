@@ -64,7 +64,7 @@ class Heartbeat(Hook):
             write_text(self._path, json.dumps(report) + "\n")
 
     def begin(self, training: Training) -> None:
-        """Writes before the first step, which may take long."""
+        """Writes before the first step, because this step may take long."""
         self.beat(training.steps_done, "training", at_once=True)
 
     def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:

@@ -13,7 +13,7 @@ from t2tp.trainer.errors import UsageError
 
 
 class SummaryWriter:
-    """Writes to an event file, which is created at the first write.
+    """Writes to an event file; the first write creates the file.
 
     Writing raises a `UsageError` if it fails, for example because the disk is full.
     """
@@ -29,7 +29,7 @@ class SummaryWriter:
         self._resumed_after: int | None = None  # Not yet written.
 
     def resume(self, step: int) -> None:
-        """Makes TensorBoard discard later steps of earlier files, which will occur again.
+        """Makes TensorBoard discard later steps of earlier files: the steps will occur again.
 
         Args:
           step: number of steps done.
@@ -60,7 +60,7 @@ class SummaryWriter:
             tf.summary.histogram(name, tf.boolean_mask(values, tf.math.is_finite(values)))
 
     def hparams(self, values: Mapping[str, Any]) -> None:
-        """Writes hyperparameters for TensorBoard's hparams plugin, which compares runs."""
+        """Writes hyperparameters for TensorBoard's hparams plugin, to compare runs."""
         from tensorboard.plugins.hparams import api  # A slow import that only training needs.
 
         plain = {

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 @contextlib.contextmanager
 def prefetched(make: Callable[[int], T], steps: range, ahead: int = 3) -> Iterator[Iterator[T]]:
-    """Yields an iterator over `make(step)`, which a background thread computes in order.
+    """Yields an iterator over `make(step)`; a background thread computes the values in order.
 
     ```python
     with prefetched(lambda step: program.place(stream[step]), range(100)) as placed:

@@ -2,10 +2,10 @@
 
 `t2tp_launch` starts the processes of this host:
 
-- `addresses`: which hosts there are, and which of them this one is.
+- `addresses`: the addresses of all hosts, and the index of this host.
 - `local_processes`: environment, output and end of this host's processes.
 - `launcher`: restarts after a failure.
-- `children`: forwards signals to child processes, which do not outlive their parent.
+- `children`: forwards signals to child processes; they end when their parent ends.
 
 Inside each process of a training:
 

@@ -20,9 +20,9 @@ from t2tp.processes.stop_vote import StopVote
 from t2tp.trainer.errors import SIGNALLED, Interrupted
 from t2tp.trainer.processes.children import handled
 
-# A process may get SIGTERM several times for one request. systemd signals both the launcher, which
-# forwards the signal, and its processes. The kernel may signal once for each thread of a killed
-# launcher.
+# A process may get SIGTERM several times for one request. systemd signals the launcher and its
+# processes, and the launcher forwards the signal to the processes. The kernel may signal once for
+# each thread of a killed launcher.
 _SAME_REQUEST_SECONDS = 1.0
 
 

@@ -56,7 +56,7 @@ def check_single(config: RunConfig, what: str) -> None:
 
 
 def _choose_threads(config: RunConfig) -> None:
-    """Sets the sizes of TensorFlow's thread pools, which are fixed once it has started."""
+    """Sets the sizes of TensorFlow's thread pools, before TensorFlow has started."""
     chosen = {
         "intra_op_parallelism_threads": tf.config.threading.set_intra_op_parallelism_threads,
         "inter_op_parallelism_threads": tf.config.threading.set_inter_op_parallelism_threads,

@@ -105,7 +105,7 @@ def describe_to_tensorboard(
     ]
     directory.mkdir(parents=True, exist_ok=True)
     now = time.time()
-    # Not TensorBoard's EventFileWriter, which imports TensorFlow.
+    # TensorBoard's EventFileWriter would import TensorFlow.
     with (directory / f"events.out.tfevents.{now:.0f}.{os.getpid()}.search").open("wb") as file:
         writer = RecordWriter(file)
         writer.write(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())

@@ -77,7 +77,7 @@ def open_study(
 
 
 def without_password(address: str) -> str:
-    """Returns an address without its password and its options, which may contain passwords too."""
+    """Returns an address without its password, and without its options: they may contain one."""
     try:
         return make_url(address).set(query={}).render_as_string(hide_password=True)
     except (ArgumentError, ValueError):
