@@ -1,4 +1,4 @@
-"""The local mirror of an address: what is downloaded, what is uploaded, and in which order."""
+"""The local mirror of an address: downloads and uploads files, in a safe order."""
 
 import contextlib
 import fcntl
@@ -21,22 +21,24 @@ from t2tp.atomic_file import is_unfinished, write_text
 from t2tp.object_store.store import Store, StoreError, split
 from t2tp.object_store.store_lock import StoreLock
 
-# Seconds from one look for changed files to the next.
+# Seconds from one search for changed files to the next.
 PERIOD_SECONDS = 5.0
-# A file that grows, such as events, is uploaded as a whole: after this time, and at this rate.
+# A file that grows, such as events, is uploaded as a whole each time. The wait in between is this
+# number of seconds, plus the file's size divided by this rate in bytes per second.
 _GROWING_SECONDS, _GROWING_RATE = 30.0, 1 << 18
-# Files of data up to this size are downloaded as a whole.
+# Data files up to this size are downloaded as a whole.
 _SMALL_BYTES = 4 << 20
-# A directory is complete if it has its marker, which is uploaded last and deleted first.
+# A directory is complete if it has its marker. The marker is uploaded last and deleted first.
 _MARKER, _MANIFEST = "FINISHED", "manifest.json"
 _MARKERS = (_MARKER, _MANIFEST, "saved_model.pb")
 _LAST = (*_MARKERS, "config.json")
 _STEP = re.compile(r"(?:.*/)?step-\d{8,}")
-# Names that only this host knows: work in progress, and the lock, which `StoreLock` replaces.
+# Names of files that are never uploaded: work in progress, and the local lock (the store has a
+# `StoreLock` instead).
 _LOCAL = re.compile(r"\..*|.*\.(tmp|discarded|damaged|diverged)(-\d+)?|run\.lock")
-# The files that `CheckedFile` reads by ranges.
+# Files that `CheckedFile` reads in ranges.
 _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.(?!checks$|json$)\w+(\.begins)?")
-# Outputs that no program reads again.
+# Outputs that no program reads.
 _OUTPUT = re.compile(r"events\.out\.tfevents\..*|export|decodes|plugins")
 # The address of a checkpoint, or of a file's prefix in it, in a run.
 _INSIDE_RUN = re.compile(r"(\w+://[^/]+/.+?)(/checkpoints)?/step-\d{8,}(/variables)?")
@@ -47,21 +49,21 @@ _HOLE_MODE = 0o644 | stat.S_ISVTX
 
 
 class Mirror:
-    """A local directory (or file) and the objects below an address.
+    """A local directory (or file) that mirrors the objects below an address.
 
-    Several processes of a host may share it: each works under a lock, with a common record of the
-    files that are equal to their objects.
+    Several processes of a host may share a mirror. They take turns under a lock, and share a record
+    of the files that are equal to their objects.
 
     Attributes:
       store: the objects.
       path: the local directory.
-      lock: the lock of the run, if this process trains here: only then checkpoints are deleted in
-        the store. Once it is lost, nothing more is uploaded.
-      is_watched: whether the thread of the session uploads and downloads changes.
+      lock: the lock of the run, if this process trains here. Only a process with the lock deletes
+        checkpoints in the store. Once the lock is lost, nothing more is uploaded.
+      is_watched: whether the session's thread uploads and downloads changes.
     """
 
     def __init__(self, address: str) -> None:
-        """Sets the paths without a request."""
+        """Sets the paths; sends no request."""
         self.store = Store(address)
         self.path = _local(address)
         self.lock: StoreLock | None = None
@@ -83,10 +85,11 @@ class Mirror:
         """Downloads new objects; the data of checkpoints and large shards become holes.
 
         Args:
-          again: whether this is not the first time, so that missing local files were deleted.
+          again: whether the mirror has been pulled before. A missing local file was then deleted
+            here.
 
         Raises:
-          StoreError: the store refuses or does not answer, or has lost the run.
+          StoreError: the store rejects a request or does not answer, or the run is missing there.
         """
         with self._locked() as entries:
             listed = self.store.list()
@@ -118,8 +121,8 @@ class Mirror:
                 if version == entries.get(name, (None, None))[1] and (states[name] or again):
                     continue
                 if (_step_of(name) or name) in ours and (self.lock or not _step_of(name)):
-                    continue  # It was changed here later.
-                with contextlib.suppress(FileNotFoundError):  # Deleted since it was listed.
+                    continue  # The local file was changed later.
+                with contextlib.suppress(FileNotFoundError):  # Deleted after it was listed.
                     if _has_ranges(name, objects):
                         _make_hole(path, size)
                     else:
@@ -127,10 +130,10 @@ class Mirror:
                     self._note(entries, name, _state(path), version)
 
     def _set_aside(self, *known: Mapping[str, object]) -> None:
-        """Renames the checkpoints that a trainer wrote after another host had taken over its run.
+        """Renames checkpoints that were written here after another host had taken over the run.
 
         Args:
-          known: the files that were uploaded, and the objects.
+          known: the files that were uploaded, and the objects in the store, by name.
         """
         for step in filter(None, set(map(_step_of, self._names()))):
             if not any(f"{step}/{_MARKER}" in names for names in known):
@@ -142,10 +145,11 @@ class Mirror:
     def _is_dispensable(
         self, step: str, entries: dict[str, Any], objects: dict[str, tuple[int, str]]
     ) -> bool:
-        """Whether a local checkpoint that the store has deleted goes, too.
+        """Whether to delete a local checkpoint because it was deleted in the store.
 
-        It goes if it has holes, which nothing can fill; otherwise only if it is as it was uploaded
-        and the store has a later one.
+        A checkpoint with holes is deleted, because they cannot be filled any more. Another one is
+        deleted if it has not changed since its upload, the store has a later one, and this process
+        does not train.
         """
         states = {name: _state(self.path / name) for name in self._names(step)}
         later = (name for name in objects if name.endswith(f"/{_MARKER}"))
@@ -159,7 +163,7 @@ class Mirror:
         """Uploads changed files, markers last; then deletes the objects of deleted checkpoints.
 
         Args:
-          is_last: whether files that grow are uploaded however recently they were.
+          is_last: whether to upload files that grow even if they were uploaded recently.
         """
         has_all = True
         with self._locked() as entries:
@@ -174,7 +178,7 @@ class Mirror:
             ]
             if changed and self.lock:
                 self.lock.is_held()
-            # Without its marker, a directory can be overwritten.
+            # Deletes the marker before files of its directory are overwritten.
             known = [PurePosixPath(name) for name in changed if name in entries]
             overwritten = {directory for path in known for directory in path.parents}
             for marker in [n for n in entries if PurePosixPath(n).name in _MARKERS]:
@@ -190,7 +194,7 @@ class Mirror:
                 except FileNotFoundError:
                     if (self.path / name).exists():
                         raise
-                    has_all = False  # Retention has deleted it, as there is a newer one.
+                    has_all = False  # Retention has deleted it: there is a newer one.
             deleted = [n for n in entries if self.lock and has_all and self._is_deleted(n)]
             for name in sorted(deleted, key=lambda name: not name.endswith(_MARKER)):
                 self._delete(name, entries)
@@ -213,13 +217,13 @@ class Mirror:
         return time.monotonic() < self._uploaded_at.get(name, -wait) + wait
 
     def _is_deleted(self, name: str) -> bool:
-        """Whether a file belongs to a checkpoint that was deleted, and not set aside as damaged."""
+        """Whether a file belongs to a checkpoint that was deleted, not set aside as damaged."""
         path = self.path / name
         is_missing = bool(_step_of(name)) and not path.exists()
         return is_missing and not any(path.parent.parent.glob(f"{path.parent.name}.damaged*"))
 
     def _names(self, directory: str = "") -> Iterator[str]:
-        """Yields the names of the files that are uploaded; of those in a directory, if given."""
+        """Yields the names of files to upload, of all or of one directory."""
         for path in [self.path / directory, *(self.path / directory).rglob("*")]:
             name = self.name_of(path)
             if path.is_file() and not _is_local(name):
@@ -231,7 +235,7 @@ class Mirror:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[dict[str, Any]]:
-        """Locks the record, and yields it: name -> [state of the file, id of the object]."""
+        """Locks the record and yields it: name -> [state of the file, id of the object]."""
         self._record.parent.mkdir(parents=True, exist_ok=True)
         entries: dict[str, Any] = {}
         with self._record.with_suffix(".lock").open("w") as lock:
@@ -247,7 +251,7 @@ class Mirror:
             yield entries
 
     def _note(self, entries: dict[str, Any], name: str, *entry: object) -> None:
-        """Sets or deletes an entry, and adds a line to the record, as the process may be killed."""
+        """Sets or deletes an entry, and adds a line to the record at once, in case of a kill."""
         entries[name] = entry
         with self._record.open("a") as file:
             file.write(_line((name, entry)))
@@ -260,7 +264,8 @@ class Session:
 
     Attributes:
       mirrors: the open mirrors.
-      uploads: whether changes are uploaded: of the processes that share a directory, by one.
+      uploads: whether this process uploads changes. Only one of the processes that share a
+        directory does.
     """
 
     def __init__(self) -> None:
@@ -270,11 +275,12 @@ class Session:
         self._thread = threading.Thread(target=self._run, name="upload", daemon=True)
 
     def open(self, address: str, *, is_watched: bool = True) -> None:
-        """Opens the mirror of an address, or of the run that the address is inside.
+        """Opens the mirror of an address, or of the run that contains the address.
 
         Args:
           address: the address.
-          is_watched: whether the thread works for it; data change only at the end.
+          is_watched: whether the thread uploads changes of this mirror; otherwise they are uploaded
+            at the end.
         """
         if self.find(_local(address)) is not None:
             return
@@ -286,11 +292,11 @@ class Session:
             self._thread.start()
 
     def find(self, path: Path) -> Mirror | None:
-        """Returns the mirror that has a path, if one is open."""
+        """Returns the open mirror that contains a path; None if there is none."""
         return next((m for m in self.mirrors if path == m.path or m.path in path.parents), None)
 
     def close(self) -> None:
-        """Uploads the rest; raises StoreError with the local directory if that fails."""
+        """Uploads the rest. If that fails, raises a StoreError that names the local directory."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -314,14 +320,14 @@ class Session:
                     mirror.push()
                     mirror.pull(again=True)
                     failing.discard(mirror)
-                except Exception as error:  # The thread is for the other mirrors, too.
+                except Exception as error:  # The thread goes on with other mirrors.
                     if mirror not in failing:
                         logging.error("%s; it is tried again until the program ends", error)
                     failing.add(mirror)
 
 
 _session: Session | None = None
-# The ranges that this process has fetched into holes, by their inodes.
+# The ranges that this process has fetched into holes, by the inode of the hole.
 _filled: dict[int, set[tuple[int, int]]] = {}
 
 
@@ -330,7 +336,8 @@ def session() -> Iterator[Session]:
     """Opens addresses inside the context, and uploads what has changed at its end.
 
     Raises:
-      StoreError: a file cannot be uploaded; logged instead if another error ends the context.
+      StoreError: a file cannot be uploaded. If another error ends the context, this one is only
+        logged.
     """
     global _session
     outer, _session = _session, Session()
@@ -349,12 +356,12 @@ def session() -> Iterator[Session]:
 
 
 def local_path(text: str, *, is_lazy: bool = False) -> str:
-    """Replaces addresses by local paths; downloads small files, unless lazily.
+    """Replaces addresses by local paths, and downloads their small files.
 
     Args:
-      text: an address of a run or anything in it, a directory or a file; or a text with addresses,
-        which commas and colons end. Local paths stay.
-      is_lazy: whether `pulled` opens the directories in it that are read.
+      text: the address of a run, of a directory or of a file; or a text with addresses that end at
+        a comma or colon. Local paths stay unchanged.
+      is_lazy: whether to download nothing now; `pulled` opens a directory when it is read.
 
     Raises:
       ValueError: the address is invalid, or no session is open.
@@ -369,12 +376,12 @@ def local_path(text: str, *, is_lazy: bool = False) -> str:
         return str(_local(found[0]))
 
     for found in _WITH_SECRET.finditer(text):
-        split(found[0].strip())  # Refused before a colon in it ends the address.
+        split(found[0].strip())  # Rejects it before a colon in it ends the address.
     return _IN_TEXT.sub(local, text)
 
 
 def pulled(directory: Path) -> Path:
-    """Opens the address of a local path, if it has one; returns the path."""
+    """Opens the mirror of a local path, if it is in one; returns the path."""
     if _session is not None and (address := address_of(directory)) != str(directory):
         _session.open(address, is_watched=False)
     return directory
@@ -389,12 +396,12 @@ def address_of(path: str | os.PathLike[str]) -> str:
 
 
 def mirror_of(path: str | os.PathLike[str]) -> Mirror | None:
-    """Returns the open mirror that has a path; None if the path is a local one."""
+    """Returns the open mirror that contains a path; None if the path is in no mirror."""
     return None if _session is None else _session.find(Path(path).absolute())
 
 
 def hole_of(path: Path) -> tuple[Store, str] | None:
-    """Returns store and name of the content of a hole; None if a path has all its content."""
+    """Returns the store and the object's name for a hole; None for an ordinary file."""
     mirror = mirror_of(path)
     if mirror is None or not _is_hole(path):
         return None
@@ -402,12 +409,13 @@ def hole_of(path: Path) -> tuple[Store, str] | None:
 
 
 def fill(path: Path, ranges: Sequence[tuple[int, int]], *, again: bool = False) -> None:
-    """Fetches byte ranges (begin, end) of a hole into it; does nothing for an ordinary file.
+    """Fetches byte ranges (begin, end) into a hole; does nothing for an ordinary file.
 
     Args:
       path: the file.
       ranges: the ranges.
-      again: whether to fetch ranges that this process has fetched already, which may be damaged.
+      again: whether to fetch again the ranges that this process has fetched, as they may be
+        damaged.
     """
     hole = hole_of(path)
     if hole is not None:
@@ -425,7 +433,7 @@ def cache_directory() -> Path:
 
 
 def _line(entry: tuple[str, Sequence[object]]) -> str:
-    """Returns a line of a record. It begins with a break, as the line before may be incomplete."""
+    """Formats a line of a record, with a line break first: the previous line may be incomplete."""
     name, values = entry
     return "\n" + json.dumps([name, *values])
 
@@ -439,7 +447,7 @@ def _local(address: str) -> Path:
 
 
 def _run_of(address: str) -> str:
-    """Returns the address of the run that an address is inside, or the address itself."""
+    """Returns the address of the run that contains an address, or the address itself."""
     if inside := _INSIDE_RUN.fullmatch(address):
         return inside[1]
     run = address.removesuffix("/checkpoints")
@@ -451,7 +459,7 @@ def _run_of(address: str) -> str:
 
 
 def _state(path: Path) -> list[int] | None:
-    """Returns size and time of the last change of a file, -1 of a hole; None if it is missing."""
+    """Returns a file's size and time of the last change; size -1: a hole; None: no file."""
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -473,13 +481,13 @@ def _make_hole(path: Path, size: int) -> None:
 
 
 def _step_of(name: str) -> str:
-    """Returns the directory of the checkpoint that a file is in; "" if in none."""
+    """Returns the directory of the checkpoint that contains a file; "" if there is none."""
     parent = str(PurePosixPath(name).parent)
     return parent if _STEP.fullmatch(parent) else ""
 
 
 def _follows(later: str, step: str) -> bool:
-    """Whether a checkpoint is a later one in the directory of another."""
+    """Whether a checkpoint is later than another one in the same directory."""
     (directory, _, number), (other, _, its_number) = later.rpartition("-"), step.rpartition("-")
     return directory == other and int(number) > int(its_number)
 
@@ -489,14 +497,14 @@ def _is_local(name: str) -> bool:
 
 
 def _is_read(name: str, objects: dict[str, Any]) -> bool:
-    """Whether programs read an object: no output, and no checkpoint without its marker."""
+    """Whether programs read an object. They do not read outputs or incomplete checkpoints."""
     is_output = any(map(_OUTPUT.fullmatch, PurePosixPath(name).parts))
     is_whole = not (step := _step_of(name)) or f"{step}/{_MARKER}" in objects
     return is_whole and not is_output and not _is_local(name)
 
 
 def _has_ranges(name: str, objects: dict[str, tuple[int, str]]) -> bool:
-    """Whether the readers of an object read ranges of it, so that a hole takes its place."""
+    """Whether readers read only ranges of an object, so that a hole can take its place."""
     if _step_of(name):
         return ".data-" in name
     is_data = any(str(parent / _MANIFEST) in objects for parent in PurePosixPath(name).parents)
@@ -504,6 +512,6 @@ def _has_ranges(name: str, objects: dict[str, tuple[int, str]]) -> bool:
 
 
 def _order(name: str) -> tuple[Any, ...]:
-    """Returns the sorting key of uploads: checkpoints after other files, markers last."""
+    """Returns the sort key of an upload: checkpoints after other files, markers last."""
     path = PurePosixPath(name)
     return _step_of(name), path.name in _LAST, -len(path.parts), name

@@ -1,4 +1,4 @@
-"""`CachedRanges`: a hole as a private file that has the parts that were read recently."""
+"""`CachedRanges`: a private copy of a hole that keeps only the parts read recently."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 
 from t2tp.object_store.mirror import cache_directory, hole_of
 
-# Bytes that are fetched together.
+# Bytes of a chunk; chunks are fetched as a whole.
 CHUNK_BYTES = 1 << 20
-# Flags of fallocate: to deallocate a range, and to keep the size of the file.
+# Flags of fallocate: deallocate a range, and keep the size of the file.
 _PUNCH_HOLE, _KEEP_SIZE = 2, 1
 _LIBC = ctypes.CDLL(None)
 
-# The chunks of all files of this process, the least recently read first.
+# The chunks of all files of this process, the least recently read chunk first.
 _chunks: OrderedDict[tuple[CachedRanges, int], None] = OrderedDict()
 _lock = threading.RLock()
 
@@ -32,23 +32,23 @@ def _max_chunks() -> int:
 
 
 class CachedRanges:
-    """The content of a hole. Chunks are fetched when they are needed; too many are dropped.
+    """The content of a hole. Chunks are fetched when needed; old ones are dropped above a limit.
 
     Attributes:
-      path: a sparse file of the hole's size, which the system deletes when the process ends.
+      path: a sparse file with the hole's size. The system deletes it when the process ends.
       lock: held while chunks are used, so that they are not dropped.
     """
 
     lock = _lock
 
     def __init__(self, path: Path) -> None:
-        """Makes the file; nothing is fetched.
+        """Creates the file; fetches nothing.
 
         Args:
           path: a hole.
 
         Raises:
-          ValueError: T2TP_DATA_CACHE_GB is no number.
+          ValueError: T2TP_DATA_CACHE_GB is not a number.
         """
         hole = hole_of(path)
         assert hole is not None
@@ -60,7 +60,7 @@ class CachedRanges:
         self.path = Path(f"/proc/self/fd/{self._file.fileno()}")
 
     def fetch(self, needed: Sequence[int]) -> list[int]:
-        """Fetches chunks that are missing, under the lock; returns the numbers of those."""
+        """Fetches the missing ones of some chunks, under the lock; returns their numbers."""
         missing = [chunk for chunk in needed if (self, chunk) not in _chunks]
         store, name = self._hole
         store.read_ranges(

@@ -1,4 +1,4 @@
-"""The objects below an address, with retries, and errors of one sentence."""
+"""The objects below an address; requests are retried, and errors are one sentence."""
 
 import asyncio
 import contextlib
@@ -15,30 +15,30 @@ from t2tp.atomic_file import unfinished_path
 
 _ADDRESS = re.compile(r"(s3|gs|az)://([^/@:?#]+(?:/[^/?#.][^/?#]*)*)/*")
 _TIMEOUTS = {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 0}}
-# scheme -> fsspec's package, our extra, and options that bound how long a request may take.
+# Maps a scheme to fsspec's package, our extra, and options that limit the time of a request.
 _PACKAGES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "s3": ("s3fs", "s3", {"config_kwargs": _TIMEOUTS}),
     "gs": ("gcsfs", "gcs", {"requests_timeout": 30}),
     "az": ("adlfs", "azure", {"connection_timeout": 10, "read_timeout": 30}),
 }
-# Seconds before each further attempt; times a random factor, as many processes may retry. The
-# packages for gs and az repeat requests themselves, but for those that time out.
+# Seconds before each further attempt, times a random factor, because many processes may retry. The
+# packages for gs and az repeat requests themselves, except after a timeout.
 _WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)
-# Bytes of a range request, and number of simultaneous ones.
+# Bytes of a range request, and number of simultaneous range requests.
 _PIECE, _PIECES = 8 << 20, 8
-# Messages about a missing bucket, as opposed to a missing object in it.
+# Messages about a missing bucket, in contrast to a missing object.
 _NO_BUCKET = re.compile(r"specified (bucket|container)|NoSuchBucket|No such container")
-# Names of errors, or their messages, about credentials.
+# Names or messages of errors about credentials.
 _REFUSAL = re.compile(r"\w*(Permission|Credential|Auth)|\w+: Forbidden")
-# Methods that find no file only if there is no bucket.
+# If one of these methods reports a missing file, the bucket is missing.
 _IN_BUCKET = ("find", "ls", "put_file", "pipe_file")
-# Keys of the id of an object's content, in fsspec's descriptions.
+# Keys in fsspec's descriptions whose value identifies an object's content.
 _VERSIONS = ("ETag", "etag", "LastModified", "last_modified", "mtime")
 _ADVICE = "check the credentials in the environment"
 
 
 class StoreError(OSError):
-    """An object store refuses, or does not answer; `str()` is a sentence."""
+    """An object store rejects a request, or does not answer; `str()` is a sentence."""
 
 
 def is_address(path: object) -> bool:
@@ -50,7 +50,7 @@ def split(address: str) -> tuple[str, str]:
     """Splits an address into its scheme and `bucket/name`.
 
     Raises:
-      ValueError: it is not an address, or it has credentials.
+      ValueError: the text is not an address, or it contains credentials.
     """
     match = _ADDRESS.fullmatch(address)
     if match is None:
@@ -62,19 +62,19 @@ def split(address: str) -> tuple[str, str]:
 
 
 def without_secrets(address: str) -> str:
-    """Returns an address, or a text that may be one, without credentials, for messages."""
+    """Removes credentials from an address, or from a text that may be one, for messages."""
     return re.sub(r"\?.*", "?***", re.sub("//.*@", "//***@", address))
 
 
 class Store:
     """The objects below an address, by their names relative to it; "" is the address itself.
 
-    Methods raise FileNotFoundError if an object is missing, and StoreError if the store refuses or
-    does not answer.
+    Methods raise FileNotFoundError if an object is missing, and StoreError if the store rejects a
+    request or does not answer.
     """
 
     def __init__(self, address: str) -> None:
-        """Makes the client without a request.
+        """Creates the client; sends no request.
 
         Raises:
           ValueError: the address is invalid, or fsspec's package for it is not installed.
@@ -84,7 +84,7 @@ class Store:
         package, extra, options = _PACKAGES[scheme]
         options = {**options, "use_listings_cache": False, "skip_instance_cache": True}
         try:
-            import fsspec  # Most runs are local.
+            import fsspec  # Imported here, because most runs are local.
 
             self._fs = fsspec.filesystem(scheme, **options)
         except ImportError as error:
@@ -93,14 +93,14 @@ class Store:
             raise ValueError(f"{address}: {error}; {_ADVICE}") from error
         self._fs.retries = 1  # s3fs would retry inside each of our attempts.
         self._client_repeats = scheme != "s3"
-        logging.getLogger(package).setLevel(logging.CRITICAL)  # gcsfs logs what it raises.
+        logging.getLogger(package).setLevel(logging.CRITICAL)  # gcsfs logs errors that it raises.
 
     def list(self) -> dict[str, tuple[int, str]]:
         """Returns the size and an id of the content of each object, by name."""
         found = self._attempt("find", "", detail=True)
-        if not found:  # An error, if there is no bucket.
+        if not found:  # Raises an error if there is no bucket.
             self._attempt("ls", "", at=self._root.partition("/")[0])
-        elif isinstance(found, list):  # adlfs finds the names of files.
+        elif isinstance(found, list):  # adlfs returns only names.
             found = {key: self._attempt("info", "", at=key) for key in found}
         return {
             key.removeprefix(self._root).strip("/"): (info["size"], _version(info))
@@ -119,18 +119,18 @@ class Store:
             unfinished.unlink(missing_ok=True)
 
     def put(self, path: Path, name: str) -> str:
-        """Uploads a file; returns an id of the content."""
+        """Uploads a file; returns an id of its content."""
         self._attempt("put_file", name, f"{self._root}/{name}".rstrip("/"), at=str(path))
         return _version(self._attempt("info", name))
 
     def read(self, name: str) -> bytes:
-        """Returns a small object."""
+        """Returns the content of a small object."""
         return self._attempt("cat_file", name)
 
     def read_ranges(
         self, name: str, ranges: Sequence[tuple[int, int]], take: Callable[[int, bytes], object]
     ) -> None:
-        """Reads byte ranges (begin, end), and passes begin and content of each piece to `take`."""
+        """Reads byte ranges (begin, end); calls `take` with the begin and content of each piece."""
         begins = [at for begin, end in ranges for at in range(begin, end, _PIECE)]
         ends = [min(at + _PIECE, end) for begin, end in ranges for at in range(begin, end, _PIECE)]
         for first in range(0, len(begins), _PIECES):
@@ -143,7 +143,7 @@ class Store:
                 take(begin, content)
 
     def write(self, name: str, content: bytes, *, only_new: bool = False) -> bool:
-        """Writes a small object; with `only_new`, returns False if there is one."""
+        """Writes a small object. With `only_new`, returns False if the object exists."""
         try:
             self._attempt("pipe_file", name, content, **({"mode": "create"} if only_new else {}))
         except FileExistsError:
@@ -151,21 +151,21 @@ class Store:
         return True
 
     def delete(self, name: str) -> None:
-        """Deletes an object, if it is there."""
+        """Deletes an object, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             self._attempt("rm_file", name)
 
     def _attempt(
         self, method: str, name: str, *arguments: Any, at: Any = None, **options: Any
     ) -> Any:
-        """Calls a method of fsspec, again after errors that may pass.
+        """Calls a method of fsspec, and repeats it after errors that may be temporary.
 
         Args:
           method: the method.
           name: name of the object.
-          *arguments: its arguments after the first, which is the object's path.
-          at: the first argument, if it is another.
-          **options: its named arguments.
+          *arguments: the method's arguments after the first one, the object's path.
+          at: the first argument, if it is not the object's path.
+          **options: the method's named arguments.
         """
         path = f"{self._root}/{name}".rstrip("/")
         verb = "written" if method in ("put_file", "pipe_file", "rm_file") else "read"
@@ -175,7 +175,8 @@ class Store:
                 return getattr(self._fs, method)(at or path, *arguments, **options)
             except Exception as error:  # The packages' own errors have no common base class.
                 is_missing = isinstance(error, FileNotFoundError)
-                # gcsfs reports a missing bucket as a missing file, which may also be a local one.
+                # gcsfs reports a missing bucket as a missing file, but a local file may be missing
+                # too.
                 is_local = method == "put_file" and getattr(error, "filename", None) == at
                 is_remote = is_missing and method in _IN_BUCKET and not is_local
                 if _NO_BUCKET.search(str(error)) or is_remote:
@@ -194,7 +195,7 @@ class Store:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether an error is about credentials; the packages raise different ones."""
+    """Whether an error is about credentials. Each package raises different errors for these."""
     status = getattr(error, "status_code", getattr(error, "code", None))
     return status in (401, 403) or bool(_REFUSAL.match(f"{type(error).__name__}: {error}"))
 

@@ -1,4 +1,4 @@
-"""`StoreLock`: an object that one trainer renews as long as it trains in a run."""
+"""`StoreLock`: a lock on a run, an object that the trainer renews while it trains."""
 
 import json
 import threading
@@ -9,24 +9,26 @@ from absl import logging
 
 from t2tp.object_store.store import Store, StoreError
 
-# Seconds from one renewal to the next, and without a renewal until a lock counts as abandoned.
+# Seconds from one renewal to the next; and seconds without a renewal after which a lock counts as
+# abandoned.
 BEAT_SECONDS, ABANDONED_SECONDS = 10.0, 60.0
 
 
 class StoreLock:
     """A lock on a run in a store.
 
-    The lock is an object that is created only if there is none, and renewed by a thread. A trainer
-    that was killed no longer renews it: another one takes it over at once if it works in the same
-    local directory, which has a lock of its own, and otherwise after `ABANDONED_SECONDS`. No clocks
-    are compared.
+    The lock is an object that is created only if there is none. A thread renews it. A trainer that
+    was killed no longer renews its lock, so another trainer takes it over after
+    `ABANDONED_SECONDS`. A trainer in the same local directory takes it over at once: the
+    directory's own lock proves that the first one is dead. Clocks of different hosts are not
+    compared.
 
     Attributes:
       is_lost: whether another trainer has taken the lock over.
     """
 
     def __init__(self, store: Store, name: str, note: dict[str, Any], place: str) -> None:
-        """Sets the lock without a request.
+        """Sets the lock's fields; sends no request.
 
         Args:
           store: the store.
@@ -44,7 +46,7 @@ class StoreLock:
         """Acquires the lock; returns None, or the note of the trainer that has it.
 
         Raises:
-          StoreError: the store refuses or does not answer.
+          StoreError: the store rejects a request or does not answer.
         """
         deadline, seen = time.monotonic() + ABANDONED_SECONDS, None
         has_taken_over = False
@@ -52,7 +54,7 @@ class StoreLock:
             if self._store.write(self._name, self._content(0), only_new=True):
                 if not has_taken_over:
                     break
-                time.sleep(BEAT_SECONDS / 4)  # Another one may take over at the same moment.
+                time.sleep(BEAT_SECONDS / 4)  # Another trainer may take over at the same moment.
                 if self._is_mine():
                     break
             other = self._read()
