@@ -8,26 +8,26 @@ from t2tp.layers.passes import DecodeState
 from t2tp.models.model import Model
 from t2tp.program.program import Mesh
 
-# The optional feature with the input token of each row at position 0, int32 [batch], in place of
-# the hparam `bos_token_id`; models that read it name it in `may_take`.
+# Optional feature, int32 [batch]: the input token of each row at position 0. It replaces the hparam
+# `bos_token_id`. Models that read it list it in `may_take`.
 FIRST_TOKEN = "first_token"
 
 
 class AutoregressiveModel(Model):
-    """A model that predicts each token of `targets` from the previous ones.
+    """A model that predicts each token of `targets` from the previous tokens.
 
-    `prefill` reads the prompt; `decode_step` is then called in a loop, once per position. Together
-    they compute the logits of `loss`, position by position. `prefill` has one batch dimension;
-    `decode_step` may have more, such as [batch, beam], with a state that has them too.
+    `prefill` reads the prompt. `decode_step` is then called in a loop, once per position. Together
+    they compute the same logits as `loss`, position by position. The tensors of `prefill` have one
+    batch dimension. The tokens and the state of `decode_step` may have more, such as [batch, beam].
     """
 
     @property
     def max_length(self) -> int | None:
-        """The max number of tokens of inputs or targets; None: unlimited."""
+        """The max number of inputs, and of targets; None: unlimited."""
         return self.hparams.max_length if "max_length" in self.hparams else None
 
     def prefix_of(self, features: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
-        """Returns the feature `prefix`, for models whose batch size no other feature gives.
+        """Returns the feature `prefix`, for models without another feature of the batch's size.
 
         Raises:
           ValueError: `prefix` is missing.
@@ -47,15 +47,15 @@ class AutoregressiveModel(Model):
 
         Args:
           mesh: the program's mesh.
-          features: `prefix`, int32 [batch, prefix_length], the first tokens of each row, padded at
-            the end; optional. The model's other features, such as `inputs` and
-            `inputs_segmentation`, as in training.
+          features: optionally `prefix`, int32 [batch, prefix_length], the first tokens of each row,
+            padded at the end. The model's other features, such as `inputs` and
+            `inputs_segmentation`, are the same as in training.
           length: the max number of tokens per row, including the prefix.
 
         Returns:
-          a state with positions 0 to prefix_length - 1 of every row. Those beyond a row's own
-          prefix are ignored: `decode_step` attends to no position after its own, and overwrites the
-          position it is called for.
+          the state of positions 0 to prefix_length - 1 in every row. Padding after a row's own
+          prefix does no harm: `decode_step` attends to no later position than its own, and
+          overwrites the state of its own position.
         """
 
     @abc.abstractmethod
@@ -67,23 +67,23 @@ class AutoregressiveModel(Model):
         Args:
           mesh: the program's mesh.
           tokens: int32 [batch...], the previous token; ignored at position 0.
-          positions: int32 [batch...], of the token to predict, which may differ between rows.
-          state: from `prefill` or the previous step.
+          positions: int32 [batch...], the position of the token to predict. Rows may differ.
+          state: result of `prefill` or of the previous step.
 
         Returns:
-          its logits, float32 [batch..., vocab], where ids from `vocab_sizes["targets"]` on must
-          never be chosen; and the state including this position, with the same names and shapes.
+          the token's logits, float32 [batch..., vocab], and the state including this position, with
+          the same names and shapes. Logits of ids from `vocab_sizes["targets"]` on are padding.
         """
 
 
 def previous_tokens(
     tokens: mtf.Tensor, positions: mtf.Tensor, bos_token_id: int | mtf.Tensor = 0
 ) -> mtf.Tensor:
-    """Returns the input tokens of `decode_step`.
+    """Returns `tokens`, except that positions 0 get `bos_token_id`.
 
     Args:
-      tokens: int32 [batch...].
-      positions: int32 [batch...].
-      bos_token_id: the input token at position 0, or int32 [batch...] of them.
+      tokens: int32 [batch...], argument of `decode_step`.
+      positions: int32 [batch...], argument of `decode_step`.
+      bos_token_id: the input token at position 0: one for all rows, or int32 [batch...].
     """
     return mtf.where(mtf.equal(positions, 0), mtf.zeros_like(tokens) + bos_token_id, tokens)

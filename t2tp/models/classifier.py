@@ -16,7 +16,7 @@ class Classifier(Protocol):
 
         Args:
           mesh: the program's mesh.
-          features: the problem's, without `targets` and `weights`.
+          features: the problem's features, without `targets` and `weights`.
 
         Returns:
           [batch, classes].

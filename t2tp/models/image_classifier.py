@@ -14,7 +14,7 @@ from t2tp.program.program import Mesh
 
 
 class ImageClassifier(Model):
-    """Classifies `inputs`, float32 [batch, height, width, channels] in [0, 1]."""
+    """Classifies images: `inputs`, float32 [batch, height, width, channels] in [0, 1]."""
 
     takes = ("inputs", "targets", "weights")
 
@@ -34,7 +34,7 @@ class ImageClassifier(Model):
     def loss(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> LossOutput:
         """Computes the mean negative log-likelihood of the classes, in nats.
 
-        In training it is smoothed by the hparam `label_smoothing`.
+        The loss includes the hparam `label_smoothing`.
 
         Features: `inputs`; `targets`, integers [batch], the classes; `weights`, float32 [batch]: 0
           for padding rows.

@@ -1,7 +1,7 @@
 """An autoregressive transformer over the channel values of pixels.
 
-N. Parmar et al., "Image Transformer" (arXiv:1802.05751), unconditional, with a categorical
-distribution over the values, in raster order; the channels of a pixel are adjacent.
+N. Parmar et al., "Image Transformer" (arXiv:1802.05751): the unconditional model with a categorical
+distribution over the values. Values are in raster order, with the channels of a pixel adjacent.
 """
 
 from collections.abc import Mapping
@@ -32,9 +32,9 @@ from t2tp.program.program import Mesh
 class MtfImageTransformer(AutoregressiveModel):
     """Pre-norm transformer over the values of an image of `image_shape`.
 
-    With `attention_type` full or local_1d the values are one sequence, `length`, which local_1d
-    lets a mesh split; with local_2d they are `height` times `width`; either may be split,
-    where `width` includes the channels.
+    With the `attention_type` full or local_1d, the values are one sequence, `length`. A mesh can
+    split it with local_1d. With local_2d, the values have the dimensions `height` and `width`; the
+    width includes the channels. A mesh can split both.
     """
 
     takes = ("targets", "weights")
@@ -52,7 +52,7 @@ class MtfImageTransformer(AutoregressiveModel):
             )
         height, width, channels = hparams.image_shape
         self._height = mtf.Dimension("height", height)
-        # Values of a pixel row: the channels of a pixel are adjacent.
+        # The values of a row of pixels; the channels of a pixel are adjacent.
         self._width = mtf.Dimension("width", width * channels)
         self._length = mtf.Dimension("length", height * width * channels)
         is_image = hparams.attention_type == "local_2d"
@@ -92,10 +92,10 @@ class MtfImageTransformer(AutoregressiveModel):
     def prefill(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension
     ) -> DecodeState:
-        """See `AutoregressiveModel`; a prefix is the first values of an image.
+        """See `AutoregressiveModel`. The prefix is the first values of an image.
 
         Raises:
-          ValueError: `prefix` is missing, or the length is not an image's.
+          ValueError: `prefix` is missing, or `length` is not the number of an image's values.
         """
         prefix = self.prefix_of(features)
         if length.size != self._length.size:
@@ -125,8 +125,8 @@ class MtfImageTransformer(AutoregressiveModel):
 
     def _make_stack(self) -> Stack:
         hparams = self.hparams
-        # Scales initial values so that the residual does not grow with the depth (GPT-2, section
-        # 2.3).
+        # Scales initial values so that the residual stream does not grow with the depth (GPT-2,
+        # section 2.3).
         scale = (2 * hparams.num_hidden_layers) ** -0.5
         layer = Layer(
             self._attention(
@@ -158,7 +158,7 @@ class MtfImageTransformer(AutoregressiveModel):
         return SequenceInfo(mtf.broadcast(positions, mtf.Shape([batch, self._length])))
 
     def _embedded(self, values: mtf.Tensor) -> mtf.Tensor:
-        """Embeds values [batch, length], shifted right, as [batch, space..., d_model]."""
+        """Shifts values [batch, length] right and embeds them: [batch, space..., d_model]."""
         batch, length = values.shape.dims
         before = mtf.shift(values, 1, length, wrap=False)
         before = mtf.reshape(before, [batch, *self._space])
@@ -169,7 +169,7 @@ class MtfImageTransformer(AutoregressiveModel):
         return x + mtf.reshape(positions, [*self._space, self._d_model])
 
     def _positions(self, mesh: Mesh) -> tuple[mtf.Tensor, mtf.Tensor]:
-        """Returns learned embeddings of rows [height, d_model] and of columns [width, d_model]."""
+        """Returns learned embeddings of rows [height, d_model] and columns [width, d_model]."""
         stddev, dtype = self.hparams.initializer_stddev, self.activation_dtype
         return (
             variables.embedding(

@@ -21,13 +21,13 @@ from t2tp.ops.rotary import RotaryScaling
 
 
 class LayerFactory:
-    """Creates layers; variables are created when the layers are applied.
+    """Creates layers. Variables are created when the layers are applied.
 
     Attributes:
       d_model: the dimension of activations between layers.
       dtype: the activation dtype.
-      bos_token_id: the input of a document's first target.
-      norm: the norm of blocks; its variables are created where it is applied.
+      bos_token_id: the input token for a segment's first target.
+      norm: the norm of residual blocks.
     """
 
     def __init__(self, hparams: HParams, dtype: tf.DType, has_experts: bool) -> None:
@@ -39,7 +39,7 @@ class LayerFactory:
           has_experts: whether every `moe_every`-th layer has experts.
 
         Raises:
-          ValueError: two options contradict.
+          ValueError: two options contradict each other, or a value is invalid.
         """
         self._hparams = hparams
         self._has_experts = has_experts
@@ -85,7 +85,7 @@ class LayerFactory:
             )
 
     def embedding(self, vocab: mtf.Dimension, logits_bias: bool = False) -> Embedding:
-        """Returns the token embedding, which also computes logits, with a bias or without."""
+        """Returns the token embedding; it also computes logits, with or without a bias."""
         return Embedding(
             vocab,
             self.d_model,
@@ -102,16 +102,18 @@ class LayerFactory:
     def with_positions(
         self, x: mtf.Tensor, positions: mtf.Tensor, training: bool, longest: int
     ) -> mtf.Tensor:
-        """Adds positions to embeddings, applies norm and dropout, and names as between blocks.
+        """Adds positions to embeddings, and applies the embedding norm and dropout.
+
+        With sequence parallelism, the result's length has its name between blocks.
 
         Args:
-          x: [batch..., d_model].
+          x: [batch..., d_model], the embeddings.
           positions: int32 [batch...].
           training: whether dropout is on.
           longest: the max number of positions.
 
         Raises:
-          ValueError: `longest` exceeds the learned positions.
+          ValueError: `longest` exceeds the number of learned positions.
         """
         if self._hparams.sequence_parallel:
             x, positions = between_blocks(x), between_blocks(positions)
@@ -132,7 +134,7 @@ class LayerFactory:
         return self._dropout(x, training)
 
     def relative_bias(self, mesh: mtf.Mesh) -> RelativeBias | None:
-        """Returns the bias of the attention scores, if positions are relative."""
+        """Returns the bias of the attention scores; None if positions are not relative."""
         if self._position != "relative":
             return None
         hparams = self._hparams
@@ -144,8 +146,11 @@ class LayerFactory:
 
         Args:
           num_layers: number of layers.
-          causal: whether a position attends only to itself and earlier ones.
-          cross: whether layers attend to a memory too.
+          causal: whether a position attends only to itself and to earlier positions.
+          cross: whether layers have cross-attention to a memory.
+
+        Raises:
+          ValueError: a causal stack has experts that choose tokens.
         """
         hparams = self._hparams
         if self._has_experts and causal and hparams.moe_gating == "expert_choice":
@@ -153,8 +158,8 @@ class LayerFactory:
                 "moe_gating=expert_choice looks at the whole sequence, so that a model which"
                 " predicts the next token would see it: use top_1, top_2 or top_k."
             )
-        # Scales initial values so that the residual does not grow with the depth (GPT-2, section
-        # 2.3).
+        # Scales initial values so that the residual stream does not grow with the depth (GPT-2,
+        # section 2.3).
         scale = (num_layers * (3 if cross else 2)) ** -0.5
         layers = [
             Layer(
@@ -202,7 +207,7 @@ class LayerFactory:
         )
 
     def _kind(self, number: int) -> str:
-        """Returns the kind of a layer in `LAYER_KINDS`; "": all layers are alike."""
+        """Returns the kind of a layer in `LAYER_KINDS`; "" if all layers are alike."""
         pattern = self._hparams.layer_pattern
         return pattern[number % len(pattern)] if pattern else ""
 
@@ -281,13 +286,14 @@ def shifted_right(
     bos_token_id: int | mtf.Tensor = 0,
     previous: mtf.Tensor | None = None,
 ) -> mtf.Tensor:
-    """Returns the input of each target: the previous one in its segment.
+    """Returns the input token of each target: the previous target in its segment.
 
     Args:
       targets: integers [batch, length].
-      segments: integers [batch, length]; None: a row is one segment.
-      bos_token_id: the input of the first target of a segment, or integers [batch] of them.
-      previous: integers [batch], the input of the first target of each row if it is not 0.
+      segments: integers [batch, length]; None: each row is one segment.
+      bos_token_id: the input of a segment's first target: one for all rows, or integers [batch].
+      previous: integers [batch]. If not 0, it is the input of the row's first target in place of
+        `bos_token_id`.
     """
     length = targets.shape.dims[-1]
     before = mtf.shift(targets, 1, length, wrap=False)

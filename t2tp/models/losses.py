@@ -28,13 +28,14 @@ def predicted(
       targets: integers [...].
       weights: float32 [...]: 1 for a target, 0 for padding.
       classes: the dimension of the classes.
-      training: whether to leave out the sums that only evaluation reports.
+      training: whether to omit the metrics that only evaluation reports.
       label_smoothing: see `softmax_cross_entropy`.
       z_loss: see `softmax_cross_entropy`.
-      top_5: whether evaluation counts targets among the five most probable classes.
+      top_5: whether evaluation counts the targets that are among the five most probable classes.
 
     Returns:
-      the loss, and the sums `nll` and `tokens`; in evaluation, also `correct` and `correct_top_5`.
+      the loss, and the sums `nll` and `tokens`; in evaluation, also sums such as `correct` and
+      `correct_top_5`.
     """
     nll = softmax_cross_entropy(logits, targets, classes)
     total = sum_nll = mtf.reduce_sum(nll * weights)
@@ -53,17 +54,17 @@ def predicted(
 
 
 def from_sums(total: mtf.Tensor, nll: mtf.Tensor, weights: mtf.Tensor) -> LossOutput:
-    """Returns the loss and the metrics of training.
+    """Returns the loss and the training metrics.
 
     Args:
-      total: the weighted sum of the targets' losses, a float32 scalar.
-      nll: the same without label smoothing and z-loss.
-      weights: float32 [...], the weights.
+      total: float32 scalar, the weighted sum of the targets' losses.
+      nll: float32 scalar, the weighted sum without label smoothing and z-loss.
+      weights: float32 [...], the targets' weights.
     """
     tokens = mtf.reduce_sum(weights)
     return LossOutput({"cross_entropy": LossTerm(total, tokens)}, {"nll": nll, "tokens": tokens})
 
 
 def with_metrics(out: LossOutput, metrics: dict[str, mtf.Tensor]) -> LossOutput:
-    """Returns `out` with more metrics."""
+    """Returns `out` with additional metrics."""
     return dataclasses.replace(out, metrics={**out.metrics, **metrics})

@@ -11,11 +11,11 @@ from t2tp.program.program import Mesh
 
 @registry.register_model
 class Mlp(ImageClassifier):
-    """The flattened pixels, `num_hidden_layers` times `relu(x w + b)`, and the logits.
+    """Applies `relu(x w + b)` `num_hidden_layers` times to flattened pixels, then computes logits.
 
-    Layers alternate between `d_ff` and `d_model`, both of `hidden_size`: with the layout
-    `d_ff:model` each pair is split as in Megatron, for one all-reduce. The first layer may also be
-    split along the pixels.
+    The outputs of layers are alternately `d_ff` and `d_model`, both of size `hidden_size`. With the
+    layout `d_ff:model`, each pair of layers is split as in Megatron and needs one all-reduce in the
+    forward pass. The first layer may also be split along the pixels.
     """
 
     def logits(self, mesh: Mesh, inputs: mtf.Tensor, training: bool) -> mtf.Tensor:

@@ -19,41 +19,41 @@ from t2tp.optim.loss import LossOutput
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Feature, Mesh
 
-# The feature with the index of a row's example in its split, int64 [batch]. The trainer feeds it in
-# evaluations, to every model: random numbers of a model should then depend on it alone.
+# Feature, int64 [batch]: the index of each row's example in its split. The trainer feeds it to
+# every model in evaluations. Random numbers in evaluations should depend only on this index.
 EXAMPLE_INDEX = "example_index"
 
 
 class FeatureMismatchError(ValueError):
-    """A problem lacks features that a model needs."""
+    """A problem's features do not fit a model."""
 
 
-# Features without which a model would learn something else.
+# Features that change the training targets. A model that ignores them would train on wrong targets.
 _CHANGING = frozenset({"targets_weights"})
 
-# Methods of models that build layers; the first argument is the mesh.
+# Methods of models that build layers. Their first argument is the mesh.
 _BUILDING = ("loss", "logits", "class_logits", "prefill", "decode_step")
 
 
 class Model(abc.ABC):
     """Base class of models; the hparams set the architecture.
 
-    With `lora_rank` among the hparams, layers that these methods build have adapters, and all other
-    variables are frozen: `loss`, `logits`, `class_logits`, `prefill` and `decode_step`.
+    With the hparam `lora_rank`, the layers that `loss`, `logits`, `class_logits`, `prefill` and
+    `decode_step` build have adapters, and the model's other variables are frozen.
 
     Attributes:
       takes: names of the required features.
-      may_take: optional features that change the training targets.
+      may_take: names of optional features that change the inputs or targets of training.
       hparams: the model's `HParams`.
-      vocab_sizes: number of ids of each feature, by name; `targets` is always there: the tokens,
-        classes or pixel values to predict.
+      vocab_sizes: feature -> number of ids. It always has `targets`: the tokens, classes or pixel
+        values to predict.
     """
 
     takes: tuple[str, ...] = ()
     may_take: tuple[str, ...] = ()
 
     def __init_subclass__(cls, **kwargs: object) -> None:
-        """Makes the methods of a model build its adapters, and initialize by its rule."""
+        """Wraps the methods that build layers, so that layers use the hparams' settings."""
         super().__init_subclass__(**kwargs)
         for name in set(_BUILDING) & set(vars(cls)):
             setattr(cls, name, _as_in_hparams(vars(cls)[name]))
@@ -69,10 +69,11 @@ class Model(abc.ABC):
         return tf.as_dtype(self.hparams.activation_dtype)
 
     def check_features(self, names: Iterable[str]) -> None:
-        """Checks that the features include the model's required ones.
+        """Checks that a problem's features fit the model.
 
         Raises:
-          FeatureMismatchError: features are missing; the error names them.
+          FeatureMismatchError: the model's required features are missing, or the model does not use
+            a feature that changes the targets. The error names them.
         """
         names = set(names)
         unknown = sorted((names & _CHANGING) - {*self.takes, *self.may_take})
@@ -104,11 +105,11 @@ def classes_of(hparams: HParams, size: int) -> mtf.Dimension:
     """Returns the dimension of the classes.
 
     Args:
-      hparams: the model's hparams; `num_classes`, if any, must be the problem's.
-      size: number of classes of the problem.
+      hparams: the model's hparams. `num_classes`, if it is there and not 0, must equal `size`.
+      size: the problem's number of classes.
 
     Raises:
-      ValueError: they differ.
+      ValueError: `num_classes` and `size` differ.
     """
     of_model = hparams.num_classes if "num_classes" in hparams else 0
     if of_model and size != of_model:
@@ -121,7 +122,7 @@ def classes_of(hparams: HParams, size: int) -> mtf.Dimension:
 
 @contextlib.contextmanager
 def layer_settings(mesh: Mesh, **settings: object) -> Iterator[None]:
-    """Sets attributes of a mesh that the layers which are built inside the context read.
+    """Sets attributes of a mesh while the context is active; layers read them when they are built.
 
     Args:
       mesh: the program's mesh.
@@ -167,7 +168,7 @@ def _as_in_hparams(method: Callable) -> Callable:
 def _small_variables(
     model: Model, small: HParams, arguments: Mapping[str, Any]
 ) -> list[mtf.Variable]:
-    """Returns the variables of a model with other hparams, on features of the same shapes."""
+    """Returns the variables of the model with the hparams `small`, for the same features."""
     features = {name: Feature(x.shape, x.dtype) for name, x in arguments["features"].items()}
 
     def step_fn(mesh: Mesh, features: Mapping[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
@@ -181,8 +182,8 @@ def vocab_of(hparams: HParams, size: int) -> mtf.Dimension:
     """Returns the dimension of a vocabulary.
 
     Args:
-      hparams: the model's hparams; `vocab_size`, if any, replaces `size`.
-      size: number of tokens of the problem.
+      hparams: the model's hparams. `vocab_size`, if it is there and not 0, replaces `size`.
+      size: the problem's number of tokens.
 
     Raises:
       ValueError: the problem has more tokens than `vocab_size`.

@@ -1,7 +1,7 @@
-"""Residual networks whose images may be split in height and width.
+"""Residual networks. A mesh can split images along height and width.
 
-K. He et al., "Deep Residual Learning for Image Recognition" (arXiv:1512.03385), with the stride of
-a bottleneck in its 3 x 3 convolution (known as v1.5).
+K. He et al., "Deep Residual Learning for Image Recognition" (arXiv:1512.03385). A bottleneck's
+stride is in its 3 x 3 convolution (known as v1.5).
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from t2tp.models.image_classifier import ImageClassifier
 from t2tp.ops.conv.pooling import max_pool
 from t2tp.program.program import Mesh
 
-# A block's output has this many times its inner filters.
+# Type of block -> number of output channels / number of inner filters.
 _EXPANSION = {"basic": 1, "bottleneck": 4}
 
 
@@ -22,10 +22,11 @@ _EXPANSION = {"basic": 1, "bottleneck": 4}
 class MtfResnet(ImageClassifier):
     """A stem, stages of blocks, and global average pooling.
 
-    `height` and `width`, which halve from stage to stage, can be split, so that an image is
-    distributed; so can `filters`, the inner dimension of a block, like a transformer's `d_ff`.
-    `d_model` is the residual's. From stage `num_partitioned_stages` on height and width are called
-    `whole_height` and `whole_width`, because a mesh axis that divides 56 rows may not divide 7.
+    A layout can split `height` and `width`, so that an image is distributed over devices. It can
+    also split `filters`, the inner dimension of a block, like a transformer's `d_ff`. `d_model` is
+    the dimension of the residual. Height and width halve from stage to stage. A mesh axis that
+    divides 56 rows may not divide 7, so from stage `num_partitioned_stages` on they are named
+    `whole_height` and `whole_width`.
     """
 
     def logits(self, mesh: Mesh, inputs: mtf.Tensor, training: bool) -> mtf.Tensor:
@@ -61,7 +62,7 @@ class MtfResnet(ImageClassifier):
     def _stem(self, x: mtf.Tensor, training: bool) -> mtf.Tensor:
         """Computes [batch, height, width, channels] -> [batch, height, width, d_model].
 
-        A large image is halved twice.
+        The `imagenet` stem halves height and width twice.
         """
         d_model = mtf.Dimension("d_model", self.hparams.filter_sizes[0])
         is_large = self.hparams.stem == "imagenet"
@@ -70,7 +71,7 @@ class MtfResnet(ImageClassifier):
         return max_pool(x, 3, 2) if is_large else x
 
     def _block(self, x: mtf.Tensor, size: int, stride: int, training: bool) -> mtf.Tensor:
-        """Applies a block: d_model stays the same, height and width are divided by the stride."""
+        """Applies a block with `size` inner filters; it divides height and width by the stride."""
         filters = mtf.Dimension("filters", size)
         d_model = mtf.Dimension("d_model", size * _EXPANSION[self.hparams.block])
         if self.hparams.block == "basic":

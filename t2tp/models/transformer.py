@@ -26,9 +26,10 @@ from t2tp.program.program import Mesh
 class Transformer(AutoregressiveModel):
     """Encoder-decoder transformer.
 
-    If the vocabularies have one size, tied embeddings are one table for inputs, targets and logits
-    (T5 v1.0), and `shared_embedding` without `tie_embeddings` is one for inputs and targets and
-    another for logits (T5 v1.1). Otherwise inputs have a separate table.
+    If the vocabularies of inputs and targets have the same size, `tie_embeddings` uses one table
+    for inputs, targets and logits (T5 v1.0). `shared_embedding` without `tie_embeddings` uses one
+    table for inputs and targets, and another one for logits (T5 v1.1). Otherwise inputs have a
+    separate table.
     """
 
     takes = (
@@ -71,9 +72,9 @@ class Transformer(AutoregressiveModel):
     def loss(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> LossOutput:
         """Computes the mean negative log-likelihood of the targets without padding, in nats.
 
-        Features: `inputs` and `targets`, each with its `_segmentation` (0: padding; a segment of
-          the targets attends to the one of its number in the inputs) and `_position`: integers
-          [batch, length].
+        Features: `inputs` and `targets`, each with its `_segmentation` and `_position`: integers
+          [batch, length]. Segment 0 is padding. Other segments of the targets attend to the inputs'
+          segment with the same number.
         """
         projection, totals = self._projection(mesh, features, training)
         targets, segments = features["targets"], features["targets_segmentation"]
@@ -92,7 +93,7 @@ class Transformer(AutoregressiveModel):
         """Computes the logits of each target from the inputs and the previous targets; see `loss`.
 
         Returns:
-          [batch, length, vocab], and the experts' statistics.
+          logits [batch, length, vocab], and the experts' statistics.
         """
         projection, totals = self._projection(mesh, features, training)
         return projection.logits, totals
@@ -119,7 +120,7 @@ class Transformer(AutoregressiveModel):
     ) -> DecodeState:
         """See `AutoregressiveModel`.
 
-        Also takes the features `inputs` and `inputs_segmentation` (1; 0: padding).
+        It also requires the features `inputs` and `inputs_segmentation` (1: token, 0: padding).
         """
         memory, _ = self._encode(mesh, features, training=False)
         state: DecodeState = {"inputs_segmentation": memory.segments}
@@ -153,7 +154,7 @@ class Transformer(AutoregressiveModel):
     def _encode(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
     ) -> tuple[Memory, Totals]:
-        """Returns the encoder's output; its length dimension is `memory_length`."""
+        """Returns the encoder's output, with the length named `memory_length`, and statistics."""
         inputs, segments = features["inputs"], features["inputs_segmentation"]
         positions = features.get("inputs_position")
         sequence = SequenceInfo(

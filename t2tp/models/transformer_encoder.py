@@ -34,8 +34,8 @@ from t2tp.program.program import Mesh
 _OF_CLASSES = ("inputs", "inputs_segmentation", "inputs_position", "targets", "weights")
 _OF_MASKED = ("targets", "targets_segmentation", "targets_position")
 
-# BERT (arXiv:1810.04805), section 3.1: the fraction of tokens to predict, and of those the
-# fractions replaced by the mask token and by a random token; the rest are unchanged.
+# BERT (arXiv:1810.04805), section 3.1. The first number is the fraction of tokens to predict. Of
+# the tokens to predict, the others are the fractions that become the mask token and a random token.
 _MASKED, _AS_MASK, _AS_ANY = 0.15, 0.8, 0.1
 
 
@@ -43,21 +43,25 @@ _MASKED, _AS_MASK, _AS_ANY = 0.15, 0.8, 0.1
 class TransformerEncoder(Model):
     """Bidirectional transformer: a text classifier or a masked language model.
 
-    On a problem of classes (with `inputs`) it classifies rows; on a language problem it is a masked
-    language model (J. Devlin et al., "BERT", arXiv:1810.04805).
+    If the problem has `inputs`, the model classifies rows. Otherwise it is a masked language model
+    (J. Devlin et al., "BERT", arXiv:1810.04805).
     """
 
     has_experts = False
 
     def __init__(self, hparams: HParams, vocab_sizes: Mapping[str, int]) -> None:
-        """Creates the layers; see `Model`."""
+        """Creates the layers; see `Model`.
+
+        Raises:
+          ValueError: the vocabulary has no id left for the mask.
+        """
         super().__init__(hparams, vocab_sizes)
         self._classifies = "inputs" in vocab_sizes
         self.takes = _OF_CLASSES if self._classifies else _OF_MASKED
         self._factory = LayerFactory(hparams, self.activation_dtype, self.has_experts)
         self._num_tokens = vocab_sizes["inputs" if self._classifies else "targets"]
-        # Without a token of its own, the mask follows the vocabulary; a classifier has its row too,
-        # so that it can start from a masked language model.
+        # Without a `mask_token_id`, the mask is the id after the vocabulary. A classifier's
+        # embedding has this row too, so that it can start from a masked language model.
         self._mask_id = hparams.mask_token_id or self._num_tokens
         needs_row = not hparams.mask_token_id and not (self._classifies and hparams.vocab_size)
         if needs_row and self._num_tokens == hparams.vocab_size:
@@ -72,12 +76,13 @@ class TransformerEncoder(Model):
     def loss(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> LossOutput:
         """Computes the mean negative log-likelihood of the classes or the masked tokens, in nats.
 
-        Features: to classify, `inputs`, `inputs_segmentation` (0: padding), `inputs_position`,
-          integers [batch, length], `targets`, the classes [batch], and `weights`, float32 [batch];
-          otherwise `targets`, `targets_segmentation` and `targets_position`; and, in evaluation,
-          `example_index`, integers [batch], the index of each row in the split, which seeds the
-          mask of the row. With `token_types` also `inputs_types` or `targets_types`, integers
-          [batch, length] below `token_types`, if the problem has them; otherwise all are 0.
+        Features: a classifier requires `inputs`, `inputs_segmentation` (0: padding) and
+          `inputs_position`, integers [batch, length]; `targets`, integers [batch], the classes; and
+          `weights`, float32 [batch]. A masked language model requires `targets`,
+          `targets_segmentation` and `targets_position`, integers [batch, length]; and in evaluation
+          `example_index`, integers [batch]: the index of each row in the split seeds its mask. With
+          the hparam `token_types`, `inputs_types` or `targets_types`, integers [batch, length]
+          below `token_types`, are optional; by default all types are 0.
 
         Raises:
           FeatureMismatchError: a masked language model is evaluated without `example_index`.
@@ -148,7 +153,7 @@ class TransformerEncoder(Model):
 
         Args:
           mesh: the program's mesh.
-          features: the features of `loss`; `targets` are read as they are, mask tokens included.
+          features: the features of `loss`. `targets` are the model's input; no tokens are masked.
 
         Returns:
           [batch, length, vocab].
@@ -166,16 +171,20 @@ class TransformerEncoder(Model):
     def _masked(
         self, targets: mtf.Tensor, segments: mtf.Tensor, examples: mtf.Tensor | None = None
     ) -> tuple[mtf.Tensor, mtf.Tensor]:
-        """Masks tokens; also returns 1.0 where a token is to be predicted.
+        """Masks tokens.
 
-        In training the mask differs in each step; it depends on the seed and the index in the
+        In training the mask differs in each step. It depends on the seed and the index in the
         batch, not on the mesh. In evaluation it depends on the example and the position in it, so
         that neither batch size nor step changes it.
 
         Args:
           targets: integers [batch, length].
           segments: integers [batch, length]; 0: padding.
-          examples: integers [batch], the index of each example; None: in training.
+          examples: integers [batch], the index of each example in evaluation; None in training.
+
+        Returns:
+          the masked tokens, integers [batch, length], and float32 [batch, length]: 1 for tokens to
+          predict, otherwise 0.
         """
         mask_uniform, kind_uniform, random_tokens = self._masking_randoms(targets, examples)
         random_tokens = mtf.cast(random_tokens, targets.dtype)
@@ -214,7 +223,7 @@ class TransformerEncoder(Model):
         sequence: SequenceInfo,
         training: bool,
     ) -> tuple[mtf.Tensor, Totals]:
-        """Returns the last layer's output, [batch, length, d_model]."""
+        """Returns the stack's output [batch, length, d_model], and the experts' statistics."""
         x = self._embedding(tokens, self._factory.dtype)
         if self.hparams.token_types:
             x += self._embedded_types(mtf.zeros_like(tokens) if types is None else types)

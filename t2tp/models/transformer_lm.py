@@ -1,9 +1,9 @@
 """A decoder-only transformer language model.
 
-By default it has pre-norm blocks with RMS norms, learned positions and tied embeddings. Megatron's
-tensor parallelism (M. Shoeybi et al., arXiv:1909.08053, section 3) is just the layout
-`batch:data;heads:model;d_ff:model;vocab:model`: each block then costs two all-reduces over the
-model axis forward and two backward.
+By default it has pre-norm blocks with RMS norms, learned positions and tied embeddings. The layout
+`batch:data;heads:model;d_ff:model;vocab:model` is Megatron's tensor parallelism (M. Shoeybi et al.,
+arXiv:1909.08053, section 3). Each layer then has two all-reduces over the model axis in the forward
+pass, and two in the backward pass.
 """
 
 from collections.abc import Mapping
@@ -53,9 +53,9 @@ class TransformerLm(AutoregressiveModel):
     def loss(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> LossOutput:
         """Computes the mean negative log-likelihood of the tokens without padding, in nats.
 
-        Features: `targets`, `targets_segmentation` (0: padding), `targets_position`, integers
-          [batch, length]; and optionally `targets_weights` (0: a token that is only read),
-          `targets_previous`, integers [batch], the token before each row (0: none), and
+        Features: `targets`, `targets_segmentation` (0: padding) and `targets_position`, integers
+          [batch, length]. Optional: `targets_weights`, integers [batch, length] (0: a token that is
+          only read); `targets_previous`, integers [batch], the token before each row (0: none);
           `first_token`, integers [batch], the input of each row's first target.
 
         Raises:
@@ -73,10 +73,10 @@ class TransformerLm(AutoregressiveModel):
     def logits(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
     ) -> tuple[mtf.Tensor, Totals]:
-        """Computes the logits of each target from the previous ones; see `loss`.
+        """Computes the logits of each target from the previous targets; see `loss`.
 
         Returns:
-          [batch, length, vocab], and the experts' statistics.
+          logits [batch, length, vocab], and the experts' statistics.
         """
         projection, totals = self._projection(mesh, features, training)
         return projection.logits, totals

@@ -21,9 +21,9 @@ def predicted(
     weights: mtf.Tensor,
     training: bool,
 ) -> LossOutput:
-    """Computes the loss of tokens, as `losses.predicted`, with the hparams' options.
+    """Computes the loss of tokens like `losses.predicted`, with the hparams' options.
 
-    In training, a loss of many large logits is computed chunk by chunk: see `loss_chunk`.
+    In training, large logits are computed chunk by chunk; see the hparam `loss_chunk`.
     """
     options = loss_options(hparams)
     x, vocab, chunk = projection.x, projection.vocab, hparams.loss_chunk
@@ -37,23 +37,25 @@ def predicted(
 
 
 def loss_options(hparams: HParams) -> dict[str, Any]:
-    """Returns the options of `losses.predicted` that hparams set."""
+    """Returns the options of `losses.predicted` that the hparams set."""
     return {"label_smoothing": hparams.label_smoothing, "z_loss": hparams.z_loss}
 
 
 def with_experts(
     out: LossOutput, hparams: HParams, totals: Totals, segments: Mapping[str, mtf.Tensor]
 ) -> LossOutput:
-    """Adds the losses of experts, and the sums of `expert_dropped_share`, the metric.
+    """Adds the experts' losses, and the sums for the metric `expert_dropped_share`.
 
-    Each stack averages over its own tokens: an encoder over the inputs, a decoder over the targets.
+    The loss of an encoder's experts is averaged over the inputs, the loss of a decoder's experts
+    over the targets.
 
     Args:
       out: the loss without experts.
-      hparams: coefficients, `moe_load_balance_loss` and `moe_router_z_loss`.
-      totals: statistics of each stack; None: a stack without experts.
-      segments: integers [batch, length] of each stack's tokens (0: padding), by the prefix of the
-        terms' names.
+      hparams: the coefficients `moe_load_balance_loss` and `moe_router_z_loss`, and
+        `moe_balance_rate`.
+      totals: statistics of each stack; None for a stack without experts.
+      segments: prefix of the names of a stack's loss terms -> segments of the stack's tokens,
+        integers [batch, length] (0: padding), in the order of `totals`.
     """
     stacks = {prefix: t for prefix, t in zip(segments, totals, strict=True) if t is not None}
     if not stacks:
@@ -70,7 +72,7 @@ def with_experts(
                 share = mtf.reduce_sum(total * (coefficient / layers))
                 terms[f"{prefix}{name}"] = LossTerm(share, tokens)
         if hparams.moe_balance_rate:
-            # It is 0, and so is its gradient except w.r.t. the balance of each router.
+            # The term is 0. Its gradient is 0 too, except w.r.t. the routers' `balance`.
             excess = each.choices - mtf.stop_gradient(each.choices)
             terms[f"{prefix}balance"] = LossTerm(mtf.reduce_sum(excess), tokens)
     sums = {
@@ -80,13 +82,13 @@ def with_experts(
     return LossOutput(terms, {**out.metrics, **sums})
 
 
-# The feature with the weight of each target, integers [batch, length], of problems in which some
-# tokens are only read, such as prompts.
+# Feature, integers [batch, length]: the weight of each target. It is 0 for tokens that are only
+# read, such as prompts.
 TARGETS_WEIGHTS = "targets_weights"
 
 
 def weights_of_targets(features: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
-    """Returns the weights of targets, float32 [batch, length]: 0 for padding.
+    """Returns the targets' weights, float32 [batch, length]: 0 for padding and read-only tokens.
 
     Args:
       features: `targets_segmentation` and, optionally, `targets_weights`.

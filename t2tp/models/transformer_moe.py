@@ -1,6 +1,6 @@
 """Transformers with mixture-of-experts layers.
 
-Switch Transformers (arXiv:2101.03961) and GShard (arXiv:2006.16668).
+See Switch Transformers (arXiv:2101.03961) and GShard (arXiv:2006.16668).
 """
 
 from t2tp import registry

@@ -28,18 +28,19 @@ from t2tp.program.program import Mesh
 class Vit(ImageClassifier):
     """Vision transformer: a pre-norm encoder of image patches with learned positions.
 
-    A classifier reads a class token (`pooling=class`) or the mean (`pooling=mean`).
+    The logits are computed from a class token (`pooling=class`), or from the mean of all patches
+    (`pooling=mean`).
 
-    Splits like a language model: `heads`, `d_ff`, `batch`. The image's height and width may be
-    split too, for the patch embedding; attention is over all patches.
+    A layout can split `batch`, `heads` and `d_ff`, as in a language model. It can also split the
+    image's height and width in the patch embedding. Attention is over all patches.
     """
 
     def logits(self, mesh: Mesh, inputs: mtf.Tensor, training: bool) -> mtf.Tensor:
         """See `ImageClassifier`.
 
         Raises:
-          ValueError: patches do not divide the image, or the images are not of `image_shape`,
-            `image_mean` and `image_std`.
+          ValueError: patches do not divide the image, or the images do not fit `image_shape`,
+            `image_mean` or `image_std`.
         """
         hparams = self.hparams
         self._check_shape(inputs)
@@ -100,7 +101,7 @@ class Vit(ImageClassifier):
         return mtf.reshape(x, [batch, length, d_model])
 
     def _with_class_token(self, x: mtf.Tensor) -> mtf.Tensor:
-        """Prepends a learned token."""
+        """Prepends a learned class token: [batch, length + 1, d_model]."""
         batch, length, d_model = x.shape.dims
         token = variables.embedding(x.mesh, "class_token", [], d_model, 0.0, x.dtype)
         one = mtf.Dimension(length.name, 1)
