@@ -145,7 +145,7 @@ class Checkpoint:
         return sum(not record.sha256 for record in self._marker.files.values())
 
     def verify(self) -> None:
-        """Checks all files and reads each tensor, which verifies the slices' checksums.
+        """Checks all files, and verifies the checksums of all slices by reading each tensor.
 
         Raises:
           DamagedCheckpointError: a file has changed; the error names it.

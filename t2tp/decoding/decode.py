@@ -1,4 +1,4 @@
-"""The step of a decoding program, which generates the tokens that continue prompts."""
+"""The step of a decoding program: generates the tokens that continue prompts."""
 
 from collections.abc import Mapping
 

@@ -89,9 +89,9 @@ class Embedding:
         return self.projection(x).logits
 
     def projection(self, x: mtf.Tensor) -> Projection:
-        """Returns the logits of [..., d_model] as a `Projection`, which is not computed yet."""
+        """Returns a `Projection` of x [..., d_model], from which logits can be computed later."""
         name = "embedding" if self.is_tied else "output_embedding"
-        wider = ratio(x.mesh, "d_model")  # 1 / width, by arXiv:2203.03466, table 8.
+        wider = ratio(x.mesh, "d_model")  # Scales by 1 / width (arXiv:2203.03466, table 8).
         factor = 1 / (wider * self.logits_divisor)
         if self.are_logits_scaled:
             factor *= (self.d_model.size / wider) ** -0.5

@@ -169,7 +169,7 @@ class Heads:
 
 
 def padded_to(x: mtf.Tensor, dim: mtf.Dimension, length: mtf.Dimension) -> mtf.Tensor:
-    """Returns `x` zero-padded along `dim`, which becomes `length`.
+    """Zero-pads `x` along `dim` and renames the dimension: `dim` becomes `length`.
 
     Raises:
       ValueError: `length` is shorter than `dim`.

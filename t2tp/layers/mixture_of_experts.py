@@ -251,7 +251,7 @@ class MixtureOfExperts:
     def _routed(
         self, x: mtf.Tensor, token_mask: mtf.Tensor | None, group_size: int | None = None
     ) -> tuple[mtf.Tensor, Router]:
-        """Returns the grouped tokens and their router, which computes in float32."""
+        """Returns the grouped tokens and their router. The router computes in float32."""
         routing = self._routing
         size = routing.group_size if group_size is None else group_size
         tokens = mtf.reshape(x, self._grouped(x.shape, size))

@@ -81,7 +81,7 @@ class FullForward:
 
 @dataclass(frozen=True)
 class Prefill:
-    """The forward pass of prompts, which fills the decoding state.
+    """The forward pass of prompts. It fills the decoding state.
 
     Attributes:
       sequence: positions; each row is one segment.
