@@ -1,9 +1,9 @@
-"""Answers "is it my layout, or rounding?": compares a step on a mesh with one on one device.
+"""Tells layout errors from rounding: compares a step on a mesh with the step on one device.
 
-Both steps compute in float64 (`double_program`), where rounding leaves 15 digits. A larger
-difference is an error in an operation's lowering, in a layout, or in a model that looks at its
-slices. `check` runs both and compares loss, gradients, random masks and updated variables. If they
-differ, it runs both again for all tensors and finds the operation at which the difference begins.
+Both steps compute in float64 (`double_program`), with 15 exact digits. A larger difference is an
+error in an operation's lowering, in a layout, or in a model whose results depend on its slices.
+`check` runs both and compares loss, gradients, random masks and updated variables. If they differ,
+it runs both again, compares all tensors, and finds the first operation with a difference.
 """
 
 from t2tp.layout_check.check import LayoutCheck, check_layout

@@ -22,14 +22,14 @@ from t2tp.program.outputs import Outputs
 from t2tp.program.program import Feature, Mesh, StepFn
 from t2tp.program.variables import padded, real_part
 
-# Gradients below this fraction of the largest one are zero except for rounding. Optimizers that
-# divide by a gradient's size would make them large.
+# Gradients below this fraction of the largest gradient are zero except for rounding. Optimizers
+# that divide by a gradient's size would make large updates from them.
 _NEGLIGIBLE = 1e-9
-# Noise on the weights: values of 0 or 1 would hide differences.
+# Noise added to the weights: initial values of 0 or 1 would hide differences.
 _NOISE = 0.05
 
 _Tensors = dict[str, upstream.Tensor]
-# (mesh, outputs, gradients) -> the tensors to compare, by "kind name"
+# Maps (mesh, outputs, gradients) to the tensors to compare, by "kind name".
 _Choose = Callable[[Mesh, _Tensors, _Tensors], _Tensors]
 
 
@@ -44,11 +44,11 @@ def check_layout(
 ) -> LayoutCheck:
     """Compares a step on a mesh with the same step on one device, in float64.
 
-    The mesh is made of virtual CPU devices, so any machine will do. Choose small dimensions.
+    The mesh consists of virtual CPU devices, so any machine is suitable. Choose small dimensions.
 
     Args:
-      step_fn: builds the step, as for `Program`. Its outputs, its gradients of variables by
-        `mtf.gradients`, its random masks, and its updated variables are compared.
+      step_fn: builds the step, as for `Program`. Its outputs, the variables' gradients from
+        `mtf.gradients`, random masks and updated variables are compared.
       features: the inputs of the step.
       batch: global arrays by name.
       mesh_shape: a mesh such as `data:2;model:4`.
@@ -78,10 +78,10 @@ def check_layout(
 
 
 def virtual_devices(count: int) -> Cluster:
-    """Makes virtual CPU devices, also on a machine that has GPUs.
+    """Creates virtual CPU devices, even on a machine with GPUs.
 
     Raises:
-      ValueError: TensorFlow has started up with fewer.
+      ValueError: TensorFlow has started up with fewer devices.
     """
     with contextlib.suppress(RuntimeError):  # TensorFlow has started up.
         tf.config.set_visible_devices([], "GPU")
@@ -90,7 +90,7 @@ def virtual_devices(count: int) -> Cluster:
 
 @dataclass(eq=False)
 class _Pair:
-    """A step on the mesh, and on its first device alone."""
+    """A step on the mesh, and the same step on the mesh's first device alone."""
 
     step_fn: StepFn
     features: Mapping[str, Feature]
@@ -101,10 +101,10 @@ class _Pair:
     _gradients: dict[str, np.ndarray] = field(default_factory=dict, init=False)
 
     def run(self, choose: _Choose, batch: dict[str, np.ndarray]) -> list[Compared]:
-        """Runs the step once on both, from the same values, and compares its tensors.
+        """Runs the step once on both, from the same variables, and compares its tensors.
 
         Args:
-          choose: returns the tensors to compare besides the outputs.
+          choose: function that returns the tensors to compare in addition to the outputs.
           batch: global arrays by name.
         """
         alone = Cluster(self.cluster.devices[:1])
@@ -116,16 +116,16 @@ class _Pair:
         self._gradients = {
             name.partition(" ")[2]: wanted[name] for name in wanted if name.startswith("gradient ")
         }
-        # Tensors of pipeline stages are inside a loop, and differ between stages. The updates show
-        # whether their gradients are right.
+        # Tensors of pipeline stages are inside a loop and differ between stages, so they are not
+        # compared. The updates show whether their gradients are right.
         return [self._compare(name, wanted, found) for name in wanted if name in found]
 
     def compare_updates(self) -> list[Compared]:
         """Compares the values of variables after the step that `run` has done."""
         after = {v.spec.name: self._one.value_of(v, 0) for v in self._one.variables}
         trained = [v.spec.name for v in self._one.variables if v.spec.trainable]
-        # A slot of a weight whose gradient is zero but for rounding is compared with the others of
-        # its kind.
+        # If a weight's gradient is zero except for rounding, the scale for its slot comes from
+        # other slots of the same kind.
         scales: dict[str, float] = defaultdict(float)
         for name, value in after.items():
             kind = _slot(name, trained)
@@ -145,13 +145,13 @@ class _Pair:
         return compared
 
     def _counts(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Returns the mask of a variable's elements whose gradient is larger than rounding."""
+        """Returns a mask of a variable's elements, true if the gradient is larger than rounding."""
         if name not in self._gradients:
             return np.ones(shape, bool)
         return np.abs(self._gradients[name]) > _NEGLIGIBLE * self._largest_gradient()
 
     def explain(self, compared: Compared) -> FirstDifference:
-        """Names the operation that computes a tensor, and its inputs."""
+        """Names the operation that computes a tensor, and the operation's inputs."""
         op = self._operations[f"{compared.kind} {compared.name}"]
         inputs = tuple(
             f"{x.name.removesuffix(':0')} {self._split(x.shape)}" for x in dict.fromkeys(op.inputs)
@@ -174,9 +174,9 @@ class _Pair:
         )
 
     def _compare(self, key: str, wanted: Mapping[str, np.ndarray], found: Outputs) -> Compared:
-        """Compares each processor's slice of a tensor with its part of the whole on one device."""
+        """Compares each processor's slice with the same part of the tensor on one device."""
         kind, _, name = key.rpartition(" ")
-        kind = kind or "output"  # Of a scalar summary.
+        kind = kind or "output"  # A scalar summary has no kind.
         whole, shape = wanted[key], found.shapes[key]
         scale = self._largest_gradient() if kind == "gradient" else max(1.0, _largest(whole))
         error = 0.0
@@ -242,7 +242,7 @@ def _sum_of_loop(gradient: upstream.Tensor, mesh: Mesh) -> upstream.Tensor | Non
 
 
 def _perturb(program: DoubleProgram) -> None:
-    """Adds noise to the weights: those that begin as zeros and ones would hide differences."""
+    """Adds noise to the weights, because initial zeros and ones would hide differences."""
     for variable in program.variables:
         if not variable.spec.trainable:
             continue
@@ -254,13 +254,13 @@ def _perturb(program: DoubleProgram) -> None:
 
 
 def _slot(name: str, trained: Sequence[str]) -> str:
-    """The kind of a variable: what follows the weight's name in a slot's; empty for weights."""
+    """The kind of a variable: a slot's name without its weight's name; empty for weights."""
     of = [weight for weight in trained if name.startswith(weight)]
     return name[max(map(len, of)) :] if of else name
 
 
 def _difference(value: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """The absolute differences of numbers; equal infinities and NaNs do not differ."""
+    """The absolute differences; 0 for equal infinities and for two NaNs."""
     value, wanted = (np.asarray(each, np.float64) for each in (value, wanted))
     same = (value == wanted) | (np.isnan(value) & np.isnan(wanted))
     with np.errstate(invalid="ignore"):
@@ -268,7 +268,7 @@ def _difference(value: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def _relative(difference: np.ndarray, scale: float) -> float:
-    """The largest difference as a part of `scale`; infinite if one is NaN."""
+    """The largest difference divided by `scale`; infinite if a difference is NaN."""
     largest = float(np.max(difference, initial=0.0)) / scale
     return np.inf if np.isnan(largest) else largest
 

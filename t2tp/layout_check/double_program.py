@@ -1,8 +1,8 @@
 """Runs the program of a float32 or 16-bit step in float64.
 
-The traced graph is rewritten, not the model: every float32, bfloat16 and float16 in it becomes
-float64. So it is the graph that a training runs, with the same collectives, and rounding is out of
-the way, whatever dtypes the model has asked for.
+The model stays as it is. The traced graph is rewritten: every float32, bfloat16 and float16 in it
+becomes float64. So the graph is the one that a training runs, with the same collectives, but
+without rounding to the model's dtypes.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,9 +20,10 @@ _WIDE = dict.fromkeys(_NARROW, types_pb2.DT_DOUBLE)
 
 
 class DoubleProgram(Program):
-    """A program whose floating-point numbers are all of 64 bits.
+    """A program that computes in float64 only.
 
-    It works on copies of the variables (`value_of`); those in `variables` keep their values.
+    It works on copies of the variables (`value_of`). The variables themselves, in `variables`, keep
+    their values.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -32,7 +33,7 @@ class DoubleProgram(Program):
         self._widened: Callable[..., dict[str, tf.Tensor]] | None = None
 
     def value_of(self, variable: SlicedVariable, pnum: int) -> np.ndarray:
-        """The present value of a processor's slice of a variable."""
+        """The current value of a processor's slice of a variable."""
         return self._wide_slices(pnum)[variable.spec.name].numpy()
 
     def set_value(self, variable: SlicedVariable, pnum: int, value: np.ndarray) -> None:
@@ -100,7 +101,7 @@ class _Widening:
 
     def __init__(self, definition: graph_pb2.GraphDef) -> None:
         self._definition = definition
-        # TensorFlow has the narrow functions under their names already.
+        # New names, because TensorFlow has registered the narrow functions under the old ones.
         self._functions = {
             function.signature.name: f"{function.signature.name}_float64"
             for function in definition.library.function
@@ -109,7 +110,7 @@ class _Widening:
     def apply(self) -> None:
         """Rewrites the graph in place."""
         self._nodes(self._definition.node)
-        del self._definition.library.gradient[:]  # The gradients are in the graph.
+        del self._definition.library.gradient[:]  # The graph contains the gradients already.
         for function in self._definition.library.function:
             function.signature.name = self._functions[function.signature.name]
             for arg in (*function.signature.input_arg, *function.signature.output_arg):
@@ -121,7 +122,7 @@ class _Widening:
             self._nodes(function.node_def)
 
     def _nodes(self, nodes: Iterable[node_def_pb2.NodeDef]) -> None:
-        bits: set[str] = set()  # Nodes that move floats as integers with the same bits.
+        bits: set[str] = set()  # Nodes that handle floats as integers with the same bits.
         for node in nodes:
             is_bitcast = node.op == "Bitcast"
             if (is_bitcast and node.attr["T"].type in _NARROW) or bits & _inputs(node):

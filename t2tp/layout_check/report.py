@@ -2,20 +2,20 @@
 
 from dataclasses import dataclass
 
-# Max difference relative to the largest value of a tensor: 1e4 times the rounding of float64.
+# Max difference relative to a tensor's largest value: 1e4 times the rounding error of float64.
 TOLERANCE = 1e-12
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A tensor of both programs.
+    """The comparison of a tensor of both programs.
 
     Attributes:
       kind: `output`, `gradient`, `mask` or `update`.
       name: name of the output, the variable, or the operation.
       shape: dimensions with the axes of the mesh, as in `[batch=8/data, d_ff=16/model]`.
       error: the largest difference of any processor's slice, relative to `scale`.
-      scale: the largest absolute value that differences are compared with.
+      scale: the absolute value by which differences are divided.
     """
 
     kind: str
@@ -26,7 +26,7 @@ class Compared:
 
     @property
     def agrees(self) -> bool:
-        """Whether the tensors are equal except for rounding; NaN is not."""
+        """Whether the tensors are equal except for rounding; False for NaN."""
         return self.error <= TOLERANCE
 
 
@@ -35,9 +35,9 @@ class FirstDifference:
     """The first tensor of the step that differs.
 
     Attributes:
-      tensor: the tensor, with its difference.
+      tensor: the tensor's comparison.
       operation: the operation that computes it, as in `einsum_3 (EinsumOperation)`.
-      inputs: inputs of the operation. All of them agree.
+      inputs: inputs of the operation; all of them agree.
     """
 
     tensor: Compared

@@ -24,7 +24,7 @@ from t2tp.mesh.layout import Layout
 from t2tp.mesh.layout_warnings import layout_warnings
 from t2tp.program.program import Program
 
-# What optimizers append to the name of a variable to name its slots.
+# Optimizers append one of these, and the slot's name, to a variable's name.
 _SLOT_SUFFIXES = ("/", "_slot_", "_momentum_")
 
 
@@ -55,12 +55,12 @@ class LayoutReport:
 
 
 def explain(program: Program) -> LayoutReport:
-    """Reports how a program's tensors are sliced over its mesh and which collectives that causes.
+    """Reports how a program's tensors are sliced over its mesh, and the collectives it needs.
 
-    Traces the program if it has not been traced; runs nothing.
+    Traces the program if it has not been traced. Runs nothing.
 
     Args:
-      program: a `t2tp.Program`, or an `AbstractProgram` of a mesh without devices.
+      program: a `t2tp.Program`, or an `AbstractProgram` for a mesh without devices.
     """
     graph, outputs = program.graph()
     live = live_operations(graph.operations, outputs.values())
@@ -87,9 +87,9 @@ def _shapes(graph: upstream.Graph) -> list[upstream.Shape]:
 def _phases(operations: list[upstream.Operation]) -> dict[str, Phase]:
     """Returns the phase of each operation by name.
 
-    Operations in a loop have the phase of the loop, unless the backward pass is inside, as in a
-    loop over microbatches: its operations then have their own phases, its results belong to the
-    backward pass, and the update follows.
+    Operations in a loop have the phase of the loop. The exception is a loop with a backward pass
+    inside, such as a loop over microbatches. Its operations have their own phases, its results
+    belong to the backward pass, and the update follows.
     """
     phases: dict[str, Phase] = {}
     otherwise = Phase.FORWARD
@@ -130,7 +130,7 @@ def _collectives(
 
 
 def _variables(graph: upstream.Graph, layout: Layout) -> list[VariableLine]:
-    """Lists the variables with their slots, which are found by the prefix of their names."""
+    """Lists the variables with their slots; finds a slot by the prefix of its name."""
     owners = [v for v in graph.all_variables if v.trainable]
     slots: dict[str, list[SlicedTensor]] = {v.name: [] for v in owners}
     lines = []
@@ -154,7 +154,7 @@ def _variables(graph: upstream.Graph, layout: Layout) -> list[VariableLine]:
 
 
 def _gathered(graph: upstream.Graph, layout: Layout) -> Iterable[SlicedTensor]:
-    """Lists the weights that a step gathers once, in the shape and dtype of their use."""
+    """Lists the weights that a step gathers once, with the shape and dtype in use."""
     for variable in graph.all_variables:
         value = variable.value
         if value.shape != variable.shape:
@@ -162,7 +162,7 @@ def _gathered(graph: upstream.Graph, layout: Layout) -> Iterable[SlicedTensor]:
 
 
 def _owner(name: str, variables: Container[str]) -> str | None:
-    """Returns the variable that the slot of this name belongs to, if it is a slot."""
+    """Returns the variable to which the slot `name` belongs; None if it is not a slot."""
     ends = (
         match.start() for suffix in _SLOT_SUFFIXES for match in re.finditer(f"(?={suffix})", name)
     )
@@ -176,7 +176,7 @@ def _activations(
     phases: Mapping[str, Phase],
     collectives: Iterable[CollectiveLine],
 ) -> Iterable[Activation]:
-    """Lists the tensors that the step computes or is fed and that are used."""
+    """Lists the tensors that the step uses: features, and computed ones."""
     with_collective = {collective.operation for collective in collectives}
     operations = list(all_operations(live))
     views = {op for op in operations if _is_view(op, with_collective)}
@@ -205,7 +205,7 @@ def _activations(
 
 
 def _is_view(op: upstream.Operation, with_collective: set[str]) -> bool:
-    """Whether the output shares the memory of the input."""
+    """Whether an operation's output shares the memory of its input."""
     if isinstance(op, upstream.ReshapeOperation):
         return op.name not in with_collective
     return hooks(op).cost_kind == "view"

@@ -10,12 +10,12 @@ from t2tp.lowering.operation import hooks
 from t2tp.mesh.collective_log import Collective
 from t2tp.mesh.layout import Layout
 
-# mtf.gradients names the gradients of an operation in this scope below the operation's name.
+# mtf.gradients puts this scope after an operation's name, for the operation's gradients.
 GRADIENTS = "/gradients/"
 
 
 class Attribution:
-    """Finds what each collective of a program is for in its mtf graph."""
+    """Finds the tensors in a program's mtf graph that each collective serves."""
 
     def __init__(self, operations: Sequence[upstream.Operation], layout: Layout) -> None:
         self._layout = layout
@@ -37,7 +37,7 @@ class Attribution:
         )
 
     def _of_operation(self, collective: Collective) -> CollectiveUse:
-        """Attributes a collective that the lowering of an operation emitted itself."""
+        """Attributes a collective that an operation's `lower` emitted itself."""
         op = self._operations.get(collective.operation)
         gathered = _gathered_variable(op)
         if gathered is not None:
@@ -83,9 +83,9 @@ class Attribution:
         )
 
     def _gradient_of(self, tensor: upstream.Tensor) -> str | None:
-        """Returns the variable whose gradient the tensor is, if any.
+        """Returns the variable whose gradient the tensor is; None if there is none.
 
-        It is the only variable of the tensor's shape among the inputs of the differentiated
+        It is the only variable with the tensor's shape among the inputs of the differentiated
         operation.
         """
         scope, separator, _ = tensor.operation.name.rpartition(GRADIENTS)
@@ -110,7 +110,7 @@ class Attribution:
 
 
 def _gathered_variable(op: upstream.Operation | None) -> upstream.Variable | None:
-    """Returns the variable that an operation gathers, if it is one that is sharded at rest."""
+    """Returns the variable, sharded at rest, that an operation gathers; None if there is none."""
     if isinstance(op, upstream.Variable) or op is None:
         return op
     return op.inputs[0].operation if hooks(op).gathered_variable is not None else None
@@ -121,7 +121,7 @@ def _sources(tensor: upstream.Tensor) -> Iterator[upstream.Tensor]:
     op = tensor.operation
     if isinstance(op, upstream.WhileLoopOperation):
         of_body = dict(zip(op.outputs, op._body_outputs, strict=False))
-        if tensor in of_body:  # A loop may measure something about itself.
+        if tensor in of_body:  # A loop may also output measurements, with no tensor in its body.
             yield from _sources(of_body[tensor])
         else:
             yield tensor
@@ -134,7 +134,7 @@ def _sources(tensor: upstream.Tensor) -> Iterator[upstream.Tensor]:
 
 
 def _variable_behind(tensor: upstream.Tensor) -> upstream.Variable | None:
-    """Returns the variable that the tensor is a cast or transpose of, if it is one."""
+    """Returns the variable if the tensor is a variable's cast or transpose; else None."""
     operation = tensor.operation
     while not isinstance(operation, upstream.Variable):
         if len(operation.inputs) != 1:

@@ -21,12 +21,12 @@ _Line = TypeVar("_Line", bound=VariableLine | Activation)
 
 
 class Card(NamedTuple):
-    """A tensor, or the tensors of several layers that differ in their names only.
+    """A tensor, or tensors of several layers that differ only in their names.
 
     Attributes:
-      name: name, or pattern of the names, and their number.
-      tensor: the first one.
-      facts: sentences about it.
+      name: the name, or a pattern of the names and the number of tensors.
+      tensor: the first tensor.
+      facts: sentences about the tensor.
     """
 
     name: str
@@ -96,6 +96,6 @@ def collectives(
 
 
 def _without_layer(use: CollectiveUse) -> tuple:
-    """Returns a key of the use that is equal in all layers."""
+    """Returns a key of the use without layer indices."""
     of = without_layer_indices(use.gradient_of or "")
     return (without_layer_indices(use.tensor), use.bytes, use.over, of)

@@ -13,7 +13,7 @@ from t2tp.layout_report.svg import render_svg
 from t2tp.mesh.collective_log import summarize
 from t2tp.mesh.layout import Layout
 
-# Letters of a line of a pipeline's table.
+# Max number of columns of a pipeline's table.
 _COLUMNS = 2000
 
 

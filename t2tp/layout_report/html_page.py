@@ -1,4 +1,4 @@
-"""The shell of the HTML pages of layouts and plans: one file each, without JavaScript."""
+"""The frame of HTML pages about layouts and plans: one file each, without JavaScript."""
 
 import importlib.resources
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +38,7 @@ def html_page(
 
 
 def legend(colors: Mapping[str, str]) -> str:
-    """Names colors."""
+    """Renders a legend: the name of each color."""
     items = "".join(
         f'<span><i style="background:{color}"></i>{escape(name)}</span>'
         for name, color in colors.items()
@@ -47,7 +47,7 @@ def legend(colors: Mapping[str, str]) -> str:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Renders a table of HTML cells; a heading that begins with # marks a column of numbers."""
+    """Renders a table of HTML cells. A heading that begins with # marks a column of numbers."""
     kinds = [' class="number"' if heading.startswith("#") else "" for heading in headings]
 
     def row(tag: str, cells: Sequence[str]) -> str:

@@ -27,7 +27,7 @@ class LayerGroup(Generic[T]):
 
     @property
     def first(self) -> T:
-        """The first member, which stands for all."""
+        """The first member, as an example of all."""
         return self.members[0]
 
     @property
@@ -55,7 +55,7 @@ def group_layers(
 
 
 def without_layer_indices(name: str) -> str:
-    """Replaces the numbers in the scopes of a name by #; the last component keeps its own."""
+    """Replaces the numbers in a name's scopes by #; the last component keeps its numbers."""
     return "".join(_NUMBER.sub("#", part) if is_scope else part for part, is_scope in _parts(name))
 
 
@@ -73,7 +73,7 @@ def common_name(names: Sequence[str]) -> str:
 
 
 def _parts(name: str) -> list[tuple[str, bool]]:
-    """Splits a name into pieces; the bool says whether a piece consists of scopes."""
+    """Splits a name into pieces, each with a flag: whether the piece consists of scopes."""
     pieces: list[tuple[str, bool]] = []
     for number, each in enumerate(name.split(GRADIENTS)):
         scopes, slash, last = each.rpartition("/")
@@ -82,7 +82,7 @@ def _parts(name: str) -> list[tuple[str, bool]]:
 
 
 def _common_scope(scopes: Sequence[str]) -> str:
-    """`layer_00/`, `layer_01/` -> `layer_{00..01}/`."""
+    """Returns one pattern for scopes: `layer_00/`, `layer_01/` -> `layer_{00..01}/`."""
     between = _NUMBER.split(scopes[0])
     numbers = zip(*(_NUMBER.findall(scope) for scope in scopes), strict=True)
     ranges = [_range(sorted(set(column), key=int)) for column in numbers]

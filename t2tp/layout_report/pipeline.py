@@ -15,7 +15,7 @@ LETTERS = "F: forward pass, B: backward pass, W: gradients of weights, by microb
 
 @dataclass(frozen=True)
 class PipelineLine:
-    """A pipeline before it runs.
+    """A pipeline's line in a report.
 
     Attributes:
       name: name of the schedule.
@@ -47,7 +47,7 @@ class PipelineLine:
 
 
 def pipeline_of(graph: upstream.Graph, layout: Layout) -> PipelineLine | None:
-    """Finds the pipeline of a graph; None: it has none."""
+    """Finds the pipeline in a graph; None if there is none."""
     for op in all_operations(graph.operations):
         if isinstance(op, PipelineLoop):
             stages = range(op.schedule.stages)
@@ -72,11 +72,11 @@ def _ranges(names: tuple[str, ...]) -> str:
 
 
 def chart(schedule: Schedule, columns: int) -> Iterator[str]:
-    """Draws the table, with a line for each stage and a column for each tick that fits.
+    """Draws the table, with a line per stage and a column per tick, up to `columns` ticks.
 
     Args:
       schedule: the table.
-      columns: number of letters of a line, at most.
+      columns: max number of letters in a line.
     """
     widest = max(len(str(entry)) for _, _, entry in schedule.entries()) + 1
     shown = min(schedule.ticks, (columns - 12) // widest)

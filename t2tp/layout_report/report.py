@@ -18,11 +18,11 @@ from t2tp.mesh.zero import name_in_use
 
 
 class Phase(enum.Enum):
-    """The part of a step in which something is computed."""
+    """The part of a step that computes a tensor."""
 
     FORWARD = "forward"
     BACKWARD = "backward"  # Added by mtf.gradients.
-    UPDATE = "update"  # After the first gradient and not a gradient: mostly optimizers.
+    UPDATE = "update"  # After the first gradient, but not a gradient: mostly optimizers.
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class SlicedTensor:
 
     @property
     def copies(self) -> int:
-        """How many devices have the same slice."""
+        """The number of devices that have the same slice."""
         axes = (self.layout.axis_of(dim.name) for dim in self.shape.dims)
         return self.layout.size // math.prod(axis.size for axis in axes if axis)
 
@@ -91,13 +91,13 @@ class CollectiveUse:
     """A tensor that a collective serves.
 
     Attributes:
-      tensor: its name; if unknown, the operation whose lowering emitted the collective.
+      tensor: the tensor's name; if unknown, the operation whose lowering emitted the collective.
       bytes: input bytes per processor.
-      over: known names of the summed or exchanged dimensions.
-      is_sum: whether it reduces a deferred sum.
+      over: names of the summed or exchanged dimensions, as far as known.
+      is_sum: whether the collective reduces a deferred sum.
       used: the variables that the sum is computed from, or the gathered variable.
       gradient_of: the variable whose gradient the tensor is.
-      together: how many tensors the collective serves.
+      together: number of tensors that the collective serves.
     """
 
     tensor: str
@@ -115,7 +115,7 @@ class CollectiveLine(Collective):
 
     Attributes:
       phase: phase of the operation.
-      in_loop: whether it runs in every iteration of a loop.
+      in_loop: whether the collective runs in every iteration of a loop.
       uses: the tensors that it serves; their bytes sum to `bytes`.
     """
 
@@ -131,7 +131,7 @@ class VariableLine:
     Attributes:
       tensor: the variable, with the dtype of its slices.
       master_dtype: dtype in checkpoints.
-      activation_dtype: dtype in which it is read.
+      activation_dtype: dtype of the value that the model reads.
       trainable: whether an optimizer updates it.
       slots: its optimizer slots.
     """
@@ -154,10 +154,10 @@ class Activation:
 
     Attributes:
       tensor: the tensor.
-      operation: type of the operation that computes it, such as `Einsum`.
+      operation: type of the operation that computes the tensor, such as `Einsum`.
       phase: phase that computes it.
       is_fed: whether it is a feature.
-      is_kept: whether it is computed forward and stored for later phases.
+      is_kept: whether the forward pass computes it and it is stored for later phases.
       in_loop: whether it is computed in every iteration of a loop.
     """
 
@@ -196,7 +196,7 @@ class ReportData:
       activations: the tensors of the step that take memory, features first.
       collectives: collectives in program order.
       gathered: weights that a step gathers once.
-      pipeline: the schedule of the stages; None: there are none.
+      pipeline: the schedule of the pipeline's stages; None without stages.
     """
 
     layout: Layout
@@ -220,7 +220,7 @@ class ReportData:
 
     @functools.cached_property
     def uses_by_tensor(self) -> dict[str, list[tuple[CollectiveLine, CollectiveUse]]]:
-        """The collectives that complete each tensor, or that its operation emits."""
+        """The collectives that reduce each tensor, or that its operation emits, by tensor."""
         uses: dict[str, list[tuple[CollectiveLine, CollectiveUse]]] = {}
         for collective, use in self._uses():
             uses.setdefault(use.tensor.removesuffix(":0"), []).append((collective, use))
@@ -255,7 +255,7 @@ class ReportData:
     def device_bytes(self) -> int:
         """Estimates the bytes of a step per device.
 
-        It is `memory()` plus, in training, float32 gradients.
+        This is the sum of `memory()` and, in training, the float32 gradients.
         """
         num_bytes = sum(line.on_device for line in self.memory())
         trains = any(v.slots for v in self.variables) or any(a.is_kept for a in self.activations)

@@ -1,8 +1,8 @@
 """Diagrams of sliced tensors, in SVG.
 
-A tensor is drawn as boxes with two sides. The last two split dimensions are the sides; other split
-dimensions give one box per slice along them; dimensions that are not split share a side with a
-split one or are left out.
+A tensor is drawn as boxes with two sides. The last two split dimensions are the sides. Other split
+dimensions give one box per slice along them. Dimensions that are not split share a side with a
+split dimension, or are left out.
 """
 
 import math
@@ -15,13 +15,13 @@ from t2tp.layout_report.report import SlicedTensor
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.zero import name_in_use
 
-# Pixels. A side of few parts is long enough for their processor numbers; a side of many parts is
-# limited in length but keeps them distinguishable.
+# Lengths in pixels. A side with few parts is long enough for the parts' processor numbers. A side
+# with many parts has a limited length, but its parts stay distinguishable.
 _SHORTEST, _LONGEST = 48.0, 190.0
 _FEW, _ROOMY = 6, 36.0
 _NARROW, _LONGEST_CUT, _VISIBLE = 15.0, 480.0, 3.0
 _GAP, _LABEL, _LETTER = 14.0, 18.0, 6.4
-# Fills a tensor that every processor holds whole.
+# Color of a tensor that is not split.
 _GREY = "#c3cad3"
 
 
@@ -31,9 +31,9 @@ class _Side:
 
     Attributes:
       dims: indices of the dimensions along this side, the split one first.
-      parts: the number of slices along it.
-      label: its text.
-      length: in pixels.
+      parts: the number of slices along the side.
+      label: text next to the side.
+      length: length in pixels.
     """
 
     dims: tuple[int, ...]
@@ -70,7 +70,7 @@ def render_svg(tensor: SlicedTensor) -> str:
 
 
 def colour(layout: Layout, pnum: int) -> str:
-    """Returns a processor's colour, on which dark text is readable.
+    """Returns a processor's colour. Dark text is readable on it.
 
     The coordinate on the first axis of the mesh gives the lightness, the other coordinates the hue.
     """

@@ -44,7 +44,7 @@ def size(num_bytes: int) -> str:
 
 
 def fits(num_bytes: int) -> str:
-    """Names the devices with enough memory, and leaves a tenth of it to the runtime."""
+    """Names the devices with enough memory; a tenth is reserved for the runtime."""
     total = "in all, gradients of a training included"
     room = [gb for gb in _DEVICE_GB if num_bytes <= 0.9 * gb * 2**30]
     if not room:
@@ -77,7 +77,7 @@ def slice_of(tensor: SlicedTensor) -> str:
 
 
 def precision(line: VariableLine) -> str:
-    """Describes the dtypes in which a variable is saved and read, if they differ from its own."""
+    """Describes the dtypes in which a variable is saved and read, if they are not its dtype."""
     conversions = [
         f"{verb} as {dtype.name}"
         for verb, dtype in (("saved", line.master_dtype), ("read", line.activation_dtype))
@@ -87,7 +87,7 @@ def precision(line: VariableLine) -> str:
 
 
 def slots(line: VariableLine) -> str:
-    """Describes the optimizer slots of a variable; empty without slots."""
+    """Describes a variable's optimizer slots; returns "" if there are none."""
     if not line.slots:
         return ""
     names = [slot.name.removeprefix(line.tensor.name).lstrip("/_") for slot in line.slots]
@@ -133,7 +133,7 @@ def _part_of(variable: str, collective: CollectiveLine, use: CollectiveUse) -> s
 
 
 def collectives_of_tensor(data: ReportData, name: str) -> list[str]:
-    """Returns one sentence per collective that completes a tensor or that its operation emits."""
+    """Returns a sentence per collective that reduces a tensor or that its operation emits."""
     return [
         f"{collective.kind} over {axes(collective)}, {size(use.bytes)}{_over(use)}{_coalesced(use)}"
         for collective, use in data.uses_by_tensor.get(name, ())
@@ -201,7 +201,7 @@ def splitting(dims: Sequence[str]) -> str:
 
 
 def storage(data: ReportData) -> list[str]:
-    """Returns a sentence on the variables that are sharded at rest, if there are any."""
+    """Returns a sentence about variables that are sharded at rest, if there are any."""
     if not data.layout.storage.stage:
         return []
     trained = [line.tensor for line in data.variables if line.trainable]
@@ -217,7 +217,7 @@ def storage(data: ReportData) -> list[str]:
 
 
 def idle_rules(layout: Layout) -> list[str]:
-    """Returns a sentence on the rules for axes that the mesh does not have, if there are any."""
+    """Returns a sentence about rules for axes that the mesh lacks, if there are any."""
     have = set(layout.mesh_shape.dimension_names)
     idle = [f"{dim}:{axis}" for dim, axes in layout.rules for axis in axes if axis not in have]
     return [f"unused, the mesh lacks the axis: {', '.join(idle)}"] if idle else []
