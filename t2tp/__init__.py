@@ -6,8 +6,8 @@
     program = t2tp.Program(step_fn, features, mesh_shape="data:2;model:4",
     layout="batch:data;d_ff:model")
 
-The names of this package, and TensorFlow with them, are loaded on first use; silently, unless
-TF_CPP_MIN_LOG_LEVEL says otherwise.
+The names of this package are loaded on first use, and TensorFlow with them. TensorFlow's messages
+are hidden, unless TF_CPP_MIN_LOG_LEVEL is set.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    # For completion, which reads the names before anything is loaded.
+    # Completion reads the names before anything is loaded.
     return [*__all__, "mtf", *(name for name in globals() if name.startswith("__"))]
 
 

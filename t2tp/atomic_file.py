@@ -1,4 +1,4 @@
-"""Atomic writing: a file appears under its name only when it is complete."""
+"""Atomic writes: a file appears under its name only when it is complete."""
 
 import contextlib
 import os
@@ -7,24 +7,24 @@ import stat
 import time
 from pathlib import Path
 
-# `<name>.tmp-<process id>`: a file on its way to its name.
+# `<name>.tmp-<process id>`: a file that is being written.
 _UNFINISHED = re.compile(r".+\.tmp-\d+")
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Writes or replaces a file (UTF-8) atomically, even if the process is killed meanwhile.
 
-    A symlink stays, and its target is replaced. A file keeps its mode. Devices and pipes are
-    written into.
+    If the path is a symlink, its target is replaced. The file's mode is kept. Devices and pipes are
+    not replaced, but written to.
 
     Raises:
-      OSError: the file, which the error names, cannot be written; an existing one is unchanged.
+      OSError: the file cannot be written; the error names it. An existing file is unchanged.
     """
     write_bytes(path, text.encode("utf-8"))
 
 
 def write_bytes(path: str | os.PathLike[str], contents: bytes) -> None:
-    """Writes or replaces a file, as `write_text`."""
+    """Writes or replaces a file like `write_text`."""
     try:
         if is_written_into(path):
             with open(path, "ab") as file:
@@ -36,7 +36,7 @@ def write_bytes(path: str | os.PathLike[str], contents: bytes) -> None:
 
 
 def is_written_into(path: str | os.PathLike[str]) -> bool:
-    """Whether `write_text` writes into a path's device, pipe or open file, and replaces nothing."""
+    """Whether a path is a device, a pipe or an open file: `write_text` does not replace it."""
     path = os.path.abspath(path)
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if not stat.S_ISREG(os.stat(path).st_mode):
@@ -71,12 +71,12 @@ def sync(path: Path) -> None:
 
 
 def unfinished_path(path: Path) -> Path:
-    """Returns the name of a file until it is complete."""
+    """Returns the path to which to write a file until it is complete."""
     return path.with_name(f"{path.name}.tmp-{os.getpid()}")
 
 
 def is_unfinished(path: str | os.PathLike[str]) -> bool:
-    """Whether a name belongs to a file that is being written, or was left by a killed process."""
+    """Whether a file is being written, or was left behind by a killed process."""
     return _UNFINISHED.fullmatch(Path(path).name) is not None
 
 
@@ -86,8 +86,8 @@ def remove_unfinished(
     """Deletes the unfinished files of killed processes in a directory.
 
     Args:
-      directory: may be missing; subdirectories are ignored.
-      min_age_seconds: younger files are kept: another process may be writing them.
+      directory: the directory; may be missing. Subdirectories are ignored.
+      min_age_seconds: min age of the files to delete. Another process may be writing younger files.
 
     Returns:
       The files that were deleted.

@@ -1,4 +1,4 @@
-"""`BestMetric`: which of two checkpoints is better, by a metric of their evaluations."""
+"""`BestMetric`: compares checkpoints by a metric of their evaluations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class BestMetric:
 
     Attributes:
       metric: name of a metric.
-      is_min: whether the min value is the best, not the max.
+      is_min: whether the best value is the min; otherwise it is the max.
     """
 
     metric: str
@@ -25,7 +25,7 @@ class BestMetric:
         """Reads `min:METRIC` or `max:METRIC`.
 
         Raises:
-          ValueError: the text is neither.
+          ValueError: the text has neither form.
         """
         kind, _, metric = text.partition(":")
         if kind not in ("min", "max") or not metric:

@@ -1,4 +1,4 @@
-"""The allowed values of hyperparameters with choices, where the code reads them too.
+"""The allowed values of those hyperparameters whose choices the code reads too.
 
 The declarations of hparams name these lists; layers check their arguments against them. The choices
 of other hyperparameters are in `hparams/declarations.toml`.
@@ -7,7 +7,8 @@ of other hyperparameters are in `hparams/declarations.toml`.
 PRECISIONS = ("float32", "bfloat16", "float16")
 
 # Transformers.
-# Feed-forward network -> activation of the layer or its gate, in `t2tp.ops.activations` or `mtf`.
+# Maps a feed-forward network to the activation of its layer or gate, in `t2tp.ops.activations` or
+# `mtf`.
 PLAIN_MLPS = {"relu": "relu", "gelu": "gelu", "gelu_erf": "gelu_erf", "silu": "swish"}
 GATED_MLPS = {"swiglu": "swish", "geglu": "gelu", "clamped_swiglu": "clamped_swiglu"}
 MLPS = (*PLAIN_MLPS, *GATED_MLPS)

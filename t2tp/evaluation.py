@@ -1,7 +1,7 @@
-"""lm-evaluation-harness on a model of t2tp: `HarnessModel` is a model of the harness.
+"""Evaluates t2tp's models with lm-evaluation-harness: `HarnessModel` is a model for it.
 
 The harness asks for log-likelihoods of texts and for continuations of prompts. Texts are tokenized
-as its own `--model hf` does, so that both models give the same numbers for the same weights.
+as for the harness's `--model hf`, so that both give the same numbers for the same weights.
 """
 
 import itertools
@@ -19,8 +19,9 @@ from t2tp.problems.codec import Codec
 from t2tp.problems.vocab.chat_template import ChatTemplate, Messages
 from t2tp.problems.vocab.tokenizer import TokenizerVocabulary
 
-# A continuation is decoded in parts of this many tokens, then twice as many and so on. Less than
-# two parts are one, as another program takes longer. Rows with a stop string leave the next part.
+# A continuation is decoded in parts. The first part has this number of tokens, and each next part
+# twice as many as the previous one. A remainder below two parts becomes one part, because another
+# program takes longer. Rows with a stop string are not in the next part.
 _FIRST_PART = 32
 _MAX_GENERATED = 256  # As in `--model hf`.
 
@@ -28,7 +29,7 @@ _MAX_GENERATED = 256  # As in `--model hf`.
 class HarnessModel(TemplateLM):
     """A language model of t2tp as the harness sees it.
 
-    With several processes each has such a model and evaluates the same requests.
+    With several processes, each process has such a model, and all evaluate the same requests.
     """
 
     def __init__(
@@ -42,15 +43,15 @@ class HarnessModel(TemplateLM):
         template: ChatTemplate | None = None,
         reads_first_token: bool = True,
     ) -> None:
-        """Sets the functions that compute.
+        """Sets the functions that score and decode.
 
         Args:
           score: scores rows, see `Scorer`.
           decode: decodes requests, see `Decoder`.
-          codec: the run's codec. With a `tokenizer.json` a text gets the special tokens which the
-            tokenizer adds; otherwise it begins with `prefix_token`.
+          codec: the run's codec. With a `tokenizer.json`, the tokenizer adds special tokens to a
+            text. Otherwise the text begins with `prefix_token`.
           max_length: the model's max number of positions.
-          prefix_token: the token before a text without context: BOS, or else EOS.
+          prefix_token: the token before a text without context: BOS if there is one, otherwise EOS.
           template: the chat template.
           reads_first_token: whether the model has the feature `first_token`. Otherwise all rows
             must begin with `prefix_token`.
@@ -81,7 +82,7 @@ class HarnessModel(TemplateLM):
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
-        """Returns the tokens of a text, with special tokens unless it begins with BOS itself."""
+        """Returns the tokens of a text; adds special tokens unless the text begins with BOS."""
         tokens = self._codec.encode(string)
         if self._own is None or add_special_tokens is False or tokens[:1] == [self._prefix_token]:
             return tokens
@@ -92,7 +93,7 @@ class HarnessModel(TemplateLM):
         return self._begun(before), after
 
     def _begun(self, tokens: list[int]) -> list[int]:
-        """Returns the tokens of a text from its beginning on, as the model was trained on it."""
+        """Returns a text's tokens with the beginning that texts had in training."""
         is_begun = self._own is not None or tokens[:1] == [self._prefix_token]
         return tokens if is_begun else [self._prefix_token, *tokens]
 
@@ -115,7 +116,8 @@ class HarnessModel(TemplateLM):
         """Splits tokens into the input of position 0 and the targets.
 
         Raises:
-          ValueError: the model begins all rows with one token, and this row with another.
+          ValueError: in this model all rows begin with the same token, but this row with another
+            one.
         """
         first, *targets = tokens
         if self._reads_first_token:
@@ -206,12 +208,12 @@ class HarnessModel(TemplateLM):
         """Returns a conversation as text.
 
         Args:
-          chat_history: its messages.
-          add_generation_prompt: whether to write the beginning of a reply; otherwise the text ends
-            with the last message's.
+          chat_history: the messages of the conversation.
+          add_generation_prompt: whether to append the beginning of a reply; otherwise the text ends
+            with the last message.
 
         Raises:
-          ValueError: the run has no chat template, or it refuses the conversation.
+          ValueError: the run has no chat template, or the template rejects the conversation.
         """
         template = self._given_template()
         text = template.render(chat_history, add_generation_prompt=add_generation_prompt)
@@ -221,7 +223,7 @@ class HarnessModel(TemplateLM):
         return text[: text.rindex(last) + len(last)]
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """Returns the source of the chat template, for the results."""
+        """Returns the source of the chat template, for the harness's results."""
         return self._given_template().source if chat_template else None
 
     def _given_template(self) -> ChatTemplate:

@@ -4,9 +4,9 @@
     hparams.parse("learning_rate=0.2, mesh_shape=data:2;model:4, layers=[dense,dense]")
     hparams.learning_rate  # 0.2
 
-Every hyperparameter is declared once, with a default, which determines its type, and with its
-limits. After that, an undeclared name, a value of another type and a value out of range raise an
-error, both in code and on the command line.
+Every hyperparameter is declared once, with a default and limits. The default determines the type.
+After that, an undeclared name, a value of another type and a value out of range raise an error,
+both in code and on the command line.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class HParams:
     _values: dict[str, Any]
 
     def __init__(self, **defaults: Any):
-        # Bypasses __setattr__, which accepts declared names only.
+        # Bypasses __setattr__, because it accepts only declared names.
         object.__setattr__(self, "_declarations", {})
         object.__setattr__(self, "_values", {})
         for name, default in defaults.items():
@@ -86,10 +86,10 @@ class HParams:
           default: the initial value: a bool, int, float, str, list of one, or None.
           help: a description, with its unit.
           type: bool, int, float, str, list[...] of one, or any of these with `| None`; the type of
-            `default` if omitted. If `default` is None, None is also allowed, and with `type`
-            omitted, any value is.
-          min: the min value; for a list, of each element.
-          max: the max value; likewise.
+            `default` if omitted. If `default` is None, None is allowed too. If `type` is also
+            omitted, any value is allowed.
+          min: the min value; for a list, the min of each element.
+          max: the max value; for a list, the max of each element.
           above: an exclusive lower bound, in place of `min`.
           below: an exclusive upper bound, in place of `max`.
           choices: the allowed values.
@@ -126,8 +126,8 @@ class HParams:
         """Sets a declared hyperparameter; the same as assigning to the attribute.
 
         Raises:
-          AttributeError: it is not declared; the error suggests similar names.
-          TypeError: the value is not of its type.
+          AttributeError: the name is not declared; the error suggests similar names.
+          TypeError: the value has another type.
           ValueError: the value is out of range.
         """
         self._values[name] = self._declaration(name).check(name, value)
@@ -136,7 +136,7 @@ class HParams:
         """Returns the value of a declared hyperparameter; the same as reading the attribute.
 
         Raises:
-          AttributeError: it is not declared; the error suggests similar names.
+          AttributeError: the name is not declared; the error suggests similar names.
         """
         self._declaration(name)
         return self._values[name]
@@ -155,15 +155,15 @@ class HParams:
         return self._declaration(name).limits
 
     def expected(self, name: str) -> str:
-        """Describes the allowed values, as in "int, at least 1"."""
+        """Describes a hyperparameter's allowed values, as in "int, at least 1"."""
         declaration = self._declaration(name)
         return ", ".join(filter(None, (str(declaration.type), str(declaration.limits))))
 
     def values(self) -> dict[str, Any]:
         """Returns all values by name, in the order of declaration.
 
-        The lists are copies. Raises TypeError or ValueError if code has changed a list in place so
-        that it is no longer of its type or within its limits.
+        The lists are copies. Raises TypeError or ValueError if code has changed a list in place,
+        and the list now has another type or is out of range.
         """
         return {
             name: self._declarations[name].check(name, value)
@@ -171,21 +171,21 @@ class HParams:
         }
 
     def copy(self) -> HParams:
-        """Returns an HParams with the same declarations and values, sharing no list."""
+        """Returns an HParams with the same declarations and values. Lists are copied."""
         copied = HParams()
         copied._declarations.update(self._declarations)
         copied._values.update(self.values())
         return copied
 
     def inherit(self, other: HParams, names: Iterable[str]) -> None:
-        """Declares hyperparameters as another HParams does, with the defaults there.
+        """Declares hyperparameters as in another HParams, with the same defaults.
 
         Args:
-          other: declares them.
-          names: hyperparameters to add; declared ones stay as they are.
+          other: the HParams with the declarations.
+          names: names of the hyperparameters to add; those already declared stay unchanged.
 
         Raises:
-          AttributeError: one is not declared in `other`.
+          AttributeError: a name is not declared in `other`.
         """
         for name in names:
             if name not in self._values:
@@ -204,8 +204,8 @@ class HParams:
           The values that were set, by name.
 
         Raises:
-          ValueError: a name is not declared or occurs twice in the text, or a value is not of its
-            type or out of range; then nothing is set.
+          ValueError: a name is not declared or occurs twice in the text, or a value has the wrong
+            type or is out of range. Nothing is set then.
         """
         parsed: dict[str, Any] = {}
         for name, value_text in _split_assignments(text):
@@ -220,7 +220,7 @@ class HParams:
         return parsed
 
     def assignments(self, names: Iterable[str]) -> str:
-        """Formats values as `parse` reads them: `microbatches=2,recompute=layer`."""
+        """Formats values in the syntax of `parse`: `microbatches=2,recompute=layer`."""
         return ",".join(
             f"{name}={self._declaration(name).type.format(self.get(name))}" for name in names
         )
@@ -228,7 +228,7 @@ class HParams:
     def diff(self, other: HParams) -> list[tuple[str, Any, Any]]:
         """Returns (name, own value, other's value) for each hyperparameter that differs.
 
-        A value is NOT_DECLARED if only the other side has the hyperparameter.
+        A value is NOT_DECLARED if its side lacks the hyperparameter.
         """
         own_values, other_values = self.values(), other.values()
         return [
@@ -274,19 +274,20 @@ class HParams:
 def describe_differences(
     saved: HParams, preset: HParams, overrides: Mapping[str, Any]
 ) -> list[str]:
-    """Describes the differences between a saved run's values and the current ones on resuming.
+    """Describes the differences between a saved run's values and current ones, for a resume.
 
     Args:
       saved: the values saved with the run.
-      preset: the run's hparams set as defined now.
+      preset: the run's hparams set, in its current definition.
       overrides: the values given on the command line, as `HParams.parse` returns them.
 
     Returns:
-      A line per hyperparameter whose values differ. It ends in the value that is used: the
-      override, else the saved value, else (if it was declared after the run was saved) the default.
+      A line per hyperparameter with different values. The line ends in the value that is used. This
+      is the override, else the saved value, else the default (for a hyperparameter that was
+      declared after the run was saved).
 
     Raises:
-      ValueError: an override is declared in neither.
+      ValueError: neither `saved` nor `preset` declares the name of an override.
     """
     lines = []
     saved_values, preset_values = saved.values(), preset.values()

@@ -5,14 +5,13 @@ from typing import Any
 
 from t2tp.suggestions import nearest
 
-# The largest numbers without a `max` of their own: steps and sizes are int64, and other numbers
-# float32 on the devices.
+# The default `max`: steps and sizes are int64 on the devices, and other numbers float32.
 _LARGEST = {int: 10**12, float: 1e38}
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """The allowed values of a declaration; of a list, of each element.
+    """The allowed values of a hyperparameter, or of each element of a list.
 
     Attributes:
       min: the min number.

@@ -1,4 +1,4 @@
-"""Types of hyperparameters: checking values and parsing them from text.
+"""Types of hyperparameters: checks values, and parses them from text.
 
 A value is a bool, int, float or str, a list of one of them, or None if the declaration allows it.
 """
@@ -22,9 +22,9 @@ class ValueType:
     """The declared type of one hyperparameter.
 
     Attributes:
-      scalar: bool, int, float or str, of the value or its elements; None if undeclared.
+      scalar: bool, int, float or str, the type of the value or of its elements; None if undeclared.
       is_list: whether the value is a list.
-      nullable: whether it may be None.
+      nullable: whether the value may be None.
     """
 
     scalar: type | None
@@ -39,12 +39,12 @@ class ValueType:
         return f"{name} | None" if self.nullable else name
 
     def check(self, name: str, value: Any) -> Any:
-        """Returns the value converted to exactly this type; a list is copied.
+        """Returns the value, converted to exactly this type; copies lists.
 
         An int is accepted as a float, and an integral float as an int. A bool is not an int.
 
         Raises:
-          TypeError: the value is of another type, or not finite; the error names the
+          TypeError: the value has another type, or is not finite; the error names the
             hyperparameter.
         """
         if value is None and self.nullable:
@@ -89,7 +89,7 @@ class ValueType:
         return [self._read_scalar(name, element.strip(), text) for element in elements]
 
     def format(self, value: Any) -> str:
-        """Returns the text that `read` reads as the value."""
+        """Returns the text that `read` parses to the value."""
         if isinstance(value, list):
             return f"[{','.join(map(self.format, value))}]"
         if isinstance(value, str):
@@ -147,7 +147,7 @@ def declared_type(name: str, annotation: Any) -> ValueType:
       TypeError: the type is not supported.
     """
     known = _BY_NAME if isinstance(annotation, str) else _BY_ANNOTATION
-    # Compared one by one, since a wrong annotation need not be hashable ([int]).
+    # Compared one by one, because a wrong annotation, such as [int], may not be hashable.
     match = next((declared for each, declared in known.items() if each == annotation), None)
     if match is None:
         raise TypeError(
@@ -196,7 +196,8 @@ def _scalar_type(value: Any) -> type | None:
 def split_at_commas(text: str) -> list[str]:
     """Splits at the commas outside quotes and brackets.
 
-    Both are special only at the beginning of a value, so that "it's" and "a[0]" are plain text.
+    Quotes and brackets are special only at the beginning of a value, so "it's" and "a[0]" are plain
+    text.
 
     Raises:
       ValueError: a quote or bracket is never closed.

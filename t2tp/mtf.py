@@ -1,9 +1,9 @@
 """The API of named dimensions: all of mesh-tensorflow, with t2tp's operations in it.
 
 Models are written with `from t2tp import mtf`: `mtf.Dimension`, `mtf.Tensor`, `mtf.einsum`,
-`mtf.layers.dense`. Operations that are wrong in mesh-tensorflow are replaced by t2tp's of the same
-name, which mesh-tensorflow's layers, optimizers and searches then use too. The installed package is
-not changed.
+`mtf.layers.dense`. Operations that are wrong in mesh-tensorflow are replaced by t2tp's operations
+with the same name. Within this module, mesh-tensorflow's layers, optimizers and searches use the
+replacements too. The installed package is not changed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ globals().update(
 
 
 def _on_our_operations(module: types.ModuleType) -> types.ModuleType:
-    """Returns a second instance of a mesh-tensorflow module, on the operations of this module.
+    """Returns a second instance of a mesh-tensorflow module that uses this module's operations.
 
     The installed module is not changed.
     """

@@ -6,8 +6,9 @@
 
 From then on `mesh_tensorflow` and its `layers`, `ops`, `optimize` and `beam_search` are `t2tp.mtf`
 and its modules. Its other packages, such as `transformer`, `auto_mtf` and `bert`, are the installed
-ones, loaded unchanged on t2tp's operations; names that they need and TensorFlow has removed are
-provided while they are imported. `t2tp.Program` runs a graph: see docs/porting.md.
+packages, but they use t2tp's operations. If TensorFlow has removed a name that they need, a
+stand-in is provided while they are imported. To run a graph, use `t2tp.Program`: see
+docs/porting.md.
 """
 
 import importlib.abc
@@ -22,7 +23,7 @@ from t2tp import mtf, upstream
 
 _PACKAGE = "mesh_tensorflow"
 
-# The pip names of packages whose import name differs.
+# Maps import names to pip names, where these differ.
 _DISTRIBUTIONS = {
     "gin": "gin-config",
     "pkg_resources": "'setuptools<81'",
@@ -51,7 +52,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 def _refuse_ortools_after_tensorflow() -> None:
-    """Raises an error if loading OR-Tools now would crash the process with a segmentation fault."""
+    """Raises an error if loading OR-Tools now would end in a segmentation fault."""
     solver = "ortools.sat.python.cp_model"
     if solver not in sys.modules and importlib.util.find_spec("ortools") is not None:
         raise ImportError(
@@ -82,7 +83,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _refuse_lowering(*args: object, **kwargs: object) -> NoReturn:
-    """Raises an error; replaces what programs call to lower a graph themselves."""
+    """Raises an error. Replaces the functions that programs call to lower a graph themselves."""
     del args, kwargs
     raise NotImplementedError(
         "A graph is lowered and run by t2tp.Program(step_fn, features, mesh_shape=..., layout=...),"
@@ -123,7 +124,7 @@ def _install() -> None:
         vars(package)[implementation] = module
         replacements[module.__name__] = module
     for name in [name for name in sys.modules if name.partition(".")[0] == _PACKAGE]:
-        del sys.modules[name]  # modules loaded on mesh-tensorflow's own operations
+        del sys.modules[name]  # modules that use mesh-tensorflow's own operations
     sys.modules.update(replacements)
     sys.meta_path.insert(0, _Finder())
 

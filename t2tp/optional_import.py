@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 def optional_import(
     advice: str, error: Callable[[str], Exception] = ModuleNotFoundError
 ) -> Iterator[None]:
-    """Raises an error with advice if a module that the context imports is not installed.
+    """Raises an error with advice if an import inside the context finds no module.
 
     Args:
-      advice: the error's sentence: what needs the package, and how to install it.
+      advice: the error's sentence. It names the feature that needs the package, and how to install
+        it.
       error: the type of the error.
     """
     try:

@@ -1,7 +1,7 @@
 """Suppresses TensorFlow's output during import.
 
-TensorFlow's C++ code writes lines about CPU instructions and GPU libraries to file descriptor 2
-while it is imported, before it has read any log level, so no setting can turn them off.
+While TensorFlow is imported, its C++ code writes lines about CPU instructions and GPU libraries to
+file descriptor 2. It does this before it reads the log level, so no setting turns them off.
 """
 
 import contextlib
@@ -19,8 +19,9 @@ from t2tp.garbage_collection import without_garbage_collection
 def quiet_import() -> Iterator[None]:
     """Captures file descriptor 2, and shows the output only if an exception is raised.
 
-    Afterwards TensorFlow's C++ code logs at TF_CPP_MIN_LOG_LEVEL; by default only fatal errors,
-    since other errors are raised as exceptions and the rest is about how kernels were built.
+    Afterwards TensorFlow's C++ code logs at TF_CPP_MIN_LOG_LEVEL. By default it logs only fatal
+    errors, because other errors are raised as exceptions, and the remaining messages are about the
+    building of kernels.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.stderr.flush()

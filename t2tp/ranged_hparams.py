@@ -1,4 +1,4 @@
-"""Ranges of hyperparameters, from which a search draws its trials.
+"""Ranges of hyperparameters. A search draws its trials from them.
 
 @registry.register_ranged_hparams
 def my_range(ranged):
@@ -20,7 +20,7 @@ from t2tp.suggestions import check_known
 
 LINEAR, LOG, REVERSE_LOG = "linear", "log", "reverse_log"
 
-# Hyperparameter -> its values with which another one is drawn.
+# Maps a hyperparameter to the values with which another hyperparameter is drawn.
 Condition = Mapping[str, Sequence[Any]]
 
 
@@ -43,7 +43,7 @@ class Choice:
         return self.values[int(fraction * len(self.values))]
 
     def grid(self, points: int) -> Sequence[Any]:
-        """Returns all values, for any number of points of intervals."""
+        """Returns all values, whatever `points` is."""
         return self.values
 
 
@@ -71,7 +71,7 @@ class Interval:
         """Returns the value at a fraction of the way from `low` to `high`, on the scale."""
         if not self.is_int:
             return min(self.high, max(self.low, _at(fraction, self.low, self.high, self.scale)))
-        # Integer i has the interval [i, i + 1); otherwise `high` would have none.
+        # Integer i has the interval [i, i + 1), so that `high` has an interval too.
         return min(self.high, math.floor(_at(fraction, self.low, self.high + 1, self.scale)))
 
     def grid(self, points: int) -> Sequence[float]:
@@ -87,12 +87,12 @@ class Interval:
 class RangedHParams:
     """Ranges of hyperparameters and how their values are sampled.
 
-    A value depends only on the names of set and hyperparameter and on the trial's index: adding a
-    range changes no other value.
+    A value depends only on the names of the set and of the hyperparameter, and on the trial's
+    index. So adding a range changes no other value.
 
-    A range with a condition, such as `when={"optimizer": ["sgd"]}`, is drawn only in trials in
-    which each hyperparameter named there was drawn and has one of those values; in others the
-    hyperparameter keeps the value of its set.
+    A range with a condition, such as `when={"optimizer": ["sgd"]}`, is drawn only in some trials:
+    each hyperparameter in the condition must be drawn with one of the values listed there. In other
+    trials the hyperparameter keeps its value in the hparams set.
 
     Attributes:
       name: name of the set.
@@ -100,7 +100,7 @@ class RangedHParams:
 
     LINEAR_SCALE: ClassVar[str] = LINEAR
     LOG_SCALE: ClassVar[str] = LOG  # as likely between 1 and 10 as between 10 and 100
-    REVERSE_LOG_SCALE: ClassVar[str] = REVERSE_LOG  # the same, denser towards the maximum
+    REVERSE_LOG_SCALE: ClassVar[str] = REVERSE_LOG  # the mirror image: denser towards the maximum
 
     def __init__(self, name: str):
         self.name = name
@@ -117,12 +117,12 @@ class RangedHParams:
         """Adds a hyperparameter that takes one of some values, equally likely.
 
         Raises:
-          ValueError: there are no values, the hyperparameter already has a range, or the
-            condition names no earlier choice or a value that it does not have.
+          ValueError: there are no values, the hyperparameter already has a range, or the condition
+            names something other than an earlier choice and its values.
         """
         self._add(Choice(name, list(categories), when or {}))
 
-    # tensor2tensor has another name for numbers.
+    # tensor2tensor's name for the same, with numbers.
     set_discrete = set_categorical
 
     def set_float(
@@ -137,7 +137,7 @@ class RangedHParams:
 
         Raises:
           ValueError: the bounds are in the wrong order, or not above 0 on a logarithmic scale; or
-            as `set_categorical`.
+            see `set_categorical`.
         """
         self._add(Interval(name, min_val, max_val, scale, False, when or {}))
 
@@ -152,7 +152,7 @@ class RangedHParams:
         """Adds an integer hyperparameter in [min_val, max_val].
 
         Raises:
-          ValueError: as `set_float`.
+          ValueError: see `set_float`.
         """
         self._add(Interval(name, min_val, max_val, scale, True, when or {}))
 
@@ -160,7 +160,8 @@ class RangedHParams:
         """Returns the values of a trial by name.
 
         Args:
-          value_of: draws from one range; called in order, for the ranges whose conditions hold.
+          value_of: function that draws from a range. It is called in order, for ranges whose
+            conditions hold.
         """
         values: dict[str, Any] = {}
         for each in self._ranges.values():
@@ -172,7 +173,7 @@ class RangedHParams:
         """Returns the values of a trial by name.
 
         Args:
-          trial: its index, from 0.
+          trial: the trial's index, from 0.
 
         Raises:
           ValueError: the index is negative.
@@ -187,7 +188,7 @@ class RangedHParams:
         """Returns the values of each point of a grid over all ranges, by name.
 
         Args:
-          points: number of values of an interval; of choices the grid has every value.
+          points: number of values per interval. The grid has all values of choices.
         """
         found: list[dict[str, Any]] = [{}]
         for each in self._ranges.values():
@@ -206,8 +207,8 @@ class RangedHParams:
         """Sets the values of a trial and returns them by name.
 
         Raises:
-          ValueError: a hyperparameter is missing, of another type or out of range; then nothing
-            is set.
+          ValueError: a hyperparameter is not declared, or a value has another type or is out of
+            range. Nothing is set then.
         """
         sampled = self.sample_trial(trial)
         for name in sampled:

@@ -1,6 +1,6 @@
 """Registries of models, problems, hparams sets, optimizers and schedules by name.
 
-Each entry is a class or function under a decorator, which is used bare, called, or given a name:
+A decorator registers a class or function. It is used bare, called, or called with a name:
 
     @registry.register_model
     class TransformerLm(Model):  # named transformer_lm
@@ -37,7 +37,7 @@ _SETS = "hparams set"
 
 
 class UnknownNameError(KeyError):
-    """Nothing is registered under the name. `str()` is the message, not its repr."""
+    """Nothing is registered under the name. `str()` is the plain message, without quotes."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -80,15 +80,15 @@ class Registry:
         """Registers a class or function; a decorator with or without parentheses.
 
         Args:
-          target: the class or function itself (a bare decorator), or the name to register the
-            decorated one by. By default that is its own name in snake_case.
-          model: the model of an hparams set whose name does not begin with it.
+          target: the class or function itself (bare decorator), or the name under which to register
+            the decorated one. The default is its own name in snake_case.
+          model: the model of an hparams set, if the set's name does not begin with the model's.
 
         Returns:
-          The class or function, unchanged; or the decorator that takes it.
+          The class or function, unchanged; or the decorator, without one.
 
         Raises:
-          ValueError: it is not callable, its name is not a single word, or the name is already
+          ValueError: the target is not callable, or the name is not a single word or is already
             taken.
         """
         if target is not None and not isinstance(target, str):
@@ -129,7 +129,7 @@ class Registry:
         """Returns the class or function registered under this name.
 
         Raises:
-          UnknownNameError: there is none; the error suggests similar names, or lists all.
+          UnknownNameError: nothing has this name; the error suggests similar names, or lists all.
         """
         return self.entry(name).value
 
@@ -147,7 +147,7 @@ class Registry:
         """Lists the names, grouped by first word, each with the first paragraph of its docstring.
 
         Args:
-          note: maps a name to a note in parentheses; empty: none.
+          note: function that maps a name to a note, shown in parentheses; "" for no note.
         """
         heading = f"{self.kind[0].upper()}{self.kind[1:]}s:"
         if not self._entries:
@@ -169,7 +169,7 @@ class Registry:
 
 
 def _caller_location() -> str:
-    """Returns "file:line" of the nearest frame outside this file: the decorator's line."""
+    """Returns "file:line" of the nearest frame outside this file, the line of the decorator."""
     frame = sys._getframe()
     this_file = frame.f_code.co_filename
     while frame.f_back and frame.f_code.co_filename == this_file:
@@ -200,8 +200,8 @@ register_hook, hook, list_hooks = _open("hook")
 def model_of_hparams(name: str) -> str:
     """Returns the name of the model that an hparams set is for.
 
-    It is the model given at registration, else the longest with which the set's name begins:
-    `transformer_lm` for `transformer_lm_tiny`.
+    This is the model given at registration. Without one, it is the longest model name with which
+    the set's name begins: `transformer_lm` for `transformer_lm_tiny`.
 
     Raises:
       UnknownNameError: no hparams set has the name, or its model is unknown.

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-# Locked by the process that uses the directory, as long as it lives.
+# The process that uses the directory locks this file as long as it lives.
 _LOCK = ".t2tp-scratch.lock"
 
 
@@ -16,13 +16,13 @@ _LOCK = ".t2tp-scratch.lock"
 def scratch_directory(parent: Path, prefix: str) -> Iterator[Path]:
     """Creates a directory `<parent>/<prefix>...` and deletes it at the end.
 
-    Directories of the same prefix that killed processes left behind are deleted first. Nothing else
-    is: only such a directory has a lock file, and the operating system releases the lock when its
-    process ends.
+    First deletes directories with the same prefix that killed processes left behind. Other
+    directories are safe: they have no lock file, or their process still holds the lock. The
+    operating system releases a lock when its process ends.
 
     Args:
       parent: an existing directory.
-      prefix: beginning of the name; describes the purpose.
+      prefix: beginning of the name, to describe the purpose.
 
     Raises:
       OSError: the directory cannot be created.
@@ -33,7 +33,7 @@ def scratch_directory(parent: Path, prefix: str) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     try:
         with (directory / _LOCK).open("w") as lock:
-            with contextlib.suppress(OSError):  # Without locks no process deletes it.
+            with contextlib.suppress(OSError):  # Without a lock, no other process deletes it.
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield directory
     finally:

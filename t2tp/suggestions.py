@@ -3,7 +3,8 @@
 import difflib
 from collections.abc import Callable, Iterable
 
-# Max number of names to list if none is similar; above it only the most similar are listed.
+# Max number of names to list if none is similar. If there are more, only the most similar are
+# listed.
 _MAX_LISTED = 100
 
 

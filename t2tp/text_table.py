@@ -7,8 +7,9 @@ def text_table(rows: Sequence[Sequence[str]], left: Container[int] = ()) -> str:
     """Formats rows of cells with aligned columns.
 
     Args:
-      rows: equally many cells each; a row of headings comes first.
-      left: indices of the columns that are aligned on the left, as texts are; numbers are not.
+      rows: the rows, with the same number of cells each. The first row is the headings.
+      left: indices of the columns to align on the left, such as texts. Other columns, such as
+        numbers, are aligned on the right.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []

@@ -1,4 +1,4 @@
-"""Reads TOML. Python 3.10 has `tomllib` as the package `tomli`."""
+"""Reads TOML. For Python 3.10, `tomllib` is the package `tomli`."""
 
 import importlib.resources
 import sys
@@ -17,6 +17,6 @@ def read_packaged(package: str, name: str) -> dict[str, Any]:
 
     Args:
       package: the full name of the package.
-      name: the name of the file in it.
+      name: the name of the file in the package.
     """
     return tomllib.loads(importlib.resources.files(package).joinpath(name).read_text("utf-8"))

@@ -1,8 +1,8 @@
-"""Reads JSON that a stranger may have written: of a downloaded model, or of a run that was sent.
+"""Reads JSON from untrusted sources, such as a downloaded model or another person's run.
 
-Such a file may be a pipe without a writer, a link to a device, a gigabyte of brackets, or have a
-list where a number belongs. Each of these is an `UntrustedFileError` here, whose sentence names the
-file, before anything uses the contents.
+Such a file may be a pipe without a writer, a link to a device, or a gigabyte of brackets, or it may
+have a list in place of a number. Each of these raises an `UntrustedFileError` that names the file,
+before anything uses the contents.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ def open_regular(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
       UntrustedFileError: the path names something else, such as a pipe, a device or a directory.
       OSError: the file cannot be opened.
     """
-    # Without O_NONBLOCK the opening of a pipe waits for a writer.
+    # Without O_NONBLOCK, opening a pipe would wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, descriptor)
@@ -56,7 +56,7 @@ def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> byte
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """Reads a regular file of UTF-8; see `read_bytes`."""
+    """Reads a regular file with UTF-8 text; see `read_bytes`."""
     try:
         return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -79,8 +79,8 @@ def parse_object(
       types: expected types of entries.
 
     Raises:
-      UntrustedFileError: the text is not JSON, is nested too deeply, or is not an object, or an
-        entry has another type.
+      UntrustedFileError: the text is not JSON, is nested too deeply or is not an object, or an
+        entry has the wrong type.
     """
     try:
         content = json.loads(text)
@@ -114,7 +114,7 @@ def check_types(content: Mapping[str, Any], source: str | os.PathLike[str], type
 
 
 def check_values(content: Mapping[str, Any], source: str | os.PathLike[str], kind: type) -> None:
-    """Checks that all values have a type.
+    """Checks that all values have the type `kind`.
 
     Raises:
       UntrustedFileError: a value is null or has another type.
@@ -129,7 +129,7 @@ def check_values(content: Mapping[str, Any], source: str | os.PathLike[str], kin
 
 @contextlib.contextmanager
 def as_damaged(source: str | os.PathLike[str]) -> Iterator[None]:
-    """Turns errors of code that reads nested entries into an `UntrustedFileError`."""
+    """Converts errors of code that reads nested entries to an `UntrustedFileError`."""
     try:
         yield
     except (TypeError, LookupError, AttributeError, ArithmeticError) as error:
@@ -137,10 +137,10 @@ def as_damaged(source: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def file_inside(directory: Path, name: str) -> Path:
-    """Returns the path of a file of a directory, given its name in another file.
+    """Returns the path of a file in a directory, given a name from an untrusted file.
 
-    A link must stay inside the directory. All files of a snapshot in the Hub's cache are links into
-    the directory `blobs` of the same model.
+    A link must not leave the directory. There is one exception: in the Hub's cache, all files of a
+    snapshot are links into the directory `blobs` of the same model.
 
     Raises:
       UntrustedFileError: the name is not a plain one, or is a link that leaves the directory.

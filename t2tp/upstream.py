@@ -1,8 +1,8 @@
 """The installed mesh-tensorflow, imported on the current TensorFlow.
 
-The engine and t2tp's operations use it; model authors use `from t2tp import mtf`, the same API with
-t2tp's operations in it. mesh-tensorflow 0.1.21 was last released for TensorFlow 2.11 and imports
-names that have been moved or removed since:
+The engine and t2tp's operations use this module. Models use `from t2tp import mtf`, the same API
+with t2tp's operations. mesh-tensorflow 0.1.21, the last release, is for TensorFlow 2.11. It imports
+names that TensorFlow has moved or removed since:
 
 * `tensorflow.compat.v1.estimator` (removed in 2.16), and two modules of TPUEstimator. Two of its
 classes are used as base classes, and both exist in `tf.compat.v1.train`; models use `ModeKeys`.
@@ -47,7 +47,7 @@ class _LostModule(types.ModuleType):
 
 @contextlib.contextmanager
 def stand_ins() -> Iterator[None]:
-    """Provides the TensorFlow names that mesh-tensorflow misses, while the context is active."""
+    """Provides the TensorFlow names that mesh-tensorflow lacks, while the context is active."""
     estimator = _LostModule("tensorflow.compat.v1.estimator")
     vars(estimator)["ModeKeys"] = _ModeKeys
     for base_class in ("CheckpointSaverListener", "SessionRunHook"):
@@ -90,9 +90,9 @@ with stand_ins():
     from mesh_tensorflow import *  # noqa: F403
     from mesh_tensorflow import beam_search, layers, ops, optimize, placement_mesh_impl, utils  # noqa: F401
 
-# Logged for each variable without an initializer, whenever a step is built.
+# Hides a message for each variable without an initializer, logged whenever a step is built.
 _tf.get_logger().addFilter(
     lambda record: not record.getMessage().startswith("Using default tf glorot_uniform_initializer")
 )
 
-globals().pop("tf")  # which mesh-tensorflow exports with its own names
+globals().pop("tf")  # mesh-tensorflow exports `tf` too
