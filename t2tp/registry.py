@@ -85,7 +85,7 @@ class Registry:
           model: the model of an hparams set, if the set's name does not begin with the model's.
 
         Returns:
-          The class or function, unchanged; or the decorator, without one.
+          The unchanged class or function if `target` is one; otherwise the decorator.
 
         Raises:
           ValueError: the target is not callable, or the name is not a single word or is already

@@ -83,9 +83,9 @@ def _gradients_of_recomputed(
 class ZeroAfterOperation(Operation):
     """Outputs a zero, float32 [], that is available only when the input is.
 
-    Adding the zero to the inputs of a recomputation delays it, and prevents that it is merged with
-    the forward pass as a common subexpression. Control dependencies would not suffice, because XLA
-    ignores them.
+    Adding the zero to the inputs of a recomputation delays it, and keeps TensorFlow from merging it
+    with the forward pass as a common subexpression. Control dependencies would not suffice, because
+    XLA ignores them.
     """
 
     cost_kind = "free"

@@ -200,7 +200,7 @@ def gradients(
     grad_ys: Sequence[upstream.Tensor | None] | None = None,
     operations: Sequence[upstream.Operation] | None = None,
 ) -> list[upstream.Tensor | None]:
-    """Returns the gradients of the sum of `ys` w.r.t. each of `xs`; None without dependency.
+    """Returns the gradients of the sum of `ys` w.r.t. each of `xs`; None if independent.
 
     In stage 3 the backward pass gathers its weights again.
 
