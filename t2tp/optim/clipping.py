@@ -29,8 +29,10 @@ def clip(
       divisor: a float32 scalar to divide the gradients by; None: 1.
       hparams: `clip_grad_norm` and `clip_grad_value`; at most one of the two may be above 0.
       of_stage: for each gradient, the number of pipeline stages that have a different gradient in
-        its place; 0, the default, if all stages have the same gradient. Returns:
-      the clipped gradients; and the norm before clipping, a float32 scalar.
+        its place; 0, the default, if all stages have the same gradient.
+
+    Returns:
+      The clipped gradients; and the norm before clipping, a float32 scalar.
 
     Raises:
       ValueError: both are above 0.
