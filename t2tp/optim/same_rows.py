@@ -7,8 +7,8 @@ have equal slices of every tensor, bit for bit. The first tensor that differs, i
 a step computes them, names the processor: a later one is computed from wrong values of others.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import tensorflow as tf
@@ -19,7 +19,7 @@ from t2tp.lowering.operation import Operation
 from t2tp.mesh.layout import BATCH, PROCESSORS
 from t2tp.optim.nonfinite import step_tensors
 from t2tp.program.program import Feature, Mesh, Program
-from t2tp.program.replicas import ReplicaMismatch, checksum, equal_groups
+from t2tp.program.replicas import ReplicaMismatch, checksums, copies, equal_groups
 
 LossFn = Callable[[Mesh, dict[str, mtf.Tensor]], mtf.Tensor]
 
@@ -74,18 +74,18 @@ class SameRows:
             name: np.asarray(batch[name][tuple(slice(n) for n in feature.shape.to_integer_list)])
             for name, feature in self._features.items()
         }
-        checksums = self._program(rows, step=step)["checksums"]
-        for (name, shape), of_tensor in zip(self._shapes.items(), checksums.T, strict=True):
-            copies = defaultdict(list)
-            for pnum in range(self._layout.size):
-                begin = self._layout.slice_begin(shape, pnum)
-                copies[self._layout.stage_of(pnum), begin].append(pnum)
-            for pnums in copies.values():
+        found = self._program(rows, step=step)["checksums"]
+        for (name, shape), of_tensor in zip(self._shapes.items(), found.T, strict=True):
+            for pnums in copies(range(self._layout.size), partial(self._slice_of, shape)):
                 equal = equal_groups(pnums, of_tensor[pnums])
                 if len(equal) > 1:
                     kind, _, tensor = name.partition(" ")
                     return ReplicaMismatch(tensor, equal, kind)
         return None
+
+    def _slice_of(self, shape: mtf.Shape, pnum: int) -> tuple[int, tuple[int, ...]]:
+        """Identifies a processor's slice of a tensor: stages compute different layers."""
+        return self._layout.stage_of(pnum), self._layout.slice_begin(shape, pnum)
 
 
 class _Checksums(Operation):
@@ -100,6 +100,7 @@ class _Checksums(Operation):
         self._outputs = [mtf.Tensor(self, shape, tf.int64)]
 
     def lower(self, lowering: Lowering) -> None:
-        one = tf.constant(1, tf.int64)
-        sums = [checksum(lowering.masked_slice(x), one) for x in self.inputs]
-        lowering.set_slice(self.outputs[0], tf.stack(sums)[tf.newaxis])
+        pnum = lowering.mesh_impl(self).laid_out_pnum().slice
+        one = tf.cast(pnum >= 0, tf.int64)
+        sums = checksums([lowering.masked_slice(x) for x in self.inputs], one)
+        lowering.set_slice(self.outputs[0], sums[tf.newaxis])

@@ -8,14 +8,14 @@ Little data is transferred: each device computes one checksum per slice, and the
 import base64
 import functools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
 
 from t2tp.processes.cluster import Cluster
-from t2tp.program.variables import SlicedVariable, Variables
+from t2tp.program.variables import Variables
 
 # Number of elements to sum up at a time, so that large slices need no more temporary memory.
 CHUNK = 1 << 20
@@ -65,9 +65,9 @@ class ReplicaCheck:
           chunk: number of elements to sum up at a time.
         """
         self._cluster = variables.cluster
-        copies = [(variable, _copies(variable)) for variable in variables]
-        self._compared = [(variable, groups) for variable, groups in copies if groups]
-        self._run = tf.function(functools.partial(_all_checksums, chunk), autograph=False)
+        holders = [(variable, copies(variable.pnums, variable.begin)) for variable in variables]
+        self._compared = [(variable, groups) for variable, groups in holders if groups]
+        self._run = tf.function(functools.partial(checksums, chunk=chunk), autograph=False)
 
     def mismatches(self) -> list[ReplicaMismatch]:
         """Compares the copies; with several processes, all of them call this at the same step.
@@ -104,12 +104,17 @@ class ReplicaCheck:
             return self._run(slices, tf.constant(1, tf.int64))
 
 
-def _copies(variable: SlicedVariable) -> list[list[int]]:
-    """Lists, for each slice that several processors have, these processors."""
-    by_begin: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
-    for pnum in variable.pnums:
-        by_begin[variable.begin(pnum)].append(pnum)
-    return [pnums for pnums in by_begin.values() if len(pnums) > 1]
+def copies(pnums: Iterable[int], slice_of: Callable[[int], Hashable]) -> list[list[int]]:
+    """Lists, for each slice that several processors have, these processors.
+
+    Args:
+      pnums: the processors that have a slice.
+      slice_of: maps a processor to what identifies its slice.
+    """
+    by_slice: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for pnum in pnums:
+        by_slice[slice_of(pnum)].append(pnum)
+    return [equal for equal in by_slice.values() if len(equal) > 1]
 
 
 def equal_groups(pnums: Sequence[int], sums: np.ndarray) -> tuple[tuple[int, ...], ...]:
@@ -120,23 +125,28 @@ def equal_groups(pnums: Sequence[int], sums: np.ndarray) -> tuple[tuple[int, ...
     return tuple(map(tuple, sorted(by_sum.values(), key=len, reverse=True)))
 
 
-def _all_checksums(chunk: int, slices: Sequence[tf.Variable | None], one: tf.Tensor) -> tf.Tensor:
+def checksums(
+    slices: Sequence[tf.Variable | tf.Tensor | None], one: tf.Tensor, chunk: int = CHUNK
+) -> tf.Tensor:
     """Computes checksums one after another, so that temporary memory is used by one at a time.
 
     Args:
-      chunk: see `ReplicaCheck`.
       slices: slices of a processor; None counts as 0.
-      one: 1, as an argument. From a constant, TensorFlow would compute the weights of all elements
-        in advance and keep them in memory.
+      one: 1, but not a constant. From a constant, TensorFlow would compute the weights of all
+        elements in advance and keep them in memory.
+      chunk: see `ReplicaCheck`.
+
+    Returns:
+      int64 [slices].
     """
     sums: list[tf.Tensor] = []
     for part in slices:
         with tf.control_dependencies(sums[-1:]):
-            sums.append(0 * one if part is None else checksum(part, one, chunk))
+            sums.append(0 * one if part is None else _checksum(part, one, chunk))
     return tf.stack(sums)
 
 
-def checksum(part: tf.Variable | tf.Tensor, one: tf.Tensor, chunk: int = CHUNK) -> tf.Tensor:
+def _checksum(part: tf.Variable | tf.Tensor, one: tf.Tensor, chunk: int) -> tf.Tensor:
     """Returns the sum, modulo 2^64, of the elements' bits, each times an odd number.
 
     The odd number depends on the element's position. An odd number times a difference is never 0

@@ -1,6 +1,6 @@
 """The hooks of every training: reports, profile, histograms, heartbeat, checks."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,7 @@ from t2tp import mtf
 from t2tp.hparam import HParams
 from t2tp.layout_report import explain
 from t2tp.ops.flops import matmul_flops
-from t2tp.optim.same_rows import SameRows
+from t2tp.optim.same_rows import LossFn, SameRows
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Mesh, Program
 from t2tp.program.replicas import ReplicaMismatch
@@ -26,8 +26,6 @@ from t2tp.trainer.hooks.slow_stage import SlowStage
 from t2tp.trainer.hooks.summaries import SummaryWriter
 from t2tp.trainer.inputs.inputs import Inputs, shapes_of_batch, shapes_of_features
 from t2tp.trainer.run_config import RunConfig, profile_range
-
-LossFn = Callable[[Mesh, dict[str, mtf.Tensor]], mtf.Tensor]
 
 
 @dataclass(frozen=True)
