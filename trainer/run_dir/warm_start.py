@@ -55,7 +55,7 @@ class WarmStart:
             pattern, arrow, replacement = rule.partition(ARROW)
             if not arrow:
                 raise WarmStartError(
-                    f"warm_start_from={text}: the rule {rule!r} must have the form from{ARROW}to"
+                    f"warm_start_from={text}: the rule {rule!r} has not the form from{ARROW}to"
                 )
             try:
                 # The empty alternative matches in any case, so `re` checks the replacement.
