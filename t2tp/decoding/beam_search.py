@@ -58,21 +58,28 @@ def search(
 ) -> dict[str, mtf.Tensor]:
     """Builds the beam search of a batch.
 
+    It returns these tensors; the sequences of a row are sorted by score, the best first:
+
+    - `symbols`: int32 [batch, beam, written], the tokens after the prefix, zero-padded, without
+      EOS.
+    - `sizes`: int32 [batch, beam], the number of these tokens.
+    - `log_probs`: float32 [batch, beam], the log-probability of the tokens, including EOS.
+    - `scores`: float32 [batch, beam], `log_probs` divided by the length penalty; -infinity: there
+      is no sequence.
+    - `ended`: int32 [batch, beam], 1 if EOS ended the sequence.
+    - `steps`: int32 scalar, the number of decode steps.
+
+    Unfinished sequences are returned only for rows without a finished one.
+
     Args:
       model: predicts the tokens.
       mesh: the program's mesh.
       rows: the prompts.
       state: result of `model.prefill`.
-      options: width, length penalty, EOS.
+      options: beam size, length penalty and end tokens.
 
     Returns:
-      tensors by name, each row's best sequence first: `symbols`, int32 [batch, beam, written], the
-      tokens after the prefix, without EOS, zero-padded; `sizes`, int32 [batch, beam], the number of
-      these tokens; `log_probs`, float32 [batch, beam], the log-probability of the tokens and EOS;
-      `scores`, float32 [batch, beam], `log_probs` divided by the length penalty, -infinity where
-      the beam has no sequence; `ended`, int32 [batch, beam], 1 if the sequence has an EOS; `steps`,
-      an int32 scalar, the number of decode steps. A row has sequences without EOS only if none of
-      its sequences has ended.
+      the tensors by name.
     """
     batch, beam = rows.batch, mtf.Dimension("beam", options.width)
     ranking = _Ranking(options, rows.length.size)
@@ -86,8 +93,8 @@ def search(
             mesh, last, mtf.broadcast(positions, last.shape), state_before
         )
         may_end = mtf.greater_equal(mtf.broadcast(step, [batch]), options.min_length)
-        # A sequence has one continuation per end token. So of (1 + end tokens) * width candidates,
-        # at least `width` are unfinished.
+        # Each of the `width` sequences can end by each end token. So at most `width * end tokens`
+        # candidates are finished, and the other `width` or more are unfinished.
         continuations = top_candidates(
             logits,
             now.log_probs,
@@ -106,7 +113,7 @@ def search(
             splittable_dims=[batch],
         )
         # A sequence extends its parent, so it gets a copy of the parent's cache. Tensors that the
-        # model did not change are equal for all sequences of a row.
+        # model did not change are the same for all sequences of a row.
         next_state = {
             name: state_after[name]
             if state_after[name] is state_before[name] or beam not in state_after[name].shape.dims
@@ -136,7 +143,8 @@ def search(
 def _start(rows: PromptBatch, beam: mtf.Dimension) -> _Beams:
     """Returns one empty sequence per row and no finished ones; a row with limit 0 is done.
 
-    With `beam` equal sequences, all first candidates could be the same token.
+    The other beam entries have the log-probability -infinity. If all began with probability 1, the
+    first candidates would be copies of the same sequence.
     """
     mesh, one_each = rows.mesh, mtf.Shape([rows.batch, beam])
     first = mtf.constant(mesh, [0.0] + [_NONE] * (beam.size - 1), [beam])
@@ -200,7 +208,8 @@ class _Ranking:
         self._alpha = options.alpha
         self._end_ids = options.end_ids
         self._length = length
-        # If only the best sequence is returned, the search can end once the best one is certain.
+        # If only the best sequence is returned, the search can end as soon as no unfinished
+        # sequence can beat the best finished one.
         self._score_to_beat = tf.reduce_min if options.return_beams else tf.reduce_max
 
     def advance(
@@ -219,8 +228,8 @@ class _Ranking:
         # limit: no unfinished sequence can end with a better score than this.
         best_possible = log_probs[:, 0] / self._penalty(limits)
         is_settled = self._score_to_beat(after.scores, -1) >= best_possible
-        # A row that is done must not change. The number of iterations depends on the processor's
-        # other rows, but a row's result must not depend on it.
+        # A row that is done must not change: the loop goes on until the processor's other rows are
+        # done too, and a row's result must not depend on other rows.
         is_done = tf.not_equal(now.done, 0)
         beams = [
             tf.where(tf.reshape(is_done, [-1] + [1] * (new.shape.rank - 1)), old, new)
@@ -251,7 +260,7 @@ class _Ranking:
     def _unfinished(
         self, step: tf.Tensor, candidates: Candidates, now: _Beams, ends: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
-        """Returns log-probabilities, tokens and parents of the best candidates that do not end."""
+        """Returns log-probabilities, tokens and parents of the best unfinished candidates."""
         unfinished = tf.where(ends, _NONE, candidates.log_probs)
         log_probs, chosen = tf.math.top_k(unfinished, self._beam_size)
         parents = tf.gather(candidates.parents, chosen, batch_dims=1)

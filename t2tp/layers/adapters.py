@@ -3,8 +3,8 @@
 E. Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv:2106.09685), section 4.1:
 a weight W is frozen, and `x W` becomes `x W + (alpha / rank) (x A) B` with A [in, rank] and B
 [rank, out]. B is initially 0. `t2tp.layers.linear` adds A and B as the variables `<weight>_lora_a`
-and `<weight>_lora_b`. `t2tp.layers.variables` freezes all other variables, except the ones that
-`also_trained` names.
+and `<weight>_lora_b`. `t2tp.layers.variables` freezes all other variables, except variables whose
+names match `also_trained`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Adapters:
       rank: the number of columns of A.
       alpha: numerator of the scale alpha / rank.
       targets: kinds of weights that have adapters; each is in `t2tp.choices.ADAPTED`.
-      also_trained: regular expression of the variables that are trained without an adapter; empty:
+      also_trained: regular expression for names of variables that are trained themselves; empty:
         none.
       dropout: dropout rate of the adapters' inputs in training.
     """

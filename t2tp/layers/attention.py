@@ -103,10 +103,10 @@ class SelfAttention:
 
 @dataclass(frozen=True)
 class CrossAttention:
-    """Attention of a sequence to a memory, as of a decoder to the encoder's output.
+    """Attention from a decoder to a memory, such as the encoder's output.
 
     `Prefill` stores the memory's keys and values [batch..., kv_heads, memory_length, d_kv or d_v].
-    A decode step attends to the memory's segment 1.
+    A decode step attends to the memory's positions with segment number 1.
 
     Attributes:
       heads: the projections.

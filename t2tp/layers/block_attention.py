@@ -12,7 +12,7 @@ from t2tp.ops.attention.local_attention import local_attention, visible_position
 
 
 class BlockAttention:
-    """Causal attention of each block to itself and its neighbours.
+    """Causal attention within each block and to its neighbours.
 
     See `t2tp.ops.attention.local_attention`. For an image, x is [batch..., height, width, d_model],
     and positions are numbered row by row. Keys and values are stored as in `SelfAttention`.
@@ -31,7 +31,7 @@ class BlockAttention:
         self._block = list(block)
 
     def __call__(self, x: mtf.Tensor, forward: ForwardPass, name: str) -> mtf.Tensor:
-        """See `AttentionLayer`. Outside decode steps, positions are the indices into `space`."""
+        """See `AttentionLayer`. Except in decode steps, a position is its index in `space`."""
         if isinstance(forward, DecodeStep):
             return self._decode_step(x, forward, name)
         q = self._heads.queries(x, self._space[-1])

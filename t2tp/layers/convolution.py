@@ -44,8 +44,8 @@ class Convolution:
         """
         channels = x.shape.dims[-1]
         if channels.name == self._filters.name:
-            # `filters` has the input's and the output's channels as dimensions, so their names must
-            # differ. The input's channels are then not split.
+            # `filters` has a dimension for input channels and one for output channels, so their
+            # names must differ. The renamed input channels are not split.
             x = mtf.rename_dimension(x, channels.name, f"input_{channels.name}")
             channels = x.shape.dims[-1]
         size = self._kernel

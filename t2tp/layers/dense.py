@@ -39,7 +39,7 @@ def dense(
 
 
 def square_dense(x: mtf.Tensor) -> mtf.Tensor:
-    """Applies a dense layer [..., d] -> [..., d]. A layout that splits d splits its inputs."""
+    """Applies a dense layer [..., d] -> [..., d]. If d is split, the matrix is split by rows."""
     dim = x.shape.dims[-1]
     y = dense(x, mtf.Dimension(f"{dim.name}_out", dim.size))
     return mtf.rename_dimension(y, y.shape.dims[-1].name, dim.name)

@@ -13,7 +13,7 @@ from t2tp.ops.variables.transfer import ratio
 
 @dataclass(frozen=True)
 class Projection:
-    """The product of activations and a table. Users compute it at once or chunk by chunk.
+    """Operands of the output projection; its users compute logits at once or chunk by chunk.
 
     Attributes:
       x: [..., d_model].
@@ -50,7 +50,7 @@ class Embedding:
     Lookup and matmul are parallel in the vocabulary if the layout splits `vocab`.
 
     Attributes:
-      vocab: the dimension of the tokens.
+      vocab: the dimension of the token ids.
       d_model: the dimension of the vectors.
       stddev: standard deviation of the initial values.
       is_tied: whether logits use the embedding table (O. Press and L. Wolf, arXiv:1608.05859)

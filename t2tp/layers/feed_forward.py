@@ -88,11 +88,11 @@ class FeedForward:
         return self._times(hidden, "output", d_model, stddev)
 
     def chosen(self, x: mtf.Tensor, choices: mtf.Tensor, gates: mtf.Tensor) -> mtf.Tensor:
-        """Applies the chosen experts to each row, without a capacity.
+        """Applies each token's chosen experts, without a capacity.
 
         Args:
           x: [..., d_model].
-          choices: int32 [..., k], the experts of each row.
+          choices: int32 [..., k], the experts of each token.
           gates: float32 [..., k], the factors of the experts' outputs.
 
         Returns:

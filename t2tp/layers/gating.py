@@ -21,8 +21,8 @@ class Router:
       token_mask: float32 [groups, group]: 0 for padding.
       experts: the dimension router_experts.
       scores: `softmax`, or `sigmoid` of each logit.
-      balance: float32 [router_experts], added to the scores to choose experts, but not to gates
-        (L. Wang et al., arXiv:2408.15664, section 3). None: nothing is added.
+      balance: float32 [router_experts], added to the scores when experts are chosen, but not to the
+        gates (L. Wang et al., arXiv:2408.15664, section 3). None: nothing is added.
       groups: number of groups of consecutive experts.
       top_groups: number of groups from which a token chooses experts; see `token_choices`.
     """
@@ -61,7 +61,7 @@ class Router:
 
 @dataclass(frozen=True)
 class Choice:
-    """One expert per token.
+    """One chosen expert for each token: all first choices, or all second choices, and so on.
 
     Attributes:
       expert: int32 [groups, group].
@@ -76,7 +76,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class ExpertAssignment:
-    """One expert per token, and the token's slot at this expert.
+    """A `Choice` with the token's slot at the chosen expert.
 
     Attributes:
       slots: int32 [groups, group], the token's index into [experts * capacity]; out of range if the
@@ -95,9 +95,10 @@ def token_choices(
 ) -> tuple[list[Choice], mtf.Tensor]:
     """Chooses the k experts with the highest scores for each token.
 
-    k = 1 is W. Fedus et al., "Switch Transformers" (arXiv:2101.03961), section 2.1: the gate is the
-    score. k = 2 is D. Lepikhin et al., "GShard" (arXiv:2006.16668), section 2.2: the gates are the
-    two scores, normalized to a sum of 1. Unlike GShard, no second choice is dropped at random.
+    k = 1 follows W. Fedus et al., "Switch Transformers" (arXiv:2101.03961), section 2.1: the gate
+    is the score. k = 2 follows D. Lepikhin et al., "GShard" (arXiv:2006.16668), section 2.2: the
+    gates are the two scores, normalized to a sum of 1. Unlike in GShard, no second choice is
+    dropped at random.
 
     With groups of experts, the score of a group is the sum of its two highest scores. A token
     chooses its experts from the `top_groups` groups with the highest scores (DeepSeek-V3,
@@ -206,7 +207,7 @@ def _load_balance(router: Router, probabilities: mtf.Tensor, first: mtf.Tensor) 
 
 
 def expert_choices(router: Router, capacity: mtf.Dimension) -> tuple[mtf.Tensor, mtf.Tensor]:
-    """Assigns to each expert the tokens of a group that are most probable for it.
+    """Chooses for each expert the tokens of a group with the highest scores for this expert.
 
     Y. Zhou et al., "Mixture-of-Experts with Expert Choice Routing" (arXiv:2202.09368), section 3.
     A token may have any number of experts, or none. The assignment depends on the whole group, so
@@ -218,7 +219,7 @@ def expert_choices(router: Router, capacity: mtf.Dimension) -> tuple[mtf.Tensor,
 
     Returns:
       token indices, int32, and gates, float32: [groups, router_experts, capacity]. The gate is the
-      probability, 0 for padding.
+      score, 0 for padding.
     """
     gates, tokens = top_k(router.probabilities(), router.tokens, capacity)
     return tokens, gates

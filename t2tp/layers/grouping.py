@@ -1,4 +1,4 @@
-"""Token groups, within which experts have their capacity."""
+"""Groups of tokens. An expert's capacity is a number of tokens per group."""
 
 import math
 
@@ -10,13 +10,13 @@ def grouped_shape(shape: mtf.Shape, group_size: int) -> mtf.Shape:
 
     Args:
       shape: [batch, ..., d_model].
-      group_size: max tokens per group; 0: one group per row. It is lowered until a row consists of
-        whole groups, or a group of whole rows.
+      group_size: max tokens per group; 0: one group per row. The size is lowered until a row
+        consists of whole groups, or a group of whole rows.
 
     Returns:
-      [batch, group, d_model]. The dimension of the groups has the name of `shape`'s first
-      dimension, so layouts split it alike. If rows of [batch, length, d_model] have several groups,
-      [batch, length_groups, group, d_model].
+      [batch, group, d_model]. The first dimension is the number of groups. It has the name of
+      `shape`'s first dimension, so that the same rule splits it. If `shape` is [batch, length,
+      d_model] and rows have several groups: [batch, length_groups, group, d_model].
     """
     rows, *within, d_model = shape.dims
     per_row = math.prod(dim.size for dim in within)

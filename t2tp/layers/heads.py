@@ -18,8 +18,8 @@ class Heads:
 
     With fewer key-value heads than query heads, this is grouped-query attention (J. Ainslie et al.,
     arXiv:2305.13245). With one key-value head, it is multi-query attention (N. Shazeer,
-    arXiv:1911.02150). In both cases the key-value heads are the dimension `kv_heads`, otherwise
-    `heads`.
+    arXiv:1911.02150). In both cases the dimension of the key-value heads is named `kv_heads`. If
+    there are as many key-value heads as query heads, it is `heads`.
 
     Attributes:
       heads: the dimension of the query heads.
@@ -112,7 +112,7 @@ class Heads:
         return variables.bias(mesh, "sinks", [self.heads], tf.float32)
 
     def for_each_query(self, x: mtf.Tensor) -> mtf.Tensor:
-        """Repeats [..., kv_heads, ...] to [..., heads, ...].
+        """Repeats keys or values for each query head: [..., kv_heads, ...] to [..., heads, ...].
 
         Query head h uses key-value head h // (heads / kv_heads).
         """

@@ -1,10 +1,12 @@
-"""Initial values of matrices, by a named rule: a function of a matrix's inputs and outputs.
+"""Rules for initial values: a matrix's standard deviation from its numbers of inputs and outputs.
 
-Layers request the standard deviation of `fan_in` times a gain. For example, He's gain is for ReLUs,
-and a gain below 1 is for outputs of deep stacks. Another rule replaces the first factor and keeps
-the gain. Example: `attention/output` [heads=4, d_kv=32, d_model=128] in a stack of 2 layers has the
-gain (2 * 2) ** -0.5 = 0.5. Its standard deviation is 128 ** -0.5 * 0.5 = 0.044 by `fan_in`, and
-0.02 * 0.5 = 0.01 with `initializer=normal` and `initializer_stddev=0.02`.
+A layer requests a standard deviation of `inputs ** -0.5 * gain`. The first factor is the rule
+`fan_in`. The gain is the layer's: sqrt(2) before ReLUs (He), or below 1 for outputs of deep stacks.
+Another rule replaces the first factor and keeps the gain.
+
+Example: `attention/output` [heads=4, d_kv=32, d_model=128] in a stack of 2 layers has 4 * 32 = 128
+inputs and the gain (2 * 2) ** -0.5 = 0.5. Its standard deviation is 128 ** -0.5 * 0.5 = 0.044 with
+`fan_in`, and 0.02 * 0.5 = 0.01 with `initializer=normal` and `initializer_stddev=0.02`.
 """
 
 from __future__ import annotations

@@ -23,11 +23,11 @@ def linear(
     experts: Sequence[mtf.Dimension] = (),
     is_head: bool = False,
 ) -> mtf.Tensor:
-    """Multiplies by the variable `name`; adds the product with its adapter, and a bias.
+    """Computes `x W`, plus `scale * (x A) B` if W has an adapter, plus a bias.
 
-    The adapter computes `x A` [..., rank] first, with `rank * (in + out)` multiplications per
-    token. Adding A B to the weight instead would require a gradient of the weight's size in the
-    backward pass.
+    W is the variable `name`. The adapter computes `x A` [..., rank] first, so that it needs only
+    `rank * (in + out)` multiplications per token. Adding A B to W instead would require a gradient
+    of the size of W in the backward pass.
 
     Args:
       x: [..., inputs].
@@ -57,7 +57,8 @@ def linear(
         down = make(x.mesh, f"{name}{DOWN}", inputs, [rank], spread)
         up = make(x.mesh, f"{name}{UP}", [rank], outputs, 0.0)
         batch = [dim for dim in x.shape.dims if dim not in inputs]
-        dropped = Dropout(adapters.dropout)(x, training=True)  # 0 where nothing is trained.
+        # The rate is 0 except in training; see `t2tp.models.model`.
+        dropped = Dropout(adapters.dropout)(x, training=True)
         low = mtf.einsum([dropped, down], output_shape=mtf.Shape([*batch, rank])) * adapters.scale
         y += mtf.einsum([low, up], output_shape=output_shape)
     if bias:

@@ -31,12 +31,13 @@ from t2tp.suggestions import check_known
 class ExpertSums(NamedTuple):
     """Statistics of one layer: float32 [rows], sums over each row's tokens.
 
-    The rows are the dimension `MixtureOfExperts.rows_of`. They are added up once, after the last
-    layer, so that all layouts, microbatches and stages add the same numbers in the same order.
+    `rows` is the dimension `MixtureOfExperts.rows_of`. The sum over rows is computed once, after
+    the last layer, so that all layouts, microbatches and stages add the same numbers in the same
+    order.
 
     Attributes:
       load_balance: the load-balancing loss of each token's group.
-      router_z: the tokens' squared log(Z).
+      router_z: the tokens' z-loss; see `Router.z_sum`.
       choices: number of token-expert assignments before any is dropped.
       dropped: number of assignments that exceeded the capacity. With expert choice, number of
         tokens without an expert.
@@ -79,7 +80,7 @@ class ExpertTotals(NamedTuple):
         return ExpertTotals(load_balance, router_z, choices, dropped, self.layers)
 
 
-# The statistics of the stacks of a model, in order; None: a stack without experts.
+# The statistics of each stack of a model, in order; None for a stack without experts.
 Totals = tuple[ExpertTotals | None, ...]
 
 
@@ -92,13 +93,13 @@ class RoutingConfig:
       gating: `top_1` (Switch), `top_2` (GShard), `top_k` or `expert_choice`.
       capacity_factor_train: capacity of an expert relative to a perfectly balanced load.
       capacity_factor_eval: capacity factor in evaluation.
-      group_size: see `grouping.grouped_shape`.
+      group_size: max number of tokens per group; see `grouping.grouped_shape`.
       top_k: number of experts per token if the gating is `top_k`.
       normalize_gates: whether `top_k` normalizes a token's gates to a sum of 1.
-      gate_scale: factor of the gates in `top_k`.
+      gate_scale: factor of the gates of `top_k`.
       scores: function from logits to scores, one of `t2tp.choices.ROUTER_SCORES`.
       has_bias: whether the router has a bias.
-      is_balanced: whether the variable `balance` is added to the scores to choose experts.
+      is_balanced: whether experts are chosen by scores plus the variable `balance`.
       dispatch: `capacity`, or `dropless`: each expert computes all tokens that chose it.
       router_groups: number of groups of consecutive experts.
       top_groups: number of groups from which a token chooses its experts.
@@ -163,27 +164,27 @@ class RoutingConfig:
         """Returns an expert's capacity in a group of `group` tokens."""
         factor = self.capacity_factor_train if training else self.capacity_factor_eval
         capacity = group * self.choices * factor / self.num_experts
-        # 1e-9: a rounding error must not round an integer up to the next one.
+        # Without 1e-9, a rounding error could raise a whole number to the next one.
         return max(1, min(group, math.ceil(capacity - 1e-9)))
 
 
 class MixtureOfExperts:
-    """Feed-forward networks, the experts. Each token uses some of them, and a shared one, if any.
+    """Feed-forward networks (experts); a router chooses some of them for each token.
 
-    The experts are the dimension `experts`. If the axis that splits the batch also splits them, an
-    all-to-all sends tokens to their experts, and another one sends the results back (GShard,
-    arXiv:2006.16668, section 3.2). At the experts, the groups of tokens are the dimension
-    `expert_groups`. It is split like the batch, except over the axis of the experts. So with an own
-    axis for experts, `batch:data+expert;experts:expert`, the all-to-alls are over that axis.
+    A mesh axis that splits `experts` usually splits the batch too, as the axis `expert` in the
+    layout `batch:data+expert;experts:expert`. The reshape from [batch, expert_slots, d_model] to
+    [expert_groups, experts, capacity, d_model] then sends tokens to their experts by an all-to-all
+    over `expert`. A second all-to-all sends the results back (GShard, arXiv:2006.16668, section
+    3.2). By default, the batch's axes split `expert_groups`, except the axis of `experts`.
 
-    If the axis of the experts splits the length in other layers, and rows have several groups, add
-    the rule `length_groups:<that axis>`. The all-to-alls are then over this axis. Another axis that
-    splits the length may split `length_groups` and their name at the experts,
-    `expert_length_groups`.
+    The axis of `experts` may instead split the length, if rows have several groups of tokens. The
+    rule `length_groups:<axis>` makes it split the groups of a row, so that the all-to-alls are over
+    this axis. Another axis of the length may split `length_groups` before and
+    `expert_length_groups` after the all-to-all.
 
-    With `dropless`, tokens are all-gathered over the axis of the experts, and the results are
-    reduce-scattered. At the experts, batch and length are named `expert_groups` and
-    `expert_length`. They are split like batch and length, except over the axis of the experts.
+    With `dropless`, there are no slots: tokens are all-gathered over the axis of `experts` to
+    [expert_groups, expert_length, d_model], and the results are reduce-scattered. By default, the
+    length's axes split `expert_length`, except the axis of `experts`.
     """
 
     def __init__(
@@ -213,6 +214,9 @@ class MixtureOfExperts:
     ) -> tuple[mtf.Tensor, ExpertSums]:
         """Applies the experts to the tokens.
 
+        A token's output is the sum of its experts' outputs times the gates, plus the output of the
+        shared expert, if there is one.
+
         Args:
           x: [batch, ..., d_model].
           training: whether dropout is on; also selects the capacity factor.
@@ -220,8 +224,7 @@ class MixtureOfExperts:
             padding.
 
         Returns:
-          a tensor like `x`, and the statistics. The tensor is the sum of the experts' outputs
-          times their gates, plus the shared expert's output.
+          the outputs, a tensor like `x`, and the statistics.
         """
         tokens, router = self._routed(x, token_mask)
         capacity = self._routing.capacity(router.tokens.size, training)
@@ -232,7 +235,7 @@ class MixtureOfExperts:
         return self._grouped(shape, self._routing.group_size).dims[0]
 
     def decode(self, x: mtf.Tensor) -> mtf.Tensor:
-        """Computes [batch, ..., d_model] -> [batch, ..., d_model] in decoding; no token is dropped.
+        """Applies the experts to [batch, ..., d_model] in decoding; no token is dropped.
 
         Raises:
           ValueError: gating is expert_choice, which needs all tokens at once.
@@ -341,8 +344,8 @@ class MixtureOfExperts:
     ) -> mtf.Tensor:
         """Applies the experts to [batch, ..., d_model] without a capacity.
 
-        The reshapes all-gather the tokens over the axis that splits the experts, and reduce-scatter
-        the results.
+        The first reshapes all-gather the tokens over the axis that splits the experts. The last one
+        reduce-scatters the results.
         """
         rows = tokens.shape.dims[:-1]
         names = [*("expert_groups", "expert_length")[: len(rows)], *(d.name for d in rows[2:])]
@@ -408,6 +411,6 @@ class MixtureOfExperts:
 def _one_hot(choice: ExpertAssignment, slots: mtf.Dimension, dtype: tf.DType) -> mtf.Tensor:
     """Returns the one-hot slots [groups, group, expert_slots].
 
-    `t2tp.lowering.einsum` computes their products without materializing them.
+    `t2tp.lowering.einsum` multiplies by this tensor without materializing it.
     """
     return mtf.one_hot(choice.slots, slots, dtype=dtype)

@@ -127,7 +127,10 @@ class DecodeStep:
         return self.state[f"{name}/k"], self.state[f"{name}/v"]
 
     def extend(self, name: str, k: mtf.Tensor, v: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:
-        """Stores keys and values [batch..., kv_heads, d_kv] at `positions`; then as `stored`."""
+        """Stores a token's keys and values at `positions`, and returns the same as `stored`.
+
+        They are [batch..., kv_heads, d_kv or d_v].
+        """
         for key, new in (("k", k), ("v", v)):
             cache = self.state[f"{name}/{key}"]
             length = cache.shape.dims[-2]

@@ -1,4 +1,4 @@
-"""Sequence parallelism: the length has a second name between blocks, for a rule of its own.
+"""Sequence parallelism: between blocks, the length has another name and so another layout rule.
 
 V. Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models"
 (arXiv:2205.05198), section 4.2.2. Inside a block, the length is named `length`, and a mesh axis

@@ -87,8 +87,8 @@ class Stack:
         Args:
           layers: the layers, in order.
           residual: wraps each block.
-          recompute: the activations that the backward pass recomputes instead of storing: `none`,
-            all of a `layer`, or its `attention` or `feed_forward` blocks.
+          recompute: the activations that the backward pass recomputes instead of storing them:
+            `none`, all of a `layer`, or its `attention` or `feed_forward` blocks.
 
         Raises:
           ValueError: the choice is unknown.
@@ -185,7 +185,8 @@ class Stack:
     ) -> _LayerInput:
         """Applies a chunk like `_chunk`, but stage after stage, for groups of rows."""
         x, forward = received.tensors[0], received.forward
-        # Expert statistics are sums over all rows, so all rows form one group. Decoding has none.
+        # Expert statistics are sums over all rows, so all rows form one group. In decoding there
+        # are no statistics.
         counts = len(received.tensors) > 1 and isinstance(forward, FullForward)
         groups = RowGroups(x.shape.dims[0], 1) if counts else RowGroups.from_activations(x, x.mesh)
         state: DecodeState = getattr(forward, "state", {})

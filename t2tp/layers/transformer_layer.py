@@ -22,9 +22,10 @@ _Part = Callable[[mtf.Tensor], tuple[mtf.Tensor, ...]]
 
 
 class Residual:
-    """A residual block: adds to x the output of a block, with dropout and norms.
+    """A residual connection around a block, with dropout and norms.
 
-    The position of the norm selects the formula. `output_norm` is also the scope of its variables:
+    The position of the norm selects the formula. The variables of `output_norm` are in a scope of
+    this name:
 
         pre     x + block(norm(x))
         post    norm(x + block(x))
@@ -65,7 +66,7 @@ class Residual:
         self._sequence_parallel = sequence_parallel
 
     def __call__(self, x: mtf.Tensor, block: _Block, training: bool) -> mtf.Tensor:
-        """Maps [..., d_model] to the same shape; the length has its name between blocks."""
+        """Maps x [..., d_model] to the same shape, where the length has its name between blocks."""
         y = self.inside(self.norm(x) if self._position in ("pre", "both") else x)
         y = self.between(block(y))
         if self._position == "output":
@@ -93,7 +94,7 @@ class Layer:
     Attributes:
       self_attention: the first block.
       feed_forward: the last block, possibly a mixture of experts.
-      cross_attention: the middle block; None: the layer has none.
+      cross_attention: the middle block; None: no cross-attention.
       pattern: the layer's kind in `t2tp.choices.LAYER_KINDS`; "" if all layers are alike.
     """
 

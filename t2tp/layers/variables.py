@@ -75,7 +75,7 @@ def bias(
 
 
 def balance(mesh: mtf.Mesh, name: str, experts: mtf.Dimension) -> mtf.Tensor:
-    """Returns a term of the scores that choose experts: float32 [experts], initially 0."""
+    """Returns `Router.balance`, float32 [experts], initially 0."""
     return _variable(mesh, name, mtf.Role(BALANCE, (), [experts]), _normal(0.0), tf.float32)
 
 

@@ -27,7 +27,7 @@ class AutoregressiveModel(Model):
         return self.hparams.max_length if "max_length" in self.hparams else None
 
     def prefix_of(self, features: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
-        """Returns the feature `prefix`, for models without another feature of the batch's size.
+        """Returns the feature `prefix`. Models require it if no other feature has the batch's size.
 
         Raises:
           ValueError: `prefix` is missing.
@@ -79,7 +79,7 @@ class AutoregressiveModel(Model):
 def previous_tokens(
     tokens: mtf.Tensor, positions: mtf.Tensor, bos_token_id: int | mtf.Tensor = 0
 ) -> mtf.Tensor:
-    """Returns `tokens`, except that positions 0 get `bos_token_id`.
+    """Returns `tokens` with `bos_token_id` at position 0.
 
     Args:
       tokens: int32 [batch...], argument of `decode_step`.

@@ -1,7 +1,7 @@
 """An autoregressive transformer over the channel values of pixels.
 
 N. Parmar et al., "Image Transformer" (arXiv:1802.05751): the unconditional model with a categorical
-distribution over the values. Values are in raster order, with the channels of a pixel adjacent.
+distribution over the values. Values are in raster order; the channels of a pixel are adjacent.
 """
 
 from collections.abc import Mapping
@@ -32,9 +32,9 @@ from t2tp.program.program import Mesh
 class MtfImageTransformer(AutoregressiveModel):
     """Pre-norm transformer over the values of an image of `image_shape`.
 
-    With the `attention_type` full or local_1d, the values are one sequence, `length`. A mesh can
-    split it with local_1d. With local_2d, the values have the dimensions `height` and `width`; the
-    width includes the channels. A mesh can split both.
+    With the `attention_type` full or local_1d, the values are one sequence with the dimension
+    `length`. With local_2d, they have the dimensions `height` and `width`, where the width includes
+    the channels. A mesh can split `length` with local_1d, and `height` and `width` with local_2d.
     """
 
     takes = ("targets", "weights")

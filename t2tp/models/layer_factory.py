@@ -102,7 +102,7 @@ class LayerFactory:
     def with_positions(
         self, x: mtf.Tensor, positions: mtf.Tensor, training: bool, longest: int
     ) -> mtf.Tensor:
-        """Adds positions to embeddings, and applies the embedding norm and dropout.
+        """Adds position encodings to embeddings, and applies the embedding norm and dropout.
 
         With sequence parallelism, the result's length has its name between blocks.
 
@@ -150,7 +150,7 @@ class LayerFactory:
           cross: whether layers have cross-attention to a memory.
 
         Raises:
-          ValueError: a causal stack has experts that choose tokens.
+          ValueError: a causal stack has experts with expert-choice gating.
         """
         hparams = self._hparams
         if self._has_experts and causal and hparams.moe_gating == "expert_choice":
@@ -286,7 +286,7 @@ def shifted_right(
     bos_token_id: int | mtf.Tensor = 0,
     previous: mtf.Tensor | None = None,
 ) -> mtf.Tensor:
-    """Returns the input token of each target: the previous target in its segment.
+    """Returns the input token of each target: the previous target in the same segment.
 
     Args:
       targets: integers [batch, length].

@@ -26,10 +26,10 @@ from t2tp.program.program import Mesh
 class Transformer(AutoregressiveModel):
     """Encoder-decoder transformer.
 
-    If the vocabularies of inputs and targets have the same size, `tie_embeddings` uses one table
-    for inputs, targets and logits (T5 v1.0). `shared_embedding` without `tie_embeddings` uses one
-    table for inputs and targets, and another one for logits (T5 v1.1). Otherwise inputs have a
-    separate table.
+    If inputs and targets have vocabularies of the same size, they can share an embedding table.
+    With `tie_embeddings`, the logits use this table too (T5 v1.0). With `shared_embedding` and
+    without `tie_embeddings`, the logits have a table of their own (T5 v1.1). Otherwise inputs and
+    targets have separate tables.
     """
 
     takes = (
@@ -73,8 +73,8 @@ class Transformer(AutoregressiveModel):
         """Computes the mean negative log-likelihood of the targets without padding, in nats.
 
         Features: `inputs` and `targets`, each with its `_segmentation` and `_position`: integers
-          [batch, length]. Segment 0 is padding. Other segments of the targets attend to the inputs'
-          segment with the same number.
+          [batch, length]. Segment 0 is padding. Another segment of the targets attends to the
+          segment of the inputs with the same number.
         """
         projection, totals = self._projection(mesh, features, training)
         targets, segments = features["targets"], features["targets_segmentation"]
@@ -154,7 +154,7 @@ class Transformer(AutoregressiveModel):
     def _encode(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
     ) -> tuple[Memory, Totals]:
-        """Returns the encoder's output, with the length named `memory_length`, and statistics."""
+        """Returns the encoder's output, its length renamed to `memory_length`, and statistics."""
         inputs, segments = features["inputs"], features["inputs_segmentation"]
         positions = features.get("inputs_position")
         sequence = SequenceInfo(

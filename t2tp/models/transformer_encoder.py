@@ -34,8 +34,8 @@ from t2tp.program.program import Mesh
 _OF_CLASSES = ("inputs", "inputs_segmentation", "inputs_position", "targets", "weights")
 _OF_MASKED = ("targets", "targets_segmentation", "targets_position")
 
-# BERT (arXiv:1810.04805), section 3.1. The first number is the fraction of tokens to predict. Of
-# the tokens to predict, the others are the fractions that become the mask token and a random token.
+# BERT (arXiv:1810.04805), section 3.1: `_MASKED` is the fraction of tokens to predict. A fraction
+# `_AS_MASK` of these becomes the mask token, and `_AS_ANY` a random token. The rest is unchanged.
 _MASKED, _AS_MASK, _AS_ANY = 0.15, 0.8, 0.1
 
 
@@ -61,7 +61,7 @@ class TransformerEncoder(Model):
         self._factory = LayerFactory(hparams, self.activation_dtype, self.has_experts)
         self._num_tokens = vocab_sizes["inputs" if self._classifies else "targets"]
         # Without a `mask_token_id`, the mask is the id after the vocabulary. A classifier's
-        # embedding has this row too, so that it can start from a masked language model.
+        # embedding has a row for it too, so that it can start from a masked language model.
         self._mask_id = hparams.mask_token_id or self._num_tokens
         needs_row = not hparams.mask_token_id and not (self._classifies and hparams.vocab_size)
         if needs_row and self._num_tokens == hparams.vocab_size:
@@ -76,13 +76,21 @@ class TransformerEncoder(Model):
     def loss(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> LossOutput:
         """Computes the mean negative log-likelihood of the classes or the masked tokens, in nats.
 
-        Features: a classifier requires `inputs`, `inputs_segmentation` (0: padding) and
-          `inputs_position`, integers [batch, length]; `targets`, integers [batch], the classes; and
-          `weights`, float32 [batch]. A masked language model requires `targets`,
-          `targets_segmentation` and `targets_position`, integers [batch, length]; and in evaluation
-          `example_index`, integers [batch]: the index of each row in the split seeds its mask. With
-          the hparam `token_types`, `inputs_types` or `targets_types`, integers [batch, length]
-          below `token_types`, are optional; by default all types are 0.
+        A classifier requires these features:
+
+        - `inputs`, `inputs_segmentation` (0: padding), `inputs_position`: integers [batch, length].
+        - `targets`: integers [batch], the classes.
+        - `weights`: float32 [batch], 0 for padding rows.
+
+        A masked language model requires these features:
+
+        - `targets`, `targets_segmentation` (0: padding), `targets_position`: integers [batch,
+          length].
+        - `example_index`, in evaluation: integers [batch], each row's index in the split. It seeds
+          the row's mask.
+
+        With the hparam `token_types`, a third kind of feature is optional: `inputs_types` or
+        `targets_types`, integers [batch, length] below `token_types`. By default all types are 0.
 
         Raises:
           FeatureMismatchError: a masked language model is evaluated without `example_index`.
@@ -173,9 +181,9 @@ class TransformerEncoder(Model):
     ) -> tuple[mtf.Tensor, mtf.Tensor]:
         """Masks tokens.
 
-        In training the mask differs in each step. It depends on the seed and the index in the
-        batch, not on the mesh. In evaluation it depends on the example and the position in it, so
-        that neither batch size nor step changes it.
+        In training the mask differs from step to step. It depends on the seed and the row's index
+        in the batch, not on the mesh. In evaluation it depends only on the example and the
+        position in the row, not on batch size or step.
 
         Args:
           targets: integers [batch, length].
@@ -183,8 +191,8 @@ class TransformerEncoder(Model):
           examples: integers [batch], the index of each example in evaluation; None in training.
 
         Returns:
-          the masked tokens, integers [batch, length], and float32 [batch, length]: 1 for tokens to
-          predict, otherwise 0.
+          the tokens after masking, integers [batch, length], and float32 [batch, length]: 1 for
+          tokens to predict, otherwise 0.
         """
         mask_uniform, kind_uniform, random_tokens = self._masking_randoms(targets, examples)
         random_tokens = mtf.cast(random_tokens, targets.dtype)

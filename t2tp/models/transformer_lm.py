@@ -53,13 +53,19 @@ class TransformerLm(AutoregressiveModel):
     def loss(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> LossOutput:
         """Computes the mean negative log-likelihood of the tokens without padding, in nats.
 
-        Features: `targets`, `targets_segmentation` (0: padding) and `targets_position`, integers
-          [batch, length]. Optional: `targets_weights`, integers [batch, length] (0: a token that is
-          only read); `targets_previous`, integers [batch], the token before each row (0: none);
-          `first_token`, integers [batch], the input of each row's first target.
+        These features are required:
+
+        - `targets`, `targets_segmentation` (0: padding), `targets_position`: integers [batch,
+          length].
+
+        These are optional:
+
+        - `targets_weights`: integers [batch, length], 0 for a token that is only read.
+        - `targets_previous`: integers [batch], the token before each row; 0: there is none.
+        - `first_token`: integers [batch], the input of each row's first target.
 
         Raises:
-          ValueError: the length is above `max_length`.
+          ValueError: positions are learned, and the length is above `max_length`.
         """
         projection, totals = self._projection(mesh, features, training)
         targets, weights = features["targets"], weights_of_targets(features)

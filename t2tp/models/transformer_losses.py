@@ -54,8 +54,9 @@ def with_experts(
       hparams: the coefficients `moe_load_balance_loss` and `moe_router_z_loss`, and
         `moe_balance_rate`.
       totals: statistics of each stack; None for a stack without experts.
-      segments: prefix of the names of a stack's loss terms -> segments of the stack's tokens,
-        integers [batch, length] (0: padding), in the order of `totals`.
+      segments: an entry for each stack, in the order of `totals`. The key is the prefix of the
+        stack's loss terms. The value is its tokens' segments, integers [batch, length] (0:
+        padding).
     """
     stacks = {prefix: t for prefix, t in zip(segments, totals, strict=True) if t is not None}
     if not stacks:
@@ -72,7 +73,8 @@ def with_experts(
                 share = mtf.reduce_sum(total * (coefficient / layers))
                 terms[f"{prefix}{name}"] = LossTerm(share, tokens)
         if hparams.moe_balance_rate:
-            # The term is 0. Its gradient is 0 too, except w.r.t. the routers' `balance`.
+            # The term is 0, and so is its gradient, except w.r.t. the routers' `balance`; see
+            # `gating.imbalance`.
             excess = each.choices - mtf.stop_gradient(each.choices)
             terms[f"{prefix}balance"] = LossTerm(mtf.reduce_sum(excess), tokens)
     sums = {

@@ -14,23 +14,25 @@ from t2tp.lowering.slice_shapes import expanded
 
 @dataclass(frozen=True)
 class RotaryScaling:
-    """Lower frequencies for sequences longer than in the first training.
+    """Rotates more slowly, for sequences longer than in pretraining.
 
-    The frequency of a pair becomes `share * f + (1 - share) * f / factor`, by kind:
+    A pair that rotates by `f` radians per position rotates by `share * f + (1 - share) * f /
+    factor` instead. The kind determines the share:
 
-    - `linear`: the share is 0.
-    - `llama3` (Llama 3.1): it is 1 from `high_freq_factor` turns in `original_length` positions on,
-      0 up to `low_freq_factor` turns, and linear in the number of turns between them.
-    - `yarn` (B. Peng et al., arXiv:2309.00071, section 3.2): the same bounds, and linear in the
-      pair's number between them, each rounded to a pair. Rotated elements are then multiplied by
-      `amplitude`.
-    - `yarn_unrounded` (gpt-oss): the same, without rounding.
+    - `linear`: 0 for all pairs.
+    - `llama3` (Llama 3.1): it depends on the number of turns that the pair makes in
+      `original_length` positions. It is 0 up to `low_freq_factor` turns, 1 from `high_freq_factor`
+      turns on, and linear in the number of turns between the two bounds.
+    - `yarn` (B. Peng et al., arXiv:2309.00071, section 3.2): 0 and 1 as in `llama3`, but linear in
+      the pair's index between the two bounds. The bounds' indices are rounded outwards. Rotated
+      elements are also multiplied by `amplitude`.
+    - `yarn_unrounded` (gpt-oss): like `yarn`, without rounding.
 
     Attributes:
-      factor: how many times longer sequences may be.
-      low_freq_factor: bound in turns.
-      high_freq_factor: bound in turns, above `low_freq_factor`.
-      original_length: length of the first training, in positions.
+      factor: divisor of the frequencies: how many times longer sequences may be.
+      low_freq_factor: number of turns up to which the share is 0.
+      high_freq_factor: number of turns from which the share is 1; above `low_freq_factor`.
+      original_length: sequence length in pretraining, in positions.
       kind: `linear`, `llama3`, `yarn` or `yarn_unrounded`.
       attention_factor: the amplitude of `yarn`; 0: `1 + 0.1 * ln(factor)`.
     """
@@ -56,13 +58,13 @@ class RotaryScaling:
 
     @property
     def amplitude(self) -> float:
-        """The factor of rotated elements."""
+        """The factor by which rotated elements are multiplied."""
         if not self.kind.startswith("yarn"):
             return 1.0
         return self.attention_factor or 1.0 + 0.1 * math.log(max(self.factor, 1.0))
 
     def __call__(self, turns: np.ndarray, base: float = 10000.0) -> np.ndarray:
-        """Returns the scaled angles by which pairs turn per position."""
+        """Scales the pairs' angles per position, in radians; `base` is the base of these angles."""
         share = 0.0 if self.kind == "linear" else self._share(turns, base)
         return (1 - share) * turns / self.factor + share * turns
 
@@ -79,18 +81,19 @@ class RotaryScaling:
         return 1.0 - np.clip((np.arange(len(turns)) - first) / max(last - first, 0.001), 0.0, 1.0)
 
     def _pair(self, count: float, pairs: int, base: float) -> float:
-        """Returns the number of the pair that turns `count` times in `original_length`."""
+        """Returns the index, a float, of the pair with `count` turns in `original_length`."""
         return pairs * math.log(self.original_length / (count * 2 * math.pi)) / math.log(base)
 
 
 def turns_of(size: int, base: float, scaling: RotaryScaling | None = None) -> np.ndarray:
-    """Returns the angle by which each pair of `size` elements turns per position, in float32.
+    """Returns each pair's angle per position for `size` elements, in radians, float32.
 
-    It is rounded where the models that others trained round it: an error in the last bit of an
-    angle per position is one of 0.0005 at position 8000.
+    Exponent, power and reciprocal are each rounded to float32, as in Hugging Face. Otherwise
+    pretrained models would see other angles: an error in the last bit of an angle per position is
+    an error of 0.0005 radians at position 8000.
     """
     exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
-    # NumPy's float32 powers are off in the last bit, in a fifth of the cases on some processors.
+    # On some processors the last bit of NumPy's float32 power is wrong in a fifth of the cases.
     powers = np.power(np.float64(base), exponents.astype(np.float64)).astype(np.float32)
     turns = np.float32(1) / powers
     return turns if scaling is None else scaling(turns, base).astype(np.float32)
@@ -103,21 +106,23 @@ def rotary(
     scaling: RotaryScaling | None = None,
     fraction: float = 1.0,
 ) -> upstream.Tensor:
-    """Rotates each pair of elements of the last dimension of `x`.
+    """Rotates pairs of elements of `x` by angles proportional to the position.
 
-    J. Su et al., "RoFormer" (arXiv:2104.09864), section 3.2. Pair i of d / 2 is rotated by
-    `position * base ** (-2 * i / d)`, so that the product of a query and a key depends on their
-    distance. A pair is the elements i and i + d / 2, as in Llama. Computed in float32.
+    J. Su et al., "RoFormer" (arXiv:2104.09864), section 3.2. Pair i consists of the elements i and
+    i + d / 2, as in Llama. Its angle is `position * base ** (-2 * i / d)` radians. So the product
+    of a rotated query and a rotated key depends only on the distance between their positions. The
+    rotation is computed in float32.
 
     Args:
       x: [..., d]; d is even and cannot be split.
-      positions: integers, of some of the other dimensions of `x`.
+      positions: integers. Their dimensions are among the other dimensions of `x`.
       base: the slowest pair turns once in about `2 pi * base` positions.
       scaling: lowers frequencies; default: none.
-      fraction: the fraction of the elements to rotate, the first ones; d is their number.
+      fraction: fraction of the elements to rotate. The first `fraction * d` elements are rotated,
+        and their number replaces d above.
 
     Returns:
-      like `x`.
+      a tensor like `x`.
 
     Raises:
       ValueError: d is odd, or `positions` are not integers or have other dimensions.
@@ -140,9 +145,9 @@ def rotary(
 class RotaryOperation(Operation):
     """Rotates pairs of elements by an angle proportional to the position.
 
-    Inputs: x [..., d] and positions. Output: like x. Pair i is rotated by `turns[i]` per position,
-      `backward` in the opposite direction, and multiplied by `amplitude`. Elements beyond the pairs
-      stay as they are.
+    Inputs: x [..., d] and positions. Output: like x. Pair i is rotated by `turns[i]` radians per
+      position and multiplied by `amplitude`. With `backward`, it is rotated in the opposite
+      direction. Elements after the pairs are copied.
     """
 
     def __init__(
