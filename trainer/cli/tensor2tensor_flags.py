@@ -5,7 +5,7 @@ import functools
 from t2tp.toml import read_packaged
 
 _HPARAM = "hp_"
-_STARTS = {"gone": "tensor2tensor's flag is gone", "renamed": "Here it is"}
+_STARTS = {"removed": "t2tp does not have this flag of tensor2tensor", "replaced": "Use"}
 
 
 @functools.cache

@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[3] / "docs/coming_from_tensor2tensor.md"
 
 def test_every_flag_of_tensor2tensor_has_its_line():
     assert len(flag_table()) == 73
-    assert {kind for kind, _ in flag_table().values()} == {"same", "renamed", "gone"}
+    assert {kind for kind, _ in flag_table().values()} == {"same", "replaced", "removed"}
     assert all(note for kind, note in flag_table().values() if kind != "same")
 
 
@@ -35,13 +35,13 @@ def test_what_the_table_names_exists():
 @pytest.mark.parametrize(
     ("argument", "says"),
     [
-        ("--use_tpu", "'use_tpu'. tensor2tensor's flag is gone: it is about TPUs"),
-        ("--nosync", "'nosync'. tensor2tensor's flag is gone: training is always synchronous."),
-        ("--worker_id=1", "'worker_id'. Here it is: --process_id."),
+        ("--use_tpu", "'use_tpu'. t2tp does not have this flag of tensor2tensor: it is for TPUs"),
+        ("--nosync", "'nosync'. t2tp does not have this flag of tensor2tensor: training is always"),
+        ("--worker_id=1", "'worker_id'. Use: --process_id."),
         ("--hp_d_ff=8", "Hyperparameters are written --hparams=d_ff=VALUE."),
     ],
 )
-def test_a_flag_that_is_gone_is_answered_with_what_to_do(argument, says):
+def test_the_error_for_a_flag_of_tensor2tensor_gives_advice(argument, says):
     with pytest.raises(UsageError, match=re.escape(says)):
         parse(PROGRAMS["t2tp_trainer"].groups, ["t2tp_trainer", argument])
 
