@@ -33,11 +33,11 @@ Order: TypeAlias = "frozenset[int]"
 
 
 class Relayout(NamedTuple):
-    """A processor's slice of a tensor, to be converted from one shape and layout to another.
+    """A processor's slice of a tensor, and the shape that it is to be converted to.
 
     Attributes:
       x: the slice.
-      name: the operation that asks for the conversion.
+      name: name of the operation that converts the slice.
       old_shape: global shape of the old tensor; `x` is a slice of this tensor.
       new_shape: global shape of the new tensor.
     """
@@ -104,7 +104,7 @@ class Lowering(Protocol):
         """Sets a partial sum over split dimensions; the all-reduce is deferred."""
 
     def parts_of(self, dim: upstream.Dimension, layout: Layout | None = None) -> tuple[int, int]:
-        """Returns (parts in all, parts on this processor) of a sum over `dim` with `exact_sums`."""
+        """Returns the number of parts of a sum over `dim`, in all and on this processor."""
 
     def set_parts(
         self,
@@ -113,15 +113,15 @@ class Lowering(Protocol):
         axis: int | None,
         cut: tuple[str, int],
     ) -> None:
-        """Sets this processor's parts of a sum over a dimension, with `exact_sums`."""
+        """Sets this processor's parts of a sum over a dimension, for `exact_sums`."""
 
     def add_parts(self, tensor: upstream.Tensor, addends: Sequence[upstream.Tensor]) -> bool:
-        """Adds two deferred sums part by part, with `exact_sums`; returns whether it did."""
+        """Adds two deferred sums part by part if possible; returns whether it was. `exact_sums`."""
 
     def map_parts(
         self, y: upstream.Tensor, x: upstream.Tensor, fn: Callable[[tf.Tensor], tf.Tensor]
     ) -> bool:
-        """Maps the parts of a deferred sum, with `exact_sums`; returns whether it did."""
+        """Maps the parts of a deferred sum if possible; returns whether it was. `exact_sums`."""
 
     def tree_leaf(self, tensor: upstream.Tensor) -> tuple[tf.Tensor, list[int]]:
         """Returns a microbatch's leaf of a tree of sums, and the mesh axes to sum it over."""

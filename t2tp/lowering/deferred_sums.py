@@ -8,10 +8,13 @@ A matmul whose summed dimension is split leaves each processor with a partial su
 
 The all-reduce of `y` is deferred, because a later operation can make it cheaper. If `y` is added to
 another partial sum over `model`, one all-reduce serves both. If a reshape splits `y` over `model`,
-the all-reduce becomes a reduce-scatter. No such operation follows if one needs the value of `y`
-itself. A large sum (above `SMALL`) is then reduced at once, and overlaps with later operations. A
-small sum waits for others over the same axes, such as the gradients of all norms, until one of them
-is read or they fill a collective: the cost of a small collective is its latency, not its bytes.
+the all-reduce becomes a reduce-scatter.
+
+If an operation needs the value of `y` itself, the all-reduce cannot become cheaper. A large sum
+(above `SMALL`) is then reduced at once, and its all-reduce overlaps with later operations. A small
+sum waits for other small sums over the same axes, such as the gradients of all norms, until one of
+them is read or they fill a collective. The cost of a small collective is its latency, not its
+bytes.
 """
 
 from __future__ import annotations
@@ -27,14 +30,14 @@ from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
 from t2tp.lowering.operation import hooks
 from t2tp.mesh.collectives import tree_sum
 
-# Bytes. Larger sums share no collective: joining them takes as long as a second collective.
+# Bytes. Larger sums share no collective: concatenating them takes as long as another collective.
 SMALL = 1 << 20
 # Bytes of small sums that fill a collective, which then runs while later tensors are computed.
 BUCKET = 1 << 22
 
 
 def required_values(operations: list[upstream.Operation], users: Users) -> set[upstream.Tensor]:
-    """Returns the tensors whose value some operation needs: their deferred sums will be reduced."""
+    """Returns the tensors whose value some operation needs, so that their sums must be reduced."""
     return {
         tensor
         for op in operations
@@ -62,7 +65,8 @@ class DeferredSum(upstream.LazyAllreduceSum):
           parts: this processor's parts of the sum, in order. There are several only with
             `exact_sums`.
           mesh_axes: the axes to sum over.
-          cut: the dimension of a sum in parts, and the number of its parts. None: it has none.
+          cut: with `exact_sums`, the name of the summed dimension and the number of its parts on
+            all processors together. None: the sum is not computed in parts.
         """
         self.mesh_impl = reductions.mesh_impl
         self.mesh_axes = mesh_axes
@@ -107,7 +111,7 @@ class DeferredSum(upstream.LazyAllreduceSum):
         self._reduced = LaidOutTensor([value])
 
     def to_laid_out_tensor(self) -> LaidOutTensor:
-        """Returns the value of the sum, reducing it if it has not been."""
+        """Returns the value of the sum; reduces it first if necessary."""
         if self._reduced is None:
             self._reductions.reduce(self)
         assert self._reduced is not None
@@ -115,7 +119,7 @@ class DeferredSum(upstream.LazyAllreduceSum):
 
 
 class Reductions:
-    """The deferred sums of one lowering: those whose value is needed wait for others."""
+    """The deferred sums of one lowering; needed small sums wait here to share a collective."""
 
     def __init__(self, mesh_impl: SpmdMeshImpl) -> None:
         self.mesh_impl = mesh_impl
@@ -151,8 +155,8 @@ class Reductions:
             self._waiting.append(deferred)
             if sum(each.num_bytes for each in self._coalesced(deferred)) < BUCKET:
                 return
-        # Nothing more is added to it, and nothing else fits into its collective. Started now, the
-        # collective overlaps with the computation of later tensors.
+        # Waiting longer would not make the collective cheaper. Started now, it overlaps with the
+        # computation of later tensors.
         self.reduce(deferred)
 
     def reduce(self, required: DeferredSum) -> None:
@@ -170,7 +174,10 @@ class Reductions:
             deferred.set_reduced(tf.reshape(value, deferred.addend.shape))
 
     def _allreduce(self, addend: tf.Tensor, required: DeferredSum, names: list[str]) -> tf.Tensor:
-        """All-reduces over the axes of `required`, small 16-bit sums in float32: that is free."""
+        """All-reduces over the axes of `required`; small 16-bit sums are added in float32.
+
+        Float32 doubles their bytes, but their cost is latency.
+        """
         dtype = addend.dtype
         is_narrow = dtype in (tf.bfloat16, tf.float16)
         if is_narrow and required.num_bytes <= SMALL:

@@ -1,7 +1,7 @@
 """Lowers einsums to matmuls, or to table look-ups if one operand is a one-hot tensor.
 
 mesh-tensorflow writes a gather and its gradient as einsums with a one-hot tensor. Computed as
-matmuls, these take a fifth of the step of a small language model. Here an einsum over the one-hot
+matmuls, they take a fifth of the step of a small language model. Here an einsum over the one-hot
 dimension becomes a look-up, and its gradient a sum of rows per id. The one-hot tensor itself is
 materialized only if another operation needs its elements. Other einsums become matmuls in
 `SpmdMeshImpl.einsum` and `t2tp.lowering.matmul`.
@@ -35,8 +35,8 @@ def lower_one_hot(op: upstream.ops.OneHotOperation, lowering: Lowering) -> None:
     """Sets the output to a one-hot tensor that is materialized only if its elements are needed."""
 
     def make() -> LaidOutTensor:
-        # `lower` sets the output to this graph's tensor. Another TensorFlow graph, such as a loop's
-        # body, has to compute the tensor again, so the lazy tensor is put back.
+        # `lower` replaces the lazy tensor by this graph's tensor. The lazy tensor is put back,
+        # because another TensorFlow graph, such as a loop's body, must compute its own tensor.
         with lowering.orders.during(op, lambda op: op.inputs):
             op.lower(lowering)
         made = lowering.tensors[output]

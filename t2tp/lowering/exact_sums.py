@@ -12,8 +12,8 @@ adds the two halves, and so continues the same tree. With two microbatches, each
 of a processor's 4 parts. One device computes all parts: the same additions in the same order.
 
 A sum over rows and positions, such as a weight's gradient on `seq:2` with `length:seq`, is computed
-from whole rows: an all-to-all gives each processor all positions of half of its rows. After that,
-the axis splits rows, so the sum is one more level of the batch's tree.
+from whole rows: an all-to-all gives each processor all positions of half of its rows. Then `seq`
+splits rows instead of positions, and the sum over `seq` is one more level of the batch's tree.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ def lower_in_parts(
 
     Args:
       op: the operation.
-      lowering: the lowering of the graph, or of a part of an outer dimension.
+      lowering: the lowering of the graph, or the `PartLowering` of a part of an outer dimension.
       rule: the rule that lowers the operation.
       dims: the dimensions, the outermost first.
     """
@@ -64,7 +64,8 @@ def lower_in_parts(
     for y, parts in results.items():
         names = y.shape.dimension_names
         if inner and parts:
-            # The inner sums are completed before the parts of the outer one are added.
+            # Completes the sum over the inner dimension before the outer dimension's parts are
+            # added.
             axis = mesh_impl.tensor_dimension_to_mesh_axis(inner[0])
             if axis is not None and inner[0].name not in names:
                 stacked = tf.stack(parts)
@@ -78,11 +79,11 @@ def lower_in_parts(
 
 
 class _RowExchange(NamedTuple):
-    """Trades split positions for split rows, along the axis that splits positions, and back.
+    """Exchanges slices so that an axis splits rows instead of positions, and back.
 
     Attributes:
       collectives: the processor's collectives.
-      axis: the axis.
+      axis: the axis that splits positions.
       processors: number of processors along it.
     """
 
@@ -91,7 +92,7 @@ class _RowExchange(NamedTuple):
     processors: int
 
     def of_slice(self, x: tf.Tensor, names: list[str]) -> tf.Tensor:
-        """Returns all positions of a processor's share of the rows of a slice."""
+        """Returns the slice with all positions and only this processor's share of the rows."""
         if BATCH not in names:
             if POSITIONS not in names:
                 return x
@@ -103,7 +104,7 @@ class _RowExchange(NamedTuple):
         return tf.gather(shares, self.collectives.coordinate(self.axis))
 
     def put_back(self, x: tf.Tensor, names: list[str]) -> tf.Tensor:
-        """Returns a processor's positions of all rows of a slice: the inverse of `of_slice`."""
+        """Returns the slice with all rows and only this processor's positions."""
         rows = names.index(BATCH)
         if POSITIONS in names:
             return self.collectives.alltoall(x, self.axis, names.index(POSITIONS), rows)
@@ -127,12 +128,12 @@ class PartLowering:
 
         Args:
           base: the enclosing lowering.
-          mesh_impl: its mesh.
-          rows: moves tokens to whole rows; None: their slices stay as they are.
-          dim: the dimension, of `count` parts on this processor.
-          number: the number of the part on this processor.
-          count: the number of parts on this processor.
-          results: receives the value of each output.
+          mesh_impl: the mesh implementation of `base`.
+          rows: exchanges slices for slices with whole rows; None: no exchange.
+          dim: the dimension that is cut into parts.
+          number: the index of this part, from 0 to `count - 1`.
+          count: number of parts on this processor.
+          results: receives the part's value of each output.
         """
         self._base, self._rows = base, rows
         self._dim, self._number, self._count = dim, number, count
@@ -144,7 +145,7 @@ class PartLowering:
         return getattr(self._base, name)
 
     def mesh_impl(self, of: Any) -> SpmdMeshImpl:
-        """Returns the mesh implementation, whose slices are those of the part."""
+        """Returns the mesh implementation, with the slice shapes of the part."""
         del of
         return self._mesh_impl
 
@@ -188,7 +189,7 @@ class PartLowering:
         return self.slice(tensor), []
 
     def shared(self, key: Any, make: Callable[[], Any]) -> Any:
-        """As `GraphLowering.shared`, with the part in the key."""
+        """Like `GraphLowering.shared`, with the part in the key."""
         return self._base.shared((key, self._dim, self._number, self._count), make)
 
     def set_slice(self, tensor: upstream.Tensor, value: tf.Tensor) -> None:
@@ -260,16 +261,17 @@ def sum_in_parts(x: tf.Tensor, count: int) -> tf.Tensor:
 
 
 def in_vectors(x: tf.Tensor) -> tf.Tensor:
-    """Appends zeros to the first dimension of a slice, up to a multiple of a SIMD vector's size."""
+    """Pads the first dimension of a slice with zeros to a multiple of a SIMD vector's size."""
     padding = -x.shape[0] % VECTOR
     return tf.pad(x, [[0, padding], *([0, 0] for _ in x.shape[1:])]) if padding else x
 
 
 def lower_in_vectors(op: upstream.SlicewiseOperation, lowering: Any) -> None:
-    """Applies a function of elements to whole vectors: a remainder would be rounded differently.
+    """Applies a function of elements to whole SIMD vectors, padded with zeros if necessary.
 
-    Scalars stay scalars. They are the same on all layouts, and the reciprocal of 1 in a vector is
-    less than 1.
+    The elements of an incomplete vector would be rounded differently. Scalars are not padded: all
+    layouts compute them alike, and vectorized code gets slightly less than 1 as the reciprocal of
+    1.
     """
     x = lowering.slice(op.inputs[0])
     if math.prod(x.shape) % VECTOR == 0 or not x.shape.rank:

@@ -41,7 +41,7 @@ def lowering_order(
       storage: the ZeRO configuration.
 
     Returns:
-      Groups in lowering order. A group with several operations holds only weight gathers.
+      groups in lowering order. Only weight gathers form groups of several operations.
     """
     if storage.stage == 3:
         return _prefetch_gathers(operations, storage.prefetch)
@@ -126,7 +126,7 @@ class LatestActivation:
             self._latest, _ = lowering.partial_sum(lowered[0])
 
     def value(self) -> tf.Tensor | None:
-        """Returns the activation or its local partial sum, None if this graph has none."""
+        """Returns the activation or its local partial sum; None if this graph has no activation."""
         # A tensor from a loop body cannot be a control dependency outside the loop.
         graph = tf.compat.v1.get_default_graph()
         return self._latest if self._latest is not None and self._latest.graph is graph else None

@@ -21,7 +21,7 @@ def lower_generic_gradient(op: upstream.GenericGradOperation, lowering: Lowering
     gradients = tf.gradients(ys, tf_xs, grad_ys, stop_gradients=tf_xs, unconnected_gradients=zero)
     grads = dict(zip(xs, gradients, strict=True))
     for x, output in zip(forward.inputs, op.outputs, strict=True):
-        # If an input occurs twice, its first occurrence has the full derivative, the second 0.
+        # If an input occurs twice, its first occurrence gets the full derivative, the second 0.
         grad = grads.pop(x, None)
         lowering.set_slice(output, tf.zeros_like(lowering.slice(x)) if grad is None else grad)
 

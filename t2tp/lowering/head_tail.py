@@ -44,7 +44,7 @@ class Orders:
         self._mesh_impl = mesh_impl
         self.current = CONSECUTIVE
         self._of: dict[upstream.Tensor, Order] = {}
-        # The axes along which all slices of a tensor are equal: a change of order changes nothing.
+        # The axes along which all slices of a tensor are equal, so that no exchange is necessary.
         self._uniform: dict[upstream.Tensor, Order] = {}
         # The value of `current` when an operation was lowered.
         self._of_operation: dict[upstream.Operation, Order] = {}
@@ -62,10 +62,10 @@ class Orders:
                     self._head_tail_dims.setdefault(axis, set()).add(dim.name)
 
     def of(self, tensor: upstream.Tensor) -> Order:
-        """Returns the order in which a tensor can be read without an exchange.
+        """Returns the order in which a tensor should be read: its own, unless it is a feature.
 
-        For a feature it is head-tail order if attention needs that. The feature is exchanged once,
-        so that the tensors computed from it need no exchange.
+        A feature is read in head-tail order if attention needs this order. The feature is then
+        exchanged once, and the tensors computed from it need no exchange.
         """
         if hooks(tensor.operation).is_feature:
             return frozenset(
@@ -83,7 +83,7 @@ class Orders:
     def _for_operation(self, op: upstream.Operation) -> Order:
         """Returns the order of an operation's inputs and outputs."""
         if isinstance(op, upstream.GenericGradOperation):
-            # TensorFlow differentiates the tensors of the forward pass.
+            # Reads the tensors that the forward operation read, so it needs their order.
             return self._of_operation.get(op._forward_op, CONSECUTIVE)
         axes = CONSECUTIVE.union(*(self.of(x) for x in _own_inputs(op)))
         return frozenset(axis for axis in axes if self._accepts(op, axis))
@@ -231,7 +231,8 @@ def _depends_on_order(op: upstream.Operation, dim: upstream.Dimension) -> bool:
     if isinstance(op, upstream.Constant):
         return np.ndim(op._value) > 0
     if isinstance(op, upstream.EinsumOperation):
-        # It may be lowered to a look-up, which reads the input of the one-hot operation.
+        # It may be lowered to a look-up, which reads the ids in their own order and not the
+        # converted one-hot tensor.
         return any(isinstance(x.operation, upstream.OneHotOperation) for x in op.inputs)
     ordered = hooks(op).ordered_dims
     return ordered is None or dim in ordered

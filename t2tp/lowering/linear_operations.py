@@ -1,10 +1,10 @@
 """Linear operations on partial sums.
 
-If the summed dimension of a matmul is split, each processor has a partial sum, and it can scale,
-negate or transpose that before the all-reduce. Deferring the all-reduce past the operation pays in
-two cases. Before a reshape, all-reduce and reshape may become one reduce-scatter. In a difference
-of two sums, one all-reduce is enough. Otherwise the sum is reduced before the operation, so that it
-shares a collective with others: gradients are reduced together before they are scaled.
+If the summed dimension of a matmul is split, each processor has a partial sum. It can scale, negate
+or transpose the partial sum before the all-reduce. This pays in two cases. Before a reshape,
+all-reduce and reshape may become one reduce-scatter. In a difference of two sums, one all-reduce is
+enough. Otherwise the sum is reduced before the linear operation, so that it can share a collective
+with other sums: gradients are reduced together before they are scaled.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ Users: TypeAlias = "Callable[[upstream.Tensor], Sequence[upstream.Operation | No
 
 def is_linear(op: upstream.Operation) -> bool:
     """Whether an operation can be applied to the partial sums of its input."""
-    if isinstance(op, upstream.EinsumOperation):  # of one tensor, in another order
+    if isinstance(op, upstream.EinsumOperation):  # A transposition of one tensor.
         return len(op.inputs) == 1 and op.inputs[0].shape.size == op.outputs[0].shape.size
     return isinstance(op, upstream.ScalarMultiplyOperation) or _negates(op)
 
@@ -46,7 +46,7 @@ def lower_linear(op: upstream.Operation, lowering: Lowering) -> None:
     (x,), (y,) = op.inputs, op.outputs
 
     def lower(addend: tf.Tensor) -> tf.Tensor:
-        # mesh-tensorflow's `lower` would reduce its input, so it is given the partial sum instead.
+        # mesh-tensorflow's `lower` would reduce its input, so it gets the partial sum as its value.
         deferred = lowering.tensors[x]
         lowering.tensors[x] = LaidOutTensor([addend])
         op.lower(lowering)
@@ -105,7 +105,7 @@ def _is_biased_sum(
 def _add_bias(
     x: upstream.Tensor, bias: upstream.Tensor, y: upstream.Tensor, lowering: Lowering
 ) -> None:
-    """Adds a bias to the partial sum of one processor of each group; y stays a deferred sum."""
+    """Adds a bias to one of the partial sums of each all-reduce; y stays a deferred sum."""
     addend, axes = lowering.partial_sum(x)
     collectives = lowering.mesh_impl(y).collectives
     is_first = tf.reduce_all([tf.equal(collectives.coordinate(axis), 0) for axis in axes])

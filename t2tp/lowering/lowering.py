@@ -41,7 +41,7 @@ from t2tp.mesh.layout_text import LayoutError
 
 T = TypeVar("T")
 
-# Elements of the inputs. Smaller inputs do not repay the compilation: 0.1 s of a core per device.
+# Number of input elements. Smaller inputs do not repay the compilation, 0.1 s of a core per device.
 _WORTH_COMPILING = 1 << 18
 
 # Operations with side effects.
@@ -59,10 +59,10 @@ def all_operations(operations: Iterable[upstream.Operation]) -> Iterator[upstrea
 def live_operations(
     operations: Sequence[upstream.Operation], needed: Iterable[upstream.Tensor]
 ) -> list[upstream.Operation]:
-    """Returns the operations that `needed` tensors or side effects depend on, in the order given.
+    """Returns the operations that `needed` tensors or side effects depend on, in the same order.
 
-    Building gradients leaves many operations that nothing uses; TensorFlow would prune them, but
-    never a collective.
+    Building gradients leaves many unused operations. TensorFlow would prune them, except
+    collectives.
     """
     producers = {tensor.operation for tensor in needed}
     live = []
@@ -130,7 +130,7 @@ class GraphLowering(upstream.Lowering):
         mesh_impl: SpmdMeshImpl,
         needed: Iterable[upstream.Tensor],
     ) -> None:
-        """Lowers what `needed` tensors and side effects (assignments, prints) depend on."""
+        """Lowers the operations that `needed` tensors, assignments and prints depend on."""
         self.graph = graph
         self.mesh_to_impl = {mesh: mesh_impl}
         self._mesh_impl = mesh_impl
@@ -146,7 +146,7 @@ class GraphLowering(upstream.Lowering):
         self.orders = Orders(self, mesh_impl)
         self.orders.find_head_tail_dims(all_operations(graph.operations))
         self._needed: set[upstream.Tensor] = set()
-        # From the whole graph: a loop may read a variable that was lowered outside it.
+        # Includes reads inside loops: a loop may read a variable that is lowered outside it.
         self._read = set(needed).union(*map(tensors_read, graph.operations))
         self._users: dict[upstream.Tensor, list[upstream.Operation | None]] = defaultdict(list)
         self._users_known: set[upstream.Operation] = set()
@@ -221,7 +221,7 @@ class GraphLowering(upstream.Lowering):
     def isolated(self) -> Iterator[None]:
         """Discards the tensors that were lowered inside the context when it ends.
 
-        A branch of a condition cannot use tensors of another branch.
+        Used for branches: one branch of a condition cannot use another branch's tensors.
         """
         before, in_place = self.tensors, self.updated_in_place
         self.tensors, self.updated_in_place = dict(before), set(in_place)
@@ -261,8 +261,8 @@ class GraphLowering(upstream.Lowering):
         """Returns `fn`, compiled by XLA if the program allows it and the inputs are large.
 
         Args:
-          fn: a function of slices without collectives. Compilation pays if it makes several passes
-            over large slices.
+          fn: a function of slices without collectives. Compilation pays if the function makes
+            several passes over large slices.
         """
         target = self._mesh_impl.target
 
@@ -296,9 +296,9 @@ class GraphLowering(upstream.Lowering):
     ) -> tf.Tensor:
         """Returns 32 random bits (uint32) for each element of this processor's slice.
 
-        They are a function of the program's seed, the name, the step, the index of the iteration
-        inside a loop, and the element's index in the global tensor (of the full batch, in
-        microbatches).
+        The bits depend on the program's seed, the name, the step, the iteration inside a loop, and
+        the element's index in the global tensor. A microbatch's elements are numbered as in the
+        tensor of the full batch.
 
         Args:
           name: name of the operation, which keys its numbers.
@@ -329,12 +329,12 @@ class GraphLowering(upstream.Lowering):
         )
 
     def shared_random(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Like `shared`, for a value made of random bits.
+        """Like `shared`, for a value computed from random bits.
 
         Args:
           key: everything that the value depends on, except the iteration, the microbatch and the
-            dependency of recomputation, which this method adds.
-          make: computes it.
+            control dependency of recomputation, which this method adds.
+          make: computes the value.
         """
         microbatch = self._microbatch
         tensors = [self._rng_dependency, microbatch and microbatch.number, *self._loop_iterations]
@@ -401,7 +401,7 @@ class GraphLowering(upstream.Lowering):
         return self._latest.value()
 
     def is_read(self, tensor: upstream.Tensor) -> bool:
-        """Whether an operation or the caller uses a tensor. Some slots are only assigned to."""
+        """Whether an operation or the caller reads a tensor. Some slots are only assigned to."""
         return tensor in self._read
 
     def users(self, tensor: upstream.Tensor) -> Sequence[upstream.Operation | None]:
@@ -446,7 +446,7 @@ class GraphLowering(upstream.Lowering):
         self.set_sum_over_axes(tensor, value, sorted(axes))
 
     def parts_of(self, dim: upstream.Dimension, layout: Layout | None = None) -> tuple[int, int]:
-        """Returns the parts in which a dimension is summed: (all, this processor's).
+        """Returns the number of parts in which a dimension is summed: (all, this processor's).
 
         Args:
           dim: the dimension.
@@ -482,18 +482,18 @@ class GraphLowering(upstream.Lowering):
           tensor: the sum.
           parts: the parts, in order.
           axis: the mesh axis of the sum; None: this processor has all parts.
-          cut: the dimension, and the number of its parts in all.
+          cut: the dimension's name, and the number of its parts on all processors together.
         """
         self._defer_parts(tensor, parts, [] if axis is None else [axis], cut)
 
     def add_parts(self, tensor: upstream.Tensor, addends: Sequence[upstream.Tensor]) -> bool:
-        """Adds deferred sums of the same parts part by part, unless their values are needed.
+        """Adds two deferred sums part by part, unless their values are needed.
 
-        Sums over the batch, except scalars, are completed first: stages of a pipeline have
-        different addends of a weight's gradient.
+        It does not add sums over the batch, except scalars: in a pipeline, stages have different
+        addends of a weight's gradient, so each sum is completed before it is added.
 
         Returns:
-          whether it did. Only the graph decides, so that it is the same on every mesh.
+          whether it added them. This depends only on the graph, so it is the same on every mesh.
         """
         sums = [self.tensors[x] for x in addends]
         if any(
@@ -516,7 +516,7 @@ class GraphLowering(upstream.Lowering):
         """Sets `y` to the parts of `x`, each mapped by `fn`, unless the value of `x` is needed.
 
         Returns:
-          whether it did: `x` is a deferred sum in parts, and no operation needs its value.
+          whether it set `y`: `x` is a deferred sum in parts, and no operation needs its value.
         """
         value = self.tensors[x]
         if not isinstance(value, DeferredSum) or value.cut is None or x in self._needed:
@@ -529,8 +529,8 @@ class GraphLowering(upstream.Lowering):
         """Returns a microbatch's leaf of the tree in which `exact_sums` adds up microbatches.
 
         Returns:
-          the leaf, and the mesh axes to sum it over after the last microbatch: none if microbatches
-          are spread over the processors, because the slice is then summed in each microbatch.
+          the leaf, and the mesh axes to sum it over after the last microbatch. If microbatches are
+          spread over the processors, there are no axes: each microbatch's leaf is already summed.
 
         Raises:
           LayoutError: the tensor is not a sum over the rows of the microbatch.
@@ -571,7 +571,7 @@ class GraphLowering(upstream.Lowering):
 
 
 def lower_shapes(op: upstream.Operation, lowering: Lowering) -> None:
-    """Sets placeholders as the outputs, for abstract programs: these only need the shapes."""
+    """Sets placeholders as the outputs, for abstract programs, which need only shapes."""
     # Deferred sums among the inputs are reduced, so that their collectives are counted.
     for x in op.inputs:
         lowering.slice(x)

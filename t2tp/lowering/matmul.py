@@ -18,9 +18,9 @@ SMALL_PRODUCT = 128 * 128
 def einsum(
     equation: str, *slices: tf.Tensor, widen: Callable[[tf.Tensor], tf.Tensor] | None = None
 ) -> tf.Tensor:
-    """Computes `tf.einsum`, as a matmul if reshaping is enough for that.
+    """Computes `tf.einsum`, as a matmul if the operands only have to be reshaped for it.
 
-    With 16-bit floats on CPUs, slices are also transposed for a matmul, because Einsum would have
+    With 16-bit floats on CPUs, operands are also transposed for a matmul, because Einsum would have
     to convert them to float32.
 
     Args:
@@ -99,7 +99,8 @@ def _product(x: tf.Tensor, y: tf.Tensor, of_x: str, of_y: str, product: str) -> 
       y: the second operand.
       of_x: letters of `x`; the ones to sum over are first or last.
       of_y: letters of `y`; the ones to sum over are first or last.
-      product: letters of the result: the other letters of one operand, then those of the second.
+      product: letters of the result: the letters of one operand that are not summed over, then
+        the ones of the other operand.
     """
     summed = "".join(letter for letter in of_x if letter in of_y)
     transpose_x, transpose_y = of_x.startswith(summed), of_y.endswith(summed)

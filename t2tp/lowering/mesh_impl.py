@@ -190,7 +190,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
         return matmul.einsum(equation, *slices, widen=self._widened if self.target.on_cpu else None)
 
     def _widened(self, x: tf.Tensor) -> tf.Tensor:
-        """Converts to float32, once for all uses: q, k and v are computed from the same tensor."""
+        """Converts to float32, once for all uses: for example, q, k and v use the same tensor."""
         return self._once(("float32", x.ref()), lambda: tf.cast(x, tf.float32))
 
     def allreduce(
@@ -212,7 +212,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
     def alltoall(
         self, x: LaidOutTensor, mesh_axis: int, split_axis: int, concat_axis: int
     ) -> LaidOutTensor:
-        """Makes `split_axis` split instead of `concat_axis`; both may count from the end."""
+        """Splits dimension `split_axis` instead of `concat_axis`; both may count from the end."""
         part = x.to_laid_out_tensor().slice
         split_axis, concat_axis = (axis % part.shape.rank for axis in (split_axis, concat_axis))
         return LaidOutTensor([self.collectives.alltoall(part, mesh_axis, split_axis, concat_axis)])
@@ -260,7 +260,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
         return LaidOutTensor([self.collectives.coordinate(mesh_axis)])
 
     def of_part(self, name: str, number: int, count: int) -> SpmdMeshImpl:
-        """Returns a mesh on which a processor has only part `number` of `count` of its slice.
+        """Returns a mesh implementation for one of `count` equal parts of a processor's slice.
 
         Args:
           name: the dimension to divide into parts.
@@ -272,14 +272,14 @@ class SpmdMeshImpl(upstream.MeshImpl):
         return part
 
     def with_layout(self, layout: Layout) -> SpmdMeshImpl:
-        """Returns the mesh with other rules."""
+        """Returns a copy with another layout."""
         other = copy.copy(self)
         other.layout = layout
         other._once = GraphMemo()
         return other
 
     def _place(self, dim: upstream.Dimension) -> tf.Tensor | int:
-        """Returns the index of this processor's slice along a dimension, or of its `of_part`."""
+        """Returns the index of this processor's slice, or of its `of_part`, along a dimension."""
         axis = self.tensor_dimension_to_mesh_axis(dim)
         place = 0 if axis is None else self.collectives.coordinate(axis)
         if dim.name not in self._part_of:
@@ -288,7 +288,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
         return place * count + number
 
     def slice_begin_tensors(self, shape: upstream.Shape) -> list[tf.Tensor | int]:
-        """Returns where this processor's slice begins: an int or int32 scalar per dimension."""
+        """Returns the begin of this processor's slice: an int or int32 scalar per dimension."""
         begin: list[tf.Tensor | int] = []
         for dim, size in zip(shape.dims, self.slice_shape(shape), strict=True):
             begin.append(self._place(dim) * size)
@@ -375,7 +375,8 @@ class SpmdMeshImpl(upstream.MeshImpl):
     def _counter(self, offsets: Sequence[tf.Tensor], rng_dependency: tf.Tensor | None) -> tf.Tensor:
         """Returns the counter of each element for the random generator, from `_offsets`.
 
-        It adds two small tensors: only their sum is as large as the random tensor.
+        The offsets of the first and of the other dimensions are computed as two small tensors; only
+        their sum is as large as the random tensor.
         """
         outer, inner = offsets[:1], offsets[1:]
 

@@ -50,7 +50,7 @@ class Microbatch:
         return dim.size * self.count if dim in self.per_row else dim.size
 
     def whole_index(self, dim: upstream.Dimension, index: tf.Tensor) -> tf.Tensor:
-        """Converts indices along a dimension from a microbatch's tensor to the full batch's.
+        """Converts indices along a dimension from a microbatch's tensor to the full batch's tensor.
 
         Args:
           dim: the dimension, of a microbatch's tensor.
@@ -69,7 +69,7 @@ class Microbatch:
                 " tensors: give one of the dimensions another name."
             )
         run = self.rows * ways[0]
-        # A group with rows of several processors belongs to one microbatch as a whole.
+        # If a group has rows of several processors, a microbatch's groups are consecutive.
         size = int(run) if run.denominator == 1 else dim.size
         number = tf.cast(self.number, index.dtype)
         return (index // size * self.count + number) * size + index % size
@@ -101,7 +101,7 @@ def elements_per_row(
 
     Args:
       batch: the dimension that counts each row once.
-      operations: the operations to follow from one dimension to the other.
+      operations: operations from whose inputs and outputs the other dimensions are found.
     """
     pairs: dict[tuple[bool, Dims, Dims], None] = {}  # Ordered, unlike a set.
     for op in operations:
@@ -109,7 +109,7 @@ def elements_per_row(
         if is_reshape or isinstance(op, _RESIZING):
             for x, y in itertools.product(op.inputs, op.outputs):
                 pairs[is_reshape, tuple(x.shape.dims), tuple(y.shape.dims)] = None
-    # Also follow reshapes backwards: a random tensor may be reshaped to one that has the batch.
+    # Follows reshapes backwards too: a random tensor may be reshaped to a tensor with `batch`.
     pairs |= {(is_reshape, new, old): None for is_reshape, old, new in pairs}
     found = {batch: {Fraction(1)}}
     size = 0

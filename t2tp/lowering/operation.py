@@ -19,7 +19,7 @@ class SumOfSquaresOperation(t2tp.Operation):
         self._dim = dim
         self._outputs = [mtf.Tensor(self, x.shape - dim, x.dtype)]
 
-    def gradient(self, grad_ys):  # in named dimensions, of dy
+    def gradient(self, grad_ys):  # in named dimensions, from dy
         return [2.0 * self.inputs[0] * grad_ys[0]]
 
     def lower(self, lowering):  # on one processor, in TensorFlow
@@ -37,8 +37,8 @@ def sum_of_squares(x, dim):
   `recompute_grad` copies an operation with other inputs. The graph makes the name unique, and the
   name determines the operation's random numbers.
 * `gradient` builds the gradients w.r.t. the inputs from the gradients w.r.t. the outputs: a list of
-  tensors or None. An entry of `grad_ys` is None if nothing depends on that output. If a formula of
-  existing operations would be slow, write a second operation for the gradient.
+  tensors or None. An entry of `grad_ys` is None if the loss does not depend on that output. If a
+  gradient built from existing operations would be slow, write a second operation for it.
 * `lower` is called once for all processors: the processor's number is a `tf.Tensor`.
   `lowering.slice(x)` is the processor's slice, and `set_slice` sets the slice of an output. For a
   sum over a dimension that may be split, use `set_partial_sum`, which defers the all-reduce until
@@ -76,8 +76,8 @@ class Hooks:
         operations without outputs: see `conditional_updates`.
       joint_shape: dimensions that must not be split over the same mesh axis, though no tensor has
         all of them. None: the shapes of inputs and outputs are enough to check.
-      gathered_variable: the name of the variable that the operation gathers, if that is sharded at
-        rest. `to_gather` then returns the slice to gather.
+      gathered_variable: name of the variable that the operation gathers, if the variable is sharded
+        at rest. `to_gather` then returns the slice to gather.
       ordered_dims: the dimensions along which the order of the positions matters; None: all. Along
         any other dimension, permuted inputs give equally permuted outputs, so inputs and outputs
         may be in head-tail order (`t2tp.lowering.head_tail`).
@@ -89,14 +89,14 @@ class Hooks:
       chooses_orders: whether `lower` chooses the orders of its inputs with
         `lowering.slice_in_order`, and sets the orders of its outputs with `lowering.orders.set`.
       matmul_flops: floating-point operations of the operation's matmuls on the whole mesh, counted
-        for the forward pass only. The trainer computes the utilization of the devices from it.
+        for the forward pass only. The trainer computes the devices' utilization from their sum.
       dropped_dims: what happens to input dimensions that an output lacks. `summed`: the output is a
         sum over them. `kept`: the operation does not add up floats over them. Empty: unknown, so
         `exact_sums` rejects the operation.
       own_sums: the names of dimensions that `lower` itself sums in parts.
       suits_any_slice: whether `exact_sums` allows slices that do not fill vectors: each output
         element is a sum of two elements, a product or a copy, or `lower` pads the slices.
-      cost_kind: the kind of work that `t2tp_plan` counts it as, one of `t2tp.planner.work.KINDS`.
+      cost_kind: the operation's kind of work for `t2tp_plan`, one of `t2tp.planner.work.KINDS`.
         `view`: the outputs are the inputs. `free`: it takes no time.
     """
 
@@ -124,15 +124,15 @@ class Hooks:
         raise NotImplementedError
 
     def unpadded_share(self, layout: Layout) -> float:
-        """Returns the fraction of `product_sizes` that is not padding, for one layer.
+        """Returns the fraction of `product_sizes` that is not padding in the lowered program.
 
-        More layers fill the padding.
+        `t2tp_plan` scales a program with few layers up; more layers fill the padding.
         """
         del layout
         return 1.0
 
     def slice_flops(self, layout: Layout) -> float:
-        """Returns a processor's floating-point operations; gradient operations count here, too."""
+        """Returns a processor's floating-point operations, also of gradient operations."""
         del layout
         return 0.0
 
@@ -295,10 +295,11 @@ def suits_any_slice(op: upstream.Operation) -> bool:
 
 
 def sums_along_rows(op: upstream.ReduceOperation) -> bool:
-    """Whether `exact_sums` computes a sum along the rows of a matrix.
+    """Whether `exact_sums` transposes the input, so that a sum is along the rows of a matrix.
 
-    The other kernels add several columns at a time. Their order depends on the size of a slice if a
-    kept dimension is between summed ones, or if the columns do not fill vectors.
+    Otherwise TensorFlow adds several columns at a time. The order of the additions then depends on
+    the size of the slice if a kept dimension is between summed ones, or if the columns do not fill
+    vectors.
     """
     (x,), (y,) = op.inputs, op.outputs
     summed = [axis for axis, dim in enumerate(x.shape.dims) if dim not in y.shape.dims]
@@ -346,7 +347,7 @@ def check_operation(op: upstream.Operation, layout: Layout) -> None:
 
 
 def check_rows(op: upstream.Operation, layout: Layout, rows: Sequence[upstream.Dimension]) -> None:
-    """Rejects slices of one row with `exact_sums`, because another kernel multiplies these.
+    """Rejects slices of one row with `exact_sums`: TensorFlow multiplies them with another kernel.
 
     Raises:
       LayoutError: a processor has only one of several rows.

@@ -45,12 +45,12 @@ def slice_index(
 
 
 def offsets(shape: Sequence[int], axis: int, along: tf.Tensor) -> tf.Tensor:
-    """Returns what each index along one dimension adds to the row-major index of an element.
+    """Multiplies indices along one dimension by the dimension's stride in row-major order.
 
     Args:
       shape: the global shape.
       axis: index of the dimension.
-      along: indices along it, an int32 vector.
+      along: indices along the dimension, an int32 vector.
 
     Returns:
       a uint64 tensor [len(along), 1, ..., 1] with a dimension for each of `shape[axis:]`.
@@ -67,7 +67,7 @@ def sum_of_offsets(each: Sequence[tf.Tensor]) -> tf.Tensor:
     """Adds the `offsets` of all dimensions; 0 for a scalar."""
     if not each:
         return tf.zeros([], tf.uint64)
-    # Start with the last dimensions, so that intermediate sums are small.
+    # Starts with the last dimensions, so that intermediate sums are small.
     return functools.reduce(tf.add, reversed(each))
 
 
@@ -111,7 +111,7 @@ def _numpy_bits(key: np.uint64, index: np.ndarray) -> np.ndarray:
 
 
 def fold_in(key: int | tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-    """Derives a separate key, a uint64 scalar, for each number (an integer scalar)."""
+    """Derives a separate key for each integer of `number`: a uint64 tensor of the same shape."""
     twice = tf.cast(number, tf.uint64) * tf.constant(2, tf.uint64)
     high, low = (tf.cast(bits(key, twice + tf.constant(i, tf.uint64)), tf.uint64) for i in (0, 1))
     whole = tf.bitwise.bitwise_or(tf.bitwise.left_shift(high, tf.constant(32, tf.uint64)), low)

@@ -10,8 +10,9 @@ the result. Any other axis is first moved to its new factor by a collective. If 
 dimension, the second axis splits the slices of the first.
 
 For example, `data:2;model:2` reshapes [batch=4/data, d_model=6] to [groups=2/data, rows=2,
-d_model=6/model]. `data` splits 24 elements at the factor 12 (p=1, n=2) on both sides, so it stays.
-`model` splits nothing before, so each processor selects its half of d_model: no communication.
+d_model=6/model]. `data` distinguishes the 24 indices by `index // 12 % 2` (p=1, n=2) in both
+shapes, so it stays. `model` splits only the new shape, so each processor selects its half of
+d_model. No communication is necessary.
 
 Where an axis does not divide its dimension, factors are counted in the padded tensor: [5] split
 over 3 processors has slices [2] of [6]. If only one of the two shapes splits the dimension, the
@@ -100,7 +101,7 @@ def _gather_buckets(
 
     Args:
       relayouts: the conversions.
-      axes: the mesh axes to gather each slice over; None: it needs more than a gather.
+      axes: the mesh axes to gather each conversion over; None: a gather is not enough.
     """
     buckets: list[list[int]] = []
     open_buckets: dict[tuple, list[int]] = {}
@@ -120,7 +121,7 @@ def _gather_buckets(
 
 
 class Factor(NamedTuple):
-    """A factor of the row-major index of a tensor: a real or imagined dimension.
+    """A factor of a tensor's row-major index, such as a dimension or a part of one.
 
     Attributes:
       begin: product of the sizes of all factors before it.
@@ -157,7 +158,7 @@ class _FactoredSlice:
         return any(have.contains(factor) for have in _merged(self.factors))
 
     def take(self, factors: Collection[Factor]) -> tf.Tensor:
-        """Removes factors; returns [sizes of `factors`..., sizes of the remaining ones...]."""
+        """Removes factors from the slice; returns [sizes of `factors`..., remaining sizes...]."""
         cut = self._cut(factors)
         rest = [factor for factor in cut if factor not in factors]
         order = [cut.index(factor) for factor in (*factors, *rest)]
@@ -242,8 +243,8 @@ class _ReshapePlan:
     def communicates(self) -> bool:
         """Whether processors exchange elements.
 
-        A deferred sum is then reduced first. Deferring it further pays only if the reshape slices
-        it, because a slice is cheaper to reduce.
+        If they do, a deferred sum is reduced before the reshape. Deferring it further would pay
+        only if the reshape selected a slice, which is cheaper to reduce.
         """
         return any(self._new.get(axis) != factor for axis, factor in self._old.items())
 
@@ -380,11 +381,11 @@ class _ReshapePlan:
 def _aligned(
     layout: Layout, old_shape: upstream.Shape, new_shape: upstream.Shape
 ) -> tuple[list[int], list[int]] | None:
-    """Returns the sizes of the old and new dimensions, padded alike during the reshape.
+    """Returns the sizes of the old and of the new dimensions, both with the same padding.
 
-    A padded dimension can keep its padding if it stays one dimension, and if the axes that split it
-    in one shape begin with the axes that split it in the other. Returns None if a padded dimension
-    cannot.
+    Returns None if a padded dimension cannot keep its padding during the reshape. It can if it is a
+    dimension of both shapes, and if the axes that split it in one shape are the first of the axes
+    that split it in the other shape.
     """
     olds, news = (
         {(begin, dim.size): i for i, (begin, dim) in enumerate(begins(shape))}
@@ -438,7 +439,7 @@ def _unpadded(mesh_impl: SpmdMeshImpl, shape: upstream.Shape) -> upstream.Shape:
 def _split_factors(
     mesh_impl: SpmdMeshImpl, shape: upstream.Shape, sizes: Sequence[int]
 ) -> tuple[dict[int, Factor], list[Factor]]:
-    """Returns the factor that each mesh axis splits, and the factors that nothing splits."""
+    """Returns the factor that each mesh axis splits, and the factors that no axis splits."""
     split: dict[int, Factor] = {}
     begin = 1
     for size, axis in zip(sizes, mesh_impl.tensor_layout(shape), strict=True):

@@ -97,7 +97,7 @@ class TableRows:
         dtype = rows.dtype
         is_short = dtype.is_floating and dtype.size < 4
         flat = tf.reshape(rows, [math.prod(self._ids_sizes), -1])
-        # TensorFlow drops rows of negative segments.
+        # TensorFlow drops rows whose segment number is negative.
         table = tf.math.unsorted_segment_sum(
             tf.cast(flat, tf.float32 if is_short else dtype),
             tf.where(self.is_here, self._row, -1),

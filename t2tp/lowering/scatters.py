@@ -89,7 +89,7 @@ class Scatters:
         return scatter.num_bytes <= SMALL
 
     def defer(self, scatter: Scatter) -> DeferredScatter:
-        """Defers a reduce-scatter until one of its bucket is read, or the bucket is full."""
+        """Defers a reduce-scatter until its bucket is full, or a sum of the bucket is read."""
         deferred = DeferredScatter(self, scatter)
         self._deferred.append(deferred)
         if sum(each.scatter.num_bytes for each in self._together(deferred)) >= BUCKET:

@@ -25,7 +25,7 @@ def lower_conditionally(
 ) -> None:
     """Lowers an operation without outputs, executed only if `predicate` is true."""
     for tensor in op.inputs:
-        # Reduce deferred sums outside the condition, so that other operations can use the result.
+        # Reduces deferred sums outside the condition, so that other operations can use the result.
         lowering.slice(tensor)
 
     def execute() -> tf.Operation:
@@ -74,5 +74,5 @@ def lower_print(op: upstream.PrintOperation, lowering: Lowering) -> None:
 
 
 def lower_scalar_summary(op: upstream.ScalarSummaryOperation, lowering: Lowering) -> None:
-    """Returns the scalar; the program outputs it as `summaries/<name>`."""
+    """Passes the scalar on; the program outputs it as `summaries/<name>`."""
     lowering.set_tensor_lowering(op.outputs[0], lowering.tensors[op.inputs[0]])

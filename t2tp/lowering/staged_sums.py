@@ -21,8 +21,8 @@ from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 # A collection of graphs whose sums are staged. The graphs of loop bodies inherit it.
 _IN_STAGES = "t2tp_sums_in_stages"
 
-_STAGE = 32  # Most elements of a sum that XLA adds one by one, without storing them first.
-_SHORTEST_STAGE = 8  # Shorter sums are not worth the passes.
+_STAGE = 32  # Max number of elements that XLA adds one by one, without storing them first.
+_SHORTEST_STAGE = 8  # A shorter stage is not worth another pass.
 
 
 def sum_in_stages() -> None:

@@ -1,4 +1,4 @@
-"""Transposed convolutions whose output channels may be split; mesh-tensorflow's may not."""
+"""Transposed convolutions with split output channels, which mesh-tensorflow does not support."""
 
 import tensorflow as tf
 

@@ -19,7 +19,7 @@ class _LoopState(NamedTuple):
       iteration: index of the next iteration, an int64 scalar.
       variables: the slices of the loop variables.
       sums: this processor's partial sums of the accumulators, over the iterations so far.
-      goes_on: whether there is a next iteration, if the body decides about that; otherwise empty.
+      goes_on: one boolean, whether there is a next iteration, if the body decides; otherwise empty.
     """
 
     iteration: tf.Tensor
@@ -84,8 +84,8 @@ def lower_while_loop(
         summed_axes[:] = [axes for _, axes in addends]
         decided: tuple[tf.Tensor, ...] = ()
         if condition.has_rows:
-            # If a processor left the loop earlier than others that have collectives with it, these
-            # would wait forever. The axes of the collectives are known only after the body.
+            # If a processor left the loop earlier than processors that share collectives with it,
+            # they would wait forever. The collectives' axes are known only after the body.
             with inside(state.iteration + 1):
                 here = condition.of(variables)
             met = {axis for c in collectives.log[collectives_before:] for axis in c.axes}
@@ -124,7 +124,7 @@ def add_to_tree(
 
     Args:
       iteration: index of the leaf.
-      levels: for each level below the root, the last complete left half of each tensor's sum.
+      levels: the last complete left half of each tensor's sum, at each level below the root.
       addends: the value of each tensor at this leaf.
       size: number of leaves.
 
@@ -188,7 +188,7 @@ def _bind(
 
 
 def reduce_what_comes_from_outside(op: upstream.WhileLoopOperation, lowering: Lowering) -> None:
-    """Reduces the deferred sums that the loop uses before it begins, not in each iteration."""
+    """Reduces deferred sums that a loop uses once before the loop, not in each iteration."""
     used = [tensor for inner in (*op._cond_ops, *op._body_ops) for tensor in inner.inputs]
     for tensor in (*used, op._cond_output, *op._body_outputs):
         if isinstance(lowering.tensors.get(tensor), (upstream.LazyAllreduceSum, DeferredScatter)):

@@ -60,11 +60,11 @@ def _first_key(identity: tuple, count: int) -> int:
 
 
 def head_and_tail(place: int | tf.Tensor, count: int) -> tuple:
-    """Returns the two of a dimension's 2 * count parts that make up a slice in head-tail order.
+    """Returns which two of a dimension's 2 * count parts form a slice in head-tail order.
 
     Args:
       place: the processor's coordinate on the mesh axis that splits the dimension.
-      count: number of processors along it.
+      count: number of processors along this axis.
     """
     return 2 * place, 2 * (count - 1 - place) + 1
 
@@ -194,7 +194,10 @@ class Collectives:
         return _merge_leading(tf.reshape(gathered, [-1, *x.shape]), concat_axis)
 
     def alltoall(self, x: tf.Tensor, axis: int, split_axis: int, concat_axis: int) -> tf.Tensor:
-        """Splits `x` along `split_axis`, sends slice i to member i, joins along `concat_axis`."""
+        """Splits `x` along dimension `split_axis`; part i of each member's `x` goes to member i.
+
+        The received parts are concatenated along dimension `concat_axis`.
+        """
         if not self._real_axes([axis]):
             return x
         parts = _split_leading(x, self._axes.size(axis), split_axis)
@@ -222,7 +225,7 @@ class Collectives:
           names: the operations that asked for the parts of `x`.
 
         Returns:
-          [coordinate on the first axis, on the second, ..., *x.shape]; a joint axis counts as its
+          [coordinate on each axis..., *x.shape]. A joint axis has a coordinate on each of its
           parts.
         """
         axes = self._real_axes(axes)
@@ -237,8 +240,8 @@ class Collectives:
         """Sends each member of the group along some axes its part: an all-to-all.
 
         Args:
-          parts: [coordinate on the first axis, on the second, ..., ...], by receiver; a joint axis
-            counts as its parts.
+          parts: [receiver's coordinate on each axis..., part...]. A joint axis has a coordinate on
+            each of its parts.
           axes: mesh axes.
 
         Returns:
@@ -257,8 +260,8 @@ class Collectives:
         """Sums the group's tensors; each member gets its part: a reduce-scatter.
 
         Args:
-          parts: [coordinate on the first axis, on the second, ..., ...], by receiver; a joint axis
-            counts as its parts.
+          parts: [receiver's coordinate on each axis..., part...]. A joint axis has a coordinate on
+            each of its parts.
           axes: mesh axes.
           sums: names of the tensors that are summed.
         """
@@ -321,7 +324,7 @@ class Collectives:
         Args:
           x: a slice whose size in dimension `dim` is even.
           axis: a mesh axis.
-          dim: the dimension that it splits.
+          dim: index of the dimension that the axis splits.
         """
         head, tail = tf.split(x, 2, dim)
         tail = self.permute(tail, axis, [*reversed(range(self._axes.size(axis)))])
@@ -394,7 +397,7 @@ class Collectives:
         return tf.reshape(parts, [*sizes, *parts.shape[1:]])
 
     def _by_member(self, axes: Sequence[int], x: tf.Tensor) -> tf.Tensor:
-        """[coordinate on the first axis, on the second, ..., ...] -> [member, ...].
+        """[coordinate on each axis..., ...] -> [member, ...].
 
         TensorFlow orders the members of a group by their devices, which are in the mesh's order.
         """
@@ -405,7 +408,7 @@ class Collectives:
         return tf.reshape(x, [-1, *x.shape[len(axes) :]])
 
     def _in_order_of(self, axes: Sequence[int], x: tf.Tensor) -> tf.Tensor:
-        """[member, ...] -> [coordinate on the first axis, on the second, ..., ...]."""
+        """[member, ...] -> [coordinate on each axis..., ...]."""
         x = tf.reshape(x, [*(self._axes.size(axis) for axis in sorted(axes)), *x.shape[1:]])
         order = [sorted(axes).index(axis) for axis in axes]
         if order == list(range(len(axes))):

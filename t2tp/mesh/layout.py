@@ -24,21 +24,21 @@ from t2tp.mesh.zero import Storage, axes_at_rest, name_in_use
 # Dimensions that an axis need not divide, because the data gives their size: slices are padded.
 _PADDED = ("vocab",)
 
-# Rows of tokens, and the positions of a row: with `exact_sums` a sum over both is computed of whole
-# rows, so the axes that split positions continue the tree of the rows.
+# The rows of the batch, and the positions of a row. With `exact_sums`, a sum over both is computed
+# from whole rows: the axes that split positions then split rows instead.
 BATCH, POSITIONS = "batch", "length"
 
 # Dimensions that count the rows of the batch.
 ROWS = (BATCH, "expert_groups")
 
-# The processors of the mesh: a dimension of values that each processor has for itself.
+# A dimension with one index per processor, for values that differ between processors.
 PROCESSORS = "processors"
 
-# Dimensions that `exact_sums` sums in parts, the outer one first, and so may split.
+# Dimensions that `exact_sums` sums in parts, the outer one first. So a layout may split them.
 _SUMMED_IN_PARTS = (*ROWS, "heads", "kv_heads", "d_ff", "experts", "vocab")
 
-# Dimensions without a rule that inherit axes: `expert_groups` inherits the batch's axes, minus the
-# experts', and `expert_length` the length's.
+# Dimensions that inherit axes if they have no rule: `expert_groups` inherits the batch's axes,
+# minus the experts' axes; `expert_length` inherits the length's axes, minus the experts' axes.
 _FOLLOWERS = {"expert_groups": (BATCH, "experts"), "expert_length": (POSITIONS, "experts")}
 
 
@@ -46,10 +46,10 @@ class Layout:
     """A mesh shape together with the rules that lay tensors out on it.
 
     Attributes:
-      mesh_shape: an `mtf.Shape`, one dimension an axis.
+      mesh_shape: an `mtf.Shape` with a dimension for each axis.
       axes: the axes of the mesh, and the joint axes that rules form of them.
       rules: (dimension name, axis names) pairs, in the order given.
-      mtf_rules: the rules with one axis that the mesh has, as an `mtf.LayoutRules`.
+      mtf_rules: the rules with a single axis, as an `mtf.LayoutRules`.
       storage: how variables are sharded at rest.
       pipeline: how stages of layers run, if a rule splits `layers`.
       exact_sums: number of parts of a dimension that are summed in a fixed order, a power of two;
@@ -96,7 +96,7 @@ class Layout:
     def _check_stages(self) -> None:
         """Rejects rules that split other dimensions, or shard variables, over the stages' axis.
 
-        The processors along this axis have different layers, and so different variables.
+        The processors along this axis have different layers, so they have different variables.
         """
         if self.num_stages == 1:
             return
@@ -118,7 +118,7 @@ class Layout:
                 )
 
     def _check_exact_sums(self) -> None:
-        """Rejects joint axes whose processors are not in the order of the parts."""
+        """Rejects rules whose axes are not in the order of the mesh, and so of the sum's parts."""
         for dim, parts in self._parts.items() if self.exact_sums else ():
             rows = self._parts_of(BATCH) if dim == POSITIONS else ()
             if max(rows, default=0) > min(parts):
@@ -172,12 +172,12 @@ class Layout:
 
     @property
     def spreads_microbatches(self) -> bool:
-        """Whether a microbatch has consecutive rows of the batch, which all processors divide.
+        """Whether a microbatch has consecutive rows of the batch, divided among all processors.
 
-        With `exact_sums` and gradients that are reduced over processors before they are added to
-        those of other microbatches (ZeRO stages 2 and 3), the tree of the batch divides it into
-        microbatches first. So it does where experts are split over axes of the batch, and have
-        rows of all of its parts. Otherwise a microbatch has rows of each processor's part.
+        Otherwise a microbatch has some rows of each processor's slice of the batch. With
+        `exact_sums`, the rows are consecutive if each microbatch is summed over processors before
+        microbatches are added: in ZeRO stages 2 and 3, and if axes of the batch split the experts.
+        The batch's tree of sums must then divide the batch into microbatches first.
         """
         gathers = self.axis_index("expert_groups") != self.axis_index(BATCH)
         return self.exact_sums > 0 and (self.storage.stage >= 2 or gathers)
@@ -337,7 +337,7 @@ class Layout:
         return self._at_rest.stays_whole(shape)
 
     def coordinates(self, pnum: int) -> dict[str, int]:
-        """Place of processor `pnum` on each axis of the mesh (the last axis varies fastest)."""
+        """The coordinates of processor `pnum` on the mesh's axes (the last axis varies fastest)."""
         place = {}
         for axis in reversed(self.mesh_shape.dims):
             place[axis.name] = pnum % axis.size
@@ -350,7 +350,7 @@ class Layout:
         return dim.name in _PADDED or bool(axes_at_rest(dim.name))
 
     def is_padded(self, dim: upstream.Dimension) -> bool:
-        """Whether the last slices along a dimension are padded, as its axis does not divide it."""
+        """Whether the last slices along a dimension are padded: its axis does not divide it."""
         axis = self.axis_of(dim.name)
         return axis is not None and dim.size % axis.size > 0
 

@@ -28,7 +28,7 @@ def check_tensor(layout: Layout, name: str, shape: upstream.Shape) -> None:
       shape: its global shape.
 
     Raises:
-      LayoutError: two of its dimensions fall on one axis, or an axis does not divide its
+      LayoutError: two of its dimensions are split over one axis, or an axis does not divide its
         dimension.
     """
     check_dimensions(layout, f"Tensor {name!r} {describe(shape)}", shape)
@@ -69,18 +69,19 @@ def check_dimensions(layout: Layout, what: str, dims: Iterable[upstream.Dimensio
 
 
 def check_vectors(layout: Layout, what: str, shape: upstream.Shape, is_part: bool) -> None:
-    """Rejects slices of floats that do not fill the vectors of the processor.
+    """Rejects slices of floats that do not fill SIMD vectors.
 
-    CPUs compute the remaining elements of a slice one by one. These kernels round differently.
+    CPUs compute the remaining elements of a slice one by one, which rounds differently.
 
     Args:
       layout: the rules, with `exact_sums`.
       what: what to call the tensor in the error.
       shape: its global shape.
-      is_part: whether it may belong to a microbatch, so that an unsplit batch is a slice, too.
+      is_part: whether the tensor may belong to a microbatch, so that even an unsplit batch is a
+        slice.
 
     Raises:
-      LayoutError: a slice is no multiple of the vectors.
+      LayoutError: the number of elements of a slice is no multiple of `VECTOR`.
     """
     sizes = layout.slice_size(shape)
     cut = [

@@ -79,6 +79,6 @@ def _could_split(layout: Layout, axis: upstream.Dimension, seen: Collection[str]
                 f" you mean '{dim}:{axis.name}'?"
             )
     free = {name for name in seen if layout.axis_of(name) is None}
-    # Dimensions that operations create would only hide the dimensions that people split.
+    # Leaves out dimensions that operations create, unless there are no others to suggest.
     free = free & set(_USUALLY_SPLIT) or free
     return f"; no rule splits {', '.join(sorted(free))}." if free else "."

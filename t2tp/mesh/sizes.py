@@ -11,7 +11,7 @@ def check_consistent_sizes(what: str, tensors: Sequence[upstream.Tensor]) -> Non
     """Checks that tensors agree on the size of each dimension they share.
 
     Raises:
-      ValueError: two of them do not; names both.
+      ValueError: two tensors disagree; the error names both.
     """
     for a, b in itertools.combinations(tensors, 2):
         names = set(a.shape.dimension_names) & set(b.shape.dimension_names)

@@ -20,8 +20,8 @@ class Pipeline:
       schedule: `gpipe`, `1f1b`, `interleaved`, `zero_bubble`, or the path of a `.csv` file; see
         `t2tp.pipeline.schedules`.
       chunks: number of separate chunks of layers of each stage.
-      layers: numbers of layers, by stage (of the first chunk, then of the second): `7,8,8,7`.
-        Empty: as equal as possible.
+      layers: number of layers of each stage, first for all stages of chunk 0, then of chunk 1, and
+        so on: `7,8,8,7`. Empty: as equal as possible.
     """
 
     schedule: str = "1f1b"
@@ -32,15 +32,16 @@ class Pipeline:
 def names_by_stage(mesh: upstream.Mesh, name: str) -> tuple[str | None, ...] | None:
     """Returns the names of a layer's variable or operation on each stage.
 
-    A graph has the layers of one stage. Its `layer_00/w` has that name on the first stage only.
-    Another stage has, say, `layer_06/w` in its place, or no such layer (None).
+    All stages share a graph that has the layers of one stage. The graph's `layer_00/w` has this
+    name on the first stage only. In its place, another stage has, for example, `layer_06/w`, or
+    no such layer (None).
 
     Args:
       mesh: the mesh of the graph; see `Mesh.scopes_by_stage`.
       name: name in the graph.
 
     Returns:
-      None: it belongs to no layer, or there are no stages.
+      the names by stage, or None if `name` belongs to no layer, or there are no stages.
     """
     scopes: dict[str, tuple[str | None, ...]] = getattr(mesh, "scopes_by_stage", {})
     for scope, names in scopes.items():

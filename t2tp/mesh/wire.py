@@ -2,8 +2,8 @@
 
 Messages are TensorFlow's `CollectiveBcastSendV2` and `CollectiveBcastRecvV2` in groups of two.
 Unlike other collectives, they may be inside a condition that differs between processors. The stages
-of a pipeline need this: they send only when a microbatch is ready. Sender and receiver read the
-same table, which has the iterations of a loop with a message. A permute also uses such messages.
+of a pipeline need this: they send only when a microbatch is ready. Sender and receiver read in the
+same table in which iterations of a loop there is a message. A permute also uses such messages.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,8 +19,8 @@ class Wire:
     """Messages from each processor to another one, at most one at a time.
 
     Sender and receiver must both decide, in the same iteration of a loop, that there is a message.
-    A send ends when the message has been received. A receive may begin long before. Neither waits
-    for operations that it does not need. `Collectives.wire` creates wires.
+    A send ends when the message has been received. A receive may begin long before the send. They
+    wait only for operations that their inputs depend on. `Collectives.wire` creates wires.
 
     Attributes:
       pnum: the processor's number, an int32 scalar.

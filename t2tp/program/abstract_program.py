@@ -21,7 +21,7 @@ tf1 = tf.compat.v1
 
 
 class _AbstractMeshImpl(SpmdMeshImpl):
-    """A mesh whose programs never run: its random numbers are placeholders without values."""
+    """A mesh implementation for programs that never run: random numbers are placeholders."""
 
     computes = False
 
@@ -78,7 +78,7 @@ class AbstractProgram(Program):
 
     def collective_log(self) -> list[Collective]:
         """The collectives of a step, one by one, in the order of the program."""
-        if self.layout.size > 1 and not self._is_lowered:  # One processor has nobody to talk to.
+        if self.layout.size > 1 and not self._is_lowered:  # One processor has no collectives.
             built = self._first_built or self._build_for_shapes()
             slices = [variable.slices[0] for variable in self._used]
             with self._trace_graph.as_default(), without_garbage_collection():

@@ -1,6 +1,6 @@
 """Runs a program on all local processors at the same time, and explains failures.
 
-If a processor fails or does not reach a collective, other processors wait there for it forever.
+If a processor fails or does not reach a collective, the collective's other members wait forever.
 TensorFlow's collectives have their own time limit (`timeout_seconds`), but it keeps a sleeping
 thread for every collective ever run. So the calling thread waits with a time limit instead, and
 then aborts all collectives. Each waiting processor raises an error that names its collective.
@@ -35,7 +35,8 @@ class CollectiveTimeoutError(TimeoutError):
 def _keep_arithmetic() -> None:
     """Turns off the graph optimizer's reordering of sums and products, in this thread.
 
-    The order depends on the other consumers of a product, so different graphs round differently.
+    The optimizer's choice depends on other consumers of a product, so that the same formula would
+    be rounded differently in different graphs.
     """
     options = eager_context.context().function_call_options
     config = tf.compat.v1.ConfigProto.FromString(options.config_proto_serialized)
@@ -158,7 +159,7 @@ def _node(error: BaseException) -> str | None:
 
 
 def _index_in_log(log: Sequence[Collective], node: str) -> int:
-    """Returns a node's index among the program's collectives, or `len(log)` if it is none."""
+    """Returns a node's index among the program's collectives, or `len(log)` if it is not there."""
     scope = node.rpartition("/")[0]
     return next((i for i, c in enumerate(log) if c.name == scope), len(log))
 

@@ -177,9 +177,9 @@ class Program:
           variables: variables to share with another program of the same layout and cluster.
           seed: seed of initial values and random operations.
           xla: True: compile the whole step with XLA; requires one device. False: do not use XLA.
-            None: compile the whole step on a single GPU, where launches dominate, unless it prints.
-            Elsewhere compile only the regions that operations mark: outside them, the libraries'
-            own kernels are as fast or faster (docs/benchmarks.md).
+            None: compile the whole step on a single GPU, where the cost of kernel launches
+            dominates, unless the step prints. Elsewhere compile only the regions that operations
+            mark: outside them, TensorFlow's kernels are as fast or faster (docs/benchmarks.md).
 
         Raises:
           LayoutError: the layout cannot work for a tensor of the model, or XLA cannot compile the
@@ -254,8 +254,8 @@ class Program:
     def for_conversion(self) -> Program:
         """Returns this program for another runtime, such as LiteRT.
 
-        The two programs share their variables. The returned one uses no kernel that only TensorFlow
-        has: it does not write into a cache in place, but makes a changed copy.
+        The two programs share their variables. The returned program uses no kernel that only
+        TensorFlow has. For example, it copies a cache to change it, instead of writing in place.
         """
         program = copy.copy(self)
         program._target = self._target._replace(on_cpu=False, compiles_regions=False)
@@ -448,7 +448,7 @@ class Program:
         return Graph(graph, mesh, outputs)
 
     def _build_for_shapes(self) -> Graph:
-        """Builds the graph in advance, to find variables and shapes before anything runs."""
+        """Builds the graph once in advance, only to find variables and shapes."""
         return self._build_in(tf.Graph())
 
     def _build_in(self, graph: tf.Graph) -> Graph:

@@ -105,11 +105,11 @@ class ReplicaCheck:
 
 
 def copies(pnums: Iterable[int], slice_of: Callable[[int], Hashable]) -> list[list[int]]:
-    """Lists, for each slice that several processors have, these processors.
+    """Returns the groups of processors that have the same slice, without groups of one.
 
     Args:
       pnums: the processors that have a slice.
-      slice_of: maps a processor to what identifies its slice.
+      slice_of: maps a processor to a key that identifies its slice.
     """
     by_slice: defaultdict[Hashable, list[int]] = defaultdict(list)
     for pnum in pnums:
@@ -128,7 +128,7 @@ def equal_groups(pnums: Sequence[int], sums: np.ndarray) -> tuple[tuple[int, ...
 def checksums(
     slices: Sequence[tf.Variable | tf.Tensor | None], one: tf.Tensor, chunk: int = CHUNK
 ) -> tf.Tensor:
-    """Computes checksums one after another, so that temporary memory is used by one at a time.
+    """Computes checksums one after another, so that only one at a time needs temporary memory.
 
     Args:
       slices: slices of a processor; None counts as 0.

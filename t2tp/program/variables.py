@@ -27,7 +27,7 @@ _LARGE = 1 << 25
 
 
 class VariableHandle:
-    """Replaces a variable's full-size master in the graph; masters are never created."""
+    """Replaces mesh-tensorflow's full-size master variable, which is never created."""
 
     def __init__(self, name: str, initializer: object) -> None:
         """Creates the object that `mtf.Variable` receives from `tf.get_variable`."""
@@ -78,7 +78,7 @@ class VariableSpec:
       dtype: dtype in which its slices are stored and updated.
       initializer: see `initial_slice`.
       trainable: whether the optimizer changes it.
-      frozen: whether it is a weight that the optimizer does not change.
+      frozen: whether it is a weight that training does not change.
       names_by_stage: its name on each stage of a pipeline, None on a stage without its layer; empty
         if it belongs to no stage.
     """
@@ -158,14 +158,14 @@ class SlicedVariable:
         return real_part(self.slice_of(pnum), self.region(pnum))
 
     def owners(self) -> dict[tuple[int, ...], int]:
-        """Maps where each distinct slice begins to the first processor that has it, in any process.
+        """Maps the begin of each distinct slice to the first processor with this slice.
 
-        A slice that is all padding has no owner.
+        The processor may be in any process. A slice that is all padding has no owner.
         """
         return self._first(self.pnums)
 
     def local_owners(self) -> dict[tuple[int, ...], int]:
-        """Maps where each distinct slice begins to the first local processor that has it."""
+        """Maps the begin of each distinct slice to the first local processor with this slice."""
         return self._first(self.local_pnums)
 
     def numpy(self) -> np.ndarray:
@@ -233,9 +233,9 @@ def _pnums(layout: Layout, pnums: Sequence[int], stage: int | None) -> Sequence[
 
 @dataclass(frozen=True, eq=False)
 class StagedVariable:
-    """One variable in the graph that is a different variable on each stage of a pipeline.
+    """A variable of the graph that stands for a different variable on each pipeline stage.
 
-    The stages share one graph: a layer's weight in it is the weight of another layer on each stage.
+    The stages share one graph. A weight in it is, on each stage, the weight of a different layer.
 
     Attributes:
       spec: the spec of the variable in the graph, with its name on each stage.
@@ -264,7 +264,7 @@ class StagedVariable:
 
 
 class Variables:
-    """All variables of a run. Its training and evaluation programs share one such collection.
+    """All variables of a run, shared by its training and evaluation programs.
 
     Each process has the slices of its own processors.
 
@@ -371,5 +371,8 @@ class Variables:
 
 
 def _unused(spec: VariableSpec) -> VariableSpec:
-    """Returns the spec of zeros, never saved, for a stage that lacks the variable's layer."""
+    """Returns the spec of a dummy variable of zeros, for a stage that lacks the variable's layer.
+
+    It is never saved.
+    """
     return replace(spec, initializer=tf1.zeros_initializer(), names_by_stage=())
