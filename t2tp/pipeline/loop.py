@@ -77,12 +77,6 @@ class PipelineLoop(MicrobatchSums):
             )
         except ScheduleError as error:
             raise LayoutError(str(error)) from error
-        if layout.exact_sums and trains and chunks > layout.pipeline.chunks:
-            raise LayoutError(
-                f"exact_sums={layout.exact_sums} has no fixed order for the gradient of an"
-                " encoder's output over stages: drop the rule that splits the layers, or set"
-                " exact_sums=0."
-            )
         if layout.exact_sums:
             self._check_order()
         self.partition = Partition(

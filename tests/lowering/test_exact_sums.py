@@ -178,8 +178,7 @@ def test_several_threads_are_refused_where_something_runs(monkeypatch):
 @pytest.mark.parametrize(("seed", "family"), [(1, "lm"), (4, "moe"), (7, "encdec"), (10, "vit")])
 def test_random_layouts_compute_the_same_bits(seed, family):
     rng = np.random.default_rng(seed)
-    named = [name for name in LAYOUTS if family != "encdec" or "stages" not in name]
-    mesh = LAYOUTS[rng.choice(named)]
+    mesh = LAYOUTS[rng.choice(list(LAYOUTS))]
     microbatches = int(rng.choice([1, 2]))
     changes = {"mesh_shape": mesh, "microbatches": microbatches}
     if "data" in mesh:
@@ -289,7 +288,6 @@ def test_a_norm_has_the_share_of_elements_much_smaller_than_the_largest():
         ({"mesh_shape": "data:8", "microbatches": 2}, "'batch'"),
         ({"pipeline_schedule": "zero_bubble"}, "zero_bubble"),
         ({"pipeline_schedule": "csv"}, "order"),
-        ({"pipeline_schedule": "1f1b", "family": "encdec", "position": "none"}, "encoder's output"),
         ({"mesh_shape": "model:4", "d_ff": 36}, "16 elements"),
         ({"optimizer": "adafactor"}, "adafactor"),
         ({"activation_dtype": "bfloat16"}, "bfloat16"),
