@@ -23,8 +23,8 @@ class Adafactor(Optimizer):
     N. Shazeer and M. Stern, arXiv:1804.04235, algorithms 4 and 5. A variable with two or more
     dimensions of at least 128 is factored along its two largest dimensions, as in mesh-tensorflow.
     If it has further dimensions, such as `heads` in [d_model, heads, d_kv], there are row and
-    column means for each index along them. Means and norms are global, in any layout. Variables
-    with the same split share one all-reduce.
+    column means for each index along them. Means and norms are over the global variable, in any
+    layout. Variables with the same split share one all-reduce.
     """
 
     def __init__(self, learning_rate: mtf.Tensor, hparams: HParams) -> None:

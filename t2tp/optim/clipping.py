@@ -28,8 +28,8 @@ def clip(
       grads: float32.
       divisor: a float32 scalar to divide the gradients by; None: 1.
       hparams: `clip_grad_norm` and `clip_grad_value`; at most one of the two may be above 0.
-      of_stage: for each gradient, the number of pipeline stages that have a different gradient in
-        its place; 0, the default, if all stages have the same gradient.
+      of_stage: one number per gradient: how many pipeline stages have different gradients at this
+        index. 0, the default: all stages have the same gradient.
 
     Returns:
       The clipped gradients; and the norm before clipping, a float32 scalar.
@@ -65,8 +65,8 @@ def global_norm(tensors: Sequence[mtf.Tensor], of_stage: Sequence[int] | None = 
 
     Args:
       tensors: tensors of any shapes.
-      of_stage: for each tensor, the number of pipeline stages that have a different tensor in its
-        place; 0, the default, if all stages have the same tensor.
+      of_stage: one number per tensor: how many pipeline stages have different tensors at this
+        index. 0, the default: all stages have the same tensor.
     """
     return mtf.sqrt(SumOfSquaresOperation(list(tensors), of_stage).outputs[0])
 
@@ -141,7 +141,7 @@ def _exact_sum_of_squares(
     sum is below 2**-24 for up to 2**31 elements of any sizes, and grows eightfold with each
     doubling beyond.
     """
-    # As integers, the bits of positive floats have the order of the floats, with NaN above
+    # The bits of positive floats, read as integers, have the order of the floats, with NaN above
     # infinity.
     bits = [tf.bitcast(tf.reduce_max(tf.abs(x)), tf.int32) for x in parts if 0 not in x.shape]
     everywhere = range(mesh_impl.layout.mesh_shape.ndims)

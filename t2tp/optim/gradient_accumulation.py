@@ -66,12 +66,12 @@ def accumulate(
 
     Microbatch i is the i-th slice of each processor's rows, so that no rows move between
     processors (see `Layout.spreads_microbatches` for the exception). The gradients are all-reduced
-    once, after the last one.
+    once, after the last microbatch.
 
     The result equals the result of the full batch. A first loop adds up the weights of each term of
     the loss, such as the number of tokens; these depend on the features alone. The second loop
     divides each microbatch's totals by the sums. Random operations give a row the same numbers as
-    in the full batch. There are two exceptions: computations across rows, such as batch norm or the
+    in the full batch. Two results differ: computations across rows, such as batch norm or the
     capacity of experts in groups of several rows, see only the rows of a microbatch, and scalar
     summaries are averaged.
 

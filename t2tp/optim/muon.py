@@ -37,9 +37,10 @@ class Muon(Adam):
     """Muon for matrices; AdamW for heads (logits, routers) and everything that is not a matrix.
 
     K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024. A step moves
-    a matrix along the orthogonalized Nesterov momentum of its gradients. A variable's declared role
-    (`mtf.Role`) declares its matrices: all input dimensions by all output dimensions, one for each
-    expert. Any layout gives the same step; see `t2tp.optim.orthogonalization`.
+    a matrix along the orthogonalized Nesterov momentum of its gradients. A variable's role
+    (`mtf.Role`) defines its matrices, one for each expert: all input dimensions form the rows, and
+    all output dimensions the columns. Any layout gives the same step; see
+    `t2tp.optim.orthogonalization`.
     """
 
     is_exact = True
@@ -102,7 +103,7 @@ class Muon(Adam):
         """Yields groups of variables to orthogonalize together.
 
         A group is complete when every owner has the same number of matrices and the slices fill a
-        collective. A group is computed while earlier groups are being communicated.
+        collective. With several groups, one can be communicated while another is computed.
         """
         by_placement = defaultdict(list)
         for target in targets:
@@ -132,7 +133,7 @@ class Muon(Adam):
         direction: tf.Tensor,
         rate: tf.Tensor,
     ) -> None:
-        # Computed again, so that no copy of it has to be held until the update.
+        # Computes the average again, so that no copy of it has to be stored until the update.
         moment.assign(moving_average(self._momentum, moment, grad), read_value=False)
         self.shrink(var, rate, decay)
         subtract(var, rate * scale * tf.cast(direction, tf.float32))

@@ -96,7 +96,7 @@ class LargestMagnitudesOperation(Operation):
         for x in self.inputs:
             part = tf.abs(tf.cast(lowering.masked_slice(x), tf.float32))
             largest = tf.reduce_max(tf.where(tf.math.is_finite(part), part, math.inf))
-            here.append(tf.maximum(largest, 0.0))  # Of no elements it is -infinity.
+            here.append(tf.maximum(largest, 0.0))  # The max of no elements is -infinity.
         mesh_impl = lowering.mesh_impl(self)
         axes = list(range(len(mesh_impl.shape.dims)))
         reduced = mesh_impl.collectives.allreduce(tf.stack(here), axes, "Max")

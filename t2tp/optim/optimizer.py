@@ -114,7 +114,7 @@ class Optimizer(mtf.optimize.Optimizer):
         """
 
         def make_alone() -> tf.Tensor:
-            with tf.control_dependencies(None):  # Other updates do not wait for this gradient.
+            with tf.control_dependencies(None):  # Else other updates would wait for this gradient.
                 return make()
 
         return self._shared(key, make_alone)
@@ -174,9 +174,9 @@ class UpdateOperation(mtf.Assign):
     def lower(self, lowering: Lowering) -> None:
         slices = [variable_slice(lowering, x) for x in self.variables]
         inputs = [lowering.slice(x) for x in self.inputs]
-        # Tensors that depend on variables alone, such as `beta1 * m`, would otherwise be computed
-        # for all variables at the beginning of the step, and kept in memory until the gradients are
-        # there.
+        # Without the control dependency, tensors that depend on variables alone, such as `beta1 *
+        # m`, would be computed for all variables at the beginning of the step. They would stay in
+        # memory until the gradients are computed.
         with tf.control_dependencies(inputs):
             self._update(*slices, *inputs)
 

@@ -9,15 +9,15 @@ Take 8 matrices [d_model=6/model, d_ff=4] on `data:2;model:2`. Each processor ha
 every matrix, and processors along `data` have the same slices. Each of the 4 processors owns 2
 matrices:
 
-    select    the half of the matrices that this processor's place on `data` stands for   4 x [3, 4]
-    exchange  an all-to-all over `model`: slices of two for both slices of the other two  4 x [3, 4]
-    assemble  two matrices, and orthogonalize them                                        2 x [6, 4]
-    exchange  the slices back, over `model`                                               4 x [3, 4]
-    gather    the other half from the processors along `data`                             8 x [3, 4]
+    select     4 x [3, 4]   the half of the matrices for this processor's coordinate on `data`
+    exchange   4 x [3, 4]   all-to-all over `model`: both slices of the 2 matrices that it owns
+    assemble   2 x [6, 4]   these 2 matrices, and orthogonalize them
+    exchange   4 x [3, 4]   all-to-all over `model`: its own slice of the 4 selected matrices
+    gather     8 x [3, 4]   all-gather over `data`: its own slice of all 8 matrices
 
 Matrices with the same shape and split are dealt out together, padded with zero matrices to a
-multiple of the number of owners. If there are few matrices, an axis that would not reduce the
-largest number of matrices per owner is not used. Each expert's matrix is a separate matrix. If an
+multiple of the number of owners. An axis is not used if it would not reduce the largest number of
+matrices per owner, because there are few matrices. Each expert's matrix is a separate matrix. If an
 axis splits the experts, the processors along it have different matrices.
 """
 
@@ -45,9 +45,9 @@ from t2tp.optim.optimizer import variable_slice
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _LEAST_NORM = 1e-7
 
-# TensorFlow's CPU kernel multiplies several matrices with at most this number of rows one by one,
-# but parallelizes a single matrix. (The third power is its limit for the cost of a matmul,
-# `kMaxCostOuterParallelism`.)
+# TensorFlow's CPU kernel parallelizes a single product, but not each of several small products. A
+# product is small if it has at most 128 * 128 multiplications (`kMaxCostOuterParallelism`). Its
+# matrices then have fewer rows than this.
 _SMALL = 128
 
 
@@ -99,7 +99,7 @@ class Placement(NamedTuple):
         return [axis for part in (*self.rows, *self.columns) for axis in part.axes]
 
     def assembly(self, layout: Layout) -> tuple[list[int], list[int]]:
-        """Returns how to make [coordinates on `split`..., matrices, slices...] whole matrices.
+        """Returns how to assemble matrices from [coordinates on `split`..., matrices, slices...].
 
         Returns:
           the transposition to [matrices, coordinates and slice of each dimension...]; and the
@@ -118,7 +118,7 @@ class Placement(NamedTuple):
         return order, shape
 
     def owners(self, layout: Layout, count: int) -> tuple[list[int], int]:
-        """Returns the axes of `copies` to deal matrices out over, and the share of an owner."""
+        """Returns the axes of `copies` to deal matrices out over, and the matrices per owner."""
         axes: list[int] = []
         workers = math.prod(map(layout.axes.size, self.split))
         for axis in self.copies:
@@ -135,7 +135,7 @@ class Matrices:
 
     Attributes:
       var: the variable.
-      order: the order that transposes the variable's dimensions to experts, rows, columns.
+      order: the permutation of the variable's dimensions to experts, rows, columns.
       count: number of matrices in a slice.
       placement: where their slices are.
       size: number of inputs and number of outputs of the whole matrix.

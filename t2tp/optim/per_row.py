@@ -73,8 +73,8 @@ def row_losses_and_norms(
     Raises:
       RowsMixedError: an operation combines several rows, such as experts that take tokens from
         several rows; or it sums over rows in a way that is not supported; or the loss is a sum over
-        rows that is multiplied by a constant, as in a mean, or added to one. A batch of one row
-        never raises this error.
+        rows that is multiplied by a constant, as in a mean, or added to a constant. A batch of one
+        row never raises this error.
     """
     if batch.size == 1:
         grads = gradients_at_rest(variable_gradients(loss, mesh), variables_of(mesh))
@@ -116,7 +116,7 @@ class _Rows:
         self._copies: dict[mtf.Tensor, mtf.Tensor] = {}
 
     def of(self, x: mtf.Tensor) -> mtf.Tensor:
-        """Returns the addends [batch, ...] of a sum [...] over rows; `x` if it is no such sum."""
+        """Returns the addends [batch, ...] of a sum x [...] over rows; x itself if it is no sum."""
         if self._batch in x.shape.dims:
             return x
         if x not in self._copies:

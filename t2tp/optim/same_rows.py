@@ -1,10 +1,11 @@
 """Finds a processor that computes wrongly: all compute the same rows, and the results are compared.
 
-Processors that share the batch compute one function, but of different rows, so a wrong result of
-one looks like any other, and the sum of the gradients hides it. Here a step runs on a layout that
-does not split the batch. On `data:4;model:2`, the four processors of each place along `model` then
-have equal slices of every tensor, bit for bit. The first tensor that differs, in the order in which
-a step computes them, names the processor: a later one is computed from wrong values of others.
+In a training step, processors compute different rows of the batch. So the results of a faulty
+processor cannot be compared with other results, and the sum of the gradients hides them. Here a
+step runs on a layout that does not split the batch. On `data:4;model:2`, the four processors with
+the same coordinate on `model` then have equal slices of every tensor, bit for bit. The first tensor
+that differs, in the order of computation, identifies the processor. Later tensors may differ on
+other processors too, because they are computed from the wrong values.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,8 +37,8 @@ class SameRows:
           loss_fn: builds the loss of training, without an update.
           program: the training program, whose mesh and variables are used.
           features: features of a batch.
-          microbatches: number of microbatches of a training step. The step has as many rows as a
-            processor has of one of them, so that it takes no more memory.
+          microbatches: number of microbatches of a training step. This step has as many rows as a
+            processor's part of one microbatch, so that it takes no more memory.
         """
         self._layout = program.layout.with_same_rows()
         self._shapes: dict[str, mtf.Shape] = {}

@@ -55,8 +55,8 @@ def learning_rate(step: mtf.Tensor, hparams: HParams, train_steps: int) -> mtf.T
 def warmup_steps(hparams: HParams, train_steps: int) -> int:
     """Returns the number of warm-up steps.
 
-    It is `learning_rate_warmup_steps`, but a tenth of a training that would spend more than half of
-    its steps on the warm-up, such as a short fine-tuning with the hparams of a long training.
+    It is `learning_rate_warmup_steps`, unless this is more than half of the training. Then it is a
+    tenth of the training, which may be a short fine-tuning with the hparams of a long training.
     """
     steps = hparams.learning_rate_warmup_steps
     return steps if 2 * steps <= train_steps else max(1, train_steps // 10)

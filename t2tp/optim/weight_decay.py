@@ -43,8 +43,8 @@ class WeightDecay:
         """
         if not self._rate or not variables:
             return [0.0] * len(variables)
-        # Names of frozen variables count too, because fine-tuning uses the hparams of the whole
-        # training.
+        # Names of frozen variables count too: fine-tuning uses the hparams of the pretraining,
+        # whose pattern may match only frozen variables.
         names = [var.name for var in variables[0].mesh.graph.all_variables]
         if self._exclude and not any(self._pattern.search(name) for name in names):
             raise ValueError(

@@ -9,9 +9,9 @@ from t2tp.mesh.stages import LAYERS
 def assign_layers(num_layers: int, layout: Layout) -> list[list[range]]:
     """Returns the layers of each stage, for each of its chunks.
 
-    A chunk has consecutive layers, and the next stage's chunk continues. If the layers cannot be
-    divided equally, stages in the middle get one more, because the first stage also computes the
-    embedding and the last one the loss.
+    A stage's layers in a chunk are consecutive, and the next stage's layers follow. If the layers
+    cannot be divided equally, stages in the middle get one more, because the first stage also
+    computes the embedding and the last one the loss.
 
     Args:
       num_layers: number of layers of the stack.
@@ -66,16 +66,16 @@ def _given_sizes(text: str, num_layers: int, count: int) -> list[int]:
 
 
 def check_layers_match(assigned: Sequence[Sequence[range]], kinds: Sequence[object]) -> None:
-    """Checks that the layers in one place of every stage are of one kind.
+    """Checks that the layers at the same position in all stages are of the same kind.
 
-    All stages run one program, so a place cannot have experts on one stage only.
+    All stages run one program, so a position cannot have experts on one stage only.
 
     Args:
       assigned: the result of `assign_layers`.
       kinds: the kind of each layer of the stack.
 
     Raises:
-      LayoutError: the kinds in one place differ.
+      LayoutError: layers at the same position differ.
     """
     for ranges in assigned:
         for place in range(max(map(len, ranges))):

@@ -19,12 +19,12 @@ from t2tp.lowering.operation import Operation
 
 
 class Boundary(Operation):
-    """Passes its inputs on, between two stages.
+    """An identity that marks a boundary between two stages.
 
     Attributes:
       chunk: the index of the chunk of layers that begins or ends here.
-      backward: the boundary of the gradients. None: there are no gradients, or this is the boundary
-        of gradients.
+      backward: the boundary in the backward pass. None: there is no backward pass, or this boundary
+        is in it.
     """
 
     cost_kind = "free"

@@ -12,7 +12,7 @@ The branches of one chunk, with the pieces of `Partition` in brackets:
 
     forward    first stage: features -> [before] -+
                others: message of stage - 1 ------+-> [layers] -+-> message to stage + 1
-                                                                +-> slots `forward`: what is saved
+                                                                +-> slots `forward` (activations)
                                                                 +-> slots `exit` (last stage)
 
     backward   last stage: slots `exit` -> [after] -+
@@ -53,8 +53,8 @@ class Row(NamedTuple):
       microbatch: index of the microbatch.
       saved: slot of the microbatch's saved activations.
       arrived: slot of the message that arrived for this entry; 0 if the entry needs none.
-      receives: slot for the message of each wire that arrives in this tick, or -1.
-      sends: 1 for each wire on which the stage sends a message in this tick.
+      receives: the slot of each wire for the message that arrives in this tick; -1: no message.
+      sends: 1 for each wire on which the stage sends a message in this tick, otherwise 0.
     """
 
     branch: tf.Tensor
@@ -91,7 +91,7 @@ class Branches:
       sums: the table of the loop's outputs.
       tree_size: number of microbatches, if their addends are summed as a tree. 0: they are added in
         the order of the schedule.
-      places: the only stage that adds to a sum, by the sum's number. None: several stages add.
+      places: the only stage that adds to a sum, by the sum's index. None: several stages add.
       axes: mesh axes over which each of the loop's sums is a partial sum.
       numbers: the index of the branch of each (action, chunk, number of layers).
       stage: this processor's stage, an int32 scalar.

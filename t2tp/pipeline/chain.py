@@ -24,7 +24,7 @@ from t2tp.ops.scatter_update import Rows, with_rows
 from t2tp.pipeline.boundary import EnterStage, ExitStage
 from t2tp.program.program import Mesh
 
-# A smaller group takes the same time, because reading the weights from memory dominates.
+# Smaller groups would take the same time each, because reading the weights from memory dominates.
 _MIN_TOKENS = 16
 # With more groups the stages are idle for less of the time, but the matmuls have fewer rows.
 _GROUPS_PER_STAGE = 2
@@ -32,7 +32,7 @@ _GROUPS_PER_STAGE = 2
 
 @dataclass(frozen=True)
 class RowGroups:
-    """The groups in which rows go through the stages.
+    """The division of rows into groups that go through the stages one after the other.
 
     Attributes:
       whole: dimension of all rows.
@@ -79,7 +79,7 @@ class ChainResults(NamedTuple):
 
 
 class StageChain(Operation, upstream.WhileLoopOperation):
-    """Computes a chunk of layers on each stage, group of rows after group of rows.
+    """Computes a chunk of layers on each stage, one group of rows after the other.
 
     Input: the index of the first group. Outputs: the number of groups, the results of the last
     stage's layers, and each stage's own tensors.
@@ -228,7 +228,7 @@ class _ChainLowering:
         )
         count = len(passed)
         results, passed, own = made[:count], made[count : 2 * count], made[2 * count :]
-        # The stage before had the next group in this tick.
+        # In this tick, the previous stage computed the next group.
         receives = (self._here > 0) & (group + 1 >= 0) & (group + 1 < self._groups.count)
         sends = is_at_work & (self._here < self._stages - 1)
         sent, arrived = [], []

@@ -32,7 +32,7 @@ class PipelineLoop(MicrobatchSums):
     Attributes:
       schedule: the schedule of the pipeline.
       partition: the pieces of the graph.
-      is_per_stage: for each sum, whether each stage has its own sum.
+      is_per_stage: whether each stage has its own sum, by the sum's index.
       idle_share: the measured fraction of the time in which each stage was idle: float32
         [stages_of_pipeline].
     """
@@ -126,7 +126,7 @@ class PipelineLoop(MicrobatchSums):
         lowering.set_sum_over_axes(self.idle_share, idle_share, stages)
 
     def _only_here(self, branches: Branches, number: int, value: tf.Tensor) -> tf.Tensor:
-        """Returns the sum on the only stage that adds to it. Others add -0: it changes no bit."""
+        """Returns the sum on the only stage that adds to it; elsewhere -0, which changes no bit."""
         place = branches.places[number]
         if place is None:
             raise LayoutError(

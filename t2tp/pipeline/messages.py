@@ -108,7 +108,7 @@ class Wires:
       chunk_kinds: the kind of message that leaves the layers of each chunk.
       slots: the slots of the schedule.
       kinds: the kind of message of each wire, by name.
-      directions: the step to the receiving stage of each wire, by name.
+      directions: the receiving stage minus the sending stage of each wire, by name: 1 or -1.
       num_slots: the number of slots for unread messages of each wire, by name.
     """
 
@@ -128,7 +128,7 @@ class Wires:
                 self.num_slots[name] = count
 
     def name(self, action: Action, chunk: int) -> str | None:
-        """Returns the wire across the boundary after a chunk's layers; None if there is none."""
+        """Returns the name of the wire across the boundary after a chunk's layers, or None."""
         name = f"{action.value}{self._numbers[chunk]}" if chunk >= 0 else ""
         return name if name in self.kinds else None
 

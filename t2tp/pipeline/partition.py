@@ -5,7 +5,7 @@ one chunk the pieces are:
 
     before           features -> embedding                              first stage
     forward          layer inputs -> layer outputs, saved activations   all stages
-    after            layer outputs -> loss, their gradients             last stage
+    after            layer outputs -> loss, output gradients            last stage
     backward         output gradients, saved activations -> input gradients, weight gradients
     weights          the weight gradients, if the schedule splits the backward pass
     before_backward  input gradients -> embedding gradients             first stage
@@ -303,7 +303,10 @@ class Partition:
         contributions: Mapping[int, upstream.Tensor],
         root: Boundary,
     ) -> Piece:
-        """Makes a piece; copies operations that follow a sum without other pieces' addends."""
+        """Makes a piece without the other pieces' addends.
+
+        Operations that depend on a sum whose other addends are left out are copied.
+        """
         copies = Copies({}, None)
         changed: set[upstream.Tensor] = set()
         made = []

@@ -85,7 +85,7 @@ class Schedule:
         return {(stage, entry): tick for tick, stage, entry in self.entries()}
 
     def next_place(self, stage: int, chunk: int) -> tuple[int, int] | None:
-        """Returns the (stage, chunk) of the following forward pass; None for the last one."""
+        """Returns the (stage, chunk) of a microbatch's next forward pass; None if there is none."""
         if stage + 1 < self.stages:
             return stage + 1, chunk
         return (0, chunk + 1) if chunk + 1 < self.chunks else None
@@ -149,15 +149,16 @@ class Schedule:
                             raise ScheduleError(f"stage {stage} never has {entry}")
 
     def alive(self) -> list[int]:
-        """Returns the most (microbatch, chunk) pairs whose activations each stage saves at once.
+        """Returns for each stage the max number of forward passes with activations in memory.
 
-        Activations are saved from the forward pass to the last entry that needs them.
+        Activations are saved from the forward pass to the last entry that needs them. A forward
+        pass is of one microbatch and chunk.
         """
         ones = [[1] * self.chunks] * self.stages
         return [int(count) for count in self.max_kept(ones)]
 
     def max_kept(self, sizes: Sequence[Sequence[float]]) -> list[float]:
-        """Returns the most that each stage saves at once for its backward passes.
+        """Returns the max size of the activations that each stage saves at the same time.
 
         Args:
           sizes: size of the activations that a forward pass saves, by stage and chunk.
@@ -194,8 +195,9 @@ class Schedule:
     def bubble(self) -> float:
         """Returns the idle fraction of all stages' time, from 0 to 1.
 
-        A forward pass, a backward pass w.r.t. inputs and the gradients of the weights take the same
-        time. Without separate entries for the weights, a backward pass takes the time of both.
+        Assumes that a forward pass, the gradients w.r.t. inputs and the gradients of the weights
+        take the same time. Without separate entries for the weights, a backward pass computes both
+        gradients.
         """
         backward = 1.0 if self.splits_backward else 2.0
         end, busy = self.simulate(

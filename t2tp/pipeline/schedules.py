@@ -116,7 +116,7 @@ def _one_forward_one_backward(
 ) -> list[Entry]:
     """Some forward passes, then forward and backward passes in turn, then backward passes."""
     groups = -(-microbatches // stages)
-    # Order full groups; the last line drops microbatches that do not exist.
+    # Orders full groups; the last line drops microbatches that do not exist.
     forward = _forward_order(stages, groups * stages, chunks)
     backward = _backward_order(stages, groups * stages, chunks)
     ahead = stages - 1 - stage
@@ -194,7 +194,7 @@ def _fill_table(
       stages: number of stages.
       microbatches: number of microbatches of a step.
       chunks: number of chunks of each stage.
-      has_entries_left: function that tells whether there is another tick.
+      has_entries_left: function that returns whether any stage has entries left.
       trains: whether the table has backward passes.
     """
     rows: list[tuple[Entry | None, ...]] = []

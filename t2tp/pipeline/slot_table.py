@@ -91,7 +91,7 @@ class SlotTable:
             )
 
     def _shape_if_unset(self, number: int) -> tf.Tensor:
-        """Returns the shape of the zeros that an unset tensor is read as; -1: that is an error."""
+        """Returns the shape in which an unset tensor is read as zeros; -1: reading it fails."""
         del number
         return tf.constant(-1)
 

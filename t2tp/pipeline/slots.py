@@ -1,8 +1,8 @@
 """Assigns slots: memory for arrived messages and saved activations.
 
-A slot is reused once its contents have been read for the last time, so the number of slots is the
-largest number of tensors that are alive at once. With 1F1B on 2 stages, stage 0 saves activations
-of at most 2 microbatches, for any number of microbatches:
+A slot is reused once its contents have been read for the last time. So the number of slots is the
+largest number that is in use at the same time. With 1F1B on 2 stages, stage 0 saves activations of
+at most 2 microbatches, for any number of microbatches:
 
     tick       0    1    2    3    4    5    6
     stage 0    F0   F1        B0   F2   B1
@@ -18,7 +18,7 @@ from t2tp.pipeline.schedule import Action, Entry, Schedule
 
 @dataclass(frozen=True)
 class Slots:
-    """The slots of a schedule. All stages have the same number: the most that any stage needs.
+    """The slots of a schedule. All stages have the same number: as the stage that needs most.
 
     Attributes:
       saved: slot of a forward pass's saved activations, by (stage, microbatch, chunk).

@@ -39,7 +39,7 @@ class Ticks:
     """Lowers the loop over ticks."""
 
     def __init__(self, branches: Branches, axis: int, count: int) -> None:
-        """Initializes the loop; `axis` is the mesh axis of the stages, `count` the microbatches."""
+        """Initializes the loop over `count` microbatches; `axis` is the mesh axis of the stages."""
         self._branches, self._axis, self._count = branches, axis, count
         self._schedule, self._wires = branches.schedule, branches.wires
         self._collectives = branches.mesh_impl.collectives
@@ -111,7 +111,7 @@ class Ticks:
             busy = state.busy + tf.where(row.branch > 0, seconds, tf.zeros_like(seconds))
         slots, sends_done = dict(branch_state.slots), []
         for name, slot, sends in zip(wires, row.receives, row.sends, strict=True):
-            # The communication report counts the most messages that any processor sends.
+            # For the communication report: the max number of messages of any processor.
             with self._collectives.repeated(self._count * self._schedule.chunks):
                 parts = zip(wires[name], self._wires.kinds[name].parts, messages[name], strict=True)
                 sends_done += [
