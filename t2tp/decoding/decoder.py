@@ -95,7 +95,8 @@ class Decoder:
 
         Args:
           predict: runs `decode` for the model with these options, such as `Estimator.predict`.
-          layout: the mesh's layout. The batch size is rounded up to a multiple of its batch slices.
+          layout: the mesh's layout. The batch size is rounded up to a multiple of the number of
+            slices of the batch.
           options: how to decode.
           seed: seed of the samples.
           max_length: the model's max number of inputs, and of targets; None: unlimited.
@@ -160,8 +161,8 @@ class Decoder:
         """Decodes rows.
 
         Returns:
-          the sequences of each row: the best one; with `return_beams`, up to `beam_size`, the best
-          first.
+          a list for each row: its best sequence, or, with `return_beams`, up to `beam_size`
+          sequences, the best first.
 
         Raises:
           ValueError: see `iterate`.
@@ -208,8 +209,8 @@ class Decoder:
     def _sizes(self, number: int, request: Request) -> tuple[int, Lengths]:
         """Returns a row's max number of new tokens, and its lengths.
 
-        The lengths are the numbers of inputs, of prefix tokens and of positions, rounded up. They
-        are 0 if there are no inputs or no prefix.
+        The lengths are the numbers of inputs, of prefix tokens and of positions, rounded up. A
+        number of 0 is not rounded up.
         """
         inputs, prefix = len(request.inputs or ()), len(request.prefix)
         limit = request.limit

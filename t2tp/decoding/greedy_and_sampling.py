@@ -46,6 +46,16 @@ def greedy_or_sample(
 ) -> dict[str, mtf.Tensor]:
     """Generates token after token until every row has ended or is at its limit.
 
+    It returns these tensors, where `beam` has size 1:
+
+    - `symbols`: int32 [batch, beam, written], the tokens after the prefix, zero-padded, without
+      EOS.
+    - `sizes`: int32 [batch, beam], the number of these tokens.
+    - `log_probs` and `scores`: both float32 [batch, beam], the natural logarithm of the probability
+      of the tokens, including EOS.
+    - `ended`: int32 [batch, beam], 1 if EOS was chosen.
+    - `steps`: int32 scalar, the number of decode steps.
+
     Args:
       model: predicts the tokens.
       mesh: the program's mesh.
@@ -54,11 +64,7 @@ def greedy_or_sample(
       options: how tokens are chosen.
 
     Returns:
-      tensors by name: `symbols`, int32 [batch, beam=1, written], the tokens after the prefix,
-      without EOS, zero-padded; `sizes`, int32 [batch, beam], the number of these tokens;
-      `log_probs` and `scores`, both float32 [batch, beam], the natural logarithm of the probability
-      of tokens and EOS; `ended`, int32 [batch, beam], 1 if EOS was chosen; `steps`, an int32
-      scalar, the number of decode steps.
+      the tensors by name.
     """
     batch = rows.batch
     update = _RowUpdate(options, rows.length.size)

@@ -1,8 +1,8 @@
 """Nucleus sampling: the smallest set of tokens with total probability p.
 
-No logits are gathered or sorted: the smallest logit in the nucleus is found digit by digit. Each
-pass selects the logits that begin with the digits found so far, and adds up their probabilities by
-the next digit. Four passes of eight bits find a float32 exactly.
+No logits are gathered or sorted. Instead, the bits of the smallest logit in the nucleus are found
+as four digits of eight bits. Each pass selects the logits whose bits begin with the digits found so
+far, and adds up their probabilities by the next digit.
 """
 
 import tensorflow as tf

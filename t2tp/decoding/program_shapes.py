@@ -57,7 +57,8 @@ class ProgramShapes:
         """
         counts = Counter(batches)
         lengths = sorted(counts)
-        # best[n] is for the n shortest lengths: the cost, the last group's begin and its program.
+        # best[n] is the best choice for the n shortest lengths: its cost, and the begin and the
+        # program of its last group of lengths.
         best: list[tuple[int, int, Lengths]] = [(0, 0, ())]
         for end in range(1, len(lengths) + 1):
             longest, tokens, choices = lengths[end - 1], 0, []

@@ -2,8 +2,8 @@
 
 Each processor chooses in its slice. Only these choices are gathered: a few numbers per row.
 Sampling is an argmax, too: if an independent Gumbel variable is added to each logit, the index of
-the largest sum is a sample from the softmax. The variables are functions of the row's key, the
-position and the token (`t2tp.lowering.random`), so neither the mesh nor the batch changes the
+the largest sum is a sample from the softmax. The Gumbel variables are functions of the row's key,
+the position and the token (`t2tp.lowering.random`), so neither the mesh nor the batch changes the
 sample.
 """
 

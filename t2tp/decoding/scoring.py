@@ -22,7 +22,7 @@ class ScoredRow:
     """Targets to score.
 
     Attributes:
-      targets: tokens to score, and tokens before them; with EOS if it is scored.
+      targets: tokens to score, preceded by tokens that are only read. EOS is scored if it is here.
       inputs: tokens that an encoder reads; None for a model without inputs.
       start: index of the first target to score. Earlier targets are only read.
       first_token: the input token at position 0; None: the model's `bos_token_id`.
@@ -91,7 +91,8 @@ class Scorer:
 
         Args:
           evaluate: runs `score` for a model.
-          layout: the mesh's layout. Batches are padded to a multiple of its batch slices.
+          layout: the mesh's layout. Batches are padded to a multiple of the number of slices of the
+            batch.
           max_length: max number of targets, and of inputs.
           batch_size: number of rows scored together. It should be 1 for experts with a capacity,
             because one row can displace another row's tokens.

@@ -41,8 +41,7 @@ def correct_in_top_k(
 ) -> dict[str, mtf.Tensor]:
     """Counts the targets that are among the k most probable classes.
 
-    Arguments as in `token_sums`. A tie counts for the target; NaN logits
-    are wrong.
+    Arguments as in `token_sums`. A tie counts for the target; NaN logits are wrong.
 
     Returns:
       correct_top_<k>.
@@ -61,7 +60,7 @@ def sequence_sums(
     vocab_dim: mtf.Dimension,
     batch_dim: mtf.Dimension,
 ) -> dict[str, mtf.Tensor]:
-    """Counts the rows in which every target is predicted right from the true ones before it.
+    """Counts the rows in which every target is predicted correctly from the targets before it.
 
     Arguments as in `token_sums`; a row is an index of `batch_dim`.
 
@@ -81,12 +80,13 @@ def sequence_sums(
 def positive_sums(
     logits: mtf.Tensor, targets: mtf.Tensor, weights: mtf.Tensor, vocab_dim: mtf.Dimension
 ) -> dict[str, mtf.Tensor]:
-    """Counts class 1 where there are two, for F1.
+    """Counts targets and predictions of class 1 in binary classification, for F1.
 
     Arguments as in `token_sums`.
 
     Returns:
-      positives (targets of class 1), predicted_positives and true_positives (both).
+      positives (targets of class 1), predicted_positives, and true_positives (targets of class 1
+      that are predicted as class 1).
     """
     predicted = _float(mtf.equal(mtf.argmax(logits, vocab_dim), 1)) * weights
     positive = _float(mtf.equal(targets, 1))
