@@ -7,8 +7,9 @@ et al., "MegaBlocks", arXiv:2211.15841, section 4). No row is dropped, and none 
     sorted by expert            row 1 | row 3 | rows 0 and 2
     products                    row 1 by matrix 0, row 3 by matrix 1, rows 0 and 2 by matrix 2
 
-A processor has all rows and some of the experts. For each row it adds up the outputs of its own
-experts among the row's choices. The sum over processors is the whole result.
+Along the axis that splits the experts, all processors have the same rows, and each has some of the
+experts. For each row a processor adds up the outputs of its own experts among the row's choices.
+The sum over these processors is the result.
 """
 
 import functools
@@ -46,7 +47,8 @@ def expert_network(
         [experts, d_model]. `gate` and the biases are optional.
       mlp: the network's name, one of `t2tp.choices.MLPS`.
 
-    Returns: a tensor like `x`.
+    Returns:
+      a tensor like `x`.
     """
     return ExpertNetworkOperation(x, choices, gates, weights, mlp).outputs[0]
 
@@ -119,8 +121,8 @@ class ExpertNetworkOperation(Operation):
         x, gates, *weights = inputs
         (first,) = mesh_impl.slice_begin_tensors(upstream.Shape([self._experts]))
         axis = mesh_impl.tensor_dimension_to_mesh_axis(self._d_ff)
-        # If d_ff is split, only one of its processors adds the output's bias: their results are
-        # summed.
+        # If d_ff is split, only one processor along its axis adds the output's bias, because the
+        # processors' results are summed.
         is_first = 1.0 if axis is None else mesh_impl.collectives.coordinate(axis) == 0
         named = dict(zip(self._names, weights, strict=True))
         if "output_bias" in named:

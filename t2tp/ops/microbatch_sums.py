@@ -50,7 +50,7 @@ class MicrobatchSums(Operation, upstream.WhileLoopOperation):
           microbatch_dim: the batch dimension of a microbatch.
           mesh: the program's mesh.
           name: operation name.
-          following: an earlier loop over the same microbatches, whose graph this one continues.
+          following: an earlier loop over the same microbatches; `sums_of` extends its graph.
         """
         self.count = count
         self.microbatch_dim = microbatch_dim

@@ -166,14 +166,15 @@ class Rows(NamedTuple):
 def with_rows(table: tf.Tensor, rows: Rows, new: tf.Tensor, target: Target) -> tf.Tensor:
     """Returns a table with some rows replaced, in place if nothing else needs `table`.
 
-    Rows out of range are ignored. `tensor_scatter_nd_update` would always copy the table on CPUs.
-    Instead, a first operation writes one number, and copies the table if anything else needs it. A
-    second operation writes the rest and never copies. It is safe because only it reads the first
-    one's result.
+    On CPUs, the rows must be in range; on other devices, rows out of range are ignored.
+
+    On CPUs, `tensor_scatter_nd_update` would always copy the table. Instead, a first operation
+    writes one number, and copies the table if anything else needs it. A second operation writes the
+    rest and never copies. This is safe because nothing else reads the first operation's result.
     """
     if not target.scatters_copy:
         return tf.tensor_scatter_nd_update(table, rows.numbers[:, None], new)
-    # One number is enough, and quicker where rows are wide.
+    # Writes one number of the first row: it is enough for the copy, and faster if rows are wide.
     width = math.prod(new.shape[1:])
     updated = tf.raw_ops.TensorStridedSliceUpdate(
         input=tf.reshape(table, [-1]),

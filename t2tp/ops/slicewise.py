@@ -1,4 +1,4 @@
-"""Slicewise operations with several outputs; some may be unused.
+"""Slicewise operations with several outputs, some of which may be unused.
 
 mesh-tensorflow cannot differentiate an operation with unused outputs, because it expects a gradient
 w.r.t. every output.

@@ -14,11 +14,11 @@ def top_k(
     k_dim: upstream.Dimension,
     name: str | None = None,
 ) -> tuple[upstream.Tensor, upstream.Tensor]:
-    """Returns the k largest elements in descending order; tied ones in ascending order of index.
+    """Returns the k largest elements in descending order; ties in ascending order of index.
 
-    mesh-tensorflow finds two to four elements one after the other, adds -1e9 to each one found, and
-    creates a one-hot tensor for the gradient. Here each processor finds the k largest of its slice,
-    and these candidates are all-gathered.
+    mesh-tensorflow finds two to four elements one after the other, adds -1e9 to each of them, and
+    creates a one-hot tensor for the gradient. Here each processor finds the k largest elements of
+    its slice, and these candidates are all-gathered.
 
     Args:
       x: [..., reduced_dim, ...], numbers.
@@ -40,7 +40,7 @@ def top_k(
 def argmax(
     x: upstream.Tensor, reduced_dim: upstream.Dimension, name: str | None = None
 ) -> upstream.Tensor:
-    """Returns the int32 index of the largest element along a dimension; the first of tied ones."""
+    """Returns the int32 index of the largest element along a dimension; the first of ties."""
     one = upstream.Dimension("_one", 1)
     _, indices = top_k(x, reduced_dim, one, name)
     return upstream.reshape(indices, indices.shape - one)

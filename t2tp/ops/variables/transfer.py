@@ -26,22 +26,22 @@ from t2tp import registry, upstream
 from t2tp.hparam import HParams
 from t2tp.ops.variables.role import HEAD, MATRIX, Role
 
-# Integer hparams that are not widths: the depth, and sizes that the problem's data determine.
+# Integer hparams that are not widths: the depth, and sizes that the problem's data determines.
 _NO_WIDTH = re.compile("layer|vocab|classes|batch|length")
 
 
 class Growth(NamedTuple):
-    """A variable's numbers of inputs and outputs, divided by the small model's."""
+    """A variable's numbers of inputs and outputs, divided by the small model's numbers."""
 
     inputs: float = 1.0
     outputs: float = 1.0
 
 
 class Transfer:
-    """Compares a wide model with the small one it was tuned on.
+    """Compares a wide model with the small model on which its hyperparameters were tuned.
 
     Attributes:
-      small: the small model's hparams. These are the wide model's, with the widths of the set
+      small: the small model's hparams: the wide model's hparams with the widths of the set
         `transfer_from`.
     """
 
