@@ -62,8 +62,8 @@ class Keys(NamedTuple):
     Attributes:
       size: number of keys.
       begin: position of the first key, an integer or an int32 scalar.
-      places: where each block of keys is stored, listed by position. None: blocks are stored in
-        order.
+      places: the index at which each block of keys is stored, in the order of the blocks'
+        positions. None: blocks are stored in order.
     """
 
     size: int
@@ -91,7 +91,7 @@ def query_key_scores(
       q: [batch, heads, queries, d].
       k: [batch, kv_heads, memories, d]; query head h has kv head h // (heads / kv_heads).
       exact: whether a score has the same bits for any number of queries and keys.
-      all_keys: whether all compared computations have the same number of keys.
+      all_keys: whether the bits must be the same only for this number of keys.
 
     Returns:
       [batch, heads, queries, memories].
@@ -118,7 +118,7 @@ def weighted_values(
       v: [batch, kv_heads, memories, d].
       exact: whether a sum has the same bits for any number of queries, and for any number of keys
         of weight 0 at the end.
-      all_keys: whether all compared computations have the same number of keys.
+      all_keys: whether the bits must be the same only for this number of keys.
 
     Returns:
       [batch, heads, queries, d].

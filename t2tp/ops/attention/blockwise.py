@@ -327,7 +327,7 @@ class _BackwardBlocks:
     def __init__(
         self, ours: BackwardQueries, terms: ScoreTerms, k: tf.Tensor, v: tf.Tensor, index: tf.Tensor
     ) -> None:
-        """Takes the keys.
+        """Stores the keys.
 
         Args:
           ours: the part of the queries.

@@ -46,7 +46,7 @@ def local_attention(
       block: the size of a block along each dimension of `space`.
 
     Returns:
-      like `q`.
+      a tensor like `q`.
 
     Raises:
       ValueError: shapes do not match, or blocks do not divide the space.
@@ -223,7 +223,7 @@ class _BlockSlice:
         return x
 
     def without_halo(self, dx: tf.Tensor) -> tf.Tensor:
-        """Converts the gradient w.r.t. `with_halo(x)` to that w.r.t. x."""
+        """Converts the gradient w.r.t. `with_halo(x)` to the gradient w.r.t. x."""
         for halo in reversed(self._halos):
             dx = halo.exchange_gradient(dx)
         return dx

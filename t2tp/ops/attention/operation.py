@@ -94,7 +94,7 @@ class AttentionOperation(Operation):
     """
 
     cost_kind = "attention"
-    dropped_dims = "kept"  # Of kv_heads a query has one.
+    dropped_dims = "kept"  # A query uses only one of the kv heads.
 
     def __init__(self, inputs: Sequence[upstream.Tensor], options: Options) -> None:
         super().__init__(list(inputs), name="attention")
@@ -302,7 +302,7 @@ class AttentionGradOperation(Operation):
     def _computed(
         self, part: _AttentionSlice, by_query: Sequence[Sequence[tf.Tensor]]
     ) -> tuple[list[Gradients], tuple[tf.Tensor, tf.Tensor]]:
-        """Returns the gradients of each part of the queries, and those w.r.t. k and v."""
+        """Returns the gradients of each part of the queries, and the gradients w.r.t. k and v."""
         if part.ring is not None:
             return ring.backward(part.ring, by_query, part.terms)
         if part.target is not None:
@@ -330,7 +330,8 @@ class _AttentionSlice:
       ring: keys and values that are passed from processor to processor, or None.
       target: how the program is compiled, if cuDNN's kernels compute the attention; otherwise None.
       scale: the factor of q.
-      order: order of the queries (head-tail: two parts) and of all tensors with the same length.
+      order: order of the queries (two parts in head-tail order) and of all tensors with their
+        length dimension.
       memory_order: order of k and v, and of their gradients.
       terms: mask, bias and dropout of each part.
     """
@@ -350,8 +351,8 @@ class _AttentionSlice:
         self._memory = GatheredDimension(mesh_impl, memory_axis)
         # The mesh axes that split the queries of one key.
         self._summed = {*self._shared.axes, *own_axes(mesh_impl, length_axis)}
-        # TensorFlow would move a scalar behind the matmul with k and fuse all with the mask. For
-        # that fused operation oneDNN has only a slow reference kernel.
+        # A vector, because TensorFlow would move a scalar factor behind the matmul with k and fuse
+        # factor, matmul and mask. For this fused operation oneDNN has only a slow reference kernel.
         self.scale = tf.constant([d_kv.size**-0.5] * d_kv.size, q.dtype)
         extras = dict(zip(options.extras, inputs[3:], strict=False))
         self.order = _order(lowering, q, options)
@@ -363,7 +364,7 @@ class _AttentionSlice:
                 self.with_one_batch(lowering.slice_in_order(q, self.order)) * self.scale
             ),
         )
-        # Equal segments of queries and memory are passed only once.
+        # `memory_segments` is not an input if it equals `segments`.
         of_memory = extras.get("memory_segments", extras.get("segments"))
         rows = self.qs[0].shape[0] * self.qs[0].shape[1]
         keys = mesh_impl.slice_shape(k.shape)[-2]

@@ -61,7 +61,7 @@ class Part(NamedTuple):
 
 
 class Ring:
-    """A memory that is split over a mesh axis, and passes its slices around the processors.
+    """A memory that is split over a mesh axis, and whose slices go around the processors.
 
     Attributes:
       count: number of processors.
@@ -129,11 +129,11 @@ class Ring:
         return self._collectives.permute(x, self._axis, source)
 
     def next(self, visiting: Visiting, step: tf.Tensor) -> Visiting:
-        """Returns the slice of the next step; after the last step slices are not passed on."""
+        """Returns the slice of the next step. In the last step, the slice is not passed on."""
         return tf.nest.map_structure(lambda x: self.passed_if(step < self.count - 1, x), visiting)
 
     def passed_if(self, condition: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-        """Passes `x` on if a condition holds; it holds in all steps but one.
+        """Passes `x` on if a condition holds, which must be in all steps except one.
 
         The condition must have the same value on all processors.
         """
@@ -193,7 +193,7 @@ def backward(
         t: tf.Tensor, here: Visiting, d_kv: list[tf.Tensor], sums: list[blockwise.Sums]
     ) -> tuple:
         coming = ring.next(here, t)
-        # The gradients of a slice follow the slice one step later: this step still adds to them.
+        # The gradients of a slice follow the slice one step later, because each step adds to them.
         d_kv = [ring.passed_if(t > 0, x) for x in d_kv]
         d_parts = []
         for k, v, keys, segments in ring.parts(here, t):

@@ -155,7 +155,10 @@ class ConvolutionInputGradOperation(Operation):
 
 
 class ConvolutionFiltersGradOperation(Operation):
-    """Inputs: x and dy. Output: the gradient w.r.t. the filters, [batch, ...] for each image."""
+    """Inputs: x and dy. Output: the gradient w.r.t. the filters.
+
+    If the output's shape begins with batch dimensions, each image has its own gradient.
+    """
 
     cost_kind = "convolution"
     dropped_dims = "summed"
@@ -224,10 +227,11 @@ def _options(sliding: tuple[Window, Window], windows: Windows) -> dict[str, Any]
 
 
 def _steps(sliding: tuple[Window, Window]) -> list[int]:
-    """Returns the strides to pass to `_seen`: the real ones for windows of one element, else 1.
+    """Returns the strides that `_seen` applies: the window's for windows of one element, else 1.
 
-    Skipped positions are removed beforehand, which costs less than letting the kernels skip them.
-    (And oneDNN's gradient of strided 1x1 convolutions has crashed programs of several CPU devices.)
+    Removing the skipped positions before the convolution costs less than letting the kernels skip
+    them. (And oneDNN's gradient of strided 1x1 convolutions has crashed programs of several CPU
+    devices.)
     """
     return [window.stride if window.size == 1 else 1 for window in sliding]
 

@@ -19,8 +19,8 @@ class Halo:
     Attributes:
       mesh_axis: the axis that splits the dimension, or None.
       tensor_axis: the index of the dimension in slices.
-      before: number of elements needed from before the slice.
-      after: number from after it.
+      before: number of elements that windows read before the slice.
+      after: number of elements that windows read after the slice.
     """
 
     def __init__(
@@ -34,11 +34,11 @@ class Halo:
         """Prepares the exchange.
 
         Args:
-          mesh_impl: the processor's.
+          mesh_impl: the processor's mesh implementation.
           dim: the dimension.
-          tensor_axis: its index in the slices.
-          before: number of elements from before the slice.
-          after: number from after it.
+          tensor_axis: index of the dimension in slices.
+          before: number of elements that windows read before the slice.
+          after: number of elements that windows read after the slice.
         """
         self.mesh_axis = mesh_impl.tensor_dimension_to_mesh_axis(dim)
         self._collectives = mesh_impl.collectives
@@ -63,9 +63,9 @@ class Halo:
         return tf.concat(parts, self.tensor_axis)
 
     def exchange_gradient(self, dy: tf.Tensor) -> tf.Tensor:
-        """Returns the gradient w.r.t. x from that w.r.t. `exchange(x)`.
+        """Returns the gradient w.r.t. x from the gradient w.r.t. `exchange(x)`.
 
-        Halos go back to their owners.
+        The gradients of halos are sent back to the owners of the elements.
         """
         length = dy.shape[self.tensor_axis] - self.before - self.after
         dx = self._part(dy, self.before, length)
@@ -98,11 +98,11 @@ def check_window(
     """Checks that a layout's slices are long enough for a sliding window.
 
     Args:
-      layout: the program's.
+      layout: the program's layout.
       what: the operation, as the subject of an error message.
-      dim: the dimension along which it slides.
-      before: number of elements it needs from before a slice.
-      after: number from after it.
+      dim: the dimension along which the window slides.
+      before: number of elements that windows read before a slice.
+      after: number of elements that windows read after a slice.
       stride: distance between windows.
 
     Raises:

@@ -107,7 +107,7 @@ class SlicedSoftmax:
     ) -> tf.Tensor:
         """Computes the gradient w.r.t. the logits, from the gradient w.r.t. the loss [tokens]."""
         z_loss, smoothing = self._options.z_loss, self._options.label_smoothing
-        per_class = smoothing / max(self._size - 1, 1)  # to each other class
+        per_class = smoothing / max(self._size - 1, 1)  # The probability of each other class.
 
         def gradient(
             logits: tf.Tensor, log_z: tf.Tensor, d_loss: tf.Tensor, local: tf.Tensor
@@ -125,7 +125,7 @@ class SlicedSoftmax:
         return self._lowering.compiled(gradient)(logits, log_z, d_loss, self._local(targets))
 
     def _allreduce(self, x: tf.Tensor, merge_op: str) -> tf.Tensor:
-        """All-reduces over the processors that have the other classes."""
+        """All-reduces over the processors that have the other slices of the classes."""
         if self._collectives.exact and merge_op == "Add":
             return self._collectives.tree_allreduce(x, self._axes)
         return self._collectives.allreduce(x, self._axes, merge_op)

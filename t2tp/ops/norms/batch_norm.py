@@ -176,7 +176,7 @@ class _Kernels:
     def straight_gradients(
         self, x: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor, scale: tf.Tensor, dy: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Computes the gradients of `given` w.r.t. x, scale and offset; not via the statistics."""
+        """Computes the gradients of `given` w.r.t. x, scale and offset, for constant statistics."""
         dx, d_scale, d_offset, *_ = tf.raw_ops.FusedBatchNormGradV3(
             y_backprop=_as_images(dy),
             x=_as_images(x),
@@ -194,8 +194,8 @@ class _Composed:
     """Batch norm in elementary operations, for XLA.
 
     XLA does not use TensorFlow's kernels, but it fuses these operations into the same number of
-    passes. It would expand TensorFlow's fused operation into a variance that is the difference of
-    two large numbers.
+    passes. It would expand TensorFlow's fused operation into one that computes the variance as the
+    difference of two large numbers.
     """
 
     def __init__(self, epsilon: float) -> None:

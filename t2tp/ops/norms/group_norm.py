@@ -29,7 +29,8 @@ def group_norm(
       groups: number of groups; must divide the number of channels.
       epsilon: added to the variance.
 
-    Returns: a tensor like x.
+    Returns:
+      a tensor like x.
 
     Raises:
       ValueError: shapes do not match, or groups do not divide the channels.

@@ -32,7 +32,8 @@ def rms_norm(
       dims: a dimension of x, or several in its order.
       epsilon: added to the mean square.
 
-    Returns: a tensor like x.
+    Returns:
+      a tensor like x.
 
     Raises:
       ValueError: x does not have `dims` in this order, or scale is not [dims].
