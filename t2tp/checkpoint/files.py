@@ -65,8 +65,9 @@ def tensorflow_path(directory: Path) -> Iterator[bytes]:
     """Yields a path by which TensorFlow's operations find a directory.
 
     TensorFlow first lists the files that match a path as a pattern, then opens the path itself. If
-    the path contains characters such as `*`, the path fails at the first step, and the escaped path
-    at the second. So such a directory is opened, and found by its descriptor.
+    the path contains characters such as `*`, the path fails at the first step, and an escaped path
+    would fail at the second. So such a directory is opened, and the yielded path names its file
+    descriptor.
     """
     if not is_pattern(directory):
         yield os.fsencode(directory)  # Bytes, as the path need not be UTF-8.

@@ -56,7 +56,8 @@ class Marker:
       step: the training step that was saved.
       files: the other files of the directory, by name.
       float16: names of the float16 tensors; see `t2tp.checkpoint.writing`.
-      writers: for each part of the checkpoint, an id of the process's save that wrote it.
+      writers: one id for each part of the checkpoint, unique to the save and the process that wrote
+        the part.
       saved_at: time of the save, in seconds since 1970.
     """
 

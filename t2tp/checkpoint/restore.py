@@ -1,4 +1,4 @@
-"""Restores one checkpoint in all processes, or none."""
+"""Restores the same checkpoint in all processes, or in none."""
 
 import json
 import os

@@ -81,8 +81,8 @@ def apply_retention(directory: str | PathLike[str], retention: Retention) -> Non
 def _every(seconds: float, directories: dict[int, Path]) -> set[int]:
     """Selects the oldest checkpoint, then each that is `seconds` younger than the last selected.
 
-    The result depends only on the checkpoints, so it is the same after a restart. It also stays the
-    same when the other checkpoints are deleted.
+    The result depends only on the checkpoints, so a restart does not change it. Deleting the
+    checkpoints that are not selected does not change it either.
     """
     chosen: set[int] = set()
     last: float | None = None

@@ -117,10 +117,10 @@ def check_fit(
       variables: variables of the program.
       strict: whether variables that only the checkpoint has are an error. Evaluation allows them,
         because it does not need the optimizer's variables.
-      zero_if_missing: names of counters that older checkpoints lack.
+      zero_if_missing: names of counters that older checkpoints lack, and that are then set to 0.
 
     Raises:
-      CheckpointMismatchError: names the first variables that differ.
+      CheckpointMismatchError: variables differ; the error names the first ones.
     """
     saved_shapes = saved.shapes()
     # `load_base` checks the weights of the base.
@@ -209,7 +209,7 @@ def load_base(
     Args:
       source: a checkpoint with the frozen weights, or one with adapters of such a checkpoint.
       variables: variables of the program.
-      names: frozen variable -> its name in `source`, if that differs.
+      names: frozen variable -> its name in `source`, if the names differ.
 
     Raises:
       BaseError: the base was not found, or lacks a weight.
