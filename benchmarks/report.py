@@ -96,7 +96,7 @@ def headline(results: Mapping[str, Sequence[Results]]) -> str:
 
     A range is over processors; the fastest peer is the one of the largest ratio.
     """
-    lines = ["| | | fastest other | t2tp / it |", "| --- | --- | --- | --- |"]
+    lines = ["| | | fastest peer | t2tp / peer |", "| --- | --- | --- | --- |"]
     for case, runs in results.items():
         for group in dict.fromkeys(measured.group for run in runs for measured in run.measured):
             ratios = [largest for run in runs if (largest := _largest_ratio(run, group))]
@@ -110,7 +110,7 @@ def headline(results: Mapping[str, Sequence[Results]]) -> str:
 
 
 def _largest_ratio(run: Results, group: str) -> tuple[Ratio, str] | None:
-    """Returns the ratio to the fastest other peer of a group on one processor, and its name."""
+    """Returns the ratio to the fastest peer of a group on one processor, and its name."""
     ratios = [
         (ratio, timed.name)
         for measured in run.measured

@@ -25,8 +25,8 @@ def table(stored: dict[str, Any]) -> str:
     """A row for each learner."""
     learners = {name: stored["learners"][name] for name in LEARNERS if name in stored["learners"]}
     ours = [name for name in OURS if name in learners]
-    heads = ["", "rate", "ms a step", "to begin, s", "steps", "seconds", "bits per byte"]
-    heads += [f"{name} / it" for name in ours]
+    heads = ["", "rate", "ms per step", "first step, s", "steps", "seconds", "bits per byte"]
+    heads += [f"{name} / peer" for name in ours]
     lines = [f"| {' | '.join(heads)} |", "|" + " --- |" * len(heads)]
     for name, learner in learners.items():
         run = learner["runs"][-1]

@@ -24,7 +24,7 @@ def table(measured: Iterable[Measured]) -> str:
     if len(units) != 1:
         raise ValueError(f"a table has one unit, not {sorted(units)}")
     (unit,) = units
-    columns = ["", "", "ms", "spread", "t2tp / it"]
+    columns = ["", "", "ms", "spread", "t2tp / peer"]
     columns += [_RATES[unit][0]] if unit else []
     columns += ["MFU"] if unit == "FLOP" else []
     tells_memory = any(_MEMORY in timed.facts for each in measured for timed in each.timed)

@@ -100,7 +100,7 @@ def measured(target: Target, results: Mapping[str, Sequence[Results]]) -> Outcom
 
 def table(results: Mapping[str, Sequence[Results]]) -> str:
     """Returns each target and its outcome, in Markdown."""
-    lines = ["| | aim | measured | | least |", "|" + " --- |" * 5]
+    lines = ["| | target | measured | | least |", "|" + " --- |" * 5]
     for target in TARGETS:
         outcome = measured(target, results)
         figure, verdict, least = "", "not measured", ""
