@@ -9,5 +9,5 @@ Each tensor of the graph becomes the processor's slice. If an operation sums ove
 the processor has only a *partial sum*. The all-reduce is deferred (`deferred_sums`) until an
 operation needs the value: until then sums may be added to each other, or only a slice of the sum
 may be needed. `operation` explains how an operation is lowered, and its hooks. `lowering` has the
-rules for those of mesh-tensorflow's operations that t2tp lowers differently.
+rules for mesh-tensorflow's operations that t2tp lowers differently.
 """

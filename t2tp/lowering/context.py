@@ -104,7 +104,7 @@ class Lowering(Protocol):
         """Sets a partial sum over split dimensions; the all-reduce is deferred."""
 
     def parts_of(self, dim: upstream.Dimension, layout: Layout | None = None) -> tuple[int, int]:
-        """Returns the number of parts of a sum over `dim`, in all and on this processor."""
+        """Returns the number of parts of a sum over `dim`: on all processors, and on this one."""
 
     def set_parts(
         self,
@@ -113,15 +113,15 @@ class Lowering(Protocol):
         axis: int | None,
         cut: tuple[str, int],
     ) -> None:
-        """Sets this processor's parts of a sum over a dimension, for `exact_sums`."""
+        """With `exact_sums`: sets this processor's parts of a sum over a dimension."""
 
     def add_parts(self, tensor: upstream.Tensor, addends: Sequence[upstream.Tensor]) -> bool:
-        """Adds two deferred sums part by part if possible; returns whether it was. `exact_sums`."""
+        """With `exact_sums`: adds two deferred sums part by part; returns False if it cannot."""
 
     def map_parts(
         self, y: upstream.Tensor, x: upstream.Tensor, fn: Callable[[tf.Tensor], tf.Tensor]
     ) -> bool:
-        """Maps the parts of a deferred sum if possible; returns whether it was. `exact_sums`."""
+        """With `exact_sums`: maps the parts of a deferred sum; returns False if it cannot."""
 
     def tree_leaf(self, tensor: upstream.Tensor) -> tuple[tf.Tensor, list[int]]:
         """Returns a microbatch's leaf of a tree of sums, and the mesh axes to sum it over."""

@@ -103,7 +103,7 @@ class DeferredSum(upstream.LazyAllreduceSum):
 
     @property
     def num_bytes(self) -> int:
-        """The size of the slice."""
+        """The size of the slice in bytes."""
         return math.prod(self.slice_shape) * self.parts[0].dtype.size
 
     def set_reduced(self, value: tf.Tensor) -> None:

@@ -8,8 +8,8 @@ are added as a fixed binary tree:
     ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7))
 
 On `data:2`, each processor computes 4 parts of the batch and one half of the tree. The collective
-adds the two halves, and so continues the same tree. With two microbatches, each of them computes 2
-of a processor's 4 parts. One device computes all parts: the same additions in the same order.
+adds the two halves, and so continues the same tree. With two microbatches, each microbatch computes
+2 of a processor's 4 parts. One device computes all parts: the same additions in the same order.
 
 A sum over rows and positions, such as a weight's gradient on `seq:2` with `length:seq`, is computed
 from whole rows: an all-to-all gives each processor all positions of half of its rows. Then `seq`
@@ -129,7 +129,7 @@ class PartLowering:
         Args:
           base: the enclosing lowering.
           mesh_impl: the mesh implementation of `base`.
-          rows: exchanges slices for slices with whole rows; None: no exchange.
+          rows: the exchange after which slices have whole rows; None: no exchange.
           dim: the dimension that is cut into parts.
           number: the index of this part, from 0 to `count - 1`.
           count: number of parts on this processor.

@@ -190,7 +190,7 @@ class GraphLowering(upstream.Lowering):
     def _note_users(
         self, operations: Iterable[upstream.Operation], needed: Iterable[upstream.Tensor]
     ) -> None:
-        """Records the users of each tensor, also inside loops, before these are lowered."""
+        """Records the users of each tensor, also inside loops, before the loops are lowered."""
         for op in all_operations(operations):
             if op not in self._users_known:
                 self._users_known.add(op)
@@ -314,8 +314,8 @@ class GraphLowering(upstream.Lowering):
     ) -> tf.Tensor:
         """Returns a random boolean for each element of this processor's slice.
 
-        The backward pass asks for the mask of the forward pass and gets the same tensor.
-        Recomputation gets a separate one, because its random operations wait for the backward pass.
+        The backward pass gets the same tensor as the forward pass. Recomputation gets another
+        tensor with the same values, because its random operations wait for the backward pass.
 
         Args:
           name: name of the operation, which keys its numbers.
@@ -438,8 +438,8 @@ class GraphLowering(upstream.Lowering):
     ) -> None:
         """Sets the processor's partial sum of a tensor that is a sum over `summed` dimensions.
 
-        The all-reduce over the mesh axes that split them is deferred: other sums may join it, or
-        nothing may need it.
+        The all-reduce over the mesh axes that split these dimensions is deferred: other sums may
+        join it, or nothing may need it.
         """
         mesh_impl = self.mesh_impl(tensor)
         axes = {mesh_impl.tensor_dimension_to_mesh_axis(dim) for dim in summed} - {None}

@@ -279,7 +279,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
         return other
 
     def _place(self, dim: upstream.Dimension) -> tf.Tensor | int:
-        """Returns the index of this processor's slice, or of its `of_part`, along a dimension."""
+        """Returns the index of this processor's slice along a dimension, or of its part of it."""
         axis = self.tensor_dimension_to_mesh_axis(dim)
         place = 0 if axis is None else self.collectives.coordinate(axis)
         if dim.name not in self._part_of:

@@ -146,7 +146,7 @@ class Hooks:
         raise NotImplementedError
 
     def is_local(self, layout: Layout) -> bool:
-        """Whether `lower` only computes slices of outputs, or assigns, from slices of inputs.
+        """Whether `lower` needs no collectives: it only computes on this processor's slices.
 
         An abstract program does not lower such an operation, and uses only the output shapes.
         """

@@ -2,9 +2,9 @@
 
 The layout rule `batch:data+expert` splits `batch` over two axes of the mesh, `data` first: the
 batch is cut along `data`, and each part again along `expert`. The *joint axis* `data+expert` splits
-the batch. Functions that accept a mesh axis also accept a joint axis. An axis is an index: the
-mesh's own axes have the first indices, in the order of the mesh, and joint axes get the next
-indices when they are first used.
+the batch. Functions that accept a mesh axis also accept a joint axis. An axis is identified by an
+index: the mesh's own axes have the first indices, in the order of the mesh, and joint axes get the
+next indices when they are first used.
 """
 
 import math

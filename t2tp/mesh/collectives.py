@@ -46,8 +46,8 @@ class _Keys:
 #   key comes with other devices, so each mesh has its own keys. A collective over `model` on
 #   `data:2;model:4` reserves one key for each of its 2 groups, and each processor adds its group's
 #   number, `pnum // 4`.
-#   The instance key names a collective. TensorFlow would mix up two that run at the same time under
-#   one key.
+#   The instance key names a collective. TensorFlow would mix up two collectives that run at the
+#   same time under one key.
 _group_keys, _instance_keys = _Keys(), _Keys()
 _first_keys: dict[tuple, int] = {}
 
@@ -144,7 +144,7 @@ class Collectives:
     def allreduce(
         self, x: tf.Tensor, axes: Sequence[int], merge_op: str, sums: Sequence[str] = ()
     ) -> tf.Tensor:
-        """Sum (`Add`), `Max` or `Min` of `x` over the group; `sums` names the tensors in `x`."""
+        """Reduces `x` over the group (`Add`, `Max` or `Min`); `sums` names the tensors in `x`."""
         axes = sorted(self._real_axes(axes))
         if not axes:
             return x
@@ -187,7 +187,7 @@ class Collectives:
         return tf.reshape(tf.reshape(self.gather(own, axes), [-1])[:size], x.shape)
 
     def allgather(self, x: tf.Tensor, axis: int, concat_axis: int) -> tf.Tensor:
-        """Concatenation of the group's `x` along `concat_axis`, in the order of the mesh axis."""
+        """Concatenates the group's `x` along `concat_axis`, in the order of the mesh axis."""
         if not self._real_axes([axis]):
             return x
         gathered = self.gather(x, [axis])
@@ -333,7 +333,7 @@ class Collectives:
     def _send_to_receiver(
         self, x: tf.Tensor, axis: int, source: Sequence[int | None], otherwise: tf.Tensor
     ) -> tf.Tensor:
-        """Sends `x` to the member that has this one as its source.
+        """Sends `x` to the member whose source is this member.
 
         Returns:
           the tensor that this member receives, or `otherwise` if it receives nothing.
@@ -369,7 +369,7 @@ class Collectives:
         return Wire(self._pnum, by_pnum, pair_key, instance_key, self._hint, log)
 
     def _broadcast(self, x: tf.Tensor, axis: int, source: int) -> tf.Tensor:
-        """Returns one member's `x`, as a sum with zeros; integers preserve every bit."""
+        """Returns one member's `x`: adds it to zeros, as integers to preserve every bit."""
         if x.dtype.is_floating:
             bits = {2: tf.uint16, 4: tf.int32, 8: tf.int64}[x.dtype.size]
             return tf.bitcast(self._broadcast(tf.bitcast(x, bits), axis, source), x.dtype)

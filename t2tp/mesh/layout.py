@@ -21,7 +21,8 @@ from t2tp.mesh.layout_text import LayoutError, parse_mesh_shape, parse_rules
 from t2tp.mesh.stages import LAYERS, Pipeline
 from t2tp.mesh.zero import Storage, axes_at_rest, name_in_use
 
-# Dimensions that an axis need not divide, because the data gives their size: slices are padded.
+# Dimensions that an axis need not divide, because the data determines their size. Their slices are
+# padded.
 _PADDED = ("vocab",)
 
 # The rows of the batch, and the positions of a row. With `exact_sums`, a sum over both is computed

@@ -2,8 +2,9 @@
 
 Messages are TensorFlow's `CollectiveBcastSendV2` and `CollectiveBcastRecvV2` in groups of two.
 Unlike other collectives, they may be inside a condition that differs between processors. The stages
-of a pipeline need this: they send only when a microbatch is ready. Sender and receiver read in the
-same table in which iterations of a loop there is a message. A permute also uses such messages.
+of a pipeline need this: they send only when a microbatch is ready. Sender and receiver read the
+same table, which lists the iterations of a loop in which there is a message. A permute also uses
+such messages.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ class Wire:
     """Messages from each processor to another one, at most one at a time.
 
     Sender and receiver must both decide, in the same iteration of a loop, that there is a message.
-    A send ends when the message has been received. A receive may begin long before the send. They
+    A send ends when the message has been received. A receive may begin long before the send. Both
     wait only for operations that their inputs depend on. `Collectives.wire` creates wires.
 
     Attributes:
@@ -27,7 +28,7 @@ class Wire:
       receivers: the processor that each processor sends to; None: it sends no message.
       pair_key: group key of the pair (0, 0); see `Collectives`.
       instance_key: instance key of all messages.
-      hint: TensorFlow's name of the library that carries them.
+      hint: TensorFlow's name of the library that sends the messages.
       log: records a message of a shape and dtype.
     """
 
