@@ -39,7 +39,7 @@ def draw(results: Iterable[Results], path: Path) -> None:
     axes.margins(y=0.01)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel("t2tp's time / its time (left of the line t2tp is faster)")
+    axes.set_xlabel("t2tp's time / the peer's time (left of the line t2tp is faster)")
     axes.grid(axis="x", which="both", alpha=0.3)
     figure.tight_layout()
     unfinished = path.with_name(path.name + ".tmp")
