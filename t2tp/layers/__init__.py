@@ -5,8 +5,8 @@ works on (`d_model`, `heads`, `length`, ...) and keeps all others. It does not k
 layout decides which dimensions are split, and the lowering inserts the collectives.
 
 Variables are created on first use, by name in the current variable scope. The same name in the same
-scope is the same variable. Variables are stored in float32 and read in the activation dtype. Frozen
-variables are stored in the activation dtype.
+scope is the same variable. Trained variables are stored in float32, frozen variables in the
+activation dtype. Layers read both in the activation dtype.
 
 Attention layers share one interface (`attention.AttentionLayer`), and `Stack` runs them in one of
 three forward passes (`passes`): full, prefill, or a decode step.

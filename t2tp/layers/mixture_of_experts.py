@@ -175,7 +175,7 @@ class MixtureOfExperts:
     layout `batch:data+expert;experts:expert`. The reshape from [batch, expert_slots, d_model] to
     [expert_groups, experts, capacity, d_model] then sends tokens to their experts by an all-to-all
     over `expert`. A second all-to-all sends the results back (GShard, arXiv:2006.16668, section
-    3.2). By default, the batch's axes split `expert_groups`, except the axis of `experts`.
+    3.2). By default, `expert_groups` is split by the batch's axes other than that of `experts`.
 
     The axis of `experts` may instead split the length, if rows have several groups of tokens. The
     rule `length_groups:<axis>` makes it split the groups of a row, so that the all-to-alls are over
@@ -183,8 +183,8 @@ class MixtureOfExperts:
     `expert_length_groups` after the all-to-all.
 
     With `dropless`, there are no slots: tokens are all-gathered over the axis of `experts` to
-    [expert_groups, expert_length, d_model], and the results are reduce-scattered. By default, the
-    length's axes split `expert_length`, except the axis of `experts`.
+    [expert_groups, expert_length, d_model], and the results are reduce-scattered. By default,
+    `expert_length` is split by the length's axes other than that of `experts`.
     """
 
     def __init__(

@@ -127,9 +127,9 @@ class DecodeStep:
         return self.state[f"{name}/k"], self.state[f"{name}/v"]
 
     def extend(self, name: str, k: mtf.Tensor, v: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:
-        """Stores a token's keys and values at `positions`, and returns the same as `stored`.
+        """Stores keys and values of one token per row at `positions`, then returns all stored ones.
 
-        They are [batch..., kv_heads, d_kv or d_v].
+        `k` and `v` are [batch..., kv_heads, d_kv or d_v]. The results are those of `stored`.
         """
         for key, new in (("k", k), ("v", v)):
             cache = self.state[f"{name}/{key}"]

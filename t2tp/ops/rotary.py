@@ -14,7 +14,7 @@ from t2tp.lowering.slice_shapes import expanded
 
 @dataclass(frozen=True)
 class RotaryScaling:
-    """Rotates more slowly, for sequences longer than in pretraining.
+    """Makes the rotation slower, for sequences longer than in pretraining.
 
     A pair that rotates by `f` radians per position rotates by `share * f + (1 - share) * f /
     factor` instead. The kind determines the share:
@@ -24,8 +24,8 @@ class RotaryScaling:
       `original_length` positions. It is 0 up to `low_freq_factor` turns, 1 from `high_freq_factor`
       turns on, and linear in the number of turns between the two bounds.
     - `yarn` (B. Peng et al., arXiv:2309.00071, section 3.2): 0 and 1 as in `llama3`, but linear in
-      the pair's index between the two bounds. The bounds' indices are rounded outwards. Rotated
-      elements are also multiplied by `amplitude`.
+      the pair's index between the two bounds. The indices at the bounds are rounded, the lower
+      index down and the higher one up. Rotated elements are also multiplied by `amplitude`.
     - `yarn_unrounded` (gpt-oss): like `yarn`, without rounding.
 
     Attributes:
@@ -81,7 +81,7 @@ class RotaryScaling:
         return 1.0 - np.clip((np.arange(len(turns)) - first) / max(last - first, 0.001), 0.0, 1.0)
 
     def _pair(self, count: float, pairs: int, base: float) -> float:
-        """Returns the index, a float, of the pair with `count` turns in `original_length`."""
+        """Returns the (fractional) index of the pair that turns `count` times in pretraining."""
         return pairs * math.log(self.original_length / (count * 2 * math.pi)) / math.log(base)
 
 
@@ -109,17 +109,17 @@ def rotary(
     """Rotates pairs of elements of `x` by angles proportional to the position.
 
     J. Su et al., "RoFormer" (arXiv:2104.09864), section 3.2. Pair i consists of the elements i and
-    i + d / 2, as in Llama. Its angle is `position * base ** (-2 * i / d)` radians. So the product
-    of a rotated query and a rotated key depends only on the distance between their positions. The
-    rotation is computed in float32.
+    i + d / 2, as in Llama. Its angle is `position * base ** (-2 * i / d)` radians. Therefore the
+    dot product of a rotated query and a rotated key depends on the difference of their positions,
+    not on the positions themselves. The rotation is computed in float32.
 
     Args:
       x: [..., d]; d is even and cannot be split.
       positions: integers. Their dimensions are among the other dimensions of `x`.
       base: the slowest pair turns once in about `2 pi * base` positions.
       scaling: lowers frequencies; default: none.
-      fraction: fraction of the elements to rotate. The first `fraction * d` elements are rotated,
-        and their number replaces d above.
+      fraction: fraction of the elements to rotate. If it is below 1, only the first `fraction * d`
+        elements are rotated, and d in the formulas above is their number.
 
     Returns:
       a tensor like `x`.

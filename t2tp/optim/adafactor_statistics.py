@@ -33,7 +33,7 @@ class Moments:
     variables: tuple[mtf.Variable, ...]
 
     def sums(self) -> list[tuple[mtf.Shape, list[mtf.Dimension]]]:
-        """Returns, for each result of `partial_means`, its shape and the reduced dimensions."""
+        """Returns the shape and the reduced dimensions of each result of `partial_means`."""
         if self.factored is None:
             return []
         rows, columns = self.factored

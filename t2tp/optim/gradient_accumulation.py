@@ -251,8 +251,8 @@ class MicrobatchLoop(MicrobatchSums):
 class WeightsLoop(MicrobatchLoop):
     """Sums functions of the features over microbatches, before the loop that computes the loss.
 
-    Both loops have the same operations, but this loop lowers only those that its results need.
-    Random numbers are keyed by an operation's name, so a mask of random tokens is the same in both.
+    Both loops have the same operations, but this loop lowers only operations that its results need.
+    Random numbers are keyed by an operation's name, so both loops mask the same random tokens.
     """
 
     repeats = True

@@ -70,7 +70,7 @@ def first_nonfinite(magnitudes: Mapping[str, Any]) -> str | None:
 def first_unusual(
     magnitudes: Mapping[str, Any], usual: Sequence[Mapping[str, Any]], factor: float
 ) -> str | None:
-    """Returns the first name whose magnitude is above `factor` times each of the usual ones."""
+    """Returns the first name whose magnitude is above `factor` times each of its usual values."""
 
     def is_unusual(name: str) -> bool:
         return bool(magnitudes[name] > factor * max(float(each[name]) for each in usual))

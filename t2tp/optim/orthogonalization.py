@@ -79,7 +79,7 @@ class Part(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """Where the slices of a matrix are.
+    """How a matrix is divided into slices, and which processors have copies of a slice.
 
     Attributes:
       rows: the dimensions that form the rows.
@@ -137,7 +137,7 @@ class Matrices:
       var: the variable.
       order: the permutation of the variable's dimensions to experts, rows, columns.
       count: number of matrices in a slice.
-      placement: where their slices are.
+      placement: how each matrix is divided among the processors.
       size: number of inputs and number of outputs of the whole matrix.
     """
 

@@ -32,7 +32,8 @@ SKIPPED_STEPS = "step_guard/skipped_steps"
 class SkippedSteps:
     """Counts skipped steps, in the variable `step_guard/skipped_steps`.
 
-    A checkpoint of a run that could not skip steps lacks the variable. It then starts at 0.
+    If the checkpoint is of a run that could not skip steps, it lacks the variable, and the count
+    starts at 0.
 
     Attributes:
       total: number of skipped steps, including this step if it is skipped; a float32 scalar.

@@ -55,7 +55,7 @@ def train_step(
       train_steps: steps of the training.
 
     Raises:
-      ValueError: as `accumulate` and `apply_gradients`.
+      ValueError: see `accumulate` and `apply_gradients`.
     """
     if hparams.microbatches == 1 and mesh.layout.num_stages == 1:
         output = loss_fn(features)
@@ -100,9 +100,9 @@ def apply_gradients(
       train_steps: steps of the training.
 
     Returns:
-      float32 scalars for reports: `learning_rate`, `gradient_norm` before clipping, `is_finite` (1:
-      loss and gradients are) and, if enabled, `loss_scale`, `skipped_steps`, `parameter_norm`
-      (before the step) and `update_norm`.
+      float32 scalars for reports: `learning_rate`, `gradient_norm` before clipping, `is_finite` (1
+      if loss and gradients are finite) and, if enabled, `loss_scale`, `skipped_steps`,
+      `parameter_norm` (before the step) and `update_norm`.
 
     Raises:
       ValueError: a trainable variable has no influence on the loss, or hparams contradict.
@@ -143,7 +143,7 @@ def _apply(
         is_good = fits if is_good is None else mtf.logical_and(is_good, fits)
         loss_scale.update(fits)
         scalars["loss_scale"] = loss_scale.value
-    # Must precede the updates: it takes a snapshot of the variables.
+    # Must precede the updates: `UpdateNorm` reads the variables before the step.
     movement = UpdateNorm(variables) if hparams.show_movement else None
     optimizer = registry.optimizer(hparams.optimizer)(rate, hparams)
     if mesh.layout.exact_sums and not optimizer.is_exact:
@@ -168,7 +168,7 @@ def _apply(
 
 
 def is_balance(variable: mtf.Variable) -> bool:
-    """Whether a variable balances experts: its "gradient" is their load, and has no norm."""
+    """Whether a variable balances experts. Its "gradient" is their load; norms exclude it."""
     return variable.role is not None and variable.role.kind == BALANCE
 
 

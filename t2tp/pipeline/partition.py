@@ -305,7 +305,7 @@ class Partition:
     ) -> Piece:
         """Makes a piece without the other pieces' addends.
 
-        Operations that depend on a sum whose other addends are left out are copied.
+        Where addends of a sum are left out, the operations that depend on the sum are copied.
         """
         copies = Copies({}, None)
         changed: set[upstream.Tensor] = set()

@@ -151,8 +151,8 @@ class Schedule:
     def alive(self) -> list[int]:
         """Returns for each stage the max number of forward passes with activations in memory.
 
-        Activations are saved from the forward pass to the last entry that needs them. A forward
-        pass is of one microbatch and chunk.
+        A forward pass computes one microbatch and one chunk. Its activations are kept until the
+        last entry that needs them.
         """
         ones = [[1] * self.chunks] * self.stages
         return [int(count) for count in self.max_kept(ones)]

@@ -18,7 +18,7 @@ from t2tp.pipeline.schedule import Action, Entry, Schedule
 
 @dataclass(frozen=True)
 class Slots:
-    """The slots of a schedule. All stages have the same number: as the stage that needs most.
+    """The slots of a schedule. All stages have as many slots as the stage that needs most.
 
     Attributes:
       saved: slot of a forward pass's saved activations, by (stage, microbatch, chunk).

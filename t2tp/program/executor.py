@@ -48,7 +48,7 @@ class Executor:
     """Calls a function for each local processor, each in its own thread."""
 
     def __init__(self, layout: Layout, cluster: Cluster) -> None:
-        """Makes the threads."""
+        """Creates the threads."""
         self._layout = layout
         self._cluster = cluster
         self._threads = concurrent.futures.ThreadPoolExecutor(
