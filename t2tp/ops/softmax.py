@@ -1,4 +1,4 @@
-"""Softmax and related functions, computed in float32 (float64 for float64)."""
+"""Softmax and related functions, computed in at least float32."""
 
 import math
 

@@ -13,8 +13,8 @@ from t2tp.mesh.collectives import tree_sum
 # With `exact_sums` keys are multiplied in blocks of this size. A sum over 64 keys is short enough
 # that matmul kernels add it in the same order for any number of queries.
 _EXACT_KEYS = 64
-# Rows to add above the threshold of a small product, which another kernel computes. A matrix of one
-# row has another kernel too.
+# Other kernels compute small products, and products of a single row. So matrices are padded to this
+# many rows more than the largest small product has.
 _MORE_ROWS = 8
 
 
@@ -152,7 +152,7 @@ def added_in_turn(x: tf.Tensor, axis: int) -> tf.Tensor:
 
 
 def _with_enough_rows(x: tf.Tensor, size: int) -> tf.Tensor:
-    """Adds zero rows, so that no product with a matrix of `size` elements is a small product."""
+    """Appends zero rows until the product with a matrix of `size` elements is no small product."""
     rows = SMALL_PRODUCT // size + _MORE_ROWS
     return tf.pad(x, [[0, 0], [0, 0], [0, max(0, rows - x.shape[2])], [0, 0]])
 

@@ -32,7 +32,7 @@ def attention_step(
     soft_cap: float = 0.0,
     sinks: upstream.Tensor | None = None,
 ) -> upstream.Tensor:
-    """Computes attention of one query per row; the memory may have later positions.
+    """Computes attention of one query per row; the memory may extend beyond the query's position.
 
     The operation has no gradient, because decoding needs none. If the memory is split, each
     processor attends to its slice, and the highest scores and the sums are all-reduced.

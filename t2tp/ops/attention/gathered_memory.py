@@ -90,7 +90,7 @@ class GatheredMemory:
 
         Args:
           dx: gradient w.r.t. the result of `of_slice`.
-          summed: the mesh's own axes over which `dx` is a partial sum.
+          summed: single axes of the mesh over which `dx` is a partial sum.
         """
         if not self._travels_in_blocks:
             if self._block:

@@ -81,7 +81,7 @@ class Mask:
 
     @property
     def whole(self) -> Block:
-        """All queries and keys."""
+        """The block of all queries and keys."""
         return Block(self.queries.begin, self.queries.size, self.keys.begin, self.keys.size)
 
     @functools.cached_property

@@ -15,8 +15,8 @@ from t2tp.ops.conv.halo import Halo, check_window
 class Window:
     """A sliding window along one dimension, as in TensorFlow's "SAME".
 
-    The result has ceil(dim.size / stride) elements. Both ends have the same number of zeros as
-    padding; if the total is odd, the last end has one more.
+    The result has ceil(dim.size / stride) elements. Both ends are padded by the same number of
+    zeros; if the total is odd, the end has one more than the beginning.
 
     Attributes:
       dim: the dimension.

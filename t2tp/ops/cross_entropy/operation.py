@@ -132,7 +132,7 @@ def _softmax(logits: upstream.Tensor, lowering: Lowering, options: LossOptions) 
 def _flat(
     lowering: Lowering, op: Operation, logits: tf.Tensor, targets: tf.Tensor, *others: tf.Tensor
 ) -> list[tf.Tensor]:
-    """Flattens to [tokens, classes], int32 [tokens], others [tokens], and appends padding rows."""
+    """Returns [tokens, classes], int32 [tokens] and others [tokens], each with padding rows."""
     flat = [tf.reshape(logits, [-1, logits.shape[-1]])]
     flat += [tf.reshape(x, [-1]) for x in (tf.cast(targets, tf.int32), *others)]
     return [in_vectors(x) for x in flat] if lowering.mesh_impl(op).layout.exact_sums else flat

@@ -68,7 +68,7 @@ class SlicedSoftmax:
         self._collectives = mesh_impl.collectives
 
     def losses(self, logits: tf.Tensor, targets: tf.Tensor) -> Losses:
-        """Computes the losses of [tokens, classes] and int32 [tokens].
+        """Computes the losses from logits [tokens, classes] and targets, int32 [tokens].
 
         Three numbers per token are all-reduced, or four with label smoothing.
         """

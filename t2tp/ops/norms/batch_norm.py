@@ -23,7 +23,7 @@ def batch_norm(
     S. Ioffe and C. Szegedy, "Batch Normalization" (arXiv:1502.03167), algorithm 1. The statistics
     are global, even if the batch or the images are split over the mesh. This takes one collective
     in the forward pass and one in the backward pass, each with two numbers per channel. Computed in
-    float32 (float64 for float64).
+    at least float32.
 
     Args:
       x: [..., channels].

@@ -24,7 +24,7 @@ def rms_norm(
     """Computes `x / rms(x) * scale`, with the root mean square over `dims`, which may be split.
 
     B. Zhang and R. Sennrich, "Root Mean Square Layer Normalization" (arXiv:1910.07467), section 4.
-    Computed in float32 (float64 for float64).
+    Computed in at least float32.
 
     Args:
       x: [...].
@@ -174,7 +174,7 @@ class NormGradOperation(Operation):
 def _moments(
     lowering: Lowering, tensor: upstream.Tensor, x: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes mean and variance [..., 1] over the last dimension of `tensor`; it may be split.
+    """Computes mean and variance [..., 1] over the last dimension of `tensor`, which may be split.
 
     `x` is the tensor's slice.
     """
