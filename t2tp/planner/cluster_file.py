@@ -165,6 +165,7 @@ class SoftwareStack:
       link: share of a link's bandwidth that collectives reach.
       start: seconds of a collective before its first message.
       overlap: share of the collectives of gradients and weights that overlaps with computation.
+      waits_for_gathers: weights are gathered while computation waits; `overlap` is of gradients.
       overlap_activations: share of the backward pass's collectives of activations that overlaps
         with the gradients of weights.
       overlap_forward: share of the forward pass's collectives of activations that overlaps with
@@ -199,6 +200,7 @@ class SoftwareStack:
     link: float = _share(0.8)
     start: float = _fraction(0.0)
     overlap: float = _fraction(0.0)
+    waits_for_gathers: bool = False
     overlap_activations: float = _fraction(0.0)
     overlap_forward: float = _fraction(0.0)
     repeats_all: bool = False

@@ -164,9 +164,11 @@ class Estimate:
             each = functools.partial(self._sent, c, kind)
             return each(num_bytes, "data", "expert") + others * each(0, "data", "expert")
 
-        total = scatters * sent("reducescatter" if stage else "allreduce", weights * _GRADIENT)
-        total += gathers * sent("allgather", part * self._activation)
-        return max((1 - self._cluster.software.overlap) * total, total - busy)
+        software = self._cluster.software
+        sums = scatters * sent("reducescatter" if stage else "allreduce", weights * _GRADIENT)
+        gathered = gathers * sent("allgather", part * self._activation)
+        may_overlap = sums if software.waits_for_gathers else sums + gathered
+        return sums + gathered - min(software.overlap * may_overlap, busy)
 
     def _sent(self, c: Candidate, kind: str, num_bytes: float, *axes: str) -> float:
         """Returns the seconds of a collective over axes of the mesh, by default `model`."""

@@ -58,7 +58,8 @@ def _share(traffic: Traffic, stack: SoftwareStack) -> float:
     if traffic.part == SEND:  # The schedule has the stages that wait for it.
         return 0.0
     if traffic.of_state:
-        return stack.overlap
+        waits = stack.waits_for_gathers and traffic.kind == "allgather"
+        return 0.0 if waits else stack.overlap
     if traffic.phase == FORWARD or traffic.is_recomputed:
         return stack.overlap_forward
     return stack.overlap_activations

@@ -89,6 +89,13 @@ def test_recomputed_layers_gather_as_many_weights_as_the_forward_pass():
     assert gathered[BACKWARD] > 0.5 * gathered[FORWARD] > 0.25 * gathered[BACKWARD]
 
 
+def test_a_stack_may_wait_for_its_gathers():
+    cluster = ClusterFile.load("a100", "deepspeed_2021")
+    costs = wanted(**CASES["zero 3"]).plan(cluster).costs
+    hidden = {kind: [c.hidden for c in costs if kind in c.kind] for kind in ("gather ", "scatter")}
+    assert not any(hidden["gather "]) and all(hidden["scatter"])
+
+
 def test_a_stack_may_repeat_what_no_gradient_needs():
     made = wanted(recompute="layer", mesh_shape="model:4", layout=MODEL_LAYOUT)
     some, all_of_it = (
