@@ -1,13 +1,13 @@
 """Reshapes between any two layouts.
 
-Each mesh axis splits a tensor at a *factor* of its row-major index: if the dimensions before the
-split one have `p` elements, the axis distinguishes the indices by `index // (total / (p * n)) % n`,
-where `n` is the size of the axis. Two shapes of one tensor that an axis splits at the same factor
-are split into the same slices: [8] and [4, 2], each split in two along its first dimension, have
-the same 4 elements on each processor. A reshape is local if each axis either splits both shapes at
-the same factor, or splits only the new shape. In the second case each processor selects its part of
-the result. Any other axis is first moved to its new factor by a collective. If several axes split a
-dimension, the second axis splits the slices of the first.
+Each mesh axis splits a tensor at a *factor* of its row-major index. Let `n` be the size of the
+axis, and `p` the number of elements of the dimensions before the split one. Then the element
+`index` is in slice `index // (total / (p * n)) % n`. If an axis splits two shapes of a tensor at
+the same factor, their slices are the same: [8] and [4, 2], each split in two along its first
+dimension, have the same 4 elements on each processor. A reshape is local if each axis either splits
+both shapes at the same factor, or splits only the new shape. In the second case each processor
+selects its part of the result. Any other axis is first moved to its new factor by a collective. If
+several axes split a dimension, the second axis splits the slices of the first.
 
 For example, `data:2;model:2` reshapes [batch=4/data, d_model=6] to [groups=2/data, rows=2,
 d_model=6/model]. `data` distinguishes the 24 indices by `index // 12 % 2` (p=1, n=2) in both
@@ -383,9 +383,9 @@ def _aligned(
 ) -> tuple[list[int], list[int]] | None:
     """Returns the sizes of the old and of the new dimensions, both with the same padding.
 
-    Returns None if a padded dimension cannot keep its padding during the reshape. It can if it is a
-    dimension of both shapes, and if the axes that split it in one shape are the first of the axes
-    that split it in the other shape.
+    Returns None if a padded dimension cannot keep its padding during the reshape. It can if both
+    shapes have this dimension, and the axes that split it in one shape are a prefix of the axes
+    that split it in the other.
     """
     olds, news = (
         {(begin, dim.size): i for i, (begin, dim) in enumerate(begins(shape))}

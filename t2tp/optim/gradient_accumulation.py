@@ -71,9 +71,9 @@ def accumulate(
     The result equals the result of the full batch. A first loop adds up the weights of each term of
     the loss, such as the number of tokens; these depend on the features alone. The second loop
     divides each microbatch's totals by the sums. Random operations give a row the same numbers as
-    in the full batch. Two results differ: computations across rows, such as batch norm or the
-    capacity of experts in groups of several rows, see only the rows of a microbatch, and scalar
-    summaries are averaged.
+    in the full batch. There are two exceptions. Computations across rows, such as batch norm or the
+    capacity of experts in groups of several rows, see only the rows of a microbatch. Scalar
+    summaries are averaged over the microbatches.
 
     Args:
       loss_fn: builds the loss of features.
