@@ -45,4 +45,5 @@ def peak_bytes() -> int:
 
 
 version = f"transformers {transformers.__version__}, torch {torch.__version__}"
-peer.measure(step, args.steps, args.batch * args.new_tokens, peak_bytes, version=version)
+tokens = args.batch * args.new_tokens
+peer.measure(step, args.steps, tokens, peak_bytes, between_reads=1, version=version)

@@ -26,4 +26,6 @@ def step() -> float:
 
 
 tokens = args.batch * args.new_tokens
-peer.measure(step, args.steps, tokens, model_t2tp.peak_bytes, version=model_t2tp.VERSION)
+peer.measure(
+    step, args.steps, tokens, model_t2tp.peak_bytes, between_reads=1, version=model_t2tp.VERSION
+)

@@ -9,12 +9,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from typing import SupportsFloat
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from gpt import MODELS
 
 WARM_UP = 4
+BETWEEN_READS = 5  # training steps: a training loop doesn't read every loss
 
 PARSER = argparse.ArgumentParser()
 PARSER.add_argument("--model", choices=MODELS, default="tiny")
@@ -33,36 +35,41 @@ def arguments() -> argparse.Namespace:
 
 
 def measure(
-    step: Callable[[], float],
+    step: Callable[[], SupportsFloat],
     steps: int,
     tokens: int,
     peak_bytes: Callable[[], int],
     more: Callable[[], dict[str, object]] = dict,
+    between_reads: int = BETWEEN_READS,
     **facts: object,
 ) -> None:
     """Times steps, and prints the results.
 
     Args:
-      step: does a step, waits for its end, and returns its loss (of decoding: any number).
+      step: starts a step and returns its loss (of decoding: any number); reading it as a float
+        waits for the end of the step.
       steps: how many are timed, after a few that are not.
       tokens: number of tokens of a step.
       peak_bytes: the device's memory, at its fullest.
       more: returns further results, after the timed steps.
+      between_reads: number of steps that are started before a loss is read.
       **facts: what else to report, such as versions.
     """
     start = time.perf_counter()
-    losses = [step()]
+    losses = [float(step())]
     first = time.perf_counter() - start
-    losses += [step() for _ in range(WARM_UP - 1)]
+    losses += [float(step()) for _ in range(WARM_UP - 1)]
     if PARSER.parse_args().waits:
         print("READY", file=_answers, flush=True)
         input()
-        step()
+        float(step())
     seconds = []
-    for _ in range(steps):
+    for _ in range(max(1, steps // between_reads)):
         start = time.perf_counter()
-        step()
-        seconds.append(time.perf_counter() - start)
+        for _ in range(between_reads):
+            loss = step()
+        float(loss)
+        seconds.append((time.perf_counter() - start) / between_reads)
     results = {
         "losses": losses,
         "first_step": first,

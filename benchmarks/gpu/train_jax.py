@@ -86,10 +86,10 @@ state = jax.jit(optimizer.init)(weights)
 targets = jnp.asarray(gpt.targets(sizes, args.batch, args.length))
 
 
-def step() -> float:
+def step() -> jax.Array:
     global weights, state
     loss, weights, state = train_step(weights, state, targets)
-    return float(loss)
+    return loss
 
 
 def peak_bytes() -> int:

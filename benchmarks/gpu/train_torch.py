@@ -90,14 +90,14 @@ targets = torch.from_numpy(gpt.targets(sizes, args.batch, args.length)).long().t
 compiled = torch.compile(model)
 
 
-def step() -> float:
+def step() -> torch.Tensor:
     optimizer.zero_grad(set_to_none=True)
     with torch.autocast(device, torch.bfloat16):
         loss = compiled(targets)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), gpt.CLIP_NORM)
     optimizer.step()
-    return float(loss.detach())
+    return loss.detach()
 
 
 def peak_bytes() -> int:

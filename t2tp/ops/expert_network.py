@@ -147,10 +147,12 @@ class ExpertNetworkOperation(Operation):
             return _Forward(inputs, tf.reshape(y, x.shape))
         count = len(experts)
         local = tf.where((local < 0) | (local >= count), count, local)
-        sizes = tf.math.bincount(local, minlength=count + 1, maxlength=count + 1)
-        order = tf.argsort(local, stable=True)[: tf.reduce_sum(sizes[:count])]
+        # tf.math.bincount is not deterministic on GPUs.
+        is_of = tf.equal(local[:, None], tf.range(count, dtype=local.dtype))
+        sizes = tf.reduce_sum(tf.cast(is_of, tf.int64), 0)
+        order = tf.argsort(local, stable=True)[: tf.reduce_sum(sizes)]
         rows = order // k
-        parts = tf.split(tf.gather(flat, rows), sizes[:count], num=count)
+        parts = tf.split(tf.gather(flat, rows), sizes, num=count)
         y = tf.concat([apply(p, e) for p, e in zip(parts, experts, strict=True)], 0)
         gate = tf.gather(tf.reshape(gates, [-1, 1]), order)
         y = tf.cast(y, tf.float32) * gate

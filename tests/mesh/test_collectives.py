@@ -62,13 +62,16 @@ REDUCTIONS = {"Add": np.sum, "Max": np.max, "Min": np.min}
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, tf.bfloat16.as_numpy_dtype])
-def test_allreduce_of_any_size(dtype):
-    shapes = ([], [1], [7], [1023], [1024], [2, 513])
+@pytest.mark.parametrize("on_gpus", [False, True])
+def test_allreduce_of_any_size(dtype, on_gpus):
+    shapes = ([], [1], [7], [1023], [1024], [2, 513], [4, 4099])
     values = {str(shape): random_values(shape, dtype) for shape in shapes}
-    results = run_everywhere(
-        lambda c, given: {name: c.allreduce(x, [0, 1, 2], "Add") for name, x in given.items()},
-        values,
-    )
+
+    def sums(collectives, given):
+        collectives.on_gpus |= on_gpus
+        return {name: collectives.allreduce(x, [0, 1, 2], "Add") for name, x in given.items()}
+
+    results = run_everywhere(sums, values)
     for name, parts in values.items():
         wanted = np.sum([part.astype(np.float32) for part in parts], axis=0)
         for result in results:

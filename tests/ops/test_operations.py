@@ -673,3 +673,10 @@ def test_any_layout_gives_the_references_value_and_gradients(operation, mesh_sha
     wanted = in_float64(by_place(row.reference), row.inputs, row.dtype)
     assert_close({"y": ours.pop("y")}, {"y": wanted.pop("y")}, row.tolerance)
     assert_close(ours, wanted, row.d_tolerance or row.tolerance)
+
+
+@pytest.mark.parametrize("operation", [name for name in TABLE if name.startswith("pooling")])
+def test_poolings_gradient_in_xla(operation):
+    row = TABLE[operation]
+    ours = with_gradients(by_place(row.op), row.inputs, "", "", row.dtype, xla=True)
+    assert_close(ours, in_float64(by_place(row.reference), row.inputs, row.dtype), row.tolerance)

@@ -87,6 +87,7 @@ def names_before(graph, name):
     return found
 
 
+@pytest.mark.cpu_only  # reads the graph that TensorFlow runs, and XLA has its own
 def test_one_function_at_a_time_is_recomputed():
     def step(mesh, features):
         weights = [mtf.get_variable(mesh, f"w{i}", mtf.Shape([D, E])) for i in range(2)]
@@ -112,6 +113,7 @@ def test_one_function_at_a_time_is_recomputed():
     assert len(later) == 2 and later <= names_before(graph, again)
 
 
+@pytest.mark.cpu_only  # reads the graph that TensorFlow runs, and XLA has its own
 def test_everything_inside_is_computed_again_random_numbers_too():
     once, again = operations_run(step_with(plain)), operations_run(step_with(mtf.recompute_grad))
     assert again["MatMul"] == once["MatMul"] + 2

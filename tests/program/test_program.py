@@ -160,6 +160,7 @@ def test_an_operation_that_cannot_be_split_is_refused_unless_the_axis_has_one_pr
     np.testing.assert_array_equal(values["y"], np.concatenate([X, X], 1))
 
 
+@pytest.mark.cpu_only
 def test_a_mesh_needs_as_many_devices_as_processors():
     with pytest.raises(ValueError, match="4 processors, but there are 2 devices"):
         t2tp.connect(4, devices=["/cpu:0", "/cpu:1"])

