@@ -12,8 +12,8 @@ adds the two halves, and so continues the same tree. With two microbatches, each
 2 of a processor's 4 parts. One device computes all parts: the same additions in the same order.
 
 A sum over rows and positions, such as a weight's gradient on `seq:2` with `length:seq`, is computed
-from whole rows: an all-to-all gives each processor all positions of half of its rows. Then `seq`
-splits rows instead of positions, and the sum over `seq` is one more level of the batch's tree.
+from whole rows: an all-to-all gives each processor all positions of half of its rows. Then the axis
+splits rows instead of positions, and the sum over it is one more level of the batch's tree.
 """
 
 import contextlib
