@@ -10,6 +10,7 @@ All processors run one program, so the schedule is a constant table of numbers, 
 reads the row of its stage.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -48,7 +49,7 @@ class Ticks:
         """Returns this processor's sums, and its part of the measured idle share of each stage."""
         table = tf.constant(self._table())
         state = _State(tf.constant(0), self._branches.start(), tf.constant(0.0, tf.float64))
-        begin = tf.timestamp()
+        begin = self._clock()
         with tf.control_dependencies([begin]):
             state = state._replace(tick=tf.identity(state.tick))
         (state,) = tf.while_loop(
@@ -58,10 +59,19 @@ class Ticks:
             parallel_iterations=1,
         )
         with tf.control_dependencies([state.tick]):
-            seconds = tf.timestamp() - begin
+            seconds = self._clock() - begin
         share = tf.cast(1.0 - state.busy / tf.maximum(seconds, 1e-9), tf.float32)
         own = tf.one_hot(self._branches.stage, self._schedule.stages, dtype=tf.float32)
         return self._branches.sums.read(state.branches.sums, 0), share * own
+
+    def _clock(self) -> tf.Tensor:
+        """Reads the clock, in seconds; NaN on GPUs.
+
+        There a kernel runs later than it is launched, and op determinism forbids clocks.
+        """
+        if self._branches.mesh_impl.target.on_cpu:
+            return tf.timestamp()
+        return tf.constant(math.nan, tf.float64)
 
     def _table(self) -> np.ndarray:
         """The schedule as int32 [ticks, stages, columns]: the fields of `Row`."""
@@ -101,13 +111,13 @@ class Ticks:
         with self._collectives.repeated(self._count):
             branches = self._branches.build(state.branches, row)
             # Without this, a branch without side effects could begin before the clock is read.
-            begin = tf.timestamp()
+            begin = self._clock()
             with tf.control_dependencies([begin]):
                 branch = tf.identity(row.branch)
             branch_state, messages = tf.switch_case(branch, branches)
             # A message may be ready before the branch ends; the stage is busy until then.
             with tf.control_dependencies([x.op for x in tf.nest.flatten((branch_state, messages))]):
-                seconds = tf.timestamp() - begin
+                seconds = self._clock() - begin
             busy = state.busy + tf.where(row.branch > 0, seconds, tf.zeros_like(seconds))
         slots, sends_done = dict(branch_state.slots), []
         for name, slot, sends in zip(wires, row.receives, row.sends, strict=True):

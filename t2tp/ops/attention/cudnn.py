@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from t2tp.lowering.mesh_impl import Target
 from t2tp.ops.attention.mask import Mask
@@ -34,9 +35,14 @@ def takes(dtype: tf.DType, d_kv: int) -> bool:
 
 
 def usable(target: Target, dtype: tf.DType, d_kv: int) -> Target | None:
-    """Returns the target if its programs can use the kernels: compiled by XLA, for GPUs."""
+    """Returns the target if its programs can use the kernels: compiled by XLA, for GPUs.
+
+    The kernels' sums of gradients depend on the order in which blocks end. So programs with op
+    determinism do not use them.
+    """
     compiles = target.compiles_step or target.compiles_regions
-    return target if takes(dtype, d_kv) and compiles and not target.on_cpu else None
+    is_fast = compiles and not target.on_cpu and not is_op_determinism_enabled()
+    return target if takes(dtype, d_kv) and is_fast else None
 
 
 def forward(

@@ -237,8 +237,9 @@ class _Composed:
 def _norm(lowering: Lowering, tensor: upstream.Tensor, epsilon: float) -> _Kernels | _Composed:
     """Returns the implementation to use for slices of a tensor in this program."""
     # If XLA compiles only regions of a program, TensorFlow's kernels run between them. They do not
-    # support float64.
-    uses_kernels = lowering.mesh_impl(tensor).target.compiles_regions and tensor.dtype != tf.float64
+    # support float64, and their gradient for GPUs is not deterministic.
+    target = lowering.mesh_impl(tensor).target
+    uses_kernels = target.compiles_regions and target.on_cpu and tensor.dtype != tf.float64
     return _Kernels(epsilon) if uses_kernels else _Composed(epsilon)
 
 
