@@ -5,8 +5,9 @@
 
 The model and its random batches are those of `tests/lowering/test_exact_sums.py`, with two layers.
 Prints a line for each mesh: 0 variables (weights and slots) differ, or which, or why the mesh was
-refused. `t2tp_launch -n 2 python -m benchmarks.exact_runs ...` trains on two processes; number 0 is
-one device, which one process trains before, into the same directory.
+refused. `t2tp_launch -n 2 --devices_per_process=2 python -m benchmarks.exact_runs lm --meshes=5,6`
+trains on meshes of four devices in two processes; number 0 is one device, which one process trains
+before, into the same directory.
 """
 
 from __future__ import annotations
