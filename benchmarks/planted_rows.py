@@ -3,12 +3,12 @@
     TF_ENABLE_ONEDNN_OPTS=0 TF_NUM_INTRAOP_THREADS=1 \\
         python -m benchmarks.planted_rows [--runs=20] [--directory=planted]
 
-Examples are sequences of 15 symbols that follow a rule, with 10 % noise; a language model learns it
+Examples are sequences of 15 letters that follow a rule, with 10 % noise; a language model learns it
 in 50 batches of 500 rows. The planted row is one of
 
-* wrong labels: random symbols;
-* repeated: one symbol 15 times;
-* short: a single symbol, whose gradient is huge because it is no mean over many targets.
+* wrong labels: random letters;
+* repeated: one letter 15 times;
+* short: a single letter, whose gradient is huge because it is no mean over many targets.
 
 The seed of a run decides where in the epoch the row comes. Runs train with `exact_sums` on a mesh
 of 2x2 and in a pipeline, in turns, and `t2tp_replay` runs on one device. Prints a line for each
@@ -50,7 +50,7 @@ MESHES = {
 
 
 class PlantedProblem(AlgorithmicProblem):
-    """Sequences in which a symbol determines the next one, with noise."""
+    """Sequences in which a letter determines the next one, with noise."""
 
     base = 30
     sample_counts = {"train": ROWS, "validation": 10, "test": 10}
@@ -89,7 +89,7 @@ class WrongLabels(PlantedProblem):
 
 @registry.register_problem
 class Repeated(PlantedProblem):
-    """The planted row repeats a symbol."""
+    """The planted row repeats a letter."""
 
     def planted(self, generator: random.Random) -> list[int]:
         """Samples the planted row."""
@@ -98,7 +98,7 @@ class Repeated(PlantedProblem):
 
 @registry.register_problem
 class Short(PlantedProblem):
-    """The planted row has one symbol."""
+    """The planted row has one letter."""
 
     def planted(self, generator: random.Random) -> list[int]:
         """Samples the planted row."""
@@ -114,9 +114,9 @@ def run(number: int, directory: Path) -> bool:
     made = registry.problem(problem)()
     made.prepare(where["data_dir"])
     stream = made.stream(where["data_dir"], "train", BATCH, LENGTH, seed=number)
-    symbols = made.sample(made.splits[0], PLANTED)["targets"]
-    tokens = np.zeros(LENGTH, np.int32)  # 0: padding, 1: end, 2: symbol 0.
-    tokens[: len(symbols) + 1] = [*(symbol + 2 for symbol in symbols), 1]
+    letters = made.sample(made.splits[0], PLANTED)["targets"]
+    tokens = np.zeros(LENGTH, np.int32)  # 0: padding, 1: end, 2: letter 0.
+    tokens[: len(letters) + 1] = [*(letter + 2 for letter in letters), 1]
     is_planted = (np.all(stream[n]["targets"] == tokens, 1) for n in itertools.count(FIRST_STEP))
     step, row = next((n, np.argmax(x)) for n, x in enumerate(is_planted, FIRST_STEP + 1) if any(x))
     flags = {
