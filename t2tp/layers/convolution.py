@@ -64,8 +64,8 @@ def batch_norm(x: mtf.Tensor, training: bool, momentum: float, epsilon: float) -
     """Normalizes by batch statistics in training, and by running averages otherwise.
 
     S. Ioffe and C. Szegedy (arXiv:1502.03167). Statistics are computed over the global batch in
-    every layout. Training steps update the running averages, `moving_mean` and `moving_variance`;
-    the optimizer does not.
+    every layout. Training steps update the running averages, `moving_mean` and `moving_variance`,
+    with finite statistics; the optimizer does not.
 
     Args:
       x: [..., channels].
@@ -84,8 +84,10 @@ def batch_norm(x: mtf.Tensor, training: bool, momentum: float, epsilon: float) -
     if training:
         y, mean, variance = normalized_batch(x, scale, offset, epsilon)
         for average, value in ((moving_mean, mean), (moving_variance, variance)):
-            value = mtf.cast(value, average.dtype)
-            mtf.assign_add(average, (1.0 - momentum) * (value - average))
+            change = mtf.cast(value, average.dtype) - average
+            # A step that overflows is skipped, and an average would never recover from infinity.
+            change = mtf.cwise(lambda x: tf.where(tf.math.is_finite(x), x, 0.0), [change])
+            mtf.assign_add(average, (1.0 - momentum) * change)
         return y
     factor = scale * mtf.rsqrt(moving_variance + epsilon)
     y = (mtf.cast(x, tf.float32) - moving_mean) * factor + offset

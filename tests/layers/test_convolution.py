@@ -39,6 +39,7 @@ def test_batch_norm_remembers_and_serves_what_keras_does(mesh_shape, layout):
     for seed in range(3):
         y, wanted = training({"x": images(seed)})["y"], keras(images(seed), training=True)
         np.testing.assert_allclose(y, wanted, atol=1e-5)
+    training({"x": np.full_like(images(0), np.inf)})  # A step that is skipped.
     values = {v.spec.name: v.numpy() for v in training.variables}
     trainable = {v.spec.name for v in training.variables if v.spec.trainable}
     assert trainable == {"norm_scale", "norm_offset"}
