@@ -135,7 +135,8 @@ class Estimate:
         """Returns the seconds of a microbatch's collectives of tensor parallelism in all layers."""
         if c.model == 1:
             return 0.0
-        again = 1 if c.recompute == "layer" else 0
+        gathers_again = c.sequence_parallel and self._cluster.software.gathers_again
+        again = (c.recompute == "layer") + gathers_again
         return (4 + again) * self._layers * self._sent(c, "allreduce", self._stream * micro)
 
     def _messages(self, c: Candidate, micro: float) -> float:

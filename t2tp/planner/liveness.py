@@ -110,19 +110,15 @@ class Liveness:
         op = each.operation
         if each.phase != UPDATE or kind_of(op) != ELEMENTWISE or len(op.outputs) != 1:
             return None
+        (y,) = op.outputs
         for x in op.inputs:
             root = self._root_of(x)
             held = self._of.get(root)
-            if (
-                held is None
-                or x.shape != op.outputs[0].shape
-                or self._last_reader.get(x) is not each
-            ):
-                continue
-            is_sum = isinstance(root.operation, upstream.WhileLoopOperation)
-            is_gradient = is_sum or self._phase(held.first_def) == BACKWARD
-            if x.dtype == op.outputs[0].dtype and is_gradient:
-                return root
+            is_alike = (x.shape, x.dtype) == (y.shape, y.dtype)
+            if held is not None and is_alike and self._last_reader.get(x) is each:
+                is_sum = isinstance(root.operation, upstream.WhileLoopOperation)
+                if is_sum or self._phase(held.first_def) == BACKWARD:
+                    return root
         return None
 
     def _make(self, tensor: upstream.Tensor, i: int) -> None:
@@ -138,13 +134,10 @@ class Liveness:
 
         It is a sum over the iterations, to which each addend is added as soon as it is computed.
         """
-        for y in op.outputs:
-            self._make(y, i)
-            self._of[y].first_def = min(i, self._first_of_loop(op))
-
-    def _first_of_loop(self, op: upstream.WhileLoopOperation) -> int:
         inside = set(op._body_ops)
-        return next((i for i, p in enumerate(self._placed) if p.operation in inside), 0)
+        begin = next((n for n, p in enumerate(self._placed) if p.operation in inside), 0)
+        for y in op.outputs:
+            self._make(y, min(i, begin))
 
     def _root_of(self, tensor: upstream.Tensor) -> upstream.Tensor:
         return self._root.get(tensor, tensor)

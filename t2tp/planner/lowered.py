@@ -19,7 +19,7 @@ from t2tp.planner import fusion
 from t2tp.planner.cluster_file import SoftwareStack
 from t2tp.planner.liveness import Liveness, layer_of
 from t2tp.planner.sequence import Placed, is_sharding, program_order
-from t2tp.planner.work import FORWARD, Memory, Traffic, Work
+from t2tp.planner.work import BACKWARD, FORWARD, Memory, Traffic, Work
 from t2tp.program.abstract_program import AbstractProgram
 
 _FLOAT32 = 4  # Bytes.
@@ -178,9 +178,13 @@ def _traffic(placed: Sequence[Placed], layout: Layout, software: SoftwareStack) 
         halves = software.reduces_in_16_bits and is_cast and x.operation.inputs[0].dtype.size == 2
         for c in p.collectives:
             size = c.bytes // 2 if halves else c.bytes
-            each = (c.kind, c.axes, p.phase, c.times, size, p.is_of_state, p.is_recomputed)
-            share = hooks(p.operation).unpadded_share(layout)
-            traffic[Traffic(*each, p.part)] += share  # type: ignore[assignment]
+            each = (c.axes, p.phase, c.times, size, p.is_of_state, p.is_recomputed, p.part)
+            made = Traffic(c.kind, *each)
+            traffic[made] += hooks(p.operation).unpadded_share(layout)  # type: ignore[assignment]
+            is_gradient = p.phase == BACKWARD and not (p.is_of_state or p.is_recomputed)
+            if software.gathers_again and is_gradient and c.kind == "reducescatter":
+                size //= c.group_size
+                traffic[dataclasses.replace(made, kind="allgather", num_bytes=size)] += 1
     return traffic
 
 

@@ -62,4 +62,7 @@ def _share(traffic: Traffic, stack: SoftwareStack) -> float:
         return 0.0 if waits else stack.overlap
     if traffic.phase == FORWARD or traffic.is_recomputed:
         return stack.overlap_forward
+    if stack.gathers_again and traffic.kind == "allgather":
+        # Half of them repeat the forward pass's, and a matmul needs the results of the others.
+        return (stack.overlap_activations + stack.overlap_forward) / 2
     return stack.overlap_activations

@@ -366,9 +366,8 @@ def _interval(costs: list[Cost], seconds: float, residual: float) -> tuple[float
     """
     parts: defaultdict[str, float] = defaultdict(float)
     for cost in costs:
-        kind = "links" if cost.is_collective else "compute"
-        if not cost.is_collective and cost.kind not in COMPUTE_BOUND:
-            kind = "memory"
+        of_device = "compute" if cost.kind in COMPUTE_BOUND else "memory"
+        kind = "links" if cost.is_collective else of_device
         exposed = cost.seconds / (cost.seconds + cost.hidden) if cost.hidden else 1.0
         parts[kind] += exposed * cost.error
     error = math.hypot(*parts.values(), residual * seconds)

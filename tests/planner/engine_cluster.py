@@ -6,7 +6,8 @@ from t2tp.planner import ClusterFile
 
 
 def engine_stack():
-    """A cluster whose software recomputes and holds what t2tp's engine does, and no more."""
+    """A cluster whose software recomputes, gathers and holds what the engine does, and no more."""
     cluster = ClusterFile.load("a100", "megatron")
-    stack = dataclasses.replace(cluster.software, repeats_all=False, weights_where_used=False)
+    own = dict.fromkeys(("repeats_all", "weights_where_used", "gathers_again"), False)
+    stack = dataclasses.replace(cluster.software, **own)
     return dataclasses.replace(cluster, stacks={cluster.stack: stack})

@@ -96,6 +96,20 @@ def test_a_stack_may_wait_for_its_gathers():
     assert not any(hidden["gather "]) and all(hidden["scatter"])
 
 
+def test_a_stack_may_gather_again_what_a_layer_splits():
+    """For each gather of activations there is a second one, next to the gradient's reduction."""
+    sent = []
+    for cluster in (engine_stack(), ClusterFile.load("a100", "megatron")):
+        step, counts = wanted(**CASES["sequence parallel"]).lowered(cluster), Counter()
+        for t, n in step.traffic.items():
+            if t.phase == BACKWARD and not t.of_state:
+                counts[t.kind] += n * t.times * t.num_bytes
+        sent.append(counts)
+    engine, megatron = sent
+    assert megatron["allgather"] - engine["allgather"] == engine["reducescatter"] / 2 > 0
+    assert megatron["reducescatter"] == engine["reducescatter"]
+
+
 def test_a_stack_may_repeat_what_no_gradient_needs():
     made = wanted(recompute="layer", mesh_shape="model:4", layout=MODEL_LAYOUT)
     some, all_of_it = (
