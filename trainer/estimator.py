@@ -182,9 +182,9 @@ class Estimator:
         return explain(AbstractProgram(self._step_fn(mode), features, layout=self.layout))
 
     def lock(self) -> RunLock:
-        """Returns the lock that keeps other processes from training in `output_dir`.
+        """Returns the lock that keeps other trainings from writing into `output_dir`.
 
-        `train` acquires it, too.
+        A caller may acquire it before `train`, which acquires it again: the lock is reentrant.
         """
         if self._lock is None:
             self._lock = RunLock(self.config.output_dir, self.connect())
@@ -197,7 +197,8 @@ class Estimator:
           inputs: step k reads `inputs.stream[k]`. A stream with `batch_sizes` continues at the
             first row that the run has not read. A function that returns inputs may run TensorFlow
             operations, because it is called after the devices of the mesh are set up.
-          max_steps: total steps of the run. If the run has them already, this returns at once.
+          max_steps: total steps of the run. If the run has them already, this builds the programs,
+            restores the checkpoint, and returns without training.
           hooks: called around each step, before the step is saved.
 
         Raises:
@@ -445,7 +446,7 @@ class Estimator:
         return self._model_fn(mesh, features, mode, self._hparams, **arguments)
 
     def _open(self, inputs: Inputs | InputFn) -> Inputs:
-        """Sets up the devices and returns the inputs, which an input function then creates."""
+        """Sets up the devices, then calls `inputs` if it is a function; returns the inputs."""
         self.connect()
         return inputs() if callable(inputs) else inputs
 
@@ -503,8 +504,8 @@ class Estimator:
             batches = stack.enter_context(
                 prefetched(lambda step: place(inputs.stream[step]), steps)
             )
-            # The lock is first, because other hooks write files. Saving is last, so that every
-            # other hook has seen a saved step.
+            # The lock is first, because other hooks write files. Saving is last, so that a step is
+            # saved only after all other hooks have seen it.
             all_hooks = [LockHook(self.lock()), *standard_hooks, *hooks, checkpoints]
             train_loop(batches, training, all_hooks, interrupt, self._count_steps)
             return interrupt.result()

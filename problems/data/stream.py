@@ -23,7 +23,7 @@ import numpy as np
 from t2tp.problems.data.batch_sizes import BatchSizes
 from t2tp.problems.data.permutation import permute
 
-# The index of an empty row: all its features are 0.
+# The index of an empty row. Its other features are 0.
 EMPTY = -1
 
 

@@ -95,8 +95,8 @@ def save_in_parts(
     Args:
       directory: directory of the checkpoints; created if missing.
       step: the training step, at least 0.
-      parts: slices and their values, computed lazily. Each part becomes one file. Each process
-        passes its own `Cluster.share` of the parts.
+      parts: slices and their values, computed lazily. Each part that has slices becomes one data
+        file. Each process passes its own `Cluster.share` of the parts.
       metadata: see `save`.
       num_parts: total number of parts in all processes. Required with several processes.
       metrics: see `save`.

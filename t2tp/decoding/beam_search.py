@@ -1,8 +1,9 @@
 """Beam search with a length penalty, for all rows of a batch and all their sequences at once.
 
 As in tensor2tensor (`beam_search.py`), each row keeps the `beam_size` most probable unfinished
-sequences and the `beam_size` best finished sequences. A row is done when no unfinished sequence can
-become better than the best finished one; or, if all are returned, than the worst finished one.
+sequences and the `beam_size` best finished sequences. A row is done at its length limit, or when no
+unfinished sequence can become better than the best finished one. If the whole beam is returned, no
+unfinished sequence may be able to become better than the worst finished one.
 """
 
 import math
@@ -93,8 +94,9 @@ def search(
             mesh, last, mtf.broadcast(positions, last.shape), state_before
         )
         may_end = mtf.greater_equal(mtf.broadcast(step, [batch]), options.min_length)
-        # Each of the `width` sequences can end by each end token. So at most `width * end tokens`
-        # candidates are finished, and the other `width` or more are unfinished.
+        # Each of the `width` sequences has at most one candidate for each end token. So at most
+        # `width * end tokens` candidates are finished, and the other `width` or more are
+        # unfinished.
         continuations = top_candidates(
             logits,
             now.log_probs,

@@ -38,7 +38,8 @@ class ExpertSums(NamedTuple):
     Attributes:
       load_balance: the load-balancing loss of each token's group.
       router_z: the tokens' z-loss; see `Router.z_sum`.
-      choices: number of token-expert assignments before any is dropped.
+      choices: number of token-expert assignments before any is dropped. With expert choice, number
+        of tokens.
       dropped: number of assignments that exceeded the capacity. With expert choice, number of
         tokens without an expert.
     """
@@ -171,20 +172,22 @@ class RoutingConfig:
 class MixtureOfExperts:
     """Feed-forward networks (experts); a router chooses some of them for each token.
 
-    A mesh axis that splits `experts` usually splits the batch too, as the axis `expert` in the
+    A mesh axis that splits `experts` usually splits the batch too, such as the axis `expert` in the
     layout `batch:data+expert;experts:expert`. The reshape from [batch, expert_slots, d_model] to
     [expert_groups, experts, capacity, d_model] then sends tokens to their experts by an all-to-all
     over `expert`. A second all-to-all sends the results back (GShard, arXiv:2006.16668, section
-    3.2). By default, `expert_groups` is split by the batch's axes other than that of `experts`.
+    3.2). At the experts, the groups of tokens have the dimension `expert_groups`. Without a rule of
+    its own, it inherits the batch's axes, minus the experts' axes: here it is split over `data`.
 
-    The axis of `experts` may instead split the length, if rows have several groups of tokens. The
-    rule `length_groups:<axis>` makes it split the groups of a row, so that the all-to-alls are over
-    this axis. Another axis of the length may split `length_groups` before and
-    `expert_length_groups` after the all-to-all.
+    If rows have several groups of tokens, the axis of `experts` may split the length instead. The
+    layout `length:expert;length_groups:expert;experts:expert` splits the groups of a row before the
+    all-to-alls, which are then over `expert`. If another axis splits the length, as in
+    `length:seq;experts:data`, the rules `length_groups:seq;expert_length_groups:seq` keep the
+    groups on their processors along `seq`.
 
     With `dropless`, there are no slots: tokens are all-gathered over the axis of `experts` to
-    [expert_groups, expert_length, d_model], and the results are reduce-scattered. By default,
-    `expert_length` is split by the length's axes other than that of `experts`.
+    [expert_groups, expert_length, d_model], and the results are reduce-scattered. Without a rule of
+    its own, `expert_length` inherits the length's axes, minus the experts' axes.
     """
 
     def __init__(
@@ -316,7 +319,9 @@ class MixtureOfExperts:
             scale=routing.gate_scale if is_free else 1.0,
         )
         num_choices = router.row_sums(router.token_mask) * float(k)
-        if router.balance is not None:  # Adds 0 with a gradient; see `transformer_losses`.
+        if router.balance is not None:
+            # Adds 0. The gradient of this 0 w.r.t. `balance` is the experts' load minus the mean;
+            # `transformer_losses` makes it a part of the loss.
             num_choices += imbalance(router, choices)
         if routing.is_dropless:
             y = self._dropless(tokens, router, choices)

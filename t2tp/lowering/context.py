@@ -11,8 +11,8 @@ def lower(self, lowering):  # y = tanh(x)
 An operation that sums over a split dimension calls `set_partial_sum` instead. The all-reduce is
 then deferred (`t2tp.lowering.deferred_sums`), and `slice` completes it.
 
-`GraphLowering` implements the protocol. Operations and rules import only the protocol, which avoids
-circular imports.
+`GraphLowering` implements the protocol. Operations, and the functions that lower mesh-tensorflow's
+own operations (`_RULES` in `lowering.py`), import only the protocol. This avoids circular imports.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
@@ -53,7 +53,8 @@ class Lowering(Protocol):
 
     Attributes:
       tensors: the laid-out value of each lowered tensor.
-      operations: the result of each lowered operation without outputs.
+      operations: for each lowered operation that has no outputs, such as an assignment or a print,
+        its result.
       variables: the laid-out value of each lowered variable.
       scatters: deferred reduce-scatters; see `t2tp.lowering.scatters`.
       orders: the order of each slice; see `t2tp.lowering.head_tail`.
@@ -90,7 +91,10 @@ class Lowering(Protocol):
         dims: Collection[upstream.Dimension],
         value: str = "",
     ) -> AbstractContextManager[None]:
-        """Masks the padding of tensors inside the context."""
+        """Masks the padding of `tensors` along `dims` inside the context.
+
+        It becomes zero, or the dtype's smallest or largest value if `value` is `min` or `max`.
+        """
 
     def partial_sum(self, tensor: upstream.Tensor) -> tuple[tf.Tensor, list[int]]:
         """Returns the processor's partial sum of a tensor, and the mesh axes to sum over."""
@@ -124,7 +128,10 @@ class Lowering(Protocol):
         """With `exact_sums`: maps the parts of a deferred sum; returns False if it cannot."""
 
     def tree_leaf(self, tensor: upstream.Tensor) -> tuple[tf.Tensor, list[int]]:
-        """Returns a microbatch's leaf of a tree of sums, and the mesh axes to sum it over."""
+        """With `exact_sums`: returns this microbatch's addend in the tree over microbatches.
+
+        Also returns the mesh axes to sum it over after the last microbatch.
+        """
 
     def set_sum_over_axes(self, tensor: upstream.Tensor, value: tf.Tensor, axes: list[int]) -> None:
         """Sets a partial sum over mesh axes; with no axes it is the slice itself."""
@@ -176,4 +183,8 @@ class Lowering(Protocol):
         needed: Iterable[upstream.Tensor],
         addends: Iterable[upstream.Tensor] = (),
     ) -> None:
-        """Lowers the operations that needed tensors and side effects depend on."""
+        """Lowers the operations on which side effects and the tensors in `needed` depend.
+
+        Of the tensors in `addends`, which a loop sums, only the partial sums are needed: they are
+        not reduced in each iteration.
+        """

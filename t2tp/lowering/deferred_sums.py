@@ -10,7 +10,7 @@ The all-reduce of `y` is deferred, because a later operation can make it cheaper
 another partial sum over `model`, one all-reduce serves both. If a reshape splits `y` over `model`,
 the all-reduce becomes a reduce-scatter.
 
-If an operation needs the value of `y` itself, the all-reduce cannot become cheaper. A large sum
+If an operation needs the value of `y` itself, neither saving is possible. A large sum
 (above `SMALL`) is then reduced at once, and its all-reduce overlaps with later operations. A small
 sum waits for other small sums over the same axes, such as the gradients of all norms, until one of
 them is read or they fill a collective. The cost of a small collective is its latency, not its
@@ -174,9 +174,10 @@ class Reductions:
             deferred.set_reduced(tf.reshape(value, deferred.addend.shape))
 
     def _allreduce(self, addend: tf.Tensor, required: DeferredSum, names: list[str]) -> tf.Tensor:
-        """All-reduces over the axes of `required`; small 16-bit sums are added in float32.
+        """All-reduces over the axes of `required`.
 
-        Float32 doubles their bytes, but their cost is latency.
+        Small 16-bit sums are sent and added in float32. The larger messages cost almost nothing,
+        because latency dominates.
         """
         dtype = addend.dtype
         is_narrow = dtype in (tf.bfloat16, tf.float16)

@@ -59,7 +59,7 @@ def all_operations(operations: Iterable[upstream.Operation]) -> Iterator[upstrea
 def live_operations(
     operations: Sequence[upstream.Operation], needed: Iterable[upstream.Tensor]
 ) -> list[upstream.Operation]:
-    """Returns the operations that `needed` tensors or side effects depend on, in the same order.
+    """Returns the operations on which side effects and the tensors in `needed` depend, in order.
 
     Building gradients leaves many unused operations. TensorFlow would prune them, except
     collectives.
@@ -161,13 +161,13 @@ class GraphLowering(upstream.Lowering):
         needed: Iterable[upstream.Tensor],
         addends: Iterable[upstream.Tensor] = (),
     ) -> None:
-        """Lowers the operations that `needed` tensors or side effects depend on.
+        """Lowers the operations on which side effects and the tensors in `needed` depend.
 
         Args:
           operations: the operations, in program order.
           needed: the tensors to compute.
-          addends: needed tensors whose local partial sums suffice inside a loop. The loop
-            accumulates them and reduces once at the end.
+          addends: the tensors in `needed` of which a loop needs only the partial sums. It adds them
+            up and reduces the total once, after the last iteration.
         """
         needed = list(needed)
         live = live_operations(operations, needed)

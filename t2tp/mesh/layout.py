@@ -177,8 +177,9 @@ class Layout:
 
         Otherwise a microbatch has some rows of each processor's slice of the batch. With
         `exact_sums`, the rows are consecutive if each microbatch is summed over processors before
-        microbatches are added: in ZeRO stages 2 and 3, and if axes of the batch split the experts.
-        The batch's tree of sums must then divide the batch into microbatches first.
+        microbatches are added. This is so in ZeRO stages 2 and 3. It is also so if axes of the
+        batch split the experts, because an expert then computes rows of several processors. The
+        batch's tree of sums must then divide the batch into microbatches first.
         """
         gathers = self.axis_index("expert_groups") != self.axis_index(BATCH)
         return self.exact_sums > 0 and (self.storage.stage >= 2 or gathers)

@@ -1,10 +1,12 @@
 """Einsum and broadcasting operations that check the sizes of dimensions.
 
 mesh-tensorflow treats two dimensions of one name and different sizes as different dimensions. An
-einsum that should sum over one of them then sums over each, and the result looks plausible.
+einsum that was meant to contract the two then sums over each separately, and the result looks
+plausible.
 
-One tensor may have the same name twice with two sizes, such as a layer's weights [channels=3,
-channels=8]. Two tensors with the same name must share at least one size.
+One tensor may have two dimensions of one name and different sizes, such as a layer's weights
+[channels=3, channels=8]. If two tensors both have dimensions of one name, at least one size of that
+name must occur in both.
 """
 
 from collections.abc import Sequence
@@ -88,7 +90,7 @@ def _tensors(xs: Sequence[upstream.Tensor | float]) -> list[upstream.Tensor]:
 def _check_known_sizes(
     argument: str, dims: Sequence[upstream.Dimension], tensors: Sequence[upstream.Tensor]
 ) -> None:
-    """Checks that a dimension whose name the tensors have occurs there with the same size."""
+    """Checks that each dimension whose name occurs in the tensors occurs there with its size."""
     for dim in dims:
         owners = [x for x in tensors if dim.name in x.shape.dimension_names]
         if owners and not any(dim in x.shape.dims for x in owners):

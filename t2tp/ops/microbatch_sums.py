@@ -50,7 +50,8 @@ class MicrobatchSums(Operation, upstream.WhileLoopOperation):
           microbatch_dim: the batch dimension of a microbatch.
           mesh: the program's mesh.
           name: operation name.
-          following: an earlier loop over the same microbatches; `sums_of` extends its graph.
+          following: an earlier loop over the same microbatches. This loop's graph begins with the
+            earlier loop's operations, so `sums_of` may read their tensors.
         """
         self.count = count
         self.microbatch_dim = microbatch_dim

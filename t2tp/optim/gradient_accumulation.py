@@ -62,18 +62,23 @@ def accumulate(
     mesh: Mesh,
     scale: mtf.Tensor | None = None,
 ) -> Accumulated:
-    """Computes a loss and its gradients, storing the activations of one microbatch at a time.
+    """Computes a loss and its gradients, one microbatch after the other.
+
+    So the activations of only one microbatch are saved at a time. In a pipeline, they are saved for
+    several microbatches: the schedule determines how many.
 
     Microbatch i is the i-th slice of each processor's rows, so that no rows move between
-    processors (see `Layout.spreads_microbatches` for the exception). The gradients are all-reduced
-    once, after the last microbatch.
+    processors (see `Layout.spreads_microbatches` for the exception). In ZeRO stages 0 and 1 the
+    gradients are all-reduced once, after the last microbatch. In stages 2 and 3 each microbatch's
+    gradients are reduce-scattered.
 
-    The result equals the result of the full batch. A first loop adds up the weights of each term of
-    the loss, such as the number of tokens; these depend on the features alone. The second loop
-    divides each microbatch's totals by the sums. Random operations give a row the same numbers as
-    in the full batch. There are two exceptions. Computations across rows, such as batch norm or the
-    capacity of experts in groups of several rows, see only the rows of a microbatch. Scalar
-    summaries are averaged over the microbatches.
+    The result equals the result of the full batch, with two exceptions. Computations across rows,
+    such as batch norm or the capacity of experts in groups of several rows, see only the rows of a
+    microbatch. Scalar summaries are averaged over the microbatches.
+
+    A first loop adds up the weights of each term of the loss, such as the number of tokens. These
+    weights depend on the features alone. The second loop divides each microbatch's totals by the
+    summed weights. Random operations give a row the same numbers as in the full batch.
 
     Args:
       loss_fn: builds the loss of features.
@@ -190,8 +195,8 @@ def variable_gradients(
     """
     variables = variables_of(mesh)
     seeds = None if seed is None else [mtf.cast(seed, loss.dtype)]
-    # Earlier stages of a pipeline need the gradients w.r.t. a stage's inputs, even if this stage
-    # trains nothing before them.
+    # The gradients w.r.t. a stage's inputs are always built: earlier stages of the pipeline need
+    # them, even if no trainable variable of this graph comes before the inputs.
     entered = [x for op in mesh.graph.operations if isinstance(op, EnterStage) for x in op.inputs]
     grads = mtf.gradients([loss], [*(v.value for v in variables), *entered], grad_ys=seeds)
     grads = grads[: len(variables)]

@@ -55,8 +55,8 @@ def learning_rate(step: mtf.Tensor, hparams: HParams, train_steps: int) -> mtf.T
 def warmup_steps(hparams: HParams, train_steps: int) -> int:
     """Returns the number of warm-up steps.
 
-    It is `learning_rate_warmup_steps`, unless this is more than half of the training. Then it is a
-    tenth of the training, which may be a short fine-tuning with the hparams of a long training.
+    It is `learning_rate_warmup_steps`. If that is more than half of the training, it is a tenth of
+    the training instead: a short fine-tuning may have the hparams of a long training.
     """
     steps = hparams.learning_rate_warmup_steps
     return steps if 2 * steps <= train_steps else max(1, train_steps // 10)

@@ -50,8 +50,8 @@ def train_step(
       loss_fn: builds the loss of features.
       features: the batch, by name.
       mesh: the program's mesh.
-      hparams: `microbatches`, the number of microbatches (it does not change the result, see
-        `accumulate`); and the hparams of `apply_gradients`.
+      hparams: `microbatches`, the number of microbatches (`accumulate` says when it changes the
+        result); and the hparams of `apply_gradients`.
       train_steps: steps of the training.
 
     Raises:
@@ -74,7 +74,7 @@ def _idle_shares(of_stages: mtf.Tensor) -> dict[str, mtf.Tensor]:
     """Returns the measured idle share of a pipeline, and of each stage, by name.
 
     The pipeline's share is the mean of the stages' shares. The stage with the smallest share is the
-    bottleneck.
+    slowest: the others wait for it.
     """
     (stages,) = of_stages.shape.dims
     shares = {"pipeline_idle_share": mtf.reduce_mean(of_stages)}
@@ -168,7 +168,11 @@ def _apply(
 
 
 def is_balance(variable: mtf.Variable) -> bool:
-    """Whether a variable balances experts. Its "gradient" is their load; norms exclude it."""
+    """Whether a variable balances experts.
+
+    Its "gradient" is the experts' load. It is left out of the gradient norm and of clipping, and
+    the optimizer does not see it.
+    """
     return variable.role is not None and variable.role.kind == BALANCE
 
 
@@ -177,7 +181,7 @@ def _rebalanced(variable: mtf.Variable, load: mtf.Tensor, rate: float) -> mtf.Op
 
     Args:
       variable: the balance, [experts].
-      load: number of tokens above the mean, times any positive factor.
+      load: each expert's number of tokens minus the mean number, times any positive factor.
       rate: size of the step.
     """
     zero = mtf.zeros_like(load)

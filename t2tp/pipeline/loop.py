@@ -1,7 +1,8 @@
 """The loop over microbatches in a pipeline.
 
-`partition` cuts the graph of one microbatch into pieces, and each piece is lowered once. `ticks`
-runs the schedule; `branches` defines what a stage does in a tick.
+`partition` cuts the graph of one microbatch into pieces. `branches` lowers them, once for each
+action, chunk and number of layers of a stage, however many microbatches there are. `ticks` runs the
+schedule.
 """
 
 from collections import Counter
@@ -34,7 +35,7 @@ class PipelineLoop(MicrobatchSums):
       partition: the pieces of the graph.
       is_per_stage: whether each stage has its own sum, by the sum's index.
       idle_share: the measured fraction of the time in which each stage was idle: float32
-        [stages_of_pipeline].
+        [stages_of_pipeline]. NaN on GPUs.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class PipelineLoop(MicrobatchSums):
           is_per_stage: function from addends to booleans of the same structure: true where each
             stage has its own sum, such as the gradients of its layers; false where all stages
             contribute to one sum.
-          following: an earlier loop over the same microbatches, whose graph this loop continues.
+          following: an earlier loop over the same microbatches; see `MicrobatchSums`.
 
         Raises:
           LayoutError: the graph cannot be cut into stages, or there is no such schedule.
@@ -126,7 +127,10 @@ class PipelineLoop(MicrobatchSums):
         lowering.set_sum_over_axes(self.idle_share, idle_share, stages)
 
     def _only_here(self, branches: Branches, number: int, value: tf.Tensor) -> tf.Tensor:
-        """Returns the sum on the only stage that adds to it; elsewhere -0, which changes no bit."""
+        """Returns `value` on the only stage that computes it, and -0 on the others.
+
+        The values of all stages are then added. Adding -0 changes no bit, not even of a zero.
+        """
         place = branches.places[number]
         if place is None:
             raise LayoutError(

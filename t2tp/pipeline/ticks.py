@@ -121,7 +121,8 @@ class Ticks:
             busy = state.busy + tf.where(row.branch > 0, seconds, tf.zeros_like(seconds))
         slots, sends_done = dict(branch_state.slots), []
         for name, slot, sends in zip(wires, row.receives, row.sends, strict=True):
-            # For the communication report: the max number of messages of any processor.
+            # For the communication report, which counts the processor that sends most: it sends one
+            # message on this wire for each microbatch and chunk.
             with self._collectives.repeated(self._count * self._schedule.chunks):
                 parts = zip(wires[name], self._wires.kinds[name].parts, messages[name], strict=True)
                 sends_done += [

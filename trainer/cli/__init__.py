@@ -11,6 +11,8 @@ work is imported only after that, because it imports TensorFlow, which takes sec
 | 1 | the program failed, or `t2tp_inspect_checkpoint` found differences |
 | 2 | the request is not valid: one sentence says why, and nothing was written |
 | 3 | another process of the run was lost |
+| 127 | `t2tp_launch`: the command cannot be started |
+| 129 | ended by SIGHUP (a closed terminal); a training saves its step first |
 | 130 | interrupted with Ctrl-C (SIGINT); a training saves its step first |
 | 141 | stdout is a pipe that its reader closed |
 | 143 | ended by SIGTERM; a training saves its step first |

@@ -1,8 +1,9 @@
 """Variables that may be sharded at rest, their gathers, and their gradients.
 
 See `t2tp.mesh.zero`. In stages 1 and 2 a variable is gathered once a step (`ShardedVariable`).
-In stage 3 each use gathers it (`WeightGatherOperation`), and each use in the backward pass gathers
-it again, so that the full weight exists only while its layer is computed.
+In stage 3 each use gathers it (`WeightGatherOperation`), and the backward pass gathers it once more
+for all operations that read this gather's value. So the full weight exists only while its layer is
+computed.
 """
 
 import functools
@@ -61,7 +62,7 @@ def get_variable(
         )
     layout = getattr(mesh, "layout", None)
     if layout is not None:
-        check_tensor(layout, name, shape)  # Before its dimensions have other names.
+        check_tensor(layout, name, shape)  # Before `at_rest` renames the sharded dimension.
     scope = tf.compat.v1.get_variable_scope().name
     full_name = f"{scope}/{name}" if scope else name
     growth, transfer = Growth(), getattr(mesh, "transfer", None)
@@ -206,7 +207,7 @@ def gradients(
 
     Args:
       ys: the tensors to differentiate.
-      xs: tensors that `ys` depend on.
+      xs: the tensors to differentiate with respect to.
       grad_ys: gradients w.r.t. `ys`; by default ones.
       operations: operations to differentiate through. Default: all operations of the graph.
     """
