@@ -25,7 +25,7 @@ from t2tp.trainer.errors import UsageError
 from t2tp.trainer.inputs.batch_size import sequences_per_batch
 from t2tp.trainer.planning import request
 
-# Number of candidates to plan. Each takes a second or more before the training begins.
+# Number of candidate layouts to plan. Planning one delays the training by a second or more.
 _PLANNED = 4
 
 
@@ -36,7 +36,7 @@ def with_best_layout(
     image_shape: Sequence[int],
     user_dir: str | None = None,
 ) -> HParams:
-    """Returns the hparams with the fastest mesh and layout, and logs these.
+    """Returns the hparams with the fastest mesh and layout, and logs the choice.
 
     Args:
       model: name of a registered model.
@@ -104,7 +104,7 @@ def device_count() -> int:
 
 
 def this_cluster() -> ClusterFile:
-    """Returns the cluster in `this_machine.toml`, or else a shipped one with this kind of device.
+    """Returns the cluster in `this_machine.toml`, or a shipped cluster with this kind of device.
 
     Raises:
       UsageError: no cluster file that comes with t2tp describes this kind of GPU.

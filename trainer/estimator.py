@@ -69,7 +69,7 @@ class Estimator:
     Attributes:
       config: the `RunConfig`.
       layout: the `Layout`.
-      steps_done: the training step of the variables' current values.
+      steps_done: the number of training steps that led to the variables' current values.
       log: the JSON log of `config.log_json`; only process 0 writes it.
     """
 
@@ -118,8 +118,8 @@ class Estimator:
     def connect(self) -> Cluster:
         """Finds the devices of the mesh and the other processes; later calls return the same.
 
-        On GPUs this enables TensorFlow's op determinism, without which segment sums (the gradients
-        of embeddings) differ from run to run. Our operations do not need it on CPUs.
+        On GPUs this enables TensorFlow's op determinism. Without it, segment sums (the gradients of
+        embeddings) differ from run to run. On CPUs our operations are deterministic anyway.
 
         Raises:
           ValueError: the number of devices is not the size of the mesh, or the processes do not
@@ -164,8 +164,8 @@ class Estimator:
             exact = trains or mode in (ModeKeys.PREDICT, ModeKeys.SCORE)
             program = self.program(self._step_fn(mode, decode_options), features, exact)
             self._variables = program.variables
-            # The first training program adds the optimizer's variables. Later programs may add
-            # others. All are restored from the checkpoint.
+            # The first training program adds the optimizer's variables, and later programs may add
+            # more variables. New variables require another restore of the checkpoint.
             if (trains and not self._has_trained) or len(program.variables) > self._num_loaded:
                 self.steps_done = self._checkpoints.load(program.variables, to_train=trains)
                 self._num_loaded = len(program.variables)
@@ -207,8 +207,9 @@ class Estimator:
           RunLockedError: another process trains in `output_dir`, or has trained since the restore.
           SavingError: a checkpoint could not be written.
           TrainingDivergedError: a step's loss or gradients are not finite and
-            `config.on_nonfinite` is `stop`. The step before it is saved.
-          ReplicaMismatchError: see `config.check_replicas_every`; the error names the device.
+            `config.on_nonfinite` is `stop`. The last finite step is saved.
+          ReplicaMismatchError: copies of a variable differ between devices; see
+            `config.check_replicas_every`.
         """
         inputs = self._open(inputs)
         place = self._placer(ModeKeys.TRAIN, inputs)
@@ -253,7 +254,7 @@ class Estimator:
     def evaluate(self, inputs: Inputs | InputFn, steps: int = -1) -> dict[str, float]:
         """Sums the model's metrics and the host's counts over batches.
 
-        The processes take turns: each batch is counted on the host of only one.
+        The host's counts of a batch are computed by one process only; the processes take turns.
 
         Args:
           inputs: see `train`; the stream is finite.
@@ -312,8 +313,8 @@ class Estimator:
         Args:
           path: the new directory.
           features: inputs of the model function.
-          signatures: builds the signatures of the SavedModel. Default: one, `serving_default`. It
-            maps features of exactly these shapes to predictions.
+          signatures: builds the signatures of the SavedModel. Default: a single signature,
+            `serving_default`, which maps features of exactly these shapes to predictions.
           decode_options: see `build`.
 
         Returns:
@@ -458,7 +459,7 @@ class Estimator:
         default = self.build(mode, inputs.features)
 
         def place(batch: Batch) -> tuple[Program, PlacedFeatures]:
-            # If no program has the batch's shapes, the default program's `place` raises the error.
+            # For a batch of unknown shapes, the default program's `place` raises an error.
             program = programs.get(shapes_of_batch(batch), default)
             return program, program.place(batch)
 
@@ -517,9 +518,10 @@ class Estimator:
         inputs: Inputs,
         place: Callable[[Batch], tuple[Program, PlacedFeatures]],
     ) -> TrainingDivergedError:
-        """Saves the step before a non-finite step and finds the cause.
+        """Saves the last finite step and finds the cause of the non-finite step.
 
-        Replaying is bit-identical, so it restores the variables from before the step.
+        The variables already contain the non-finite step's update. Replaying is bit-identical, so
+        it recovers their values before that step.
         """
         self.log.write("diverged", bad.step, {"what": str(bad)})
         logging.error("%s", bad)

@@ -38,7 +38,8 @@ from t2tp.trainer.run_spec import RunSpec
 # Flags that may differ between the processes of a run.
 _OWN_FLAGS = ("data_digest", "data_dir", "output_dir", "t2t_usr_dir", "tmp_dir")
 
-# Flags that only the programs set. A run that Python resumes keeps their saved values.
+# Flags that only the command-line programs set. If Python code resumes a run, they keep their saved
+# values.
 _KEPT_FLAGS = ("hparams_set", "t2t_usr_dir")
 
 # schedule -> modes of its programs
@@ -137,7 +138,7 @@ class Experiment:
     def build(self, schedule: str) -> None:
         """Builds the programs of a schedule and restores the latest checkpoint; writes no files.
 
-        Each schedule calls this method itself; an earlier call reports errors earlier. For
+        Each schedule calls this method itself. Call it to report errors early. With
         `continuous_eval` it waits for the first checkpoint.
 
         Raises:
@@ -410,7 +411,7 @@ class Experiment:
             self.estimator.train(self._train_inputs, self.spec.train_steps, all_hooks)
 
     def _how(self, schedule: str) -> dict[str, Any]:
-        """Returns the flags with which t2tp_trainer runs the schedule as here."""
+        """Returns the flags that make t2tp_trainer run this schedule with these settings."""
         flags: dict[str, Any] = {"schedule": schedule, "random_seed": self._config.random_seed}
         if ModeKeys.EVAL in SCHEDULES[schedule]:
             flags |= {"eval_steps": self._eval_steps}

@@ -17,7 +17,7 @@ _SHOWN_SETS = 3
 
 
 def check_fits(model: str, set_name: str, hparams: HParams) -> str:
-    """Checks that an hparams set has all hyperparameters that every set of the model has.
+    """Checks that an hparams set has the hyperparameters that all sets of the model share.
 
     Args:
       model: name of a registered model.
@@ -96,7 +96,7 @@ def read_set(name: str) -> HParams:
 def completed(hparams: HParams, model: str | None) -> HParams:
     """Adds the hparams that a model has gained since the run was started.
 
-    They have their declared defaults, which keep the behavior from before the hparam existed.
+    They get their declared defaults, which keep the behavior of the code before they existed.
 
     Args:
       hparams: the run's hparams.
@@ -138,7 +138,7 @@ def _names_in(sets: tuple[str, ...]) -> list[set[str]]:
 
 
 def _is_kind_of(model: str, other: str) -> bool:
-    """Whether a model is a subclass of another, so that the other's sets fit it too."""
+    """Whether `model` is a subclass of `other`, so that the sets of `other` fit it too."""
     known = other in registry.list_models()
     return known and issubclass(registry.model(model), registry.model(other))
 

@@ -1,8 +1,8 @@
 """`--check_layout`: compares a run's training step on its mesh with one on a single device.
 
 The model is shrunk first. Each integer hparam that affects the size of tensors gets the smallest
-value for which the model can still be built, and no dimension that has several elements per device
-is left with one.
+value that meets two conditions: the model can still be built, and no dimension that had several
+elements per device is left with a single one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RunLayoutCheck:
 
     Attributes:
       check: the comparison.
-      changes: value in the run and value in the check, by hparam.
+      changes: hparam -> (value in the run, value in the check).
     """
 
     check: LayoutCheck
@@ -69,7 +69,7 @@ def check_run_layout(spec: RunSpec) -> RunLayoutCheck:
     with errors_only():  # Every candidate model would log the same warnings.
         model = _shrunk(_Model(spec, spec.hparams.copy()))
     batch = {
-        # `targets_previous` has tokens of the same vocabulary as `targets`.
+        # `targets_previous` has the vocabulary of `targets`.
         name: _small_ids(_whole(value), model.vocab_sizes.get(name.removesuffix("_previous")))
         for name, value in model.inputs.stream[0].items()
     }

@@ -22,11 +22,11 @@ def train_loop(
     """Trains a step per batch, until a signal arrives or a hook stops the training.
 
     Args:
-      placed: the program and the batch of each step.
+      placed: the program and the placed batch of each step.
       training: counts the steps.
       hooks: called around each step.
       interrupt: decides whether to stop for a signal.
-      done: called with the number of steps done, before the hooks.
+      done: called after each step with the number of steps done, before the hooks' `after_step`.
     """
     for hook in hooks:
         hook.begin(training)
@@ -53,10 +53,11 @@ def sum_metrics(
     cluster: Cluster,
     counted: Callable[[], None],
 ) -> dict[str, float]:
-    """Sums the outputs of programs and the counts of hosts over all batches.
+    """Sums the programs' outputs and the hosts' counts over all batches.
 
     Args:
-      prepared: program, batch, and the counts that this process's host has computed for the batch.
+      prepared: program, placed batch, and this process's counts for the batch (empty if another
+        process counts it).
       step: the training step of the variables.
       cluster: the processes; the host counts of all processes are summed.
       counted: called after each batch.

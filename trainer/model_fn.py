@@ -24,7 +24,7 @@ class ModeKeys(enum.Enum):
     EVAL = "eval"
     PREDICT = "predict"
     SCORE = "score"  # The log-probability of each row's targets.
-    LOSS = "loss"  # As TRAIN, but without the update: to inspect a step.
+    LOSS = "loss"  # The loss as in TRAIN, without the update; used to inspect a step.
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class EstimatorSpec:
 
     Attributes:
       mode: the mode of the call.
-      loss: scalar that training minimizes; required to train. The function has then also built the
-        update of the variables.
+      loss: scalar that training minimizes; required to train. In the mode TRAIN, the graph also has
+        the update of the variables.
       metrics: float32 scalars, each a sum over the batch; required to evaluate. Tokens/s is
         computed from `tokens`, if present.
       predictions: tensors by name; required to predict.
@@ -69,7 +69,7 @@ def model_fn_of(
 ) -> ModelFn:
     """Returns the model function of a registered model.
 
-    Its parameter `decode_options` says how an autoregressive model predicts.
+    Its parameter `decode_options` sets how an autoregressive model decodes.
 
     Args:
       model_class: the model.

@@ -38,9 +38,9 @@ def plan(
       hparams: hparams of the model, or name of a registered set.
       cluster: name or path of a cluster file, or its contents.
       vocab_size: number of tokens, classes or pixel values.
-      mesh_shape: mesh. Default: the hparams'.
-      layout: layout rules. Default: the hparams'.
-      stack: name of the cluster's software stack. Default: the file's.
+      mesh_shape: mesh. Default: `mesh_shape` of the hparams.
+      layout: layout rules. Default: `layout` of the hparams.
+      stack: name of the cluster's software stack. Default: the stack that the cluster file selects.
       image_shape: height, width and channels of images.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Replays one step of a run, to find the examples that disturbed it.
+"""Replays one step of a run, to find the examples that caused a bad step.
 
 The seed and the step determine the batch, so the run need not save it. The variables are restored
 from the latest checkpoint before the step, and the steps in between are repeated.
@@ -71,8 +71,9 @@ class ReplayedStep:
       examples: the rows, the largest gradient norm first; non-finite norms come before all others.
       logged: loss and gradient norm from the run's TensorBoard events; empty if the step was not
         reported, or rows were left out.
-      first_nonfinite: the first tensor of the step that is not finite; None: all are.
-      first_unusual: the first tensor that is far larger than in other batches; None: none is.
+      first_nonfinite: name of the step's first non-finite tensor; None if there is none.
+      first_unusual: name of the first tensor that is far larger than in other batches; None if
+        there is none.
       updates: variable -> norm of its update / norm of the variable, the largest first.
     """
 
@@ -152,7 +153,7 @@ def _check(spec: RunSpec, step: int) -> None:
 
 
 def _with_batch_of_run(spec: RunSpec) -> RunSpec:
-    """Returns the spec with the run's global batch size, which then holds on any mesh."""
+    """Returns the spec with the run's global batch size, in a unit that is the same on any mesh."""
     hparams, in_run = spec.hparams.copy(), spec.hparams.copy()
     for name in ("mesh_shape", "layout"):
         in_run.set(name, (spec.saved or spec).hparams.get(name))
@@ -248,7 +249,7 @@ def _examples(
 def _row_program(
     spec: RunSpec, estimator: Estimator, batch: Batch, features: Mapping[str, Feature]
 ) -> tuple[Program, int]:
-    """Builds the program for loss and gradient norm of rows; also returns how many it takes."""
+    """Builds the program for the loss and gradient norm of rows, and returns its batch size too."""
     model = spec.model_class(spec.hparams, spec.problem.vocab_sizes(spec.data_dir))
     parameters, _, _ = estimator.parameter_counts()
     count, shards = len(next(iter(batch.values()))), spec.layout.batch_shards

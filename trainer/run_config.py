@@ -26,35 +26,35 @@ class RunConfig:
       xla: whether XLA compiles the step; see `Program`.
       save_checkpoints_steps: steps between checkpoints; the last step is always saved. None: 1000,
         unless `save_checkpoints_secs` is set.
-      save_checkpoints_secs: seconds between checkpoints, by the clock of process 0; replaces
-        `save_checkpoints_steps`.
+      save_checkpoints_secs: seconds between checkpoints, by the clock of process 0; an alternative
+        to `save_checkpoints_steps`.
       keep_checkpoint_max: number of latest checkpoints to keep.
       keep_checkpoint_every_n_hours: also keep the oldest checkpoint and one every N hours.
       keep_best_metric: `min:METRIC` or `max:METRIC`: also keep the checkpoint with the best metric,
         and save each step whose evaluation is the best so far.
       checkpoint_path: the checkpoint to evaluate or predict with instead of the latest; see
         `find_checkpoint.find`. If it is damaged, no other one is used.
-      warm_start_from: checkpoint with the initial values, if `output_dir` has no checkpoint: PATH
-        or PATH:from=>to;from=>to; see `WarmStart`.
-      warm_start_optimizer: whether to restore the optimizer's state and the step from it too.
+      warm_start_from: checkpoint with the initial values, used if `output_dir` has no checkpoint:
+        PATH or PATH:from=>to;from=>to; see `WarmStart`.
+      warm_start_optimizer: whether the warm start also restores the optimizer's state and the step.
       log_step_count_steps: steps between reports in the log and in TensorBoard.
       log_json: file to append lines of JSON to, see `JsonLog`; `-`: stdout; empty: none.
       tracker: where to send scalars: `wandb` or `mlflow`, with an optional project as in
         `wandb:my_project`; empty: nowhere.
       histogram_steps: steps between histograms of the trainable variables; None: no histograms.
-      check_replicas_every: steps between comparisons of devices: of their replicas of variables and
-        of what they compute from the same rows. Before each checkpoint, replicas are compared too;
-        0: never.
+      check_replicas_every: steps between comparisons of the devices: of their replicas of variables
+        and of their results for the same rows. The replicas are also compared before each
+        checkpoint. 0: no comparisons.
       profile_steps: `FIRST:LAST`, the steps to profile, counted from 1; empty: none.
       on_nonfinite: what to do at a step with a non-finite loss or gradient: `stop` or `ignore`.
         Steps that the model's graph skips never stop the training.
-      grace_seconds: max time to save and exit after a SIGTERM or SIGINT; the process then exits
+      grace_seconds: max time to save and exit after a signal. When it is over, the process exits
         without saving. None: no limit.
       intra_op_parallelism_threads: CPU threads per operation; 0: TensorFlow chooses. This setting
         and the next apply to the whole process, from TensorFlow's start on.
       inter_op_parallelism_threads: operations that run concurrently; 0: TensorFlow chooses.
-      num_processes: number of processes of the run. Default of this and the next two: read from
-        TF_CONFIG or Slurm; see `connect`.
+      num_processes: number of processes of the run. By default, this and the next two settings come
+        from TF_CONFIG or Slurm; see `connect`.
       process_id: index of this process, from 0.
       coordinator: `host:port`, a free port on the host of process 0.
     """

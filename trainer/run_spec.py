@@ -1,4 +1,4 @@
-"""`RunSpec`: what to run: model, problem, hparams, data and number of steps."""
+"""`RunSpec`: a run's model, problem, hparams, data and number of steps."""
 
 from __future__ import annotations
 
@@ -134,14 +134,14 @@ class RunSpec:
     def check_same_data(self, checkpoint_path: str | None = None) -> None:
         """Checks that the run, or a checkpoint of a run, was trained on these data.
 
-        Vocabularies of equal size may differ, and metrics and texts with a wrong one look
-        plausible. A converted run whose tokenizer takes the place of its data passes.
+        Vocabularies of equal size may differ, and the metrics and texts of a wrong vocabulary look
+        plausible. A converted run that uses its tokenizer instead of data passes the check.
 
         Args:
           checkpoint_path: path of the checkpoint. Default: the path in the config.
 
         Raises:
-          OtherRunError: they differ.
+          OtherRunError: the data differ.
           RunFileError, OSError: `run.yaml` cannot be read.
           FileNotFoundError, DamagedDataError: see `Problem.digest`.
         """

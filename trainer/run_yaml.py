@@ -114,7 +114,7 @@ def read(path: str | os.PathLike[str]) -> RunSettings:
 
 
 def write(path: str | os.PathLike[str], settings: RunSettings) -> None:
-    """Writes a file atomically, without flags that are None.
+    """Writes a file atomically; omits flags that are None.
 
     Raises:
       OSError: the file cannot be written.

@@ -3,8 +3,8 @@
 With the right transfer rules, the activations of a wide model are as large as the activations of a
 small one, and change equally in the first steps (G. Yang et al., arXiv:2203.03466, appendix D.1).
 The check trains models of several widths, from the small model's to the run's, for a few steps on
-the same batches, on one device. It compares the mean size of each product of activations and
-weights between the widths.
+the same batches, on one device. For each product of activations and weights it compares the mean
+absolute value between the widths.
 """
 
 import math
@@ -29,7 +29,7 @@ from t2tp.trainer.run_spec import RunSpec
 
 STEPS = 10
 _MOST_WIDTHS = 5
-# Sizes that grow by this factor or more per doubling of the width are reported.
+# Mean absolute values that grow by this factor or more per doubling of the width are reported.
 _LARGEST_GROWTH = 1.25
 # Size of the drawing in pixels.
 _WIDTH, _HEIGHT, _MARGIN = 640, 400, 50
@@ -48,11 +48,11 @@ _PLAIN = {
 
 @dataclass(frozen=True)
 class TransferCheck:
-    """Mean sizes of activations by width.
+    """Mean absolute values ("sizes") of activations by width.
 
     Attributes:
-      widths: width of each model, relative to the small model: the growth in inputs of the matrix
-        that grows most.
+      widths: width of each model, relative to the small model. It is measured by the matrix whose
+        number of inputs grows most.
       sizes: mean absolute values [width, steps done], by name of the activation.
     """
 
@@ -66,7 +66,7 @@ class TransferCheck:
 
     @property
     def agrees(self) -> bool:
-        """Whether no size grows with the width in the first steps."""
+        """Whether no size grows with the width, measured after the last step."""
         return all(self.growth(name, STEPS) < _LARGEST_GROWTH for name in self.sizes)
 
     def __str__(self) -> str:
@@ -130,7 +130,8 @@ def check_transfer(spec: RunSpec) -> TransferCheck:
     plain = with_values(spec.hparams, _PLAIN)
     inputs, step_fn = _step(spec, plain)
     graph, _ = AbstractProgram(step_fn, inputs.features).graph()
-    # Measured by variables, because not all integers that grow are widths: some are steps, say.
+    # The growth is measured on variables, because some of the growing integers are no widths: the
+    # number of warm-up steps, for example.
     factor = max(getattr(var, "growth", Growth()).inputs for var in graph.trainable_variables)
     if factor <= 1:
         raise UsageError(

@@ -20,11 +20,11 @@ from t2tp.trainer.processes.children import start
 # Bytes of memory that TensorFlow uses before a program begins.
 RESERVED = 500e6
 STACK = "tensorflow"
-# Begins a worker's line about a point that it has measured.
+# A worker prints a line with this prefix after each measured point.
 POINT = "point "
 # Fraction of the cores that others may use without disturbing a measurement.
 QUIET = 0.05
-# Min relative spread of a step: the measured operations do not include all parts of a step.
+# Min relative spread of a step's time, because the measured operations do not cover all of a step.
 _LEAST_SPREAD = 0.05
 
 
@@ -124,7 +124,7 @@ def cluster_table(found: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
     reduces = [c for c in found["collectives"] if c["kind"] == "allreduce"]
     links = []
     for name, of_process in (("inside a process", True), ("between processes", False)):
-        # Without measurements a link is as fast as memory.
+        # A link without measurements counts as fast as memory.
         curves = [c for c in reduces if (c["processes"] == 1) == of_process] or moves
         latency = min(p[1] for c in curves for p in c["points"])
         link = {"name": name, "bandwidth": round(max(_rates(curves)))}

@@ -27,7 +27,7 @@ _LENGTH = 128
 
 @dataclass(frozen=True)
 class Sample:
-    """Steps that consist of one kind of work, and of kinds that precede it in `SAMPLES`.
+    """Steps of one kind of work. They may also contain kinds that precede it in `SAMPLES`.
 
     Attributes:
       kind: kind of work.
@@ -203,7 +203,7 @@ GROUP = "group"
 
 
 class CollectiveSample(Operation):
-    """Runs collectives over the axis `group`, one after another; the output is like the input."""
+    """Runs collectives over the axis `group`, one after another; keeps the shape of the input."""
 
     def __init__(self, x: mtf.Tensor, kind: str, count: int) -> None:
         super().__init__([x], name=kind)

@@ -37,9 +37,10 @@ from t2tp.trainer.calibration.samples import (
 
 _FED = {"one": np.zeros([1], np.float32)}
 _FEATURES = {"one": t2tp.Feature("one:1")}
-# Seconds that the operations of a program take. As in a step, tensors are then rarely in a cache.
+# Target time of a program's operations in seconds, long enough that tensors are rarely in a cache,
+# as in a real step; and the max number of operations.
 _WANTED, _MOST_OPERATIONS = 0.12, 96
-# Calls are timed in blocks, until others use less than a fraction of the cores in one of them.
+# Calls are timed in blocks, until a block in which other programs use few of the cores.
 _REPETITIONS, _BLOCK_SECONDS, _BLOCKS = 4, 0.15, 3
 
 Build = Callable[[Mesh, int], mtf.Tensor]
@@ -79,9 +80,9 @@ class Timed:
     def seconds(self, build: Build, count: int, layout: Layout) -> tuple[float, float]:
         """Returns the seconds of a program's operations, and their relative spread.
 
-        The seconds are from the shortest call. The spread is the relative distance from it to the
-        lower quartile. It is larger if other programs used the cores: a call may take twice as long
-        if they used half of the cores.
+        The seconds are those of the shortest call. The spread is the relative distance from the
+        shortest call to the lower quartile of the calls. It is increased if other programs used the
+        cores: a call may take twice as long if they used half of the cores.
         """
         if layout.mesh_text not in self._empty:
             nothing, _ = self._times(lambda mesh, _: mtf.get_variable(mesh, "x", ""), 0, layout)

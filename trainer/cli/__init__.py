@@ -9,7 +9,7 @@ work is imported only after that, because it imports TensorFlow, which takes sec
 | --- | --- |
 | 0 | done |
 | 1 | the program failed, or `t2tp_inspect_checkpoint` found differences |
-| 2 | the request is not valid: one sentence says why, and nothing was written |
+| 2 | the request is not valid, and nothing was written; or the user must solve a problem |
 | 3 | another process of the run was lost |
 | 127 | `t2tp_launch`: the command cannot be started |
 | 129 | ended by SIGHUP (a closed terminal); a training saves its step first |
@@ -17,5 +17,6 @@ work is imported only after that, because it imports TensorFlow, which takes sec
 | 141 | stdout is a pipe that its reader closed |
 | 143 | ended by SIGTERM; a training saves its step first |
 
-`t2tp_launch` and `t2tp_tune` return the exit code of the first process that failed.
+`t2tp_launch` returns the exit code of the process that failed first. If no trial succeeds,
+`t2tp_tune` returns the exit code of the trial that failed last.
 """

@@ -4,12 +4,12 @@ from typing import Any
 
 from t2tp.trainer import run_yaml
 
-# With this value of --mesh_shape and --layout they are searched. The hparams never have it.
+# As the value of --mesh_shape and --layout: search for the fastest. The hparams never have it.
 AUTO = "auto"
 
 
 def flags_of(path: str) -> list[str]:
-    """Returns the flags in a file, without hparams: `spec_from_flags` reads these.
+    """Returns the flags in a file. `spec_from_flags` reads the file's hparams.
 
     Omits `t2t_usr_dir`, because a file that somebody else wrote must not execute code.
 

@@ -11,8 +11,8 @@ from tqdm import tqdm
 
 from t2tp.processes.process_spec import ProcessSpec
 
-# Source files of libraries that also log with `absl.logging`. Their info messages do not concern
-# the user: during an export, for instance, lines of 4 kB about renamed tensors.
+# Source files of libraries that also log with `absl.logging`. Their info messages are omitted,
+# because they do not concern the user: exports log lines of 4 kB about renamed tensors.
 _LIBRARIES = re.compile(r"[/\\](site|dist)-packages[/\\]tensorflow(_datasets)?[/\\]")
 
 
@@ -34,7 +34,7 @@ class _Lines(logging.Handler):
                 return
             self._warned.add(line)
             line = f"warning: {line}" if record.levelno == logging.WARNING else f"error: {line}"
-        # If the reader is gone (t2tp_launch was killed, say), the run continues and is saved.
+        # If nobody reads stderr (t2tp_launch was killed, say), the run continues and is saved.
         with contextlib.suppress(BrokenPipeError):
             at = time.strftime("%H:%M:%S ", time.localtime(record.created))
             tqdm.write((at if self._with_time else "") + self._prefix + line, file=sys.stderr)
@@ -44,8 +44,8 @@ def use_plain_lines(process: ProcessSpec | None = None, with_time: bool = False)
     """Prints this process's `absl.logging` messages as plain lines on stderr.
 
     Args:
-      process: this process of a run. All but process 0 print only warnings and errors, with their
-        index.
+      process: this process of a run. Processes other than process 0 print only warnings and
+        errors, with their index.
       with_time: whether each line begins with the time of day.
     """
     index = 0 if process is None else process.process_id

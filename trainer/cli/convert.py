@@ -50,7 +50,7 @@ _DTYPE_NAMES = ("dtype", "torch_dtype")
 def run(invocation: Invocation) -> None:
     """Converts as the flags say, and prints the new directory.
 
-    Several processes share the work on a common file system: each converts other slices.
+    Several processes share the work, on a common file system: each converts different slices.
 
     Raises:
       UsageError: the conversion is impossible; nothing was written.
@@ -197,7 +197,10 @@ def _type_of(
 
 
 def _config(model_type: ModelType, before: dict[str, Any], hparams: HParams) -> dict[str, Any]:
-    """Returns config.json: new, or the source checkpoint's, updated, if the type is the same."""
+    """Returns the contents of config.json.
+
+    If the source checkpoint has the same type, its config is updated, else a new one is created.
+    """
     architectures = before.get("architectures") or [model_type.architecture]
     if before.get("model_type") != model_type.name or architectures != [model_type.architecture]:
         return model_type.config(hparams)
@@ -246,7 +249,7 @@ def _progress(
 ) -> Iterator[Callable[[int], object]]:
     """Yields a function that advances a progress bar by a number of values.
 
-    Only process 0 shows the bar. It assumes that the others progress at the same rate.
+    Only process 0 shows the bar, and assumes that the other processes are equally fast.
     """
     total = sum(math.prod(each.shape) for each in found)
     is_hidden = None if cluster.is_main_process else True  # None: hidden without a terminal.

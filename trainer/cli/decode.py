@@ -99,8 +99,8 @@ class _Chat:
     """Conversations to reply to.
 
     Attributes:
-      template: the chat template, which writes prompts.
-      conversations: the conversations of the file; none if the user types them.
+      template: the chat template; it formats conversations as prompts.
+      conversations: the conversations of the file; empty if the user types messages.
     """
 
     template: ChatTemplate
@@ -176,7 +176,7 @@ class _Decoding:
             self._decoder = RunDecoder(spec, self._estimator, options)
 
     def _with_first_token(self, spec: RunSpec, chat: _Chat) -> RunSpec:
-        """Returns the run with a model whose BOS is the first token of the chat template."""
+        """Returns the spec with the first token of the chat template as the model's BOS."""
         codec = codec_for(spec.problem, spec.data_dir)
         first = chat.template.first_token(codec.encode, chat.conversations)
         hparams = spec.hparams.copy()

@@ -79,8 +79,8 @@ class Positional(NamedTuple):
       name: name in help and messages, such as PATH.
       help: its description.
       is_optional: whether it may be omitted.
-      takes_rest: whether everything after it belongs to it, flags included.
-      groups: the flags after --, if they are another program's.
+      takes_rest: whether it consists of the rest of the command line, flags included.
+      groups: the flags of the program that gets the arguments after --, if any.
     """
 
     name: str
@@ -184,7 +184,7 @@ def parse(
         )
     with as_usage_error(ValueError, OSError):
         arguments = [each if takes_rest else local_path(each) for each in arguments]
-    # A run saves its flags; the aliases of --help are not to be among them.
+    # A run saves its flags, so the aliases of --help are removed.
     holder.help = holder.help or holder.helpfull
     for spelling in ("h", "helpfull"):
         delattr(holder, spelling)
@@ -194,7 +194,7 @@ def parse(
 def _parsed(
     groups: Sequence[Group], command_line: Sequence[str], positional: Sequence[Positional]
 ) -> tuple[flags.FlagValues, list[str]]:
-    """Parses a command line; checks each flag alone."""
+    """Parses a command line; checks single flags, not combinations of flags."""
     holder = define(groups)
     takes_rest = any(each.takes_rest for each in positional)
     holder.set_gnu_getopt(not takes_rest)

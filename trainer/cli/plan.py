@@ -33,7 +33,8 @@ from t2tp.trainer.hparams_fit import check_fits, read_set
 from t2tp.trainer.inputs.batch_size import sequences_per_batch
 from t2tp.trainer.planning import IMAGE_SHAPE, image_shape_of, request
 
-# Units of --train_tokens. Those of batches are powers of two, which meshes divide.
+# Units of --train_tokens and of --global_batch_tokens. A unit of batches is a power of two, so that
+# meshes divide batches evenly.
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _UNITS_OF_BATCH = {"": 1, "K": 2**10, "M": 2**20}
 

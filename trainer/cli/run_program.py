@@ -89,7 +89,7 @@ def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) ->
       The exit code.
     """
     process = None
-    # If the parent ignores SIGCHLD, so would this process, and lose its children's exit codes.
+    # A parent that ignores SIGCHLD passes this on, and children's exit codes would be lost.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     command_line = sys.argv if command_line is None else command_line
     try:
@@ -107,7 +107,7 @@ def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) ->
             import_user_dir_of(flags)
             console.use_plain_lines(process, with_time="log_time" in flags and flags.log_time)
             code = run(Invocation(flags, arguments, process)) or 0
-            sys.stdout.flush()  # A closed pipe is an error here, and not when Python exits.
+            sys.stdout.flush()  # Raises BrokenPipeError here instead of when Python exits.
         return code
     except BrokenPipeError:
         # The reader has closed stdout, as in `t2tp_plan ... | head -1`.

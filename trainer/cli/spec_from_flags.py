@@ -117,8 +117,8 @@ def _user_dir(flags: absl_flags.FlagValues, saved: SavedRun | None) -> str | Non
     """Returns the directory of the user's own problems, models and sets.
 
     Raises:
-      UsageError: the saved run or --config names one, and the flag does not. Somebody else's run
-        must not execute code.
+      UsageError: the saved run or --config names a directory, and the flag is not given. Somebody
+        else's run must not execute code.
     """
     directory = value_of(flags, "t2t_usr_dir")
     if directory:  # `run_program` has imported it.
@@ -219,9 +219,9 @@ def _of_config(flags: absl_flags.FlagValues, hparams: HParams) -> dict[str, Any]
 
 
 def _preset(set_name: str, is_given: bool, saved: SavedRun | None) -> HParams:
-    """Returns a registered set, the hparams of a `run.yaml`, or the saved run's.
+    """Returns a registered set, the hparams of a `run.yaml`, or the saved run's hparams.
 
-    The hparams of runs are completed with those that their models have gained since.
+    The hparams of a run are completed with hparams that its model has gained since.
     """
     is_file = set_name.endswith(run_yaml.SUFFIX)
     if saved is not None and not is_given and (is_file or not set_name):
@@ -252,7 +252,7 @@ def is_auto(flags: absl_flags.FlagValues) -> bool:
     """Whether to search for mesh and layout.
 
     Raises:
-      UsageError: only one of the two flags says so.
+      UsageError: only one of --mesh_shape and --layout is `auto`.
     """
     chosen = [value_of(flags, name) == AUTO for name in ("mesh_shape", "layout")]
     if any(chosen) and not all(chosen):

@@ -81,7 +81,7 @@ def joined(flags: absl_flags.FlagValues, spec: RunSpec) -> Iterator[Cluster]:
       UsageError: the devices, the processes or the data do not match the run.
       ProcessLostError: another process was lost or did not join.
     """
-    # Join first: TensorFlow must not start before, and generating data may start it.
+    # Join first: TensorFlow must not start before joining, and generating data may start it.
     joining = multiprocess.joined(lambda: multiprocess.connect_as(spec.config, spec.layout))
     with joining as cluster, as_usage_error(DamagedDataError):
         if flags.generate_data:
@@ -188,7 +188,7 @@ def _examine(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
 
 
 def _prepared(flags: absl_flags.FlagValues, spec: RunSpec) -> RunSpec:
-    """Generates the data in this process with --generate_data; returns the spec for them."""
+    """With --generate_data, generates the data in this process; returns the spec for them."""
     if not flags.generate_data:
         return spec
     spec.problem.prepare(flags.data_dir, flags.tmp_dir, num_workers=None)

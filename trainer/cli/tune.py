@@ -25,7 +25,7 @@ from t2tp.trainer.processes.local_processes import visible_gpus
 # The module and arguments that each trial runs.
 PROGRAM = ("t2tp.trainer.cli", "t2tp_trainer")
 
-# Flags of t2tp_trainer that t2tp_tune sets, and flags that the user must give after --.
+# Flags of t2tp_trainer: flags that t2tp_tune sets, and flags that the user must give after --.
 _OWN = ("hparams_range", "trial", "output_dir", "schedule")
 _NEEDED = ("problem", "model", "hparams_set", "data_dir")
 
@@ -139,7 +139,7 @@ def _parse(trainer_flags: Sequence[str]) -> absl_flags.FlagValues:
 
 
 def _check_ranges(ranged: RangedHParams, trainer: absl_flags.FlagValues) -> None:
-    """Checks that the hparams set has the ranges' hyperparameters and --hparams sets none.
+    """Checks that the hparams set has the ranges' hyperparameters, and --hparams sets none of them.
 
     Raises:
       UsageError: the ranges do not fit.

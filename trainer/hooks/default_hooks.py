@@ -38,7 +38,7 @@ class RunInfoHook(Hook):
     utilization: Utilization | None
 
     def begin(self, training: Training) -> None:
-        """Writes the texts."""
+        """Writes the hyperparameters, the layout report and the MFU formula."""
         step = training.steps_done
         if self.hparams:
             self.summaries.hparams(self.hparams)
@@ -130,7 +130,7 @@ def default_hooks(
 def _utilization(
     dtype: str, program: Program, inputs: Inputs, loss_fn: LossFn
 ) -> Utilization | None:
-    """Counts a step's matmul FLOPs; None if there are no matmuls or several shapes of batches."""
+    """Counts a step's matmul FLOPs; None without matmuls or with batches of several shapes."""
     if len(inputs.kinds) > 1:
         return None
     counted = []

@@ -19,7 +19,7 @@ class EarlyStopping:
     Attributes:
       steps: training steps within which the metric must improve.
       metric: one of the problem's metrics.
-      delta: min improvement, in the unit of the metric.
+      delta: min improvement, in the unit of the metric; 0 never stops a training.
       minimize: whether a smaller value is better.
     """
 

@@ -23,7 +23,7 @@ BEAT_SECONDS = 5.0
 class Heartbeat(Hook):
     """Records the time and the step number after a step, at most every 5 seconds.
 
-    It has no thread, so a hanging loop does not write.
+    There is no writer thread: if the training loop hangs, the recorded time becomes old.
     """
 
     def __init__(self, output_dir: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -38,12 +38,12 @@ class Heartbeat(Hook):
         self._last = clock() - BEAT_SECONDS
 
     def beat(self, step: int, state: str, at_once: bool = False) -> None:
-        """Writes the file atomically, unless it was written a moment ago.
+        """Writes the file atomically, unless it was written in the last `BEAT_SECONDS`.
 
         Args:
           step: number of steps done.
           state: `training`, `evaluating` or `ended`.
-          at_once: write even if the file was written a moment ago.
+          at_once: write in any case.
 
         Raises:
           UsageError: the file cannot be written, for example because the disk is full.

@@ -14,9 +14,9 @@ from t2tp.trainer.hooks.summaries import SummaryWriter
 class HistogramHook(Hook):
     """Writes histograms of the trainable variables every N steps.
 
-    No values are gathered: each process writes the slices whose first copy it has. Process 0 writes
-    into the run's directory, and the other processes into subdirectories. TensorBoard shows each
-    directory as a separate run.
+    No values are gathered: each slice is written by the process that has its first copy. Process 0
+    writes into the run's directory, and the other processes into subdirectories. TensorBoard shows
+    each directory as a separate run.
     """
 
     def __init__(self, every: int, variables: Variables, summaries: SummaryWriter) -> None:
@@ -48,7 +48,7 @@ class HistogramHook(Hook):
         self._summaries.close()
 
     def _values(self, variable: SlicedVariable) -> tf.Tensor | None:
-        """Copies the values that this process writes to the host; None if there are none."""
+        """Copies this process's share of the values to the host; None if there are none."""
         local = self._variables.cluster.local_pnums
         with tf.device("CPU:0"):
             slices = [

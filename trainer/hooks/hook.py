@@ -33,7 +33,7 @@ class Training:
 
     Attributes:
       steps_done: steps done since the beginning of the run.
-      max_steps: steps done at the end of the training.
+      max_steps: total steps of the run at which the training ends.
       clock: measures the time spent training; a slow hook stops the clock while it works.
       stop_reason: set by a hook to end the training after this step. With several processes, the
         hook must set it in all processes after the same step.
@@ -72,7 +72,7 @@ class Hook:
 
 
 class EvaluationHook(Hook):
-    """Evaluates every N steps, except after the last step: the caller evaluates then.
+    """Evaluates every N steps, except after the last step, which the caller evaluates.
 
     It runs before the hook that saves, so an evaluation that is due precedes its checkpoint.
     """

@@ -56,10 +56,11 @@ class JsonLog:
     def resume(self, run: str, step: int) -> None:
         """Opens the file for a training and removes the events that will occur again.
 
-        A process that was killed after its last checkpoint has left them: reports of later steps,
-        for example. A file that other runs have also written is not changed. A run may have been
-        moved. So a `began` line with another directory counts as this run's if that directory no
-        longer exists and the file has a checkpoint event of this step.
+        Such events, for example reports of later steps, are left by a process that was killed
+        after its last checkpoint. A file with events of other runs is not changed. A `began` line
+        names its run's directory, but the run may have been moved since. So a line with another
+        directory also counts as this run's if that directory no longer exists and the file has a
+        checkpoint event of this step.
 
         Args:
           run: absolute path of the run, as in its `began` lines.

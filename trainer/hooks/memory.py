@@ -12,7 +12,7 @@ _GB = 1e9
 
 
 def memory_in_use(cluster: Cluster) -> dict[str, float]:
-    """Returns the gigabytes (10^9 bytes) in use now and at their peak.
+    """Returns the current and the peak memory use in gigabytes (10^9 bytes).
 
     Args:
       cluster: the cluster; the devices of this process are measured.

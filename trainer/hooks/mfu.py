@@ -77,7 +77,8 @@ def peak_of(cluster: Cluster, precision: str) -> Peak:
       precision: dtype of matmuls: float32, bfloat16 or float16.
 
     Returns:
-      The tabulated peak of known GPUs; else the measured rate of a large matmul.
+      The tabulated peak of known GPUs. For other devices, and for float32 matmuls on a GPU whose
+      TF32 is disabled, the measured rate of a large matmul.
     """
     number, device = len(cluster.devices), cluster.devices[cluster.local_pnums[0]]
     is_gpu = "GPU" in device

@@ -44,10 +44,10 @@ def replayed_cause(outputs: Mapping[str, np.ndarray]) -> str:
 
 
 class NonfiniteHook(Hook):
-    """Checks each step once the next one is running, so that the devices never wait.
+    """Checks each step after the next one has been started, so that the devices never wait.
 
-    Saving and evaluating call `training.confirm()` first, so that no checkpoint is saved after a
-    non-finite step. All processes see the same numbers and stop after the same step.
+    Saving and evaluating call `training.confirm()` first, so a step that raises an error is never
+    saved. All processes see the same numbers and stop after the same step.
     """
 
     def __init__(self, stops: bool, log: JsonLog, first_step: int) -> None:
@@ -62,7 +62,8 @@ class NonfiniteHook(Hook):
         self._log = log
         self._step = first_step
         self._outputs: Mapping[str, np.ndarray] | None = None
-        # A resumed run restores this count from its checkpoint: it is unknown before a step.
+        # Skipped steps so far. A resumed run restores this counter on the devices, so its value is
+        # unknown (None) until the first step returns it.
         self._skipped = None if first_step else 0.0
 
     def begin(self, training: Training) -> None:
@@ -108,7 +109,7 @@ def _shown(loss: float, norm: float | None) -> str:
 
 
 def _is_finite(loss: float, norm: float | None, outputs: Mapping[str, np.ndarray]) -> bool:
-    # With loss scaling, gradients sometimes overflow; the loss scale then adapts.
+    # With loss scaling, overflowing gradients are expected: they lower the loss scale.
     if norm is None or "scalars/loss_scale" in outputs:
         return math.isfinite(loss)
     return math.isfinite(loss) and math.isfinite(norm)

@@ -11,13 +11,13 @@ from t2tp.trainer.hooks.hook import Hook, Training, wait_for
 
 
 class ProfileHook(Hook):
-    """Profiles a range of steps. A run that resumes after the first of them records no profile."""
+    """Profiles a range of steps; writes no profile if training resumes after the range's start."""
 
     def __init__(self, steps: tuple[int, int], directory: str) -> None:
         """Sets steps and destination.
 
         Args:
-          steps: first and last, from 1.
+          steps: first and last step of the range, counted from 1.
           directory: TensorFlow writes into `plugins/profile/` below it, where TensorBoard looks.
         """
         self._first, self._last = steps
@@ -26,7 +26,7 @@ class ProfileHook(Hook):
         self._mark = contextlib.ExitStack()
 
     def before_step(self, training: Training) -> None:
-        """Starts at the first of the steps and marks each of them."""
+        """Starts the profiler at the first step of the range, and marks each step."""
         if training.steps_done + 1 == self._first:
             tf.profiler.experimental.start(self._directory)
             self._is_on = True
@@ -38,7 +38,7 @@ class ProfileHook(Hook):
             self._mark.enter_context(mark)
 
     def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
-        """Stops after the last of them."""
+        """Stops the profiler after the last step of the range."""
         if self._is_on and training.steps_done >= self._last:
             wait_for(training, outputs)
             self._stop(training)

@@ -27,8 +27,8 @@ class TrainingProgress(Hook):
 
         Args:
           first_step: number of steps done before this training.
-          last_step: number of steps done at its end.
-          next_checkpoint: steps done -> text on the next checkpoint, for the bar.
+          last_step: number of steps done at the end of this training.
+          next_checkpoint: maps steps done to the bar's text about the next checkpoint.
         """
         self._first_step = first_step
         self._last_step = last_step

@@ -46,8 +46,8 @@ class ReplicaHook(Hook):
         Args:
           every: steps from one check to the next.
           variables: variables to compare.
-          compute: step -> the mismatch if processors compute different results from the same rows
-            of the step's batch; None if they agree.
+          compute: maps a step to the mismatch of the results that processors compute from the same
+            rows of the step's batch; None if the results agree.
         """
         self._every, self._compute = every, compute
         self._cluster = variables.cluster
@@ -55,7 +55,7 @@ class ReplicaHook(Hook):
         self._equal_after: int | None = None
 
     def begin(self, training: Training) -> None:
-        """Checks the initial or restored values, and from then on each checkpoint."""
+        """Checks the initial or restored values, and arranges a check before each checkpoint."""
         training.confirm_saving = lambda: self._look(training)
         self._look(training)
         self._look_at_compute(training)
@@ -103,10 +103,11 @@ class ReplicaHook(Hook):
 def name_wrong_device(
     error: ReplicaMismatchError, variables: Variables, replay_to: Callable[[int], int]
 ) -> ReplicaMismatchError:
-    """Replays the steps to find the wrong copy where no majority of copies decides.
+    """Replays the steps to find the wrong copy if no majority of copies agrees.
 
-    The copy that is further from the replayed value is wrong. A comparison of bits would not be
-    enough: in later steps, the wrong copy has changed the gradients that all copies receive.
+    The copies closest to the replayed values are right, and all others are wrong. Even a right copy
+    need not equal the replayed values: in later steps, the wrong copy has changed the gradients
+    that all copies receive.
 
     Args:
       error: the error of the check.

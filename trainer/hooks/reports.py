@@ -18,11 +18,11 @@ Sink = Callable[[int, Mapping[str, float]], None]
 
 @dataclass(eq=False)
 class ReportHook(Hook):
-    """Reports scalars every N steps and at the last step, with the speed after the first step.
+    """Reports scalars every N steps and at the last step; step 1 is reported without a speed.
 
     Attributes:
       every: steps from one report to the next.
-      sinks: take the scalars.
+      sinks: functions to send the scalars to.
       cluster: the devices.
       batch_size: examples per step; None if it varies.
       metrics: names of metrics to compute if a step has their sums.
@@ -51,7 +51,8 @@ class ReportHook(Hook):
             step_scalars = _scalars(outputs)  # Waits for the devices, so that the time is right.
         if is_due:
             sums = _sums(outputs)
-            # TensorFlow compiles in the first step, so its time is no measure of later steps.
+            # TensorFlow traces and compiles in the first step, so its time says nothing about
+            # later steps.
             speed = {} if self._is_first else self._speed(training, sums)
             # The step's own scalars take precedence: a custom model function may define its loss.
             scalars = self._metric_values(sums) | step_scalars | speed
@@ -68,7 +69,7 @@ class ReportHook(Hook):
         return reported(sorted({"perplexity", *self.metrics}), sums)
 
     def _speed(self, training: Training, sums: Mapping[str, float]) -> dict[str, float]:
-        """Computes the seconds per step since the last report, by purpose, and the rates."""
+        """Computes seconds per step since the last report, also by purpose, and derived rates."""
         before, self._last = self._last, self._now(training)
         steps = self._last[0] - before[0]
         parts = {what: s / steps for what, s in (self._last[2] - before[2]).items()}

@@ -6,16 +6,17 @@ from absl import logging
 
 from t2tp.trainer.hooks.json_log import JsonLog
 
-# Stages always differ a little.
+# A stage is slow if its compute time is this many times the other stages' average.
 _TOLERANCE = 1.2
-# A report measures one step. Other programs may disturb it, so the median of several counts.
+# A report measures one step, which other programs may disturb. So the median of this many reports
+# is compared.
 _REPORTS = 3
 
 _IDLE = "pipeline_idle_share_stage_"
 
 
 class SlowStage:
-    """Warns once of each stage that computes much longer than the others."""
+    """Warns once about each stage that computes much longer than the other stages."""
 
     def __init__(self, log: JsonLog) -> None:
         """Sets the log.
@@ -32,7 +33,8 @@ class SlowStage:
 
         Args:
           step: steps done.
-          scalars: `pipeline_idle_share_stage_0` and so on: shares of the step, as measured.
+          scalars: `pipeline_idle_share_stage_0` and so on: measured idle time of each stage, as a
+            fraction of the step.
         """
         for name, idle in scalars.items():
             if name.startswith(_IDLE):

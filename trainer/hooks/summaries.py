@@ -50,7 +50,7 @@ class SummaryWriter:
             tf.summary.text(name, markdown)
 
     def images(self, step: int, name: str, images: np.ndarray) -> None:
-        """Writes all images: uint8 [count, height, width, channels]."""
+        """Writes images, given as uint8 [count, height, width, channels]."""
         with self._opened() as writer, writer.as_default(np.int64(step)):
             tf.summary.image(name, images, max_outputs=len(images))
 
@@ -103,7 +103,7 @@ class SummaryWriter:
 
 
 def _write_start(writer: tf.summary.SummaryWriter, step: int) -> None:
-    """Writes an event that tells readers to discard earlier values of this and later steps."""
+    """Writes an event that makes readers discard values of `step` and later that precede it."""
     start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
     event = tf.compat.v1.Event(wall_time=time.time(), step=step, session_log=start)
     tf.raw_ops.ImportEvent(writer=writer._resource, event=event.SerializeToString())

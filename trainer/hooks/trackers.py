@@ -44,9 +44,10 @@ def check_tracker(spec: str) -> None:
 
 
 def open_tracker(spec: str, output_dir: str, hparams: Mapping[str, Any]) -> Tracker:
-    """Starts or resumes the tracker's run for an output_dir; it ends with the process.
+    """Starts or resumes the tracker's run for an output_dir; it lasts until this process ends.
 
-    A later failure to send, for example because a server is down, is logged. Training continues.
+    If sending fails later, for example because a server is down, that is logged and training
+    continues.
 
     Args:
       spec: see `check_tracker`.

@@ -1,4 +1,4 @@
-"""Training stopwatch, excluding checkpoints and evaluation."""
+"""A stopwatch for the time spent training, without checkpoints and evaluation."""
 
 import contextlib
 import time
@@ -12,7 +12,7 @@ T = TypeVar("T")
 class TrainingClock:
     """A stopwatch that stops while checkpoints are written and evaluations run.
 
-    It also records the seconds by purpose.
+    It also adds up the seconds of each purpose, such as "data" or "evaluation".
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:

@@ -81,7 +81,7 @@ class RunExporter:
         on_one_device.mesh_shape = on_one_device.layout = ""
         if activation_dtype and "activation_dtype" in on_one_device:
             on_one_device.activation_dtype = activation_dtype
-        if "exact_sums" in on_one_device:  # Only of use on several devices.
+        if "exact_sums" in on_one_device:  # Useful only on several devices.
             on_one_device.exact_sums = 0
         config = replace(spec.config, xla=False)  # Not every server has XLA.
         self._estimator = replace(spec, hparams=on_one_device, config=config).make_estimator()

@@ -1,4 +1,4 @@
-"""The files that decoding reads and writes: one line per source."""
+"""The files that decoding writes: one line per source text, or one image per file."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from t2tp.trainer.run_dir.run_files import check_writable
 
 STDOUT = "-"
 
-# Escapes, as in Python, the characters that would end a line or a field.
+# Characters that would end a line or a field, and their escapes, as in Python.
 _ESCAPES = str.maketrans({"\n": "\\n", "\r": "\\r", "\t": "\\t"})
 
 

@@ -49,9 +49,9 @@ def default_options(spec: RunSpec, *, can_sample: bool = True) -> dict[str, Any]
     `generation_config.json` of a converted run says otherwise. A warning lists the entries of that
     file that have no effect here.
 
-    `transformers` divides the log-probability of a sequence by `length ** length_penalty`. This
-    exponent becomes `alpha`, which ranks beams similarly, and equally if it is 0. A warning reports
-    the difference.
+    `transformers` divides the log-probability of a sequence by `length ** length_penalty`. The
+    exponent is used as `alpha`, which ranks beams similarly, and identically if it is 0. A warning
+    reports the difference.
 
     Args:
       spec: the run.
@@ -81,7 +81,7 @@ def default_options(spec: RunSpec, *, can_sample: bool = True) -> dict[str, Any]
         options |= {ours: config[name] for name, ours in _LENGTHS.items() if name in config}
         used |= _LENGTHS.keys()
     if huggingface_files.tokenizer_directory(output_dir) == Path(spec.data_dir):
-        # Not if the run was trained since: then texts also end with the EOS of its data.
+        # If the run was trained since its conversion, texts also end with the EOS of its data.
         options |= {"eos_id": ends} if (ends := tuple(end_ids(path))) else {}
     unused = [
         f"{name}={value}"

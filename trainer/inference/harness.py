@@ -44,7 +44,7 @@ class HarnessTasks:
         Args:
           names: tasks or groups.
           directory: directory of further tasks, in the harness's YAML format.
-          num_fewshot: examples in each prompt; None: as each task says.
+          num_fewshot: number of examples in each prompt; None: each task's own number.
           limit: number of documents of each task; None: all.
           apply_chat_template: whether to write prompts with the run's chat template.
           log_samples: whether to write the requests and answers of each document.
@@ -55,8 +55,8 @@ class HarnessTasks:
         """
         with optional_import("tasks need lm-evaluation-harness: pip install -e '.[harness]'"):
             from lm_eval.tasks import TaskManager
-        # Reading the harness's own tasks takes seconds, and is done only if the directory does not
-        # have all of the named tasks.
+        # Reading the harness's own tasks takes seconds. So they are read only if the directory
+        # lacks a named task.
         self._manager = TaskManager(include_path=directory, include_defaults=not directory)
         if directory and not set(names) <= set(self._manager.all_subtasks):
             self._manager = TaskManager(include_path=directory)
@@ -142,7 +142,7 @@ def harness_model(
     kept = huggingface_files.directory_in(spec.config.output_dir)
     names, codec = named_tokens(kept), codec_for(spec.problem, spec.data_dir)
     prefix = spec.hparams.bos_token_id
-    if names:  # A converted run's tokenizer names the prefix token, as in `--model hf`.
+    if names:  # A converted run's tokenizer defines the prefix token, as in `--model hf`.
         ids = token_ids(kept / "tokenizer.json")
         prefix = ids.get(names.get("bos_token") or names.get("eos_token") or "", prefix)
     template = None

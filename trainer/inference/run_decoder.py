@@ -41,7 +41,7 @@ class Decoded:
     score: float
 
 
-# (index of a line, its decoded texts, best first, or why it cannot be decoded)
+# (index of a line, its decoded texts with the best first); or the error instead of the texts
 Result = tuple[int, list[Decoded] | ValueError]
 
 
@@ -112,7 +112,7 @@ class RunDecoder:
 
         Args:
           text: the source or prompt.
-          length: max tokens to generate. Default: as the options say.
+          length: max tokens to generate. Default: the length in the options.
 
         Raises:
           UsageError, ValueError: see `texts`.
@@ -133,8 +133,8 @@ class RunDecoder:
           path: file of the lines, for errors.
 
         Yields:
-          The result of each line. Lines that are too long for the model come first, then the
-          others, as their batches are finished.
+          The result of each line: first for lines that are too long for the model, and then for
+          the other lines as their batches are finished.
 
         Raises:
           UsageError: the problem has no text.
@@ -241,7 +241,7 @@ class RunDecoder:
 
     @functools.cached_property
     def scorer(self) -> Scorer:
-        """The scorer of rows with the checkpoint, in batches of the options' `batch_size`."""
+        """Scores rows with the checkpoint, in batches of the options' `batch_size`."""
         size = 1 if self._has_experts else self._decoder.options.batch_size
         return Scorer(self._score, self._estimator.layout, self._max_length, size)
 
@@ -254,7 +254,7 @@ class RunDecoder:
 def tokens_of(source: ExampleSource, feature: str, rows: np.ndarray) -> list[list[int]]:
     """Returns the tokens of examples, without padding.
 
-    Segments tell padding apart, because a model's own tokenizer may use token 0.
+    Padding is recognized by its segment: token 0 may be a token of a model's own tokenizer.
 
     Args:
       source: the examples.

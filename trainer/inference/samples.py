@@ -20,8 +20,9 @@ _MOST_TOKENS = 64
 class DecodedSamples:
     """Shows the first examples of a split next to the outputs of the model.
 
-    For a problem with inputs: inputs, targets and output. For a language model: prompt, text and
-    continuation. For a problem of generating images: images of the split and of the model.
+    For a problem with inputs it shows inputs, targets and output. For a language model it shows
+    prompt, text and continuation. For image generation it shows images of the split and of the
+    model.
     """
 
     def __init__(self, decoder: RunDecoder, spec: RunSpec, split: str, count: int) -> None:

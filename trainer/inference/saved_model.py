@@ -55,7 +55,7 @@ def write_saved_model(program: Program, path: str | PathLike[str], signatures: S
     module = tf.Module()
     module.variables_held = [v for each in program.variables for v in each.slices]
     step = step_of(program)
-    # Tracing creates vocabulary tables. The module must reference them, or they are not saved.
+    # Tracing creates vocabulary tables. They are saved only if the module references them.
     tracker = resource.ResourceTracker()
     with resource.resource_tracker_scope(tracker):
         functions = dict(signatures(step))

@@ -70,7 +70,7 @@ class TokenDecoding:
         """Determines the features of the program.
 
         Args:
-          options: `batch_size` rows are decoded together.
+          options: decoding options; `batch_size` is the number of rows to decode together.
           reads_inputs: whether the model has an encoder.
           max_tokens: max tokens of a row of inputs or prompt.
           max_length: max tokens of targets, prompt included.

@@ -10,8 +10,8 @@ _MAX_TOKENS = 2**31 - 1
 def sequences_per_batch(hparams: HParams) -> int:
     """Returns the number of sequences in the global batch of a step.
 
-    The number of replicas is the size of the mesh axis that splits `batch`, or 1 if none does. A
-    sequence counts as `max_length` tokens, including padding.
+    The number of replicas is the number of slices of `batch`: the product of the mesh axes that
+    split it, or 1. A sequence counts as `max_length` tokens, including padding.
 
     Args:
       hparams: `batch_size`, `batch_size_unit`, `max_length`, `mesh_shape` and `layout`.

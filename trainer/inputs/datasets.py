@@ -1,9 +1,9 @@
 """Inputs from a `tf.data.Dataset`.
 
 A stream with random access (see `BatchStream`) continues at once after a restart, with the same
-data. A dataset can only be read from its beginning. A resumed training spends time on skipping the
-rows that it has trained on. It gets the same data only if the dataset is deterministic: `shuffle`
-needs a seed, for example.
+data. A dataset can only be read from its beginning, so a resumed training spends time on skipping
+the rows that it has trained on. It gets the same data only if the dataset is deterministic:
+`shuffle` needs a seed, for example.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ def dataset_inputs(dataset: tf.data.Dataset, dimensions: Mapping[str, str]) -> I
         )
     features = {name: _feature(name, spec[name], dimensions[name]) for name in dimensions}
     leading = {dims[0].size for f in features.values() if (dims := f.shape.dims)}
-    # Features without a common leading dimension have no rows: a batch counts as one row.
+    # Features without a common leading size have no rows, so a batch counts as one row.
     batch_size = leading.pop() if len(leading) == 1 else 1
     return Inputs(features, _Sequence(dataset, BatchSizes.of(batch_size)))
 
 
 class _Sequence:
-    """A stream over a dataset. Any step except the next one reopens the dataset."""
+    """A stream over a dataset. Reading steps out of order reopens the dataset."""
 
     def __init__(self, dataset: tf.data.Dataset, batch_sizes: BatchSizes) -> None:
         self.batch_sizes = batch_sizes

@@ -36,7 +36,7 @@ class ResumableStream(BatchStream, Protocol):
         """Returns the same rows in batches of these sizes."""
 
 
-# Feature names and sizes; they distinguish the shapes of batches.
+# (name, sizes) of each feature, sorted: equal for batches of the same shapes.
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
@@ -69,9 +69,8 @@ class Inputs:
     Attributes:
       features: global shape in named dimensions, and dtype, of each feature.
       stream: the batches; for evaluation it has a length.
-      counts: batch -> counts that the host computes; they are summed like the model's metrics.
-      other_features: the features of each further shape of batches in the stream, as in
-        `features`.
+      counts: maps a batch to counts that the host computes; they are summed like metrics.
+      other_features: like `features`, for each further shape that batches of the stream have.
       metric_names: metrics to report while training; see `t2tp.problems.metrics`.
     """
 

@@ -25,8 +25,7 @@ def prefetched(make: Callable[[int], T], steps: range, ahead: int = 3) -> Iterat
     Args:
       make: step -> its inputs; called in one background thread.
       steps: the steps, in order.
-      ahead: max number of inputs that are computed before they are needed (each holds device
-        memory).
+      ahead: max number of inputs to compute before they are needed (each occupies device memory).
     """
     pool = ThreadPoolExecutor(1, "prefetch")
     rest = iter(steps)

@@ -40,11 +40,11 @@ def parse_hosts(text: str) -> tuple[str, ...]:
 def hosts_of(
     hosts: str, host_id: int | None, environment: Mapping[str, str] = os.environ
 ) -> tuple[tuple[str, ...], int]:
-    """Returns the addresses of all hosts and the index of this host; (), 0 for a single host.
+    """Returns the addresses of all hosts and the index of this host; `((), 0)` for a single host.
 
     Args:
-      hosts: the flag `--hosts`. Default: the tasks of TF_CONFIG.
-      host_id: the flag `--host_id`. Default: the index in TF_CONFIG, Kubernetes or Slurm.
+      hosts: the flag `--hosts`; "": the tasks of TF_CONFIG.
+      host_id: the flag `--host_id`; None: the index set by TF_CONFIG, Kubernetes or Slurm.
       environment: environment of this process.
 
     Raises:

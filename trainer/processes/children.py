@@ -16,7 +16,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Returns the signals that ask a program to stop, without SIGHUP under `nohup`."""
+    """Returns SIGINT, SIGTERM and, unless `nohup` has disabled it, SIGHUP."""
     keeps_running = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, *([] if keeps_running else [signal.SIGHUP])]
 
@@ -27,7 +27,7 @@ def start(
     cores: Sequence[int] = (),
     **options: Any,
 ) -> subprocess.Popen:
-    """Starts a process in a new session, so that a terminal's Ctrl-C reaches only this process.
+    """Starts a child process in a new session: a terminal's Ctrl-C reaches only the parent.
 
     Call it from the main thread only: the kernel sends the child SIGTERM when the thread that
     started it ends.
@@ -42,9 +42,9 @@ def start(
       OSError: the command cannot be started.
     """
     parent = os.getpid()
-    # Signals are blocked for two reasons. None may arrive while the process has started but is not
-    # in the list. None may reach the child while it still has this process's handler: `exec` would
-    # erase the handler's record of the signal.
+    # Signals are blocked for two reasons. A signal between the child's start and `append` would not
+    # be forwarded. A signal to the child before `exec` would run the parent's handler there, and
+    # `exec` would erase the handler's record of the signal.
     signals = stop_signals()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
 

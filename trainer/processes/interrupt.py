@@ -20,9 +20,9 @@ from t2tp.processes.stop_vote import StopVote
 from t2tp.trainer.errors import SIGNALLED, Interrupted
 from t2tp.trainer.processes.children import handled
 
-# A process may get SIGTERM several times for one request. systemd signals the launcher and its
-# processes, and the launcher forwards the signal to the processes. The kernel may signal once for
-# each thread of a killed launcher.
+# One request to stop may deliver SIGTERM several times: further ones within this time are ignored.
+# systemd signals the launcher and its processes, and the launcher forwards the signal to the
+# processes. The kernel may signal once for each thread of a killed launcher.
 _SAME_REQUEST_SECONDS = 1.0
 
 
@@ -46,8 +46,8 @@ class InterruptHandler:
         Args:
           cluster: the processes that train.
           steps_done: steps done before the training.
-          grace_seconds: max time between the signal and the exit. After it the process exits
-            without finishing the save; the previous checkpoint stays valid. None: no limit.
+          grace_seconds: max time between the signal and the exit. When it is over, the process
+            exits without finishing the save; the previous checkpoint stays valid. None: no limit.
         """
         self._cluster = cluster
         self._grace_seconds = grace_seconds
@@ -87,7 +87,7 @@ class InterruptHandler:
         return bool(self._received) if self._vote is None else self._vote.stops_after(steps_done)
 
     def result(self) -> int:
-        """Returns the signal that stopped the training, 0 if none did; call it after the last step.
+        """Returns the signal that stopped the training, or 0; call it after the last step.
 
         Raises:
           MissingProcessError: other processes were lost.

@@ -12,7 +12,7 @@ from t2tp.trainer.errors import SIGNALLED, UsageError
 from t2tp.trainer.processes import children
 from t2tp.trainer.processes.local_processes import LocalProcesses
 
-# A restart cannot help: the usage is wrong, or the command cannot be started (126, 127).
+# Exit codes after which a restart cannot help: wrong usage, or no such command (126, 127).
 _HOPELESS = (UsageError.exit_code, 126, 127)
 
 
@@ -32,7 +32,7 @@ def run_rounds(
       environments: returns the environment of each process of a round.
       first: index of this host's first process in the run.
       max_restarts: max number of restarts after failures.
-      local: starts the processes; by default with the usual time limits.
+      local: starts the processes. Default: `LocalProcesses()`.
 
     Returns:
       The exit code of the process that failed first in the last round; 0 if none did.

@@ -159,7 +159,7 @@ class LocalProcesses:
         """Sets the time limits after a failure.
 
         Args:
-          ending_seconds: max time for the other processes to notice the failure and report it.
+          ending_seconds: max time, after the first failure, for the other processes to end.
           kill_seconds: max time between SIGTERM and SIGKILL for processes that do not end.
         """
         self.processes: list[subprocess.Popen] = []
@@ -203,7 +203,8 @@ class LocalProcesses:
         """Waits for all processes; after a failure, ends the processes that do not exit in time.
 
         Returns:
-          The first failure, if possible of a process that did not fail because another was lost.
+          The outcome of the first process that failed for a reason other than the loss of another
+          process; if there is none, of the first process that failed.
         """
         deadline = float("inf")
         stop = signal.SIGTERM
@@ -226,7 +227,7 @@ class LocalProcesses:
         return (causes or outcomes or [Outcome(0)])[0]
 
     def kill(self) -> None:
-        """Ends all processes at once."""
+        """Ends all processes immediately."""
         self.signal(signal.SIGKILL)
         for process in self.processes:
             process.wait()
@@ -258,8 +259,8 @@ class LocalProcesses:
 class _Lines:
     """The output of one process, copied line by line with a prefix.
 
-    An error that several processes report is copied once. `reported` is the set of errors that were
-    copied from any process.
+    An error that several processes report is copied once: `reported`, the set of errors copied so
+    far, is shared by the outputs of all processes.
     """
 
     def __init__(self, prefix: str, source: IO[bytes], target: TextIO, reported: set[str]) -> None:

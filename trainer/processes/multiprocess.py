@@ -96,7 +96,7 @@ def joined(join: Callable[[], Cluster]) -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def _propagate_failure(cluster: Cluster) -> Iterator[None]:
-    """If the context raises an error, ends the other processes, so that they report the error."""
+    """If the context raises an error, makes the other processes end and report it."""
     try:
         yield
     except (*_OTHERS_FAULT, ProcessMismatchError, TrainingInterrupted):
@@ -148,7 +148,8 @@ def prepare_data(
     Raises:
       ValueError, OSError: see `Problem.prepare`.
     """
-    # Process 0 is first: the others then find its data, or prepare the data on their own hosts.
+    # Process 0 goes first. Processes that share its directory then find its data there, and
+    # processes on other hosts prepare their own.
     if cluster.is_main_process:
         problem.prepare(data_dir, tmp_dir, num_workers=None)
     cluster.barrier("data of process 0", math.inf)

@@ -26,8 +26,8 @@ class Averaged:
     Attributes:
       directory: directory of the checkpoint.
       step: step of the latest averaged checkpoint.
-      has_moving_averages: whether the run has moving averages of its weights (`ema_decay`). If so,
-        evaluation reads these, so they were averaged too.
+      has_moving_averages: whether the run has moving averages of its weights (`ema_decay`). They
+        were averaged too, because evaluation reads them instead of the weights.
       batch_statistics: names of batch-norm statistics, copied from the latest checkpoint.
     """
 
@@ -58,15 +58,16 @@ def average(
 ) -> Averaged:
     """Writes a checkpoint with the averages of the trainable variables.
 
-    Moving averages (`ema_decay`), if any, are averaged too. Sums are in float64, slice by slice as
-    in the latest checkpoint, so that only a few are in memory. The other variables
-    (the optimizer's, batch-norm statistics), the step and the metadata are the latest checkpoint's.
+    Moving averages (`ema_decay`), if any, are averaged too. The sums are computed in float64, one
+    saved slice of the latest checkpoint at a time, so that only a few slices are in memory. All
+    other variables (optimizer state, batch-norm statistics), the step and the metadata are copied
+    from the latest checkpoint.
 
     Args:
       checkpoints: at least one; all have the same variables.
       output_dir: the directory of the new run. If it has no checkpoints yet, `run.yaml` and
         `huggingface` are copied from the run of the latest checkpoint.
-      part_bytes: max bytes of slices to write together.
+      part_bytes: approximate number of bytes to write at a time.
 
     Raises:
       CheckpointMismatchError: a variable differs in name, shape or dtype.
@@ -84,7 +85,8 @@ def average(
 
     def parts() -> Iterator[list[tuple[Slice, tf.Tensor]]]:
         yield from _parts(latest, checkpoints, trainable | moving, part_bytes)
-        # Before the checkpoint is complete, so that after a kill the program can start again.
+        # The settings are copied before the checkpoint is complete. After a kill, the program then
+        # finds no checkpoint and can be run again.
         _copy_settings(latest, output_dir)
 
     directory = checkpoint.save_in_parts(
@@ -125,7 +127,7 @@ def _parts(
 
 
 def _mean(checkpoints: Sequence[Checkpoint], part: Slice) -> tf.Tensor:
-    """Averages a slice in float64; returns it in its own dtype."""
+    """Averages a slice in float64; returns the average in the slice's dtype."""
     with tf.device("CPU:0"):
         total = tf.zeros(part.size, tf.float64)
         for each in checkpoints:

@@ -61,8 +61,8 @@ class EvaluationRecord:
         """Returns the metrics of each step, in the order of steps.
 
         Args:
-          up_to: the last step to return. A run that resumed from an earlier checkpoint has not
-            reached later ones again.
+          up_to: the last step to return. The record of a run that resumed from an earlier
+            checkpoint may have later steps, which the run has not reached again.
 
         Raises:
           UsageError: the file exists and cannot be read.

@@ -27,8 +27,8 @@ def tokenizer_directory(output_dir: str | PathLike[str]) -> Path | None:
     """Returns the directory of a converted run's tokenizer.
 
     Returns:
-      None if the run was converted without one. None also if it has been trained since: its data
-      may have another vocabulary.
+      None if the run was converted without a tokenizer. None also if the run has been trained
+      since: its data may have another vocabulary.
     """
     kept = directory_in(output_dir)
     flags = run_files.read_flags(output_dir)

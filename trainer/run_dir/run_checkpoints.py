@@ -30,7 +30,7 @@ from t2tp.trainer.run_dir.save_policy import EverySeconds, EverySteps
 from t2tp.trainer.run_dir.token_rows import MatchedRows, rows_between
 from t2tp.trainer.run_dir.warm_start import WarmStart, inherit_files, warm_start
 
-# Default number of steps between checkpoints.
+# Steps between checkpoints if the config sets neither steps nor seconds.
 DEFAULT_SAVE_STEPS = 1000
 
 # Metadata key of a list of (step, batch size from that step on); see `BatchSizes`.
@@ -81,8 +81,8 @@ class RunCheckpoints:
 
         Args:
           variables: the variables to restore.
-          to_train: whether they will be trained. If so, no variable of the checkpoint may be
-            missing among them.
+          to_train: whether `variables` will be trained. If so, they must include all variables of
+            the checkpoint.
           last_step: ignore checkpoints of later steps. Default: ignore none.
 
         Returns:
@@ -156,7 +156,10 @@ class RunCheckpoints:
                 inherit_files(self._config.output_dir, self._warm_start, self._matched)
 
     def _base_elsewhere(self) -> Path | None:
-        """Returns where to look first for the base of adapters: it may have moved since."""
+        """Returns where to look first for the base model of adapters.
+
+        It is the warm start's checkpoint: the path recorded with the adapters may be outdated.
+        """
         if self._warm_start is None:
             return None
         with contextlib.suppress(OSError):
@@ -191,7 +194,7 @@ class RunCheckpoints:
         return self.load(variables, to_train=True, last_step=last_step)
 
     def check_untouched(self, cluster: Cluster, steps_done: int) -> None:
-        """Checks that no later checkpoint than the restored one exists; the run must be locked.
+        """Checks that no checkpoint is newer than the restored one; the run must be locked.
 
         Also renames damaged checkpoints that were skipped when restoring.
 
@@ -243,7 +246,7 @@ class RunCheckpoints:
         Args:
           variables: the variables to save.
           batch_sizes: the batch size of each step; None if unknown.
-          saved: see `RunSaver`.
+          saved: called with the step of each complete checkpoint; see `RunSaver`.
         """
         self.batch_sizes = batch_sizes
         metadata = metadata_of(variables, self._layout)
@@ -271,7 +274,7 @@ class RunCheckpoints:
         return CheckpointHook(EverySteps(steps or DEFAULT_SAVE_STEPS, last_step), saver, lock)
 
     def record_metrics(self, step: int, metrics: Mapping[str, float], cluster: Cluster) -> None:
-        """Records metrics in the checkpoint of a step, even if that is saved only afterwards.
+        """Records metrics in the checkpoint of a step, even if it is saved only later.
 
         Records nothing if the config names a checkpoint.
         """

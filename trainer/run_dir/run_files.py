@@ -45,7 +45,7 @@ class SavedRun:
 
 
 def read(output_dir: str | os.PathLike[str]) -> SavedRun | None:
-    """Reads `run.yaml`; returns None without such a file, see `check_known`.
+    """Reads `run.yaml`; returns None if there is no such file (see `check_known`).
 
     Raises:
       RunFileError: the file is damaged.
@@ -146,8 +146,8 @@ def run_of(path: str) -> Path | None:
 def resumed_hparams(saved: HParams, preset: HParams) -> HParams:
     """Returns the hparams of a resumed run: the saved values, and defaults for new hparams.
 
-    The default of a new hparam keeps the behaviour of the code before it existed. The preset's
-    value is for new runs only: here it would change the trained model.
+    The default of a new hparam keeps the behaviour of the code before the hparam existed. The
+    preset's value is for new runs only: here it would change the trained model.
 
     Args:
       saved: hparams in the run's directory.

@@ -23,8 +23,8 @@ from t2tp.trainer.errors import UsageError
 from t2tp.trainer.processes.multiprocess import ProcessMismatchError
 from t2tp.trainer.run_dir.lock_file import LOCK_FILE
 
-# How long a process waits to see another host's write to a file. Network file systems cache
-# contents, or the absence of a file, for up to a minute.
+# Max time until a process sees another host's write to a file. Network file systems cache a file's
+# contents, or its absence, for up to a minute.
 _SEEN_SECONDS = 60.0
 # How long a run on several hosts waits for the lock. A file server keeps the lock of a lost host
 # for a while.
@@ -93,7 +93,7 @@ class RunLock:
         """Checks that the lock file at the run's path is still the file that this process locked.
 
         Raises:
-          RunMovedError: it is another file, or another host has taken over the lock.
+          RunMovedError: the file was replaced or deleted, or another host has taken over the lock.
         """
         if self._descriptor is None:
             return
@@ -123,7 +123,8 @@ class RunLock:
                 self._mirror.lock = None
             self._store_lock = None
         if self._descriptor is not None:
-            os.ftruncate(self._descriptor, 0)  # While locked, so the note is this process's own.
+            # Still locked, so this removes this process's own note and not its successor's.
+            os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)
             self._descriptor = None
 
@@ -196,7 +197,8 @@ class RunLock:
             refusal = self._taken(other) if (other := lock.acquire()) else ""
             if not refusal:
                 self._store_lock = self._mirror.lock = lock
-                self._mirror.pull(again=True)  # Other hosts may have saved since it was opened.
+                # Other hosts may have saved since the mirror was opened.
+                self._mirror.pull(again=True)
         except StoreError as error:
             refusal = str(error)
         if refusal:
@@ -204,8 +206,8 @@ class RunLock:
         return refusal
 
     def _taken(self, note: Mapping[str, Any]) -> str:
-        """Returns the error about a locked directory, which names the holder from its note."""
-        holder = "another process"  # Without a note: it is just starting or ending.
+        """Returns the error about a locked directory; the holder's note names the holder."""
+        holder = "another process"  # A process that is starting or ending has no note.
         if {"pid", "host", "since"} <= note.keys():
             holder = f"process {note['pid']} on {note['host']}, since {note['since']}"
         return (

@@ -40,18 +40,18 @@ def retention_of(config: RunConfig) -> Retention:
 class RunSaver:
     """Writes the checkpoints of one training, one at a time, in a background thread.
 
-    All processes save at the same steps. Their threads meet at barriers whose names contain the
-    step, to be distinct from the training's other barriers.
+    All processes save at the same steps. Their background threads meet at barriers. The barriers'
+    names contain the step, to be distinct from the barriers of the training itself.
 
-    A training that fails waits for the checkpoint being written. KeyboardInterrupt and SystemExit
-    do not wait.
+    On exit the context waits for the checkpoint being written, also after an error, but not after
+    KeyboardInterrupt or SystemExit.
 
     Attributes:
       directory: directory of the run's checkpoints.
       variables: the variables to save.
       retention: which checkpoints to keep.
       metadata: metadata of each checkpoint.
-      saved: called in process 0 with the step of each complete checkpoint, in the thread.
+      saved: called with the step of each complete checkpoint, in process 0's background thread.
     """
 
     directory: Path
@@ -94,7 +94,7 @@ class RunSaver:
         self._background.start(lambda: self._write(step, values, metrics))
 
     def check(self) -> None:
-        """Raises the error of the last save, if that has ended; does not wait.
+        """Raises the error of the last save if that save has ended; does not wait.
 
         Raises:
           SavingError: the checkpoint could not be written.
@@ -114,7 +114,7 @@ class RunSaver:
         self._metrics = step, dict(metrics)
 
     def is_best(self, step: int) -> bool:
-        """Whether a step's metric is better than that in any checkpoint; process 0 decides.
+        """Whether a step's metric is better than in all checkpoints; process 0 decides.
 
         Raises:
           LookupError: the metric was not evaluated.
@@ -148,7 +148,7 @@ class LockHook(Hook):
         self._lock = lock
 
     def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
-        """Raises RunMovedError if the lock is lost."""
+        """Raises RunMovedError if the directory was moved or the lock is lost."""
         self._lock.check_held()
 
 
@@ -184,7 +184,7 @@ class CheckpointHook(Hook):
             self._save(training)
 
     def end(self, training: Training) -> None:
-        """Saves the last step unless that is done, and waits until it is on the disk."""
+        """Saves the last step if it is not saved yet, and waits until it is on the disk."""
         if self._saved_at != training.steps_done:
             training.confirm()
             self._save(training)
@@ -192,7 +192,8 @@ class CheckpointHook(Hook):
             self._saver.wait()
 
     def _save(self, training: Training) -> None:
-        self._lock.check_held()  # Again: other hooks, such as evaluations, may take long.
+        # `LockHook` has checked, but hooks since then, such as evaluations, may have taken long.
+        self._lock.check_held()
         training.confirm_saving()
         with training.clock.stopped("checkpoint"):
             self._saver.save(training.steps_done)

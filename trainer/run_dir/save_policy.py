@@ -10,7 +10,7 @@ from t2tp.processes.cluster import Cluster
 
 
 class SavePolicy(Protocol):
-    """Decides when a checkpoint is due, equally in all processes."""
+    """Decides when a checkpoint is due; the decision is the same in all processes."""
 
     def is_due(self, step: int) -> bool:
         """Whether to save after this step; called after every step."""
@@ -40,7 +40,7 @@ class EverySteps:
         return step % self._steps == 0
 
     def saved(self, step: int) -> None:
-        """Does nothing: the step alone decides."""
+        """Does nothing: only the step number matters."""
 
     def next(self, step: int) -> str:
         """Describes the step of the next checkpoint."""
@@ -52,8 +52,8 @@ class EverySeconds:
     """Saves every N seconds, by the clock of process 0.
 
     All processes must save after the same step, but asking process 0 after every step would make
-    them wait for it. So each answer includes the step at which to ask again: after half of the
-    steps that fit into the remaining time at the current speed. A single process checks its clock
+    them wait for it. So each answer of process 0 includes the step at which to ask again. That step
+    is half the way to the next checkpoint, at the current speed. A single process checks its clock
     after every step.
     """
 

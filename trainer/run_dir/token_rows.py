@@ -43,7 +43,7 @@ class TokenRows:
     """The saved row of each token of a new vocabulary.
 
     Attributes:
-      rows: int64 [new tokens], the saved token with the same text; -1: none.
+      rows: int64 [new tokens], the id of the saved token with the same text; -1: none.
       new: texts of new tokens without a saved row.
       lost: texts of saved tokens whose rows are not used.
     """
@@ -64,8 +64,8 @@ class TokenRows:
         sources, rows = _tokens_by_text(old), np.full(len(new), -1, np.int64)
         for text, tokens in _tokens_by_text(new).items():
             found = sources.get(text, [])
-            # Several tokens may have the same text, such as a byte and a piece. They are matched
-            # from the last to the first, because texts are encoded with the piece, the last.
+            # Several tokens may have the same text, such as a byte and a subword. They are matched
+            # from the last to the first: the subword comes last, and texts are encoded with it.
             for back, token in enumerate(reversed(tokens) if found else ()):
                 rows[token] = found[max(len(found) - 1 - back, 0)]
         if rows[here.end_of_document] < 0:
@@ -97,7 +97,7 @@ class TokenRows:
         )
 
     def fits(self, saved_shape: Sequence[int], variable: SlicedVariable) -> bool:
-        """Whether a saved table and a variable have equal shapes but for the number of tokens."""
+        """Whether the shapes of a saved table and a variable differ at most in the vocabulary."""
         axis, here = vocab_axis(variable), variable.spec.shape.to_integer_list
         if axis is None or len(here) != len(saved_shape):
             return False
@@ -107,7 +107,8 @@ class TokenRows:
     def load(self, saved: Checkpoint, name: str, variable: SlicedVariable) -> None:
         """Loads a variable with the dimension `vocab`, each row from its saved row.
 
-        Each process reads the columns of its slices once, a block of rows at a time.
+        Slices that differ only in their rows share one pass over the saved table, which reads a
+        block of rows at a time.
 
         Args:
           saved: the checkpoint.
@@ -116,8 +117,8 @@ class TokenRows:
         """
         axis, shape = vocab_axis(variable), saved.shapes()[name]
         assert axis is not None
-        # Tables may have more rows than tokens. These rows are loaded only if the vocabularies are
-        # equal.
+        # Tables may have more rows than tokens. The additional rows are loaded only if the
+        # vocabularies are equal.
         sources = np.arange(variable.spec.shape.to_integer_list[axis])
         if not self.are_same:
             count = min(len(self.rows), len(sources))
@@ -157,7 +158,8 @@ class TokenRows:
         assign_slices(variable, values)
 
 
-# (rows, reason): rows are None if a vocabulary is missing; the reason says why it is unknown.
+# (rows, reason). The rows are None if a vocabulary is missing or unknown. The reason says why the
+# saved run's vocabulary is unknown; else it is "".
 MatchedRows = tuple[TokenRows | None, str]
 
 
@@ -195,8 +197,8 @@ def rows_between(path: str, vocabulary: Vocabulary | None) -> MatchedRows:
 def _row_ranges(saved: Checkpoint, name: str, axis: int) -> list[tuple[int, int]]:
     """Returns begin and end of the blocks of rows to read.
 
-    They are the rows of the saved slices, if these are known. TensorFlow reads a saved slice as a
-    whole, so smaller blocks would read it several times.
+    The blocks are the saved slices' ranges of rows, if the checkpoint records its layout.
+    TensorFlow reads a saved slice as a whole, so smaller blocks would read it several times.
     """
     shape = saved.shapes()[name]
     if MESH_SHAPE in saved.metadata:

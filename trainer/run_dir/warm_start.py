@@ -33,7 +33,7 @@ class WarmStart:
 
     Attributes:
       path: see `find_checkpoint.find`.
-      rules: (pattern, replacement) pairs as of `re.sub`, applied in order to each name.
+      rules: (pattern, replacement) pairs for `re.sub`, applied in order to each name.
     """
 
     path: str
@@ -58,7 +58,8 @@ class WarmStart:
                     f"warm_start_from={text}: the rule {rule!r} has not the form from{ARROW}to"
                 )
             try:
-                # The empty alternative matches in any case, so `re` checks the replacement.
+                # With the empty alternative the pattern matches any text, so that `re` evaluates
+                # the replacement.
                 re.sub(f"{pattern}|", replacement, "")
             except (re.error, IndexError) as error:
                 raise WarmStartError(
@@ -69,7 +70,7 @@ class WarmStart:
         return cls(path, tuple(rules))
 
     def renamed(self, names: Sequence[str]) -> dict[str, str]:
-        """Applies the rules to the checkpoint's names; returns name in the model -> name there.
+        """Applies the rules to the checkpoint's names; returns model name -> checkpoint name.
 
         Raises:
           WarmStartError: a rule matches no name, or two names become the same.
@@ -94,7 +95,7 @@ class WarmStart:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """Splits `PATH:RULES` at the colon behind a path that is there, else at the first colon."""
+    """Splits `PATH:RULES` at the colon after an existing path, or else at the first colon."""
     if ARROW not in text or os.path.lexists(text):
         return text, ""
     pieces = text.split(":")
@@ -106,13 +107,14 @@ def _split(text: str) -> tuple[str, str]:
 def inherit_files(
     output_dir: str | os.PathLike[str], source: WarmStart, matched: MatchedRows
 ) -> None:
-    """Copies the Hugging Face files of the run that a run starts from.
+    """Copies Hugging Face files from the warm start's source run to the new run.
 
-    Does nothing if the run has files of its own, or another or an unknown vocabulary.
+    Does nothing if the new run has such files already, or if the vocabularies differ or are
+    unknown.
 
     Args:
-      output_dir: directory of the run.
-      source: where it starts from.
+      output_dir: directory of the new run.
+      source: the source of the warm start.
       matched: the result of `rows_between`.
 
     Raises:
@@ -150,8 +152,8 @@ def warm_start(
       with_optimizer: whether the optimizer's variables and the step are loaded too.
 
     Returns:
-      A summary of the variables that were loaded and of the others, with reasons; and the step to
-      continue at, 0 for a fresh optimizer.
+      A summary of the loaded variables, and of the others with reasons; and the step to continue
+      at, which is 0 with a fresh optimizer.
 
     Raises:
       WarmStartError: no variable fits, a rule matches no name, a frozen table has the tokens of
@@ -182,8 +184,9 @@ def warm_start(
     others = [v for v in variables if not v.spec.trainable and not v.spec.frozen]
     fresh = [v.spec.name for v in others]
     if with_optimizer:
-        # New rows of a table get the mean moment in its slots: bias correction is over at a later
-        # step, so zeros would make Adam's early updates 3 times too large.
+        # New rows of a table get the mean of the loaded rows in the optimizer's slots too. Zeros
+        # would make Adam's first updates of these rows 3 times too large, because at a later step
+        # bias correction no longer compensates for zero moments.
         slots = _slot_sources(saved, fresh, sources)
         fresh = [v.spec.name for v in others if _load(saved, v, slots, rows)[0] not in _FITS]
         if fresh and len(fresh) == len(others):
@@ -204,7 +207,7 @@ def _summary(
     outcomes: Mapping[str, tuple[str, str]],
     matched: MatchedRows,
 ) -> list[str]:
-    """Returns lines about the weights that were loaded, and those that were not."""
+    """Returns lines about the weights that were loaded and the weights that were not."""
     rows, reason = matched
     groups: dict[str, list[str]] = {}
     for outcome, text in outcomes.values():
@@ -233,7 +236,7 @@ def _summary(
 def _slot_sources(
     saved: Checkpoint, slots: Sequence[str], sources: Mapping[str, str]
 ) -> dict[str, str]:
-    """Maps the optimizer's variables to the checkpoint's, except variables that it lacks.
+    """Maps the optimizer's variables to their names in the checkpoint, if it has them.
 
     A slot `<variable>/<slot>` follows its variable. The rules are not applied to the slot's name.
     """

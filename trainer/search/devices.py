@@ -15,7 +15,7 @@ class Devices:
 
     Attributes:
       gpus: ids of GPUs.
-      cores: numbers of cores.
+      cores: ids of cores.
     """
 
     gpus: Sequence[str] = ()
@@ -29,10 +29,10 @@ class Devices:
 
         Args:
           trials: number of trials that run at once.
-          each: number of devices of each trial. Default: an equal share; if there are more trials
-            than cores, all trials share all cores.
+          each: number of devices of each trial. Default: an equal share. If there are more trials
+            than cores, every trial may use all cores.
           gpus: ids of the GPUs of this host.
-          cores: numbers of the cores that this process may use.
+          cores: ids of the cores that this process may use.
 
         Raises:
           ValueError: there are too few devices.

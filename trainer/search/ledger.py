@@ -65,7 +65,7 @@ class Ledger:
         lost_after_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Enqueues new attempts at the points that have failed.
+        """Enqueues a new attempt at each point whose last attempt failed.
 
         Args:
           study: the study of the search.
@@ -82,7 +82,7 @@ class Ledger:
         self._lost_after_seconds = lost_after_seconds
         self._clock = clock
         self._last_heartbeats: dict[int, float] = {}
-        # Number of a trial without an owner -> when it was first seen.
+        # Trial without an owner (its number) -> the time when this process first saw it.
         self._orphans: dict[int, float] = {}
         for trial in self.attempts().values():
             if trial.state == TrialState.FAIL:
@@ -148,7 +148,7 @@ class Ledger:
         return claim
 
     def heartbeat(self, claim: Claim) -> None:
-        """Shows other processes that the trial is alive, if the last heartbeat is old enough.
+        """Shows other processes that the trial is alive; does nothing after a recent heartbeat.
 
         Raises:
           LostClaimError: another process has ended the trial.
@@ -164,7 +164,7 @@ class Ledger:
         self._study._storage.record_heartbeat(trial._trial_id)  # type: ignore[attr-defined]
 
     def report(self, claim: Claim, step: int, value: float) -> bool:
-        """Records an evaluation; returns whether the pruner gives the trial up.
+        """Records an evaluation; returns whether the pruner stops the trial.
 
         Raises:
           LostClaimError: another process has ended the trial.
@@ -183,7 +183,7 @@ class Ledger:
             self._study.tell(claim.trial, values)
 
     def prune(self, claim: Claim) -> None:
-        """Records that a trial was given up.
+        """Records that a trial was pruned.
 
         Raises:
           LostClaimError: another process has ended the trial.
@@ -206,7 +206,7 @@ class Ledger:
             self._study.tell(claim.trial, state=TrialState.FAIL)
 
     def release(self, claim: Claim) -> None:
-        """Gives a trial back, so that a later claim of any process continues it."""
+        """Releases a trial: a later claim, by any process, continues it."""
         with contextlib.suppress(LostClaimError), _unless_ended(claim):
             retry(self._study, self._study.tell(claim.trial, state=TrialState.FAIL))
 
@@ -234,7 +234,7 @@ def _first(trial: FrozenTrial) -> int:
 
 
 def _is_done(trial: FrozenTrial) -> bool:
-    """Whether a trial ended with a result or an error of its own, and was not lost."""
+    """Whether a trial ended with a result or its own error; a lost trial is not done."""
     return trial.state in _RESULT or bool(
         trial.state == TrialState.FAIL and trial.user_attrs.get(ERROR)
     )

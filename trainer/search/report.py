@@ -1,4 +1,4 @@
-"""The results of a search: a table, the importance of hparams, TensorBoard's page HPARAMS."""
+"""Reports a search: a table, the importance of each hparam, and TensorBoard's page HPARAMS."""
 
 import os
 import time

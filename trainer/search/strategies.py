@@ -7,7 +7,7 @@ import optuna
 from t2tp.ranged_hparams import RangedHParams
 from t2tp.trainer.search.ranges import parameters
 
-# One in three trials continues after a rung of ASHA or Hyperband.
+# ASHA and Hyperband continue one in three trials after each rung.
 _REDUCTION = 3
 
 
