@@ -1,7 +1,9 @@
-"""Cuts the graph of a microbatch into pieces: the work of a stage in one entry of a schedule.
+"""Cuts the graph of a microbatch into pieces; an entry of a schedule runs one or more of them.
 
-The graph computes a loss and its gradients, with the layers of one stage between boundaries. For
-one chunk the pieces are:
+The graph computes a loss and its gradients. All stages run the same program on different weights.
+So the graph has the layers of only one stage, between two boundaries, and before and after them the
+rest of the model. With several chunks, each chunk has its own layers and boundaries. For one chunk
+the pieces are:
 
     before           features -> embedding                              first stage
     forward          layer inputs -> layer outputs, saved activations   all stages
@@ -34,9 +36,10 @@ class Piece:
 
     Attributes:
       operations: operations in the order of the graph.
-      given: tensors that the piece begins with.
-      results: tensors that the piece ends at.
-      contributions: addends to outputs of the loop, by the output's index.
+      given: tensors that the piece reads and does not compute: received from another stage, or
+        saved.
+      results: tensors that another piece or another stage reads.
+      contributions: the piece's addends of the loop's sums over microbatches, by the sum's index.
     """
 
     operations: list[upstream.Operation]
@@ -50,9 +53,10 @@ class ChunkPieces:
     """The pieces of a chunk of layers.
 
     Attributes:
-      before: operations before the layers, on the first stage; None: there are none.
+      before: operations between the previous chunk (or the features) and the layers, on the first
+        stage; None: there are none.
       forward: the layers.
-      saved_activations: tensors of the forward pass that the backward passes read.
+      saved_activations: tensors of `forward` that `backward` or `weights` reads.
       before_backward: backward pass of `before`; None: there is none.
       backward: backward pass of the layers, without weight gradients if `weights` has them.
       weights: gradients of the weights; None: `backward` has them.
@@ -76,10 +80,10 @@ class Partition:
     """The pieces of a graph.
 
     Attributes:
-      enters: the first boundary of each chunk.
-      exits: last boundaries of each chunk, by the number of layers before them: several if some
-        stages have fewer layers than others.
-      after: the loss and its backward pass down to the layers, on the last stage.
+      enters: for each chunk, the boundary before its layers.
+      exits: for each chunk, its possible last boundaries by the number of layers before them. There
+        are several if stages have different numbers of layers.
+      after: the loss, and its gradients w.r.t. the outputs of the layers; on the last stage.
     """
 
     def __init__(
@@ -120,7 +124,8 @@ class Partition:
                 "The layout splits the layers, and this model has no stack of layers to split"
                 " (t2tp.layers.stack.Stack): drop the rule."
             )
-        # The tensors that depend on a boundary, up to the next boundaries.
+        # For each boundary, the tensors that depend on it, up to the next boundaries. `_read` finds
+        # out with them which addends of a sum belong to which piece.
         self._of: dict[Boundary, set[upstream.Tensor]] = {}
         for chunk, exits in enumerate(self.exits):
             for num_layers, exit_op in exits.items():
@@ -149,9 +154,11 @@ class Partition:
         boundaries = self._boundaries(chunk, num_layers)
         before = self._before(chunk)
         layers, _ = self._live(exit_op.inputs, enter.outputs, boundaries, None)
+        # Tensors that may be saved. Other tensors of the layers, such as masks, depend on no
+        # boundary: the backward pass computes them again.
         from_enter = self._reached(enter.outputs, boundaries)
         inside = {t for op in layers for t in op.outputs if t in from_enter} | set(enter.outputs)
-        if exit_op.backward is None or enter.backward is None:
+        if exit_op.backward is None or enter.backward is None:  # An evaluation.
             return ChunkPieces(before, Piece(layers, enter.outputs, exit_op.inputs), [])
         dys, dxs = exit_op.backward.outputs, enter.backward.inputs
         contributions = self._contributions(exit_op.backward)
@@ -160,6 +167,7 @@ class Partition:
         weights: Piece | None = None
         saved_for_weights: list[upstream.Tensor] = []
         if self._splits_backward:
+            # Tensors of `backward` that are saved for `weights`, if it reads them.
             from_exit = self._reached([*dys, *enter.outputs], boundaries)
             computed = {t for op in backward for t in op.outputs if t in from_exit}
             stops = {*dys, *inside, *computed}
@@ -170,6 +178,7 @@ class Partition:
             kept = list(dict.fromkeys([*kept, *(t for t in read if t in inside)]))
             weights = self._piece(of_weights, read, [], contributions, exit_op.backward)
         kept = [t for t in kept if t in inside]
+        # Some saved tensors are read by the backward pass only.
         forward, _ = self._live([*exit_op.inputs, *kept], enter.outputs, boundaries, None)
         return ChunkPieces(
             before,
@@ -213,6 +222,7 @@ class Partition:
 
     def _after(self) -> Piece:
         last = self.last_exit
+        # A sum that depends on no boundary, such as the number of tokens, is added by this piece.
         claimed = set().union(*(of for root, of in self._of.items() if root is not last))
         contributions = {
             i: t for i, t in enumerate(self._outputs) if t in self._of[last] or t not in claimed
@@ -227,7 +237,11 @@ class Partition:
         return {i: t for i, t in enumerate(self._outputs) if t in self._of[root]}
 
     def _boundaries(self, chunk: int, num_layers: int | None = None) -> set[upstream.Operation]:
-        """Returns the boundaries that end a chunk's pieces: all but the ones between its layers."""
+        """Returns the boundaries at which a chunk's pieces end.
+
+        All boundaries end them, except the chunk's own exits after fewer than `num_layers` layers
+        (default: all).
+        """
         last = max(self.exits[chunk]) if num_layers is None else num_layers
         inner = [op for layers, op in self.exits[chunk].items() if layers < last]
         passed = {*inner, *(op.backward for op in inner)}
@@ -254,9 +268,10 @@ class Partition:
 
         Args:
           needed: tensors to compute.
-          given: tensors whose operations are left out.
+          given: tensors that are available, so that the operations before them are left out.
           boundaries: boundaries that must not be passed.
-          root: boundary where this piece's gradients begin; other pieces' addends are left out.
+          root: the boundary at which the piece begins. In a sum with one addend for each piece,
+            only the addend that depends on it is kept. None: all addends are kept.
 
         Raises:
           LayoutError: a needed tensor comes from another stage.
@@ -275,7 +290,7 @@ class Partition:
             live.append(op)
             read = self._read(op, root)
             wanted.update(read)
-            # A one-hot tensor is computed from its ids again instead of being kept.
+            # A one-hot tensor is computed again from its ids, which are smaller, instead of saved.
             stops.difference_update(t for t in read if _is_one_hot(t))
             if isinstance(op, upstream.GenericGradOperation):
                 # TensorFlow differentiates the forward operation, which must be in the same graph.
@@ -293,6 +308,7 @@ class Partition:
         own = self._of[root]
         others = [of for other, of in self._of.items() if other is not root]
         kept = [t for t in read if t in own or not any(t in of for of in others)]
+        # If no addend is left, the whole sum belongs to other pieces.
         return kept or read
 
     def _piece(
@@ -305,7 +321,8 @@ class Partition:
     ) -> Piece:
         """Makes a piece without the other pieces' addends.
 
-        Where addends of a sum are left out, the operations that depend on the sum are copied.
+        Where a sum loses other pieces' addends, its only addend takes the sum's place. The
+        operations after the sum are copied, so that the copies read this addend.
         """
         copies = Copies({}, None)
         changed: set[upstream.Tensor] = set()

@@ -1,6 +1,7 @@
 """A quick estimate of a candidate's cost, from a single row lowered on one device.
 
-A search uses it only to choose the candidates to lower. The plans that it reports are exact.
+A search uses estimates only to choose which candidates to lower. The plans that it reports are of
+lowered programs.
 """
 
 import functools
@@ -24,12 +25,12 @@ from t2tp.planner.lowered import LoweredStep
 from t2tp.planner.work import BACKWARD, COMPUTE_BOUND, COPY, FORWARD, PHASES, UPDATE, Traffic, Work
 
 _WEIGHT = _GRADIENT = 4  # Bytes.
-# Whether FLOPs bound an operation.
+# The two classes of work: bound by the memory's bandwidth (False), bound by FLOPs (True).
 _BOUND = (False, True)
 # Fraction of a layer's saved activations that lies between the blocks: 10 of 34 bytes of each
 # element (arXiv:2205.05198, table 2). Tensor parallelism splits it only with sequence parallelism.
 _BETWEEN = 10 / 34
-# Number of inputs of matmuls of a layer that sequence parallelism gathers.
+# With sequence parallelism: number of matmul inputs that are gathered in each layer.
 _GATHERED = 2
 
 
@@ -49,25 +50,28 @@ class Estimate:
         """
         self._cluster = cluster
         self._layers = max(depths(hparams).values(), default=1)
-        # Scales the difference between all layers and one layer to all layers.
+        # The two steps differ by `layers - 1` layers. This factor scales the difference to all.
         more = self._layers / (self._layers - 1) if self._layers > 1 else 0.0
         self.shapes, self._parameters = row.shapes, row.parameters
-        # Bytes of the optimizer's state for a weight, and of an activation.
+        # Bytes of optimizer state for each weight, and of one element of an activation.
         self._slots = row.variables["optimizer"] / row.parameters
         self._activation = 4 if hparams.activation_dtype == "float32" else 2
+        # Number of the variables of each shape that belong to layers.
         self._in_layers = {
             dims: more * (number - one_layer.shapes[dims]) for dims, number in row.shapes.items()
         }
         self._matrices = sum(number for dims, number in row.shapes.items() if len(dims) > 1)
-        # Bytes that a row saves for the backward pass in all layers, and outside, as in the loss.
+        # Bytes that a row saves for the backward pass: in all layers, and outside, as in the loss.
         whole_kept, one_kept = (step.layer_bytes["kept"] for step in (row, one_layer))
         self._kept = more * (whole_kept - one_kept) if more else whole_kept
         self._kept_outside = max(0.0, whole_kept - self._kept)
         width = hparams.get("d_model") if "d_model" in hparams else 1
         vocab = max((d.size for dims in row.shapes for d in dims if d.name == "vocab"), default=0)
+        # Bytes of one row: float32 copies of the logits, and the activations between two layers.
         copies = cluster.software.float32_logits
         self._logits = _WEIGHT * copies * vocab * hparams.get("max_length")
         self._stream = width * hparams.get("max_length") * self._activation
+        # Seconds of one row: in all layers, and outside.
         whole, one = self._costs(row.work), self._costs(one_layer.work)
         self._inside = {key: more * (whole[key] - one[key]) for key in whole}
         self._outside = {key: max(0.0, whole[key] - self._inside[key]) for key in whole}
@@ -79,11 +83,12 @@ class Estimate:
         self._weights = functools.cache(self._count_weights)
 
     def _costs(self, works: Mapping[Work, int]) -> dict[tuple[str, bool], float]:
-        """Returns seconds by phase, and by whether FLOPs bound them."""
+        """Returns the seconds of each phase, separately for the two classes of work."""
         cost = ComputeCost(self._cluster, 1)
         seconds = dict.fromkeys(itertools.product(PHASES, _BOUND), 0.0)
         for work, number in works.items():
-            # Weights are cast once a step, however many rows it has.
+            # Weights are cast once a step, for any number of rows. So casts count as updates, whose
+            # time does not depend on the number of rows either.
             phase = UPDATE if work.kind == COPY else work.phase
             key = phase, work.kind in COMPUTE_BOUND
             seconds[key] += number * work.times * cost.seconds(work)
@@ -95,16 +100,19 @@ class Estimate:
     def seconds(self, candidate: Candidate, rows: int) -> float:
         """Estimates the seconds of a step of a batch of `rows`."""
         c = candidate
-        micro = rows / c.data / c.microbatches
+        micro = rows / c.data / c.microbatches  # Rows of a processor in a microbatch.
         share = self._share_of_stage(c)
         inside, outside = self._of_row(c.model, c.sequence_parallel, c.recompute == "layer")
         stage = micro * share * inside
         stage += share * self._between_layers(c, micro) + self._messages(c, micro)
         # The last stage also computes the loss, and the others wait for it.
         busiest = stage + micro * outside
+        # Idle time, in units of a stage's time for one microbatch; see the idle shares in
+        # docs/pipeline.md.
         waiting = (c.stages - 1) / (3 if c.schedule == "zero_bubble" else c.chunks)
         local = self._local_weights(c, at_rest=True) / self._parameters
-        # The processors of a stage share out the matrices that an optimizer orthogonalizes.
+        # An optimizer that orthogonalizes matrices (Muon) distributes whole matrices over the
+        # processors of a stage.
         dealt = share / max(1.0, min(c.data * c.model, share * self._matrices))
         moved, products = (self._inside[UPDATE, b] + self._outside[UPDATE, b] for b in _BOUND)
         update = local * moved + dealt * products
@@ -121,12 +129,14 @@ class Estimate:
         self, model: int, sequence_parallel: bool, recomputes: bool
     ) -> tuple[float, float]:
         """Returns the seconds of a row's forward and backward passes, in layers and outside."""
+        # How much tensor parallelism divides memory-bound work. Without sequence parallelism, each
+        # processor repeats the work between the blocks, so this is a rough mean.
         split = model if sequence_parallel else (1 + model) / 2
 
         def seconds(of: Mapping[tuple[str, bool], float], forward: int) -> float:
             products = of[BACKWARD, True] + forward * of[FORWARD, True]
             others = of[BACKWARD, False] + forward * of[FORWARD, False]
-            # Small slices of matmuls reach less of the peak.
+            # Smaller matmuls reach a smaller share of the peak.
             return products / model * (1 + 0.02 * (model - 1)) + others / split
 
         return seconds(self._inside, 2 if recomputes else 1), seconds(self._outside, 1)
@@ -136,6 +146,8 @@ class Estimate:
         if c.model == 1:
             return 0.0
         gathers_again = c.sequence_parallel and self._cluster.software.gathers_again
+        # Two all-reduces in a layer's forward pass, and two in its backward pass. Recomputation
+        # repeats one of them. Gathering two inputs again costs as much as an all-reduce.
         again = (c.recompute == "layer") + gathers_again
         return (4 + again) * self._layers * self._sent(c, "allreduce", self._stream * micro)
 
@@ -153,11 +165,12 @@ class Estimate:
           busy: seconds of computation that they can overlap with.
         """
         weights, part = self._local_weights(c), self._local_weights(c, at_rest=True)
-        # A weight whose dimensions the axes do not divide stays whole.
+        # If no weight has a dimension that can be sharded, the collectives are as in stage 0.
         stage = c.zero_stage if part < weights else 0
         scatters = c.microbatches if stage >= 2 else 1
         gathers = {0: 0, 1: 1, 2: 1, 3: 2 * c.microbatches}[stage]
-        # Each large matrix has a collective of its own, with its latency.
+        # Large matrices have a collective each, and small ones share buckets. Each collective after
+        # the first adds its latency.
         matrices = self._share_of_stage(c) * self._matrices
         others = max(0.0, min(matrices, weights * _GRADIENT / BUCKET) - 1)
 
@@ -187,7 +200,8 @@ class Estimate:
         """
         is_sharded = at_rest and c.zero_stage > 0
         in_layers, all_of_them = self._weights(c.data, c.expert, c.model, c.split, is_sharded)
-        # One of these stages has the embeddings, and another one those of the logits.
+        # If each stage has only the weights that it uses, one stage has the embedding and another
+        # the logits' matrix. So a stage has at most half of the weights outside the layers.
         is_shared = c.stages > 1 and self._cluster.software.weights_where_used
         outside = (all_of_them - in_layers) / (2 if is_shared else 1)
         return in_layers * self._share_of_stage(c) + outside
@@ -211,11 +225,12 @@ class Estimate:
         weights = self._local_weights(c)
         at_rest = self._local_weights(c, at_rest=True)
         state = (self._slots + _WEIGHT) * at_rest
-        # A pipeline sums the gradients of a stage after the backward pass of a microbatch.
+        # In a pipeline the whole gradients of a stage exist until the microbatch's backward pass
+        # ends, even if they are then added up in shards.
         is_sharded = c.zero_stage >= 2
         are_whole = not is_sharded or c.stages > 1
         gradients = _GRADIENT * (is_sharded * at_rest + are_whole * weights)
-        # Weights of the activations' dtype are used where they are.
+        # Unsharded weights that have the activations' dtype need no copy.
         copied = self._activation if c.zero_stage or self._activation < _WEIGHT else 0
         gathered = weights * copied / (self._layers if c.zero_stage == 3 else 1)
         micro = rows / c.data / c.microbatches
@@ -227,16 +242,18 @@ class Estimate:
             kept += micro * _GATHERED * self._layers * self._stream
         outside = micro * (self._kept_outside + self._logits) / c.model
         if c.recompute == "layer":
-            # The loss is done with when the last layer is repeated.
+            # When the last layer is recomputed, the loss's tensors are already freed.
             inputs, repeated = micro * self._layers * self._stream / split, kept / self._layers
             first, last = repeated + alive * inputs, max(repeated, outside) + share * inputs
         else:
             first, last = kept * alive, kept * share + outside
-        # The first stage saves the most microbatches, and the last one the logits.
+        # The first stage saves the activations of the most microbatches. The last stage saves one
+        # microbatch's activations, and the logits.
         kept = max(first, last) if c.stages > 1 else last
         software, used = self._cluster.software, gathered + kept
         has_sums = c.microbatches > 1 or (software.keeps_buffers and c.zero_stage < 3)
-        # Without sums, gradients take the memory of the activations and weights that are done.
+        # If gradients are not accumulated, they reuse the memory of activations and gathered
+        # weights that have been freed.
         changing = used + gradients if has_sums else max(used, gradients)
         return state + changing + self._cluster.device.reserved
 
@@ -244,5 +261,6 @@ class Estimate:
         """Returns the number of microbatches whose activations the first stage saves at once."""
         if c.chunks == 1:
             return min(c.microbatches, c.stages)
+        # Chunks whose activations the first stage has saved when its first backward pass begins.
         ahead = 2 * (c.stages - 1) + (c.chunks - 1) * c.stages + 1
         return min(c.microbatches, ahead / c.chunks)

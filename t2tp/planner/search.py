@@ -3,7 +3,7 @@
 A search for 3,072 devices has hundreds of thousands of candidates, and lowering one program takes
 about a second. So a search has two steps. A quick `Estimate`, from a single row lowered on one
 device, drops the candidates that need far too much memory and sorts the rest. Then the first few
-are lowered and planned exactly, until `top` of them fit. Only exact plans are reported.
+are lowered and planned, until `top` of them fit. Only plans of lowered programs are reported.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from t2tp.suggestions import check_known
 # Max number of devices to propose.
 _MOST_DEVICES = 1 << 16
 _DAY = 86_400  # Seconds.
-# Max ratios between an estimate and its exact plan, for seconds and bytes.
+# Max ratios between an estimate and the plan of the lowered program, for seconds and bytes.
 _SECONDS_ERROR, _BYTES_ERROR = 1.5, 1.05
 # Number of the best candidates whose axes are also tried in other orders.
 _PERMUTED = 500
@@ -121,7 +121,7 @@ class Search:
             ranked = self._rank(devices)
             if ranked:
                 seconds = self.estimate.seconds(ranked[0], self.rows)
-                # If the estimate is far too slow, an exact plan would be, too.
+                # If the estimate is far too slow, the lowered program would be too.
                 if tokens / self.request.tokens * seconds / _DAY <= _SECONDS_ERROR * days:
                     proposals = self._plan(ranked)
                     if proposals and days_of(proposals[0].plan, tokens) <= days:
