@@ -1,4 +1,4 @@
-"""Declares hyperparameters by the tables of `declarations.toml`."""
+"""Declares the hyperparameters in the tables of `declarations.toml`."""
 
 import copy
 import functools
@@ -10,7 +10,7 @@ from t2tp.toml import read_packaged
 
 DECLARATIONS = "declarations.toml"
 
-# Of every set: what the trainer reads.
+# Groups that every set has: the trainer reads them.
 _GROUPS = ("base", "optimizer", "guards", "learning_rate")
 
 # Limits that many hyperparameters share.
@@ -24,14 +24,14 @@ _LISTS = {"list[int]": list[int], "list[float]": list[float], "list[str]": list[
 
 
 def base_hparams() -> HParams:
-    """Parent of all sets: declares the hyperparameters of the trainer."""
+    """Returns the parent of all sets: the hyperparameters of the trainer."""
     hparams = HParams()
     declare(hparams, *_GROUPS)
     return hparams
 
 
 def declare(hparams: HParams, *groups: str) -> None:
-    """Declares the hyperparameters of groups of `declarations.toml`.
+    """Declares the hyperparameters in some groups of `declarations.toml`.
 
     Raises:
       KeyError, TypeError, AttributeError: there is no such group, or a row has an unknown key,

@@ -19,7 +19,7 @@ from t2tp.problems.problem import AnyPath
 from t2tp.problems.text_to_text import PairProblem
 from t2tp.problems.vocab.vocabulary import END_OF_DOCUMENT
 
-# The token of a symbol is the symbol plus this: 0 is padding, 1 is EOS.
+# Token of symbol 0; symbol n is token 2 + n, because 0 is padding and 1 is EOS.
 _FIRST_SYMBOL = 2
 
 
@@ -137,7 +137,7 @@ class AlgorithmicReverseDecimal40(AlgorithmicReverseBinary40):
 
 @registry.register_problem
 class AlgorithmicShiftBinary40(AlgorithmicProblem):
-    """Binary digits, each plus 2: targets and inputs are distinct symbols."""
+    """Binary digits, each plus 2, so that no symbol occurs in both inputs and targets."""
 
     @property
     def num_symbols(self) -> int:

@@ -23,9 +23,10 @@ def find(name: str, options: str = "") -> Problem:
       name: a registered problem, "tfds:" and a dataset (`tfds_problem.py`), or "mixture:" and
         proportions (`mixture_name.py`). A registered name may have the suffix `_rev` (swaps
         inputs and targets), `_copy` (the targets are the inputs) or `_rev_copy` (both). For a
-        problem on user files, it may end in the name of a data set: "translate_tsv:news".
+        problem on user files, the name may end in ":" and the name of a data set, as in
+        "translate_tsv:news".
       options: the problem's options, as in "vocab_size=4096,arrangement=packed". In a mixture, an
-        option of only the problem b has the prefix "b.", as in "b.arrangement=packed".
+        option for only one problem has the problem's name as a prefix: "b.arrangement=packed".
 
     Raises:
       UnknownNameError: there is no such problem; the message has the nearest name.

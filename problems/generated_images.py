@@ -12,8 +12,7 @@ class GeneratedImages(NamedTuple):
 
     Attributes:
       shape: height, width and channels.
-      levels: number of values of a channel of a pixel; values count from 0, and the largest value
-        is full brightness.
+      levels: number of possible values of a pixel's channel: 0 to `levels` - 1, full brightness.
     """
 
     shape: tuple[int, int, int]

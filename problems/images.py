@@ -29,9 +29,9 @@ class ImageProblem(Problem):
 
     Attributes:
       image_shape: height, width and channels.
-      levels: number of values of a channel of a pixel, from 0.
-      stored_as_jpeg: whether images are stored as JPEG files of quality 95, for large images. The
-        files are about ten times smaller, slower to read, and lossy.
+      levels: number of possible values of a pixel's channel: 0 to `levels` - 1.
+      stored_as_jpeg: whether images are stored as JPEG files of quality 95, which suits large
+        images. The files are about ten times smaller, but slower to read, and lossy.
     """
 
     image_shape: tuple[int, int, int]

@@ -21,7 +21,7 @@ class Metric(NamedTuple):
       sums: names of the sums that the metric is computed from. A name that ends in "/" stands for
         all sums with this prefix.
       value: sums -> metric.
-      not_with: name of a sum that would make the metric misleading; "" for none.
+      not_with: name of a sum; the metric would be misleading for a model with this sum. "": none.
     """
 
     sums: tuple[str, ...]
@@ -55,7 +55,7 @@ def _perplexity(sums: Sums) -> float:
 _NATS = ("nll", "tokens")
 
 METRICS: dict[str, Metric] = {
-    # The sum that training minimizes, with label smoothing and the losses of experts.
+    # The quantity that training minimizes, including label smoothing and the experts' losses.
     "loss": Metric((_TERM,), lambda sums: sum(loss_terms(sums).values())),
     # Nats per predicted token.
     "neg_log_perplexity": Metric(_NATS, lambda sums: -_nats(sums)),
@@ -91,7 +91,7 @@ _NOT_OF_MASKED = (
 
 
 def needed_sums(names: Iterable[str]) -> set[str]:
-    """Returns the sums that metrics are computed from."""
+    """Returns the names of the sums that metrics are computed from."""
     return {name for metric in names for name in METRICS[metric].sums}
 
 
@@ -122,9 +122,9 @@ def _missing(names: Iterable[str], sums: Sums) -> list[str]:
 
 
 def reported(names: Iterable[str], sums: Sums) -> dict[str, float]:
-    """Returns all metrics to report, so that no count of a model is lost.
+    """Returns all metrics to report, so that no sum of a model is lost.
 
-    These are the named metrics that can be computed, the terms of the loss if it has several, the
+    They are the named metrics that can be computed, the terms of the loss if it has several, the
     model's own metrics, and the sums that no metric reads.
 
     Args:

@@ -1,7 +1,8 @@
-"""Mixtures: `mixture:a=0.7,b=0.3` with exact shares, `mixture:a,b` with shares from the sizes.
+"""Mixtures: `mixture:a=0.7,b=0.3` with exact shares, `mixture:a,b` with shares by size of data.
 
-Problems that train a vocabulary need a common vocabulary. So their mixture has a directory of data,
-with the problems' data in subdirectories. Other mixtures use the existing data of their problems.
+Problems that train a vocabulary need a common vocabulary. So their mixture has its own directory,
+with new data of the problems in subdirectories. Other mixtures use the existing data of their
+problems.
 """
 
 import hashlib
@@ -109,7 +110,7 @@ class Mixture(Problem):
         return self._name
 
     def directory(self, data_dir: AnyPath) -> Path:
-        """Returns the directory of the mixture's data, or of the first problem's if it has none."""
+        """Returns the directory of the mixture's data, or else the first problem's directory."""
         if not self._sharing:
             return self.parts[0].directory(data_dir)
         names = dict.fromkeys(part.directory(data_dir).name for part in self.parts)
@@ -179,12 +180,12 @@ class Mixture(Problem):
         return {"shares": self._shares_rule(), **of_parts}
 
     def _shares(self, rows: Sequence[int]) -> list[float]:
-        """Returns each problem's share: the mean over the stages, whatever their lengths."""
+        """Returns each problem's share: the mean over the stages, not weighted by their lengths."""
         parts = np.array([stage.parts for stage in self._stages(rows)], float)
         return (parts / parts.sum(1, keepdims=True)).mean(0).round(6).tolist()
 
     def _stages(self, rows: Sequence[int]) -> list[Stage]:
-        """Returns the schedule for problems of these numbers of training rows."""
+        """Returns the schedule, given the number of training rows of each problem."""
         temperature, max_rows = self.options.temperature, self.options.max_rows
         return self._schedule or [Stage(0, proportional_parts(rows, temperature, max_rows))]
 
@@ -216,7 +217,8 @@ class Mixture(Problem):
         """Checks the data of all problems, and that they have the same vocabulary.
 
         Raises:
-          FileNotFoundError, ValueError: as `Problem.check_prepared`, or they cannot be mixed.
+          FileNotFoundError, ValueError: see `Problem.check_prepared`; or the problems cannot be
+            mixed.
         """
         own_manifest = super().check_prepared(data_dir) if self._sharing else None
         parts_dir = self.parts_dir(data_dir)

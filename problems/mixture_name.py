@@ -11,23 +11,24 @@ from t2tp.suggestions import nearest
 
 PREFIX = "mixture:"
 
-# Max rows of a block; proportions do not need more digits.
+# Max rows of a block: four digits are precise enough for proportions.
 _LARGEST_BLOCK = 10_000
 
 
 def read_name(name: str) -> tuple[list[str], list[Stage]]:
     """Parses a mixture's name.
 
-    "mixture:a=0.7,b=0.3" has seven rows of a for three rows of b. "mixture:a=1,b=0;1000:a=1,b=1"
-    has only rows of a before step 1000, and then the same number of rows of a and b. "mixture:a,b"
-    has proportions from the problems' numbers of rows; see `proportional_parts`.
+    "mixture:a=0.7,b=0.3" has seven rows of a for every three rows of b.
+    "mixture:a=1,b=0;1000:a=1,b=1" has only rows of a before step 1000, and from then on the same
+    number of rows of a and b. In "mixture:a,b" the problems' numbers of rows determine the
+    proportions; see `proportional_parts`.
 
     Args:
       name: "mixture:" and the proportions, stages separated by ";"; or problems without
         proportions.
 
     Returns:
-      The names of the problems, and the stages; none if the name has no proportions.
+      The names of the problems, and the stages; no stages if the name has no proportions.
 
     Raises:
       ValueError: the name is invalid.

@@ -8,8 +8,8 @@ A problem is a registered class:
     stream[1000]["targets"][0:8, :]  # rows 0 to 7 of the batch of step 1000
 
 Its data are in `data_dir/<name>/`. A family of problems (`Text2TextProblem`, `Image2ClassProblem`,
-...) defines the examples, their storage and the features of a batch. A problem of the family
-provides the samples (`samples`).
+...) defines how a sample is encoded and stored as an example, and the features of a batch. A
+problem of the family provides the samples (`samples`).
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Problem(Preparable):
         """The registered name: the name of the class in snake_case."""
         return registry.snake_case(type(self).__name__)
 
-    # Defined by a problem, as are the first methods of `Preparable`.
+    # Methods that a problem defines, in addition to those of `Preparable`.
 
     def changed_sources(self, directory: Path) -> str:
         """Describes the sources that have changed since the data were made.
@@ -117,7 +117,7 @@ class Problem(Preparable):
         """
         return ""
 
-    # Defined by a family, as are the other methods of `Preparable`.
+    # Methods that a family of problems defines, in addition to those of `Preparable`.
 
     def default_options(self) -> HParams:
         """Declares the options, with their defaults."""
@@ -259,8 +259,8 @@ class Problem(Preparable):
           overwrite: generate the data again; the old data are replaced only on success.
           num_shards: number of shards of the train split. The batches do not depend on it. None:
             one per 500 samples, at most 64.
-          num_workers: max number of encoding processes; the files do not depend on it. None: an
-            estimate of the number that saves time, at most one per core and 32.
+          num_workers: max number of encoding processes; the files do not depend on it. None: as
+            many as are estimated to save time, at most 32 and one per core.
           max_bad_samples: max number of unusable samples to skip; they are counted and reported.
             None: one in 1,000.
           beam: settings for generating the shards with Apache Beam instead of local processes. The
@@ -365,7 +365,7 @@ class Problem(Preparable):
           An endless stream for the first of `splits`; a `OnePassStream` for the others.
 
         Raises:
-          FileNotFoundError, ValueError: as `check_prepared`, or an argument is invalid.
+          FileNotFoundError, ValueError: see `check_prepared`; or an argument is invalid.
         """
         self.check_split(split)
         for name, size in (("batch_size", batch_size), ("length", length)):

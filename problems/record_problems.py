@@ -29,7 +29,7 @@ from t2tp.problems.text_to_text import Text2TextProblem
 
 _CLASSES_FILE = "classes.json"
 
-# More distinct targets than this are probably texts, not classes.
+# Max number of classes: more distinct targets are probably texts.
 _MAX_CLASSES = 1000
 
 # Names of the splits of Hugging Face's datasets.
@@ -40,8 +40,8 @@ _SPLIT_NAMES = {
 }
 
 
-# The data files of a directory, but not its other files: `datasets` also writes JSON metadata
-# there, and Arrow files for cached results.
+# Patterns of a directory's data files. They exclude other files of `datasets`: JSON metadata, and
+# Arrow files of cached results.
 _IN_DIRECTORIES = (
     "data-*.arrow",
     *(f"*{ending}" for ending in (".parquet", ".arrow", ".jsonl", ".ndjson")),
@@ -123,9 +123,9 @@ def find_pattern(directory: Path, words: Sequence[str]) -> str:
 
     Args:
       directory: directory of the files.
-      words: names of a split. A file matches if it is in a directory of such a name, at any depth,
-        or if its own name is or begins with one, as in "train-00000.parquet". Without words all
-        files match.
+      words: names of a split. A file matches if it is in a directory with one of these names, at
+        any depth, or if its own name is or begins with one of them, as in "train-00000.parquet".
+        Without words all files match.
 
     Returns:
       The pattern; "" if no file matches.

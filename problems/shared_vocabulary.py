@@ -1,4 +1,4 @@
-"""One vocabulary for the problems of a mixture, trained on their texts in its proportions."""
+"""One vocabulary for the problems of a mixture, trained on texts in the mixture's proportions."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,11 +18,11 @@ _OPTIONS = ("vocab_size", "vocabulary_from")
 def sharing(parts: Sequence[Problem]) -> list[TextProblem]:
     """Returns the problems for which a common vocabulary has to be trained: all or none.
 
-    The result is empty if there is a single problem, the vocabulary is bytes (it needs no
-    training), or a problem has no text.
+    The list is empty if there is a single problem, if the vocabulary is bytes and needs no
+    training, or if a problem has no text.
 
     Raises:
-      ValueError: some of them have a vocabulary that the others cannot use.
+      ValueError: some problems have a vocabulary that the others cannot use.
     """
     texts = [part for part in parts if isinstance(part, TextProblem)]
     for first, other in itertools.pairwise(texts):
@@ -36,9 +36,9 @@ def sharing(parts: Sequence[Problem]) -> list[TextProblem]:
 
 
 def agree(mixture: str, parts: Sequence[TextProblem]) -> None:
-    """Sets the vocabulary's options of all problems to the values that one of them was given.
+    """Gives all problems the vocabulary options that were given to one of them.
 
-    If no `vocab_size` was given, the largest default is used.
+    If `vocab_size` was given to none, the largest default is used.
 
     Raises:
       ValueError: the given values differ, or the options of two problems on the same data differ.
@@ -95,7 +95,7 @@ def make_shared_vocabulary(
 def interleave(
     texts: Sequence[Iterable[str]], shares: Sequence[float], most_bytes: int
 ) -> Iterator[str]:
-    """Yields texts of several sources, so that at any time their bytes have the proportions.
+    """Yields texts of several sources, keeping the sources' total bytes in proportion.
 
     A source that is exhausted restarts, until all have been exhausted once.
 

@@ -33,15 +33,15 @@ class TextProblem(Problem):
 
     Attributes:
       vocabulary_kind: "subword", "byte" or "character".
-      vocabulary_size: target number of tokens; a small corpus may give fewer. Byte
-        vocabularies always have 259.
+      vocabulary_size: target number of tokens; a small corpus may give fewer. Byte vocabularies
+        always have 259 tokens.
       subword_model: "bpe" or "unigram".
       normalization: "none", or for sub-words also "nfkc" or "nmt_nfkc".
 
     Options:
         vocab_size: overrides `vocabulary_size`; it is an error if the texts allow fewer tokens.
-        vocabulary_from: directory of another problem's data; its vocabulary is used. Problems that
-            a model is trained on in succession need the same vocabulary.
+        vocabulary_from: directory of another problem's data, whose vocabulary is used. A model that
+            is trained on several problems in succession needs the same vocabulary for all.
     """
 
     vocabulary_kind: ClassVar[str] = "subword"
@@ -59,7 +59,7 @@ class TextProblem(Problem):
 
     @property
     def _lender(self) -> Path:
-        """The directory whose vocabulary is used."""
+        """The directory that `vocabulary_from` names."""
         return Path(self.options.vocabulary_from).expanduser()
 
     def data_dependencies(self) -> dict[str, Any]:

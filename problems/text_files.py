@@ -35,8 +35,8 @@ class FileProblem(Problem):
       dataset: distinguishes data of the same problem in one `data_dir`; "" for none. It is a
         suffix of the problem's name, as in "translate_tsv:news".
 
-    A file is in only one split. If the patterns of several splits match a file, train does not get
-    held-out files, and validation does not get test files.
+    A file is in only one split. If the patterns of several splits match a file, it belongs to the
+    last of them, in the order train, validation, test.
     """
 
     dataset = ""
@@ -99,14 +99,14 @@ class FileProblem(Problem):
             return _subset(everything, self._drawn(split, len(everything)))
         if split == train or test in held_out:
             return self.read(self._files_of(split), tmp_dir)
-        # The held-out samples go alternately to validation and test.
+        # Held-out samples alternate between validation and test.
         both = self.read(self._files_of(validation), tmp_dir)
         if len(both) < 2:
             raise ValueError(self._too_few(len(both), (validation, test), self.test_options))
         return _subset(both, np.arange([validation, test].index(split), len(both), 2))
 
     def more_samples(self) -> str:
-        """Returns the option that makes more samples from the same files; "" if there is none."""
+        """Returns an option that would make more samples from the same files, or ""."""
         return ""
 
     def _held_out(self) -> dict[str, tuple[str, ...]]:

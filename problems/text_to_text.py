@@ -73,7 +73,7 @@ class PairProblem(Problem):
         """Returns the training rows, padded or packed.
 
         Raises:
-          ValueError: the arrangement is bucketed: its rows have several lengths.
+          ValueError: the arrangement is bucketed, so that rows have several lengths.
         """
         arrangement, split = self.options.arrangement, self.splits[0]
         if arrangement == "bucketed":

@@ -46,8 +46,8 @@ class TfdsProblem(TfdsSource, Problem):
             supervised keys. Without inputs ("-"), only the targets are modelled. A nested feature
             is named by its path: "question/stem".
         train, validation, test: splits of the dataset, or slices of them ("train[:95%]"). Default:
-            the split of the same name, or 5 % of train if there is none. A default excludes the
-            examples that other options name: no example is in two splits.
+            the split of the same name, or 5 % of train if there is none. Default splits exclude
+            the examples that other options name, so that no example is in two splits.
         height, width: size to which images are scaled and cropped; 0: the dataset's size.
     """
 
@@ -62,7 +62,7 @@ class TfdsProblem(TfdsSource, Problem):
     )
 
     def __init__(self, dataset: str, info: tfds.core.DatasetInfo, options: str):
-        """Parses the options; `dataset` is the name as the user typed it, `info` describes it."""
+        """Parses the options. `dataset` is the name as the user typed it; `info` is TFDS's info."""
         self.dataset = dataset
         super().__init__(options)
         inputs, targets = chosen_features(info, self.options.inputs, self.options.targets)
@@ -225,7 +225,7 @@ def _dataset_info(dataset: str) -> tfds.core.DatasetInfo:
 
 
 def _given(options: str, name: str) -> str:
-    """Returns an option's value before the family is known, and with it the set of options."""
+    """Returns an option's value without parsing the others: the family that has them is unknown."""
     match = re.search(rf"(?:^|,)\s*{name}\s*=\s*([^,]*)", options)
     return match.group(1).strip() if match else ""
 

@@ -49,7 +49,7 @@ def import_user_dir(directory: str | PathLike[str]) -> ModuleType:
 
 
 def imported_user_dirs() -> list[Path]:
-    """Returns the directories imported so far; worker processes import them before unpickling."""
+    """Returns the imported directories; worker processes import them before unpickling."""
     return list(_imported)
 
 

@@ -14,7 +14,7 @@ from t2tp.atomic_file import remove_unfinished, sync, write_text
 # File with the plan of an unfinished directory: everything that determines its data.
 PLAN_FILE = ".plan"
 
-# The directory of downloads by default.
+# Name of the default directory for downloads, inside the unfinished directory.
 _SCRATCH = "scratch"
 
 
@@ -23,7 +23,7 @@ def exclusive_build(directory: Path) -> Iterator[None]:
     """Holds the lock for making this directory; waits while another process has it.
 
     If a process was killed while it replaced the old directory, the replacement is completed first.
-    The system releases the lock of a process that dies.
+    The operating system releases the lock when a process dies.
 
     Raises:
       OSError: the parent directory cannot be made or written; the message names it.
@@ -50,15 +50,15 @@ def atomic_directory(
 ) -> Iterator[Path]:
     """Yields a temporary directory next to `directory`; replaces `directory` if the block succeeds.
 
-    If the process is killed or interrupted, or the disk is full, the temporary directory is kept.
-    The next attempt with the same plan continues from it. So every file in it must be complete or
-    have the name of an unfinished file. After any other failure the temporary directory is kept if
-    `is_worth_keeping` returns True. Use this context inside `exclusive_build`.
+    If the process is killed or interrupted, or the disk is full, the temporary directory is kept,
+    and the next attempt with the same plan continues from it. So every file in it must be complete
+    or have the name of an unfinished file. After any other failure the temporary directory is kept
+    only if `is_worth_keeping` returns True. Use this context inside `exclusive_build`.
 
     Args:
       directory: the directory to make.
       plan: description of the content. The output of an attempt with another plan is removed.
-      is_worth_keeping: temporary directory -> whether a later attempt can reuse anything in it.
+      is_worth_keeping: whether a later attempt can reuse anything in the temporary directory.
     """
     partial, replaced = _neighbours(directory)
     shutil.rmtree(replaced, ignore_errors=True)

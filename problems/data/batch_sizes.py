@@ -1,9 +1,9 @@
 """The batch size of each step, for a run that is resumed with another batch size.
 
-A stream reads its rows in an order that does not depend on the batch size. So the position in the
-stream is the number of rows read before. The batch sizes of the earlier steps determine it:
+A stream reads its rows in an order that does not depend on the batch size. So its position is the
+number of rows read so far, which the batch sizes of the earlier steps determine:
 
-    sizes = BatchSizes(((0, 8), (10, 4)))  # batches of 8, and from step 10 on of 4
+    sizes = BatchSizes(((0, 8), (10, 4)))  # batches of 8 rows, and of 4 rows from step 10 on
     sizes.rows_before(10)                  # 80
     sizes.rows_before(12)                  # 88: step 12 reads rows 88 to 91
 
@@ -27,7 +27,7 @@ class BatchSizes:
 
     @classmethod
     def of(cls, batch_size: int | BatchSizes) -> BatchSizes:
-        """Returns the batch sizes of a run with one batch size; `BatchSizes` are unchanged."""
+        """Converts a batch size to the `BatchSizes` of a run; returns `BatchSizes` unchanged."""
         return batch_size if isinstance(batch_size, BatchSizes) else cls(((0, batch_size),))
 
     @property

@@ -2,7 +2,8 @@
 
 There are buckets of lengths L, L/2, L/4, ...; an example is in the shortest bucket that holds it.
 All examples of a batch are from one bucket. A batch of half the length has twice the rows, so every
-batch has the same number of tokens. A mesh that divides the batch size also divides the rows.
+batch has the same number of tokens, padding included. A mesh that divides the batch size also
+divides the rows of each bucket.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from t2tp.problems.data.batch_sizes import BatchSizes
 from t2tp.problems.data.permutation import permute
 from t2tp.problems.data.stream import EMPTY, Batch, ExampleSource, batch_shapes, checked_step
 
-# Shorter buckets save little, and each bucket needs a program.
+# Min length of a bucket. Shorter buckets would save little, and each bucket needs a program.
 _SHORTEST = 16
 
 
@@ -34,7 +35,8 @@ class _Epoch(NamedTuple):
     Attributes:
       number: the epoch, counted from 0.
       step: the step of its first batch.
-      read: int64 [buckets], rows of each bucket that earlier steps read with another batch size.
+      read: int64 [buckets], rows of each bucket that were read before `step`, in batches of other
+        sizes.
       rows: int64 [buckets], rows of a batch.
       batches: int64 [buckets], number of batches.
     """
@@ -63,8 +65,8 @@ class BucketedStream:
         """Sets the buckets and the order.
 
         Args:
-          buckets: for each bucket that is not empty, the examples, and the number of rows per row
-            of the longest bucket: 2 for half the length.
+          buckets: (examples, multiple) of each bucket that is not empty. A batch of the bucket has
+            `multiple` times the rows of a batch of the longest bucket: 2 at half the length.
           batch_size: rows of a batch of the longest bucket.
           seed: seed of the order.
         """
@@ -113,7 +115,7 @@ class BucketedStream:
         return [batch_shapes(source, size * multiple) for source, multiple in self._buckets]
 
     def _batches(self, read: np.ndarray | int, rows: np.ndarray) -> np.ndarray:
-        """Returns the number of batches of each bucket after some rows were read."""
+        """Returns the number of remaining batches of each bucket after `read` rows."""
         return -(-(self._sizes - read) // rows)
 
     def _begin(self, number: int, step: int, read: np.ndarray, rows: np.ndarray) -> _Epoch:

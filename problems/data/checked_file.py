@@ -28,7 +28,7 @@ class CheckedFile:
           path: path of the file.
           dtype: type of the numbers.
           crc32: the CRC-32 of each block, uint32 [blocks]; None: verify nothing.
-          block_bytes: length of a block; the last one may be shorter.
+          block_bytes: length of a block in bytes; the last block may be shorter.
         """
         self._path = path
         self._cached = ranges.CachedRanges(path) if hole_of(path) else None
@@ -78,10 +78,10 @@ class CheckedFile:
             self._some_unchecked = bool(len(self._crc32))
 
     def searchsorted(self, values: Sequence[int]) -> np.ndarray:
-        """Returns the count of numbers at most each value, in a sorted file; reads few blocks.
+        """Returns, for each value, how many numbers of a sorted file are at most this value.
 
         The search itself verifies nothing: in a large file it touches about twenty pages, and
-        verifying their blocks would read megabytes. Only the two numbers around a result are
+        verifying their blocks would read megabytes. Only the two numbers next to each result are
         verified: if they are right, the result is right.
         """
         with self._lock:
@@ -100,7 +100,7 @@ class CheckedFile:
         return self[:]
 
     def read(self, begin: int, end: int) -> np.ndarray:
-        """Reads a range of numbers without mapping it: mapped pages would count as memory."""
+        """Reads a range of numbers from the file, because mapped pages would count as memory."""
         first, last = self._blocks_of(begin, end)
         with self._lock, self._content.open("rb") as file:
             self._fetch(slice(begin, end))

@@ -74,14 +74,14 @@ class Column:
         return np.where(is_end, self.size, begins)
 
     def span(self, begin: int, end: int) -> np.ndarray:
-        """Returns the values at the positions from `begin` to before `end`."""
+        """Returns the values at positions `begin` (included) to `end` (excluded)."""
         pieces = [self._values[shard][low:high] for shard, low, high in self._pieces(begin, end)]
         return pieces[0] if len(pieces) == 1 else np.concatenate([self._none, *pieces])
 
     def span_lengths(self, begin: int, end: int) -> np.ndarray:
-        """Returns the number of positions of a span in each of its examples: int64 [examples].
+        """Returns how many positions of a span belong to each example in it: int64 [examples].
 
-        The first and the last example may extend beyond the span.
+        Parts of the first and the last example may be outside the span.
         """
         lengths = []
         for shard, low, high in self._pieces(begin, end):
@@ -93,7 +93,7 @@ class Column:
         return lengths[0] if len(lengths) == 1 else np.concatenate([[], *lengths]).astype(np.int64)
 
     def _pieces(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Yields (shard, begin, end) for each shard of a span; begin and end count in the shard."""
+        """Yields (shard, begin, end) for each shard of a span, as positions within the shard."""
         shard = int(np.searchsorted(self._first_value, begin, side="right")) - 1
         while begin < end:
             first, next_first = self._first_value[shard : shard + 2].tolist()
@@ -107,7 +107,7 @@ class Column:
         return self.span(*self.offsets(np.array([number, number + 1])).tolist())
 
     def read_lengths(self, begin: int, end: int) -> np.ndarray:
-        """Reads the lengths of the examples from `begin` to before `end`: int64 [examples].
+        """Reads the lengths of examples `begin` (included) to `end` (excluded): int64 [examples].
 
         The files are read, not mapped: mapped pages would count as memory of the process.
         """
@@ -128,7 +128,7 @@ class Column:
         """Returns the frequency of each number below `size` among the values: int64 [size].
 
         Args:
-          size: the smallest number that is not counted, at least the largest value plus 1.
+          size: number of counts; must exceed the largest value.
           at_once: number of values to count at a time.
         """
         counts = np.zeros(size, np.int64)

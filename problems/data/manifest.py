@@ -55,7 +55,7 @@ class SplitSizes:
 
     Attributes:
       examples: number of examples; in language modelling, the number of documents.
-      values: number of values of each stored feature over all examples: tokens, pixels, ...
+      values: stored feature -> number of its values (tokens, pixels, ...) in all examples.
       bytes: length of the text in UTF-8; 0 without text.
       skipped: number of samples skipped, by reason.
       shards: number of shards.
@@ -178,7 +178,7 @@ class Manifest:
         """Checks the sizes of all files, and the contents of small files and checksum files.
 
         Raises:
-          DamagedDataError: a file is missing or changed; names it.
+          DamagedDataError: a file is missing or changed; the message names it.
         """
         for name, state in self.files.items():
             is_read = name.endswith(CHECKS_END) or state.bytes <= _SMALL_BYTES
@@ -193,7 +193,7 @@ class Manifest:
           what: the name of the data, for the progress bar.
 
         Raises:
-          DamagedDataError: a file is missing or changed; names it.
+          DamagedDataError: a file is missing or changed; the message names it.
         """
         total = sum(file_state.bytes for file_state in self.files.values())
         bytes_done = 0
@@ -237,7 +237,7 @@ def write_options(directory: Path, options: Mapping[str, Any]) -> None:
 
 
 def read_options(directory: Path) -> dict[str, Any]:
-    """Returns the options that data were made with; none if they are unknown."""
+    """Returns the options that data were made with; {} if they are unknown."""
     with contextlib.suppress(DamagedDataError):
         return Manifest.read(directory).options
     try:
@@ -252,8 +252,8 @@ def check_file(path: Path, expected: FileState, read_up_to: int) -> None:
     Args:
       path: the file.
       expected: state of the file when it was written.
-      read_up_to: max size in bytes of a file that is read; only the sizes of larger files are
-        compared.
+      read_up_to: size in bytes up to which a file's contents are compared, too. For a larger file
+        only the size is compared.
 
     Raises:
       DamagedDataError: the file is missing or changed.

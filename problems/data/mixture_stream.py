@@ -1,9 +1,9 @@
 """The batches of a mixture: rows of several sources, in exact proportions.
 
-A stage of the schedule has a proportion for each problem. The proportions are integers p_1, p_2,
-... without a common divisor. Every block of p_1 + p_2 + ... rows has exactly p_i rows from problem
-i, in an order that is sampled for the block. So a row's index determines the row's position in its
-problem's stream. Resuming needs no state, and the proportions are exact over every full block.
+Each stage of the schedule sets the problems' proportions, as integers p_1, p_2, ... without a
+common divisor. Every block of p_1 + p_2 + ... rows has exactly p_i rows from problem i, in an order
+that is sampled for the block. So a row's index in the mixture determines its problem and its
+position in the problem's own stream. Resuming needs no state.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class MixtureStream:
         Args:
           source: the rows of all problems.
           schedule: the stages.
-          batch_size: rows of a batch, or of the batches of each step.
+          batch_size: rows of a batch; or `BatchSizes`, if it changes during the run.
           seed: seed of the order.
         """
         self._source = source
@@ -144,7 +144,7 @@ class MixtureStream:
         return self.batch_sizes.rows_before(step)
 
     def _sampled(self, stage: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns each row's problem, and the count of this problem's earlier rows in the stage."""
+        """Returns for each row its problem, and how many earlier rows of the stage have it."""
         parts = np.array(self._schedule[stage].parts)
         size = int(parts.sum())
         blocks, inside = np.divmod(rows, size)
@@ -157,7 +157,7 @@ class MixtureStream:
         return problem, before + blocks * parts[problem]
 
     def _block(self, stage: int, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns each row's problem, and the count of this problem's earlier rows in the block."""
+        """Returns for each row its problem, and how many earlier rows of the block have it."""
         parts = np.array(self._schedule[stage].parts)
         size = int(parts.sum())
         rank = permute(np.arange(size), size, "mixture", self._seed, stage, block)

@@ -1,7 +1,7 @@
-"""Packed examples: the documents of a split concatenated and split into windows of one length.
+"""Packed examples: a split's documents are concatenated and cut into windows of equal length.
 
-No token is lost, and only the last window has padding. Segments tell the model where one document
-ends and the next begins, so that attention does not cross.
+No token is lost, and only the last window has padding. Segments mark the documents, so that tokens
+do not attend to other documents.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class PackedWindows:
     targets_segmentation: the index of the document in the window, from 1.
     targets_position: position of the token in its document, from 0. A document that began in an
         earlier window counts from the window's start, so a position is always below `length`.
-    targets_previous: the token before the window, to predict the first token of the window from;
-        0 if the window begins with a document.
+    targets_previous: the token before the window, from which the window's first token is predicted;
+        0 if a document begins with the window.
 
     Attributes:
       column: the tokens.
       length: length of a window.
       vocabulary: vocabulary of the tokens.
-      separate: whether each document of a window is a segment. Otherwise the window is one
+      separate: whether each document of a window is a segment. Otherwise the window is a single
         segment, and tokens attend to earlier documents.
-      text_bytes: UTF-8 length of the texts of the split. Default: the length of their tokens.
+      text_bytes: UTF-8 length of the split's texts. Default: the sum of their tokens' lengths.
     """
 
     features = FEATURES

@@ -1,8 +1,8 @@
 """Packs examples into rows, reading their lengths in pieces.
 
 An input piece is (index of the first example, lengths [columns, examples], mask of examples that
-fit). An output piece is (examples, number of examples per row). All columns of a row have the same
-length.
+fit). An output piece is (examples in the order of rows, number of examples per row). A row has room
+for the same number of tokens in each column.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,7 +11,7 @@ import numpy as np
 
 Piece = tuple[int, np.ndarray, np.ndarray]
 
-# Rows that the examples of a window fill; a larger window wastes less space at its end.
+# Number of rows that a window's examples fill; a larger window wastes less space at its end.
 _ROWS_OF_WINDOW = 128
 _MAX_WINDOW = 1 << 14
 

@@ -20,12 +20,12 @@ DIMENSIONS = ("batch", "height", "width", "channels")
 class PixelField:
     """Images stored as pixels: [batch, height, width, channels].
 
-    As float32 the values are divided by the largest one; as int32 they are unchanged.
+    As float32 the values are divided by `scale`; as int32 they are unchanged.
 
     Attributes:
       column: the values of the images.
       shape: height, width and channels.
-      scale: the largest value of a pixel, to read float32; None: read int32.
+      scale: the largest possible value of a pixel, to read float32; None: read int32.
     """
 
     column: Column

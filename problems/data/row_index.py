@@ -121,9 +121,9 @@ def _keep(path: Path, examples: int, make: Callable[[IndexWriter], None]) -> Non
     """Computes an index and stores it under its name, inside `exclusive_build`.
 
     Hosts that share a file system may not see each other's locks, and see each other's files late.
-    So each host writes a separate directory, and the first complete directory is kept. It is not
-    replaced, because other processes may have mapped it: on a network file system, a mapped file is
-    lost when it is deleted.
+    So each host writes a separate directory, and the first complete directory is kept. It is never
+    replaced, because other processes may have mapped its files: on a network file system, a deleted
+    file can no longer be read through a mapping.
     """
     logging.info("making the index %s", path)
     own_path = path.with_name(f".{path.name}.{platform.node()}")

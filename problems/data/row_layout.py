@@ -26,8 +26,8 @@ class Texts:
       split: name of the split.
       what: name of the examples in messages.
       directory: directory of the indexes; None: indexes are not stored.
-      stored: names of the stored columns, if `columns` has other names: problems that read the same
-        data in different ways share the indexes.
+      stored: names of the stored columns, if `columns` has other names. Indexes are named after
+        them, so that problems that read the same data in different ways share the indexes.
       examples_at_once: number of examples whose lengths to read at a time.
     """
 
@@ -43,7 +43,7 @@ class Texts:
         return len(next(iter(self.columns.values())))
 
     def lengths(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yields the lengths of the texts in pieces: the first example, int64 [columns, examples].
+        """Yields the texts' lengths in pieces: (first example, int64 [columns, examples]).
 
         The files are read and not mapped, because mapped pages count as memory of the process.
         """
@@ -101,7 +101,7 @@ def truncated(texts: Texts, length: int) -> RowPlan:
 def pack(texts: Texts, length: int) -> RowPlan:
     """Packs several examples into a row.
 
-    An example is in the same row in all columns, and the rows of all columns have the same length.
+    An example is in the same row in all columns. The row length is the same for all columns.
 
     Args:
       texts: texts of the examples.

@@ -15,9 +15,9 @@ class RowPlan:
 
         Args:
           rows: number of rows.
-          examples: integers, indices of the examples, row by row; by default row i has example i.
-          offsets: integers [rows + 1], the position in `examples` where each row begins, and the
-            end; by default each row has one example.
+          examples: integers, indices of the examples, row by row. Default: row i has example i.
+          offsets: integers [rows + 1], positions in `examples`: row i has the examples from
+            `offsets[i]` to before `offsets[i + 1]`. Default: each row has one example.
         """
         self._rows = rows
         self._examples = examples

@@ -7,7 +7,7 @@ import numpy as np
 
 Sample = Mapping[str, Any]
 
-# Errors that no sample causes: a full disk, too little memory, a missing package.
+# Errors whose cause is not the sample: a full disk, too little memory, a missing package.
 NOT_THE_SAMPLES_FAULT = (OSError, MemoryError, ImportError)
 
 # Max length of a wrong value in an error.
@@ -52,11 +52,11 @@ class StoredExample(NamedTuple):
 
 
 class SkippedSampleError(Exception):
-    """Raised to skip a sample; the message is the reason, and skipped samples count by reason."""
+    """Raised to skip a sample; the message is the reason. Skipped samples are counted by reason."""
 
 
 class BadSampleError(ValueError):
-    """Raised for a bad sample; the message has place and reason, as in "FILE, line 12: no tab"."""
+    """Raised for a bad sample; the message has location and reason: "FILE, line 12: no tab"."""
 
 
 def text_of(sample: Sample, name: str) -> str:

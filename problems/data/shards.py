@@ -44,8 +44,8 @@ from t2tp.problems.data.sample_digest import SampleDigest
 # Signed, because NumPy compares uint64 with int64 in floating point.
 OFFSET = np.dtype("<i8")
 
-# Bytes per checksum. Reading an example verifies whole blocks, and the operating system reads ahead
-# about one block anyway.
+# Bytes per checksum. Reading an example verifies whole blocks. The operating system reads about
+# this many bytes ahead anyway.
 _BLOCK_BYTES = 1 << 16
 
 # Max number of bad samples that a shard records by name; all are counted.
@@ -139,7 +139,7 @@ class ShardWriter:
         self.samples = SampleDigest()
 
     def add(self, example: Mapping[str, np.ndarray], text_bytes: int = 0) -> None:
-        """Writes all columns of an example, integers [any number] each; on an error writes none.
+        """Writes an example: integers [any number] for each column. After an error none is written.
 
         Raises:
           ValueError: the columns are wrong, or values do not fit their dtype.

@@ -76,7 +76,7 @@ class Stream(Protocol):
         """Returns the batch of this step, counted from 0; nothing is read yet."""
 
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
-        """Returns the shapes of the features, a dictionary for each kind of batch (each bucket)."""
+        """Returns the shapes of the features: a dictionary for each shape of batches (bucket)."""
 
 
 class BatchFeature:

@@ -42,7 +42,7 @@ def _of_rows(texts: Texts, arranged: bool) -> str:
     lengths = np.concatenate([lengths.max(0) for _, lengths in texts.lengths()])
     names = ("padded", "packed", "bucketed") if arranged else ("padded",)
     table = [[f"padding in rows of a length, in {texts.split}", *names, "left out"]]
-    # Nearly all examples fit in this length.
+    # A power of two in which at least 99 % of the examples fit.
     base_length = 1 << max(4, int(np.percentile(lengths, 99)).bit_length())
     for length in (base_length, 2 * base_length, 4 * base_length):
         shares = [padding_share(texts, one_per_row(texts, length), length)]

@@ -1,10 +1,11 @@
 """Makes shards with Apache Beam, on any of its runners. A shard is an element of the pipeline.
 
 The runners of clusters process an element again when its worker dies, and may process it twice at
-the same time. The result is the same, because a shard depends on its index alone. Each attempt
+the same time. The result is the same, because a shard depends only on its index. Each attempt
 writes the shard into a separate directory. Complete files are then renamed, the record of the shard
-last. Beam's own runner on this host would wait forever for a worker process that died. So the
-pipeline starts again with the missing shards.
+last. Beam's runner on this host would wait forever for a worker process that died. So it runs in a
+separate process group (`process_group.py`), which is ended when a worker dies. The pipeline then
+starts again with the missing shards.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def _run(make: _MakeShard, jobs: Sequence[bytes], options: Sequence[str]) -> Non
             _ = (
                 pipeline
                 | "shards" >> beam.Create(jobs)
-                # Otherwise a runner may give all shards to the worker that listed them.
+                # Without it a runner may give all shards to the worker that created the elements.
                 | "spread" >> beam.Reshuffle()
                 | "make" >> beam.ParDo(make)
             )
@@ -110,7 +111,7 @@ class _MakeShard(beam.DoFn):
 
 
 class _Report:
-    """The report of one shard: workers share no counter of bad samples before the pipeline ends."""
+    """The report of one shard. Workers cannot share a counter while the pipeline runs."""
 
     def __init__(self) -> None:
         self._num_bad = 0

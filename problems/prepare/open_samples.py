@@ -16,7 +16,7 @@ from t2tp.problems.prepare.preparable import Preparable
 from t2tp.problems.prepare.settings import GenerationSettings
 from t2tp.problems.prepare.split_samples import BadSamples, ShuffledSamples
 
-# Directory for the samples of generators, inside the unfinished data.
+# Directory for samples from generators, inside the directory of the unfinished data.
 _SPOOLED = ".samples"
 
 
@@ -67,7 +67,7 @@ class OpenSamples:
         return self._opened[split]
 
     def inside(self, part: Preparable, directory: Path) -> OpenSamples:
-        """Returns the samples of one problem in a mixture; see `Preparable.parts_in`."""
+        """Returns the samples of one of a mixture's problems; see `Preparable.parts_in`."""
         return self._inside.setdefault(
             directory, OpenSamples(part, directory, self.scratch, self.settings)
         )

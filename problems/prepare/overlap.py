@@ -1,4 +1,4 @@
-"""Finds examples that occur in two splits: evaluating on trained examples is meaningless.
+"""Finds examples that occur in two splits: the score on trained examples is no evidence.
 
 Examples are compared by 64-bit digests of their stored values. Only digests of the held-out splits
 are kept in memory, 8 bytes per example; train is streamed.
@@ -100,7 +100,7 @@ def _add_column(
     for low in range(int(offsets[0]), int(offsets[-1]), at_once):
         high = min(low + at_once, int(offsets[-1]))
         values = column.span(low, high).astype(np.uint64)
-        # The examples with values in this range; the first and last may extend beyond it.
+        # The examples with values in this range; parts of the first and last may be outside it.
         first, last = np.searchsorted(offsets, (low, high - 1), side="right") - 1
         begins = offsets[first : last + 1]
         edges = np.maximum(begins, low)

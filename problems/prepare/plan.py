@@ -1,4 +1,4 @@
-"""The plan: options, versions and code that determine the data.
+"""The plan of a problem's data: the options, versions and code that determine the data.
 
 An interrupted attempt is resumed only if the plan has not changed.
 """
@@ -17,9 +17,9 @@ _PACKAGES = ("t2tp", "numpy", "sentencepiece", "tensorflow-datasets")
 
 
 def plan_of(problem: Preparable, settings: GenerationSettings, with_neighbours: bool) -> str:
-    """Returns everything that determines the data, except for the samples, as JSON.
+    """Returns everything except the samples that determines the data, as JSON.
 
-    When an interrupted run resumes, the samples are compared separately.
+    When an interrupted attempt resumes, the samples are compared separately.
 
     Args:
       problem: the problem.
@@ -52,7 +52,7 @@ def code_digest(kind: type, with_neighbours: bool) -> str:
 
     Args:
       kind: the problem's class.
-      with_neighbours: whether to include the other modules of a user's directory: the problem's
+      with_neighbours: whether to include all modules of a user's directory, because the problem's
         modules may import them.
     """
     files = set()

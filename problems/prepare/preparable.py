@@ -14,7 +14,7 @@ from t2tp.problems.prepare.split_samples import ShuffledSamples
 
 
 class WrongOptionError(ValueError):
-    """Raised early, before any data are made, for an option with which no data can be made."""
+    """An option is wrong; raised before any data are made."""
 
 
 class Preparable(abc.ABC):
@@ -35,7 +35,7 @@ class Preparable(abc.ABC):
     def generation_options(self) -> dict[str, Any]:
         """Returns the options that determine the data."""
 
-    # Defined by a problem.
+    # Methods that a problem defines.
 
     @abc.abstractmethod
     def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
@@ -66,14 +66,14 @@ class Preparable(abc.ABC):
     def data_dependencies(self) -> dict[str, Any]:
         """Returns dependencies of the data in addition to the options: names to JSON values.
 
-        The output of an interrupted run is reused only if this is unchanged.
+        The output of an interrupted attempt is reused only if these dependencies are unchanged.
 
         Raises:
           WrongOptionError: no data can be made with the options.
         """
         return {}
 
-    # Defined by a family.
+    # Methods that a family of problems defines.
 
     def make_vocabulary(self, directory: Path, samples: Callable[[str], ShuffledSamples]) -> str:
         """Writes the vocabulary into the directory, unless it is there already.
@@ -88,7 +88,7 @@ class Preparable(abc.ABC):
         return ""
 
     def parts_in(self, directory: Path) -> Mapping[Path, Preparable]:
-        """Returns the problems whose data are made inside this directory, by subdirectory.
+        """Returns subdirectory -> problem, for the problems whose data are made in this directory.
 
         Args:
           directory: directory in which the data are being made.

@@ -40,7 +40,7 @@ class _Contents(NamedTuple):
       columns: the dtype of each stored column.
       splits: the sizes of each split.
       stored: the columns of each split, in one or several parts.
-      files: known states of files; these files need not be read again.
+      files: states of files whose digests are known; other files are read to compute the digest.
     """
 
     vocabulary: str
@@ -82,7 +82,8 @@ def build(
             return None
         logging.info("making the data of %s in %s", problem.name, directory)
         plan = plan_of(problem, settings, with_neighbours=True)
-        # Without neighbours: users may edit other modules, such as a model, during generation.
+        # Neighbours are left out of the final comparison, because users may edit other modules,
+        # such as a model, while the data are made.
         while_made = plan_of(problem, settings, with_neighbours=False)
         with atomic_directory.atomic_directory(directory, plan, _has_shards) as partial:
             try:
@@ -109,7 +110,7 @@ def _attempt(
     tmp_dir: str | PathLike[str] | None,
     settings: GenerationSettings,
 ) -> None:
-    """Completes the directory from where earlier attempts stopped, and describes it."""
+    """Continues where earlier attempts stopped, completes the directory and writes its manifest."""
     remove_spooled(partial)
     with atomic_directory.scratch_directory(partial, tmp_dir) as scratch:
         contents = _fill(problem, partial, OpenSamples(problem, partial, scratch, settings))

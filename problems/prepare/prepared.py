@@ -95,6 +95,6 @@ def datagen_command(
 
 
 def _as_option(value: Any) -> str:
-    """Formats a value for an option string: text with commas or the like is quoted."""
+    """Formats a value for an option string; quotes text with special characters, such as commas."""
     is_plain = not isinstance(value, str) or _PLAIN.fullmatch(value)
     return str(value) if is_plain else repr(value)

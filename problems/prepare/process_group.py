@@ -14,10 +14,10 @@ from t2tp.problems.prepare.shard_workers import WorkerDeathError, when_parent_en
 
 
 def run_apart(function: Callable[..., None], *arguments: Any) -> None:
-    """Calls a function in a new process, and waits for its end; the function may start processes.
+    """Calls a function in a new process and waits for its end; the function may start processes.
 
-    When this call returns or raises, all these processes have ended. They also end when the calling
-    process dies.
+    When this call returns or raises, the new process and all processes that it started have ended.
+    They also end when the calling process dies.
 
     Args:
       function: function to call; its threads may fail, for instance because a process died.

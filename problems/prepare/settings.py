@@ -8,13 +8,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-# By default one of this many samples may be bad.
+# By default one in this many samples may be bad.
 _GOOD_FOR_A_BAD_ONE = 1000
 
 
 @dataclass(frozen=True)
 class BeamSettings:
-    """Settings for generating shards, and TFDS datasets that are pipelines, with Apache Beam.
+    """Settings of Apache Beam, which generates shards, and TFDS datasets that are Beam pipelines.
 
     Attributes:
       runner: name of a runner, such as DirectRunner.
@@ -39,7 +39,7 @@ _beam: ContextVar[BeamSettings | None] = ContextVar("beam", default=None)
 
 @contextlib.contextmanager
 def beam_for_downloads(beam: BeamSettings | None) -> Iterator[None]:
-    """Within this context, `Problem.download` runs datasets that are pipelines with `beam`."""
+    """Sets how `Problem.download` generates datasets that are Beam pipelines, in this context."""
     token = _beam.set(beam)
     try:
         yield
@@ -48,7 +48,7 @@ def beam_for_downloads(beam: BeamSettings | None) -> Iterator[None]:
 
 
 def beam_of_downloads() -> BeamSettings | None:
-    """Returns the settings for datasets that are pipelines; None: Beam's defaults."""
+    """Returns the settings for datasets that are Beam pipelines; None: Beam's defaults."""
     return _beam.get()
 
 
@@ -59,8 +59,8 @@ class GenerationSettings:
     Attributes:
       num_shards: shards of the train split, and max shards of other splits. Default: one per 500
         samples, at most 64.
-      num_workers: max number of processes; 1: only this process. None: an estimate of the number
-        that saves time, at most one per core and 32. A process gets at least 500 samples.
+      num_workers: max number of processes; 1: only this process. None: as many as are estimated to
+        save time, at most 32 and one per core. A process gets at least 500 samples.
       max_bad_samples: max number of unusable samples to skip; None: one in 1,000.
       beam: settings for generating the shards with Beam instead of local processes.
     """

@@ -37,12 +37,14 @@ from t2tp.problems.prepare.settings import GenerationSettings
 from t2tp.problems.prepare.shard_workers import Report, make_in_processes
 from t2tp.problems.prepare.split_samples import BadSamples, ShuffledSamples
 
-# A shard has at least about this many samples, and a split at most this many shards by default.
+# By default a shard has about `_SHARD_SAMPLES` samples or more, and a split at most `_MOST_SHARDS`
+# shards.
 _SHARD_SAMPLES = 500
 _MOST_SHARDS = 64
 
-# The total time is estimated from at most this many samples, within about this time. Starting a
-# worker takes seconds, so it is worthwhile only if it has this many seconds of work.
+# The total time is estimated by encoding at most `_TRIED_SAMPLES` samples, for about
+# `_TRIED_SECONDS`. Starting a worker takes seconds, so a worker is worthwhile only if it has
+# `_WORKER_SECONDS` of work.
 _TRIED_SAMPLES = 500
 _TRIED_SECONDS = 0.5
 _WORKER_SECONDS = 5.0
@@ -51,7 +53,7 @@ _WORKER_SECONDS = 5.0
 _REPORT_EVERY = 64
 
 
-# Max number of workers by default: each opens a problem's samples.
+# Default max number of workers; it is limited because each worker opens the problem's samples.
 _MOST_WORKERS = 32
 
 
@@ -130,7 +132,7 @@ def make_shards(
     for job in jobs:
         if record := finished(directory, job.name):
             num_bad += record[0].skipped.get(BAD, 0)
-            # Compare first: it is faster than encoding, and finds changed sources early.
+            # Comparisons come first: they are faster than encoding, and find changed sources early.
             samples = read_checks(directory, job.name).samples
             todo.insert(0, dataclasses.replace(job, made_from=samples))
         else:
@@ -231,7 +233,7 @@ class _ShardBuilder:
             self._make(job, report, directory or self._directory)
 
     def workers_worth(self, jobs: Sequence[_Job], total: int) -> int:
-        """Estimates how many processes are worthwhile, from the encoding time of some samples."""
+        """Estimates from the encoding time of some samples how many processes save time."""
         if default_workers() == 1 or not jobs:
             return 1
         encode = self._problem.encoder(self._directory)

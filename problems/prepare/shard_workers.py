@@ -18,7 +18,7 @@ from t2tp.problems.data.progress import ProgressBar
 from t2tp.problems.user_dir import import_user_dir, imported_user_dirs
 from t2tp.quiet import quiet_import
 
-# Max number of consecutive deaths without a finished shard in between.
+# Consecutive deaths of workers, without a finished shard in between, that end the generation.
 _DEATHS = 3
 
 
@@ -44,7 +44,7 @@ class Builder(Protocol):
 
 
 class _SharedReport:
-    """The common report of all workers; a worker can receive it only at its start."""
+    """The common report of all workers; it can only be passed to a worker when that starts."""
 
     def __init__(self, context: BaseContext, num_bad: int):
         self._done = context.Value("q", 0)

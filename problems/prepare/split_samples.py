@@ -48,7 +48,7 @@ class BadSamples:
 
         Args:
           split: split of the sample.
-          number: index of the sample in the problem's order.
+          number: index of the sample in the problem's own, unshuffled order.
           error: the error that was raised.
           sample: the sample, if it could be read.
 
@@ -103,7 +103,7 @@ class ShuffledSamples:
         return len(self._samples)
 
     def part(self, begin: int, end: int) -> Iterator[tuple[int, Callable[[], Sample]]]:
-        """Yields indices of samples from `begin` to before `end`, with functions that read them."""
+        """Yields (index, function that reads the sample) at positions `begin` to before `end`."""
         for low in range(begin, end, _POSITIONS_AT_ONCE):
             positions = np.arange(low, min(low + _POSITIONS_AT_ONCE, end))
             for number in permute(positions, len(self), "documents").tolist():

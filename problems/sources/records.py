@@ -24,10 +24,10 @@ Record = Mapping[str, Any]
 # Rows of a Parquet file that are converted at a time.
 _BATCH_ROWS = 4096
 
-# csv rejects longer fields by default.
+# Max length of a field: Python's csv rejects fields above 128 KiB by default.
 _LONGEST_FIELD = 1 << 31
 
-# The advice in errors about an unbalanced quote: it merges rows.
+# The advice in errors about an unbalanced quote, which merges rows.
 _QUOTES = 'a value with a quote in it is written in quotes, with the quote twice: "a 5"" nail"'
 
 

@@ -10,7 +10,7 @@ from t2tp.atomic_file import write_text
 from t2tp.problems.data.manifest import SOURCES_FILE
 from t2tp.problems.sources.user_files import matching
 
-# Size in bytes, and modification time in nanoseconds: files are compared by these.
+# Files are compared by size in bytes and modification time in nanoseconds.
 _State = list[int]
 
 
@@ -27,7 +27,7 @@ def write_sources(directory: Path, patterns: Iterable[str]) -> None:
 
 
 def changed_sources(directory: Path) -> str:
-    """Describes the changes since then; "" if there are none, or if no file exists any more."""
+    """Describes changes since `write_sources`; "" if none, or if no file exists any more."""
     record = json.loads((directory / SOURCES_FILE).read_text(encoding="utf-8"))
     old_states: dict[str, _State] = record["files"]
     states = _states({*_matching(record["patterns"]), *old_states})

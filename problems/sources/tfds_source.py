@@ -41,8 +41,8 @@ class TfdsSource:
       dataset: name in TFDS's catalog, for instance "wmt14_translate/de-en".
       dataset_splits: the dataset's split for each of the problem's splits; it may be a slice, as
         in "train[:95%]".
-      sample_features: the dataset's feature for each value of a sample; if empty, the samples are
-        the dataset's examples.
+      sample_features: name in a sample -> the dataset's feature. If empty, the samples are the
+        dataset's examples.
     """
 
     dataset: str
@@ -70,8 +70,8 @@ class TfdsSource:
     def sample(self, example: Mapping[str, Any]) -> Sample:
         """Converts an example of the dataset to a sample of the family; texts are str.
 
-        By default returns the `sample_features`. If a text that is read is not UTF-8, the example
-        is skipped and counted.
+        By default returns the `sample_features`. If one of them is a text that is not UTF-8, the
+        example is skipped and counted.
         """
         named = self.sample_features
         return {name: example[named[name]] for name in named} if named else example
@@ -135,7 +135,7 @@ def _download_config() -> tfds.download.DownloadConfig:
 
 @contextmanager
 def _few_retries() -> Iterator[None]:
-    """Reduces TFDS's retries: ten with exponential backoff take minutes without a network."""
+    """Reduces TFDS's retries: without a network, its ten retries would take minutes."""
     from tensorflow_datasets.core.download import downloader
 
     before = downloader.MAX_RETRIES
@@ -185,7 +185,7 @@ def _one_sentence(dataset: str, tmp_dir: Path) -> Iterator[None]:
 
 
 class _Example(Mapping[str, Any]):
-    """Decodes a text of an example to str only on access: other features' bytes may not be text."""
+    """An example that decodes a text on access: the bytes of other features may not be text."""
 
     def __init__(self, example: Mapping[str, Any]):
         self._example = example
@@ -209,7 +209,7 @@ def as_text(value: Any) -> Any:
     """Decodes the bytes in a feature of an example to str, at any depth.
 
     Raises:
-      SkippedSampleError: they are not UTF-8.
+      SkippedSampleError: the bytes are not UTF-8.
     """
     if isinstance(value, Mapping):
         return {name: as_text(each) for name, each in value.items()}

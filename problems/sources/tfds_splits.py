@@ -4,12 +4,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-# Percentage of train for each held-out split that a dataset does not have.
+# Percentage of train that becomes a held-out split which the dataset lacks.
 _PERCENT_HELD_OUT = 5
 
 
 class Range(NamedTuple):
-    """The examples from index `begin` to before `end` of a dataset's split."""
+    """The examples `begin` (included) to `end` (excluded) of a dataset's split."""
 
     split: str
     begin: int
@@ -22,8 +22,8 @@ def default_splits(
     """Returns the dataset's ranges for the splits that the user has not named.
 
     A held-out split is the dataset's split with the same name, or else 5 % of the dataset's train.
-    Examples that are named for another split, or held out, are excluded: no example is in two
-    splits.
+    Examples that the user has named for another split, or that are held out, are excluded, so that
+    no example is in two splits.
 
     Args:
       splits: splits of the problem; the first one is for training.
@@ -31,7 +31,7 @@ def default_splits(
       info: the dataset's own splits, by name: `tfds.core.SplitInfo`.
 
     Raises:
-      ValueError: no examples are left for a split; names the split and the remedy.
+      ValueError: no examples are left for a split; the message names the split and the remedy.
     """
     train, *held_out = splits
     missing = [split for split in held_out if split not in info and split not in given]

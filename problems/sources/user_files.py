@@ -33,7 +33,7 @@ def find_files(pattern: str, option: str) -> list[Path]:
 
     Raises:
       WrongOptionError: the pattern is empty, is an address, or matches no file.
-      ValueError: it matches only empty files.
+      ValueError: the pattern matches only empty files.
     """
     if not pattern:
         raise WrongOptionError(
@@ -77,7 +77,7 @@ def decode(contents: bytes, path: Path, first_line: int = 1) -> str:
     """Decodes UTF-8, without a byte-order mark at the beginning of a file.
 
     Raises:
-      BadSampleError: it is not UTF-8; names the file and the line.
+      BadSampleError: the bytes are not UTF-8; the message names the file and the line.
     """
     try:
         return contents.decode("utf-8-sig" if first_line == 1 else "utf-8")

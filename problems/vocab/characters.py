@@ -101,7 +101,7 @@ def count_characters(texts: Iterable[str], size: int) -> CharacterVocabulary:
 
     Args:
       texts: the texts whose characters are counted.
-      size: max number of tokens, including 259 for the special ones and the bytes.
+      size: max number of tokens, including the 259 special tokens and byte tokens.
     """
     counts: Counter[str] = Counter()
     for text in texts:

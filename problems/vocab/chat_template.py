@@ -25,7 +25,7 @@ _CONFIG_FILE = CONFIG_FILES[0]
 
 # Earlier versions of Jinja let a template leave the sandbox.
 _MIN_JINJA = (3, 1, 6)
-# Processor time of a rendering.
+# Max processor time of a rendering, in seconds.
 MAX_SECONDS = 10.0
 
 # A message has a `role`, such as "user" or "assistant", and mostly `content`, a text.
@@ -116,7 +116,7 @@ class ChatTemplate:
 
         Args:
           encode: function from a text to its tokens.
-          conversations: the conversations; by default examples of any conversation.
+          conversations: the conversations. Default: examples that differ in their content.
 
         Raises:
           ValueError: the template refuses a conversation.

@@ -1,7 +1,7 @@
-"""Special tokens of a tokenizer: the tokens that begin a text, end it, or mask others.
+"""Special tokens of a tokenizer: tokens that begin a text, end it, or mask other tokens.
 
-The files of a model name them in several places. Older models, such as GPT-2 and BERT, name them
-only in `config.json`, or not at all.
+The files of a model name the special tokens in several places. Older models, such as GPT-2 and
+BERT, name them only in `config.json`, or not at all.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ CONFIG_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 GENERATION_FILE = "generation_config.json"
 _ID_FILES = (GENERATION_FILE, "config.json")
 
-# BERT's special tokens: its oldest files do not name them.
+# BERT's special tokens, which BERT's oldest files do not name.
 _BERT_TOKENS = {"sep_token": "[SEP]", "cls_token": "[CLS]", "mask_token": "[MASK]"}
 
 

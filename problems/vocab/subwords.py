@@ -1,4 +1,4 @@
-"""A lossless SentencePiece vocabulary: tabs, newlines, runs of spaces, any Unicode."""
+"""A SentencePiece vocabulary. Without normalization it is lossless for any Unicode text."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 # SentencePiece's representation of a space (U+2581).
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
-# Bytes of text to train on; more takes longer and hardly changes the pieces.
+# Bytes of text to train on; more text takes longer and hardly changes the pieces.
 SAMPLE_BYTES = 32 << 20
 # Training texts are split, because SentencePiece drops texts above max_sentence_length.
 _CHUNK_CHARACTERS = 2000
 
-# SentencePiece's marker of an unknown piece (U+2585): it ignores training texts that have it.
+# SentencePiece's marker of an unknown piece (U+2585). SentencePiece ignores training texts with it.
 _UNKNOWN_SIGN = "\N{LOWER FIVE EIGHTHS BLOCK}"
 
 # SentencePiece's error if a vocabulary is larger than the texts allow.
@@ -81,7 +81,7 @@ class SubwordVocabulary(Vocabulary):
 
     @cached_property
     def _boundary(self) -> re.Pattern[str] | None:
-        """Matches where a text may be cut, before a space; None if a piece may span that space.
+        """Matches where a text may be cut: before a space. None if a piece may contain that space.
 
         Pieces of vocabularies that are trained here have spaces only at their beginning.
         """
@@ -90,8 +90,9 @@ class SubwordVocabulary(Vocabulary):
         return None if any(map(reach.search, pieces)) else re.compile("(?<=[!-~])(?= [!-~])")
 
     def _encode_part(self, text: str) -> list[int]:
-        # SentencePiece would decode its own space sign as a space, so it falls back to bytes.
-        # Not as a list: SentencePiece would start threads, and this takes longer than encoding.
+        # SentencePiece would decode its own space sign as a space, so a sign in the text becomes
+        # byte tokens. The parts are not encoded as one list, because SentencePiece would start
+        # threads, which takes longer than encoding.
         first, *others = map(self._processor.encode, text.split(_SPACE))
         return first + [token for ids in others for token in (*byte_fallback(_SPACE), *ids)]
 
@@ -142,7 +143,7 @@ def train_subwords(
     normalization: str = "none",
     is_ceiling: bool = False,
 ) -> SubwordVocabulary:
-    """Trains a vocabulary on 32 MiB of the texts.
+    """Trains a vocabulary on a sample of at most 32 MiB of the texts.
 
     The same texts give the same vocabulary, on any number of cores. If the first 32 MiB contain a
     thousand texts or more, they are the sample. Otherwise the sample consists of random pieces of
@@ -150,9 +151,9 @@ def train_subwords(
 
     Args:
       texts: the texts, in an order that makes the first ones representative.
-      size: target number of pieces, including 259 for the special ones and the single bytes.
-      is_ceiling: whether a smaller vocabulary, with a warning, is allowed if the texts have fewer
-        pieces; otherwise this is an error.
+      size: target number of pieces, including the 259 special pieces and single bytes.
+      is_ceiling: whether to train a smaller vocabulary, with a warning, if the texts have fewer
+        pieces; otherwise too few pieces are an error.
       model_type: "bpe" (byte-pair encoding) or "unigram" (T. Kudo, Subword Regularization,
         arXiv:1804.10959).
       normalization: "none" keeps every text unchanged. "nfkc" is Unicode's compatibility form, and
@@ -220,7 +221,7 @@ def _sample(
     """Samples pieces of the texts, in the texts' order.
 
     Each piece has a pseudorandom number that depends on its position. The pieces with the smallest
-    numbers are kept, so that every piece has the same probability.
+    numbers are kept, so that every piece is equally likely to be kept.
 
     Args:
       texts: the texts.

@@ -17,9 +17,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-# Address space of the process. Python and Jinja take 40 MiB of it.
+# Max address space of the process in bytes. Python and Jinja take 40 MiB of it.
 _MAX_BYTES = 512 * 2**20
-# Characters of a conversation.
+# Max number of characters of a rendered conversation.
 _MAX_LENGTH = 16_000_000
 
 

@@ -22,14 +22,14 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 class TokenizerVocabulary(Vocabulary):
     """The tokens of a tokenizer, with the ids that its model knows.
 
-    The byte pieces of GPT-2 and Llama 3 are lossless. Other tokenizers change a text (lower case,
-    spaces). Decoding then returns the changed text, and a token's bytes are its bytes in the
-    middle of a text.
+    The byte pieces of GPT-2 and Llama 3 are lossless. Other tokenizers change texts: they convert
+    them to lower case, for example, or remove spaces. Decoding then returns the changed text. The
+    bytes of a token are its bytes in the middle of a text.
     """
 
     file_name = "vocabulary.tokenizer.json"
     works_in_graph = False
-    is_lossless = False  # Only byte pieces without a normalizer are lossless.
+    is_lossless = False  # It depends on the tokenizer.
 
     def __init__(
         self,

@@ -1,9 +1,10 @@
 """The base class of vocabularies: they convert text to token ids and back.
 
 Every token stands for fixed bytes, so decoding concatenates bytes, and the UTF-8 length of a text
-is the sum of its tokens' lengths. So bits per byte are exact. All vocabularies made here are
-lossless and have the same first ids: 0 to 2 are special, and 3 to 258 are the single bytes. The
-bytes encode characters without a token, so that any text can be encoded.
+is the sum of its tokens' lengths. So bits per byte are exact. All vocabularies that t2tp trains
+have the same first ids: 0 to 2 are special, and 3 to 258 are the single bytes. The bytes encode
+characters without a token, so that any text can be encoded. These vocabularies are lossless, unless
+a normalization is chosen.
 A `tokenizer.json` has other ids, and may change texts (`tokenizer.py`).
 """
 
@@ -34,7 +35,7 @@ class Vocabulary(abc.ABC):
     """A conversion between text and token ids.
 
     Attributes:
-      file_name: name of its file.
+      file_name: name of the vocabulary's file.
       end_of_document: the token that training puts after a text.
       end_ids: the tokens at which generation stops.
       prefix_tokens: the tokens before a text, for models that do not generate text: none, or BERT's
@@ -109,7 +110,7 @@ class Vocabulary(abc.ABC):
     @cached_property
     @abc.abstractmethod
     def token_bytes(self) -> list[bytes]:
-        """The UTF-8 bytes of each token; empty for the special ones."""
+        """The UTF-8 bytes of each token; empty for special tokens."""
 
     @cached_property
     def token_texts(self) -> list[bytes | str]:
@@ -163,7 +164,7 @@ class Vocabulary(abc.ABC):
 
 
 def reserved_token_bytes() -> list[bytes]:
-    """Returns the bytes of the tokens that every vocabulary begins with: special ones and bytes."""
+    """Returns the bytes of the tokens 0 to 258: the special tokens, which are empty, and bytes."""
     return [b""] * FIRST_BYTE + [bytes([byte]) for byte in range(256)]
 
 

@@ -47,7 +47,8 @@ def vocabulary_sha256(directory: Path) -> str:
       FileNotFoundError: there is none.
     """
     file = _existing_file(directory)
-    # A problem's data also contain the end tokens, from other files next to `tokenizer.json`.
+    # The file in a problem's data also has the end tokens, which other files next to a
+    # `tokenizer.json` list. So the digest is computed from the same contents.
     is_theirs = file.name == TOKENIZER_FILE
     contents = load_vocabulary(directory).contents() if is_theirs else file.read_bytes()
     return hashlib.sha256(contents).hexdigest()
