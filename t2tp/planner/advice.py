@@ -1,8 +1,7 @@
-"""Changes that may make a step faster, or make it fit, planned one by one.
+"""Changes of hparams that may make a step faster, or make it fit, planned one by one.
 
-The bottleneck of a plan says which changes can help, and only the changes that this model, mesh and
-layout allow are tried: recomputation is not dropped where there is none, and no axis gets smaller
-than one.
+The bottleneck of a plan determines which changes can help. Only changes that the model, mesh and
+layout allow are tried: for example, recomputation is disabled only if it is enabled.
 """
 
 import dataclasses
@@ -18,7 +17,7 @@ from t2tp.planner.request import Request
 from t2tp.planner.work import ATTENTION
 
 Values = dict[str, Any]
-# More bottlenecks: memory that does not suffice, and communication over the axes of the batch.
+# Further bottlenecks: too little memory, and communication over the axes that split the batch.
 _SPACE, _BATCH = "memory", "communication of the batch"
 _COMPUTE = (MATMULS, ATTENTION, MEMORY)
 
@@ -42,7 +41,7 @@ def changes(hparams: HParams, plan: Plan) -> list[Values]:
 
 
 def tried(request: Request, cluster: ClusterFile, plan: Plan) -> list[tuple[Values, Plan]]:
-    """Plans each change alone, and returns the plans that fit first, the fastest of them first."""
+    """Plans each change alone; returns first the plans that fit, each group fastest first."""
     found = []
     for values in changes(request.hparams, plan):
         changed = with_values(request.hparams, values)

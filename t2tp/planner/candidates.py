@@ -26,18 +26,20 @@ from t2tp.hparam import HParams
 from t2tp.mesh.stages import LAYERS
 from t2tp.planner.depth import depths, period, with_values
 
-# The dimensions of weights that tensor parallelism must split, and those that it splits if it can.
-# Embeddings are padded. Key-value heads that the axis does not divide stay whole.
+# The dimensions of weights that tensor parallelism must split, and the dimensions that it splits if
+# possible. `vocab` can always be split, because embeddings are padded. Key-value heads whose number
+# the axis does not divide are not split.
 _MUST_SPLIT, _MAY_SPLIT = ("heads", "d_ff"), ("kv_heads", "vocab")
 _EXPERTS, _VOCAB = "experts", "vocab"
 _MOST_MICROBATCHES = 1024
 _MOST_CHUNKS = 8
-# Max ratio of the places for layers to the layers. Above it, most stages wait for a few of them.
+# If stages have different numbers of layers, most stages wait for the stages with most layers. The
+# max ratio of (stages x most layers of a stage) to layers.
 _MOST_UNEVEN = 1.15
 # `gpipe` takes as long as `1f1b` and saves more activations.
 _SCHEDULES = ("1f1b", "interleaved", "zero_bubble")
-# The hparams that a search chooses, and those that would contradict its mesh, with the value that
-# leaves the choice to the engine.
+# CHOSEN: the hparams that a search chooses. RESET: hparams that could contradict the chosen mesh,
+# with the values that leave the choice to the engine.
 CHOSEN = (
     "microbatches",
     "pipeline_chunks",
@@ -70,7 +72,7 @@ class Candidate:
       schedule: pipeline schedule.
       chunks: number of pieces into which the layers of a stage are divided.
       split: the dimensions that `model` splits.
-      order: the axes of the mesh, the nearest one last.
+      order: the axes of the mesh; the members of the last axis are nearest to each other.
     """
 
     data: int
@@ -129,8 +131,8 @@ class Candidate:
     def program(self) -> Candidate:
         """Returns a candidate with the same lowered program.
 
-        The table of a schedule does not change the program of a stage, unless it has entries for
-        the gradients of the weights.
+        Schedules share the program of a stage, except schedules with separate entries for the
+        gradients of the weights.
         """
         splits_backward = self.schedule == "zero_bubble"
         return dataclasses.replace(
@@ -159,7 +161,7 @@ def candidates(
       devices: size of the mesh.
       rows: rows of the global batch.
       max_tensor_parallel: max size of the axis `model`.
-      fixed: hparams with only one choice, by name.
+      fixed: values of hparams that are not varied, by name.
     """
 
     def pick(name: str, values: Sequence[Any]) -> Sequence[Any]:
@@ -193,7 +195,7 @@ def candidates(
                 list(_schedules(hparams, stages, pick)),
             )
             for *choice, expert, (schedule, chunks) in itertools.product(*options):
-                # With one microbatch, ZeRO stage 2 does what stage 1 does.
+                # With one microbatch, ZeRO stages 1 and 2 are the same.
                 if choice[0] == 1 and choice[2] == 2 and "zero_stage" not in fixed:
                     continue
                 # Chunks take turns after each group of `stages` microbatches.

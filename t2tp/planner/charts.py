@@ -64,7 +64,7 @@ class Dot:
       x: horizontal position.
       y: vertical position.
       words: text that is shown when it is pointed at.
-      is_chosen: whether a line joins it with the other chosen points.
+      is_chosen: whether a line connects it with the other chosen points.
     """
 
     x: float
@@ -120,7 +120,7 @@ def scatter(
 
 
 def _axis(values: Sequence[float]) -> tuple[float, float]:
-    """Returns a range with the values inside, and a margin."""
+    """Returns a range that contains the values and a margin."""
     low, high = min(values), max(values)
     margin = max(0.08 * (high - low), (_LEAST_RANGE * high - (high - low)) / 2)
     return max(0.0, low - margin), high + margin

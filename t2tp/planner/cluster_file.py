@@ -2,7 +2,7 @@
 
 Every number is in SI units: bytes, seconds, bytes/s, FLOP/s. `docs/planning.md` lists the keys.
 Each field of the classes below is a key, with its type and its range. A file with an unknown key, a
-missing key, or a value out of range is refused by name.
+missing key, or a value out of range is rejected with an error that names the key.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from t2tp.toml import tomllib
 
 T = TypeVar("T")
 
-# Attention without a kernel of its own: product by product, or by t2tp's own operation.
+# Values of `attention` without a dedicated kernel: product by product, or t2tp's own operation.
 WITHOUT_KERNEL = ("unfused", "engine")
-# The network cards of a host that a group with several members in the host uses.
+# Which network cards of a host a group with several members in the host uses; see `Link.cards`.
 CARDS = ("rank", "host")
 # Below this, a number of bytes, bytes/s or FLOP/s is a mistake in the unit.
 _SI = 1e6
@@ -58,9 +58,9 @@ class Device:
       bandwidth: bytes/s of the memory.
       launch: seconds that the device idles between two operations.
       units: number of units of the chip that compute tiles of a matmul (SMs); 1: no tiles.
-      reserved: bytes of driver and libraries.
-      cores: cores of a host whose devices share them and the memory, as virtual CPU devices do; 0:
-        each device is a chip of its own.
+      reserved: bytes that the driver and libraries occupy.
+      cores: cores of a host, if its devices share cores and memory, as virtual CPU devices do; 0:
+        each device is a separate chip.
     """
 
     name: str
@@ -86,8 +86,8 @@ class Link:
       shared_by_all: whether all devices of the level share the bandwidth, like the devices of a
         host share its memory.
       of_process: whether the level connects the devices of a process, whatever their number.
-      cards: the links that a group with several members below the level uses: each member's
-        (`host`), or one member's (`rank`).
+      cards: which links a group with several members below this level uses: the links of all
+        these members (`host`), or the link of one member (`rank`).
     """
 
     name: str
@@ -102,10 +102,11 @@ class Link:
 
 @dataclass(frozen=True)
 class AttentionKernel:
-    """The speed of a kernel of attention that saves no scores, on a kind of device.
+    """The speed of an attention kernel that saves no scores, on a kind of device.
 
-    Each field is a list of `[head size, share, ramp]`: long sequences reach this share of the peak,
-    and sequences of `ramp` keys half of that. The scores that a causal mask hides do not count.
+    Each field is a list of `[head size, share, ramp]`. Long sequences reach `share` of the peak,
+    and sequences of `ramp` keys reach half of `share`. The FLOPs do not include scores that a
+    causal mask hides.
 
     Attributes:
       forward, backward: without a mask.
@@ -133,39 +134,42 @@ class SoftwareStack:
 
     Attributes:
       name: name of the stack.
-      like: an earlier stack of the file, whose keys this one has if it does not give them.
+      like: name of an earlier stack of the file, from which missing keys are taken.
       product: share of the peak that large matmuls reach.
-      product_inner: length of the summed dimension at which a matmul reaches half of that.
+      product_inner: length of the summed dimension at which a matmul reaches half of `product`.
       batched: share of the peak that batched matmuls reach (unfused attention).
       memory: share of the bandwidth that memory-bound operations reach.
-      attention: one of `ClusterFile.kernels`, which save no scores; `unfused`, which saves them if
-        the program has them; or `engine`: the program's tensors.
-      fuses: whether chains of element-wise operations are one kernel, which saves no intermediate
-        result: the backward pass recomputes it from their inputs.
-      keeps_masks: dropout saves its mask, a byte per element, and unfused attention its weights
-        before and after dropout. Otherwise masks are drawn again.
-      float32_logits: number of float32 copies of the logits at the loss's gradient, the first of
-        which is saved by the forward pass. A fused loss has none, Megatron's works in place on one,
-        and PyTorch's `cross_entropy` has three: log-probabilities, and the gradients with respect
-        to these and to the logits.
-      keeps_buffers: gradients, and weights in the activations' dtype, have permanent buffers.
-      dummy_gradients: a buffer of the size of one layer's weights in the activations' dtype stays
-        allocated, as Transformer Engine's where matmuls add gradients to the sums themselves.
-      weights_where_used: a pipeline stage has only the weights that it uses. t2tp's own stages all
-        have the embeddings.
-      gathers_again: activations that are split between blocks and gathered for a product are
-        saved as slices, and gathered again for the gradient of the weights.
-      repeats_all: recomputation repeats whole layers, also operations that no gradient needs.
-      unsharded_layers: layers whose weights ZeRO 3 has gathered at once, in use or ahead; the
-        gradients of one layer wait whole, too.
+      attention: name of one of `ClusterFile.kernels`, which save no scores; `unfused`, which saves
+        the scores if the program does; or `engine`, which saves the program's tensors.
+      fuses: whether chains of element-wise operations are one kernel. The kernel saves no
+        intermediate results; the backward pass recomputes them from the chain's inputs.
+      keeps_masks: whether dropout saves its mask, a byte per element, and unfused attention saves
+        its weights before and after dropout. Otherwise masks are drawn again.
+      float32_logits: number of float32 copies of the logits at the loss's gradient; the forward
+        pass saves the first copy. A fused loss has no copy. Megatron's loss has one and works in
+        place. PyTorch's `cross_entropy` has three: log-probabilities, their gradients, and the
+        gradients of the logits.
+      keeps_buffers: whether gradients, and weights in the activations' dtype, have permanent
+        buffers.
+      dummy_gradients: whether a buffer of the size of one layer's weights, in the activations'
+        dtype, stays allocated, as in Transformer Engine if matmuls accumulate gradients themselves.
+      weights_where_used: whether a pipeline stage has only the weights that it uses. All stages of
+        t2tp have the embeddings.
+      gathers_again: whether activations that are split between blocks, and gathered for a product,
+        are saved as slices and gathered again for the gradient of the weights.
+      repeats_all: whether recomputation repeats whole layers, including operations that no gradient
+        needs.
+      unsharded_layers: number of layers whose weights ZeRO 3 holds gathered at the same time, in
+        use or prefetched. Above 0, the unreduced gradients of one layer are in memory, too.
       fragmentation: share of the bytes allocated in each step that the allocator cannot use.
-      reduces_in_16_bits: ZeRO 2 and 3 reduce a layer's gradients in the activations' dtype, and not
-        in float32 as t2tp does.
-      cards: the network cards that a group uses, in place of `Link.cards`.
+      reduces_in_16_bits: whether ZeRO 2 and 3 reduce gradients in the activations' dtype. t2tp
+        reduces them in float32.
+      cards: replaces `Link.cards`; "": as the links specify.
       link: share of a link's bandwidth that collectives reach.
       start: seconds of a collective before its first message.
       overlap: share of the collectives of gradients and weights that overlaps with computation.
-      waits_for_gathers: weights are gathered while computation waits; `overlap` is of gradients.
+      waits_for_gathers: whether computation waits for gathers of weights; `overlap` then applies
+        only to gradients.
       overlap_activations: share of the backward pass's collectives of activations that overlaps
         with the gradients of weights.
       overlap_forward: share of the forward pass's collectives of activations that overlaps with
@@ -174,8 +178,8 @@ class SoftwareStack:
       collectives: measured seconds of collectives by size.
       spread: relative uncertainty of the constants.
       spread_links: relative uncertainty of the constants of links.
-      residual: relative error of the model itself: what nine of ten published steps stay below, to
-        which no constant was fitted.
+      residual: relative error of the planner itself. Nine of ten published steps are predicted with
+        a smaller error; no constant was fitted to these steps.
       source: source of the constants.
     """
 
@@ -213,7 +217,7 @@ class SoftwareStack:
 
     @property
     def has_kernel(self) -> bool:
-        """Whether a kernel of its own computes attention, and saves no scores."""
+        """Whether a dedicated kernel computes attention, and saves no scores."""
         return self.attention not in WITHOUT_KERNEL
 
 
@@ -232,7 +236,7 @@ class ClusterFile:
       price_per_hour: price of one device; 0: unknown.
       max_devices: number of devices of the cluster; 0: any number.
       processes: number of processes that share the devices of a host with `cores`.
-      headroom: share of the memory that a plan leaves free, for example for fragmentation.
+      headroom: share of the memory that a plan must leave free, for example for fragmentation.
       source: source of the numbers.
     """
 
@@ -256,11 +260,11 @@ class ClusterFile:
 
     @classmethod
     def load(cls, path: str, stack: str = "") -> ClusterFile:
-        """Reads a file, or one that comes with t2tp, by name.
+        """Reads a file by its path, or a file that comes with t2tp by its name.
 
         Args:
           path: path of a file ending in `.toml`, or a name such as `a100` or `this_machine`.
-          stack: name of the stack to use. Default: the file's.
+          stack: name of the stack to use. Default: the stack that the file selects.
 
         Raises:
           ClusterFileError: there is no such file or stack, or it is invalid.
@@ -352,7 +356,7 @@ class ClusterFile:
         return replace(self, stack=name)
 
     def sharing(self, devices: int) -> int:
-        """Returns how many devices of a mesh share the memory and the cores of a host; or 1."""
+        """Returns how many devices of a mesh share a host's memory and cores; 1 if none do."""
         return min(devices, self.host_devices) if self.device.cores else 1
 
     def usable_memory(self, devices: int) -> float:
@@ -431,7 +435,7 @@ def _stack(name: str, values: Any, where: str) -> SoftwareStack:
         parts[part] = _list_of(table_of, table.pop(part, None), f"{where}.{part}")
     stack = _parsed(SoftwareStack, values, where, parts)
     measured = {curve.kind for curve in stack.curves}
-    for kind in (PRODUCT, ELEMENTWISE):  # They stand for the kinds that were not measured.
+    for kind in (PRODUCT, ELEMENTWISE):  # They replace the curves of unmeasured kinds.
         if measured and kind not in measured:
             raise ClusterFileError(f"{where}.curves: a curve of kind {kind!r} is missing")
     for i, curve in enumerate(stack.collectives):

@@ -1,4 +1,4 @@
-"""Seconds of collectives: latency and bandwidth per level, for rings and trees.
+"""Seconds of collectives, from the latency and bandwidth of each level of links.
 
 R. Thakur et al., "Optimization of Collective Communication Operations in MPICH" (2005), section 4.
 A collective whose group spans several levels is as slow as the slowest of them.
@@ -17,11 +17,11 @@ from t2tp.planner.work import Traffic
 
 @dataclass(frozen=True)
 class Group:
-    """Where the members of a group are.
+    """The members of a collective's group, counted by level.
 
     Attributes:
       size: number of members.
-      members: number of members in one unit of each level, the nearest level first.
+      members: number of members in one unit of each level (a host, a rack), nearest level first.
     """
 
     size: int
@@ -49,7 +49,7 @@ class CollectiveCost:
         measured = self._curve(traffic.kind, group)
         if measured is not None:
             devices = self._cluster.sharing(self._mesh_shape.size)
-            # Cores carry the data, and more members or groups need more of their time.
+            # The devices' cores copy the data, so more devices or members take more time.
             more = devices / measured.devices * max(1.0, group.size / measured.group)
             return more * seconds_at(measured.points, traffic.num_bytes)[0]
         if traffic.kind == "alltoall":
@@ -112,10 +112,10 @@ class CollectiveCost:
         return link.bandwidth * self._cluster.software.link / min(sharing, devices)
 
     def _latency(self, group: Group, kind: str) -> float:
-        """Returns the seconds that no bandwidth saves.
+        """Returns the latency: the seconds that do not depend on the bandwidth.
 
-        An all-gather and a reduce-scatter are rings, and an all-reduce is a ring or a tree,
-        whichever is faster. A permute is one message.
+        An all-gather and a reduce-scatter are rings. An all-reduce is a ring or a tree, whichever
+        is faster. An all-to-all has the latency of a tree. A permute is one message.
         """
         inside, ring, tree, once = 1, 0.0, 0.0, 0.0
         start = self._cluster.software.start
@@ -132,7 +132,7 @@ class CollectiveCost:
         return start + steps.get(kind, once)
 
     def _alltoall(self, group: Group, num_bytes: float) -> float:
-        """Each level carries the data that leaves the units below it, over each member's links."""
+        """Returns seconds: each level carries the data that leaves the units below the level."""
         seconds = 0.0
         for level in group.spans():
             below = 1 if level == 0 else group.members[level - 1]

@@ -1,4 +1,4 @@
-"""Seconds of matmuls and of memory-bound operations: a roofline with tiles and waves.
+"""Seconds of matmuls and memory-bound operations: a roofline model with tiles and waves.
 
 S. Williams et al., "Roofline: an insightful visual performance model" (2009).
 """
@@ -17,17 +17,17 @@ from t2tp.planner.work import (
     Work,
 )
 
-# Rows and columns of the part of a result that one unit of the chip computes: the largest tiles of
-# NVIDIA's library, and the smaller ones for results that would leave units idle.
+# (rows, columns) of the tile of a result that one unit of the chip computes: the largest tiles of
+# NVIDIA's library, and smaller tiles for results that would otherwise leave units idle.
 _TILES = ((256, 128), (128, 128), (128, 64), (64, 64))
-# Smaller tiles load more bytes per product; relative to the largest.
+# Speed of the tiles relative to the largest: smaller tiles load more bytes per product.
 _TILE_EFFICIENCY = (1.0, 0.97, 0.85, 0.7)
 
 # Times that unfused attention moves the scores through memory. Forward: the first product writes
 # them, the softmax reads and writes them, the second product reads them. Backward: the products
 # read the weights once, and write and read their gradients; the softmax reads both and writes one.
 _PASSES = {ATTENTION: 4.0, ATTENTION_GRAD: 6.0}
-# Dropout reads, writes, and writes or reads a mask of half the bytes.
+# Dropout reads and writes the scores, and writes or reads a mask of half their bytes.
 _DROPOUT_PASSES = 2.5
 
 
@@ -39,7 +39,7 @@ class ComputeCost:
 
         Args:
           cluster: device and software.
-          devices: number of devices in use; those that share a host get a part of it.
+          devices: number of devices in use; devices that share a host share its peak.
         """
         self._cluster = cluster
         self._stack = cluster.software
@@ -70,12 +70,12 @@ class ComputeCost:
         return kernel.spread if kernel is not None and is_attention else self._stack.spread
 
     def _measured(self, work: Work) -> tuple[float, float]:
-        """Interpolates the measured curves. More devices than cores take turns.
+        """Interpolates the measured curves. If there are more devices than cores, they take turns.
 
-        A kind that was not measured takes the curve of products or of element-wise operations.
+        A kind without a curve uses the curve of products or of element-wise operations.
 
         Returns:
-          seconds, and their relative spread.
+          Seconds, and their relative spread.
         """
         cores = self._device.cores or self._devices
         at_once = min(self._devices, cores)
@@ -118,16 +118,16 @@ class ComputeCost:
         passes = _PASSES[work.kind] + (_DROPOUT_PASSES if work.dropout else 0)
         flops = work.flops
         if work.kind == ATTENTION_GRAD and not work.keeps_scores:
-            # The forward pass once more, but for the second product's result.
+            # The forward pass is repeated, except for the second product's result.
             passes += _PASSES[ATTENTION] + (_DROPOUT_PASSES if work.dropout else 0)
             flops *= 6 / 5
         return flops / self._rate(work, stack.batched) + self._move(passes * scores)
 
 
 def _filled(batch: int, rows: int, columns: int, tile: tuple[int, int], units: int) -> float:
-    """Returns the share of the chip's products that count, for tiles of a size.
+    """Returns the useful share of the chip's multiplications, for tiles of a size.
 
-    Tiles reach over the edges of the result, and the last wave of tiles leaves units idle.
+    Tiles extend beyond the edges of the result, and the last wave of tiles leaves units idle.
     """
     if units == 1:
         return 1.0

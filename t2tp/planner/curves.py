@@ -14,7 +14,7 @@ from t2tp.planner.work import COMPUTE_BOUND, MEMORY_BOUND
 
 # Kinds of collectives that are measured. A broadcast costs the same as a permute.
 COLLECTIVE_KINDS = ("allreduce", "reducescatter", "allgather", "alltoall", "permute")
-# Max relative spread of a point that counts.
+# Limit of the relative spread of a point; a larger measured spread counts as this one.
 MOST_SPREAD = 1.0
 
 # Size (FLOPs if they bound the operation, otherwise bytes), seconds, and relative spread.
@@ -63,11 +63,11 @@ class CollectiveCurve:
 def seconds_at(points: Sequence[Point], size: float) -> tuple[float, float]:
     """Interpolates between measured sizes.
 
-    Between two points, seconds grow linearly. Below the first point they are constant, and beyond
-    the last they grow as between the last two.
+    Between two points, seconds grow linearly. Below the first point they are constant. Beyond the
+    last point they grow as between the last two points; with one point, in proportion to the size.
 
     Returns:
-      seconds, and their relative spread, which is at most `MOST_SPREAD`.
+      Seconds, and their relative spread, which is at most `MOST_SPREAD`.
     """
     sizes = [point[0] for point in points]
     i = bisect_left(sizes, size)
@@ -78,7 +78,8 @@ def seconds_at(points: Sequence[Point], size: float) -> tuple[float, float]:
     (low, fast, spread), (high, slow, other) = points[min(i, len(points) - 1) - 1 :][:2]
     rate = max(0.0, slow - fast) / (high - low)
     if i == len(points):
-        # The difference of the last two points may be noise: half of the last rate is the least.
+        # The difference of the last two points may be noise, so the growth is at least half of the
+        # last point's seconds per size.
         rate = max(rate, slow / high / 2)
         return slow + rate * (size - high), min(other, MOST_SPREAD)
     return fast + rate * (size - low), min(max(spread, other), MOST_SPREAD)
@@ -94,7 +95,10 @@ def share_at(points: Sequence[Point], size: float, keys: float) -> float:
 
 
 def curve_for(curves: Iterable[Curve], kind: str, devices: int) -> Curve | None:
-    """Returns the curve of a kind for this number of devices, or for the next smaller one."""
+    """Returns the curve of a kind for this number of devices, or the nearest, preferably smaller.
+
+    None if there is no curve of this kind.
+    """
     found = [curve for curve in curves if curve.kind == kind]
     fewer = [curve for curve in found if curve.devices <= devices]
     if fewer:
@@ -105,7 +109,7 @@ def curve_for(curves: Iterable[Curve], kind: str, devices: int) -> Curve | None:
 def collective_curve_for(
     curves: Iterable[CollectiveCurve], kind: str, group: int, devices: int, processes: int
 ) -> CollectiveCurve | None:
-    """Returns the curve that was measured with the most similar groups."""
+    """Returns the curve that was measured with the most similar groups; None if there is none."""
     across = processes > 1
     found = [c for c in curves if c.kind == kind and (c.processes > 1) == across]
 

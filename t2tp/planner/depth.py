@@ -1,4 +1,4 @@
-"""Lowers few layers of each kind and extrapolates to all, so that depth costs nothing.
+"""Lowers few layers of each kind and extrapolates to all, so that deep models plan fast.
 
 A model of 48 equal layers is lowered with 2 layers and with 1 layer. The cost of 48 layers is the
 cost of 2, plus 46 times the difference.
@@ -33,7 +33,8 @@ def lower_by_layers(lower: Callable[[HParams], _Step], hparams: HParams) -> _Ste
       hparams: hparams of the whole model.
     """
     counts = depths(hparams)
-    # The smallest numbers of layers from which the others follow.
+    # The smallest numbers of layers to extrapolate from: two periods, one of which is subtracted,
+    # and the layers that do not fill a period.
     each = period(hparams)
     few = {name: min(count, 2 * each + count % each) for name, count in counts.items()}
     if all(few[name] == count for name, count in counts.items()):

@@ -15,7 +15,7 @@ from t2tp.planner.sequence import Placed
 from t2tp.planner.slices import kind_of, slice_bytes, work_of
 from t2tp.planner.work import COPY, FUSED, Work
 
-# Views without side effects: a kernel reads through them.
+# Views, whose inputs a kernel reads directly.
 _VIEWS = (upstream.Depend, upstream.StopGradient)
 
 
@@ -28,7 +28,7 @@ def works(
       placed: the operations in program order.
       outputs: outputs of the program.
       layout: mesh and rules.
-      fuses: whether chains of element-wise operations move only inputs and outputs of the chain.
+      fuses: whether a chain of element-wise operations moves only the chain's inputs and outputs.
     """
     chains = Chains(placed, outputs, layout) if fuses else None
     made: Counter[Work] = Counter()
@@ -51,8 +51,8 @@ def works(
 class Chains:
     """Chains of element-wise operations that read each other's results directly.
 
-    The backward pass recomputes the intermediate results of a forward chain from its inputs: a few
-    operations cost less than the memory's bandwidth.
+    The backward pass recomputes the intermediate results of a forward chain from the chain's
+    inputs, because a few operations take less time than reading the results from memory.
 
     Attributes:
       fusable: the operations that may be in a chain, with their places.
@@ -80,7 +80,7 @@ class Chains:
             for x in sources:
                 self._users.setdefault(x, set()).add(op)
             makers = [x.operation for x in sources]
-            # Number of operations outside of chains on the longest way to this one.
+            # Number of unfusable operations on the longest path to this operation.
             depth[op] = max((depth.get(m, 0) + self._is_between(m) for m in makers), default=0)
             if op not in fusable:
                 continue
@@ -88,13 +88,13 @@ class Chains:
             near = [m for m in makers if m in fusable and self._is_one_pass(m, op)]
             joins = [m for m in near if depth[m] == depth[op] and not each.collectives]
             self.begun_by[op] = self._chain_of[op] = [op]
-            for m in joins:  # Nothing but chains is between them, so they are one kernel.
+            for m in joins:  # Only fusable operations are between them, so they are one kernel.
                 self._merge(self._chain_of[op], self._chain_of[m])
         for chain in list(self.begun_by.values()):
             readers = {user for op in chain for y in op.outputs for user in self._users.get(y, ())}
             ends = {id(self._chain_of.get(user)): user for user in readers.difference(chain)}
             user, *others = ends.values() or (None,)
-            # A chain that only one other kernel reads is computed in that kernel.
+            # A chain whose results only one other chain reads is computed in that chain's kernel.
             is_inner = user in fusable and not others and self._is_one_pass(chain[0], user)
             if is_inner and self._needed.isdisjoint(y for op in chain for y in op.outputs):
                 self._merge(chain, self._chain_of[user])
@@ -107,7 +107,7 @@ class Chains:
             self._chain_of |= dict.fromkeys(chain, other)
 
     def _is_between(self, op: upstream.Operation) -> bool:
-        """Whether an operation has a kernel of its own, which ends a chain."""
+        """Whether an operation has a separate kernel, which ends a chain."""
         return op not in self.fusable and kind_of(op) != "free"
 
     def _is_one_pass(self, one: upstream.Operation, other: upstream.Operation) -> bool:
@@ -121,7 +121,7 @@ class Chains:
         return sum(slice_bytes(x, self._layout) for x in moved)
 
     def is_written(self, tensor: upstream.Tensor) -> bool:
-        """Whether a tensor is written to memory, and not an intermediate result of a kernel."""
+        """Whether a tensor is written to memory; intermediate results of a kernel are not."""
         op = tensor.operation
         if op not in self._chain_of or tensor in self._needed:
             return True

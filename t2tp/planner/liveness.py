@@ -56,7 +56,7 @@ class Liveness:
         self._placed = placed
         stage = layout.storage.stage
         self._buffers = software.keeps_buffers and stage < 3
-        # A processor reduces its shard of a gradient within the buffer of the whole gradient.
+        # A processor's reduced shard of a gradient stays in the buffer of the whole gradient.
         self._shards_in_place = self._buffers and stage < 2
         self._retained = Retained(placed, outputs, layout, software)
         self._root: dict[upstream.Tensor, upstream.Tensor] = {}
@@ -89,7 +89,8 @@ class Liveness:
         if isinstance(op, upstream.WhileLoopOperation):
             self._pass_on(i, op)
         elif each.is_view and op.inputs:
-            # A recomputed function's inputs come before its results.
+            # The inputs of a recomputed function's operation are the function's inputs and results.
+            # Its outputs are views of the results.
             is_recomputed = isinstance(op, upstream.CustomGradientOperation)
             sources = op._fn_outputs if is_recomputed else op.inputs
             for y, x in zip(op.outputs, sources, strict=False):
@@ -132,7 +133,7 @@ class Liveness:
     def _pass_on(self, i: int, op: upstream.WhileLoopOperation) -> None:
         """Gives each output of a loop a buffer, from the loop's first operation on.
 
-        It is a sum over the iterations, to which each addend is added as soon as it is computed.
+        An output is a sum over the iterations: each addend is added as soon as it is computed.
         """
         inside = set(op._body_ops)
         begin = next((n for n, p in enumerate(self._placed) if p.operation in inside), 0)
@@ -193,7 +194,7 @@ class Liveness:
 
 
 def _in_place(each: Placed, new: Sequence[int], gone: Sequence[int]) -> float:
-    """Returns the bytes of outputs that reuse inputs which no other operation reads."""
+    """Returns the bytes of an output that reuses the buffer of an input after its last use."""
     if kind_of(each.operation) != ELEMENTWISE or len(new) != 1:
         return 0.0
     return float(new[0]) if new[0] in gone else 0.0
@@ -203,7 +204,7 @@ _LAYER = re.compile(r"\blayer_\d+")
 
 
 def _points(placed: Sequence[Placed], has_buffers: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yields each operation's part of the step, and the purposes that a further layer adds to."""
+    """Yields each operation's part of the step, and the purposes to which more layers add bytes."""
     always = ("gathered", "gradients") if has_buffers else ()
     kept = ("kept", *always) if has_buffers else ("kept", "gathered")
     gradients = always or ("gradients",)

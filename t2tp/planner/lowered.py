@@ -1,4 +1,4 @@
-"""A step lowered for one processor, as counts of work, traffic and memory."""
+"""A step lowered for one processor: counts of work and traffic, and bytes of memory."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class LoweredStep:
 
     Attributes:
       layout: mesh and rules.
-      work: number of operations by their work. Less than one of an operation that is dealt out to
-        more processors than these layers have matrices for: see `Hooks.unpadded_share`.
-      traffic: number of collectives by their traffic, likewise.
-      variables: bytes of a processor by purpose: `weights` and `optimizer`.
+      work: number of operations by their work. A number may be below 1 if the lowered layers have
+        fewer matrices than there are processors to share them: see `Hooks.unpadded_share`.
+      traffic: number of collectives by their traffic, with the same exception.
+      variables: bytes of a processor's variables by purpose: `weights` and `optimizer`.
       shapes: number of the model's trainable variables by their dimensions.
       memory: the peaks of the parts of the step, without variables.
       layer_bytes: see `Liveness`.
@@ -87,9 +87,9 @@ class LoweredStep:
         """Counts the operations of a processor.
 
         Args:
-          placed: in program order.
+          placed: the operations, in program order.
           needed: outputs of the program.
-          graph: that they are of.
+          graph: the program's graph.
           layout: mesh and rules.
           software: see `from_program`.
           unused: trainable variables that this processor does not have.
@@ -133,7 +133,8 @@ class LoweredStep:
 
         def added(name: str) -> Counter:
             mine, long, short = (getattr(step, name) for step in (self, longer, shorter))
-            # Sums that only one of the two reduces together with others have negative counts.
+            # Small sums share all-reduces, and the two steps may group them differently. So counts
+            # may be negative.
             keys = {**mine, **long, **short}
             totals = {key: mine[key] + times * (long[key] - short[key]) for key in keys}
             return Counter({key: total for key, total in totals.items() if total})
@@ -199,7 +200,7 @@ def _variables(
             continue
         is_slot = any(variable.name.startswith(f"{name}/") for name in updated)
         purpose = "optimizer" if is_slot and not variable.trainable else "weights"
-        # The shape of a variable is that at rest.
+        # A variable's shape is its shape at rest, as ZeRO shards it.
         held[purpose] += math.prod(layout.slice_size(variable.shape)) * variable.slice_dtype.size
     return held
 

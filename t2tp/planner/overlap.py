@@ -1,10 +1,10 @@
 """The communication that overlaps with computation.
 
-A collective of weights or gradients overlaps with the computation of the other layers; one of
-activations in the backward pass with the gradients of the same layer's weights, and in the forward
-pass, tile by tile, with the matmul next to it. A stack says which share of them it overlaps at most
-(`overlap`, `overlap_activations`, `overlap_forward`). It cannot hide more than there is to compute
-meanwhile. For example, with overlap = 0.9:
+Collectives of weights and gradients overlap with the computation of other layers. Collectives of
+activations overlap in the backward pass with the gradients of the same layer's weights, and in the
+forward pass, tile by tile, with the next matmul. A software stack limits the share of collectives
+that overlap (`overlap`, `overlap_activations`, `overlap_forward`). The time of the simultaneous
+computation is another limit. For example, with overlap = 0.9:
 
     gradients 4 s, backward pass 10 s                   3.6 s hidden, 0.4 s exposed
     gradients 4 s, backward pass  3 s                   3.0 s hidden, 1.0 s exposed
@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from t2tp.planner.cluster_file import SoftwareStack
 from t2tp.planner.work import BACKWARD, FORWARD, PRODUCT, SEND, Traffic, Work
 
-# The fraction of each pass's products that activations' collectives can overlap with: those that
-# compute gradients of weights, and those next to a collective.
+# The fraction of each pass's products with which collectives of activations can overlap: in the
+# backward pass the products that compute gradients of weights, in the forward pass all.
 _PRODUCTS = {BACKWARD: 0.5, FORWARD: 1.0}
 
 
@@ -46,7 +46,7 @@ def hidden_seconds(
             groups[phase, t.of_state, min(t.times, passes)][t] = share * seconds
     hidden: dict[Traffic, float] = {}
     for (phase, of_state, times), wanted in groups.items():
-        # A collective that runs once after all microbatches overlaps with the last one only.
+        # A collective that runs once, after all microbatches, overlaps only with the last one.
         most = compute[phase, of_state] * times / passes
         scale = min(1.0, most / (sum(wanted.values()) or 1.0))
         hidden |= {t: scale * seconds for t, seconds in wanted.items()}
@@ -55,7 +55,7 @@ def hidden_seconds(
 
 def _share(traffic: Traffic, stack: SoftwareStack) -> float:
     """Returns the share of a collective that the stack overlaps at most."""
-    if traffic.part == SEND:  # The schedule has the stages that wait for it.
+    if traffic.part == SEND:  # Waiting for messages is part of the schedule's time.
         return 0.0
     if traffic.of_state:
         waits = stack.waits_for_gathers and traffic.kind == "allgather"
@@ -63,6 +63,7 @@ def _share(traffic: Traffic, stack: SoftwareStack) -> float:
     if traffic.phase == FORWARD or traffic.is_recomputed:
         return stack.overlap_forward
     if stack.gathers_again and traffic.kind == "allgather":
-        # Half of them repeat the forward pass's, and a matmul needs the results of the others.
+        # Half of these gathers repeat the forward pass's gathers. A matmul needs the results of the
+        # other half.
         return (stack.overlap_activations + stack.overlap_forward) / 2
     return stack.overlap_activations

@@ -135,8 +135,8 @@ class Plan:
       memory_point: part of the step with the peak.
       memory_by_point: bytes by purpose at the peak of each part of the step.
       fragmentation: bytes to allow for the allocator's fragmentation at this peak.
-      memory_limit: bytes of a device.
-      usable_memory: bytes of a device, without the headroom.
+      memory_limit: bytes of a device's memory.
+      usable_memory: bytes of a device's memory without the headroom.
       model_flops: FLOPs of a step on the whole mesh, with all scores of attention.
       causal_flops: FLOPs without the scores that a causal mask hides.
       recomputed_flops: FLOPs of a processor that repeat the forward pass.
@@ -292,12 +292,12 @@ def _costs(step: LoweredStep, cluster: ClusterFile) -> list[Cost]:
     """Returns the seconds of operations and collectives by kind and phase."""
     compute = ComputeCost(cluster, step.layout.size)
     collective = CollectiveCost(cluster, step.layout.mesh_shape)
-    # What is dealt out to processors is not less than a whole.
+    # Counts may be fractions (see `LoweredStep.work`), but a processor executes whole operations.
     counts = {w: math.ceil(round(n, 6)) * w.times for w, n in step.work.items()}
     sends = {t: math.ceil(round(n, 6)) * t.times for t, n in step.traffic.items()}
     work = {w: n * compute.seconds(w) for w, n in counts.items()}
     if cluster.software.keeps_buffers and step.layout.storage.stage < 3:
-        # Megatron's buffers of gradients are scaled before they are reduced, and set to zero.
+        # Megatron scales its buffers of gradients before reducing them, and sets them to zero.
         peak = step.memory[-1].by_purpose
         passes = _BUFFER_PASSES * (peak.get("gradients", 0) + peak.get("sums", 0))
         buffers = Work(ELEMENTWISE, UPDATE, 1, "float32", 0.0, passes)
@@ -344,7 +344,7 @@ def _memory(peak: Memory, step: LoweredStep, cluster: ClusterFile) -> dict[str, 
         if peak.point not in WITH_ACTIVATIONS and stack.unsharded_layers:
             memory["buffers"] += (_BFLOAT16 + _FLOAT32) * layer
     processes = cluster.processes / step.layout.size if cluster.device.cores else 1
-    # Virtual devices share cores, and a device that waits for a core holds no temporaries.
+    # Virtual devices share cores. A device that waits for a core holds no temporaries.
     if cluster.device.cores:
         memory["temporary"] *= min(1.0, cluster.device.cores * processes)
     memory["reserved"] = cluster.device.reserved * processes
@@ -352,7 +352,7 @@ def _memory(peak: Memory, step: LoweredStep, cluster: ClusterFile) -> dict[str, 
 
 
 def _fragmentation(memory: Mapping[str, float], stack: SoftwareStack) -> float:
-    """Returns the bytes that the allocator cannot use, of those allocated in each step."""
+    """Returns the share of the bytes allocated in each step that the allocator cannot use."""
     lasting = {"weights", "optimizer", "features", "reserved"}
     if stack.keeps_buffers:
         lasting |= {"gradients", "gathered"}
@@ -362,7 +362,8 @@ def _fragmentation(memory: Mapping[str, float], stack: SoftwareStack) -> float:
 def _interval(costs: list[Cost], seconds: float, residual: float) -> tuple[float, float]:
     """Returns the range of a step's seconds.
 
-    The constants of compute, memory and links err independently, and so does the model.
+    The errors of four sources are independent: the constants of compute, memory and links, and the
+    planner's own error.
     """
     parts: defaultdict[str, float] = defaultdict(float)
     for cost in costs:

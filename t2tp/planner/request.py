@@ -18,7 +18,7 @@ from t2tp.planner.stages.staged_step import StagedStep, staged_plan
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Feature, Mesh, StepFn
 
-# The schedule's length does not change a step's cost.
+# Length of the learning-rate schedule, which does not change a step's cost.
 _TRAIN_STEPS = 100_000
 
 
@@ -32,7 +32,7 @@ class Request:
       hparams: hparams, with mesh shape and layout.
       vocab_sizes: vocabulary sizes of the features.
       features: function from hparams to the features of a global batch.
-      lowered_before: lowered programs, which plans share.
+      lowered_before: cache of lowered programs, shared between plans.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Request:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step: the positions of its largest feature, or the rows of images."""
+        """Tokens of a step: the positions of the largest feature, or the number of images."""
         shapes = [feature.shape for feature in self.features(self.hparams).values()]
         names = ("batch", "length")
         return max(
@@ -106,7 +106,7 @@ class Request:
         )
 
     def _for_software(self, cluster: ClusterFile) -> HParams:
-        """Returns the hparams of other software, which keeps the whole logits."""
+        """Returns hparams without chunks of the loss, if the stack saves the whole logits."""
         whole = {"loss_chunk": -1} if cluster.software.attention != "engine" else {}
         return with_values(self.hparams, whole)
 

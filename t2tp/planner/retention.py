@@ -58,7 +58,7 @@ class Retained:
         self._layout = layout
         self._software = software
         self._chains = Chains(placed, outputs, layout) if software.fuses else None
-        # A recomputed function does not save the masks of its first execution.
+        # Operations that are recomputed: the masks of their first execution are not saved.
         self._repeated = {
             op
             for each in placed
@@ -86,7 +86,7 @@ class Retained:
         is_loss = isinstance(op, CrossEntropyGradOperation)
         for i, x in enumerate(op.inputs):
             if is_loss and i == 0 and self._software.float32_logits == 1:
-                continue  # It reads the float32 copy, and the logits are freed.
+                continue  # The gradient reads the float32 copy; the logits are freed earlier.
             if each.phase == BACKWARD and not each.is_recomputed:
                 x = self._gathered.get(x, x)
             if self._chains is None:
@@ -134,7 +134,7 @@ class Retained:
         options = op._options
         if self._software.has_kernel:
             return _FLOAT32 * slice_elements(result, self._layout) // result.shape.dims[-1].size
-        if options.is_blockwise:  # Each score is recomputed, and not even the sums are saved.
+        if options.is_blockwise:  # Scores are recomputed, and softmax sums are not saved either.
             return 0
         weights = op.outputs[1]
         size = slice_bytes(weights, self._layout)
@@ -144,7 +144,7 @@ class Retained:
 
 
 def _gathers_activations(each: Placed) -> bool:
-    """Whether it gathers activations in the forward pass."""
+    """Whether an operation gathers activations in the forward pass."""
     is_gather = any(collective.kind == "allgather" for collective in each.collectives)
     is_reshape = isinstance(each.operation, upstream.ReshapeOperation)
     return is_reshape and is_gather and each.phase == FORWARD and not each.is_of_state

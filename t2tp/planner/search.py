@@ -1,9 +1,9 @@
 """Searches for the meshes, layouts and hparams that train a model fastest.
 
 A search for 3,072 devices has hundreds of thousands of candidates, and lowering one program takes
-about a second. So a search has two steps. A quick `Estimate`, from a single row lowered on one
-device, drops the candidates that need far too much memory and sorts the rest. Then the first few
-are lowered and planned, until `top` of them fit. Only plans of lowered programs are reported.
+about a second. So a search has two steps. First, a quick `Estimate`, from a single row lowered on
+one device, rejects the candidates that do not fit and sorts the rest. Then the first candidates are
+lowered and planned, until `top` of them fit. Only plans of lowered programs are reported.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from t2tp.suggestions import check_known
 # Max number of devices to propose.
 _MOST_DEVICES = 1 << 16
 _DAY = 86_400  # Seconds.
-# Max ratios between an estimate and the plan of the lowered program, for seconds and bytes.
+# Assumed max ratios between an estimate and the plan of the lowered program, for seconds and bytes.
 _SECONDS_ERROR, _BYTES_ERROR = 1.5, 1.05
 # Number of the best candidates whose axes are also tried in other orders.
 _PERMUTED = 500
@@ -109,7 +109,7 @@ class Search:
           days: max days of the training.
 
         Returns:
-          the proposals for that number of devices, fastest first.
+          The proposals for that number of devices, fastest first.
 
         Raises:
           NothingFitsError: no number of devices is fast enough with this batch.
@@ -237,7 +237,7 @@ class Search:
         )
 
     def _smallest_number(self) -> int:
-        """Returns the smallest multiple (a power of two) that fits by the estimate, or 0."""
+        """Returns the smallest `devices` x 2^n on which the model may fit by the estimate; or 0."""
         numbers = [self.devices << i for i in range(1, 16) if self.devices << i < _MOST_DEVICES]
         return next((n for n in numbers if any(self._candidates_that_fit(n, 1.0))), 0)
 

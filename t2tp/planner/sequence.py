@@ -17,7 +17,7 @@ from t2tp.pipeline.loop import PipelineLoop
 from t2tp.pipeline.schedule import Action
 from t2tp.planner.work import BACKWARD, FORWARD, LOOP, UPDATE, VIEW
 
-# The pipeline stages with more work than the others.
+# The pipeline stages that have parts of the model besides layers.
 FIRST, LAST = "first", "last"
 
 
@@ -33,7 +33,7 @@ class Placed:
       collectives: collectives that its lowering emits.
       part: entries of a pipeline's schedule that it belongs to; see `Work.part`.
       stage: `first` or `last` if only that pipeline stage executes it.
-      passes_on: whether it only passes its inputs on.
+      passes_on: whether it returns its inputs unchanged.
     """
 
     operation: upstream.Operation
@@ -64,7 +64,7 @@ class Placed:
     def is_of_state(self) -> bool:
         """Whether its collectives carry weights or gradients, and not activations."""
         op = self.operation
-        if isinstance(op, MicrobatchSums):  # The loop reduces its sums at its end.
+        if isinstance(op, MicrobatchSums):  # At its end, the loop reduces sums of gradients.
             return True
         if isinstance(op, upstream.ReshapeOperation):
             return any(axes_at_rest(dim.name) for dim in op.outputs[0].shape.dims)
@@ -100,7 +100,7 @@ def program_order(
 def as_soon_as_possible(placed: Sequence[Placed]) -> list[Placed]:
     """Moves the casts and reduce-scatters of each gradient to where the gradient is computed.
 
-    The graph has them after the whole backward pass, and a processor executes an operation as soon
+    In the graph they follow the whole backward pass, but a processor executes an operation as soon
     as its inputs are ready.
     """
     followers: dict[upstream.Tensor, list[Placed]] = {}
@@ -139,7 +139,7 @@ def is_sharding(each: Placed) -> bool:
 def _with_unneeded(
     placed: Sequence[Placed], operations: Sequence[upstream.Operation]
 ) -> list[Placed]:
-    """Adds the copies that no output needs, with the collectives of their originals."""
+    """Adds the recomputed copies that no output needs, with the collectives of their originals."""
     live = {each.operation for each in placed}
     original: dict[str, Placed] = {}
     for each in placed:
@@ -233,7 +233,8 @@ def _set_phases(placed: Sequence[Placed]) -> None:
 def _place(collectives: Sequence[Collective], placed: Sequence[Placed]) -> None:
     """Assigns each collective to the operation that emitted it.
 
-    Both are in program order, except for gathers of weights, which are emitted earlier.
+    Collectives and operations are in program order, except for gathers of weights, which are
+    emitted earlier.
     """
     gathers: dict[str, list[Placed]] = {}
     places: dict[str, list[int]] = {}
@@ -246,7 +247,8 @@ def _place(collectives: Sequence[Collective], placed: Sequence[Placed]) -> None:
     for collective in collectives:
         name = collective.operation
         if name in gathers:
-            # Recomputed copies have the name of their original, come later, and gather as much.
+            # Recomputed copies have the name of their original. They come later, and each has the
+            # same number of gathers.
             i = seen[name] * len(gathers[name]) // emitted[name]
             gathers[name][i].collectives += (collective,)
             seen[name] += 1

@@ -23,8 +23,8 @@ from t2tp.planner.work import (
 def kind_of(op: upstream.Operation) -> str:
     """Returns the kind of an operation's work.
 
-    An einsum that sums over nothing is element-wise, and one of a single tensor copies it. An
-    operation with `matmul_flops` counts as a convolution unless it declares a kind.
+    An einsum without a summed dimension is element-wise, and an einsum of a single tensor is a
+    copy. An operation with `matmul_flops` counts as a convolution unless it declares a kind.
     """
     if isinstance(op, upstream.EinsumOperation):
         if len(op.inputs) < 2:
@@ -61,7 +61,8 @@ def work_of(placed: Placed, layout: Layout) -> Work:
     if isinstance(op, upstream.Variable):  # It casts a weight to the dtype of the activations.
         moved += math.prod(layout.slice_size(op.shape)) * op.slice_dtype.size
     if isinstance(op, BatchNormOperation) and placed.collectives:
-        moved *= 2  # The kernel that finds a slice's statistics also normalizes by them.
+        # TensorFlow's kernel that computes a slice's statistics also normalizes the slice.
+        moved *= 2
     largest = max(tensors, key=lambda x: x.shape.size, default=None)
     sizes: tuple[int, ...] = ()
     details: dict[str, Any] = {}
@@ -120,7 +121,7 @@ def _attention(
     options = op._options
     keys = min(k.shape.dims[-2].size, options.window or k.shape.dims[-2].size)
     sizes = (math.prod(outer), length, keys, d_kv)
-    # Backward, blockwise attention computes the scores again.
+    # Blockwise attention computes the scores again in the backward pass.
     products = 2 if is_forward else 4 if not options.is_blockwise else 5
     details = {
         "causal": options.causal and not options.window,

@@ -83,7 +83,7 @@ def search_text(proposals: Sequence[Proposal], train_tokens: float = 0.0) -> str
 
 
 def slower_text(best: Plan, other: Plan) -> str:
-    """Returns which parts of a step make it slower than the best one, and which part is faster."""
+    """Explains why a step is slower than the best one: its slower parts, and its fastest part."""
     more, less = other.parts, best.parts
     changes = sorted(((more[name] - less[name], name) for name in {**more, **less}), reverse=True)
     least = best.seconds / 1000
@@ -94,7 +94,7 @@ def slower_text(best: Plan, other: Plan) -> str:
 
 
 def training_text(plan: Plan, tokens: float) -> str:
-    """Returns the days that a training takes, and its price if that is known."""
+    """Formats the days that a training takes, and its price if the price is known."""
     price = price_of(plan, tokens)
     costs = f" and costs {price:,.0f}" if price else ""
     return f"{days_of(plan, tokens):,.1f} days on {plan.devices:,} devices{costs}"

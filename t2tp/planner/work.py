@@ -18,7 +18,7 @@ MEMORY_BOUND = (ELEMENTWISE, COPY, RANDOM, *_PASSES)
 # The kinds that a compiler fuses with each other.
 FUSED = (ELEMENTWISE, RANDOM)
 
-# Kinds without work of their own: outputs that are the inputs, constants and features, and loops.
+# Kinds without work: views of the inputs, constants and features, and loops.
 VIEW, FREE, LOOP = "view", "free", "loop"
 KINDS = (*COMPUTE_BOUND, *MEMORY_BOUND, VIEW, FREE, LOOP)
 
@@ -75,7 +75,7 @@ class Traffic:
       times: number of executions in a step.
       num_bytes: bytes that a processor puts in.
       of_state: whether it carries gradients or weights, and not activations.
-      is_recomputed: whether it repeats one of the forward pass.
+      is_recomputed: whether it repeats a collective of the forward pass.
       part: see `Work`.
     """
 
@@ -109,7 +109,7 @@ class Memory:
 
     Attributes:
       point: the point, in words.
-      layers: purposes of `Liveness.layer_bytes` that each further layer adds to here.
+      layers: purposes of `Liveness.layer_bytes` to which each further layer adds bytes here.
       by_purpose: bytes by purpose.
     """
 

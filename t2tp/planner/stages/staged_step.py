@@ -187,7 +187,7 @@ class StagedStep:
         )
 
     def _kept_bytes(self, chunk: Chunk) -> float:
-        """Returns the bytes that a chunk saves of a microbatch. The last one saves its results."""
+        """Returns the bytes that a chunk saves per microbatch; the last one also saves results."""
         layers = [max(1, chunk.layers)] * len(self.lowering.stacks)
         steps = self.lowering.of(*layers)
         results = steps.results[chunk.stack] if chunk.place == LAST else 0
@@ -202,12 +202,12 @@ class StagedStep:
         return dataclasses.replace(peak, by_purpose=by_purpose)
 
     def kept_of_others(self, stage: int) -> float:
-        """Returns the max bytes that a stage saves in addition to one microbatch."""
+        """Returns the max bytes that a stage saves for microbatches other than the current one."""
         own = sum(self._kept_bytes(chunk) for chunk in self.stages[stage])
         return max(0.0, self._kept_at_most[stage] - own)
 
     def message(self, chunk: int, phase: str) -> Traffic:
-        """Returns the message of a processor to a neighbor after a chunk's layers."""
+        """Returns the message that a processor sends to a neighbor after a chunk's layers."""
         stack = chunk // self.layout.pipeline.chunks
         layers = [1] * len(self.lowering.stacks)
         size = self.lowering.of(*layers).messages[stack]
@@ -299,7 +299,7 @@ def staged_plan(step: StagedStep, cluster: ClusterFile, *details: Any) -> Plan:
 def _of_each_kind(step: StagedStep, timing: Timing) -> list[int]:
     """Returns one stage of each kind, and the busiest stage.
 
-    The first stage of a kind saves most activations.
+    A kind is represented by its first stage, which saves most activations.
     """
     found: dict[tuple, int] = {}
     for stage, chunks in enumerate(step.stages):

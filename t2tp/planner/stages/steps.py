@@ -33,8 +33,8 @@ from t2tp.program.abstract_program import AbstractProgram
 from t2tp.program.program import Feature
 
 MIDDLE = "middle"
-# The parts of the model that only some stages have: its beginning or its end. So
-# first + last = whole step + one middle stage.
+# Kind of stage -> the parts of the model that it has besides layers: the model's beginning or end.
+# So first + last = whole step + one middle stage.
 _HAVE = {FIRST: (FIRST,), MIDDLE: (), LAST: (LAST,)}
 
 # Stages and microbatches of the lowered program.
@@ -66,7 +66,7 @@ class StageSteps:
         Args:
           program: program of a training step.
           stages: number of stages of the real pipeline.
-          software: see there.
+          software: see `LoweredStep.from_program`.
         """
         layout = program.layout
         log = program.collective_log()
@@ -135,7 +135,7 @@ def _of(placed: Sequence[Placed], have: Sequence[str]) -> list[Placed]:
 
 
 def _in_entries(traffic: Counter[Traffic], part: str) -> Counter[Traffic]:
-    """Moves the reductions that the loop itself does in each iteration to an entry."""
+    """Assigns reductions that the loop runs in each iteration to an entry of the schedule."""
     return Counter(
         {
             dataclasses.replace(t, part=part)

@@ -26,7 +26,7 @@ class Timing:
     Attributes:
       seconds: seconds from the beginning of the first entry to the end of the last.
       busy: seconds of work of each stage, messages included.
-      sends: number of each stage's messages, by action and by the chunk that they leave.
+      sends: for each stage, the number of messages by action and by the chunk that they leave.
     """
 
     seconds: float
@@ -41,7 +41,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Table:
-    """A schedule, which may be too long to write down.
+    """A schedule, whose table may be too long to construct.
 
     Attributes:
       name: name of the schedule, or path of its file.
@@ -57,7 +57,9 @@ class Table:
 
     @functools.cached_property
     def short(self) -> tuple[Schedule, Schedule, int]:
-        """Two shorter tables, and the number of groups that the first lacks; or the table twice.
+        """Two shorter tables, and the number of groups that the first table lacks.
+
+        Both are the whole table if it is short.
 
         Raises:
           ScheduleError: there is no such table.
@@ -75,7 +77,7 @@ class Table:
 
     @property
     def splits_backward(self) -> bool:
-        """Whether the gradients of the weights have entries of their own."""
+        """Whether the gradients of the weights have separate entries."""
         return self.short[0].splits_backward
 
     def run(self, seconds: Sequence[EntrySeconds], message: Sequence[float]) -> Timing:
