@@ -147,7 +147,7 @@ class Estimate:
             return 0.0
         gathers_again = c.sequence_parallel and self._cluster.software.gathers_again
         # Two all-reduces in a layer's forward pass, and two in its backward pass. Recomputation
-        # repeats one of them. Gathering two inputs again costs as much as an all-reduce.
+        # repeats one of them. Gathering two inputs again takes the time of one all-reduce.
         again = (c.recompute == "layer") + gathers_again
         return (4 + again) * self._layers * self._sent(c, "allreduce", self._stream * micro)
 
