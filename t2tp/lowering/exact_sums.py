@@ -13,7 +13,7 @@ adds the two halves, and so continues the same tree. With two microbatches, each
 
 A sum over rows and positions, such as a weight's gradient on `seq:2` with `length:seq`, is computed
 from whole rows: an all-to-all gives each processor all positions of half of its rows. Then the axis
-splits rows instead of positions, and the sum over it is one more level of the batch's tree.
+splits rows instead of positions, and the sum over it continues the batch's tree.
 """
 
 import contextlib

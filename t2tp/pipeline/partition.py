@@ -124,8 +124,8 @@ class Partition:
                 "The layout splits the layers, and this model has no stack of layers to split"
                 " (t2tp.layers.stack.Stack): drop the rule."
             )
-        # For each boundary, the tensors that depend on it, up to the next boundaries. `_read` finds
-        # out with them which addends of a sum belong to which piece.
+        # For each boundary, the tensors that depend on it, up to the next boundaries. `_read` uses
+        # them to find out to which piece an addend of a sum belongs.
         self._of: dict[Boundary, set[upstream.Tensor]] = {}
         for chunk, exits in enumerate(self.exits):
             for num_layers, exit_op in exits.items():
@@ -199,7 +199,7 @@ class Partition:
     def _before(self, chunk: int) -> Piece | None:
         enter = self.enters[chunk]
         given = self.exit_of(chunk - 1).outputs if chunk else []
-        if enter.inputs == given:
+        if enter.inputs == given:  # The previous chunk's outputs enter unchanged.
             return None
         operations, _ = self._live(enter.inputs, given, self._boundaries(chunk - 1), None)
         return Piece(operations, given, enter.inputs)
@@ -211,6 +211,7 @@ class Partition:
         results: list[upstream.Tensor] = []
         given: list[upstream.Tensor] = []
         if chunk:
+            # The piece also computes the gradients w.r.t. the previous chunk's outputs.
             before = self.exit_of(chunk - 1)
             given = before.outputs
             results = before.backward.inputs if before.backward else []
@@ -334,7 +335,7 @@ class Partition:
                 changed.update(op.outputs)
             elif any(t in changed for t in read):
                 made.append(copies.copy(op))
-                op.graph.operations.pop()
+                op.graph.operations.pop()  # Only this piece has the copy, not the graph.
                 changed.update(op.outputs)
             else:
                 made.append(op)

@@ -201,7 +201,7 @@ class Estimate:
         is_sharded = at_rest and c.zero_stage > 0
         in_layers, all_of_them = self._weights(c.data, c.expert, c.model, c.split, is_sharded)
         # If each stage has only the weights that it uses, one stage has the embedding and another
-        # the logits' matrix. So a stage has at most half of the weights outside the layers.
+        # the logits' matrix. So a stage has about half of the weights outside the layers.
         is_shared = c.stages > 1 and self._cluster.software.weights_where_used
         outside = (all_of_them - in_layers) / (2 if is_shared else 1)
         return in_layers * self._share_of_stage(c) + outside
@@ -209,7 +209,7 @@ class Estimate:
     def _count_weights(
         self, data: int, expert: int, model: int, split: tuple[str, ...], is_sharded: bool
     ) -> tuple[float, float]:
-        """Returns the number of a processor's weights in the layers, and in all."""
+        """Returns the number of a processor's weights in the layers, and in the whole model."""
         of = Candidate(data, model, 1, "none", int(is_sharded), False, expert, split=split)
         layout = Layout(of.mesh_shape, of.layout, Storage(of.zero_stage))
         sizes = {
@@ -230,7 +230,8 @@ class Estimate:
         is_sharded = c.zero_stage >= 2
         are_whole = not is_sharded or c.stages > 1
         gradients = _GRADIENT * (is_sharded * at_rest + are_whole * weights)
-        # Unsharded weights that have the activations' dtype need no copy.
+        # Unsharded weights that have the activations' dtype need no copy. ZeRO stage 3 gathers the
+        # weights of one layer at a time.
         copied = self._activation if c.zero_stage or self._activation < _WEIGHT else 0
         gathered = weights * copied / (self._layers if c.zero_stage == 3 else 1)
         micro = rows / c.data / c.microbatches
