@@ -4,7 +4,7 @@ PEFT has two matrices for each adapted module, `lora_A.weight` [rank, in] and `l
 rank] (https://huggingface.co/docs/peft/developer_guides/checkpoint). One of their modules may join
 several of our weights: GPT-2's `c_attn` joins queries, keys and values. The adapters of these
 weights then become one adapter of a larger rank, with the A matrices stacked and the B matrices in
-block-diagonal form. If one of our weights has all experts, they have a module per expert.
+block-diagonal form. One of our weights may have all experts; their model has a module per expert.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _product(tuned: Checkpoint, part: Slice) -> np.ndarray:
     """Returns a slice of the product A B, in the shape of a slice of the adapted weight."""
     down, up = (tuned.shapes()[f"{part.name}{end}"] for end in (DOWN, UP))
     rank = down[-1]
-    experts = len(down) + len(up) - len(part.shape) - 2  # 1 if each expert has its own, else 0
+    experts = len(down) + len(up) - len(part.shape) - 2  # 1 if each expert has an adapter, else 0
     reduced = len(down) - 1  # dimensions before the rank, with the experts
     begin, size = part.begin, part.size
     a = _read(tuned, f"{part.name}{DOWN}", (*begin[:reduced], 0), (*size[:reduced], rank))

@@ -38,7 +38,8 @@ def local_directory(name: str, cluster: Cluster) -> Path:
 
     Raises:
       ConversionError: the model cannot be downloaded, or t2tp does not support its type.
-      ModuleNotFoundError: the library `huggingface_hub` is not installed; says how to install it.
+      ModuleNotFoundError: the library `huggingface_hub` is not installed; the message says how to
+        install it.
     """
     path, match = Path(name).expanduser(), _NAME.fullmatch(name)
     if match is None or path.exists():
@@ -61,14 +62,14 @@ def _download(model: str, revision: str | None) -> Path:
         files = read_json(directory / INDEX_FILE, {"weight_map": dict}).get("weight_map") or {}
         untrusted_json.check_values(files, directory / INDEX_FILE, str)
         weights = sorted(set(files.values()))
-    # The directory's name is the commit: all files come from the same one.
+    # The directory's name is the commit, so that all files come from the same commit.
     return _snapshot(model, directory.name, weights)
 
 
 def _snapshot(model: str, revision: str | None, files: list[str] | tuple[str, ...]) -> Path:
     """Downloads files of a model.
 
-    Error messages do not quote the library's, so that no access token is ever printed.
+    Error messages do not quote the library's messages, so that no access token is ever printed.
     """
     with optional_import(
         f"there is no directory {model}, and to download it needs the library huggingface_hub:"

@@ -30,7 +30,7 @@ class _Box:
     def read(self, source: ModelDirectory, dtype: tf.DType) -> tuple[Slice, np.ndarray]:
         """Returns the slice and its values, converted to a dtype."""
         view = self.piece.view(source.tensor(self.piece.theirs).opened())
-        # A piece of one expert has a single index along the experts.
+        # The view of one expert's piece has size 1 along the experts.
         begin = self.begin if self.piece.expert is None else (0, *self.begin[1:])
         value = _read(view, begin, self.size, dtype.as_numpy_dtype)
         return Slice(self.variable.name, self.variable.shape, self.begin, self.size, dtype), value

@@ -78,7 +78,8 @@ TENSORS: dict[str, Callable[[HParams], Sequence[Entry]]] = {
     "vit": vit.tensors,
 }
 
-# Tried in this order for a run without config.json. A type may have several architectures.
+# The tables, in the order in which they are tried for a run without config.json. A type may have
+# several tables, one per architecture.
 _TABLES = (
     *("gpt2", "llama", "mistral", "qwen2", "gemma", "mixtral", "t5", "qwen3", "qwen3_moe", "olmo2"),
     *("olmo3", "granite", "smollm3", "phi3", "gemma2", "gemma3_text", "gpt_oss"),
@@ -136,7 +137,7 @@ def find_type(name: str, architectures: Sequence[str] | None = None) -> ModelTyp
 
     Args:
       name: the type, `model_type` in a config.
-      architectures: those that a config names; by default the first that t2tp has.
+      architectures: the architectures that a config names. Default: the type's first architecture.
 
     Raises:
       ConversionError: there is no such type or architecture.

@@ -77,7 +77,7 @@ def _write_window(hparams: HParams) -> dict[str, Any]:
     return {"sliding_window": hparams.attention_window if is_local else None}
 
 
-# All layers have a window, or none.
+# The part of models in which all layers have a window, or none.
 WINDOW = Part(("sliding_window",), _read_window, _write_window)
 
 
@@ -89,7 +89,7 @@ def _with_switch(entries: dict[str, Any]) -> dict[str, Any]:
     return {**entries, "use_sliding_window": entries["sliding_window"] is not None}
 
 
-# The same, if `use_sliding_window` is true.
+# As WINDOW, for models that ignore the window unless `use_sliding_window` is true.
 SWITCHED_WINDOW = Part(
     ("sliding_window", "use_sliding_window"),
     lambda config: _read_window({**config, "sliding_window": _used_window(config)}),
@@ -113,7 +113,7 @@ def _read_last(config: Config) -> dict[str, Any]:
     return _layers(config, _switched_types(config, [has_window and n >= first for n in numbers]))
 
 
-# Layers from `max_window_layers` on have a window.
+# The part of models in which layers from `max_window_layers` on have a window.
 WINDOW_OF_LAST_LAYERS = Part(
     ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers"),
     _read_last,
@@ -160,7 +160,7 @@ def _write_nope(hparams: HParams) -> dict[str, Any]:
     return {**_with_switch(_written(hparams, None)), "no_rope_layers": has_rope}
 
 
-# Some layers have no positions, and may have a window.
+# The part of models with layers that have no positions. Such a layer may have a window.
 WITHOUT_POSITIONS = Part(
     (
         *("layer_types", "sliding_window", "use_sliding_window"),

@@ -151,7 +151,7 @@ class ModelDirectory:
         return any(each in self.tensors for each in self._names(name))
 
     def _has_logits(self) -> bool:
-        """Whether logits have their own tensor, and it is not only a copy of the embedding."""
+        """Whether logits have a separate tensor, which is not merely a copy of the embedding."""
         if self.model_type.logits not in self.tensors:
             return False
         default = self.model_type.defaults.get("tie_word_embeddings", True)

@@ -14,8 +14,8 @@ from t2tp.huggingface.tensor_map import Entry
 from t2tp.toml import read_packaged
 from t2tp.untrusted_json import Types, check_types
 
-# Entries that are not in `config.json`: whether logits have their own tensor; the mask token, from
-# the tokenizer's files; and mean and standard deviation of images' channels, from the image
+# Entries that are added to `config.json`: whether logits have a separate tensor; the mask token,
+# from the tokenizer's files; and mean and standard deviation of images' channels, from the image
 # processor's file.
 HAS_LOGITS = "has_logits"
 MASK_TOKEN = "mask_token_id"
@@ -39,7 +39,7 @@ class ModelType:
 
     Attributes:
       name: `model_type` in the config.
-      architecture: the class in `architectures` that has the table's tensors.
+      architecture: name in the config's `architectures` of the class with the table's tensors.
       model: our registered model.
       hparams_set: our hparams set; a converted run gets the set's training hparams.
       problem: the default problem of a converted run.
@@ -49,7 +49,7 @@ class ModelType:
       without_effect: entries that do not change the logits of this type in `transformers`, in
         addition to the entries that have no effect for any type. All unknown entries are rejected.
       defaults: values of entries that configs may lack.
-      required: the values that entries must have, because t2tp supports no other values.
+      required: entry -> the only value that t2tp supports.
       logits: name of the tensor of logits, if it is not tied to the embedding.
       prefix: prefix of tensor names in files of the whole architecture. Files of the model without
         a head lack the prefix.
@@ -155,7 +155,7 @@ class ModelType:
         changed = {**kept, **new}
         if not self.different(changed, hparams):
             return changed
-        # How an entry is read depends on another entry, and that one has changed.
+        # An entry may mean something else now, because an entry that it depends on has changed.
         read = self._entries(self.parts)
         return {name: value for name, value in kept.items() if name not in read} | after
 
@@ -249,9 +249,10 @@ def _image_sizes(values: Mapping[str, Any]) -> dict[str, int]:
 def canonical(hparams: HParams) -> HParams:
     """Normalizes hparams, so that equal architectures have equal hparams.
 
-    `use_bias` is replaced by the other three flags of biases. If `attention_bias` is set,
-    `qkv_bias` is false. The pattern of layers is the shortest equivalent one. Defaults of 0 are
-    replaced by values, except that `d_v` is 0 if it equals `d_kv`.
+    `use_bias` is replaced by `attention_bias`, `mlp_bias` and `qkv_bias`. If `attention_bias` is
+    set, `qkv_bias` is false. The pattern of layers is the shortest equivalent one. An
+    `attention_multiplier` of 0, the default, is replaced by its value; `d_v` is 0 if it equals
+    `d_kv`.
     """
     result = hparams.copy()
     if "use_bias" in hparams:

@@ -1,9 +1,9 @@
 """How entries of a `config.json` become hparams, and back.
 
 Most entries correspond to one hparam each: `hidden_size` is `d_model`, and `hidden_act` is `mlp`
-with other names for the values. A type's table (`model_types/*.toml`) lists these, with a
-`Conversion` if the values differ. Other hparams depend on several entries at once, as for rotary
-positions. A `Part` converts such a group.
+with other names for the values. A type's table (`model_types/*.toml`) lists these entries, with a
+`Conversion` if the values differ. Other hparams depend on several entries, such as the hparams of
+rotary positions. A `Part` converts such a group.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -24,8 +24,8 @@ class Part:
       entries: names of the entries that `read` uses.
       read: returns the hparams from a config.
       write: returns the entries from canonical hparams; see `model_type.canonical`.
-      from_shapes: returns, from the shapes of a run's variables, the hparams that the run may leave
-        to its problem.
+      from_shapes: maps the shapes of a run's variables to hparams that may be unset in the run,
+        because its problem determines them.
     """
 
     entries: Collection[str]

@@ -1,4 +1,4 @@
-"""Reads and writes rotary positions in configs: base, scaling, and bases by kind of layer."""
+"""Reads and writes the rotary positions in configs: base and scaling, also by kind of layer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -40,12 +40,12 @@ _GPT_OSS = {
 }
 _FRACTION = "partial_rotary_factor"
 _ENTRIES = ("rope_parameters", "rope_scaling", "rope_theta", _FRACTION)
-# Kinds of layers that have rotary positions of their own in `rope_parameters`.
+# Kinds of layers that may have separate rotary positions in `rope_parameters`.
 _KINDS = ("full_attention", "sliding_attention")
 
 
 def _rope(config: Config, default: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Returns the entries of rotary positions from either place: newer configs nest them."""
+    """Returns the entries of rotary positions, which newer configs nest in one entry."""
     fraction = config.get(_FRACTION, 1.0)
     rope = config.get("rope_scaling") or config.get("rope_parameters") or default or {}
     return {"rope_theta": config.get("rope_theta", 10000.0), _FRACTION: fraction, **rope}
@@ -65,7 +65,7 @@ def _read_gpt_oss(config: Config) -> dict[str, Any]:
 
 
 def _write_gpt_oss(hparams: HParams) -> dict[str, Any]:
-    # gpt_oss without rope_scaling means yarn.
+    # In gpt_oss, a config without rope_scaling has yarn.
     return {"rope_scaling": {"rope_type": "default"}, **_write(hparams)}
 
 
@@ -92,7 +92,7 @@ def _by_kind(base: float, local_base: float | str) -> Part:
 
     Args:
       base: default base of layers without a window.
-      local_base: default base of layers with one, or the entry that has it.
+      local_base: default base of layers with a window, or name of the entry with this base.
     """
 
     def read(config: Config) -> dict[str, Any]:

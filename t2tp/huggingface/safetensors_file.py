@@ -3,8 +3,8 @@
 A file consists of the header's size (8 bytes, little-endian), the header, and the values. The
 header is JSON with the dtype, shape and position of each tensor
 (https://github.com/huggingface/safetensors#format). The library `safetensors` checks the header. We
-map the values into memory ourselves, because a slice of our variable is a strided view of their
-tensor, and because the library writes only whole files.
+map the values into memory ourselves, for two reasons: a slice of our variable is a strided view of
+their tensor, and the library can only write whole files.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class TensorInfo:
     """A tensor's dtype, shape and position in a file.
 
     Attributes:
-      path: path of its file.
-      dtype: its dtype's name in the file.
-      shape: its shape.
-      begin: the index of its first byte in the file.
+      path: path of the file.
+      dtype: name of the tensor's dtype in the file.
+      shape: shape of the tensor.
+      begin: index of the tensor's first byte in the file.
     """
 
     path: Path
@@ -79,7 +79,8 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
 
     Raises:
       ConversionError: the file is damaged or incomplete.
-      ModuleNotFoundError: the library `safetensors` is not installed; says how to install it.
+      ModuleNotFoundError: the library `safetensors` is not installed; the message says how to
+        install it.
       OSError: the file cannot be read.
     """
     with optional_import("reading weights needs the library safetensors: pip install -e '.[text]'"):

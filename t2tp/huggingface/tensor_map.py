@@ -8,9 +8,10 @@ Entry("h.{layer}.attn.c_attn.weight", "d_model (part heads d_kv)",
 maps GPT-2's matrix [768, 2304] to our three variables [768, 12, 64]. Their second dimension merges
 `part`, `heads` and `d_kv`, where `part` is the index of our variable. The last string gives the
 order of our dimensions. `{layer}` stands for the index of a layer. `{expert}` stands for the index
-of an expert: they have a tensor per expert, and our variable has all experts in its first
-dimension. In a sum, `(heads d_kv + kv_heads d_kv)`, the rows of several variables of different
-sizes follow each other. Each variable has its own entry, for one `term` of the sum.
+of an expert: their model has a tensor per expert, and our variable has all experts in its first
+dimension. In a sum, `(heads d_kv + kv_heads d_kv)`, the tensor's rows consist of the rows of
+several variables, one variable after another. Each of these variables has a separate entry, whose
+`term` is the variable's index in the sum.
 """
 
 import math
@@ -79,15 +80,15 @@ def layer_norm(theirs: str, ours: str, dim: str = "d_model") -> list[Entry]:
 
 @dataclass(frozen=True)
 class Piece:
-    """The correspondence of one of their tensors and one of our variables, or parts of the two.
+    """The correspondence of one of their tensors, or a part of it, and a part of our variable.
 
     Attributes:
       theirs: the tensor's name.
-      shape: its shape.
+      shape: the tensor's shape.
       rows: begin and end of our variable along the tensor's first dimension.
       sizes: the sizes of these rows' dimensions, with merged dimensions split.
       order: the permutation of these dimensions to our order.
-      part: the index along the first of the permuted dimensions, if that is `part`; otherwise None.
+      part: the index along the first permuted dimension if it is `part`; otherwise None.
       expert: the index along the first dimension of our variable; None: the piece is the full
         variable.
       is_copy: whether another piece has the same values, so that reading skips this one.
@@ -114,10 +115,10 @@ class Variable:
     """One of our variables, and the tensors with its values.
 
     Attributes:
-      name: its name.
-      dims: the names of its dimensions.
-      shape: its shape.
-      pieces: the pieces with its values, including copies.
+      name: the variable's name.
+      dims: the names of the variable's dimensions.
+      shape: the variable's shape.
+      pieces: the pieces with the variable's values, including copies.
     """
 
     name: str

@@ -10,8 +10,7 @@ from t2tp.suggestions import check_known
 
 _ONE_CLASS = "single_label_classification"
 
-# Maps activations in configs to our names. If several have the same name of ours, the first is
-# written.
+# Activation in configs -> our name. If several have the same name in t2tp, exports write the first.
 ACTIVATIONS = {
     "gelu_new": "gelu",
     "gelu_pytorch_tanh": "gelu",
@@ -21,7 +20,7 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-# The same for networks with a gate.
+# As ACTIVATIONS, for networks with a gate.
 _GATED = {
     "silu": "swiglu",
     "swish": "swiglu",
@@ -92,8 +91,8 @@ TOKEN = Conversion(lambda config, entry: _first_token(config[entry]))
 FIRST_TOKEN = Part(
     ("bos_token_id",),
     lambda config: {"bos_token_id": _first_token(config["bos_token_id"])},
-    # Some default pad tokens are outside a small vocabulary. Their models could not be created
-    # then.
+    # In `transformers`, default pad tokens may be outside a small vocabulary, and the model could
+    # then not be created.
     lambda hparams: {"bos_token_id": hparams.bos_token_id, "pad_token_id": None},
 )
 
@@ -133,7 +132,7 @@ def equal_heads(size: str, heads: str) -> Part:
     return Part((), lambda config: {"d_kv": config[size] // config[heads]})
 
 
-# The coefficient of the experts' balancing loss. A separate entry disables this loss.
+# The coefficient of the experts' balancing loss, which a separate entry enables.
 ROUTER_LOSS = Conversion(
     lambda config, entry: config[entry] if config.get("output_router_logits") else 0.0,
     also=("output_router_logits",),

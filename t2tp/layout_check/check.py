@@ -22,10 +22,10 @@ from t2tp.program.outputs import Outputs
 from t2tp.program.program import Feature, Mesh, StepFn
 from t2tp.program.variables import padded, real_part
 
-# Gradients below this fraction of the largest gradient are zero except for rounding. Optimizers
-# that divide by a gradient's size would make large updates from them.
+# Gradients below this fraction of the largest gradient are zero except for rounding. Their updates
+# are not compared, because optimizers that divide by a gradient's size make them large.
 _NEGLIGIBLE = 1e-9
-# Noise added to the weights: initial values of 0 or 1 would hide differences.
+# Standard deviation of the noise added to weights; initial values of 0 or 1 would hide differences.
 _NOISE = 0.05
 
 _Tensors = dict[str, upstream.Tensor]
@@ -117,7 +117,7 @@ class _Pair:
             name.partition(" ")[2]: wanted[name] for name in wanted if name.startswith("gradient ")
         }
         # Tensors of pipeline stages are inside a loop and differ between stages, so they are not
-        # compared. The updates show whether their gradients are right.
+        # compared. The updates show whether the stages' gradients are right.
         return [self._compare(name, wanted, found) for name in wanted if name in found]
 
     def compare_updates(self) -> list[Compared]:
@@ -145,7 +145,7 @@ class _Pair:
         return compared
 
     def _counts(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Returns a mask of a variable's elements, true if the gradient is larger than rounding."""
+        """Returns a mask of a variable's elements: whether the gradient is larger than rounding."""
         if name not in self._gradients:
             return np.ones(shape, bool)
         return np.abs(self._gradients[name]) > _NEGLIGIBLE * self._largest_gradient()

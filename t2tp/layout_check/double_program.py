@@ -1,8 +1,8 @@
 """Runs the program of a float32 or 16-bit step in float64.
 
-The model stays as it is. The traced graph is rewritten: every float32, bfloat16 and float16 in it
-becomes float64. So the graph is the one that a training runs, with the same collectives, but
-without rounding to the model's dtypes.
+The model is not changed. Its traced graph is rewritten: every float32, bfloat16 and float16 becomes
+float64. So the graph is the same as in training, with the same collectives, but without rounding to
+the model's dtypes.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -101,7 +101,7 @@ class _Widening:
 
     def __init__(self, definition: graph_pb2.GraphDef) -> None:
         self._definition = definition
-        # New names, because TensorFlow has registered the narrow functions under the old ones.
+        # New names, because TensorFlow has registered the narrow functions under their names.
         self._functions = {
             function.signature.name: f"{function.signature.name}_float64"
             for function in definition.library.function

@@ -14,7 +14,7 @@ class Compared:
       kind: `output`, `gradient`, `mask` or `update`.
       name: name of the output, the variable, or the operation.
       shape: dimensions with the axes of the mesh, as in `[batch=8/data, d_ff=16/model]`.
-      error: the largest difference of any processor's slice, relative to `scale`.
+      error: the largest difference in any processor's slice, divided by `scale`.
       scale: the absolute value by which differences are divided.
     """
 

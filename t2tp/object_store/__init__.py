@@ -7,10 +7,10 @@ Programs read and write plain files in a local directory, the *mirror* of an add
         ...
 
 `local_path` downloads the small files of the address. A thread uploads files that change, and the
-session uploads the rest when it ends. A large file, such as the data of a checkpoint, is not
-downloaded. In its place is a *hole*, a sparse local file of the same size. Readers fetch the byte
-ranges that they need: `fill` fetches them into the hole itself, and `CachedRanges` into a private
-file of bounded size.
+session uploads the remaining changes when it ends. A large file, such as the data of a checkpoint,
+is not downloaded. The mirror has a *hole* for it: a sparse local file of the same size. Readers
+fetch the byte ranges that they need: `fill` fetches them into the hole itself, and `CachedRanges`
+into a private file of bounded size.
 
 Stores cannot rename, so a marker file decides whether a checkpoint exists: `FINISHED` is uploaded
 last and deleted first. `StoreLock` keeps two hosts from training in one run.

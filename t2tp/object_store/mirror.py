@@ -1,4 +1,4 @@
-"""The local mirror of an address: downloads and uploads files, in a safe order."""
+"""Mirrors the files of an address locally: downloads and uploads them in a safe order."""
 
 import contextlib
 import fcntl
@@ -23,8 +23,8 @@ from t2tp.object_store.store_lock import StoreLock
 
 # Seconds from one search for changed files to the next.
 PERIOD_SECONDS = 5.0
-# A file that grows, such as events, is uploaded as a whole each time. The wait in between is this
-# number of seconds, plus the file's size divided by this rate in bytes per second.
+# A file that grows, such as events, is uploaded as a whole each time. Between two uploads it waits
+# for `_GROWING_SECONDS`, plus the file's size divided by `_GROWING_RATE` (bytes/s).
 _GROWING_SECONDS, _GROWING_RATE = 30.0, 1 << 18
 # Data files up to this size are downloaded as a whole.
 _SMALL_BYTES = 4 << 20
@@ -44,7 +44,7 @@ _OUTPUT = re.compile(r"events\.out\.tfevents\..*|export|decodes|plugins")
 _INSIDE_RUN = re.compile(r"(\w+://[^/]+/.+?)(/checkpoints)?/step-\d{8,}(/variables)?")
 _IN_TEXT = re.compile(r"(?:s3|gs|az)://[^:,]*")
 _WITH_SECRET = re.compile(r"(?:s3|gs|az)://[^,]*[@?][^,]*")
-# The mode of a hole. The sticky bit has no meaning for files, and a new file does not have it.
+# The mode of a hole. The sticky bit marks it: it has no meaning for files, and new files lack it.
 _HOLE_MODE = 0o644 | stat.S_ISVTX
 
 
@@ -85,8 +85,8 @@ class Mirror:
         """Downloads new objects; the data of checkpoints and large shards become holes.
 
         Args:
-          again: whether the mirror has been pulled before. A missing local file was then deleted
-            here.
+          again: whether the mirror has been pulled before. If so, a missing local file was deleted
+            locally, and is not downloaded again.
 
         Raises:
           StoreError: the store rejects a request or does not answer, or the run is missing there.
@@ -147,9 +147,9 @@ class Mirror:
     ) -> bool:
         """Whether to delete a local checkpoint because it was deleted in the store.
 
-        A checkpoint with holes is deleted, because they cannot be filled any more. Another one is
-        deleted if it has not changed since its upload, the store has a later one, and this process
-        does not train.
+        A checkpoint with holes is deleted, because the holes cannot be filled any more. A complete
+        checkpoint is deleted if it has not changed since its upload, the store has a later
+        checkpoint, and this process does not train.
         """
         states = {name: _state(self.path / name) for name in self._names(step)}
         later = (name for name in objects if name.endswith(f"/{_MARKER}"))
@@ -178,7 +178,7 @@ class Mirror:
             ]
             if changed and self.lock:
                 self.lock.is_held()
-            # Deletes the marker before files of its directory are overwritten.
+            # A directory's marker is deleted before files of the directory are overwritten.
             known = [PurePosixPath(name) for name in changed if name in entries]
             overwritten = {directory for path in known for directory in path.parents}
             for marker in [n for n in entries if PurePosixPath(n).name in _MARKERS]:
@@ -194,7 +194,7 @@ class Mirror:
                 except FileNotFoundError:
                     if (self.path / name).exists():
                         raise
-                    has_all = False  # Retention has deleted it: there is a newer one.
+                    has_all = False  # Retention has deleted it: there is a newer checkpoint.
             deleted = [n for n in entries if self.lock and has_all and self._is_deleted(n)]
             for name in sorted(deleted, key=lambda name: not name.endswith(_MARKER)):
                 self._delete(name, entries)
@@ -296,7 +296,11 @@ class Session:
         return next((m for m in self.mirrors if path == m.path or m.path in path.parents), None)
 
     def close(self) -> None:
-        """Uploads the rest. If that fails, raises a StoreError that names the local directory."""
+        """Uploads the remaining changes.
+
+        Raises:
+          StoreError: a file cannot be uploaded; the message names the local directory.
+        """
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -333,11 +337,11 @@ _filled: dict[int, set[tuple[int, int]]] = {}
 
 @contextlib.contextmanager
 def session() -> Iterator[Session]:
-    """Opens addresses inside the context, and uploads what has changed at its end.
+    """Opens addresses inside the context, and uploads the changes at its end.
 
     Raises:
-      StoreError: a file cannot be uploaded. If another error ends the context, this one is only
-        logged.
+      StoreError: a file cannot be uploaded. If another error ends the context, the StoreError is
+        only logged.
     """
     global _session
     outer, _session = _session, Session()
@@ -414,8 +418,8 @@ def fill(path: Path, ranges: Sequence[tuple[int, int]], *, again: bool = False) 
     Args:
       path: the file.
       ranges: the ranges.
-      again: whether to fetch again the ranges that this process has fetched, as they may be
-        damaged.
+      again: whether to fetch ranges again that this process has already fetched, because they may
+        be damaged.
     """
     hole = hole_of(path)
     if hole is not None:
@@ -433,7 +437,7 @@ def cache_directory() -> Path:
 
 
 def _line(entry: tuple[str, Sequence[object]]) -> str:
-    """Formats a line of a record, with a line break first: the previous line may be incomplete."""
+    """Formats a line of a record. A line break precedes it, as the previous line may be cut off."""
     name, values = entry
     return "\n" + json.dumps([name, *values])
 
@@ -504,7 +508,7 @@ def _is_read(name: str, objects: dict[str, Any]) -> bool:
 
 
 def _has_ranges(name: str, objects: dict[str, tuple[int, str]]) -> bool:
-    """Whether readers read only ranges of an object, so that a hole can take its place."""
+    """Whether readers read only ranges of an object, so that the mirror can have a hole for it."""
     if _step_of(name):
         return ".data-" in name
     is_data = any(str(parent / _MANIFEST) in objects for parent in PurePosixPath(name).parents)

@@ -32,7 +32,7 @@ def _max_chunks() -> int:
 
 
 class CachedRanges:
-    """The content of a hole. Chunks are fetched when needed; old ones are dropped above a limit.
+    """The content of a hole. Chunks are fetched when needed; above a limit, old ones are dropped.
 
     Attributes:
       path: a sparse file with the hole's size. The system deletes it when the process ends.
@@ -60,7 +60,7 @@ class CachedRanges:
         self.path = Path(f"/proc/self/fd/{self._file.fileno()}")
 
     def fetch(self, needed: Sequence[int]) -> list[int]:
-        """Fetches the missing ones of some chunks, under the lock; returns their numbers."""
+        """Fetches those of the needed chunks that are missing, under the lock; returns these."""
         missing = [chunk for chunk in needed if (self, chunk) not in _chunks]
         store, name = self._hole
         store.read_ranges(

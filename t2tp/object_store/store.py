@@ -1,4 +1,4 @@
-"""The objects below an address; requests are retried, and errors are one sentence."""
+"""The objects below an address. Requests are retried; an error's message is one sentence."""
 
 import asyncio
 import contextlib
@@ -21,8 +21,8 @@ _PACKAGES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gs": ("gcsfs", "gcs", {"requests_timeout": 30}),
     "az": ("adlfs", "azure", {"connection_timeout": 10, "read_timeout": 30}),
 }
-# Seconds before each further attempt, times a random factor, because many processes may retry. The
-# packages for gs and az repeat requests themselves, except after a timeout.
+# Seconds to wait before each further attempt. They are multiplied by a random factor, because many
+# processes may retry. The packages for gs and az retry by themselves, except after a timeout.
 _WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)
 # Bytes of a range request, and number of simultaneous range requests.
 _PIECE, _PIECES = 8 << 20, 8
@@ -30,7 +30,7 @@ _PIECE, _PIECES = 8 << 20, 8
 _NO_BUCKET = re.compile(r"specified (bucket|container)|NoSuchBucket|No such container")
 # Names or messages of errors about credentials.
 _REFUSAL = re.compile(r"\w*(Permission|Credential|Auth)|\w+: Forbidden")
-# If one of these methods reports a missing file, the bucket is missing.
+# Methods that report a missing file only if the bucket is missing.
 _IN_BUCKET = ("find", "ls", "put_file", "pipe_file")
 # Keys in fsspec's descriptions whose value identifies an object's content.
 _VERSIONS = ("ETag", "etag", "LastModified", "last_modified", "mtime")
@@ -195,7 +195,7 @@ class Store:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether an error is about credentials. Each package raises different errors for these."""
+    """Whether an error is about credentials; each package raises different errors."""
     status = getattr(error, "status_code", getattr(error, "code", None))
     return status in (401, 403) or bool(_REFUSAL.match(f"{type(error).__name__}: {error}"))
 

@@ -9,7 +9,7 @@ from absl import logging
 
 from t2tp.object_store.store import Store, StoreError
 
-# Seconds from one renewal to the next; and seconds without a renewal after which a lock counts as
+# Seconds between two renewals of a lock, and seconds without a renewal after which a lock counts as
 # abandoned.
 BEAT_SECONDS, ABANDONED_SECONDS = 10.0, 60.0
 
@@ -18,9 +18,9 @@ class StoreLock:
     """A lock on a run in a store.
 
     The lock is an object that is created only if there is none. A thread renews it. A trainer that
-    was killed no longer renews its lock, so another trainer takes it over after
-    `ABANDONED_SECONDS`. A trainer in the same local directory takes it over at once: the
-    directory's own lock proves that the first one is dead. Clocks of different hosts are not
+    was killed no longer renews its lock, so another trainer takes the lock over after
+    `ABANDONED_SECONDS`. A trainer in the same local directory takes it over at once, because the
+    directory's own lock proves that the first trainer is dead. Clocks of different hosts are not
     compared.
 
     Attributes:
@@ -79,7 +79,7 @@ class StoreLock:
         return None
 
     def is_held(self) -> bool:
-        """Asks the store whether the lock is still this trainer's; sets `is_lost`."""
+        """Asks the store whether this trainer still has the lock; sets `is_lost`."""
         self.is_lost = self.is_lost or not self._is_mine()
         return not self.is_lost
 

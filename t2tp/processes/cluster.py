@@ -21,7 +21,7 @@ T = TypeVar("T")
 # How long processors wait for each other in a collective or at a barrier, in seconds.
 TIME_LIMIT = 600.0
 
-# Limit per process. Creating 8192 devices takes half a second.
+# Max virtual devices of a process. Creating 8192 devices takes half a second.
 MAX_VIRTUAL_CPUS = 8192
 
 # Passes of TensorFlow's graph optimizer (Grappler) that take 40 % of the time from tracing to the
@@ -35,8 +35,8 @@ SKIPPED_PASSES = (
     "remapping",
 )
 
-# The kind of devices, their number per process, and the client that talks to the other processes.
-# Set once, because TensorFlow cannot change its set of processes.
+# (kind of devices, their number per process, client that talks to the other processes). Set once,
+# because TensorFlow cannot change its set of processes.
 _joined: tuple[str, int, CoordinationClient] | None = None
 
 
@@ -117,7 +117,7 @@ class Cluster:
         return self.process_allgather(name, value)[0]
 
     def fail(self, error: BaseException) -> None:
-        """Reports to the other processes that this one ends with an error; they log it."""
+        """Reports the error that ends this process; the other processes name it in their errors."""
         if self.coordination is not None:
             self.coordination.report("failed", one_line(error))
 
@@ -150,8 +150,8 @@ def connect(
 ) -> Cluster:
     """Finds the devices for a mesh of `num_processors` processors; on CPUs, creates them.
 
-    If this is one of several processes, waits for the others. Each must have the same number of
-    devices. The index of this process comes from the arguments, TF_CONFIG or Slurm.
+    If this is one of several processes, waits for the others. All processes must have the same
+    number of devices. The index of this process comes from the arguments, TF_CONFIG or Slurm.
 
     Args:
       num_processors: size of the mesh.
@@ -267,7 +267,7 @@ def has_gpu() -> bool:
 
 
 def _cards_are_whole() -> bool:
-    """Whether no card is partitioned into logical GPUs; NCCL does not support these."""
+    """Whether no card is partitioned into logical GPUs, which NCCL does not support."""
     logical, physical = tf.config.list_logical_devices, tf.config.list_physical_devices
     return len(logical("GPU")) == len(physical("GPU"))
 
@@ -289,7 +289,7 @@ def _make_virtual_cpus(count: int) -> None:
     """Creates the devices and gives each its share of the cores.
 
     While other devices keep the cores busy, parallelizing an operation over all cores costs more
-    than it gains: 2x4 devices on 2 cores ran 20 % faster without it.
+    than it gains: a mesh of 2x4 devices on 2 cores ran 20 % faster without it.
 
     Raises:
       RuntimeError: TensorFlow has started up already.

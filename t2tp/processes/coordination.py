@@ -1,8 +1,9 @@
 """Connects the processes of a run and detects lost processes.
 
 Process 0 serves TensorFlow's coordination service. The service's heartbeats detect a process that
-died or was stopped, and abort the collectives of all others. Its key-value store carries messages
-between processes. (Its own barrier would block the whole Python interpreter, so ours uses keys.)
+died or was stopped, and abort the collectives of all other processes. The service's key-value store
+carries messages between processes. (The service's barrier would block the whole Python interpreter,
+so our barrier uses keys.)
 """
 
 import atexit
@@ -27,13 +28,15 @@ from t2tp.processes.process_spec import LOST_EXIT_CODE, split_address
 from t2tp.processes.rendezvous import MissingProcessError
 
 JOB = "worker"
-# A machine may freeze for some seconds, and TensorFlow's default of 10 was too short.
+# A process without a heartbeat for this time is lost. TensorFlow's default of 10 is too short,
+# because machines may freeze for some seconds.
 HEARTBEAT_SECONDS = 30
-# The time that a process has to exit by itself after it lost another process.
+# Time for a process to exit by itself after it lost another process; and max time to wait at exit
+# for the other processes.
 ENDING_SECONDS = 20.0
 LEAVING_SECONDS = 30.0
 
-_CHUNK_BYTES = 1 << 17  # Per buffer of a sent tensor.
+_CHUNK_BYTES = 1 << 17  # Bytes of each buffer of a sent tensor.
 # A key that always exists: reading it shows that process 0 answers, and its value is the latest
 # announcement. (Waiting for a missing key costs process 0 memory each time.)
 _PULSE = "pulse"
@@ -128,8 +131,8 @@ class CoordinationClient:
     def announce(self, text: str) -> None:
         """Sets the `notice` of all processes within some seconds.
 
-        Replaces the previous announcement. If several are made at the same time, one wins. Does
-        nothing if process 0 is lost.
+        Replaces the previous announcement. If several processes announce at the same time, one
+        announcement wins. Does nothing if process 0 is lost.
         """
         with contextlib.suppress(tf.errors.OpError):  # Another process may announce now, too.
             self._delete(_PULSE)
@@ -169,7 +172,7 @@ class CoordinationClient:
         return received
 
     def explain(self) -> str | None:
-        """Describes the processes that failed, are lost or do not answer; None without any."""
+        """Describes processes that failed, are lost or do not answer; None if there are none."""
         if self._lost is not None:
             return self._lost
         reports = self.reports()
@@ -293,7 +296,7 @@ class CoordinationClient:
             self.report("waited", {})
         deadline = time.monotonic() + ENDING_SECONDS
         while time.monotonic() < deadline:
-            if self._lost is not None:  # Again and again: a step that begins now must end too.
+            if self._lost is not None:  # Repeatedly, because new steps may begin meanwhile.
                 self._context.abort_collective_ops(tf.errors.ABORTED, self._lost)
             if self._leaving.wait(_WATCH_SECONDS):
                 return
@@ -309,14 +312,14 @@ class CoordinationClient:
     def _neighbour_serves(self) -> bool:
         """Whether the next process accepts connections.
 
-        The host of a dead process refuses connections. This shows long before heartbeats are
-        missed.
+        The host of a dead process refuses connections, long before the service notices missing
+        heartbeats.
         """
         neighbour = self.addresses[(self.process_id + 1) % self.num_processes]
         return serves(neighbour, otherwise=True)
 
     def _leave(self) -> None:
-        """Waits at exit until all processes exit, because they need process 0 until then."""
+        """Waits at exit until all processes exit, because all need process 0 until their exit."""
         error = getattr(sys, "last_value", None)
         if error is not None:  # An uncaught exception ends the process.
             self.report("failed", one_line(error))

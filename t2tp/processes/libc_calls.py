@@ -1,7 +1,8 @@
 """Replaces functions of libc that TensorFlow's libraries call.
 
-TensorFlow's server cannot be bound to one address, and TensorFlow replaces the handler of SIGTERM.
-But a shared library calls libc through a table of addresses. The dynamic linker fills this table:
+TensorFlow's server listens at all addresses, and TensorFlow replaces the handler of SIGTERM, and no
+option changes this. But a shared library calls libc through a table of addresses, so the calls can
+be redirected. The dynamic linker fills this table:
 
     libtensorflow_cc.so    call listen  ->  table entry of `listen`  ->  listen in libc
 
@@ -51,7 +52,7 @@ _VISIT = ctypes.CFUNCTYPE(
 def replaced(name: str, function: Any) -> Iterator[bool]:
     """Redirects TensorFlow's calls of a libc function inside the context.
 
-    The function runs in the thread that makes the call, and this thread needs Python's lock.
+    The function runs in the thread that makes the call, and acquires the GIL there.
 
     Args:
       name: name of the libc function.
@@ -79,8 +80,8 @@ def replaced(name: str, function: Any) -> Iterator[bool]:
 def sigterm_left_alone() -> Iterator[None]:
     """Keeps the current handler of SIGTERM while TensorFlow starts.
 
-    TensorFlow's coordination service would install a handler that only records the signal, and the
-    process would go on.
+    TensorFlow's coordination service would install a handler that only records the signal, so that
+    SIGTERM would not end the process.
     """
 
     @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)

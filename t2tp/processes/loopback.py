@@ -2,13 +2,13 @@
 
 TensorFlow's gRPC server listens on all interfaces, without encryption or authentication. Anyone who
 reaches it can read and write files with the rights of the user who trains. The server cannot be
-bound to an address. But Linux lets a process filter packets at its own sockets. With the filter,
-the kernel drops packets that do not come from this host's loopback interface, so that no other host
-can open a connection.
+bound to an address, but Linux lets a process filter packets at its own sockets. With the filter
+below, the kernel drops packets that do not come from this host's loopback interface, so no other
+host can open a connection.
 
-The filter must be attached before the socket listens. Otherwise another host could open a
-connection before the filter is there, and keep it. As the socket begins to listen while TensorFlow
-starts, TensorFlow's call of `listen` is redirected to a function that attaches the filter first.
+The filter must be attached before the socket listens: a connection that another host opened earlier
+would stay open. TensorFlow calls `listen` while it starts, so this call is redirected to a function
+that first attaches the filter.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ def listeners(ports: Iterable[int] | None = None) -> Iterator[socket.socket]:
     """Yields the sockets on which this process accepts TCP connections.
 
     Args:
-      ports: the ports of the sockets; None for all ports.
+      ports: the ports of the sockets; None: all ports.
 
     Yields:
       A duplicate of each socket, open until the next one is requested.

@@ -1,10 +1,11 @@
 """JSON messages between the processes of a run, signed with the run's secret.
 
-Process 0 does not know who connects to it. It sends a challenge (a random number), and both sides
-sign their messages with an HMAC (RFC 2104) keyed by the run's secret. The signature of the first
-message covers the challenge, and the signature of each later message covers the previous signature.
-So no message is accepted without the secret, and a recorded message is useless on another
-connection. Messages are not encrypted, because they carry only hosts and ports.
+Process 0 does not know who connects to it. So it sends a challenge (a random number), and both
+sides sign their messages with an HMAC (RFC 2104) keyed by the run's secret. The signature of the
+first message covers the challenge, and the signature of each later message covers the previous
+signature. So no message is accepted without the secret, and a recorded message is useless on
+another connection. Messages are not encrypted, because they contain only the addresses and settings
+of the processes.
 """
 
 import hashlib
@@ -44,7 +45,7 @@ class Channel:
         """
         self._connection = connection
         self._secret = secret
-        self._before = b""  # The previous signature: the next one covers it.
+        self._before = b""  # The challenge or previous signature, which the next one covers.
 
     def challenge(self, deadline: float) -> None:
         """Sends the challenge. Process 0 calls this before any message."""

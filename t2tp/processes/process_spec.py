@@ -5,15 +5,16 @@ import os
 import re
 from dataclasses import dataclass
 
-# Variables that t2tp_launch sets: devices per process, and threads per operation. TensorFlow reads
-# the second one too.
+# Environment variables that t2tp_launch sets: devices per process, and threads per operation.
+# TensorFlow reads THREADS_VARIABLE, too.
 DEVICES_VARIABLE = "T2TP_DEVICES_PER_PROCESS"
 THREADS_VARIABLE = "TF_NUM_INTRAOP_THREADS"
 
 # Exit code of a process that ends because another process is lost.
 LOST_EXIT_CODE = 3
 
-_SLURM_PORTS = 12_000  # A job's port is 20000 + job number % this, below the ephemeral ports.
+# The port of a Slurm job is 20000 + job id % _SLURM_PORTS, which is below the ephemeral ports.
+_SLURM_PORTS = 12_000
 _FIRST_HOST = re.compile(r"([^,\[]+)(?:\[(\d+))?")  # Of node[07-12,15],other1: node, 07.
 
 
@@ -91,7 +92,7 @@ def parse_tf_config(text: str) -> tuple[tuple[str, ...], int]:
     The tasks' type is worker; the first may be a chief. Without a cluster there are no tasks.
 
     Raises:
-      ValueError: the text is not such a TF_CONFIG.
+      ValueError: the text is not a TF_CONFIG of this form.
     """
     try:
         config = json.loads(text)
@@ -126,8 +127,8 @@ def parse_tf_config(text: str) -> tuple[tuple[str, ...], int]:
 def _from_slurm() -> ProcessSpec:
     """Reads the variables that srun sets for each task of a step.
 
-    TensorFlow's SlurmClusterResolver sorts hosts by name. This puts node10 before node9 and gives
-    tasks wrong addresses. Here only the host of task 0 is needed, the first one in the list.
+    TensorFlow's SlurmClusterResolver is not used: it sorts hosts by name, which puts node10 before
+    node9 and gives tasks wrong addresses. Only the host of task 0 is needed, the first in the list.
     """
     try:
         process_id = int(os.environ["SLURM_PROCID"])

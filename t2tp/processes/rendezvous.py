@@ -1,10 +1,10 @@
 """The rendezvous of a run's processes, before TensorFlow is initialized in any of them.
 
-If a process does not come, TensorFlow's own start-up waits forever and ignores signals. Here
-process 0 listens at the coordinator address for a limited time, and the others send it their
-configuration. Then either all processes receive the list of addresses, or all receive the same
-error. Messages are signed (`t2tp.processes.messages`), so that an outsider can neither join nor
-redirect a process.
+If a process does not join, TensorFlow's own start-up waits forever and ignores signals. In this
+rendezvous, process 0 listens at the coordinator address for a limited time, and the other processes
+send it their configuration. Then either all processes receive the list of addresses, or all receive
+the same error. Messages are signed (`t2tp.processes.messages`), so that an outsider can neither
+join nor redirect a process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ RENDEZVOUS_SECONDS = 300.0
 
 _RETRY_SECONDS = 0.2
 _MESSAGE_SECONDS = 10.0  # Time limit for a whole message, once connected.
-_LATE_SECONDS = 3.0  # Time to join after an error, so that all processes receive it.
+# After an error, process 0 waits this time for more processes, so that they receive the error too.
+_LATE_SECONDS = 3.0
 
 
 class MissingProcessError(RuntimeError):
@@ -70,7 +71,7 @@ class _JoiningProcess:
       channel: the connection that awaits the answer.
       process_id: index of the process, as sent by the process.
       num_processes: number of processes, as sent by the process.
-      brings: the settings that must be equal in all processes.
+      brings: the description of settings that must be equal in all processes.
       address: `host:port` at which the process serves the others.
     """
 
@@ -96,7 +97,7 @@ class _JoiningProcess:
 
 
 def _serve(spec: ProcessSpec, brings: str, seconds: float) -> list[str]:
-    """Process 0: waits for the others, then sends all of them the same answer."""
+    """Waits as process 0 for the other processes, and sends all of them the same answer."""
     joined: dict[int, _JoiningProcess] = {}
     processes: list[_JoiningProcess] = []  # A process may join twice, after a crash.
     error: Exception | None = None
@@ -127,7 +128,7 @@ def _serve(spec: ProcessSpec, brings: str, seconds: float) -> list[str]:
 
 
 def _register(spec: ProcessSpec, brings: str, seconds: float) -> list[str]:
-    """Other processes: send process 0 a hello and receive its answer."""
+    """Sends process 0 a hello, as another process, and returns its answer."""
     deadline = time.monotonic() + seconds
     connection, channel = _connect(spec, deadline, seconds)
     with connection:
@@ -157,7 +158,7 @@ def _register(spec: ProcessSpec, brings: str, seconds: float) -> list[str]:
 
 
 class _RendezvousServer:
-    """Process 0's server. It handles connections concurrently, so that none blocks another.
+    """Process 0's server. It handles connections concurrently, so that none blocks the others.
 
     Attributes:
       num_rejected: number of connections without the run's secret.
@@ -171,7 +172,7 @@ class _RendezvousServer:
           deadline: when the last process may join, on the clock `time.monotonic()`.
 
         Raises:
-          ValueError: it cannot listen there.
+          ValueError: the server cannot listen at the address.
         """
         self.num_rejected = 0
         self._joining: queue.Queue[_JoiningProcess] = queue.Queue()
@@ -263,9 +264,8 @@ def _mismatch(
 def listen(coordinator: str) -> socket.socket:
     """Listens at the coordinator address, on the interface that its host name resolves to.
 
-    Listens on all interfaces if other hosts cannot reach process 0 at the resolved address. This is
-    so if the address is loopback, as for a host's own name in Debian's /etc/hosts, or belongs to a
-    router.
+    If other hosts cannot reach process 0 at the resolved address, listens on all interfaces. The
+    address may be loopback, as for a host's own name in Debian's /etc/hosts, or a router's address.
     """
     port = split_address(coordinator, "coordinator")[1]
     family, address = _interface(coordinator)

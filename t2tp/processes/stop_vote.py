@@ -2,9 +2,9 @@
 
 A signal may reach only one process, at any moment of a step. If this process stopped alone, the
 others would wait in the collectives of the next step. So a background thread in each process votes
-as soon as any process asks for a stop. It votes for the latest step that its process may have
-begun, and all processes stop after the largest of these steps. A training loop that finishes its
-step during the vote waits for the outcome, and then does the remaining steps.
+as soon as any process asks for a stop. Its vote is the latest step that its process may have begun,
+and all processes stop after the largest of these steps. A training loop that finishes its step
+during the vote waits for the outcome, and then trains up to that step.
 """
 
 import itertools
@@ -18,13 +18,13 @@ from t2tp.processes.coordination import CoordinationClient
 
 _LOOK_SECONDS = 0.1
 
-# Numbers the votes. The numbers agree, because all processes start the same trainings in the same
-# order.
+# Numbers of the votes. They are equal in all processes, because all processes start the same
+# trainings in the same order.
 _numbers = itertools.count()
 
 
 class _Outcome(NamedTuple):
-    """The outcome of a vote: the last step, and the signal; 0 if no process asked for a stop."""
+    """The outcome of a vote: the last step, and the signal (0: no process asked for a stop)."""
 
     step: int
     signal: int
@@ -45,8 +45,7 @@ class StopVote:
         Args:
           coordination: the other processes.
           steps_done: steps done before the training.
-          signal_here: function that returns the number of the signal that this process received, 0
-            if none.
+          signal_here: returns the number of the signal that this process received; 0: none.
           seconds: how long to wait for the votes of other processes.
         """
         self._coordination = coordination
@@ -66,7 +65,7 @@ class StopVote:
         Raises:
           MissingProcessError: other processes were lost.
         """
-        # Under the lock, so that a vote that follows includes the step that begins now.
+        # The lock ensures that a later vote of this process includes the step that begins now.
         with self._lock:
             if not self._has_voted:
                 self._begun = steps_done + 1

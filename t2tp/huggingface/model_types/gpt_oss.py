@@ -1,4 +1,4 @@
-"""The tensors of gpt-oss: attention sinks, and experts with biases in joined tensors."""
+"""The tensors of gpt-oss, with attention sinks; all experts are in joint tensors, with biases."""
 
 from t2tp.hparam import HParams
 from t2tp.huggingface.model_types import llama

@@ -1,4 +1,4 @@
-"""The tensors of Phi-3: as Llama's, but with joined matrices and without biases."""
+"""The tensors of Phi-3: like Llama's, but with joined matrices and without biases."""
 
 from t2tp.hparam import HParams
 from t2tp.huggingface.model_types import llama
