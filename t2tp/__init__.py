@@ -6,8 +6,8 @@
     program = t2tp.Program(step_fn, features, mesh_shape="data:2;model:4",
     layout="batch:data;d_ff:model")
 
-The names of this package are loaded on first use, and TensorFlow with them. TensorFlow's messages
-are hidden, unless TF_CPP_MIN_LOG_LEVEL is set.
+The names of this package, and TensorFlow, are imported on first use. TensorFlow's messages are
+hidden, unless TF_CPP_MIN_LOG_LEVEL is set.
 """
 
 from __future__ import annotations

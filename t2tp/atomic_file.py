@@ -31,7 +31,7 @@ def write_bytes(path: str | os.PathLike[str], contents: bytes) -> None:
                 file.write(contents)
         else:
             _replace(Path(os.path.realpath(path)), contents)
-    except OSError as error:  # a full disk: Python does not say which file
+    except OSError as error:  # Python's error about a full disk does not name the file.
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 

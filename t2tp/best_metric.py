@@ -14,7 +14,7 @@ class BestMetric:
 
     Attributes:
       metric: name of a metric.
-      is_min: whether the best value is the min; otherwise it is the max.
+      is_min: whether smaller values are better.
     """
 
     metric: str

@@ -1,7 +1,7 @@
-"""The allowed values of those hyperparameters whose choices the code reads too.
+"""Allowed values of hyperparameters that the code reads, too.
 
-The declarations of hparams name these lists; layers check their arguments against them. The choices
-of other hyperparameters are in `hparams/declarations.toml`.
+The declarations of hparams name these lists, and layers check their arguments against them. The
+allowed values of other hyperparameters are in `hparams/declarations.toml`.
 """
 
 PRECISIONS = ("float32", "bfloat16", "float16")

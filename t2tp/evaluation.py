@@ -1,4 +1,4 @@
-"""Evaluates t2tp's models with lm-evaluation-harness: `HarnessModel` is a model for it.
+"""Evaluates t2tp's models with lm-evaluation-harness: `HarnessModel` is a model of the harness.
 
 The harness asks for log-likelihoods of texts and for continuations of prompts. Texts are tokenized
 as for the harness's `--model hf`, so that both give the same numbers for the same weights.
@@ -19,9 +19,9 @@ from t2tp.problems.codec import Codec
 from t2tp.problems.vocab.chat_template import ChatTemplate, Messages
 from t2tp.problems.vocab.tokenizer import TokenizerVocabulary
 
-# A continuation is decoded in parts. The first part has this number of tokens, and each next part
-# twice as many as the previous one. A remainder below two parts becomes one part, because another
-# program takes longer. Rows with a stop string are not in the next part.
+# A continuation is decoded in parts, so that rows with a stop string need no further decoding. The
+# first part has this number of tokens, and each next part has twice the tokens of the previous one.
+# A remainder shorter than two parts is one part, because another program would take longer.
 _FIRST_PART = 32
 _MAX_GENERATED = 256  # As in `--model hf`.
 
@@ -116,8 +116,8 @@ class HarnessModel(TemplateLM):
         """Splits tokens into the input of position 0 and the targets.
 
         Raises:
-          ValueError: in this model all rows begin with the same token, but this row with another
-            one.
+          ValueError: the model begins all rows with the same token, and this row begins with
+            another token.
         """
         first, *targets = tokens
         if self._reads_first_token:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 def without_garbage_collection() -> Iterator[None]:
     """Disables the cyclic garbage collector while the context is active.
 
-    Imports, and building and tracing a graph, create many objects that stay. Each collection visits
-    all of them. This took a sixth of the time of TensorFlow's import. With variables for 64
-    devices, it took as long as the rest of tracing.
+    Importing modules and building and tracing a graph create many long-lived objects, which each
+    collection visits. Collections took a sixth of the time of TensorFlow's import. With variables
+    for 64 devices, they took as long as the rest of tracing.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -5,8 +5,8 @@
     hparams.learning_rate  # 0.2
 
 Every hyperparameter is declared once, with a default and limits. The default determines the type.
-After that, an undeclared name, a value of another type and a value out of range raise an error,
-both in code and on the command line.
+Setting an undeclared name, a value of another type or a value out of range raises an error, both in
+code and on the command line.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ class HParams:
           name: an identifier that is not a method of HParams.
           default: the initial value: a bool, int, float, str, list of one, or None.
           help: a description, with its unit.
-          type: bool, int, float, str, list[...] of one, or any of these with `| None`; the type of
-            `default` if omitted. If `default` is None, None is allowed too. If `type` is also
-            omitted, any value is allowed.
+          type: bool, int, float, str, list[...] of one of these, or any of these with `| None`.
+            Default: the type of `default`. If `default` is None, None is allowed too. If `type` is
+            then omitted, any value is allowed.
           min: the min value; for a list, the min of each element.
           max: the max value; for a list, the max of each element.
           above: an exclusive lower bound, in place of `min`.
@@ -162,8 +162,8 @@ class HParams:
     def values(self) -> dict[str, Any]:
         """Returns all values by name, in the order of declaration.
 
-        The lists are copies. Raises TypeError or ValueError if code has changed a list in place,
-        and the list now has another type or is out of range.
+        The lists are copies. If code has changed a list in place and its elements now have another
+        type or are out of range, raises TypeError or ValueError.
         """
         return {
             name: self._declarations[name].check(name, value)
@@ -228,7 +228,7 @@ class HParams:
     def diff(self, other: HParams) -> list[tuple[str, Any, Any]]:
         """Returns (name, own value, other's value) for each hyperparameter that differs.
 
-        A value is NOT_DECLARED if its side lacks the hyperparameter.
+        A value is NOT_DECLARED if that HParams lacks the hyperparameter.
         """
         own_values, other_values = self.values(), other.values()
         return [
@@ -282,9 +282,9 @@ def describe_differences(
       overrides: the values given on the command line, as `HParams.parse` returns them.
 
     Returns:
-      A line per hyperparameter with different values. The line ends in the value that is used. This
-      is the override, else the saved value, else the default (for a hyperparameter that was
-      declared after the run was saved).
+      A line per hyperparameter with different values. The line ends in the value that is used: the
+      override, or else the saved value, or else the default (if the hyperparameter was declared
+      after the run was saved).
 
     Raises:
       ValueError: neither `saved` nor `preset` declares the name of an override.

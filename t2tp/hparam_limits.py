@@ -5,7 +5,8 @@ from typing import Any
 
 from t2tp.suggestions import nearest
 
-# The default `max`: steps and sizes are int64 on the devices, and other numbers float32.
+# Max magnitude of numbers, in addition to the declared limits: on the devices, steps and sizes are
+# int64, and other numbers are float32.
 _LARGEST = {int: 10**12, float: 1e38}
 
 

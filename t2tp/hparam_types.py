@@ -1,6 +1,7 @@
 """Types of hyperparameters: checks values, and parses them from text.
 
-A value is a bool, int, float or str, a list of one of them, or None if the declaration allows it.
+A value is a bool, int, float or str, a list of one of these types, or None if the declaration
+allows None.
 """
 
 import ast
@@ -22,7 +23,7 @@ class ValueType:
     """The declared type of one hyperparameter.
 
     Attributes:
-      scalar: bool, int, float or str, the type of the value or of its elements; None if undeclared.
+      scalar: type of the value or of its elements: bool, int, float or str; None: any of these.
       is_list: whether the value is a list.
       nullable: whether the value may be None.
     """
@@ -139,7 +140,7 @@ _BY_NAME: dict[Any, ValueType] = {str(each): each for each in (*_BY_ANNOTATION.v
 
 
 def declared_type(name: str, annotation: Any) -> ValueType:
-    """Returns the type of a declaration: a scalar type, list[...] of one, or either `| None`.
+    """Returns the type of a declaration: a scalar type, a list[...] of it, or one with `| None`.
 
     The annotation may be the type itself or its name, as `str(ValueType)` writes it.
 

@@ -1,4 +1,4 @@
-"""The API of named dimensions: all of mesh-tensorflow, with t2tp's operations in it.
+"""The API of named dimensions: all names of mesh-tensorflow, some replaced by t2tp's operations.
 
 Models are written with `from t2tp import mtf`: `mtf.Dimension`, `mtf.Tensor`, `mtf.einsum`,
 `mtf.layers.dense`. Operations that are wrong in mesh-tensorflow are replaced by t2tp's operations

@@ -30,8 +30,8 @@ class Choice:
 
     Attributes:
       name: name of the hyperparameter.
-      values: at least one.
-      when: the condition under which it is drawn; empty for always.
+      values: the possible values, at least one.
+      when: the condition under which it is drawn; empty: always.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Interval:
       high: the max value.
       scale: LINEAR, LOG, or REVERSE_LOG.
       is_int: whether it is an integer.
-      when: the condition under which it is drawn; empty for always.
+      when: the condition under which it is drawn; empty: always.
     """
 
     name: str
@@ -71,11 +71,11 @@ class Interval:
         """Returns the value at a fraction of the way from `low` to `high`, on the scale."""
         if not self.is_int:
             return min(self.high, max(self.low, _at(fraction, self.low, self.high, self.scale)))
-        # Integer i has the interval [i, i + 1), so that `high` has an interval too.
+        # Integer i stands for the numbers in [i, i + 1), so that `high` can be drawn too.
         return min(self.high, math.floor(_at(fraction, self.low, self.high + 1, self.scale)))
 
     def grid(self, points: int) -> Sequence[float]:
-        """Returns values at equal distances on the scale, `low` and `high` among them."""
+        """Returns values at equal distances on the scale, from `low` to `high`."""
         if self.low == self.high:
             return [self.low]
         fractions = [i / (points - 1) for i in range(points)] if points > 1 else [0.5]
@@ -122,7 +122,7 @@ class RangedHParams:
         """
         self._add(Choice(name, list(categories), when or {}))
 
-    # tensor2tensor's name for the same, with numbers.
+    # tensor2tensor's name for the method if the values are numbers.
     set_discrete = set_categorical
 
     def set_float(

@@ -81,7 +81,7 @@ class Registry:
 
         Args:
           target: the class or function itself (bare decorator), or the name under which to register
-            the decorated one. The default is its own name in snake_case.
+            the decorated class or function. Default: its Python name in snake_case.
           model: the model of an hparams set, if the set's name does not begin with the model's.
 
         Returns:

@@ -16,8 +16,8 @@ _LOCK = ".t2tp-scratch.lock"
 def scratch_directory(parent: Path, prefix: str) -> Iterator[Path]:
     """Creates a directory `<parent>/<prefix>...` and deletes it at the end.
 
-    First deletes directories with the same prefix that killed processes left behind. Other
-    directories are safe: they have no lock file, or their process still holds the lock. The
+    First deletes directories with the same prefix that killed processes left behind. Directories
+    without a lock file, and directories whose process still holds the lock, are not deleted. The
     operating system releases a lock when its process ends.
 
     Args:
@@ -33,7 +33,9 @@ def scratch_directory(parent: Path, prefix: str) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     try:
         with (directory / _LOCK).open("w") as lock:
-            with contextlib.suppress(OSError):  # Without a lock, no other process deletes it.
+            # If the file system has no locks, other processes cannot lock the file either, and
+            # delete nothing.
+            with contextlib.suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield directory
     finally:

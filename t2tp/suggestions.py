@@ -1,10 +1,9 @@
-"""Suggests similar names in errors about unknown ones."""
+"""Suggests similar names in errors about unknown names."""
 
 import difflib
 from collections.abc import Callable, Iterable
 
-# Max number of names to list if none is similar. If there are more, only the most similar are
-# listed.
+# Max number of names to list if none is similar; of more names, only the nearest are listed.
 _MAX_LISTED = 100
 
 
@@ -17,8 +16,8 @@ def nearest(name: str, known: Iterable[str], what: str) -> str:
       what: a plural noun for them ("models").
 
     Returns:
-      "did you mean a, b?" with the three most similar; if none is similar, all names, or the
-      three most similar if there are more than 100.
+      "did you mean a, b?" with up to three similar names. If none is similar, all names, or the
+      three nearest if there are more than 100 names.
     """
     known = sorted(known)
     if not known:

@@ -1,8 +1,8 @@
 """Reads JSON from untrusted sources, such as a downloaded model or another person's run.
 
 Such a file may be a pipe without a writer, a link to a device, or a gigabyte of brackets, or it may
-have a list in place of a number. Each of these raises an `UntrustedFileError` that names the file,
-before anything uses the contents.
+have a list in place of a number. All of these raise an `UntrustedFileError` that names the file,
+before the contents are used.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-MAX_BYTES = 256 << 20  # Twice the largest tokenizer.json on the Hub, with room to grow.
+MAX_BYTES = 256 << 20  # More than twice the largest tokenizer.json on the Hub.
 MAX_DEPTH = 64
 
 # Expected types of entries, by name. An entry may also be missing or null.
@@ -143,7 +143,7 @@ def file_inside(directory: Path, name: str) -> Path:
     snapshot are links into the directory `blobs` of the same model.
 
     Raises:
-      UntrustedFileError: the name is not a plain one, or is a link that leaves the directory.
+      UntrustedFileError: the name is not a plain file name, or is a link that leaves the directory.
     """
     path = directory / name
     if Path(name).name != name:

@@ -47,7 +47,7 @@ class _LostModule(types.ModuleType):
 
 @contextlib.contextmanager
 def stand_ins() -> Iterator[None]:
-    """Provides the TensorFlow names that mesh-tensorflow lacks, while the context is active."""
+    """Provides the names that mesh-tensorflow needs and TensorFlow lacks, inside the context."""
     estimator = _LostModule("tensorflow.compat.v1.estimator")
     vars(estimator)["ModeKeys"] = _ModeKeys
     for base_class in ("CheckpointSaverListener", "SessionRunHook"):

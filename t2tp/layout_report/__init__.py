@@ -1,10 +1,10 @@
 """Reports the effect of a layout on a program: slices, memory and collectives.
 
-`explain(program)` walks the lowered mtf graph (`analyze`) and collects plain data (`report`). These
-are each variable and activation with its slices, and each collective with the tensors that it
-serves (`attribution`). Layers that differ only in their index become one line (`layer_groups`,
-`grouping`). The data are then written as text for a terminal (`text`) or as an HTML page with
-diagrams (`html`, `svg`). Both use the phrases in `wording`.
+`explain(program)` walks the lowered mtf graph (`analyze`) and collects plain data (`report`): each
+variable and activation with its slices, and each collective with the tensors that it serves
+(`attribution`). Tensors of several layers that differ only in the layer's index become one line
+(`layer_groups`, `grouping`). The data are then written as text for a terminal (`text`) or as an
+HTML page with diagrams (`html`, `svg`). Text and page use the phrases in `wording`.
 """
 
 from t2tp.layout_report.analyze import LayoutReport, explain

@@ -24,7 +24,7 @@ from t2tp.mesh.layout import Layout
 from t2tp.mesh.layout_warnings import layout_warnings
 from t2tp.program.program import Program
 
-# Optimizers append one of these, and the slot's name, to a variable's name.
+# An optimizer's slot is named after its variable: name, one of these suffixes, name of the slot.
 _SLOT_SUFFIXES = ("/", "_slot_", "_momentum_")
 
 
@@ -87,9 +87,9 @@ def _shapes(graph: upstream.Graph) -> list[upstream.Shape]:
 def _phases(operations: list[upstream.Operation]) -> dict[str, Phase]:
     """Returns the phase of each operation by name.
 
-    Operations in a loop have the phase of the loop. The exception is a loop with a backward pass
-    inside, such as a loop over microbatches. Its operations have their own phases, its results
-    belong to the backward pass, and the update follows.
+    Operations in a loop have the phase of the loop. The exception is a loop that contains a
+    backward pass, such as a loop over microbatches: its operations have separate phases, the loop's
+    results belong to the backward pass, and the operations after it to the update.
     """
     phases: dict[str, Phase] = {}
     otherwise = Phase.FORWARD
@@ -154,7 +154,7 @@ def _variables(graph: upstream.Graph, layout: Layout) -> list[VariableLine]:
 
 
 def _gathered(graph: upstream.Graph, layout: Layout) -> Iterable[SlicedTensor]:
-    """Lists the weights that a step gathers once, with the shape and dtype in use."""
+    """Lists the weights that a step gathers once, with shape and dtype of the gathered value."""
     for variable in graph.all_variables:
         value = variable.value
         if value.shape != variable.shape:
@@ -176,7 +176,7 @@ def _activations(
     phases: Mapping[str, Phase],
     collectives: Iterable[CollectiveLine],
 ) -> Iterable[Activation]:
-    """Lists the tensors that the step uses: features, and computed ones."""
+    """Lists the tensors that the step uses: features and computed tensors."""
     with_collective = {collective.operation for collective in collectives}
     operations = list(all_operations(live))
     views = {op for op in operations if _is_view(op, with_collective)}

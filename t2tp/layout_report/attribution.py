@@ -85,8 +85,7 @@ class Attribution:
     def _gradient_of(self, tensor: upstream.Tensor) -> str | None:
         """Returns the variable whose gradient the tensor is; None if there is none.
 
-        It is the only variable with the tensor's shape among the inputs of the differentiated
-        operation.
+        This variable is the only input of the differentiated operation with the tensor's shape.
         """
         scope, separator, _ = tensor.operation.name.rpartition(GRADIENTS)
         differentiated = self._operations.get(scope)

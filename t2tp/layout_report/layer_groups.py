@@ -60,7 +60,7 @@ def without_layer_indices(name: str) -> str:
 
 
 def common_name(names: Sequence[str]) -> str:
-    """Returns one pattern for names that differ in the numbers of their scopes."""
+    """Returns one pattern for names that differ only in the numbers of their scopes."""
     if len(names) == 1:
         return names[0]
     columns = []

@@ -43,7 +43,7 @@ class SlicedTensor:
 
     @property
     def axes(self) -> tuple[str | None, ...]:
-        """The mesh axis that splits each dimension, `data+expert` for a joint one, or None."""
+        """The mesh axis that splits each dimension, or None; `data+expert`: both axes split it."""
         axes = (self.layout.axis_of(dim.name) for dim in self.shape.dims)
         return tuple(axis.name if axis and axis.size > 1 else None for axis in axes)
 
@@ -157,7 +157,7 @@ class Activation:
       operation: type of the operation that computes the tensor, such as `Einsum`.
       phase: phase that computes it.
       is_fed: whether it is a feature.
-      is_kept: whether the forward pass computes it and it is stored for later phases.
+      is_kept: whether the forward pass computes it and a later phase reads it.
       in_loop: whether it is computed in every iteration of a loop.
     """
 

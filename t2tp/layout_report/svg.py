@@ -1,8 +1,8 @@
 """Diagrams of sliced tensors, in SVG.
 
-A tensor is drawn as boxes with two sides. The last two split dimensions are the sides. Other split
-dimensions give one box per slice along them. Dimensions that are not split share a side with a
-split dimension, or are left out.
+A tensor is drawn as boxes with two sides: its last two split dimensions. Other split dimensions
+give one box per slice along them. Dimensions that are not split are left out, unless fewer than two
+dimensions are split: then the unsplit dimensions form the other side, or both.
 """
 
 import math
@@ -15,8 +15,8 @@ from t2tp.layout_report.report import SlicedTensor
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.zero import name_in_use
 
-# Lengths in pixels. A side with few parts is long enough for the parts' processor numbers. A side
-# with many parts has a limited length, but its parts stay distinguishable.
+# Lengths in pixels. A side with at most `_FEW` parts is long enough for the parts' processor
+# numbers. A side with more parts has a limited length, but its parts stay distinguishable.
 _SHORTEST, _LONGEST = 48.0, 190.0
 _FEW, _ROOMY = 6, 36.0
 _NARROW, _LONGEST_CUT, _VISIBLE = 15.0, 480.0, 3.0
@@ -30,7 +30,7 @@ class _Side:
     """A side of a box.
 
     Attributes:
-      dims: indices of the dimensions along this side, the split one first.
+      dims: indices of the dimensions along this side.
       parts: the number of slices along the side.
       label: text next to the side.
       length: length in pixels.
