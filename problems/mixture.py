@@ -74,7 +74,7 @@ class Mixture(Problem):
         if self._sharing:
             agree(name, self._sharing)
             for part in parts:
-                # The mixture warns instead, because only its own command makes the data again.
+                # The mixture warns instead, because only its command makes the data again.
                 part.warns_of_changes = False
         self.given_options |= self._dotted(lambda part: part.given_options)
         self.splits = tuple(self._common(lambda part: part.splits))

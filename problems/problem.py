@@ -362,7 +362,7 @@ class Problem(Preparable):
           seed: seed of the shuffled order; only the first of `splits` is shuffled.
 
         Returns:
-          An endless stream for the first of `splits`; a `OnePassStream` for the others.
+          An endless stream for the first of `splits`; a `OnePassStream` for any other split.
 
         Raises:
           FileNotFoundError, ValueError: see `check_prepared`; or an argument is invalid.

@@ -138,7 +138,7 @@ class SplitEvaluation:
         return cluster.process_broadcast("early stopping", reason)
 
     def _metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Computes the metrics that the model's sums allow; warns once about the others."""
+        """Computes the metrics that the model's sums allow; warns once about missing metrics."""
         names = self._problem.metric_names
         computable = possible(names, sums)
         if not computable:

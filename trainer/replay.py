@@ -185,7 +185,7 @@ def _logged(output_dir: str, step: int) -> dict[str, float]:
 
 
 def _without(batch: Batch, left_out: Sequence[int]) -> tuple[dict[str, np.ndarray], list[int]]:
-    """Returns the batch as arrays without some rows, and the indices of the others."""
+    """Returns the batch as arrays without some rows, and the indices of the remaining rows."""
     count = next(iter(batch.values())).shape[0]
     arrays = _first_rows(batch, count)
     unknown = [row for row in left_out if not 0 <= row < count]

@@ -1,4 +1,4 @@
-"""Batches of examples of similar length, so that short ones are not padded to the longest.
+"""Batches of examples of similar length, so that short examples are not padded to long ones.
 
 There are buckets of lengths L, L/2, L/4, ...; an example is in the shortest bucket that holds it.
 All examples of a batch are from one bucket. A batch of half the length has twice the rows, so every

@@ -14,7 +14,7 @@ import operator
 
 import numpy as np
 
-# Four rounds suffice for large domains; small ones need more to look random.
+# Four rounds suffice for large domains; small domains need more rounds to look random.
 _ROUNDS = 8
 
 # Positions encrypted at a time, to bound the memory for intermediate values.

@@ -16,7 +16,7 @@ Split = Sequence[Mapping[str, Column]]
 
 
 def report_overlaps(name: str, stored: Mapping[str, Split]) -> dict[str, dict[str, int]]:
-    """Counts the examples that occur in two splits, as `overlaps`, and warns of them.
+    """Counts the examples that occur in two splits, as `overlaps` does, and warns of them.
 
     Args:
       name: name of the problem.

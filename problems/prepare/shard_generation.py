@@ -102,7 +102,7 @@ def make_shards(
     sample_counts: Mapping[str, int],
     settings: GenerationSettings,
 ) -> tuple[dict[str, SplitSizes], dict[str, FileState]]:
-    """Generates the shards that `directory` does not have yet, and checks the others.
+    """Generates the shards that `directory` does not have yet, and checks the existing shards.
 
     Args:
       problem: the problem.

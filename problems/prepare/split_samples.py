@@ -1,4 +1,4 @@
-"""Reads the samples of a split in a fixed shuffled order, skipping bad ones."""
+"""Reads the samples of a split in a fixed shuffled order, and skips bad samples."""
 
 import traceback
 from collections.abc import Callable, Iterator, Mapping

@@ -59,6 +59,6 @@ def _states(paths: Iterable[str]) -> Mapping[str, _State]:
 
 
 def named(paths: Sequence[str]) -> str:
-    """Formats paths: the first path, and the number of the others."""
+    """Formats paths: the first path, and the number of further paths."""
     more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
     return f"{paths[0]}{more}"

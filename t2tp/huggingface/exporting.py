@@ -18,7 +18,7 @@ from t2tp.huggingface.safetensors_file import DTYPES, TensorInfo, create
 from t2tp.huggingface.tensor_map import MOST_ELEMENTS, Piece, Variable
 from t2tp.processes.cluster import ALONE, Cluster
 
-# Size limit of a file in bytes, as in `transformers`. A larger tensor gets its own file.
+# Size limit of a file in bytes, as in `transformers`. A larger tensor gets a separate file.
 MOST_BYTES = 5_000_000_000
 
 # dtype and shape of tensors, by name.
@@ -86,7 +86,7 @@ def export_tensors(
 
 
 def check_fits(saved: Checkpoint, variables: Sequence[Variable]) -> None:
-    """Checks that a checkpoint has the variables, and no other trainable ones.
+    """Checks that a checkpoint has the variables, and no other trainable variables.
 
     Raises:
       ConversionError: a variable is missing, has another shape, or has no counterpart in the

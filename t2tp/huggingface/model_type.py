@@ -43,7 +43,7 @@ class ModelType:
       model: our registered model.
       hparams_set: our hparams set; a converted run gets the set's training hparams.
       problem: the default problem of a converted run.
-      parts: the conversions of the architecture's hparams, in the order in which to set these.
+      parts: the conversions of the architecture's hparams, in the order in which to set hparams.
       training: the conversions of hparams that are not part of the architecture.
       entries: function that maps canonical hparams to the table of tensors.
       without_effect: entries that do not change the logits of this type in `transformers`, in

@@ -60,7 +60,7 @@ class CachedRanges:
         self.path = Path(f"/proc/self/fd/{self._file.fileno()}")
 
     def fetch(self, needed: Sequence[int]) -> list[int]:
-        """Fetches those of the needed chunks that are missing, under the lock; returns these."""
+        """Fetches the missing chunks among `needed`, under the lock; returns their numbers."""
         missing = [chunk for chunk in needed if (self, chunk) not in _chunks]
         store, name = self._hole
         store.read_ranges(

@@ -163,7 +163,7 @@ def _pass_of(placed: Placed) -> tuple:
 
 
 def _source(tensor: upstream.Tensor) -> upstream.Tensor:
-    """Returns the tensor that this one is a view of."""
+    """Returns the tensor of which `tensor` is a view, or `tensor` itself if it is no view."""
     while isinstance(tensor.operation, _VIEWS) and tensor.operation.inputs:
         tensor = tensor.operation.inputs[0]
     return tensor

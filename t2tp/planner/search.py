@@ -187,7 +187,7 @@ class Search:
                 yield candidate
 
     def _plan(self, ranked: Sequence[Candidate]) -> list[Proposal]:
-        """Plans the first candidates; returns the fastest ones with a valid layout that fit.
+        """Plans the first candidates; returns the fastest of those that fit and are valid.
 
         Lowering takes most of the time. Candidates that differ only in the table of their schedule
         share one lowered program, so they are planned together.

@@ -44,7 +44,7 @@ class Work:
       causal: whether a causal mask hides half of attention's scores.
       dropout: whether attention drops weights.
       keeps_scores: whether attention saves its weights for the backward pass.
-      operations: number of operations of the graph that are fused into this one.
+      operations: number of operations of the graph that are fused into this work.
       is_recomputed: whether it repeats a part of the forward pass.
       part: entries of a pipeline's schedule that it belongs to, by action and chunk: `F0`, `B0`.
     """

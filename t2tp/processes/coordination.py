@@ -139,7 +139,7 @@ class CoordinationClient:
             self._set(_PULSE, text)
 
     def report(self, kind: str, what: Any) -> None:
-        """Reports to the others that this process cannot continue; their collectives fail at once.
+        """Reports that this process cannot continue; the others' collectives then fail at once.
 
         Args:
           kind: `failed` for an error in this process, `waited` if other processes did not arrive.
@@ -273,10 +273,10 @@ class CoordinationClient:
             )
 
     def _watch(self) -> None:
-        """Watches the others; if one is lost, aborts this process's collectives and ends it.
+        """Watches the other processes; if one is lost, aborts this process's collectives.
 
-        A process in a collective or at a barrier ends by itself with an error. Any other process is
-        killed after `ENDING_SECONDS`.
+        If this process is in a collective or at a barrier, it then ends by itself with an error.
+        Otherwise it is killed after `ENDING_SECONDS`.
         """
         answered = time.monotonic()
         while not self._leaving.wait(_WATCH_SECONDS):

@@ -1,4 +1,4 @@
-"""Human-readable log lines: plain, and above the progress bar if there is one."""
+"""Human-readable log lines, printed above the progress bar if one is shown."""
 
 import contextlib
 import logging

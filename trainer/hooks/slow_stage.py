@@ -1,4 +1,4 @@
-"""Names the stage of a pipeline that the others wait for."""
+"""Names the pipeline stage for which the other stages wait."""
 
 from collections.abc import Mapping
 

@@ -44,7 +44,7 @@ class RunLock:
 
     The operating system releases the lock when the process ends, even if it is killed, so a
     leftover lock file does no harm. With several processes, process 0 acquires the lock and sends
-    the others the result. They check that they see the same directory.
+    the result to the other processes, which check that they see the same directory.
     """
 
     def __init__(self, output_dir: str, cluster: Cluster) -> None:

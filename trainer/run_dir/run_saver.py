@@ -80,7 +80,7 @@ class RunSaver:
             self._background.close()
 
     def save(self, step: int) -> None:
-        """Waits for the previous save, copies the variables and starts to write them.
+        """Waits for the previous save, copies the variables and starts to write the copies.
 
         Args:
           step: steps done.

@@ -5,7 +5,7 @@ from t2tp.trainer.errors import UsageError
 
 
 def parse_objectives(text: str, minimize: bool) -> list[BestMetric]:
-    """Parses `METRIC`, `min:METRIC` or `max:METRIC`, or several with commas between them.
+    """Parses `METRIC`, `min:METRIC` or `max:METRIC`, or several of these, separated by commas.
 
     Args:
       text: the value of --metric.

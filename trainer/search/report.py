@@ -29,7 +29,7 @@ def table(
     objectives: Sequence[BestMetric],
     directory: Path,
 ) -> str:
-    """Formats a line per trial: the best first, then pruned and failed ones.
+    """Formats a line per trial: the best trials first, then pruned and failed trials.
 
     Args:
       study: the study of the search.
