@@ -183,7 +183,7 @@ class MixtureOfExperts:
     layout `length:expert;length_groups:expert;experts:expert` splits the groups of a row before the
     all-to-alls, which are then over `expert`. If another axis splits the length, as in
     `length:seq;experts:data`, the rules `length_groups:seq;expert_length_groups:seq` keep the
-    groups on their processors along `seq`.
+    groups on their processors along that axis.
 
     With `dropless`, there are no slots: tokens are all-gathered over the axis of `experts` to
     [expert_groups, expert_length, d_model], and the results are reduce-scattered. Without a rule of
