@@ -77,13 +77,13 @@ def relayout_all(mesh_impl: SpmdMeshImpl, relayouts: Sequence[Relayout]) -> list
     plans = [_ReshapePlan(mesh_impl, w.name, w.old_shape, w.new_shape) for w in relayouts]
     results: dict[int, tf.Tensor] = {}
     for bucket in _gather_buckets(relayouts, [plan.gather_only_axes() for plan in plans]):
-        if len(bucket) == 1:
-            (i,) = bucket
-            results[i] = plans[i].execute(relayouts[i].x, [])[0]
-            continue
-        axes = plans[bucket[0]].gather_only_axes() or []
-        flat = tf.concat([tf.reshape(relayouts[i].x, [-1]) for i in bucket], axis=0)
         with mesh_impl.collectives.attributed_to(relayouts[bucket[0]].name):
+            if len(bucket) == 1:
+                (i,) = bucket
+                results[i] = plans[i].execute(relayouts[i].x, [])[0]
+                continue
+            axes = plans[bucket[0]].gather_only_axes() or []
+            flat = tf.concat([tf.reshape(relayouts[i].x, [-1]) for i in bucket], axis=0)
             names = [relayouts[i].name for i in bucket]
             gathered = mesh_impl.collectives.gather(flat, axes, names)
         # [coordinate on each axis..., elements] -> [member, elements]

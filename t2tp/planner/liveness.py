@@ -10,7 +10,6 @@ step follows from program order:
     alive                1          2       2        3           2
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -18,12 +17,13 @@ from t2tp import upstream
 from t2tp.mesh.layout import Layout
 from t2tp.planner.cluster_file import SoftwareStack
 from t2tp.planner.retention import Buffer, Retained
-from t2tp.planner.sequence import Placed, as_soon_as_possible, is_sharding, is_weight
+from t2tp.planner.sequence import Placed, as_soon_as_possible, is_sharding, is_weight, layer_of
 from t2tp.planner.slices import kind_of
 from t2tp.planner.work import BACKWARD, ELEMENTWISE, FORWARD, UPDATE, Memory
 
 # Parts of a step whose peak includes saved activations.
 _FORWARD_END, _BACKWARD_BEGIN = "end of the forward pass", "beginning of the backward pass"
+_BACKWARD_END = "end of the backward pass"
 WITH_ACTIVATIONS = (_FORWARD_END, _BACKWARD_BEGIN)
 
 
@@ -200,9 +200,6 @@ def _in_place(each: Placed, new: Sequence[int], gone: Sequence[int]) -> float:
     return float(new[0]) if new[0] in gone else 0.0
 
 
-_LAYER = re.compile(r"\blayer_\d+")
-
-
 def _points(placed: Sequence[Placed], has_buffers: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yields each operation's part of the step, and the purposes to which more layers add bytes."""
     always = ("gathered", "gradients") if has_buffers else ()
@@ -219,13 +216,4 @@ def _points(placed: Sequence[Placed], has_buffers: bool) -> Iterator[tuple[str, 
             yield "update", gradients
         else:
             passed_deepest |= layer not in ("", deepest)
-            if passed_deepest:
-                yield "end of the backward pass", gradients
-            else:
-                yield _BACKWARD_BEGIN, kept
-
-
-def layer_of(name: str) -> str:
-    """Returns the part of a name that has a layer's index: `layer_03`."""
-    found = _LAYER.search(name)
-    return found.group() if found else ""
+            yield (_BACKWARD_END, gradients) if passed_deepest else (_BACKWARD_BEGIN, kept)

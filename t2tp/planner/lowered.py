@@ -17,8 +17,8 @@ from t2tp.ops.cast import CastOperation
 from t2tp.ops.flops import matmul_flops
 from t2tp.planner import fusion
 from t2tp.planner.cluster_file import SoftwareStack
-from t2tp.planner.liveness import Liveness, layer_of
-from t2tp.planner.sequence import Placed, is_sharding, program_order
+from t2tp.planner.liveness import Liveness
+from t2tp.planner.sequence import Placed, is_sharding, layer_of, program_order
 from t2tp.planner.work import BACKWARD, FORWARD, Memory, Traffic, Work
 from t2tp.program.abstract_program import AbstractProgram
 

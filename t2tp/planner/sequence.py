@@ -1,5 +1,6 @@
 """The operations of a step in the order of the program, each with its phase."""
 
+import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,6 +20,8 @@ from t2tp.planner.work import BACKWARD, FORWARD, LOOP, UPDATE, VIEW
 
 # The pipeline stages that have parts of the model besides layers.
 FIRST, LAST = "first", "last"
+
+_LAYER = re.compile(r"\blayer_\d+")
 
 
 @dataclass(eq=False)
@@ -242,10 +245,14 @@ def _place(collectives: Sequence[Collective], placed: Sequence[Placed]) -> None:
         places.setdefault(each.operation.name, []).append(i)
         if hooks(each.operation).gathered_variable is not None:
             gathers.setdefault(each.operation.name, []).append(each)
-    emitted, seen = Counter(c.operation for c in collectives), Counter[str]()
+    # A gather of several weights belongs to one that all stages have: a layer's.
+    names = [
+        next(filter(layer_of, c.sums if c.operation in gathers else ()), c.operation)
+        for c in collectives
+    ]
+    emitted, seen = Counter(names), Counter[str]()
     position = 0
-    for collective in collectives:
-        name = collective.operation
+    for name, collective in zip(names, collectives, strict=True):
         if name in gathers:
             # Recomputed copies have the name of their original. They come later, and each has the
             # same number of gathers.
@@ -257,3 +264,8 @@ def _place(collectives: Sequence[Collective], placed: Sequence[Placed]) -> None:
             i = known[min(bisect_left(known, position), len(known) - 1)]
             position = max(position, i)
             placed[i].collectives += (collective,)
+
+
+def layer_of(name: str) -> str:
+    """Returns the part of a name that has a layer's index: `layer_03`."""
+    return next(iter(_LAYER.findall(name)), "")

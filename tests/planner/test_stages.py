@@ -8,6 +8,7 @@ import t2tp
 from t2tp.mesh.layout import LayoutError
 from t2tp.pipeline.schedule import Action
 from t2tp.pipeline.schedules import make_schedule
+from t2tp.planner import ClusterFile
 from t2tp.planner.page import page
 from t2tp.planner.sequence import FIRST, LAST
 from t2tp.planner.stages.steps import MIDDLE
@@ -93,6 +94,20 @@ def test_collectives_and_variables_are_those_of_the_program(case):
     # The first stage and the last one send in one direction only, unless they have chunks.
     number, _ = program.collectives()["permute", ("stage",)]
     assert sum(c.count for c in permuted) <= number
+
+
+@pytest.mark.parametrize("width", [16, 256])
+def test_each_stage_gathers_the_weights_of_its_layers(width):
+    """Alone, or together with an embedding that a stage in the middle does not have."""
+    case = {**CASES["in chunks, zero 2"], "d_model": width, "d_ff": 4096}
+    made = wanted(num_hidden_layers=8, **case)
+    cluster = ClusterFile.load("a100", "megatron")
+    steps = made.staged(cluster).lowering.of(2).by_place
+    sent = Counter()
+    for place, step in steps.items():
+        for t, n in step.traffic.items():
+            sent[place] += n * t.num_bytes if t.kind == "allgather" and t.of_state else 0
+    assert sent[FIRST] >= sent[MIDDLE] > 0.9 * sent[LAST] > 0
 
 
 @pytest.mark.slow
