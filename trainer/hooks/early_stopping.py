@@ -19,7 +19,7 @@ class EarlyStopping:
     Attributes:
       steps: training steps within which the metric must improve.
       metric: one of the problem's metrics.
-      delta: min improvement, in the unit of the metric; 0 never stops a training.
+      delta: min improvement, in the unit of the metric; 0: any improvement counts.
       minimize: whether a smaller value is better.
     """
 
@@ -72,10 +72,10 @@ class EarlyStopping:
         reference = max(old)
         value = by_step[reference][self.metric]
         sign = 1 if self.minimize else -1
-        since = [step for step in by_step if step >= reference]
+        since = [step for step in by_step if step > reference]
         # Improvements over the reference, positive if better.
-        gains = [sign * (value - by_step[step][self.metric]) for step in since]
-        if max(gains) >= self.delta:
+        gain = max(sign * (value - by_step[step][self.metric]) for step in since)
+        if gain > 0 and gain >= self.delta:
             return ""
         return (
             f"{self.metric} was {value:.4f} at step {reference}, and has not got better by"

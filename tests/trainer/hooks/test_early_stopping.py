@@ -40,6 +40,8 @@ def test_the_reference_is_the_last_evaluation_that_is_old_enough():
     by_step = {1: {"loss": 9.0}, 5: {"loss": 3.0}, 11: {"loss": 3.0}}
     assert "loss was 3.0000 at step 5" in EarlyStopping(6).plateau(by_step)
     assert EarlyStopping(10).plateau(by_step) == ""
+    assert EarlyStopping(6, delta=0.0).plateau(by_step)  # Any improvement counts, and 3.0 is none.
+    assert EarlyStopping(6, delta=0.0).plateau(by_step | {12: {"loss": 2.999}}) == ""
 
 
 def test_the_record_keeps_the_later_of_two_evaluations_of_a_step(tmp_path):
