@@ -39,6 +39,7 @@ _UNKNOWN_SIGN = "\N{LOWER FIVE EIGHTHS BLOCK}"
 # SentencePiece's error if a vocabulary is larger than the texts allow.
 _TOO_MANY = re.compile(r"Please set it to a value <= (\d+)")
 
+_NORMALIZED_AWAY = "\N{LATIN SMALL LIGATURE FI}  x"  # A ligature and two spaces.
 # Our names of normalizations, and SentencePiece's; only "none" differs.
 _NORMALIZATIONS = {"none": "identity", "nfkc": "nfkc", "nmt_nfkc": "nmt_nfkc"}
 
@@ -57,6 +58,7 @@ class SubwordVocabulary(Vocabulary):
 
         self.model = model
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        self.is_lossless = self.decode(self.encode(_NORMALIZED_AWAY)) == _NORMALIZED_AWAY
 
     def contents(self) -> bytes:
         """Returns the ModelProto."""

@@ -102,6 +102,7 @@ def test_normalization_is_said_and_done():
     assert kept.decode(kept.encode("\uff21\ufb01")) == "\uff21\ufb01"
     changed = train_subwords(wide, 280, normalization="nfkc")
     assert changed.decode(changed.encode("\uff21\ufb01")) == "Afi"
+    assert kept.is_lossless and not changed.is_lossless
     with pytest.raises(ValueError, match="no normalization 'nfc': there are none, nfkc"):
         train_subwords(wide, 280, normalization="nfc")
     with pytest.raises(ValueError, match="no sub-word model 'wordpiece'"):
