@@ -52,9 +52,9 @@ class RomanNumerals(Text2TextProblem):
 
 
 @registry.register_hparams
-def transformer_lm_numerals() -> HParams:
+def transformer_numerals() -> HParams:
     """1 layer of 64."""
-    hparams = registry.hparams("transformer_lm_tiny")
+    hparams = registry.hparams("transformer_tiny")
     hparams.num_hidden_layers = 1
     hparams.d_model = 64
     hparams.max_length = 16

@@ -129,7 +129,7 @@ def cluster_table(found: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
         latency = min(p[1] for c in curves for p in c["points"])
         link = {"name": name, "bandwidth": round(max(_rates(curves)))}
         links.append({**link, "latency": latency, "of_process": of_process})
-    spreads = [p[2] for c in (*found["curves"], *found["collectives"]) for p in c["points"]]
+    spreads = [p[2] for c in found["curves"] for p in c["points"]]
     spread = max(_LEAST_SPREAD, statistics.median(spreads))
     stack = {"fuses": False, "attention": "engine", "spread": spread, "spread_links": spread}
     return {

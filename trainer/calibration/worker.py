@@ -12,6 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -54,11 +55,7 @@ def main() -> None:
     timed = Timed(t2tp.connect(devices, **connect))
     curves = _curves(timed) if wanted["computes"] else []
     place = {"devices": devices, "processes": connect.get("num_processes", 1)}
-    collectives = [
-        {"kind": kind, "group": group, **place, "points": _collective(timed, kind, group)}
-        for group in wanted["groups"]
-        for kind in COLLECTIVE_KINDS
-    ]
+    collectives = [place | table for n in wanted["groups"] for table in _collectives(timed, n)]
     print(json.dumps({"curves": curves, "collectives": collectives, "disturbed": timed.disturbed}))
 
 
@@ -188,21 +185,25 @@ def _work(
     return number, total, others
 
 
-def _collective(timed: Timed, kind: str, group: int) -> Points:
+def _collectives(timed: Timed, group: int) -> list[dict[str, Any]]:
+    """Measures each kind of collective: the seconds by which it lengthens a chain of matmuls."""
     # Neighboring devices form a group, and no dimension is split.
     layout = Layout(f"other:{timed.devices // group};{GROUP}:{group}", "")
-    points = []
+    points: dict[str, list[Point]] = {kind: [] for kind in COLLECTIVE_KINDS}
     for numbers in COLLECTIVE_SIZES:
-
-        def build(mesh: Mesh, count: int, numbers: int = numbers) -> mtf.Tensor:
-            x = mtf.get_variable(mesh, "x", mtf.Shape([mtf.Dimension("numbers", numbers)]))
-            return CollectiveSample(x, kind, count).outputs[0]
-
         count = 16 if numbers < 1 << 12 else 4
-        seconds, spread = timed.seconds(build, count, layout)
-        print(POINT, flush=True)
-        points.append((4.0 * numbers, seconds / count, spread))
-    return _growing(points)
+        matmuls, _ = timed.seconds(partial(_chain, "", numbers), count, layout)
+        for kind, of_kind in points.items():
+            seconds, spread = timed.seconds(partial(_chain, kind, numbers), count, layout)
+            print(POINT, flush=True)
+            own = max(seconds - matmuls, seconds / 100)
+            of_kind.append((4.0 * numbers, own / count, spread * seconds / own))
+    return [{"kind": kind, "group": group, "points": _growing(p)} for kind, p in points.items()]
+
+
+def _chain(kind: str, numbers: int, mesh: Mesh, count: int) -> mtf.Tensor:
+    x = mtf.get_variable(mesh, "x", mtf.Shape([mtf.Dimension("numbers", numbers)]))
+    return CollectiveSample(x, kind, count).outputs[0]
 
 
 def _growing(points: Points) -> Points:
