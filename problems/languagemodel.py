@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from t2tp.hparam import HParams
+from t2tp.problems.data.batch_stream import Batch
 from t2tp.problems.data.packing import FEATURES, PackedWindows
 from t2tp.problems.data.sample import Sample, SkippedSampleError, StoredExample, text_of
 from t2tp.problems.data.shards import token_dtype
-from t2tp.problems.data.stream import Batch
 from t2tp.problems.problem import AnyPath
 from t2tp.problems.text import TextProblem
 from t2tp.problems.vocab.vocabulary_file import load_vocabulary

@@ -16,10 +16,10 @@ from t2tp.hparam import HParams
 from t2tp.hparam_types import split_at_commas
 from t2tp.object_store.mirror import pulled
 from t2tp.problems.codec import Codec
+from t2tp.problems.data.batch_stream import Batch, Stream
 from t2tp.problems.data.manifest import Manifest
 from t2tp.problems.data.mixture_stream import ConcatenatedSource, MixtureStream, Stage
 from t2tp.problems.data.sample import Sample, Samples, StoredExample
-from t2tp.problems.data.stream import Batch, Stream
 from t2tp.problems.generated_images import GeneratedImages
 from t2tp.problems.mixture_name import find_parts, proportional_parts, read_name
 from t2tp.problems.prepare.open_samples import OpenSamples

@@ -27,10 +27,7 @@ from t2tp import registry
 from t2tp.hparam import HParams
 from t2tp.object_store.mirror import pulled
 from t2tp.problems.codec import Codec
-from t2tp.problems.data.columns import Column, open_columns
-from t2tp.problems.data.manifest import Manifest
-from t2tp.problems.data.row_index import IndexDirectory
-from t2tp.problems.data.stream import (
+from t2tp.problems.data.batch_stream import (
     Batch,
     ExampleSource,
     FeatureSpec,
@@ -38,6 +35,9 @@ from t2tp.problems.data.stream import (
     ShuffledStream,
     Stream,
 )
+from t2tp.problems.data.columns import Column, open_columns
+from t2tp.problems.data.manifest import Manifest
+from t2tp.problems.data.row_index import IndexDirectory
 from t2tp.problems.generated_images import GeneratedImages
 from t2tp.problems.metrics import compute
 from t2tp.problems.prepare import prepare, prepared

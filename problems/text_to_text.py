@@ -11,6 +11,7 @@ import numpy as np
 
 from t2tp.hparam import HParams
 from t2tp.object_store.mirror import pulled
+from t2tp.problems.data.batch_stream import ExampleSource, Stream
 from t2tp.problems.data.buckets import BucketedStream
 from t2tp.problems.data.columns import Column
 from t2tp.problems.data.fields import Field, FieldSource, token_fields, token_specs
@@ -18,7 +19,6 @@ from t2tp.problems.data.row_layout import Texts, bucketed, one_per_row, pack
 from t2tp.problems.data.row_plan import RowPlan
 from t2tp.problems.data.sample import Sample, SkippedSampleError, StoredExample, text_of
 from t2tp.problems.data.shards import token_dtype
-from t2tp.problems.data.stream import ExampleSource, Stream
 from t2tp.problems.problem import AnyPath, Problem
 from t2tp.problems.text import TextProblem
 from t2tp.problems.vocab.vocabulary_file import load_vocabulary

@@ -32,7 +32,7 @@ from t2tp.ops.softmax import log_softmax, reduce_logsumexp, softmax  # noqa: F40
 from t2tp.ops.top_k import argmax, top_k  # noqa: F401
 from t2tp.ops.variables.assign import Assign, assign, assign_add, assign_sub  # noqa: F401
 from t2tp.ops.variables.role import Role  # noqa: F401
-from t2tp.ops.variables.sharded_variable import get_variable, gradients  # noqa: F401
+from t2tp.ops.variables.zero_weights import get_variable, gradients  # noqa: F401
 from t2tp.ops.where import where  # noqa: F401
 from t2tp.ops.while_loop import while_loop  # noqa: F401
 

@@ -6,5 +6,6 @@ on first read. A manifest (`manifest.py`) lists the files of a directory, which 
 atomically (`atomic_directory.py`). Examples are arranged into rows: padded, packed or bucketed
 (`row_layout.py`). The examples of each row are a plan (`row_plan.py`), stored as an index
 (`row_index.py`). Fields (`fields.py`, `pixels.py`) read the features of rows. A stream
-(`stream.py`) is a pure function from the step to a batch; `permutation.py` shuffles without state.
+(`batch_stream.py`) is a pure function from the step to a batch; `permutation.py` shuffles without
+state.
 """

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from t2tp.problems.data.batch_sizes import BatchSizes
+from t2tp.problems.data.batch_stream import EMPTY, Batch, ExampleSource, batch_shapes, checked_step
 from t2tp.problems.data.permutation import permute
-from t2tp.problems.data.stream import EMPTY, Batch, ExampleSource, batch_shapes, checked_step
 
 # Min length of a bucket. Shorter buckets would save little, and each bucket needs a program.
 _SHORTEST = 16

@@ -5,9 +5,9 @@ from typing import Protocol
 
 import numpy as np
 
+from t2tp.problems.data.batch_stream import EMPTY, FeatureSpec
 from t2tp.problems.data.columns import Column
 from t2tp.problems.data.row_plan import RowPlan
-from t2tp.problems.data.stream import EMPTY, FeatureSpec
 
 INT = np.dtype(np.int32)
 FLOAT = np.dtype(np.float32)

@@ -14,8 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from t2tp.problems.data.batch_sizes import BatchSizes
-from t2tp.problems.data.permutation import permute
-from t2tp.problems.data.stream import (
+from t2tp.problems.data.batch_stream import (
     EMPTY,
     Batch,
     ExampleSource,
@@ -23,6 +22,7 @@ from t2tp.problems.data.stream import (
     checked_step,
     shuffled,
 )
+from t2tp.problems.data.permutation import permute
 
 
 class Stage(NamedTuple):

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from t2tp.problems.data.batch_stream import EMPTY
 from t2tp.problems.data.columns import Column
 from t2tp.problems.data.fields import INT, NumberField, fill_rows, token_specs
-from t2tp.problems.data.stream import EMPTY
 
 if TYPE_CHECKING:
     from t2tp.problems.vocab.vocabulary import Vocabulary

@@ -9,9 +9,9 @@ from functools import cache
 
 import numpy as np
 
+from t2tp.problems.data.batch_stream import EMPTY, FeatureSpec
 from t2tp.problems.data.columns import Column
 from t2tp.problems.data.fields import FLOAT, INT
-from t2tp.problems.data.stream import EMPTY, FeatureSpec
 
 DIMENSIONS = ("batch", "height", "width", "channels")
 

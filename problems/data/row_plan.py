@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from t2tp.problems.data.stream import EMPTY
+from t2tp.problems.data.batch_stream import EMPTY
 
 
 class RowPlan:

@@ -14,7 +14,7 @@ from t2tp.mesh.axes import JOIN
 from t2tp.mesh.collective_log import Collective
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.stages import LAYERS
-from t2tp.mesh.zero import name_in_use
+from t2tp.mesh.storage import name_in_use
 
 
 class Phase(enum.Enum):

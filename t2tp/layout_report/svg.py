@@ -13,7 +13,7 @@ from html import escape
 from t2tp.layout_report import wording
 from t2tp.layout_report.report import SlicedTensor
 from t2tp.mesh.layout import Layout
-from t2tp.mesh.zero import name_in_use
+from t2tp.mesh.storage import name_in_use
 
 # Lengths in pixels. A side with at most `_FEW` parts is long enough for the parts' processor
 # numbers. A side with more parts has a limited length, but its parts stay distinguishable.

@@ -12,7 +12,7 @@ from t2tp.layout_report.report import (
     VariableLine,
 )
 from t2tp.mesh.layout import Layout
-from t2tp.mesh.zero import axes_at_rest
+from t2tp.mesh.storage import axes_at_rest
 
 # Number of names in a list of examples.
 _FEW = 4

@@ -25,7 +25,7 @@ from t2tp.lowering.context import Lowering
 from t2tp.lowering.operation import hooks
 from t2tp.lowering.reshape import relayout_all
 from t2tp.lowering.scatters import DeferredScatter
-from t2tp.mesh.zero import Storage
+from t2tp.mesh.storage import Storage
 
 # A layer is a variable scope that ends in a number ("decoder/layer_3"), or else the outermost one.
 _LAYER = re.compile(r"^(?:[^/]*/)*?[^/]*\d+(?=/)|^[^/]*")

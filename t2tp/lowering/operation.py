@@ -82,7 +82,7 @@ class Hooks:
         any other dimension, permuted inputs give equally permuted outputs, so inputs and outputs
         may be in head-tail order (`t2tp.lowering.head_tail`).
       accepts_padding: whether dimensions may be padded. The last slices of `vocab`, and of weights
-        sharded at rest, are padded if an axis does not divide them (`t2tp.mesh.zero`). True for
+        sharded at rest, are padded if an axis does not divide them (`t2tp.mesh.storage`). True for
         elementwise operations, and for operations that mask padding before they reduce it (with
         `lowering.masked_slice`).
       is_feature: whether the outputs are features, or rows of features.

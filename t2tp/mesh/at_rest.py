@@ -1,4 +1,7 @@
-"""Which dimension of a variable is sharded at rest, and over which axes; see `t2tp.mesh.zero`."""
+"""Which dimension of a variable is sharded at rest, and over which axes.
+
+See `t2tp.mesh.storage`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import TYPE_CHECKING
 from t2tp import upstream
 from t2tp.mesh.axes import JOIN
 from t2tp.mesh.layout_text import LayoutError, describe, parse_axes, parse_rules
-from t2tp.mesh.zero import sharded_at_rest
+from t2tp.mesh.storage import sharded_at_rest
 from t2tp.suggestions import check_known
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from t2tp.mesh.at_rest import ShapesAtRest
 from t2tp.mesh.axes import JOIN, MeshAxes
 from t2tp.mesh.layout_text import LayoutError, parse_mesh_shape, parse_rules
 from t2tp.mesh.stages import LAYERS, Pipeline
-from t2tp.mesh.zero import Storage, axes_at_rest, name_in_use
+from t2tp.mesh.storage import Storage, axes_at_rest, name_in_use
 
 # Dimensions that an axis need not divide, because the data determines their size. Their slices are
 # padded.

@@ -10,7 +10,7 @@ from t2tp import upstream
 from t2tp.mesh.axes import JOIN
 from t2tp.mesh.layout import ROWS
 from t2tp.mesh.layout_text import LayoutError, describe
-from t2tp.mesh.zero import name_in_use
+from t2tp.mesh.storage import name_in_use
 
 # Number of floats in the longest vectors of a CPU (AVX-512).
 VECTOR = 16

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from t2tp import upstream
 from t2tp.mesh.axes import JOIN
 from t2tp.mesh.stages import LAYERS
-from t2tp.mesh.zero import name_in_use
+from t2tp.mesh.storage import name_in_use
 from t2tp.suggestions import nearest, similar
 
 if TYPE_CHECKING:

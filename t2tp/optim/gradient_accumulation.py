@@ -17,7 +17,7 @@ from t2tp.lowering.while_loop import lower_while_loop
 from t2tp.mesh.stages import is_of_stage
 from t2tp.ops.microbatch_sums import MicrobatchSums
 from t2tp.ops.take_microbatch import take_microbatch
-from t2tp.ops.variables.sharded_variable import gradients_at_rest, separate_sums
+from t2tp.ops.variables.zero_weights import gradients_at_rest, separate_sums
 from t2tp.optim.loss import LossOutput, LossTerm
 from t2tp.pipeline.boundary import EnterStage
 from t2tp.pipeline.loop import PipelineLoop

@@ -38,7 +38,7 @@ from t2tp.lowering.operation import Operation
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.layout_text import LayoutError, describe
 from t2tp.mesh.stages import is_of_stage
-from t2tp.mesh.zero import name_in_use
+from t2tp.mesh.storage import name_in_use
 from t2tp.optim.optimizer import variable_slice
 
 # Coefficients of the iteration, and the smallest divisor of a norm (K. Jordan, "Muon", 2024).

@@ -11,7 +11,7 @@ from t2tp.lowering.side_effects import conditional_updates
 from t2tp.mesh.layout_text import LayoutError
 from t2tp.mesh.stages import count_of_stages
 from t2tp.ops.variables.role import BALANCE
-from t2tp.ops.variables.sharded_variable import gradients_at_rest
+from t2tp.ops.variables.zero_weights import gradients_at_rest
 from t2tp.optim.clipping import clip
 from t2tp.optim.ema import average_weights
 from t2tp.optim.gradient_accumulation import LossFn, accumulate, variable_gradients

@@ -15,7 +15,7 @@ from t2tp.hparam import HParams
 from t2tp.lowering.deferred_sums import BUCKET
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.layout_text import parse_mesh_shape
-from t2tp.mesh.zero import Storage
+from t2tp.mesh.storage import Storage
 from t2tp.planner.candidates import Candidate
 from t2tp.planner.cluster_file import ClusterFile
 from t2tp.planner.collective_cost import CollectiveCost

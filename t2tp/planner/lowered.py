@@ -11,7 +11,7 @@ from typing import Any
 from t2tp import upstream
 from t2tp.lowering.operation import hooks
 from t2tp.mesh.layout import Layout
-from t2tp.mesh.zero import name_in_use
+from t2tp.mesh.storage import name_in_use
 from t2tp.ops.attention.operation import AttentionOperation
 from t2tp.ops.cast import CastOperation
 from t2tp.ops.flops import matmul_flops

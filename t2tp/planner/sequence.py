@@ -11,7 +11,7 @@ from t2tp.layout_report.attribution import GRADIENTS
 from t2tp.lowering.lowering import all_operations, live_operations
 from t2tp.lowering.operation import hooks
 from t2tp.mesh.collective_log import Collective
-from t2tp.mesh.zero import axes_at_rest
+from t2tp.mesh.storage import axes_at_rest
 from t2tp.ops.cast import CastOperation
 from t2tp.ops.microbatch_sums import MicrobatchSums
 from t2tp.pipeline.loop import PipelineLoop

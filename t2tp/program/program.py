@@ -30,7 +30,7 @@ from t2tp.mesh.layout_text import describe
 from t2tp.mesh.layout_warnings import layout_warnings
 from t2tp.mesh.sizes import check_consistent_sizes
 from t2tp.mesh.stages import names_by_stage
-from t2tp.mesh.zero import axes_at_rest
+from t2tp.mesh.storage import axes_at_rest
 from t2tp.processes.cluster import Cluster, connect, threads_of_an_operation
 from t2tp.processes.process_spec import THREADS_VARIABLE
 from t2tp.program.executor import Executor

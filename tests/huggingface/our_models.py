@@ -17,7 +17,7 @@ from t2tp.decoding.decode import decode
 from t2tp.huggingface.model_directory import ModelDirectory
 from t2tp.huggingface.safetensors_file import TensorInfo, read_header
 from t2tp.layout_check.double_program import DoubleProgram
-from t2tp.mesh.zero import Storage
+from t2tp.mesh.storage import Storage
 from t2tp.optim import train_step
 from t2tp.trainer.cli.programs import t2tp_convert
 from t2tp.trainer.run_dir import run_files

@@ -5,7 +5,7 @@ import tensorflow.compat.v1 as tf1
 
 import t2tp
 from t2tp import mtf
-from t2tp.ops.variables.sharded_variable import gradients_at_rest
+from t2tp.ops.variables.zero_weights import gradients_at_rest
 from t2tp.optim.gradient_accumulation import accumulate
 from t2tp.optim.loss import LossOutput, LossTerm
 from t2tp.program.abstract_program import AbstractProgram

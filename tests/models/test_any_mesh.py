@@ -11,7 +11,7 @@ import pytest
 import t2tp
 from t2tp import registry
 from t2tp.mesh.layout import Layout
-from t2tp.mesh.zero import Storage, name_in_use
+from t2tp.mesh.storage import Storage, name_in_use
 from t2tp.program.abstract_program import AbstractProgram
 from t2tp.trainer.planning import request
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import t2tp
 from t2tp import mtf
-from t2tp.mesh.zero import Storage
+from t2tp.mesh.storage import Storage
 from t2tp.optim import apply_gradients
 from t2tp.optim.clipping import global_norm
 from t2tp.optim.gradient_accumulation import variable_gradients

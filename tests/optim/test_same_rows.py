@@ -6,7 +6,7 @@
 import pytest
 
 from t2tp.mesh.layout import Layout
-from t2tp.mesh.zero import Storage
+from t2tp.mesh.storage import Storage
 from t2tp.optim.same_rows import SameRows
 from t2tp.program.program import Program
 from tests.pipeline.staged_steps import example

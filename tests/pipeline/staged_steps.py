@@ -8,7 +8,7 @@ import t2tp
 from t2tp.layout_check.double_program import DoubleProgram
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.stages import Pipeline
-from t2tp.mesh.zero import Storage
+from t2tp.mesh.storage import Storage
 from t2tp.models.model import Model
 from t2tp.optim import train_step
 from t2tp.program.program import Program

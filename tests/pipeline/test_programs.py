@@ -9,7 +9,7 @@ from t2tp.decoding import DecodeOptions, Decoder, Request
 from t2tp.lowering.lowering import all_operations
 from t2tp.mesh.layout import Layout, LayoutError
 from t2tp.mesh.stages import Pipeline
-from t2tp.mesh.zero import Storage
+from t2tp.mesh.storage import Storage
 from t2tp.optim import sum_metrics, train_step
 from t2tp.optim.loss import LossOutput
 from t2tp.pipeline.assign_layers import assign_layers

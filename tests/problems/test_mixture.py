@@ -5,8 +5,8 @@ import pytest
 
 from t2tp import problems, registry
 from t2tp.problems.algorithmic import AlgorithmicIdentityBinary40, AlgorithmicReverseBinary40
+from t2tp.problems.data.batch_stream import OnePassStream
 from t2tp.problems.data.mixture_stream import ConcatenatedSource, Stage
-from t2tp.problems.data.stream import OnePassStream
 from t2tp.problems.mixture import Mixture
 
 

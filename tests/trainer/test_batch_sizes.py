@@ -2,7 +2,7 @@
 
 import pytest
 
-from t2tp.problems.data.stream import ShuffledStream
+from t2tp.problems.data.batch_stream import ShuffledStream
 from tests.trainer.tiny_experiment import experiment
 
 PER_REPLICA = "sequences_per_replica"

@@ -17,7 +17,7 @@ from t2tp.decoding.decoder import check_length
 from t2tp.decoding.scoring import ScoredRow, Scorer
 from t2tp.models.autoregressive import AutoregressiveModel
 from t2tp.problems.codec import Codec
-from t2tp.problems.data.stream import ExampleSource
+from t2tp.problems.data.batch_stream import ExampleSource
 from t2tp.problems.problem import NO_EOS, Problem
 from t2tp.program.program import Feature
 from t2tp.trainer.errors import UsageError

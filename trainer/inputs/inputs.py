@@ -1,6 +1,6 @@
 """`Inputs`: a stream of batches and their features.
 
-`t2tp.problems.data.stream` makes the batch of a step from examples.
+`t2tp.problems.data.batch_stream` makes the batch of a step from examples.
 """
 
 from __future__ import annotations

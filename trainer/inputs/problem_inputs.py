@@ -9,7 +9,7 @@ from absl import logging
 from t2tp import mtf
 from t2tp.hparam import HParams
 from t2tp.models.model import EXAMPLE_INDEX
-from t2tp.problems.data.stream import INDEX_SPEC, FeatureSpec, OnePassStream
+from t2tp.problems.data.batch_stream import INDEX_SPEC, FeatureSpec, OnePassStream
 from t2tp.problems.problem import Problem
 from t2tp.program.program import Feature
 from t2tp.trainer.inputs.batch_size import sequences_per_batch

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from t2tp import upstream
 from t2tp.lowering.operation import Operation
-from t2tp.mesh.zero import name_in_use
+from t2tp.mesh.storage import name_in_use
 
 
 class Assign(Operation, upstream.Assign):

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from t2tp.problems.data.batch_sizes import BatchSizes
+from t2tp.problems.data.batch_stream import ShuffledStream
 from t2tp.problems.data.buckets import BucketedStream
 from t2tp.problems.data.mixture_stream import ConcatenatedSource, MixtureStream, Stage
-from t2tp.problems.data.stream import ShuffledStream
 from tests.problems.data.test_mixture_stream import Numbers
 
 # Pairs of (number of steps, batch size): what a run does between one resume and the next.

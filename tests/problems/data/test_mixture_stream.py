@@ -5,9 +5,9 @@ import hashlib
 import numpy as np
 import pytest
 
+from t2tp.problems.data.batch_stream import ShuffledStream
 from t2tp.problems.data.buckets import BucketedStream
 from t2tp.problems.data.mixture_stream import ConcatenatedSource, MixtureStream, Stage
-from t2tp.problems.data.stream import ShuffledStream
 from t2tp.problems.mixture_name import proportional_parts
 
 

@@ -15,12 +15,12 @@ import pytest
 
 from t2tp import problems
 from t2tp.problems.data import atomic_directory, row_index, row_layout
+from t2tp.problems.data.batch_stream import EMPTY
 from t2tp.problems.data.columns import Column
 from t2tp.problems.data.fields import TokenField, fill_rows
 from t2tp.problems.data.row_index import IndexDirectory
 from t2tp.problems.data.row_layout import Texts, bucketed, one_per_row, padding_share, truncated
 from t2tp.problems.data.row_layout import pack as packed
-from t2tp.problems.data.stream import EMPTY
 
 LENGTH = 64
 

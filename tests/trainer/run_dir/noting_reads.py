@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from t2tp import registry
-from t2tp.problems.data.stream import ExampleSource
+from t2tp.problems.data.batch_stream import ExampleSource
 from t2tp.trainer.cli.programs import t2tp_trainer as main
 from tests.trainer.tiny_problem import LanguagemodelEncodings
 

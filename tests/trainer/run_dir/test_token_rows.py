@@ -11,7 +11,7 @@ from t2tp import Layout, mtf, object_store, problems
 from t2tp.checkpoint import Retention, latest
 from t2tp.checkpoint.variables import metadata_of
 from t2tp.hparam import HParams
-from t2tp.mesh.zero import Storage
+from t2tp.mesh.storage import Storage
 from t2tp.problems.vocab.characters import CharacterVocabulary
 from t2tp.problems.vocab.vocabulary_file import load_vocabulary
 from t2tp.processes.cluster import connect

@@ -1,6 +1,6 @@
 """Variables that may be sharded at rest, their gathers, and their gradients.
 
-See `t2tp.mesh.zero`. In stages 1 and 2 a variable is gathered once a step (`ShardedVariable`).
+See `t2tp.mesh.storage`. In stages 1 and 2 a variable is gathered once a step (`ShardedVariable`).
 In stage 3 each use gathers it (`WeightGatherOperation`), and the backward pass gathers it once more
 for all operations that read this gather's value. So the full weight exists only while its layer is
 computed.

@@ -9,8 +9,8 @@ import tensorflow.compat.v1 as tf1
 
 import t2tp
 from t2tp import mtf
-from t2tp.mesh.zero import Storage
-from t2tp.ops.variables.sharded_variable import gradients_at_rest
+from t2tp.mesh.storage import Storage
+from t2tp.ops.variables.zero_weights import gradients_at_rest
 
 BATCH, D, FF = mtf.Dimension("batch", 16), mtf.Dimension("d", 8), mtf.Dimension("ff", 24)
 X = np.random.default_rng(0).normal(size=[16, 8])

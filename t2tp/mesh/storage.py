@@ -3,7 +3,7 @@
 Processors that differ only in their part of the batch hold the same weights and the same optimizer
 state. With ZeRO, each stores only a part *at rest*, and all-gathers a weight before it is used: S.
 Rajbhandari et al., arXiv:1910.02054, section 5; FSDP: Y. Zhao et al., arXiv:2304.11277.
-A gather is an operation of `t2tp.ops.variables.sharded_variable`; `t2tp.lowering.gather_schedule`
+A gather is an operation of `t2tp.ops.variables.zero_weights`; `t2tp.lowering.gather_schedule`
 decides when it runs.
 
 A dimension that is sharded at rest has another name there, `d_model@data`. It is split over the
