@@ -227,7 +227,9 @@ class Experiment:
         return metrics
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluates the current values, or the latest checkpoint, on the evaluation split.
+        """Evaluates the values in memory or, if there are none yet, the latest checkpoint.
+
+        The data is the evaluation split.
 
         Returns:
           The problem's metrics.
@@ -392,7 +394,8 @@ class Experiment:
         self, schedule: str, hooks: Sequence[Hook], plateau: Callable[[], str] = str
     ) -> None:
         output_dir, cluster = self._config.output_dir, self.estimator.connect()
-        # A directory of checkpoints without `run.yaml` can be evaluated, but not trained in.
+        # Training cannot continue checkpoints without `run.yaml`. `evaluate` accepts them here;
+        # programs require `--checkpoint_path` for them.
         run_files.check_known(output_dir, run_files.read(output_dir))
         self.build(schedule)
         stop_reason = plateau()

@@ -163,8 +163,9 @@ class MixtureStream:
         rank = permute(np.arange(size), size, "mixture", self._seed, stage, block)
         edges = np.cumsum(parts)
         problem = np.searchsorted(edges, rank, side="right")
-        # Each problem's rows are in order, so if the stage's end cuts a block, the problem's next
-        # rows follow without a gap.
+        # Within a block a problem's rows are numbered in their order of appearance. If a stage ends
+        # inside a block, the rows used are therefore the problem's first ones, and the next stage
+        # continues after them.
         before = np.empty_like(rank)
         before[np.argsort(problem, kind="stable")] = np.concatenate([np.arange(n) for n in parts])
         return problem, before

@@ -95,8 +95,8 @@ class Decoder:
 
         Args:
           predict: runs `decode` for the model with these options, such as `Estimator.predict`.
-          layout: the mesh's layout. The batch size is rounded up to a multiple of the number of
-            slices of the batch.
+          layout: the mesh's layout. The batch size is rounded up so that slices of the batch are
+            equal; see `padded_rows`.
           options: how to decode.
           seed: seed of the samples.
           max_length: the model's max number of inputs, and of targets; None: unlimited.

@@ -83,7 +83,8 @@ def _prefetch_gathers(
     for index, op in enumerate(operations):
         variables = [[variable] for variable in moved_variables[index] if variable in known]
         for group in (*variables, *moved_gathers[index].values(), [op]):
-            # Skips the old place of an operation that has moved, and a variable's later gathers.
+            # Skips the old place of an operation that has moved, and a variable that was already
+            # moved for an earlier gather.
             if group[0] not in done:
                 groups.append(group)
                 done.update(group)

@@ -1,13 +1,14 @@
 """Reshapes between any two layouts.
 
 Each mesh axis splits a tensor at a *factor* of its row-major index. Let `n` be the size of the
-axis, and `p` the number of elements of the dimensions before the split one. Then the element
-`index` is in slice `index // (total / (p * n)) % n`. If an axis splits two shapes of a tensor at
-the same factor, their slices are the same: [8] and [4, 2], each split in two along its first
-dimension, have the same 4 elements on each processor. A reshape is local if each axis either splits
-both shapes at the same factor, or splits only the new shape. In the second case each processor
-selects its part of the result. Any other axis is first moved to its new factor by a collective. If
-several axes split a dimension, the second axis splits the slices of the first.
+axis, `p` the product of the sizes of the dimensions before the split one, and `total` the number of
+elements of the tensor. Then the element `index` is in slice `index // (total / (p * n)) % n`. If an
+axis splits two shapes of a tensor at the same factor, their slices are the same: [8] and [4, 2],
+each split in two along its first dimension, have the same 4 elements on each processor. A reshape
+is local if each axis either splits both shapes at the same factor, or splits only the new shape. In
+the second case each processor selects its part of the result. Any other axis is first moved to its
+new factor by a collective. If several axes split a dimension, the second axis splits the slices of
+the first.
 
 For example, `data:2;model:2` reshapes [batch=4/data, d_model=6] to [groups=2/data, rows=2,
 d_model=6/model]. `data` distinguishes the 24 indices by `index // 12 % 2` (p=1, n=2) in both
@@ -16,9 +17,9 @@ d_model. No communication is necessary.
 
 Where an axis does not divide its dimension, factors are counted in the padded tensor: [5] split
 over 3 processors has slices [2] of [6]. If only one of the two shapes splits the dimension, the
-slice of the other shape is padded from 5 elements to 6, or cut from 6 to 5. If the reshape merges
-the dimension with others, or another axis splits it afterwards, the padding cannot stay in place,
-so the dimension is gathered first.
+other shape has all 5 elements on each processor: an old shape is padded to 6 before the reshape, a
+new shape is cut to 5 after it. If the reshape merges the dimension with others, or another axis
+splits it afterwards, the padding cannot stay in place, so the dimension is gathered first.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def lower_reshape(op: upstream.ReshapeOperation, lowering: Lowering) -> None:
     mesh_impl = lowering.mesh_impl(op)
     old_shape, new_shape = op.inputs[0].shape, op.outputs[0].shape
     if _aligned(mesh_impl.layout, old_shape, new_shape) is None:
+        # Padding cannot stay: gather padded dimensions, reshape without padding, and split again.
         value, shape = lowering.slice(op.inputs[0]), old_shape
         for next_shape in (_unpadded(mesh_impl, x) for x in (old_shape, new_shape)):
             value, _ = _ReshapePlan(mesh_impl, op.name, shape, next_shape).execute(value, [])
@@ -68,7 +70,7 @@ def lower_reshape(op: upstream.ReshapeOperation, lowering: Lowering) -> None:
 
 
 def relayout_all(mesh_impl: SpmdMeshImpl, relayouts: Sequence[Relayout]) -> list[tf.Tensor]:
-    """Converts slices. Small slices that need only a gather share a collective.
+    """Converts slices to new layouts. Small slices that need only a gather share a collective.
 
     Args:
       mesh_impl: the mesh of the slices.
@@ -243,8 +245,8 @@ class _ReshapePlan:
     def communicates(self) -> bool:
         """Whether processors exchange elements.
 
-        If they do, a deferred sum is reduced before the reshape. Deferring it further would pay
-        only if the reshape selected a slice, which is cheaper to reduce.
+        If they do, a deferred sum is reduced first. Reducing it afterwards would be cheaper only if
+        the reshape also selects a slice; this case is not used.
         """
         return any(self._new.get(axis) != factor for axis, factor in self._old.items())
 

@@ -23,12 +23,12 @@ from t2tp.mesh.layout_text import LayoutError
 from t2tp.mesh.pairing import pairings
 from t2tp.mesh.wire import Wire
 
-# A tensor of at least this many elements is summed in parts, one by each member.
+# A tensor of at least this many elements may be summed in parts: each member sums one part.
 _LARGE = 1 << 14
 
 
 class _Keys:
-    """A counter of keys."""
+    """Allocates keys by counting."""
 
     def __init__(self) -> None:
         self._next = 1
@@ -44,8 +44,8 @@ class _Keys:
 # numbers without communicating. They count, and trace the same programs in the same order.
 #   The group key names a set of devices for the life of the process. The runtime fails if the same
 #   key comes with other devices, so each mesh has its own keys. A collective over `model` on
-#   `data:2;model:4` reserves one key for each of its 2 groups, and each processor adds its group's
-#   number, `pnum // 4`.
+#   `data:2;model:4` has 2 groups. It reserves 8 keys, one for each device, since there are never
+#   more groups than devices. Each processor adds its group's number, `pnum // 4`, to the first key.
 #   The instance key names a collective. TensorFlow would mix up two collectives that run at the
 #   same time under one key.
 _group_keys, _instance_keys = _Keys(), _Keys()
@@ -53,7 +53,7 @@ _first_keys: dict[tuple, int] = {}
 
 
 def _first_key(identity: tuple, count: int) -> int:
-    """Returns the first of the `count` group keys that are reserved for an identity."""
+    """Returns the first of the `count` group keys reserved for an identity: devices and axes."""
     if identity not in _first_keys:
         _first_keys[identity] = _group_keys.take(count)
     return _first_keys[identity]
@@ -87,6 +87,7 @@ class Collectives:
 
     Attributes:
       log: the collectives emitted so far.
+      exact: whether floats are added only in a fixed order.
       on_gpus: whether the devices are GPUs, on which TensorFlow reduces fewer dtypes.
     """
 
@@ -105,7 +106,8 @@ class Collectives:
           devices: the devices that the mesh is bound to.
           pnum: the number of the processor, an int32 scalar.
           nccl: whether NCCL runs the collectives, or else TensorFlow's rings.
-          exact: whether sums of floats are added in a fixed order; other sums are refused.
+          exact: whether floats are added only in a fixed order; `allreduce` then refuses to add
+            floats.
         """
         self.exact = exact
         self.on_gpus = "GPU" in devices[0]
@@ -280,8 +282,8 @@ class Collectives:
                 final_op="Id",
             )
             return tf.reshape(part, by_member.shape[1:])
-        # Only NCCL has a reduce-scatter kernel, and TensorFlow's has no bfloat16. Elsewhere members
-        # exchange parts and add them up.
+        # Only NCCL has a reduce-scatter kernel, and TensorFlow's binding of it does not accept
+        # bfloat16. Elsewhere members exchange parts and add them up.
         if parts.dtype == tf.bfloat16:
             arrived = carried(lambda c: self._send_parts(c, axes), by_member)
             arrived = tf.cast(arrived, tf.float32)
@@ -374,7 +376,10 @@ class Collectives:
         return Wire(self._pnum, by_pnum, pair_key, instance_key, self._hint, log)
 
     def _broadcast(self, x: tf.Tensor, axis: int, source: int) -> tf.Tensor:
-        """Returns one member's `x`: adds it to zeros, as integers to preserve every bit."""
+        """Returns one member's `x` on all members.
+
+        The other members add zeros to it, as integers, so that every bit is preserved.
+        """
         if x.dtype.is_floating:
             bits = {2: tf.uint16, 4: tf.int32, 8: tf.int64}[x.dtype.size]
             return tf.bitcast(self._broadcast(tf.bitcast(x, bits), axis, source), x.dtype)
@@ -398,7 +403,8 @@ class Collectives:
         return tf.reshape(tf.reshape(self.gather(own, axes), [-1])[:size], x.shape)
 
     def _reduce(self, x: tf.Tensor, axes: Sequence[int], merge_op: str) -> tf.Tensor:
-        # On GPUs TensorFlow refuses to reduce these, with NCCL too (its `CreateCollective`).
+        # On GPUs TensorFlow refuses to reduce int32 and bfloat16, even with NCCL (its
+        # `CreateCollective`).
         wide = {tf.int32: tf.int64, tf.bfloat16: tf.float32}.get(x.dtype) if self.on_gpus else None
         if wide is None:
             kind = {"merge_op": merge_op, "final_op": "Id"}

@@ -2,9 +2,10 @@
 
 Two short strings define a layout: a mesh shape, `data:2;model:4` (axis:size), and layout rules,
 `batch:data;d_ff:model;heads:model` (dimension:axis). A dimension may be split over several axes,
-`batch:data+expert`; the first axis is the major one. An axis that the mesh does not have is
-left out, so that one layout serves many meshes. A layout that cannot work is rejected here, before
-a program is built.
+`batch:data+expert`, which form a *joint axis*; the first axis is the major one. An axis that the
+mesh does not have is left out, so that one layout serves many meshes. Rules that contradict each
+other are rejected here. Tensors that the rules cannot split are rejected in `layout_conflicts`,
+while a graph is built.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from t2tp.mesh.storage import Storage, axes_at_rest, name_in_use
 _PADDED = ("vocab",)
 
 # The rows of the batch, and the positions of a row. With `exact_sums`, a sum over both is computed
-# from whole rows: the axes that split positions then split rows instead.
+# in another layout (`with_whole_rows`), in which the axes that split positions split the rows
+# further, so that each processor has whole rows.
 BATCH, POSITIONS = "batch", "length"
 
 # Dimensions that count the rows of the batch.
@@ -35,7 +37,8 @@ ROWS = (BATCH, "expert_groups")
 # A dimension with one index per processor, for values that differ between processors.
 PROCESSORS = "processors"
 
-# Dimensions that `exact_sums` sums in parts, the outer one first. So a layout may split them.
+# Dimensions that `exact_sums` sums in parts; therefore a layout may split them. In a sum over two
+# of them, the earlier one here is the outer level of the tree.
 _SUMMED_IN_PARTS = (*ROWS, "heads", "kv_heads", "d_ff", "experts", "vocab")
 
 # Dimensions that inherit axes if they have no rule: `expert_groups` inherits the batch's axes,
@@ -72,6 +75,7 @@ class Layout:
             [(dim, axes[0]) for dim, axes in self.rules if len(axes) == 1]
         )
         self._axis_index = {axis.name: i for i, axis in enumerate(self.mesh_shape.dims)}
+        # The axes that split a dimension, by its name: indices of the mesh's own axes.
         self._parts: dict[str, tuple[int, ...]] = {}
         self._axis_of: dict[str, upstream.Dimension | None] = {}
         for dim, axes in self.rules:
@@ -90,6 +94,7 @@ class Layout:
         self._at_rest = ShapesAtRest(self)
         self.pipeline = pipeline or Pipeline()
         self.exact_sums = exact_sums
+        # The number of parts into which `of_part` divides a slice, by the dimension's name.
         self._parts_on_processor: dict[str, int] = {}
         self._check_stages()
         self._check_exact_sums()
@@ -119,7 +124,10 @@ class Layout:
                 )
 
     def _check_exact_sums(self) -> None:
-        """Rejects rules whose axes are not in the order of the mesh, and so of the sum's parts."""
+        """Rejects rules with which the parts of a sum would be out of order.
+
+        A rule's axes must be in the mesh's order, and the axes of `length` after those of `batch`.
+        """
         for dim, parts in self._parts.items() if self.exact_sums else ():
             rows = self._parts_of(BATCH) if dim == POSITIONS else ()
             if max(rows, default=0) > min(parts):
@@ -147,7 +155,7 @@ class Layout:
         return layout
 
     def of_part(self, name: str, count: int) -> Layout:
-        """Returns this layout where a processor has one of `count` parts of its slice."""
+        """Returns a layout that describes one of `count` parts of each slice along a dimension."""
         layout = copy.copy(self)
         layout._parts_on_processor = {**self._parts_on_processor, name: count}
         return layout
@@ -175,18 +183,20 @@ class Layout:
     def spreads_microbatches(self) -> bool:
         """Whether a microbatch has consecutive rows of the batch, divided among all processors.
 
-        Otherwise a microbatch has some rows of each processor's slice of the batch. With
-        `exact_sums`, the rows are consecutive if each microbatch is summed over processors before
-        microbatches are added. This is so in ZeRO stages 2 and 3. It is also so if axes of the
-        batch split the experts, because an expert then computes rows of several processors. The
-        batch's tree of sums must then divide the batch into microbatches first.
+        Otherwise a microbatch has some rows of each processor's slice of the batch.
+
+        Consecutive rows are needed with `exact_sums` when each microbatch is summed over processors
+        before microbatches are added. The tree of sums then divides the batch first into
+        microbatches, so each must be a consecutive part. There are two cases: ZeRO stages 2 and 3;
+        and axes of the batch that split the experts, since an expert computes rows of several
+        processors.
         """
         gathers = self.axis_index("expert_groups") != self.axis_index(BATCH)
         return self.exact_sums > 0 and (self.storage.stage >= 2 or gathers)
 
     @property
     def summed_in_parts(self) -> Sequence[str]:
-        """The names of the dimensions that are summed in parts, the outer one first."""
+        """The names of the dimensions that are summed in parts, the tree's outer level first."""
         return _SUMMED_IN_PARTS if self.exact_sums else ()
 
     @property

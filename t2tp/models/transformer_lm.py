@@ -61,8 +61,9 @@ class TransformerLm(AutoregressiveModel):
         These are optional:
 
         - `targets_weights`: integers [batch, length], 0 for a token that is only read.
-        - `targets_previous`: integers [batch], the token before each row; 0: there is none.
-        - `first_token`: integers [batch], the input of each row's first target.
+        - `first_token`: integers [batch], replaces `bos_token_id`, for each row.
+        - `targets_previous`: integers [batch], the token before a row that continues a text. If not
+          0, it is the input of the row's first target in place of both.
 
         Raises:
           ValueError: positions are learned, and the length is above `max_length`.

@@ -88,8 +88,8 @@ class Muon(Adam):
     def rate_factor(self, role: mtf.Role, growth: Growth) -> float:
         """See the base class.
 
-        With each value of `optimizer_muon_scale`, the spectral norm of a matrix's updates grows by
-        `sqrt(growth.outputs / growth.inputs)` (arXiv:2310.17813).
+        Whichever `optimizer_muon_scale` is set, this factor makes the spectral norm of a matrix's
+        updates grow by `sqrt(growth.outputs / growth.inputs)` (arXiv:2310.17813).
         """
         if role.kind != MATRIX:
             return super().rate_factor(role, growth)

@@ -142,7 +142,8 @@ class Branches:
             pieces = [pieces for (number, _), pieces in self.pieces.items() if number == chunk]
             self._add_table(f"forward{chunk}", chunk, *(p.saved_activations for p in pieces))
             self._add_table(f"backward{chunk}", chunk, *(p.saved_for_weights for p in pieces))
-            # The first stage's backward pass recomputes the piece before the layers.
+            # The first stage's backward pass recomputes the piece before the layers, so the piece's
+            # inputs are saved.
             if chunk and pieces[0].before is not None and schedule.trains:
                 self._add_table(f"before{chunk}", chunk, partition.exit_of(chunk - 1).outputs)
         self._add_table("exit", chunks[-1], partition.last_exit.outputs)
@@ -238,7 +239,9 @@ class _Branch:
                     self._bind(before.given, self._arrived(first_name, chunk - 1))
                 return self._lower(before)
 
-        if before is None:  # All stages receive the same kind of message.
+        # Without a piece before the layers, the previous chunk's output enters unchanged. So
+        # messages to the first stage and to the others are of one kind and arrive on one wire.
+        if before is None:
             inputs = self._arrived(first_name, chunk - 1)
         else:
             table = f"before{chunk}"
@@ -279,7 +282,8 @@ class _Branch:
         self._sums = self._add(pieces.backward)
         input_gradients = [tf.identity(x) for x in input_gradients]
         if pieces.before_backward is None:
-            # Input gradients go to the previous stage, or to the last stage's previous chunk.
+            # Input gradients go to the previous stage. The first stage sends them to the last
+            # stage, for the previous chunk.
             chunks = (self._chunk, self._chunk - 1)
             for name in {self._wires.name(Action.BACKWARD, chunk): None for chunk in chunks}:
                 if name is not None:
@@ -380,7 +384,8 @@ class _Branch:
     def _add(self, piece: Piece, place: int | None = None) -> list[tf.Tensor]:
         """Returns the sums with a piece's contributions.
 
-        Additions to one list wait for each other, so they follow the order of the operations.
+        Sums of one dtype are in one TensorFlow list, and each addition waits for the one before it.
+        So contributions are added in the order in which they are computed.
 
         Args:
           piece: a piece that has been lowered.

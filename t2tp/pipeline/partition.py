@@ -124,8 +124,9 @@ class Partition:
                 "The layout splits the layers, and this model has no stack of layers to split"
                 " (t2tp.layers.stack.Stack): drop the rule."
             )
-        # For each boundary, the tensors that depend on it, up to the next boundaries. `_read` uses
-        # them to find out to which piece an addend of a sum belongs.
+        # For each boundary of the backward pass and for the last exit, the tensors that depend on
+        # it, up to the next boundaries. `_read` uses them to find out to which piece an addend of a
+        # sum belongs.
         self._of: dict[Boundary, set[upstream.Tensor]] = {}
         for chunk, exits in enumerate(self.exits):
             for num_layers, exit_op in exits.items():
@@ -141,7 +142,7 @@ class Partition:
 
     @property
     def last_exit(self) -> ExitStage:
-        """The last boundary."""
+        """The last boundary of the forward pass."""
         return self.exits[-1][max(self.exits[-1])]
 
     def exit_of(self, chunk: int) -> ExitStage:
@@ -178,7 +179,7 @@ class Partition:
             kept = list(dict.fromkeys([*kept, *(t for t in read if t in inside)]))
             weights = self._piece(of_weights, read, [], contributions, exit_op.backward)
         kept = [t for t in kept if t in inside]
-        # Some saved tensors are read by the backward pass only.
+        # The forward piece also computes saved tensors that only the backward pass reads.
         forward, _ = self._live([*exit_op.inputs, *kept], enter.outputs, boundaries, None)
         return ChunkPieces(
             before,
@@ -309,7 +310,7 @@ class Partition:
         own = self._of[root]
         others = [of for other, of in self._of.items() if other is not root]
         kept = [t for t in read if t in own or not any(t in of for of in others)]
-        # If no addend is left, the whole sum belongs to other pieces.
+        # If no addend is left, this is not a sum with one addend for each piece: all are read.
         return kept or read
 
     def _piece(

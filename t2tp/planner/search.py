@@ -3,7 +3,8 @@
 A search for 3,072 devices has hundreds of thousands of candidates, and lowering one program takes
 about a second. So a search has two steps. First, a quick `Estimate`, from a single row lowered on
 one device, rejects the candidates that do not fit and sorts the rest. Then the first candidates are
-lowered and planned, until `top` of them fit. Only plans of lowered programs are reported.
+lowered and planned, until `top` of them fit or 4 * `top` programs have been lowered. Only plans of
+lowered programs are reported.
 """
 
 import dataclasses
@@ -25,12 +26,12 @@ from t2tp.planner.plan import Plan
 from t2tp.planner.request import Request
 from t2tp.suggestions import check_known
 
-# Max number of devices to propose.
+# Max number of devices that `fewest_devices` tries. `_smallest_number` tries only smaller numbers.
 _MOST_DEVICES = 1 << 16
 _DAY = 86_400  # Seconds.
 # Assumed max ratios between an estimate and the plan of the lowered program, for seconds and bytes.
 _SECONDS_ERROR, _BYTES_ERROR = 1.5, 1.05
-# Number of the best candidates whose axes are also tried in other orders.
+# Number of the best candidates that are kept. Their axes are then tried in other orders.
 _PERMUTED = 500
 
 
@@ -189,8 +190,9 @@ class Search:
     def _plan(self, ranked: Sequence[Candidate]) -> list[Proposal]:
         """Plans the first candidates; returns the fastest of those that fit and are valid.
 
-        Lowering takes most of the time. Candidates that differ only in the table of their schedule
-        share one lowered program, so they are planned together.
+        Lowering takes most of the time. Candidates that differ only in the pipeline's schedule or
+        number of chunks share one lowered program (`zero_bubble` has its own), so they are planned
+        together.
         """
         by_program: dict[Candidate, list[Candidate]] = {}
         for candidate in ranked:

@@ -1,8 +1,8 @@
 """Variables that may be sharded at rest, their gathers, and their gradients.
 
 See `t2tp.mesh.storage`. In stages 1 and 2 a variable is gathered once a step (`ShardedVariable`).
-In stage 3 each use gathers it (`WeightGatherOperation`), and the backward pass gathers it once more
-for all operations that read this gather's value. So the full weight exists only while its layer is
+In stage 3 each use gathers it (`WeightGatherOperation`). For each of these gathers the backward
+pass has one more, which its operations share. So the full weight exists only while its layer is
 computed.
 """
 
@@ -260,10 +260,10 @@ def _added_before_scatter(grad: upstream.Tensor) -> upstream.Tensor:
 
 
 def separate_sums(grad: upstream.Tensor) -> list[upstream.Tensor]:
-    """Returns the sums over the batch that a gradient consists of; a scalar is one sum.
+    """Returns the sums that are completed over the batch before they are added to a gradient.
 
-    With `exact_sums` each use of a variable has its own sum. These are added after each is
-    complete.
+    With `exact_sums` each use of a variable has such a sum. Otherwise, and for a scalar, there is
+    only one: the gradient itself.
     """
     return _addends(grad) if grad.shape.dims and _are_summed_first(grad) else [grad]
 
