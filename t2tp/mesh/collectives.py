@@ -62,6 +62,8 @@ def _first_key(identity: tuple, count: int) -> int:
 def head_and_tail(place: int | tf.Tensor, count: int) -> tuple:
     """Returns which two of a dimension's 2 * count parts form a slice in head-tail order.
 
+    In this order a slice has an early and a late part; see `t2tp.lowering.head_tail`.
+
     Args:
       place: the processor's coordinate on the mesh axis that splits the dimension.
       count: number of processors along this axis.
@@ -302,6 +304,7 @@ class Collectives:
         if carrier_of(x.dtype) != x.dtype:
             return carried(lambda c: self.permute(c, axis, source), x)
         senders = [s for s in source if s is not None]
+        # A wire has one receiver for each sender. If a member has several receivers, all gather.
         if len(set(senders)) < len(senders):
             gathered = tf.reshape(self.gather(x, [axis]), [-1, *x.shape])
             places = [-1 if s is None else s for s in source]

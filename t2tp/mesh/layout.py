@@ -171,7 +171,8 @@ class Layout:
     def with_same_rows(self) -> Layout:
         """Returns this layout where all processors have the same rows of the batch.
 
-        It also splits the dimension `PROCESSORS` over the whole mesh.
+        It also splits the dimension `PROCESSORS` over the whole mesh, for the results that each
+        processor computes from these rows.
         """
         layout = self.without_exact_sums()
         layout._parts = {dim: parts for dim, parts in self._parts.items() if dim not in ROWS}
@@ -328,7 +329,7 @@ class Layout:
 
     def _parts_of(self, dim_name: str) -> tuple[int, ...]:
         """Returns the indices of the mesh's axes that split a dimension, the major one first."""
-        if extra := axes_at_rest(dim_name):
+        if extra := axes_at_rest(dim_name):  # Sharded at rest, such as `d_model@data`.
             used = self._parts_of(name_in_use(dim_name))
             return (*used, *(self._axis_index[axis] for axis in extra))
         if dim_name in self._parts or dim_name not in _FOLLOWERS:
@@ -358,7 +359,7 @@ class Layout:
 
     @staticmethod
     def may_pad(dim: upstream.Dimension) -> bool:
-        """Whether an axis need not divide a dimension."""
+        """Whether a dimension may be split by an axis that does not divide it."""
         return dim.name in _PADDED or bool(axes_at_rest(dim.name))
 
     def is_padded(self, dim: upstream.Dimension) -> bool:

@@ -246,6 +246,7 @@ class _Branch:
         else:
             table = f"before{chunk}"
             if table in self._branches.saved:
+                # All stages write to the table; only the first one writes more than empty tensors.
                 messages = tf.cond(
                     self._is_first,
                     lambda: self._arrived(first_name, chunk - 1),
@@ -421,6 +422,7 @@ class _Branch:
             value = collectives.allreduce(value, extra, "Add")
         for axis in target:
             if axis not in axes:
+                # All processors along this axis have the whole value: only the first one adds it.
                 is_first = tf.equal(collectives.coordinate(axis), 0)
                 value = tf.where(is_first, value, tf.zeros_like(value))
         return value
