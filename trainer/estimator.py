@@ -252,9 +252,9 @@ class Estimator:
         self.log.write("ended", self.steps_done, {"reason": training.stop_reason or "train_steps"})
 
     def evaluate(self, inputs: Inputs | InputFn, steps: int = -1) -> dict[str, float]:
-        """Sums the model's metrics and the host's counts over batches.
+        """Sums over batches the model's metrics and `inputs.counts`, which Python computes.
 
-        The host's counts of a batch are computed by one process only; the processes take turns.
+        Only one process computes the counts of a batch; the processes take turns.
 
         Args:
           inputs: see `train`; the stream is finite.

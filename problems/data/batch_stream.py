@@ -76,7 +76,11 @@ class Stream(Protocol):
         """Returns the batch of this step, counted from 0; nothing is read yet."""
 
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
-        """Returns the shapes of the features: a dictionary for each shape of batches (bucket)."""
+        """Returns a dictionary of the features' shapes for each bucket.
+
+        Without buckets there is one dictionary. If the batch size changes during the training, the
+        shapes have the last batch size.
+        """
 
 
 class BatchFeature:
@@ -95,7 +99,11 @@ class BatchFeature:
         self.dtype = source.features[name].dtype
 
     def __getitem__(self, index: slice | tuple[slice, ...]) -> np.ndarray:
-        """Reads a slice: one per dimension; trailing dimensions may be omitted."""
+        """Reads the part that `index` selects.
+
+        Args:
+          index: a Python slice for each dimension; trailing dimensions may be omitted.
+        """
         parts = index if isinstance(index, tuple) else (index,)
         if len(parts) > len(self.shape) or not all(isinstance(part, slice) for part in parts):
             raise TypeError(
@@ -195,7 +203,7 @@ class ShuffledStream:
         return Batch(self._source, examples)
 
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
-        """Returns the shapes of a batch."""
+        """Returns the shapes of a batch of the last batch size."""
         return [batch_shapes(self._source, self.batch_sizes.last)]
 
 

@@ -1,7 +1,7 @@
 """The marker of a finished checkpoint: a directory without a valid one is not a checkpoint.
 
-It is the last file of a checkpoint and lists the other files. `Marker.check_files` compares the
-list with the files.
+It is the last file that a save writes, and lists the other files except `metrics.json`, which later
+evaluations change. `Marker.check_files` compares the list with the files.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Marker:
 
     Attributes:
       step: the training step that was saved.
-      files: the other files of the directory, by name.
+      files: the other files of the directory except `metrics.json`, by name.
       float16: names of the float16 tensors; see `t2tp.checkpoint.writing`.
       writers: one id for each part of the checkpoint, unique to the save and the process that wrote
         the part.

@@ -96,7 +96,8 @@ def save_in_parts(
       directory: directory of the checkpoints; created if missing.
       step: the training step, at least 0.
       parts: slices and their values, computed lazily. Each part that has slices becomes one data
-        file. Each process passes its own `Cluster.share` of the parts.
+        file. Each process passes its own `Cluster.share` of the parts. A process other than 0 whose
+        share is empty returns normally even if another process fails.
       metadata: see `save`.
       num_parts: total number of parts in all processes. Required with several processes.
       metrics: see `save`.

@@ -117,7 +117,14 @@ class Lowering(Protocol):
         axis: int | None,
         cut: tuple[str, int],
     ) -> None:
-        """With `exact_sums`: sets this processor's parts of a sum over a dimension."""
+        """With `exact_sums`: sets this processor's parts of a sum over a dimension.
+
+        Args:
+          tensor: the sum.
+          parts: the sum of each of this processor's parts of the dimension, in order.
+          axis: the mesh axis to sum over; None: this processor has all parts.
+          cut: the dimension's name, and the number of its parts on all processors together.
+        """
 
     def add_parts(self, tensor: upstream.Tensor, addends: Sequence[upstream.Tensor]) -> bool:
         """With `exact_sums`: adds two deferred sums part by part; returns False if it cannot."""
@@ -128,9 +135,10 @@ class Lowering(Protocol):
         """With `exact_sums`: maps the parts of a deferred sum; returns False if it cannot."""
 
     def tree_leaf(self, tensor: upstream.Tensor) -> tuple[tf.Tensor, list[int]]:
-        """With `exact_sums`: returns this microbatch's addend in the tree over microbatches.
+        """With `exact_sums`: returns the value that this microbatch adds to the sum of all.
 
-        Also returns the mesh axes to sum it over after the last microbatch.
+        The sum over all microbatches is a fixed tree of additions (`t2tp.lowering.exact_sums`).
+        Also returns the mesh axes over which to sum the total after the last microbatch.
         """
 
     def set_sum_over_axes(self, tensor: upstream.Tensor, value: tf.Tensor, axes: list[int]) -> None:

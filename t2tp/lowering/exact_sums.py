@@ -128,7 +128,7 @@ class PartLowering:
 
         Args:
           base: the enclosing lowering.
-          mesh_impl: the mesh implementation of `base`.
+          mesh_impl: the mesh implementation of `base`; with `rows`, for the layout with whole rows.
           rows: the exchange after which slices have whole rows; None: no exchange.
           dim: the dimension that is cut into parts.
           number: the index of this part, from 0 to `count - 1`.
@@ -221,7 +221,7 @@ class PartLowering:
         axis: int | None,
         kind: tuple[str, int],
     ) -> None:
-        """Records the sum of the parts of an inner dimension."""
+        """Records the sum of the parts of an inner dimension; see `Lowering.set_parts`."""
         del axis, kind
         self.set_slice(tensor, tree_sum(parts))
 
@@ -270,8 +270,8 @@ def lower_in_vectors(op: upstream.SlicewiseOperation, lowering: Any) -> None:
     """Applies a function of elements to whole SIMD vectors, padded with zeros if necessary.
 
     The elements of an incomplete vector would be rounded differently. Scalars are not padded: all
-    layouts compute them alike, and vectorized code gets slightly less than 1 as the reciprocal of
-    1.
+    layouts compute them alike anyway, and padding would move them to vectorized code, in which 1/1
+    is slightly less than 1.
     """
     x = lowering.slice(op.inputs[0])
     if math.prod(x.shape) % VECTOR == 0 or not x.shape.rank:

@@ -1,17 +1,21 @@
 """Schedules the all-gathers of ZeRO-sharded weights.
 
-At stage 3 the weights of a layer are all-gathered for that layer alone. Issued where the weights
-are used, the all-gather would stall the layer, so it is issued `prefetch` layers earlier:
+Each processor stores only a part of a weight and all-gathers the whole weight before its use
+(`t2tp.mesh.storage`). At ZeRO stage 3 a layer's weights are gathered for this layer alone. If the
+gather started only when the layer uses the weights, the layer would have to wait for it. So it
+starts `prefetch` layers earlier:
 
     prefetch=0    gather0  layer0  gather1  layer1  gather2  layer2
     prefetch=1    gather0  gather1  layer0  gather2  layer1  layer2
 
-TensorFlow runs a device's collectives in trace order. In the backward pass, an early all-gather
-therefore also runs before the reduce-scatters of the layers between it and its use.
+TensorFlow runs a device's collectives in the order in which they were traced. So in the backward
+pass, a gather that starts `prefetch` layers earlier also runs before the reduce-scatters of these
+layers.
 
 At stages 1 and 2 all weights are gathered once, at the start of the step.
 
-Gathers issued at the same point are lowered together, so that small weights share one collective.
+Gathers that start at the same point are lowered together, so that small weights share one
+collective.
 """
 
 import re
@@ -27,7 +31,8 @@ from t2tp.lowering.reshape import relayout_all
 from t2tp.lowering.scatters import DeferredScatter
 from t2tp.mesh.storage import Storage
 
-# A layer is a variable scope that ends in a number ("decoder/layer_3"), or else the outermost one.
+# The layer of a variable is its name up to the first scope that ends in a number: "decoder/layer_3"
+# of "decoder/layer_3/ffn/w". If no scope ends in a number, it is the outermost scope.
 _LAYER = re.compile(r"^(?:[^/]*/)*?[^/]*\d+(?=/)|^[^/]*")
 
 
@@ -41,7 +46,8 @@ def lowering_order(
       storage: the ZeRO configuration.
 
     Returns:
-      groups in lowering order. Only weight gathers form groups of several operations.
+      the operations in groups, in the order in which to lower them. The gathers of a group share
+      collectives; an operation that is not a gather is a group by itself.
     """
     if storage.stage == 3:
         return _prefetch_gathers(operations, storage.prefetch)
@@ -57,7 +63,8 @@ def _prefetch_gathers(
 ) -> list[list[upstream.Operation]]:
     """Moves each weight gather to the start of the layer `prefetch` layers before its use."""
     layer_starts: list[int] = []  # Index of the first gather of each layer.
-    # Keyed by the index of the operation that they move in front of.
+    # Variables and gathers to move, by the index of the operation before which they go. The gathers
+    # also have a layer's number as second key: different layers do not share a group.
     moved_variables: dict[int, list[upstream.Operation]] = defaultdict(list)
     moved_gathers: dict[int, dict[int, list[upstream.Operation]]] = defaultdict(
         lambda: defaultdict(list)
@@ -68,8 +75,8 @@ def _prefetch_gathers(
         if variable is None:
             continue
         layer = _LAYER.match(variable)[0]  # type: ignore[index]
-        # The same variable again means a new pass over the layers: the backward pass gathers a
-        # weight once more, and so does recomputation.
+        # If the variable was gathered in this layer already, a new pass over the layers has begun:
+        # the backward pass gathers each weight again, and so does recomputation.
         if not layer_starts or layer != current_layer or variable in layer_variables:
             layer_starts.append(index)
             current_layer, layer_variables = layer, set()
@@ -83,8 +90,8 @@ def _prefetch_gathers(
     for index, op in enumerate(operations):
         variables = [[variable] for variable in moved_variables[index] if variable in known]
         for group in (*variables, *moved_gathers[index].values(), [op]):
-            # Skips the old place of an operation that has moved, and a variable that was already
-            # moved for an earlier gather.
+            # An operation that was moved is not added again at its old place. Several gathers may
+            # have moved the same variable.
             if group[0] not in done:
                 groups.append(group)
                 done.update(group)
@@ -102,8 +109,8 @@ def lower_gathers(operations: Sequence[upstream.Operation], lowering: Lowering) 
 class LatestActivation:
     """The most recently lowered activation, a control dependency of prefetched gathers.
 
-    Without it nothing would order a gather after the layers before it: TensorFlow could gather the
-    weights of all layers at once, which is the memory that stage 3 saves.
+    A gather depends only on its variable. Without a control dependency, TensorFlow could gather the
+    weights of all layers at once, and so use the memory that stage 3 is to save.
     """
 
     def __init__(self) -> None:
@@ -112,7 +119,7 @@ class LatestActivation:
         self._activations: set[upstream.Tensor] = set()
 
     def note(self, op: upstream.Operation, lowering: Lowering) -> None:
-        """Records the outputs of a lowered operation if they depend on the features."""
+        """Records a lowered operation's outputs as activations if they depend on the features."""
         is_feature = isinstance(op, upstream.ImportLaidOutTensorOperation)
         if not is_feature and not any(self._is_activation(x) for x in op.inputs):
             return
@@ -133,5 +140,5 @@ class LatestActivation:
         return self._latest if self._latest is not None and self._latest.graph is graph else None
 
     def _is_activation(self, x: upstream.Tensor) -> bool:
-        # Loop variables are outputs of the loop itself.
+        # A loop's variables count as activations; they are outputs of the while-loop operation.
         return x in self._activations or isinstance(x.operation, upstream.WhileLoopOperation)

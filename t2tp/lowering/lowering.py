@@ -526,11 +526,14 @@ class GraphLowering(upstream.Lowering):
         return True
 
     def tree_leaf(self, tensor: upstream.Tensor) -> tuple[tf.Tensor, list[int]]:
-        """Returns a microbatch's leaf of the tree in which `exact_sums` adds up microbatches.
+        """Returns the value that a microbatch adds to the sum over all microbatches.
+
+        With `exact_sums` this sum is a fixed binary tree of additions, and the value is a leaf.
 
         Returns:
-          the leaf, and the mesh axes to sum it over after the last microbatch. If microbatches are
-          spread over the processors, there are no axes: each microbatch's leaf is already summed.
+          the leaf, and the mesh axes over which to sum the total after the last microbatch. If
+          microbatches are spread over the processors, there are no axes: each leaf is already
+          summed over the processors.
 
         Raises:
           LayoutError: the tensor is not a sum over the rows of the microbatch.

@@ -21,8 +21,8 @@ class Scatter(NamedTuple):
 
     Attributes:
       name: name of the summed tensor.
-      parts: the partial sum, cut into the parts of the receivers: [a, b, ..., part...] where a, b,
-        ... are the receiver's coordinates on `axes`.
+      parts: the partial sum, cut into one part for each receiver: indexed by the receiver's
+        coordinates on `axes`, then by the dimensions of a part.
       axes: mesh axes to sum over; the same axes split the result.
       shape: shape of the processor's slice of the result.
       finish: converts the processor's part of the sum to its slice.

@@ -54,7 +54,7 @@ class ShapesAtRest:
             )
 
     def of(self, shape: upstream.Shape) -> upstream.Shape:
-        """Returns the shape of a trainable variable at rest.
+        """Returns the shape at rest of a trainable variable, or in stage 3 of a frozen weight.
 
         Args:
           shape: the shape in use.
@@ -133,7 +133,7 @@ class ShapesAtRest:
 
 
 def _with(shape: upstream.Shape, dim: upstream.Dimension, axes: Sequence[str]) -> upstream.Shape:
-    """Returns the shape at rest if one of its dimensions is sharded over some axes."""
+    """Returns `shape` with `dim` sharded over `axes`; without axes, `shape` itself."""
     if not axes:
         return shape
     return upstream.Shape([sharded_at_rest(d, axes) if d == dim else d for d in shape.dims])

@@ -37,12 +37,15 @@ ROWS = (BATCH, "expert_groups")
 # A dimension with one index per processor, for values that differ between processors.
 PROCESSORS = "processors"
 
-# Dimensions that `exact_sums` sums in parts; therefore a layout may split them. In a sum over two
-# of them, the earlier one here is the outer level of the tree.
+# Dimensions that `exact_sums` cuts into parts: it sums each part and then adds the parts in a fixed
+# order, as a tree of additions (`t2tp.lowering.exact_sums`). So a layout may split them. A sum over
+# two of them is first completed over the one that is later in this list, within each part of the
+# earlier one. Then the parts of the earlier one are added: the outer level of the tree.
 _SUMMED_IN_PARTS = (*ROWS, "heads", "kv_heads", "d_ff", "experts", "vocab")
 
-# Dimensions that inherit axes if they have no rule: `expert_groups` inherits the batch's axes,
-# minus the experts' axes; `expert_length` inherits the length's axes, minus the experts' axes.
+# Dimensions that inherit axes if no rule splits them over an axis of the mesh: `expert_groups`
+# inherits the batch's axes, minus the experts' axes; `expert_length` inherits the length's axes,
+# minus the experts' axes.
 _FOLLOWERS = {"expert_groups": (BATCH, "experts"), "expert_length": (POSITIONS, "experts")}
 
 
@@ -56,8 +59,8 @@ class Layout:
       mtf_rules: the rules with a single axis, as an `mtf.LayoutRules`.
       storage: how variables are sharded at rest.
       pipeline: how stages of layers run, if a rule splits `layers`.
-      exact_sums: number of parts of a dimension that are summed in a fixed order, a power of two;
-        0: any order. See `t2tp.lowering.exact_sums`.
+      exact_sums: number of parts into which a summed dimension is cut, a power of two. The parts
+        are added in a fixed order (`t2tp.lowering.exact_sums`). 0: sums have no fixed order.
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class Layout:
         self._at_rest = ShapesAtRest(self)
         self.pipeline = pipeline or Pipeline()
         self.exact_sums = exact_sums
-        # The number of parts into which `of_part` divides a slice, by the dimension's name.
+        # The number of parts into which `of_part` cuts a slice, by the name of the dimension.
         self._parts_on_processor: dict[str, int] = {}
         self._check_stages()
         self._check_exact_sums()
@@ -126,7 +129,8 @@ class Layout:
     def _check_exact_sums(self) -> None:
         """Rejects rules with which the parts of a sum would be out of order.
 
-        A rule's axes must be in the mesh's order, and the axes of `length` after those of `batch`.
+        A rule must name its axes in the mesh's order. In the mesh's order, the axes that split
+        `length` must come after the axes that split `batch`.
         """
         for dim, parts in self._parts.items() if self.exact_sums else ():
             rows = self._parts_of(BATCH) if dim == POSITIONS else ()
@@ -143,7 +147,10 @@ class Layout:
                 )
 
     def num_parts(self, name: str, size: int) -> int:
-        """Returns the number of parts in which a dimension is summed; 1: in any order."""
+        """Returns the number of parts into which a summed dimension is cut.
+
+        1: it is not cut, and its sum has no fixed order.
+        """
         if name not in self.exactly_split:
             return 1
         return math.gcd(self.exact_sums, size)
@@ -155,7 +162,10 @@ class Layout:
         return layout
 
     def of_part(self, name: str, count: int) -> Layout:
-        """Returns a layout that describes one of `count` parts of each slice along a dimension."""
+        """Returns this layout with every slice cut into `count` parts along a dimension.
+
+        `slice_size` is then the size of one part.
+        """
         layout = copy.copy(self)
         layout._parts_on_processor = {**self._parts_on_processor, name: count}
         return layout
@@ -186,18 +196,21 @@ class Layout:
 
         Otherwise a microbatch has some rows of each processor's slice of the batch.
 
-        Consecutive rows are needed with `exact_sums` when each microbatch is summed over processors
-        before microbatches are added. The tree of sums then divides the batch first into
-        microbatches, so each must be a consecutive part. There are two cases: ZeRO stages 2 and 3;
-        and axes of the batch that split the experts, since an expert computes rows of several
-        processors.
+        Consecutive rows are needed with `exact_sums` if each microbatch is summed over all
+        processors before microbatches are added. The tree of additions then divides the batch first
+        into microbatches, so each microbatch must be a consecutive part of the batch. Microbatches
+        are summed so in two cases: with ZeRO stage 2 or 3, and if an axis of the batch also splits
+        the experts (an expert then computes rows of several processors).
         """
         gathers = self.axis_index("expert_groups") != self.axis_index(BATCH)
         return self.exact_sums > 0 and (self.storage.stage >= 2 or gathers)
 
     @property
     def summed_in_parts(self) -> Sequence[str]:
-        """The names of the dimensions that are summed in parts, the tree's outer level first."""
+        """The names of the dimensions that are summed in parts.
+
+        A sum over two of them is completed over the later one first.
+        """
         return _SUMMED_IN_PARTS if self.exact_sums else ()
 
     @property
@@ -213,7 +226,8 @@ class Layout:
           hparams: `HParams`, a mapping or None. A missing name has its default.
 
         Raises:
-          LayoutError: one of them cannot be read.
+          LayoutError: the mesh, a rule or a setting cannot be read, or `exact_sums` is set and
+            activations are not float32.
         """
         declared = () if hparams is None else hparams
 
@@ -244,7 +258,7 @@ class Layout:
         """Reads the arguments of a public function: two strings, or one `Layout`.
 
         Raises:
-          LayoutError: one of them cannot be read, or a mesh shape is given next to a `Layout`.
+          LayoutError: a string cannot be read, or a mesh shape is given next to a `Layout`.
         """
         if not isinstance(layout, Layout):
             return cls(mesh_shape, layout)
@@ -342,7 +356,7 @@ class Layout:
         return JOIN.join(self.mesh_shape.dims[part].name for part in parts)
 
     def at_rest(self, shape: upstream.Shape) -> upstream.Shape:
-        """Returns the shape of a trainable variable at rest; see `ShapesAtRest.of`."""
+        """Returns the shape at rest of a trainable variable or frozen weight; see `ShapesAtRest.of`."""
         return self._at_rest.of(shape)
 
     def stays_whole(self, shape: upstream.Shape) -> bool:

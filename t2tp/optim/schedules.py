@@ -77,7 +77,10 @@ def linear_warmup(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Ten
 
 @registry.register_learning_rate_schedule
 def rsqrt_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
-    """Returns 1 / sqrt(max(step, `learning_rate_warmup_steps`)), also after a shortened warm-up."""
+    """Returns 1 / sqrt(max(step, `learning_rate_warmup_steps`)).
+
+    The hparam counts as it is set, even if `warmup_steps` shortens the warm-up.
+    """
     del train_steps
     return tf.math.rsqrt(tf.maximum(step, max(1, hparams.learning_rate_warmup_steps)))
 

@@ -29,7 +29,8 @@ class TrainStep:
     Attributes:
       loss: loss of the batch, a float32 scalar.
       sums: `LossOutput.sums` of the batch.
-      scalars: see `apply_gradients`.
+      scalars: see `apply_gradients`; in a pipeline also the idle shares, `pipeline_idle_share` and
+        `pipeline_idle_share_stage_<number>`.
     """
 
     loss: mtf.Tensor

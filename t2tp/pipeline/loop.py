@@ -1,8 +1,13 @@
 """The loop over microbatches in a pipeline.
 
-`partition` cuts the graph of one microbatch into pieces. `branches` lowers them, once for each
-action, chunk and number of layers of a stage, however many microbatches there are. `ticks` runs the
-schedule.
+A pipeline divides the layers into stages. In each *tick* of the schedule, a stage runs at most one
+*action* of one microbatch: its forward pass, its backward pass, or the gradients of the weights. A
+microbatch may go through the stages several times, each time through another *chunk* of a stage's
+layers (with the schedule `interleaved`, or with an encoder and a decoder).
+
+`partition` cuts the graph of one microbatch into pieces, such as the layers of one chunk.
+`branches` lowers each piece once per combination of action, chunk and number of layers that a stage
+has. The number of microbatches does not matter. `ticks` runs the schedule.
 """
 
 from collections import Counter
@@ -33,7 +38,8 @@ class PipelineLoop(MicrobatchSums):
     Attributes:
       schedule: the schedule of the pipeline.
       partition: the pieces of the graph.
-      is_per_stage: whether each stage has its own sum, by the sum's index.
+      is_per_stage: a boolean for each output sum: whether each stage has its own sum. Otherwise
+        all stages contribute to one sum.
       idle_share: the measured fraction of the time in which each stage was idle: float32
         [stages_of_pipeline]. NaN on GPUs.
     """
@@ -50,17 +56,20 @@ class PipelineLoop(MicrobatchSums):
         """Builds the graph of a microbatch and cuts it into stages.
 
         Args:
-          sums_of: function from the index of a microbatch (int32) to its addends.
+          sums_of: function from the index of a microbatch (int32) to the values that the microbatch
+            adds to the sums.
           count: number of microbatches.
           microbatch_dim: the batch dimension of a microbatch.
           mesh: the program's mesh.
-          is_per_stage: function from addends to booleans of the same structure: true where each
-            stage has its own sum, such as the gradients of its layers; false where all stages
+          is_per_stage: function from these values to booleans of the same structure: true if each
+            stage has its own sum, such as the gradients of the stage's layers; false if all stages
             contribute to one sum.
-          following: an earlier loop over the same microbatches; see `MicrobatchSums`.
+          following: the earlier loop that this one follows: `sums_of` may read its tensors; see
+            `MicrobatchSums`.
 
         Raises:
-          LayoutError: the graph cannot be cut into stages, or there is no such schedule.
+          LayoutError: the graph cannot be cut into stages, there is no such schedule, or
+            `exact_sums` does not support the schedule.
         """
         super().__init__(sums_of, count, microbatch_dim, mesh, "pipeline", following)
         stages = upstream.Shape([upstream.Dimension("stages_of_pipeline", mesh.layout.num_stages)])
@@ -85,7 +94,11 @@ class PipelineLoop(MicrobatchSums):
         )
 
     def _check_order(self) -> None:
-        """Checks that each stage adds the microbatches in order, as leaves of a tree."""
+        """Checks that each stage adds the microbatches in order.
+
+        With `exact_sums` they are the leaves of a binary tree of additions, added from left to
+        right.
+        """
         if self.schedule.splits_backward:
             raise LayoutError(
                 "exact_sums needs the gradients of weights in the backward pass, and this"
@@ -127,9 +140,10 @@ class PipelineLoop(MicrobatchSums):
         lowering.set_sum_over_axes(self.idle_share, idle_share, stages)
 
     def _only_here(self, branches: Branches, number: int, value: tf.Tensor) -> tf.Tensor:
-        """Returns `value` on the only stage that computes it, and -0 on the others.
+        """Returns `value` on the only stage that computes it, and -0 on the other stages.
 
-        The values of all stages are then added. Adding -0 changes no bit, not even of a zero.
+        An all-reduce then adds the values of all stages. Adding -0 changes no bit of the value.
+        (Adding +0 would turn -0 into +0.)
         """
         place = branches.places[number]
         if place is None:

@@ -91,10 +91,11 @@ class Schedule:
         return (0, chunk + 1) if chunk + 1 < self.chunks else None
 
     def requirement(self, stage: int, entry: Entry) -> tuple[int, Entry] | None:
-        """Returns the (stage, entry) on another stage that must come before an entry.
+        """Returns the (stage, entry) from which an entry receives its input; None if there is none.
 
-        On the same stage, the forward pass must come before the backward pass, and the backward
-        pass before the gradients of the weights.
+        It is on another stage, unless there is only one stage. Within a stage and chunk, the
+        forward pass must also come before the backward pass, and the backward pass before the
+        gradients of the weights.
         """
         action, microbatch, chunk = entry
         if action is Action.FORWARD:

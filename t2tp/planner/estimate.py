@@ -1,4 +1,7 @@
-"""A quick estimate of a candidate's cost, from a single row lowered on one device.
+"""A quick estimate of a candidate's cost, from two steps that are lowered on one device.
+
+Both steps have a batch of one row. One is a step of the whole model, the other of the same model
+with one layer in each stack.
 
 A search uses estimates only to choose which candidates to lower. The plans that it reports are of
 lowered programs.
@@ -27,8 +30,9 @@ from t2tp.planner.work import BACKWARD, COMPUTE_BOUND, COPY, FORWARD, PHASES, UP
 _WEIGHT = _GRADIENT = 4  # Bytes.
 # The two classes of work: bound by the memory's bandwidth (False), bound by FLOPs (True).
 _BOUND = (False, True)
-# Fraction of a layer's saved activations that lies between the blocks: 10 of 34 bytes of each
-# element (arXiv:2205.05198, table 2). Tensor parallelism splits it only with sequence parallelism.
+# Fraction of a layer's saved activations that is outside attention and feed-forward network (inputs
+# of norms, dropout masks): 10 of 34 bytes of each element (arXiv:2205.05198, table 2). Tensor
+# parallelism splits it only with sequence parallelism.
 _BETWEEN = 10 / 34
 # With sequence parallelism: number of matmul inputs that are gathered in each layer.
 _GATHERED = 2
@@ -130,7 +134,8 @@ class Estimate:
     ) -> tuple[float, float]:
         """Returns the seconds of a row's forward and backward passes, in layers and outside."""
         # How much tensor parallelism divides memory-bound work. Without sequence parallelism, each
-        # processor repeats the work between the blocks, so this is a rough mean.
+        # processor repeats the work outside attention and feed-forward network (norms, dropout), so
+        # this is a rough mean.
         split = model if sequence_parallel else (1 + model) / 2
 
         def seconds(of: Mapping[tuple[str, bool], float], forward: int) -> float:

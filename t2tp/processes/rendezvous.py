@@ -49,8 +49,8 @@ def rendezvous(spec: ProcessSpec, brings: str, seconds: float = RENDEZVOUS_SECON
 
     Raises:
       MissingProcessError: some processes have not joined in time; the error names them.
-      ValueError: the processes contradict each other, or they are on several hosts and have no
-        secret.
+      ValueError: the processes contradict each other, or there is no secret and the coordinator's
+        address is not loopback.
     """
     if not run_secret() and not is_loopback(spec.coordinator):
         raise ValueError(
@@ -128,7 +128,7 @@ def _serve(spec: ProcessSpec, brings: str, seconds: float) -> list[str]:
 
 
 def _register(spec: ProcessSpec, brings: str, seconds: float) -> list[str]:
-    """Sends process 0 a hello, as another process, and returns its answer."""
+    """Run by every process except 0: sends process 0 a hello and returns the answer."""
     deadline = time.monotonic() + seconds
     connection, channel = _connect(spec, deadline, seconds)
     with connection:
@@ -264,8 +264,9 @@ def _mismatch(
 def listen(coordinator: str) -> socket.socket:
     """Listens at the coordinator address, on the interface that its host name resolves to.
 
-    If other hosts cannot reach process 0 at the resolved address, listens on all interfaces. The
-    address may be loopback, as for a host's own name in Debian's /etc/hosts, or a router's address.
+    If other hosts cannot reach process 0 at the resolved address, listens on all interfaces. This
+    is so if the name resolves to loopback (Debian's /etc/hosts does so for a host's own name), or
+    to a router's address, which this host does not have.
     """
     port = split_address(coordinator, "coordinator")[1]
     family, address = _interface(coordinator)

@@ -1,9 +1,10 @@
 """Variables that may be sharded at rest, their gathers, and their gradients.
 
-See `t2tp.mesh.storage`. In stages 1 and 2 a variable is gathered once a step (`ShardedVariable`).
-In stage 3 each use gathers it (`WeightGatherOperation`). For each of these gathers the backward
-pass has one more, which its operations share. So the full weight exists only while its layer is
-computed.
+With ZeRO, each processor stores only a part of a variable *at rest*, between its uses, and gathers
+the whole variable before a use (`t2tp.mesh.storage`). In stages 1 and 2 a variable is gathered once
+a step (`ShardedVariable`). In stage 3 each use of a weight gathers it (`WeightGatherOperation`).
+For each gather of the forward pass, the backward pass gathers the weight once more, for all of its
+operations that read this gather. So the whole weight exists only while its layer is computed.
 """
 
 import functools
@@ -52,7 +53,8 @@ def get_variable(
       trainable: whether the optimizer changes the variable.
       frozen: whether the variable is a weight that the optimizer does not change. Stage 3 shards it
         at rest like other weights. Stages 1 and 2 do not, because it has no optimizer state.
-      role: the purpose of the variable's dimensions; weight decay depends on it. None: undeclared.
+      role: the purpose of the variable's dimensions, on which weight decay depends. None: it is
+        not declared.
       **kwargs: arguments of `tf.get_variable`.
     """
     shape = upstream.convert_to_shape(shape)
@@ -151,7 +153,7 @@ class WeightGatherOperation(Operation):
     """Gathers a variable that is sharded at rest.
 
     Input: the value at rest. Output: the value in the shape and dtype in use. Slices are converted
-      to this dtype before they are sent. The gradient is a reduce-scatter.
+      to the dtype in use before they are sent. The gradient is a reduce-scatter.
 
     The gather waits for the latest activation (see `t2tp.lowering.gather_schedule`). Otherwise all
     weights would be gathered at the beginning of the step.
@@ -172,7 +174,7 @@ class WeightGatherOperation(Operation):
         self._outputs = [upstream.Tensor(self, shape, dtype)]
 
     def again(self) -> upstream.Tensor:
-        """Returns the same value, gathered once more, for the backward pass."""
+        """Returns the output of a new operation that gathers the same weight again."""
         (y,) = self.outputs
         name = f"{self.name}/gradients/gather_weights"
         return WeightGatherOperation(self.inputs[0], y.shape, y.dtype, name).outputs[0]
@@ -201,9 +203,10 @@ def gradients(
     grad_ys: Sequence[upstream.Tensor | None] | None = None,
     operations: Sequence[upstream.Operation] | None = None,
 ) -> list[upstream.Tensor | None]:
-    """Returns the gradients of the sum of `ys` w.r.t. each of `xs`; None if independent.
+    """Returns the gradients of the sum of `ys` w.r.t. each of `xs`.
 
-    In stage 3 the backward pass gathers its weights again.
+    A gradient is None if the sum does not depend on the tensor. In ZeRO stage 3 the backward pass
+    gathers the weights again.
 
     Args:
       ys: the tensors to differentiate.
@@ -224,7 +227,16 @@ def gradients(
 
 
 def _gathering_again(backward: list[upstream.Operation]) -> list[upstream.Operation]:
-    """Adds gathers to a backward pass, so that it does not keep weights; returns all operations."""
+    """Adds gathers to a backward pass, which reads them instead of the forward pass's gathers.
+
+    So the weights that the forward pass gathered need not stay in memory.
+
+    Args:
+      backward: the operations of the backward pass, in program order.
+
+    Returns:
+      these operations and the new gathers, in program order.
+    """
     inside = set(backward)
     again: dict[upstream.Tensor, upstream.Tensor] = {}
     ordered: list[upstream.Operation] = []
@@ -245,7 +257,12 @@ def _gathering_again(backward: list[upstream.Operation]) -> list[upstream.Operat
 
 
 def _added_before_scatter(grad: upstream.Tensor) -> upstream.Tensor:
-    """Adds up the gradients of a weight's uses, and reduce-scatters the sum once."""
+    """Adds up the gradients of a weight's uses before the reduce-scatter, which then runs once.
+
+    In stage 3 each use of a weight has a gather. The gather's gradient is a reshape to the shape at
+    rest, which is lowered to a reduce-scatter. `grad` is the sum of such reshapes. Returns one
+    reshape of the sum of their inputs, or else `grad` itself.
+    """
     addends = _addends(grad)
     if (
         len(addends) == 1
@@ -260,10 +277,10 @@ def _added_before_scatter(grad: upstream.Tensor) -> upstream.Tensor:
 
 
 def separate_sums(grad: upstream.Tensor) -> list[upstream.Tensor]:
-    """Returns the sums that are completed over the batch before they are added to a gradient.
+    """Returns a gradient's addends if each is reduced over the batch by itself.
 
-    With `exact_sums` each use of a variable has such a sum. Otherwise, and for a scalar, there is
-    only one: the gradient itself.
+    This is so with `exact_sums`, if the gradient is not a scalar: there is an addend for each use
+    of the variable. Otherwise returns the gradient alone.
     """
     return _addends(grad) if grad.shape.dims and _are_summed_first(grad) else [grad]
 
@@ -277,7 +294,7 @@ def _addends(grad: upstream.Tensor) -> list[upstream.Tensor]:
 
 
 def _are_summed_first(grad: upstream.Tensor) -> bool:
-    """Whether addends are summed over the batch before they are added, as with `exact_sums`."""
+    """Whether a gradient's addends are reduced over the batch before they are added."""
     layout = getattr(grad.mesh, "layout", None)
     return layout is not None and layout.exact_sums > 0
 
@@ -287,8 +304,8 @@ def gradients_at_rest(
 ) -> list[upstream.Tensor]:
     """Reduce-scatters gradients of whole variables to the variables' shapes at rest.
 
-    A gradient is reduce-scattered as soon as it is computed, while the backward pass goes on to
-    earlier layers.
+    Each reduce-scatter starts as soon as its gradient is computed, while the backward pass
+    continues with earlier layers.
     """
 
     def stored(grad: upstream.Tensor, shape: upstream.Shape) -> upstream.Tensor:
@@ -309,7 +326,13 @@ def gradients_at_rest(
 
 
 def _move_to_inputs(graph: upstream.Graph, moved: Sequence[upstream.Operation]) -> None:
-    """Moves operations with one input, and casts before them, to where the input is computed."""
+    """Moves operations right after the operation that computes their input.
+
+    Args:
+      graph: the graph whose operations are reordered.
+      moved: the operations to move, with one input each. If the input is a cast, the cast moves
+        too, to right after the operation that computes the cast's input.
+    """
     casts = [
         op.inputs[0].operation for op in moved if isinstance(op.inputs[0].operation, CastOperation)
     ]
