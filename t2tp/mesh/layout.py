@@ -356,7 +356,7 @@ class Layout:
         return JOIN.join(self.mesh_shape.dims[part].name for part in parts)
 
     def at_rest(self, shape: upstream.Shape) -> upstream.Shape:
-        """Returns the shape at rest of a trainable variable or frozen weight; see `ShapesAtRest.of`."""
+        """Returns the shape at rest of a variable or frozen weight; see `ShapesAtRest.of`."""
         return self._at_rest.of(shape)
 
     def stays_whole(self, shape: upstream.Shape) -> bool:
