@@ -3,17 +3,18 @@
 Floats are rounded after each addition, so a sum depends on the order of its additions. With
 `exact_sums=8`, a dimension that a layout may split is cut into 8 equal parts of the *global*
 dimension. An operation that sums over the dimension is lowered once for each part, and the parts
-are added as a fixed binary tree:
+are added in a fixed order, as a binary tree of additions:
 
     ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7))
 
-On `data:2`, each processor computes 4 parts of the batch and one half of the tree. The collective
-adds the two halves, and so continues the same tree. With two microbatches, each microbatch computes
-2 of a processor's 4 parts. One device computes all parts: the same additions in the same order.
+On `data:2`, each processor computes 4 parts of the batch and adds them, which is one half of the
+tree. The collective adds the two halves. With two microbatches, each microbatch computes 2 of a
+processor's 4 parts. One device computes all parts: the same additions in the same order.
 
 A sum over rows and positions, such as a weight's gradient on `seq:2` with `length:seq`, is computed
 from whole rows: an all-to-all gives each processor all positions of half of its rows. Then the axis
-splits rows instead of positions, and the sum over it continues the batch's tree.
+splits rows instead of positions. So each processor again has some parts of the batch and one half
+of the tree.
 """
 
 import contextlib
@@ -45,7 +46,8 @@ def lower_in_parts(
       op: the operation.
       lowering: the lowering of the graph, or the `PartLowering` of a part of an outer dimension.
       rule: the rule that lowers the operation.
-      dims: the dimensions, the outermost first.
+      dims: the dimensions to sum over. The sum over the last one is completed first; the parts of
+        the first one, the outermost, are added last.
     """
     dim, *inner = dims
     mesh_impl, rows = lowering.mesh_impl(op), None

@@ -55,10 +55,10 @@ class Layout:
     Attributes:
       mesh_shape: an `mtf.Shape` with a dimension for each axis.
       axes: the axes of the mesh, and the joint axes that rules form of them.
-      rules: (dimension name, axis names) pairs, in the order given.
+      rules: (dimension name, axis names) pairs, in the order in which they were written.
       mtf_rules: the rules with a single axis, as an `mtf.LayoutRules`.
-      storage: how variables are sharded at rest.
-      pipeline: how stages of layers run, if a rule splits `layers`.
+      storage: how variables are sharded *at rest*, between their uses.
+      pipeline: the schedule of the stages, if a rule splits `layers` into stages.
       exact_sums: number of parts into which a summed dimension is cut, a power of two. The parts
         are added in a fixed order (`t2tp.lowering.exact_sums`). 0: sums have no fixed order.
     """
@@ -78,7 +78,7 @@ class Layout:
             [(dim, axes[0]) for dim, axes in self.rules if len(axes) == 1]
         )
         self._axis_index = {axis.name: i for i, axis in enumerate(self.mesh_shape.dims)}
-        # The axes that split a dimension, by its name: indices of the mesh's own axes.
+        # The axes that split a dimension, as indices of the mesh's axes, by the dimension's name.
         self._parts: dict[str, tuple[int, ...]] = {}
         self._axis_of: dict[str, upstream.Dimension | None] = {}
         for dim, axes in self.rules:
@@ -171,7 +171,7 @@ class Layout:
         return layout
 
     def with_whole_rows(self) -> Layout:
-        """Returns this layout where the axes that split positions split the rows further."""
+        """Returns this layout, except that the axes that split positions split the rows further."""
         layout = copy.copy(self)
         rows = *self._parts_of(BATCH), *self._parts_of(POSITIONS)
         layout._parts = {**self._parts, BATCH: rows, POSITIONS: ()}
@@ -179,7 +179,7 @@ class Layout:
         return layout
 
     def with_same_rows(self) -> Layout:
-        """Returns this layout where all processors have the same rows of the batch.
+        """Returns this layout, except that all processors have the same rows of the batch.
 
         It also splits the dimension `PROCESSORS` over the whole mesh, for the results that each
         processor computes from these rows.
@@ -321,7 +321,8 @@ class Layout:
     def axis_of(self, dim_name: str) -> upstream.Dimension | None:
         """Returns the axis over which a dimension is split, or None.
 
-        A joint axis has the names of its parts, `data+expert`, and the product of their sizes.
+        A joint axis of `data` and `expert` has the name `data+expert` and the product of their
+        sizes.
         """
         if dim_name not in self._axis_of:
             parts = self._parts_of(dim_name)
@@ -373,7 +374,7 @@ class Layout:
 
     @staticmethod
     def may_pad(dim: upstream.Dimension) -> bool:
-        """Whether a dimension may be split by an axis that does not divide it."""
+        """Whether an axis that does not divide a dimension may split it; slices are then padded."""
         return dim.name in _PADDED or bool(axes_at_rest(dim.name))
 
     def is_padded(self, dim: upstream.Dimension) -> bool:
@@ -390,7 +391,10 @@ class Layout:
         )
 
     def slice_begin(self, shape: upstream.Shape, pnum: int) -> tuple[int, ...]:
-        """Global index at which processor `pnum`'s slice begins; beyond the end if it is empty."""
+        """Global index at which processor `pnum`'s slice begins.
+
+        If the slice has only padding, the index is at or beyond the end of the dimension.
+        """
         place = self.coordinates(pnum)
         begin = []
         for dim, size in zip(shape.dims, self.slice_size(shape), strict=True):
