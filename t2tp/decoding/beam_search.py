@@ -2,8 +2,8 @@
 
 As in tensor2tensor (`beam_search.py`), each row keeps the `beam_size` most probable unfinished
 sequences and the `beam_size` best finished sequences. A row is done at its length limit, or when no
-unfinished sequence can become better than the best finished one. If the whole
-beam is returned, the row is done only when none can become better than the worst finished one.
+unfinished sequence can become better than the best finished one. If the whole beam is returned, the
+row is done only when none can become better than the worst finished one.
 """
 
 import math

@@ -96,8 +96,8 @@ class PipelineLoop(MicrobatchSums):
     def _check_order(self) -> None:
         """Checks that each stage adds the microbatches in order.
 
-        With `exact_sums` they are the leaves of a binary tree of additions, added from left to
-        right.
+        With `exact_sums` the microbatches are the leaves of a binary tree of additions, which is
+        computed from left to right.
         """
         if self.schedule.splits_backward:
             raise LayoutError(

@@ -93,7 +93,7 @@ class Schedule:
     def requirement(self, stage: int, entry: Entry) -> tuple[int, Entry] | None:
         """Returns the (stage, entry) from which an entry receives its input; None if there is none.
 
-        It is on another stage, unless there is only one stage. Within a stage and chunk, the
+        The sender is another stage, unless there is only one stage. Within a stage and chunk, the
         forward pass must also come before the backward pass, and the backward pass before the
         gradients of the weights.
         """
