@@ -58,7 +58,11 @@ class SubwordVocabulary(Vocabulary):
 
         self.model = model
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        self.is_lossless = self.decode(self.encode(_NORMALIZED_AWAY)) == _NORMALIZED_AWAY
+
+    @cached_property
+    def is_lossless(self) -> bool:  # type: ignore[override]
+        """Whether the model does not normalize texts."""
+        return self.decode(self.encode(_NORMALIZED_AWAY)) == _NORMALIZED_AWAY
 
     def contents(self) -> bytes:
         """Returns the ModelProto."""
