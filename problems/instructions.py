@@ -101,7 +101,7 @@ class Instructions(RecordProblem, TextProblem):
         return options
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the state to pickle, without the template: it has a process and a lock."""
+        """Returns the state to pickle, without the template, which has a process and a lock."""
         return {name: value for name, value in vars(self).items() if name != "_template"}
 
     @cached_property
@@ -318,7 +318,7 @@ def _first_token(directory: Path) -> int | None:
 
 
 def _overlap(place: Sequence[int], span: Span) -> bool:
-    """Whether a token overlaps a span; a token without characters counts as its next character."""
+    """Whether a token overlaps a span; a token without characters counts as the next character."""
     begin, end = place
     return begin < span[1] and max(end, begin + 1) > span[0]
 

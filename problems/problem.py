@@ -259,8 +259,8 @@ class Problem(Preparable):
           overwrite: generate the data again; the old data are replaced only on success.
           num_shards: number of shards of the train split. The batches do not depend on it. None:
             one per 500 samples, at most 64.
-          num_workers: max number of encoding processes; the files do not depend on it. None: as
-            many as are estimated to save time, at most 32 and one per core.
+          num_workers: max number of encoding processes; the files do not depend on it. None: the
+            number that is estimated to be fastest, at most 32 and at most one per core.
           max_bad_samples: max number of unusable samples to skip; they are counted and reported.
             None: one in 1,000.
           beam: settings for generating the shards with Apache Beam instead of local processes. The

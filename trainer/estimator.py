@@ -252,9 +252,10 @@ class Estimator:
         self.log.write("ended", self.steps_done, {"reason": training.stop_reason or "train_steps"})
 
     def evaluate(self, inputs: Inputs | InputFn, steps: int = -1) -> dict[str, float]:
-        """Sums over batches the model's metrics and `inputs.counts`, which Python computes.
+        """Sums the model's metrics and `inputs.counts` over the batches.
 
-        Only one process computes the counts of a batch; the processes take turns.
+        Python computes the counts. Only one process computes the counts of a batch; the processes
+        take turns.
 
         Args:
           inputs: see `train`; the stream is finite.

@@ -394,8 +394,9 @@ class Experiment:
         self, schedule: str, hooks: Sequence[Hook], plateau: Callable[[], str] = str
     ) -> None:
         output_dir, cluster = self._config.output_dir, self.estimator.connect()
-        # Training cannot continue checkpoints without `run.yaml`. `evaluate` accepts them here;
-        # programs require `--checkpoint_path` for them.
+        # Training cannot continue from checkpoints without `run.yaml`. `Experiment.evaluate`
+        # accepts such checkpoints in `output_dir`; the programs accept them only as
+        # `--checkpoint_path`.
         run_files.check_known(output_dir, run_files.read(output_dir))
         self.build(schedule)
         stop_reason = plateau()

@@ -23,7 +23,7 @@ import numpy as np
 from t2tp.problems.data.batch_sizes import BatchSizes
 from t2tp.problems.data.permutation import permute
 
-# Stands for the example's index in an empty row, whose features are all 0.
+# The example index of an empty row, whose features are all 0.
 EMPTY = -1
 
 

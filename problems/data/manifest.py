@@ -34,7 +34,7 @@ _ABOUT = (OPTIONS_FILE, SOURCES_FILE)
 # Suffix of the file with a shard's checksums.
 CHECKS_END = ".checks"
 
-# The reason for skipping unusable samples, in the counts.
+# The key of `SplitSizes.skipped` for unusable samples.
 BAD = "bad"
 
 # Incremented when the layout of the files changes, so that old data is rejected, not misread.

@@ -87,7 +87,7 @@ class SubwordVocabulary(Vocabulary):
 
     @cached_property
     def _boundary(self) -> re.Pattern[str] | None:
-        """Matches where a text may be cut: before a space. None if a piece may contain that space.
+        """Matches where a text may be cut: before a space. None if a piece may span this place.
 
         Pieces of vocabularies that are trained here have spaces only at their beginning.
         """
@@ -120,7 +120,7 @@ class SubwordVocabulary(Vocabulary):
         signs = parts.with_values(
             tf.RaggedTensor.from_tensor(sign, row_splits_dtype=parts.row_splits.dtype)
         )
-        # Every part has the sign before it; the first one's is removed.
+        # `joined` has a sign before every part; the first sign is removed.
         joined = tf.concat([signs, ids], axis=-1).merge_dims(1, 2)
         return joined[:, len(byte_fallback(_SPACE)) :]
 

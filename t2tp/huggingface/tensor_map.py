@@ -1,17 +1,17 @@
-"""Tables that map their tensors to our variables, in named dimensions.
+"""Tables that map Hugging Face's tensors ("theirs") to our variables, in named dimensions.
 
 ```python
 Entry("h.{layer}.attn.c_attn.weight", "d_model (part heads d_kv)",
       ("layer_{layer}/attention/q", ...), "d_model heads d_kv")
 ```
 
-maps GPT-2's matrix [768, 2304] to our three variables [768, 12, 64]. Their second dimension merges
-`part`, `heads` and `d_kv`, where `part` is the index of our variable. The last string gives the
-order of our dimensions. `{layer}` stands for the index of a layer. `{expert}` stands for the index
-of an expert: their model has a tensor per expert, and our variable has all experts in its first
-dimension. In a sum, `(heads d_kv + kv_heads d_kv)`, the tensor's rows consist of the rows of
-several variables, one variable after another. Each of these variables has a separate entry, whose
-`term` is the variable's index in the sum.
+maps GPT-2's matrix [768, 2304] to our three variables [768, 12, 64]. The matrix's second dimension
+merges `part`, `heads` and `d_kv`, where `part` is the index of our variable. The last string gives
+the order of our dimensions. `{layer}` stands for the index of a layer. `{expert}` stands for the
+index of an expert: their model has a tensor per expert, and our variable has all experts in its
+first dimension. A sum such as `(heads d_kv + kv_heads d_kv)` means that the tensor's rows are the
+rows of several variables, one variable after another. Each of these variables has a separate entry,
+whose `term` is the variable's index in the sum.
 """
 
 import math
@@ -38,7 +38,7 @@ class Entry:
       their_dims: its dimensions, as in "(heads d_kv) d_model"; "1" is a dimension of size 1.
       ours: our variable's name, or several if `part` splits the tensor.
       our_dims: the dimensions of each of our variables.
-      layers: the name of the size that is the number of layers.
+      layers: the key of the number of layers in `sizes`; see `variables`.
       is_copy: whether another entry has the same values, so that reading skips this one.
       term: the index of our variable's term, if their first dimension is a sum.
     """
@@ -88,7 +88,7 @@ class Piece:
       rows: begin and end of our variable along the tensor's first dimension.
       sizes: the sizes of these rows' dimensions, with merged dimensions split.
       order: the permutation of these dimensions to our order.
-      part: the index along the first permuted dimension if it is `part`; otherwise None.
+      part: the index along `part`, the first of the permuted dimensions; None: there are no parts.
       expert: the index along the first dimension of our variable; None: the piece is the full
         variable.
       is_copy: whether another piece has the same values, so that reading skips this one.
@@ -183,7 +183,7 @@ def _numbers(entry: Entry, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]
 def _pieces(
     entry: Entry, numbers: Mapping[str, int], sizes: Mapping[str, int]
 ) -> Iterator[tuple[str, tuple[str, ...], Piece]]:
-    """Yields the variables of an entry: name, dimensions, and their piece of it."""
+    """Yields our variables of an entry: name, dimensions, and the piece of the tensor."""
     ours = (entry.ours,) if isinstance(entry.ours, str) else entry.ours
     has_parts = re.search(rf"\b{_PART}\b", entry.their_dims) is not None
     known = {**sizes, _PART: len(ours), "1": 1}

@@ -8,7 +8,7 @@ import tensorflow as tf
 from t2tp import mtf
 from t2tp.ops.top_k import top_k
 
-# Larger than any difference between two scores plus balances.
+# Larger than the difference between any two experts' scores, `balance` included.
 _BELOW_ALL = 1e6
 
 
@@ -23,7 +23,7 @@ class Router:
       scores: `softmax`, or `sigmoid` of each logit.
       balance: float32 [router_experts], added to the scores when experts are chosen, but not to the
         gates (L. Wang et al., arXiv:2408.15664, section 3). None: nothing is added.
-      groups: number of groups of consecutive experts.
+      groups: number of groups of consecutive experts; not the groups of tokens in the shapes.
       top_groups: number of groups from which a token chooses experts; see `token_choices`.
     """
 

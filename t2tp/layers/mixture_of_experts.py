@@ -321,7 +321,7 @@ class MixtureOfExperts:
         num_choices = router.row_sums(router.token_mask) * float(k)
         if router.balance is not None:
             # Adds 0. The gradient of this 0 w.r.t. `balance` is the experts' load minus the mean;
-            # `transformer_losses` makes it a part of the loss.
+            # `transformer_losses` adds the 0 to the loss.
             num_choices += imbalance(router, choices)
         if routing.is_dropless:
             y = self._dropless(tokens, router, choices)

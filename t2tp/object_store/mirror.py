@@ -1,4 +1,4 @@
-"""Mirrors the files of an address locally: downloads and uploads them in a safe order."""
+"""Mirrors a bucket address in a local directory: downloads and uploads files in a safe order."""
 
 import contextlib
 import fcntl
@@ -40,11 +40,12 @@ _LOCAL = re.compile(r"\..*|.*\.(tmp|discarded|damaged|diverged)(-\d+)?|run\.lock
 _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.(?!checks$|json$)\w+(\.begins)?")
 # Outputs that no program reads.
 _OUTPUT = re.compile(r"events\.out\.tfevents\..*|export|decodes|plugins")
-# The address of a checkpoint, or of a file's prefix in it, in a run.
+# The address of a checkpoint in a run, or the prefix of the checkpoint's files (`.../variables`).
 _INSIDE_RUN = re.compile(r"(\w+://[^/]+/.+?)(/checkpoints)?/step-\d{8,}(/variables)?")
 _IN_TEXT = re.compile(r"(?:s3|gs|az)://[^:,]*")
 _WITH_SECRET = re.compile(r"(?:s3|gs|az)://[^,]*[@?][^,]*")
-# The mode of a hole. The sticky bit marks it: it has no meaning for files, and new files lack it.
+# A *hole* is an empty local file of an object's size; byte ranges are fetched when they are read.
+# The sticky bit in its mode marks a hole: the bit has no meaning for files, and new files lack it.
 _HOLE_MODE = 0o644 | stat.S_ISVTX
 
 
@@ -223,7 +224,7 @@ class Mirror:
         return is_missing and not any(path.parent.parent.glob(f"{path.parent.name}.damaged*"))
 
     def _names(self, directory: str = "") -> Iterator[str]:
-        """Yields the names of files to upload, of all or of one directory."""
+        """Yields the names of the files to upload; `directory` selects those in one directory."""
         for path in [self.path / directory, *(self.path / directory).rglob("*")]:
             name = self.name_of(path)
             if path.is_file() and not _is_local(name):
@@ -242,7 +243,7 @@ class Mirror:
             fcntl.flock(lock, fcntl.LOCK_EX)
             with contextlib.suppress(FileNotFoundError):
                 for line in (lines := self._record.read_text().splitlines()):
-                    with contextlib.suppress(ValueError):  # The machine stopped in this line.
+                    with contextlib.suppress(ValueError):  # The machine stopped while writing it.
                         name, *entry = json.loads(line)
                         entries[name] = entry
                 entries = {name: entry for name, entry in entries.items() if entry}
@@ -251,7 +252,7 @@ class Mirror:
             yield entries
 
     def _note(self, entries: dict[str, Any], name: str, *entry: object) -> None:
-        """Sets or deletes an entry, and adds a line to the record at once, in case of a kill."""
+        """Sets or deletes an entry, and adds a line to the record at once: a kill may follow."""
         entries[name] = entry
         with self._record.open("a") as file:
             file.write(_line((name, entry)))
@@ -380,7 +381,7 @@ def local_path(text: str, *, is_lazy: bool = False) -> str:
         return str(_local(found[0]))
 
     for found in _WITH_SECRET.finditer(text):
-        split(found[0].strip())  # Rejects it before a colon in it ends the address.
+        split(found[0].strip())  # Rejects the whole address: `_IN_TEXT` would cut it at a colon.
     return _IN_TEXT.sub(local, text)
 
 

@@ -41,13 +41,14 @@ from t2tp.mesh.stages import is_of_stage
 from t2tp.mesh.storage import name_in_use
 from t2tp.optim.optimizer import variable_slice
 
-# Coefficients of the iteration, and the smallest divisor of a norm (K. Jordan, "Muon", 2024).
+# Coefficients of the iteration, and the smallest norm to divide by (K. Jordan, "Muon", 2024).
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _LEAST_NORM = 1e-7
 
 # TensorFlow's CPU kernel parallelizes a single product, but not each of several small products. A
 # product is small if it has at most 128 * 128 multiplications (`kMaxCostOuterParallelism`). Its
-# matrices then have fewer rows than this.
+# matrices then have fewer rows than this. With `exact_sums`, a single matrix of up to this size is
+# computed together with a copy of itself, so it is never parallelized.
 _SMALL = 128
 
 

@@ -33,8 +33,8 @@ _MUST_SPLIT, _MAY_SPLIT = ("heads", "d_ff"), ("kv_heads", "vocab")
 _EXPERTS, _VOCAB = "experts", "vocab"
 _MOST_MICROBATCHES = 1024
 _MOST_CHUNKS = 8
-# If stages have different numbers of layers, most stages wait for the stages with most layers. The
-# max ratio of (stages x most layers of a stage) to layers.
+# The max ratio of (stages x layers of the largest stage) to all layers. With a higher ratio, the
+# other stages would wait too long for the largest stage.
 _MOST_UNEVEN = 1.15
 # `gpipe` takes as long as `1f1b` and saves more activations.
 _SCHEDULES = ("1f1b", "interleaved", "zero_bubble")
@@ -66,7 +66,7 @@ class Candidate:
       microbatches: number of microbatches of a step.
       recompute: `none` or `layer`.
       zero_stage: 0 to 3.
-      sequence_parallel: whether `model` also splits the activations between blocks.
+      sequence_parallel: whether `model` also splits the residual stream, along its length.
       expert: number of processors that split the experts; `data` is a multiple of it.
       stages: number of pipeline stages.
       schedule: pipeline schedule.
@@ -140,7 +140,7 @@ class Candidate:
         )
 
     def permuted(self) -> Iterator[Candidate]:
-        """Yields the candidate with its axes in each order over the levels of the cluster."""
+        """Yields the candidate with its mesh axes in every order."""
         for order in itertools.permutations(self.axes):
             yield dataclasses.replace(self, order=order)
 
@@ -153,7 +153,7 @@ def candidates(
     max_tensor_parallel: int,
     fixed: Mapping[str, Any],
 ) -> Iterator[Candidate]:
-    """Yields the candidates for a number of devices, with their axes in one order.
+    """Yields the candidates for a number of devices, with their axes in the default order.
 
     Args:
       hparams: hparams of the model.
@@ -250,7 +250,7 @@ def _schedules(
 
 
 def _can_be_dealt(layers: int, places: int, period: int) -> bool:
-    """Whether each place gets layers of the same kinds, and nearly the same number."""
+    """Whether each chunk of a stage gets layers of the same kinds, and nearly the same number."""
     if layers % (places * period) == 0:
         return True
     full = -(-layers // places) * places

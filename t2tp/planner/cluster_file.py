@@ -24,11 +24,11 @@ from t2tp.toml import tomllib
 
 T = TypeVar("T")
 
-# Values of `attention` without a dedicated kernel: product by product, or t2tp's own operation.
+# Values of `attention` without a dedicated kernel: separate matmuls, or t2tp's own operation.
 WITHOUT_KERNEL = ("unfused", "engine")
-# Which network cards of a host a group with several members in the host uses; see `Link.cards`.
+# Values of `Link.cards`.
 CARDS = ("rank", "host")
-# Below this, a number of bytes, bytes/s or FLOP/s is a mistake in the unit.
+# A number of bytes, bytes/s or FLOP/s below this is in the wrong unit.
 _SI = 1e6
 
 # The name of the cluster that t2tp_calibrate measures: a file in the working directory.
@@ -86,8 +86,9 @@ class Link:
       shared_by_all: whether all devices of the level share the bandwidth, like the devices of a
         host share its memory.
       of_process: whether the level connects the devices of a process, whatever their number.
-      cards: which links a group with several members below this level uses: the links of all
-        these members (`host`), or the link of one member (`rank`).
+      cards: links that a collective uses at this level if several members of its group are in one
+        unit of the level below (such as a host): the links of all these members (`host`), or the
+        link of one member (`rank`).
     """
 
     name: str
@@ -144,7 +145,7 @@ class SoftwareStack:
       fuses: whether chains of element-wise operations are one kernel. The kernel saves no
         intermediate results; the backward pass recomputes them from the chain's inputs.
       keeps_masks: whether dropout saves its mask, a byte per element, and unfused attention saves
-        its weights before and after dropout. Otherwise masks are drawn again.
+        its weights before and after dropout. Otherwise the backward pass draws the masks again.
       float32_logits: number of float32 copies of the logits at the loss's gradient; the forward
         pass saves the first copy. A fused loss has no copy. Megatron's loss has one and works in
         place. PyTorch's `cross_entropy` has three: log-probabilities, their gradients, and the
@@ -152,11 +153,12 @@ class SoftwareStack:
       keeps_buffers: whether gradients, and weights in the activations' dtype, have permanent
         buffers.
       dummy_gradients: whether a buffer of the size of one layer's weights, in the activations'
-        dtype, stays allocated, as in Transformer Engine if matmuls accumulate gradients themselves.
+        dtype, stays allocated. Transformer Engine has this buffer if its matmuls accumulate
+        gradients.
       weights_where_used: whether a pipeline stage has only the weights that it uses. All stages of
         t2tp have the embeddings.
-      gathers_again: whether activations that are split between blocks, and gathered for a product,
-        are saved as slices and gathered again for the gradient of the weights.
+      gathers_again: whether sequence parallelism saves the inputs of matmuls as slices, and gathers
+        them again for the gradients of the weights.
       repeats_all: whether recomputation repeats whole layers, including operations that no gradient
         needs.
       unsharded_layers: number of layers whose weights ZeRO 3 holds gathered at the same time, in
@@ -173,13 +175,13 @@ class SoftwareStack:
       overlap_activations: share of the backward pass's collectives of activations that overlaps
         with the gradients of weights.
       overlap_forward: share of the forward pass's collectives of activations that overlaps with
-        products, as in Transformer Engine.
+        matmuls, as in Transformer Engine.
       curves: measured seconds of operations by size. They replace the shares above.
       collectives: measured seconds of collectives by size.
       spread: relative uncertainty of the constants.
       spread_links: relative uncertainty of the constants of links.
-      residual: relative error of the planner itself. Nine of ten published steps are predicted with
-        a smaller error; no constant was fitted to these steps.
+      residual: relative error of the planner itself. Nine of ten published step times are predicted
+        with a smaller error; no constant was fitted to these times.
       source: source of the constants.
     """
 

@@ -3,8 +3,8 @@
 Both steps have a batch of one row. One is a step of the whole model, the other of the same model
 with one layer in each stack.
 
-A search uses estimates only to choose which candidates to lower. The plans that it reports are of
-lowered programs.
+A search uses estimates only to choose which candidates to lower. It reports plans of lowered
+programs.
 """
 
 import functools
@@ -54,7 +54,8 @@ class Estimate:
         """
         self._cluster = cluster
         self._layers = max(depths(hparams).values(), default=1)
-        # The two steps differ by `layers - 1` layers. This factor scales the difference to all.
+        # The two steps differ by `layers - 1` layers. This factor scales the difference to all
+        # layers.
         more = self._layers / (self._layers - 1) if self._layers > 1 else 0.0
         self.shapes, self._parameters = row.shapes, row.parameters
         # Bytes of optimizer state for each weight, and of one element of an activation.
@@ -65,7 +66,8 @@ class Estimate:
             dims: more * (number - one_layer.shapes[dims]) for dims, number in row.shapes.items()
         }
         self._matrices = sum(number for dims, number in row.shapes.items() if len(dims) > 1)
-        # Bytes that a row saves for the backward pass: in all layers, and outside, as in the loss.
+        # Bytes that a row saves for the backward pass: in all layers, and outside them (in the
+        # loss).
         whole_kept, one_kept = (step.layer_bytes["kept"] for step in (row, one_layer))
         self._kept = more * (whole_kept - one_kept) if more else whole_kept
         self._kept_outside = max(0.0, whole_kept - self._kept)
@@ -75,7 +77,7 @@ class Estimate:
         copies = cluster.software.float32_logits
         self._logits = _WEIGHT * copies * vocab * hparams.get("max_length")
         self._stream = width * hparams.get("max_length") * self._activation
-        # Seconds of one row: in all layers, and outside.
+        # Seconds of one row: in all layers, and outside them.
         whole, one = self._costs(row.work), self._costs(one_layer.work)
         self._inside = {key: more * (whole[key] - one[key]) for key in whole}
         self._outside = {key: max(0.0, whole[key] - self._inside[key]) for key in whole}
@@ -147,7 +149,7 @@ class Estimate:
         return seconds(self._inside, 2 if recomputes else 1), seconds(self._outside, 1)
 
     def _between_layers(self, c: Candidate, micro: float) -> float:
-        """Returns the seconds of a microbatch's collectives of tensor parallelism in all layers."""
+        """Returns the seconds of a microbatch's tensor-parallel collectives, in all layers."""
         if c.model == 1:
             return 0.0
         gathers_again = c.sequence_parallel and self._cluster.software.gathers_again
@@ -167,10 +169,10 @@ class Estimate:
 
         Args:
           c: the candidate.
-          busy: seconds of computation that they can overlap with.
+          busy: seconds of computation that the collectives can overlap with.
         """
         weights, part = self._local_weights(c), self._local_weights(c, at_rest=True)
-        # If no weight has a dimension that can be sharded, the collectives are as in stage 0.
+        # If no weight has a dimension that can be sharded, the collectives are as in ZeRO stage 0.
         stage = c.zero_stage if part < weights else 0
         scatters = c.microbatches if stage >= 2 else 1
         gathers = {0: 0, 1: 1, 2: 1, 3: 2 * c.microbatches}[stage]

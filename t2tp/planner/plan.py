@@ -38,7 +38,7 @@ class Cost:
     """The seconds of a step that one kind of work takes.
 
     Attributes:
-      kind: kind of work, or of a collective with its mesh axes.
+      kind: kind of work; for a collective, its kind and its mesh axes.
       phase: phase of the step.
       seconds: seconds on the critical path.
       hidden: seconds of communication that overlap with computation.
@@ -129,7 +129,7 @@ class Plan:
       parameters: trainable parameters of the model.
       seconds: seconds of a step.
       interval: low and high estimate of the seconds, from the spread of the cluster's constants and
-        the model's error on published steps.
+        the planner's error on published step times.
       costs: seconds by kind and phase.
       memory: bytes of a device by purpose, at the peak.
       memory_point: part of the step with the peak.
@@ -201,7 +201,7 @@ class Plan:
         return self.causal_flops / (self.seconds * self.devices * self.peak)
 
     def share(self, *, is_collective: bool) -> float:
-        """Returns the fraction of the step that is computation or exposed communication."""
+        """Returns the fraction of the step that is exposed communication, or else computation."""
         seconds = sum(c.seconds for c in self.costs if c.is_collective == is_collective)
         return seconds / self.seconds
 
@@ -214,7 +214,7 @@ class Plan:
 
     @property
     def parts(self) -> Mapping[str, float]:
-        """Seconds of the step by their bottleneck."""
+        """Seconds of the step by bottleneck."""
         parts = defaultdict(float, {BUBBLE: self.bubble * self.seconds})
         for cost in self.costs:
             parts[cost.bottleneck] += cost.seconds

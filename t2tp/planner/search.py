@@ -31,7 +31,7 @@ _MOST_DEVICES = 1 << 16
 _DAY = 86_400  # Seconds.
 # Assumed max ratios between an estimate and the plan of the lowered program, for seconds and bytes.
 _SECONDS_ERROR, _BYTES_ERROR = 1.5, 1.05
-# Number of the best candidates that are kept. Their axes are then tried in other orders.
+# Number of the best candidates to keep. Each is then tried with its mesh axes in other orders.
 _PERMUTED = 500
 
 

@@ -233,10 +233,10 @@ class CoordinationClient:
             ) from error
         config = tf.compat.v1.ConfigProto()
         # By default the server copies sent tensors into strings of 4 kB. A step with weights
-        # sharded over two processes took 7 % longer with it.
+        # sharded over two processes took 7 % longer with this default.
         config.experimental.recv_buf_max_chunk = _CHUNK_BYTES
-        # Threads that spin while they wait take cores from the processes that they wait for. A step
-        # on four processes and two cores took 4 % longer.
+        # Threads that spin while they wait take cores from the processes that they wait for. With
+        # spinning, a step on four processes and two cores took 4 % longer.
         config.experimental.disable_thread_spinning = not nccl
         self._context._config = config
         self._context.configure_coordination_service(

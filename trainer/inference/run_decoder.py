@@ -199,7 +199,7 @@ class RunDecoder:
         ]
 
     def images(self, count: int) -> np.ndarray:
-        """Generates images, uint8 [count, height, width, channels], with values below `levels`.
+        """Generates images, uint8 [count, height, width, channels]; see `GeneratedImages.levels`.
 
         Raises:
           UsageError: the problem does not generate images.

@@ -26,7 +26,7 @@ from t2tp.trainer.processes import children
 
 _POLL_SECONDS = 0.1
 _DRAIN_SECONDS = 2.0
-# TensorFlow allocates tensors with its BFC allocator, as on GPUs, here without a practical limit.
+# Makes TensorFlow allocate tensors with its BFC allocator, as on GPUs, without a practical limit.
 # glibc before 2.38 cannot reuse a freed block for an aligned block of the same size, so holes
 # remain between tensors: a stage of a pipeline held 6 to 14 % more memory, and a step took 1,700
 # page faults instead of 84. oneDNN's pool and glibc's arenas and caches would hold further blocks.

@@ -75,7 +75,7 @@ class RunCheckpoints:
         self.batch_sizes: BatchSizes | None = None
 
     def load(self, variables: Variables, *, to_train: bool, last_step: int | None = None) -> int:
-        """Restores variables from the latest readable checkpoint, or from the config's.
+        """Restores variables from the latest readable checkpoint, or from `config.checkpoint_path`.
 
         Without a checkpoint, training starts from the initial values, or from a warm start.
 
