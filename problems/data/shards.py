@@ -139,7 +139,7 @@ class ShardWriter:
         self.samples = SampleDigest()
 
     def add(self, example: Mapping[str, np.ndarray], text_bytes: int = 0) -> None:
-        """Writes an example: integers [any number] for each column. After an error none is written.
+        """Writes an example: integers [any number] for each column; in case of an error, nothing.
 
         Raises:
           ValueError: the columns are wrong, or values do not fit their dtype.

@@ -205,7 +205,7 @@ def _shards(is_train: bool, samples: int, num_shards: int | None) -> int:
 
 
 class _ShardBuilder:
-    """Generates shards. It can be pickled: another process opens the samples again."""
+    """Generates shards. It can be pickled; the receiving process opens the samples again."""
 
     def __init__(self, problem: Preparable, directory: Path, tmp_dir: Path, bad_limit: int):
         self._problem = problem
@@ -282,7 +282,7 @@ class _ShardBuilder:
     def _reads(
         self, job: _Job, report: Report | None
     ) -> Iterator[tuple[int, Callable[[], Sample]]]:
-        """Yields a function that reads each sample of a shard; reports progress at intervals."""
+        """Yields each sample's number, and a function that reads it; reports progress."""
         if job.split not in self._samples:
             samples = open_samples(self._problem, job.split, self._directory, self._tmp_dir)
             self._samples[job.split] = ShuffledSamples(samples)
@@ -298,7 +298,7 @@ class _ShardBuilder:
 
 
 class _LocalReport:
-    """The report in the process that shows the progress."""
+    """The report if this process encodes the samples itself."""
 
     def __init__(self, progress: ProgressBar, num_bad: int):
         self._progress = progress

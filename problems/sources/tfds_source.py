@@ -95,7 +95,7 @@ class TfdsSource:
             builder.download_and_prepare(
                 download_dir=tmp_dir / "downloads", download_config=_download_config()
             )
-        for leftover in Path(builder.data_dir).parent.glob("*incomplete*"):  # by a killed run
+        for leftover in Path(builder.data_dir).parent.glob("*incomplete*"):  # left by a killed run
             shutil.rmtree(leftover)
 
     def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:

@@ -74,7 +74,7 @@ class Vocabulary(abc.ABC):
         ids = self.encode(text)
         if self.decode_bytes(ids) != text.encode("utf-8"):
             raise ValueError("the vocabulary changes this text, so its tokens cannot be located")
-        # The character of each byte.
+        # The index of each byte's character.
         places = [at for at, each in enumerate(text) for _ in each.encode("utf-8")]
         ends = self.byte_lengths[ids].cumsum().tolist()
         begins = [0, *ends[:-1]]

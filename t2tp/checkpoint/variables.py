@@ -176,7 +176,7 @@ def restore(
       zero_if_missing: see `check_fit`.
 
     Raises:
-      CheckpointMismatchError: the checkpoint has other variables. The program's are unchanged.
+      CheckpointMismatchError: the checkpoint has other variables. No variable was changed.
       BaseError: the checkpoint is of adapters, and their base was not found or lacks a weight.
       DamagedCheckpointError: the checkpoint is damaged, or was deleted.
       UnusableCheckpointError: the checkpoint cannot be read.

@@ -185,7 +185,7 @@ def _array_namespace(array: np.ndarray | tf.Tensor) -> Any:
 
 
 def max_loop_steps(steps: mtf.Tensor, batch: mtf.Dimension) -> mtf.Tensor:
-    """Returns the max over all processors of a loop's number of iterations."""
+    """Returns a loop's number of iterations: the max over all processors."""
     return mtf.reduce_max(mtf.broadcast(steps, [batch]), output_shape=mtf.Shape([]))
 
 

@@ -1,10 +1,11 @@
 """Exports adapters (LoRA) as a PEFT directory, or merged into the weights of their base model.
 
 PEFT has two matrices for each adapted module, `lora_A.weight` [rank, in] and `lora_B.weight` [out,
-rank] (https://huggingface.co/docs/peft/developer_guides/checkpoint). One of their modules may join
-several of our weights: GPT-2's `c_attn` joins queries, keys and values. The adapters of these
-weights then become one adapter of a larger rank, with the A matrices stacked and the B matrices in
-block-diagonal form. One of our weights may have all experts; their model has a module per expert.
+rank] (https://huggingface.co/docs/peft/developer_guides/checkpoint). A module of a Hugging Face
+model may join several of our weights: GPT-2's `c_attn` joins queries, keys and values. The adapters
+of these weights then become one adapter of a larger rank, with the A matrices stacked and the B
+matrices in block-diagonal form. One of our weights may have all experts; a Hugging Face model has a
+module per expert.
 """
 
 from __future__ import annotations
@@ -139,13 +140,13 @@ def _read(saved: Checkpoint, name: str, begin: Sequence[int], size: Sequence[int
 
 @dataclass(frozen=True)
 class _Module:
-    """One of their modules, with an adapter.
+    """A module of the Hugging Face model, with its adapter.
 
     Attributes:
       name: name in their model.
       down: [rank, in].
       up: [out, rank].
-      is_in_out: whether their weight is [in, out], as in GPT-2's `Conv1D`.
+      is_in_out: whether the module's weight is [in, out], as in GPT-2's `Conv1D`.
     """
 
     name: str
@@ -199,7 +200,7 @@ def export_adapters(
 
 
 def _modules(tuned: Checkpoint, variables: Sequence[Variable]) -> list[_Module]:
-    """Returns the modules of their model that have adapters."""
+    """Returns the modules of the Hugging Face model that have adapters."""
     shapes = tuned.shapes()
     of_module: dict[str, list[_Part]] = {}
     for variable in variables:
@@ -212,14 +213,14 @@ def _modules(tuned: Checkpoint, variables: Sequence[Variable]) -> list[_Module]:
 
 @dataclass(frozen=True)
 class _Part:
-    """The adapter of one of our weights, in the dimensions of their module.
+    """The adapter of one of our weights, in the dimensions of the Hugging Face module.
 
     Attributes:
       down: [rank, in].
       up: [out, rank].
       begin: index of the weight's first output in the module.
       size: number of outputs of the module.
-      is_in_out: whether their weight is [in, out].
+      is_in_out: whether the module's weight is [in, out].
     """
 
     down: np.ndarray

@@ -39,7 +39,7 @@ class ModelType:
 
     Attributes:
       name: `model_type` in the config.
-      architecture: name in the config's `architectures` of the class with the table's tensors.
+      architecture: name of the class with the table's tensors, as in the config's `architectures`.
       model: our registered model.
       hparams_set: our hparams set; a converted run gets the set's training hparams.
       problem: the default problem of a converted run.

@@ -43,8 +43,8 @@ class Model(abc.ABC):
 
     Attributes:
       takes: names of the required features.
-      may_take: names of optional features that the model is asked about: `targets_weights`, which
-        changes the targets, and `first_token`, which decoders set. A model may read others.
+      may_take: names of the optional features that the model supports: `targets_weights`, which
+        changes the targets, and `first_token`, which decoders set. Others are not listed.
       hparams: the model's `HParams`.
       vocab_sizes: feature -> number of ids. It always has `targets`: the tokens, classes or pixel
         values to predict.

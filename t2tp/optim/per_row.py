@@ -99,9 +99,9 @@ def _with_norm(grads: Sequence[mtf.Tensor], mesh: Mesh) -> list[mtf.Tensor]:
 
 
 def _in_use(grad: mtf.Tensor) -> mtf.Tensor:
-    """Returns a gradient before it is reshaped to a variable at rest; its norm is the same.
+    """Returns a gradient as it is before its reshape to the shape at rest; the norm is the same.
 
-    At rest, a variable may be split over the axes of the batch.
+    At rest another dimension may be split over the axes that split the batch.
     """
     while isinstance(grad.operation, upstream.ReshapeOperation | CastOperation):
         (grad,) = grad.operation.inputs

@@ -79,7 +79,7 @@ def linear_warmup(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Ten
 def rsqrt_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
     """Returns 1 / sqrt(max(step, `learning_rate_warmup_steps`)).
 
-    The hparam counts as it is set, even if `warmup_steps` shortens the warm-up.
+    Uses the hparam itself, even if `warmup_steps` shortens the warm-up.
     """
     del train_steps
     return tf.math.rsqrt(tf.maximum(step, max(1, hparams.learning_rate_warmup_steps)))
@@ -94,7 +94,7 @@ def rsqrt_normalized_decay(step: tf.Tensor, hparams: HParams, train_steps: int) 
 
 @registry.register_learning_rate_schedule
 def rsqrt_hidden_size(step: tf.Tensor, hparams: HParams, train_steps: int) -> float:
-    """Returns 1 / sqrt(`d_model`). With `transfer_from`, the small model's `d_model` counts."""
+    """Returns 1 / sqrt(`d_model`). With `transfer_from`, `d_model` of the small model."""
     del step, train_steps
     transfer = Transfer.from_hparams(hparams)
     return (hparams if transfer is None else transfer.small).d_model ** -0.5
@@ -133,7 +133,7 @@ def sqrt_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor
 def cosine_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
     """Falls from 1 to `learning_rate_decay_floor` along half a cosine.
 
-    It takes `learning_rate_decay_steps` (0: the whole training).
+    The decay takes `learning_rate_decay_steps` (0: the whole training).
 
     I. Loshchilov and F. Hutter, "SGDR" (arXiv:1608.03983), equation 5, without restarts.
     """
@@ -175,8 +175,8 @@ def multi_cycle_cos_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -
 def exp_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
     """Decays exponentially after the warm-up.
 
-    It multiplies by `learning_rate_decay_rate` every `learning_rate_decay_steps`; with
-    `learning_rate_decay_staircase`, at once at the end of each interval.
+    It multiplies by `learning_rate_decay_rate` every `learning_rate_decay_steps`. With
+    `learning_rate_decay_staircase`, it changes only at the end of each interval.
     """
     over = _decay_steps("exp_decay", hparams)
     times = tf.maximum(step - warmup_steps(hparams, train_steps), 0.0) / over
@@ -189,8 +189,8 @@ def exp_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
 def piecewise(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
     """Returns 1 up to the first of `learning_rate_boundaries`, inclusive.
 
-    After a boundary it returns its entry of `learning_rate_multiples`, up to the next boundary.
-    Multiples are relative to 1 and not to the previous one.
+    After a boundary it returns the boundary's entry of `learning_rate_multiples`, up to the next
+    boundary. Multiples are relative to 1 and not to the previous multiple.
     """
     del train_steps
     boundaries, multiples = hparams.learning_rate_boundaries, hparams.learning_rate_multiples

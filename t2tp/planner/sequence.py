@@ -219,7 +219,7 @@ def _set_phases(placed: Sequence[Placed]) -> None:
             backward.append(i)
     if not backward:
         return
-    # A loop over microbatches, whose gradients are summed in it, belongs to the backward pass.
+    # A loop over microbatches sums their gradients, so it belongs to the backward pass.
     loops = [i for i, p in enumerate(placed) if isinstance(p.operation, MicrobatchSums)]
     end = max(backward[-1], *loops) if loops else backward[-1]
     for each in placed[backward[0] : end + 1]:
@@ -245,7 +245,7 @@ def _place(collectives: Sequence[Collective], placed: Sequence[Placed]) -> None:
         places.setdefault(each.operation.name, []).append(i)
         if hooks(each.operation).gathered_variable is not None:
             gathers.setdefault(each.operation.name, []).append(each)
-    # A gather of several weights belongs to one that all stages have: a layer's.
+    # A gather of several weights is assigned to a layer's weight, which all stages have.
     names = [
         next(filter(layer_of, c.sums if c.operation in gathers else ()), c.operation)
         for c in collectives

@@ -48,7 +48,7 @@ _NOT_FLAGS = ("output_dir", "random_seed")
 
 
 def spec_from_flags(flags: absl_flags.FlagValues) -> RunSpec:
-    """Merges the flags with the saved run's, and checks that they are consistent.
+    """Merges the flags with the saved run's flags, and checks that they are consistent.
 
     Args:
       flags: flags of `t2tp_trainer`, or of a program with some of its groups.

@@ -115,7 +115,7 @@ class RunLock:
     def _release(self) -> None:
         if self._mirror and self._store_lock:
             try:
-                self._mirror.push(is_last=True)  # Only a trainer deletes in the store.
+                self._mirror.push(is_last=True)  # Deletions in the store need the lock.
             except OSError as error:
                 logging.error("%s", error)
             self._store_lock.release()
@@ -123,7 +123,7 @@ class RunLock:
                 self._mirror.lock = None
             self._store_lock = None
         if self._descriptor is not None:
-            # Still locked, so this removes this process's own note and not its successor's.
+            # The file is still locked, so it has this process's note and not its successor's.
             os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)
             self._descriptor = None

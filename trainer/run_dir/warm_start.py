@@ -238,7 +238,8 @@ def _slot_sources(
 ) -> dict[str, str]:
     """Maps the optimizer's variables to their names in the checkpoint, if it has them.
 
-    A slot `<variable>/<slot>` follows its variable. The rules are not applied to the slot's name.
+    A slot `<variable>/<slot>` is renamed with its variable. The rules are not applied to the slot
+    itself.
     """
     found = {}
     for name in slots:
