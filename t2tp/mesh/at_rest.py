@@ -54,7 +54,7 @@ class ShapesAtRest:
             )
 
     def of(self, shape: upstream.Shape) -> upstream.Shape:
-        """Returns the shape at rest of a trainable variable, or in stage 3 of a frozen weight.
+        """Returns the shape at rest of a trainable variable or, in stage 3, of a frozen weight.
 
         Args:
           shape: the shape in use.
@@ -74,7 +74,7 @@ class ShapesAtRest:
         count = self._count(axes)
         free = [dim for dim in shape.dims if self._layout.axis_index(dim.name) is None]
         padding = {dim: -(-dim.size // count) * count / dim.size - 1 for dim in free}
-        # Slices of a split dimension must divide evenly: padding would shift the later ones.
+        # Slices of a split dimension must divide evenly: padding would shift the later slices.
         divisible = [d for d in shape.dims if d not in free and self._slice_of(d) % count == 0]
         # Slices along the first dimension are contiguous in memory, so gather and reduce-scatter
         # need no transpose. This is worth a little padding.

@@ -36,10 +36,10 @@ class MeshAxes:
         return upstream.Shape(self._dims)
 
     def index(self, parts: Sequence[int]) -> int:
-        """Returns the axis that consists of these axes of the mesh.
+        """Returns the index of the axis that consists of the given axes; adds it if it is new.
 
         Args:
-          parts: one or more indices, the major axis first.
+          parts: indices of one or more axes of the mesh, the major axis first.
         """
         parts = tuple(parts)
         if parts not in self._parts:

@@ -28,7 +28,7 @@ def carrier_of(dtype: tf.DType) -> tf.DType:
 def reduced_as(dtype: tf.DType) -> tf.DType:
     """Returns a dtype that TensorFlow's collectives can reduce, for tensors of `dtype`.
 
-    A sum that overflows has the same low bits in both.
+    A sum that overflows has the same low bits in both dtypes.
     """
     if dtype in (tf.int8, tf.uint8, tf.int16, tf.uint16):
         return tf.int32
@@ -36,7 +36,10 @@ def reduced_as(dtype: tf.DType) -> tf.DType:
 
 
 def as_int64(reduce: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor, merge_op: str) -> tf.Tensor:
-    """Reduces uint64 as int64. Sums have the same bits; for `Max` and `Min` the order is kept."""
+    """Reduces uint64 as int64.
+
+    Sums have the same bits. For `Max` and `Min` the highest bit is flipped, which keeps the order.
+    """
     highest_bit = tf.constant(0 if merge_op == "Add" else 1 << 63, tf.uint64)
     reduced = reduce(tf.bitcast(tf.bitwise.bitwise_xor(x, highest_bit), tf.int64))
     return tf.bitwise.bitwise_xor(tf.bitcast(reduced, tf.uint64), highest_bit)

@@ -18,7 +18,8 @@ class Collective:
       operation: the mtf operation that needs it; empty for an output of the program.
       sums: names of the deferred sums that it reduces, or of the operations whose variables it
         gathers.
-      times: how often a step runs it; 1 in a loop whose length is unknown before it runs.
+      times: number of times that a step runs it. A loop whose length is unknown before it runs
+        counts as one iteration.
     """
 
     kind: str

@@ -217,7 +217,7 @@ class Collectives:
         return self.reduce_parts(self._by_axis(parts, axis), [axis])
 
     def gather_members(self, x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
-        """Gathers `x` from the group along some axes: [member, ...], in the same order on all."""
+        """Gathers `x` from the group along some axes: [member, ...], with one order for all."""
         axes = sorted(self._real_axes(axes))
         return tf.reshape(self.gather(x, axes), [-1, *x.shape]) if axes else x[None]
 
@@ -242,7 +242,7 @@ class Collectives:
         return self._in_order_of(axes, gathered)
 
     def exchange(self, parts: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
-        """Sends each member of the group along some axes its part: an all-to-all.
+        """Sends one part to each member of the group along some axes: an all-to-all.
 
         Args:
           parts: [receiver's coordinate on each axis..., part...]. A joint axis has a coordinate on
@@ -304,7 +304,8 @@ class Collectives:
         if carrier_of(x.dtype) != x.dtype:
             return carried(lambda c: self.permute(c, axis, source), x)
         senders = [s for s in source if s is not None]
-        # A wire has one receiver for each sender. If a member has several receivers, all gather.
+        # A wire has one receiver for each sender. If a member has several receivers, all members
+        # gather all tensors instead.
         if len(set(senders)) < len(senders):
             gathered = tf.reshape(self.gather(x, [axis]), [-1, *x.shape])
             places = [-1 if s is None else s for s in source]
@@ -363,7 +364,7 @@ class Collectives:
             return tf.ensure_shape(arrived, x.shape)
 
     def wire(self, axis: int, step: int) -> Wire:
-        """Returns a wire from each member of a group along an axis to the one `step` after it."""
+        """Returns a wire from each member of a group along an axis to the member `step` later."""
         size = self._axes.size(axis)
         return self._wire(axis, [(place + step) % size for place in range(size)])
 
@@ -472,9 +473,9 @@ class Collectives:
         )
 
     def _pair_key(self) -> int:
-        """Returns the key k of device pairs: the group of devices (a, b) has key k + a * count + b.
+        """Returns the first key of device pairs: (a, b) has key `first + a * count + b`.
 
-        The pair depends on `pnum`, an argument of the program, so the program computes its key.
+        The pair depends on `pnum`, an argument of the program, so the program computes the key.
         """
         return _first_key((self._devices, "pairs"), len(self._devices) ** 2)
 
@@ -542,7 +543,7 @@ class Collectives:
 
 
 def tree_sum(parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Adds up tensors, a power of two of them, as a binary tree: (0 + 1) + (2 + 3)."""
+    """Adds up tensors as a binary tree, (0 + 1) + (2 + 3); their number is a power of two."""
     while len(parts) > 1:
         parts = [parts[i] + parts[i + 1] for i in range(0, len(parts), 2)]
     return parts[0]

@@ -27,11 +27,11 @@ from t2tp.mesh.storage import Storage, axes_at_rest, name_in_use
 _PADDED = ("vocab",)
 
 # The rows of the batch, and the positions of a row. With `exact_sums`, a sum over both is computed
-# in another layout (`with_whole_rows`), in which the axes that split positions split the rows
-# further, so that each processor has whole rows.
+# in another layout (`with_whole_rows`). There the axes that split positions split the rows further,
+# so each processor has whole rows.
 BATCH, POSITIONS = "batch", "length"
 
-# Dimensions that count the rows of the batch.
+# Dimensions that divide the batch: its rows, and the groups of tokens for experts.
 ROWS = (BATCH, "expert_groups")
 
 # A dimension with one index per processor, for values that differ between processors.
@@ -171,7 +171,7 @@ class Layout:
         return layout
 
     def with_whole_rows(self) -> Layout:
-        """Returns this layout, except that the axes that split positions split the rows further."""
+        """Returns this layout with whole rows: axes that split positions split the rows further."""
         layout = copy.copy(self)
         rows = *self._parts_of(BATCH), *self._parts_of(POSITIONS)
         layout._parts = {**self._parts, BATCH: rows, POSITIONS: ()}

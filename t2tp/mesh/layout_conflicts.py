@@ -77,8 +77,7 @@ def check_vectors(layout: Layout, what: str, shape: upstream.Shape, is_part: boo
       layout: the rules, with `exact_sums`.
       what: what to call the tensor in the error.
       shape: its global shape.
-      is_part: whether the tensor may belong to a microbatch, so that even an unsplit batch is a
-        slice.
+      is_part: whether the tensor may belong to a microbatch. An unsplit batch is then a slice too.
 
     Raises:
       LayoutError: the number of elements of a slice is no multiple of `VECTOR`.

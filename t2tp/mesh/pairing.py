@@ -26,7 +26,8 @@ def pairings(source: Sequence[int | None]) -> list[list[int]] | None:
     rounds: list[dict[int, int]] = []
     for path in _paths(edges):
         for a, b in path:
-            # Only the previous edge of the path, and a ring's first edge, share a member with it.
+            # At most two earlier edges share a member with this edge: the previous edge of the path
+            # and, in a ring, the first edge.
             partners = next((r for r in rounds if r.get(a) == b or not {a, b} & r.keys()), None)
             if partners is None:
                 rounds.append(partners := {})

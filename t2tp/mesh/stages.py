@@ -19,9 +19,9 @@ class Pipeline:
     Attributes:
       schedule: `gpipe`, `1f1b`, `interleaved`, `zero_bubble`, or the path of a `.csv` file; see
         `t2tp.pipeline.schedules`.
-      chunks: number of separate chunks of layers of each stage.
-      layers: number of layers of each stage, first for all stages of chunk 0, then of chunk 1, and
-        so on: `7,8,8,7`. Empty: as equal as possible.
+      chunks: number of chunks of layers of each stage.
+      layers: numbers of layers, such as `7,8,8,7`: of each stage in chunk 0, then of each stage in
+        chunk 1, and so on. Empty: as equal as possible.
     """
 
     schedule: str = "1f1b"

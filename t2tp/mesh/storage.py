@@ -1,15 +1,17 @@
 """ZeRO: weights and optimizer state that are sharded between their uses.
 
 Processors that differ only in their part of the batch hold the same weights and the same optimizer
-state. With ZeRO, each stores only a part *at rest*, and all-gathers a weight before it is used: S.
-Rajbhandari et al., arXiv:1910.02054, section 5; FSDP: Y. Zhao et al., arXiv:2304.11277.
+state. With ZeRO, each of them stores only a part of a variable while it is not in use (*at rest*),
+and all-gathers a weight before it is used: S. Rajbhandari et al., arXiv:1910.02054, section 5;
+FSDP: Y. Zhao et al., arXiv:2304.11277.
 A gather is an operation of `t2tp.ops.variables.zero_weights`; `t2tp.lowering.gather_schedule`
 decides when it runs.
 
-A dimension that is sharded at rest has another name there, `d_model@data`. It is split over the
-axes that split `d_model` first, and then over `data`. So a variable has two shapes. The model sees
-one; the optimizer, checkpoints and initial values see the other. A gather is a reshape from the
-shape at rest to the shape in use, and the reduce-scatter of a gradient is a reshape back.
+A variable has two shapes. The model sees the shape in use; the optimizer, checkpoints and
+initial values see the shape at rest. In the shape at rest, the sharded dimension has another name,
+`d_model@data`. It is split first over the axes that split `d_model`, and then over `data`. A gather
+is a reshape from the shape at rest to the shape in use, and the reduce-scatter of a gradient is a
+reshape back.
 
 The sizes in both shapes never include padding. If axes do not divide a dimension, its last slices
 are padded. On `data:4`
@@ -19,10 +21,10 @@ are padded. On `data:4`
                                      rows 0-4, 5-9, 10-14, and 15-17 with two rows of zeros
 
 `vocab` may be padded even in use, because its size comes from the data. `Layout.slice_size` counts
-padding, and `Layout.slices` returns the rows that are no padding. Nothing else sees padding.
-Initial values, checkpoints and gathers leave it out. An operation that reduces a padded dimension
-masks it first (`SpmdMeshImpl.masked`). An operation that does not declare `accepts_padding` is
-rejected. So means and norms exclude padding, and a checkpoint fits every mesh.
+padding, and `Layout.slices` returns slices without it. Initial values, checkpoints and gathers
+leave padding out. An operation that reduces a padded dimension masks the padding first
+(`SpmdMeshImpl.masked`). An operation that does not declare `accepts_padding` is rejected. So means
+and norms exclude padding, and a checkpoint fits every mesh.
 """
 
 from collections.abc import Sequence
@@ -39,9 +41,9 @@ class Storage:
     """The ZeRO configuration: the stage, and which mesh axes shard which dimensions.
 
     Attributes:
-      stage: 0: nothing is sharded. 1: optimizer state and updates; weights are gathered once a
-        step. 2: gradients too; each microbatch's gradients are reduce-scattered. 3: weights are
-        gathered where a layer uses them, and again for its backward pass.
+      stage: 0: nothing is sharded. 1: optimizer state and updates are sharded; weights are gathered
+        once a step. 2: gradients are sharded too: a reduce-scatter for each microbatch. 3:
+        weights are gathered where a layer uses them, and again for the layer's backward pass.
       axes: mesh axes to shard over, joined by `+`. Default: the axes that split the batch.
       rules: the dimensions to shard and their axes, as layout rules: `d_model:data`. Default: each
         variable with two or more dimensions shards one; see `Layout.at_rest`.

@@ -20,8 +20,9 @@ class Wire:
     """Messages from each processor to another one, at most one at a time.
 
     Sender and receiver must both decide, in the same iteration of a loop, that there is a message.
-    A send ends when the message has been received. A receive may begin long before the send. Both
-    wait only for operations that their inputs depend on. `Collectives.wire` creates wires.
+    A send ends when the message has been received. A receive may begin long before the send. Sends
+    and receives wait only for the operations that compute their inputs. `Collectives.wire` creates
+    wires.
 
     Attributes:
       pnum: the processor's number, an int32 scalar.
