@@ -36,7 +36,7 @@ _NOT_WRITABLE = (
 
 
 class IndexDirectory(NamedTuple):
-    """The directory of the indexes of a split.
+    """The directory of the indexes of a problem's data.
 
     Attributes:
       path: the directory.

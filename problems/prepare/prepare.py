@@ -82,8 +82,8 @@ def build(
             return None
         logging.info("making the data of %s in %s", problem.name, directory)
         plan = plan_of(problem, settings, with_neighbours=True)
-        # Neighbours are left out of the final comparison, because users may edit other modules,
-        # such as a model, while the data are made.
+        # The final comparison leaves out other modules of the user's directory, because users may
+        # edit them, for example a model, while the data are made.
         while_made = plan_of(problem, settings, with_neighbours=False)
         with atomic_directory.atomic_directory(directory, plan, _has_shards) as partial:
             try:

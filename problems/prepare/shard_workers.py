@@ -44,7 +44,8 @@ class Builder(Protocol):
 
 
 class _SharedReport:
-    """The common report of all workers; it can only be passed to a worker when that starts."""
+    """The common report of all workers; it can only be passed to a worker when the worker
+    starts."""
 
     def __init__(self, context: BaseContext, num_bad: int):
         self._done = context.Value("q", 0)

@@ -104,7 +104,7 @@ class LayerFactory:
     ) -> mtf.Tensor:
         """Adds position encodings to embeddings, and applies the embedding norm and dropout.
 
-        With sequence parallelism, the result's length has its name between blocks.
+        With sequence parallelism, the length is renamed, as between blocks; see `between_blocks`.
 
         Args:
           x: [batch..., d_model], the embeddings.

@@ -136,10 +136,10 @@ def _exact_sum_of_squares(
 ) -> tf.Tensor:
     """Sums the squares of tensors in fixed point, so that the order of additions has no effect.
 
-    Each square is stored as a fraction of the largest square, in two words. Each word is summed as
-    an int64, so it has 60 bits minus the bits of the number of elements. The relative error of the
-    sum is below 2**-24 for up to 2**31 elements of any sizes, and grows eightfold with each
-    doubling beyond.
+    Each square is stored as a fraction of the largest square, in two words. The words of all
+    elements are summed as int64, so a word has 60 bits minus the bits of the number of elements.
+    The relative error of the sum is below 2**-24 for up to 2**31 elements of any sizes, and grows
+    eightfold with each doubling beyond.
     """
     # The bits of positive floats, read as integers, have the order of the floats, with NaN above
     # infinity.
@@ -151,7 +151,7 @@ def _exact_sum_of_squares(
     scale = tf.cast(tf.pow(tf.constant(2.0, tf.float64), -exponent), tf.float32)
     sums_of_words = []
     for x in parts:
-        # An element is below 2, and a quarter of its square below 1.
+        # A scaled element is below 2, so a quarter of its square is below 1.
         fixed = tf.square(tf.cast(x * scale, tf.float64)) * (unit / 4)
         high = tf.floor(fixed)
         words = [tf.cast(x, tf.int64) for x in (high, (fixed - high) * unit)]

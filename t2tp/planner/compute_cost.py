@@ -20,7 +20,7 @@ from t2tp.planner.work import (
 # (rows, columns) of the tile of a result that one unit of the chip computes: the largest tiles of
 # NVIDIA's library, and smaller tiles for results that would otherwise leave units idle.
 _TILES = ((256, 128), (128, 128), (128, 64), (64, 64))
-# Speed of the tiles relative to the largest: smaller tiles load more bytes per product.
+# Speed of the tiles relative to the largest: smaller tiles load more bytes per FLOP.
 _TILE_EFFICIENCY = (1.0, 0.97, 0.85, 0.7)
 
 # Times that unfused attention moves the scores through memory. Forward: the first product writes

@@ -1,7 +1,8 @@
 """The work of one processor in a step: matmuls, memory-bound operations and collectives.
 
-`sequence` and `slices` read it off a lowered program, and `compute_cost` and `collective_cost` give
-it seconds. Each operation declares its kind: see `cost_kind` in `t2tp.lowering.operation.Hooks`.
+`sequence` and `slices` derive the work from a lowered program, and `compute_cost` and
+`collective_cost` compute its seconds. Each operation declares its kind: see `cost_kind` in
+`t2tp.lowering.operation.Hooks`.
 """
 
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ KINDS = (*COMPUTE_BOUND, *MEMORY_BOUND, VIEW, FREE, LOOP)
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 PHASES = (FORWARD, BACKWARD, UPDATE)
-# The part of a message from stage to stage, which belongs to no entry of the schedule.
+# `Traffic.part` of a message from stage to stage, which belongs to no entry of the schedule.
 SEND = "send"
 
 

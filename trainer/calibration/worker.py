@@ -172,7 +172,7 @@ def _point(
 def _work(
     sample: Sample, size: int, count: int, layout: Layout, known: Mapping[str, Points]
 ) -> tuple[int, float, float]:
-    """Returns the number and total size of a sample's operations, and its other kinds' seconds."""
+    """Returns number and total size of a sample's operations, and the seconds of other kinds."""
     step = _step(lambda mesh: sample.build(mesh, size, count))
     program = AbstractProgram(step, _FEATURES, layout=layout)
     number, total, others = 0, 0.0, 0.0

@@ -89,7 +89,8 @@ def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) ->
       The exit code.
     """
     process = None
-    # A parent that ignores SIGCHLD passes this on, and children's exit codes would be lost.
+    # A process inherits an ignored SIGCHLD from its parent, and would lose its children's exit
+    # codes.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     command_line = sys.argv if command_line is None else command_line
     try:

@@ -181,7 +181,7 @@ class StagedStep:
 
     @functools.cached_property
     def _kept_at_most(self) -> list[float]:
-        """Bytes of the activations that each stage saves at once."""
+        """Max bytes of the activations that each stage saves at the same time."""
         return self.table.kept(
             [[self._kept_bytes(chunk) for chunk in chunks] for chunks in self.stages]
         )

@@ -1,8 +1,8 @@
 """Lowers pipeline stages, from programs of two stages with few layers.
 
 The work of a stage on a microbatch depends neither on the number of stages nor on the number of
-microbatches, and `timing` runs the table of the schedule. So the lowered program has two stages and
-two microbatches.
+microbatches. So the lowered program has two stages and two microbatches, and `timing` runs the
+schedule of the real pipeline.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class StageSteps:
       by_place: the steps of the `first`, a `middle` and the `last` stage.
       kept: bytes of activations that a microbatch's forward pass saves in the layers, by chunk.
       results: bytes of the results of a chunk's layers.
-      messages: bytes that a processor sends of these results.
+      messages: bytes of these results that a processor sends.
     """
 
     by_place: dict[str, LoweredStep]
