@@ -44,8 +44,7 @@ class Builder(Protocol):
 
 
 class _SharedReport:
-    """The common report of all workers; it can only be passed to a worker when the worker
-    starts."""
+    """The common report of all workers; a worker can receive it only when it starts."""
 
     def __init__(self, context: BaseContext, num_bad: int):
         self._done = context.Value("q", 0)
