@@ -1,7 +1,7 @@
 """The interface through which an operation reads its inputs and sets its outputs.
 
-`Operation.lower(lowering)` gets a `Lowering`. It reads the slices of its inputs and sets the slice
-of each output:
+`Operation.lower(lowering)` reads the slices of the operation's inputs from a `Lowering`, and sets
+the slice of each output:
 
 ```python
 def lower(self, lowering):  # y = tanh(x)
@@ -93,7 +93,8 @@ class Lowering(Protocol):
     ) -> AbstractContextManager[None]:
         """Masks the padding of `tensors` along `dims` inside the context.
 
-        It becomes zero, or the dtype's smallest or largest value if `value` is `min` or `max`.
+        The padding becomes zero. If `value` is `min` or `max`, it becomes the dtype's smallest or
+        largest value.
         """
 
     def partial_sum(self, tensor: upstream.Tensor) -> tuple[tf.Tensor, list[int]]:
@@ -135,14 +136,14 @@ class Lowering(Protocol):
         """With `exact_sums`: maps the parts of a deferred sum; returns False if it cannot."""
 
     def tree_leaf(self, tensor: upstream.Tensor) -> tuple[tf.Tensor, list[int]]:
-        """With `exact_sums`: returns the value that this microbatch adds to the sum of all.
+        """With `exact_sums`: returns the value that this microbatch adds to the sum over all.
 
         The sum over all microbatches is a fixed tree of additions (`t2tp.lowering.exact_sums`).
         Also returns the mesh axes over which to sum the total after the last microbatch.
         """
 
     def set_sum_over_axes(self, tensor: upstream.Tensor, value: tf.Tensor, axes: list[int]) -> None:
-        """Sets a partial sum over mesh axes; with no axes it is the slice itself."""
+        """Sets a partial sum over mesh axes; without axes, `value` is the slice itself."""
 
     def set_tensor_lowering(self, tensor: upstream.Tensor, laid_out_tensor: Any) -> None:
         """Sets an output to another representation, such as a lazy one-hot tensor."""
@@ -193,6 +194,6 @@ class Lowering(Protocol):
     ) -> None:
         """Lowers the operations on which side effects and the tensors in `needed` depend.
 
-        Of the tensors in `addends`, which a loop sums, only the partial sums are needed: they are
-        not reduced in each iteration.
+        A loop adds up the tensors in `addends`. It needs only their partial sums, so they are not
+        reduced in each iteration.
         """

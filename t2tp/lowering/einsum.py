@@ -2,9 +2,9 @@
 
 mesh-tensorflow writes a gather and its gradient as einsums with a one-hot tensor. Computed as
 matmuls, they take a fifth of the step of a small language model. Here an einsum over the one-hot
-dimension becomes a look-up, and its gradient a segment sum: for each id, the sum of the rows that
-have it. The one-hot tensor itself is materialized only if another operation needs its elements.
-Other einsums become matmuls in `SpmdMeshImpl.einsum` and `t2tp.lowering.matmul`.
+dimension becomes a look-up. Its gradient becomes a segment sum: for each id, the sum of the rows
+with this id. The one-hot tensor itself is materialized only if another operation needs its
+elements. Other einsums become matmuls in `SpmdMeshImpl.einsum` and `t2tp.lowering.matmul`.
 """
 
 from collections.abc import Callable, Sequence

@@ -63,8 +63,8 @@ def _prefetch_gathers(
 ) -> list[list[upstream.Operation]]:
     """Moves each weight gather to the start of the layer `prefetch` layers before its use."""
     layer_starts: list[int] = []  # Index of the first gather of each layer.
-    # Variables and gathers to move, by the index of the operation before which they go. The gathers
-    # also have a layer's number as second key: different layers do not share a group.
+    # Variables and gathers to move, by the index of the operation before which they go. The second
+    # key of gathers is the number of their layer, because different layers do not share a group.
     moved_variables: dict[int, list[upstream.Operation]] = defaultdict(list)
     moved_gathers: dict[int, dict[int, list[upstream.Operation]]] = defaultdict(
         lambda: defaultdict(list)
@@ -110,7 +110,7 @@ class LatestActivation:
     """The most recently lowered activation, a control dependency of prefetched gathers.
 
     A gather depends only on its variable. Without a control dependency, TensorFlow could gather the
-    weights of all layers at once, and so use the memory that stage 3 is to save.
+    weights of all layers at once, and so use the memory that stage 3 should save.
     """
 
     def __init__(self) -> None:

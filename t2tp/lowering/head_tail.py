@@ -140,7 +140,7 @@ class Orders:
         return not self._axes_to_exchange(tensor, self.current)
 
     def converted(self, tensor: upstream.Tensor, order: Order) -> LaidOutTensor:
-        """Returns a lowered tensor in an order, along the axes that split it."""
+        """Returns a lowered tensor in `order`, along the axes that split it."""
         laid_out = self._lowering.tensors[tensor].to_laid_out_tensor()
         axes = self._axes_to_exchange(tensor, order)
         if not axes:
@@ -156,7 +156,7 @@ class Orders:
         return self._converted((laid_out.slice.ref(), axes), exchange)
 
     def _axes_to_exchange(self, tensor: upstream.Tensor, order: Order) -> Order:
-        """Returns the axes along which a lowered tensor must be exchanged to be in an order."""
+        """Returns the axes along which a lowered tensor must be exchanged to be in `order`."""
         if not self._head_tail_dims:
             return CONSECUTIVE
         current, target = self._of.get(tensor, CONSECUTIVE), order & self._axes_of(tensor)

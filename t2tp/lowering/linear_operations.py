@@ -46,7 +46,8 @@ def lower_linear(op: upstream.Operation, lowering: Lowering) -> None:
     (x,), (y,) = op.inputs, op.outputs
 
     def lower(addend: tf.Tensor) -> tf.Tensor:
-        # mesh-tensorflow's `lower` would reduce its input, so it gets the partial sum as its value.
+        # mesh-tensorflow's `lower` would reduce its input. So the partial sum replaces the input's
+        # value while it runs.
         deferred = lowering.tensors[x]
         lowering.tensors[x] = LaidOutTensor([addend])
         op.lower(lowering)

@@ -166,8 +166,8 @@ class GraphLowering(upstream.Lowering):
         Args:
           operations: the operations, in program order.
           needed: the tensors to compute.
-          addends: the tensors in `needed` of which a loop needs only the partial sums. It adds them
-            up and reduces the total once, after the last iteration.
+          addends: the tensors in `needed` that a loop adds up. It needs only their partial sums: it
+            reduces the total once, after the last iteration.
         """
         needed = list(needed)
         live = live_operations(operations, needed)
@@ -249,7 +249,7 @@ class GraphLowering(upstream.Lowering):
     def inside_microbatch(self, microbatch: Microbatch) -> Iterator[None]:
         """Lowers a microbatch's computation inside the context.
 
-        Random operations then generate the numbers of its rows in the full batch.
+        Its rows then get the random numbers that they have in the full batch.
         """
         self._microbatch = microbatch
         try:

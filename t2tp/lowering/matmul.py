@@ -47,7 +47,8 @@ def einsum(
 def einsum_of_any_slice(equation: str, *slices: tf.Tensor) -> tf.Tensor:
     """Computes `einsum` of float32 with the same kernel for slices of any size.
 
-    A batch of small products is computed one product at a time, to avoid the other kernel.
+    A batch of small products is computed one product at a time, to avoid the kernel for batches of
+    small products.
     """
     terms, _, out = equation.partition("->")
     x, _, y = terms.partition(",")
@@ -99,8 +100,8 @@ def _product(x: tf.Tensor, y: tf.Tensor, of_x: str, of_y: str, product: str) -> 
       y: the second operand.
       of_x: letters of `x`; the ones to sum over are first or last.
       of_y: letters of `y`; the ones to sum over are first or last.
-      product: letters of the result: the letters of one operand that are not summed over, then
-        the ones of the other operand.
+      product: letters of the result, which are not summed over: first the letters of one operand,
+        then the letters of the other.
     """
     summed = "".join(letter for letter in of_x if letter in of_y)
     transpose_x, transpose_y = of_x.startswith(summed), of_y.endswith(summed)

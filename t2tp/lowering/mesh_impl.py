@@ -279,7 +279,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
         return other
 
     def _place(self, dim: upstream.Dimension) -> tf.Tensor | int:
-        """Returns the index of this processor's slice along a dimension, or of its part of it."""
+        """Returns the index along a dimension of this processor's slice, or part (`of_part`)."""
         axis = self.tensor_dimension_to_mesh_axis(dim)
         place = 0 if axis is None else self.collectives.coordinate(axis)
         if dim.name not in self._part_of:
@@ -288,7 +288,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
         return place * count + number
 
     def slice_begin_tensors(self, shape: upstream.Shape) -> list[tf.Tensor | int]:
-        """Returns the begin of this processor's slice: an int or int32 scalar per dimension."""
+        """Returns where this processor's slice begins: an int or int32 scalar per dimension."""
         begin: list[tf.Tensor | int] = []
         for dim, size in zip(shape.dims, self.slice_shape(shape), strict=True):
             begin.append(self._place(dim) * size)

@@ -1,7 +1,8 @@
 """The rows of the full batch that the tensors of a microbatch hold.
 
-A microbatch has some of each processor's rows of the batch. A random tensor must be the same for
-any number of microbatches and on any mesh, so its elements are numbered by their index in the
+Usually a microbatch has some of each processor's rows of the batch; with
+`Layout.spreads_microbatches` it has consecutive rows of the batch. A random tensor must be the same
+for any number of microbatches and on any mesh, so its elements are numbered by their index in the
 tensor of the full batch. For this the engine must know which dimensions count rows: `batch`, and
 dimensions that `batch` is reshaped to, such as groups of tokens for experts, or rows and heads in
 one dimension. The engine finds these dimensions by following reshapes in the graph.
@@ -31,7 +32,7 @@ _RESIZING = (
 
 @dataclass(frozen=True)
 class Microbatch:
-    """One of several equal parts of a batch: the same part of each processor's rows.
+    """One of several equal parts of a batch.
 
     Attributes:
       number: the index of this microbatch, an integer scalar.
@@ -101,7 +102,7 @@ def elements_per_row(
 
     Args:
       batch: the dimension that counts each row once.
-      operations: operations from whose inputs and outputs the other dimensions are found.
+      operations: the operations whose inputs and outputs are searched for other dimensions.
     """
     pairs: dict[tuple[bool, Dims, Dims], None] = {}  # Ordered, unlike a set.
     for op in operations:

@@ -126,7 +126,8 @@ class Hooks:
     def unpadded_share(self, layout: Layout) -> float:
         """Returns the fraction of `product_sizes` that is not padding in the lowered program.
 
-        `t2tp_plan` scales a program with few layers up; more layers fill the padding.
+        `t2tp_plan` lowers few layers and scales their work up. It does not scale padding up,
+        because more layers would fill it.
         """
         del layout
         return 1.0
@@ -231,8 +232,8 @@ def summed_in_parts(op: upstream.Operation, layout: Layout) -> list[upstream.Dim
     """Returns the dimensions that an operation sums over in parts with `exact_sums`, outer first.
 
     Raises:
-      LayoutError: it is not known whether the operation sums over a split dimension, the layout
-        splits the third summed dimension, or positions are split and are not summed with the batch.
+      LayoutError: it is unknown whether the operation sums over a split dimension, the layout
+        splits a third summed dimension, or it splits positions that are not summed with the batch.
     """
     if not layout.exact_sums or not op.outputs:
         return []

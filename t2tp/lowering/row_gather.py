@@ -84,7 +84,7 @@ class TableRows:
         return tf.reshape(picked, [*self._ids_sizes, *self._rest_sizes])
 
     def add_up(self, rows: tf.Tensor) -> tf.Tensor:
-        """Sums the rows of equal ids that this processor holds: the gradient of `pick`.
+        """Sums rows by id, for ids whose table rows this processor holds: the gradient of `pick`.
 
         16-bit floats are summed in float32, because an id may occur thousands of times.
 

@@ -85,7 +85,7 @@ class Scatters:
         self._deferred: list[DeferredScatter] = []
 
     def accepts(self, scatter: Scatter) -> bool:
-        """Whether a reduce-scatter is small enough to share its collective."""
+        """Whether a reduce-scatter is small enough to share a collective."""
         return scatter.num_bytes <= SMALL
 
     def defer(self, scatter: Scatter) -> DeferredScatter:
