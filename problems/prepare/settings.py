@@ -59,8 +59,8 @@ class GenerationSettings:
     Attributes:
       num_shards: shards of the train split, and max shards of other splits. Default: one per 500
         samples, at most 64.
-      num_workers: max number of processes; 1: only this process. None: as many as are estimated to
-        save time, at most 32 and one per core. A process gets at least 500 samples.
+      num_workers: max number of processes; 1: only this process. None: the number that is estimated
+        to be fastest, at most 32 and at most one per core. A process gets at least 500 samples.
       max_bad_samples: max number of unusable samples to skip; None: one in 1,000.
       beam: settings for generating the shards with Beam instead of local processes.
     """

@@ -65,7 +65,7 @@ def without(ranges: Iterable[Range], taken: Sequence[Range]) -> list[Range]:
     """Returns the parts of ranges that are not in the taken ranges."""
     remaining = list(ranges)
     for split, begin, end in taken:
-        # The pieces before and after the taken range remain of each range of the same split.
+        # Each range of the same split leaves the pieces before and after the taken range.
         remaining = [
             piece
             for each in remaining

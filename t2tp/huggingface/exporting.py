@@ -60,8 +60,8 @@ def export_tensors(
       dtype: dtype of the tensors; "": the dtype of each variable in the checkpoint.
       progress: callback with the number of values written since the last call.
       most_bytes: size limit of a file; a larger tensor gets its own file.
-      cluster: the processes that write; each writes its share of the files. (If two processes wrote
-        into one file on another host, values might be lost.)
+      cluster: the processes that write; each writes its share of the files. (Two processes that
+        write into the same file on a file server might lose values.)
 
     Raises:
       OSError: a file cannot be read or written.

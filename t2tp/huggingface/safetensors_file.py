@@ -4,7 +4,7 @@ A file consists of the header's size (8 bytes, little-endian), the header, and t
 header is JSON with the dtype, shape and position of each tensor
 (https://github.com/huggingface/safetensors#format). The library `safetensors` checks the header. We
 map the values into memory ourselves, for two reasons: a slice of our variable is a strided view of
-their tensor, and the library can only write whole files.
+the file's tensor, and the library can only write whole files.
 """
 
 from __future__ import annotations

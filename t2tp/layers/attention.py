@@ -146,7 +146,7 @@ class CrossAttention:
         if segments is None:
             segments = mtf.ones_like(forward.sequence.positions)
         q = self.heads.queries(x, segments.shape.dims[-1])
-        # Reshaped, so that each layer's addend of the gradient is a sum of its own (`exact_sums`).
+        # The reshape makes each layer's addend of the gradient a separate sum, for `exact_sums`.
         each = mtf.reshape(memory.x, memory.x.shape)
         k, v = self.heads.keys_and_values(each, memory.segments.shape.dims[-1])
         if isinstance(forward, Prefill):

@@ -38,8 +38,8 @@ class Muon(Adam):
 
     K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024. A step moves
     a matrix along the orthogonalized Nesterov momentum of its gradients. A variable's role
-    (`mtf.Role`) defines its matrices, one for each expert: all input dimensions form the rows, and
-    all output dimensions the columns. Any layout gives the same step; see
+    (`mtf.Role`) defines its matrices, one for each expert: all input dimensions form one side of a
+    matrix, and all output dimensions the other side. Any layout gives the same step; see
     `t2tp.optim.orthogonalization`.
     """
 

@@ -90,7 +90,7 @@ class Liveness:
             self._pass_on(i, op)
         elif each.is_view and op.inputs:
             # The inputs of a recomputed function's operation are the function's inputs and results.
-            # Its outputs are views of the results.
+            # The operation's outputs are views of the results.
             is_recomputed = isinstance(op, upstream.CustomGradientOperation)
             sources = op._fn_outputs if is_recomputed else op.inputs
             for y, x in zip(op.outputs, sources, strict=False):

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from t2tp.planner.cluster_file import SoftwareStack
 from t2tp.planner.work import BACKWARD, FORWARD, PRODUCT, SEND, Traffic, Work
 
-# The fraction of each pass's products with which collectives of activations can overlap: in the
-# backward pass the products that compute gradients of weights, in the forward pass all.
+# The fraction of each pass's matmuls with which collectives of activations can overlap: in the
+# backward pass the matmuls that compute gradients of weights, in the forward pass all.
 _PRODUCTS = {BACKWARD: 0.5, FORWARD: 1.0}
 
 
@@ -54,7 +54,7 @@ def hidden_seconds(
 
 
 def _share(traffic: Traffic, stack: SoftwareStack) -> float:
-    """Returns the share of a collective that the stack overlaps at most."""
+    """Returns the max share of a collective that overlaps with computation in this stack."""
     if traffic.part == SEND:  # Waiting for messages is part of the schedule's time.
         return 0.0
     if traffic.of_state:

@@ -206,8 +206,8 @@ _BETWEEN = 384  # Rows of the matmul before each collective: about 1 ms.
 class CollectiveSample(Operation):
     """Runs collectives over the axis `group`, with a matmul before each; kind "": only matmuls.
 
-    Without matmuls the devices' threads would be awake and in step, and small collectives take a
-    third of their time in a training step. The shape of the input is kept.
+    Without matmuls the devices' threads would be awake and in step. Small collectives would then
+    take only a third of the time that they take in a training step. The shape of the input is kept.
     """
 
     def __init__(self, x: mtf.Tensor, kind: str, count: int) -> None:

@@ -46,7 +46,7 @@ BUILD_ERRORS = (
     UnknownHParamError,
 )
 
-# Errors of building with invalid hparams, above all sizes, that no check has caught.
+# Errors that invalid hparams (mostly sizes) cause when no check has caught them.
 _UNBUILDABLE = (ValueError, ArithmeticError, MemoryError, tf.errors.OpError)
 
 
