@@ -10,8 +10,8 @@ def assign_layers(num_layers: int, layout: Layout) -> list[list[range]]:
     """Returns the layers of each stage, for each of its chunks.
 
     A stage's layers in a chunk are consecutive, and the next stage's layers follow. If the layers
-    cannot be divided equally, stages in the middle get one more. The first stage also computes the
-    embedding, and the last stage the loss.
+    cannot be divided equally, stages in the middle get one more, because the first stage also
+    computes the embedding, and the last stage the loss.
 
     Args:
       num_layers: number of layers of the stack.

@@ -20,7 +20,7 @@ The branches of one chunk, with the pieces of `Partition` in brackets:
                slots `forward` ---------------------+             +-> [before] (first stage), sums
                                                                   +-> slots `backward`, or sums
 
-    weights    slots `backward` -> [layers] -> sums
+    weights    slots `forward` and `backward` -> [layers] -> sums
 
 Without `weights` entries in the schedule, `backward` adds the gradients of the weights to the sums.
 An evaluation has only `forward` entries, and the last stage also runs [after] in them.

@@ -70,7 +70,7 @@ class ChainResults(NamedTuple):
     Attributes:
       passed: tensors that go to the next stage.
       own: tensors that each stage keeps, such as its part of a decoding state.
-      before: tensors that `own` replaces, with all rows; None for a new tensor.
+      before: the previous value, with all rows, of each tensor in `own`; None for a new tensor.
     """
 
     passed: Sequence[upstream.Tensor]
@@ -98,8 +98,8 @@ class StageChain(Operation, upstream.WhileLoopOperation):
         """Builds the graph of one stage.
 
         Args:
-          layers: builds a chunk of layers, from `enter_stage` to `exit_stage`, for the group of
-            rows of this index (int32).
+          layers: builds a chunk of layers, from `enter_stage` to `exit_stage`, for a group of rows
+            with a given index (int32).
           mesh: the program's mesh.
           groups: groups of rows.
         """

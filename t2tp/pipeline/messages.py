@@ -2,8 +2,9 @@
 
 Tensor parallelism leaves the same activations on all processors of its mesh axis. Each of them
 sends an equal part of the message to its counterpart in the next stage, where the parts are
-gathered again. With `model:8`, an eighth of the bytes crosses the links between the stages, and the
-gather uses the near links of the axis (D. Narayanan et al., arXiv:2104.04473, section 4.1).
+gathered again. With `model:8`, only an eighth of the bytes crosses the slow links between the
+stages. The gather uses the fast links between the processors of the axis (D. Narayanan et al.,
+arXiv:2104.04473, section 4.1).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class MessageKind:
     Attributes:
       shapes: slice shapes of the tensors.
       dtypes: element types of the tensors.
-      copies: the mesh axes along which all processors have the same tensors, with their sizes.
+      copies: (index, size) of the mesh axes along which all processors have the same tensors.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -93,7 +94,7 @@ class MessageKind:
         return sum(math.prod(shape) for shape in self._shapes_of(dtype))
 
     def _members(self, size: int) -> int:
-        """Returns the number of processors that share a message; 1 if they do not divide it."""
+        """Returns the number of processors that share a message; 1 if it cannot be shared."""
         members = math.prod(members for _, members in self.copies)
         return members if size % members == 0 else 1
 

@@ -1,9 +1,9 @@
 """Cuts the graph of a microbatch into pieces; an entry of a schedule runs one or more of them.
 
 The graph computes a loss and its gradients. All stages run the same program on different weights.
-So the graph has the layers of only one stage, between two boundaries, and before and after them the
-rest of the model. With several chunks, each chunk has its own layers and boundaries. For one chunk
-the pieces are:
+So the graph has the layers of only one stage, between two boundaries. The rest of the model is
+before the first and after the second boundary. With several chunks, each chunk has its own layers
+and boundaries. For one chunk the pieces are:
 
     before           features -> embedding                              first stage
     forward          layer inputs -> layer outputs, saved activations   all stages
@@ -273,7 +273,7 @@ class Partition:
           given: tensors that are available, so that the operations before them are left out.
           boundaries: boundaries that must not be passed.
           root: the boundary at which the piece begins. In a sum with one addend for each piece,
-            only the addend that depends on it is kept. None: all addends are kept.
+            only the addend that depends on this boundary is kept. None: all addends are kept.
 
         Raises:
           LayoutError: a needed tensor comes from another stage.

@@ -67,7 +67,7 @@ class Ticks:
     def _clock(self) -> tf.Tensor:
         """Reads the clock, in seconds; NaN on GPUs.
 
-        There a kernel runs later than it is launched, and op determinism forbids clocks.
+        On GPUs a kernel runs later than it is launched, and op determinism forbids clocks.
         """
         if self._branches.mesh_impl.target.on_cpu:
             return tf.timestamp()
@@ -121,7 +121,7 @@ class Ticks:
             busy = state.busy + tf.where(row.branch > 0, seconds, tf.zeros_like(seconds))
         slots, sends_done = dict(branch_state.slots), []
         for name, slot, sends in zip(wires, row.receives, row.sends, strict=True):
-            # For the communication report, which counts the processor that sends most: it sends one
+            # The communication report counts the messages of the processor that sends most: one
             # message on this wire for each microbatch and chunk.
             with self._collectives.repeated(self._count * self._schedule.chunks):
                 parts = zip(wires[name], self._wires.kinds[name].parts, messages[name], strict=True)

@@ -3,7 +3,8 @@
 If a processor fails or does not reach a collective, the collective's other members wait forever.
 TensorFlow's collectives have their own time limit (`timeout_seconds`), but it keeps a sleeping
 thread for every collective ever run. So the calling thread waits with a time limit instead, and
-then aborts all collectives. Each waiting processor raises an error that names its collective.
+then aborts all collectives. Each waiting processor then raises an error that names the collective
+in which it waited.
 """
 
 import concurrent.futures
@@ -115,7 +116,7 @@ class Executor:
     def _timeout(
         self, errors: Mapping[int, BaseException], log: Sequence[Collective]
     ) -> CollectiveTimeoutError:
-        """Returns the error: which processors waited, in which collective, and for which."""
+        """Returns the error: which processors waited for which others, in which collective."""
         where = {pnum: _node(error) for pnum, error in errors.items()}
         advice = ""
         if (coordination := self._cluster.coordination) is not None:

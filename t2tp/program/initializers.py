@@ -1,8 +1,9 @@
 """Initial values of variables, slice by slice.
 
-A model sets `initializer=tf.random_normal_initializer(stddev=0.02)`, as in TensorFlow. The
-initializer's fields are read; it is not called. A slice's elements come from the counter-based
+A model sets `initializer=tf.random_normal_initializer(stddev=0.02)`, as in TensorFlow. The fields
+of such an initializer are read; it is not called. A slice's elements come from the counter-based
 generator, so no device ever holds the whole variable and every mesh starts from the same values.
+Only an initializer that is a function computes the whole value, from which slices are cut.
 """
 
 import math

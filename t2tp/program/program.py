@@ -266,7 +266,7 @@ class Program:
     def on_tensors(self, features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Runs the step of a one-device program on TensorFlow tensors, inside a `tf.function`.
 
-        Exported models call this. It reads and assigns the program's `variables`.
+        Exported models call this. The step reads and assigns the program's `variables`.
 
         Args:
           features: global tensors by name.

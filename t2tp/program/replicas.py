@@ -30,7 +30,7 @@ class ReplicaMismatch:
       name: name of the variable or the tensor.
       groups: the processors that should hold the same slice, grouped by equal values, the largest
         group first.
-      kind: `variable`, or the kind of a tensor: see `step_tensors`.
+      kind: `variable`, `activation` or `gradient`.
     """
 
     name: str
