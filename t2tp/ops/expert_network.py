@@ -9,7 +9,7 @@ et al., "MegaBlocks", arXiv:2211.15841, section 4). No row is dropped, and none 
 
 Along the axis that splits the experts, all processors have the same rows, and each has some of the
 experts. For each row a processor adds up the outputs of its own experts among the row's choices.
-The sum over these processors is the result.
+The result is the sum over these processors.
 """
 
 import functools
@@ -36,7 +36,7 @@ def expert_network(
     weights: Mapping[str, upstream.Tensor],
     mlp: str,
 ) -> upstream.Tensor:
-    """Sums the outputs of each row's experts, times their gates.
+    """Sums the outputs of each row's experts, weighted by their gates.
 
     Args:
       x: [..., d_model].

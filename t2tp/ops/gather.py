@@ -1,9 +1,9 @@
 """Gather: looks up rows of a table by index; the table may be split over the mesh.
 
 mesh-tensorflow's gather multiplies by a one-hot matrix, so its cost grows with the table. Here the
-cost grows with the rows looked up. An index out of range gives zeros, as in mesh-tensorflow,
-because decoders written for it look up position -1 in their first step. `checked_gather` raises an
-error instead, for indices that should always be in range.
+cost grows with the rows looked up. An index out of range gives zeros, as in mesh-tensorflow:
+decoders that were written for mesh-tensorflow look up position -1 in their first step.
+`checked_gather` raises an error instead, for indices that should always be in range.
 """
 
 import math
@@ -59,7 +59,7 @@ def checked_gather(
       ValueError: see `gather`.
       LayoutError: see `gather`.
       tf.errors.InvalidArgumentError: when the program runs, an index is out of range. (XLA cannot
-        raise errors; there the row is NaN, or the smallest integer.)
+        raise errors. A program compiled by XLA sets the row to NaN, or to the smallest integer.)
     """
     return _gather(weights, indices, dim, output_shape, is_checked=True)
 

@@ -111,8 +111,7 @@ class ZeroAfterOperation(Operation):
         first = tf.reduce_max(tf.reshape(part, [-1])[:1])
         with tf.control_dependencies(self._computed(lowering)):
             first = tf.identity(first)
-        # Nothing is above infinity, so this is 0. TensorFlow's graph optimizer does not find that
-        # out.
+        # Nothing is above infinity, so this is 0. TensorFlow's graph optimizer does not notice.
         zero = tf.cast(tf.cast(first, tf.float32) > math.inf, tf.float32)
         lowering.set_slice(self.outputs[0], zero)
 
@@ -159,7 +158,7 @@ class Copies:
         new = copy.copy(op)
         new._inputs = [self.of_tensor(t) for t in op.inputs]
         new._outputs = [upstream.Tensor(new, t.shape, t.dtype, t.name) for t in op.outputs]
-        # Weights are gathered ahead of the recomputation.
+        # A weight gather does not wait: it runs ahead of the recomputation.
         waits = self._rng_dependency is not None and isinstance(new, Operation)
         if waits and new.gathered_variable is None:
             new.rng_dependency = self._rng_dependency

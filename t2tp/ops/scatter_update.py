@@ -93,7 +93,7 @@ class ScatterUpdateOperation(Operation):
         if isinstance(source, TakeMicrobatchOperation) and source.takes_leading_rows_of(
             lowering.updated_in_place
         ):
-            # The microbatch is a slice that shares the memory of the whole batch.
+            # Writes to the whole batch's tensor, and takes the microbatch's slice of it again.
             whole, number = (lowering.slice(tensor) for tensor in source.inputs)
             begin = number * math.prod(sizes[: axis + 1])
             rows = Rows.from_numbers(rows.numbers + begin, rows.are_ours)

@@ -1,4 +1,4 @@
-"""Takes one microbatch, one of several equal parts of each processor's rows."""
+"""Takes one microbatch, one of several equal parts of a batch."""
 
 from collections.abc import Container
 
@@ -23,8 +23,10 @@ def take_microbatch(
       number: index of the microbatch, an int32 scalar.
       whole: the dimension of the rows.
       part: the dimension of a microbatch's rows.
-      rows: number of consecutive rows of the batch in a microbatch, see `rows_of_microbatch`. By
-        default a processor's rows of a microbatch are all consecutive.
+      rows: number of consecutive rows of the batch in a microbatch, see `rows_of_microbatch`. If
+        this is more than a processor's share of a microbatch, the rows are all-gathered first: the
+        microbatch is then a consecutive part of the whole batch. 0: the microbatch is a consecutive
+        part of each processor's rows.
     """
     if whole == part or whole not in x.shape.dims:
         return x

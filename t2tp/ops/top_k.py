@@ -16,9 +16,9 @@ def top_k(
 ) -> tuple[upstream.Tensor, upstream.Tensor]:
     """Returns the k largest elements in descending order; ties in ascending order of index.
 
-    mesh-tensorflow finds two to four elements one after the other, adds -1e9 to each of them, and
-    creates a one-hot tensor for the gradient. Here each processor finds the k largest elements of
-    its slice, and these candidates are all-gathered.
+    If k is 2, 3 or 4, mesh-tensorflow finds one element after the other, and adds -1e9 to each that
+    it has found. For the gradient it creates a one-hot tensor. Here each processor finds the k
+    largest elements of its slice, and these candidates are all-gathered.
 
     Args:
       x: [..., reduced_dim, ...], numbers.

@@ -188,7 +188,7 @@ def _segments(
     segments: upstream.Tensor | None,
     memory_segments: upstream.Tensor | None,
 ) -> dict[str, upstream.Tensor]:
-    """Returns the segments as inputs of the operation, without equal `memory_segments`."""
+    """Returns `segments` and, if they differ, `memory_segments`, as inputs of the operation."""
     if segments is None:
         raise ValueError("attention: memory_segments need segments, those of the queries.")
     *batch, _, length, _ = q.shape.dims

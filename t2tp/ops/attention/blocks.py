@@ -13,8 +13,8 @@ from t2tp.mesh.collectives import tree_sum
 # With `exact_sums` keys are multiplied in blocks of this size. A sum over 64 keys is short enough
 # that matmul kernels add it in the same order for any number of queries.
 _EXACT_KEYS = 64
-# Other kernels compute small products, and products of a single row. So matrices are padded to this
-# many rows more than the largest small product has.
+# TensorFlow has other kernels for small products and for products of a single row. To avoid them,
+# matrices are padded to more rows than the largest small product has, by this number.
 _MORE_ROWS = 8
 
 
@@ -91,7 +91,7 @@ def query_key_scores(
       q: [batch, heads, queries, d].
       k: [batch, kv_heads, memories, d]; query head h has kv head h // (heads / kv_heads).
       exact: whether a score has the same bits for any number of queries and keys.
-      all_keys: whether the bits must be the same only for this number of keys.
+      all_keys: with `exact`: only the number of queries may vary, because all keys are given.
 
     Returns:
       [batch, heads, queries, memories].
@@ -118,7 +118,7 @@ def weighted_values(
       v: [batch, kv_heads, memories, d].
       exact: whether a sum has the same bits for any number of queries, and for any number of keys
         of weight 0 at the end.
-      all_keys: whether the bits must be the same only for this number of keys.
+      all_keys: with `exact`: only the number of queries may vary, because all keys are given.
 
     Returns:
       [batch, heads, queries, d].

@@ -121,7 +121,7 @@ def attended(
 
     Args:
       q: [batch, heads, length, d_kv], scaled.
-      k: the keys of the mask of `terms`, in blocks [block, batch, kv_heads, size, d_kv].
+      k: the keys that `terms.mask` describes, in blocks [block, batch, kv_heads, size, d_kv].
       v: values, like `k`, of size d_v.
       terms: the other terms of the scores.
       so_far: the state after earlier keys. None: no keys yet.
@@ -290,7 +290,7 @@ def with_gradients(
     Args:
       so_far: sums over earlier keys, one for each part of the queries.
       ours: the parts of the queries.
-      k: the keys of the masks of `terms`, in blocks [block, batch, kv_heads, size, d_kv].
+      k: the keys that the masks in `terms` describe, [block, batch, kv_heads, size, d_kv].
       v: values, like `k`, of size d_v.
       terms: the score terms of each part.
 

@@ -35,10 +35,10 @@ def takes(dtype: tf.DType, d_kv: int) -> bool:
 
 
 def usable(target: Target, dtype: tf.DType, d_kv: int) -> Target | None:
-    """Returns the target if its programs can use the kernels: compiled by XLA, for GPUs.
+    """Returns the target if its programs can use the kernels, otherwise None.
 
-    The kernels' sums of gradients depend on the order in which blocks end. So programs with op
-    determinism do not use them.
+    The kernels require GPUs and compilation by XLA. Their sums of gradients depend on the order in
+    which blocks end, so programs with op determinism do not use them.
     """
     compiles = target.compiles_step or target.compiles_regions
     is_fast = compiles and not target.on_cpu and not is_op_determinism_enabled()

@@ -1,7 +1,8 @@
 """Local attention in blocks of a sequence or an image.
 
-Each block of queries attends to its own block and its neighbours. If the sequence or image is
-split, processors exchange one block of keys and values at each border of a slice (the halo).
+Each block of queries attends to its own block and to neighbouring blocks before it. If the sequence
+or image is split, a processor receives the keys and values of the neighbouring blocks that are in
+other slices (the halo).
 """
 
 import math

@@ -22,7 +22,7 @@ class Mask:
       queries: the processor's slice of the queries.
       keys: the keys that the processor currently holds.
       causal: whether queries attend to no later positions.
-      window: number of positions that a query attends to; None: all.
+      window: see `attention`; None: no window.
       segments: segments of these queries, [batch, queries], or None.
       memory_segments: segments of these keys, [batch, keys], or None.
       may_be_blind: whether segments may mask all keys of a query. The result of such a query is 0.

@@ -113,7 +113,7 @@ class Bias:
         return tf.tensor_scatter_nd_add(so_far, index[:, None], diagonals)
 
     def table_gradient(self, by_distance: tf.Tensor) -> tf.Tensor:
-        """Returns the gradient w.r.t. the table, [parts * heads, buckets], by `with_gradient`."""
+        """Converts the result of `with_gradient` to table gradients, [parts * heads, buckets]."""
         by_bucket = tf.math.unsorted_segment_sum(by_distance, self._buckets, self._num_buckets)
         return tf.transpose(by_bucket)
 

@@ -1,9 +1,9 @@
 """Ring attention: devices pass keys and values around a ring while they compute scores.
 
 H. Liu et al., "Ring Attention with Blockwise Transformers for Near-Infinite Context"
-(arXiv:2310.01889). Each processor holds the keys of its slice of the memory. While its queries
-attend to them, it sends them to the next processor, so it never holds more than two slices. With
-three processors:
+(arXiv:2310.01889). Each processor begins with the keys of its slice of the memory. While its
+queries attend to these keys, the processor sends the keys on and receives the next ones, so it
+never holds more than two slices. With three processors:
 
     step        0       1       2
     processor 0 keys 0  keys 2  keys 1
@@ -133,9 +133,9 @@ class Ring:
         return tf.nest.map_structure(lambda x: self.passed_if(step < self.count - 1, x), visiting)
 
     def passed_if(self, condition: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-        """Passes `x` on if a condition holds, which must be in all steps except one.
+        """Passes `x` on if a condition is true.
 
-        The condition must have the same value on all processors.
+        The condition must be true in all steps except one, and be the same on all processors.
         """
         with self._collectives.repeated(self.count - 1):
             return tf.cond(condition, lambda: self.passed_on(x), lambda: x)

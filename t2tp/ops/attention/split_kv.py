@@ -32,8 +32,9 @@ class GatheredDimension:
         Args:
           dx: [..., slices * n, ...].
           dim: the same as in `whole`.
-          summed: single axes of the mesh over which `dx` is a partial sum. It is reduced here over
-            the ones in `axes`. Along all other `axes`, processors have equal `dx`.
+          summed: single axes of the mesh over which `dx` is a partial sum. This method reduces `dx`
+            over the axes that are also in `self.axes`. Along all other axes in `self.axes`,
+            processors have equal `dx`.
         """
         if self.axis is None:
             return dx

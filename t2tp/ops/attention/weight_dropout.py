@@ -40,9 +40,9 @@ class PairIndex:
         return self.parts(self.whole)
 
     def parts(self, block: Block) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns two small tensors whose sum is the large index of each pair.
+        """Returns two small tensors whose sum is the index of each pair.
 
-        They are uint64 [batch, heads, queries, 1] and [pairs].
+        They are uint64 [batch, heads, queries, 1] and [pairs]. Only their sum is large.
         """
         pairs = (block.memories + 1 + self.may_begin_odd) // 2
         queries = tf.cast(positions(block.query, block.queries), tf.uint64)

@@ -95,7 +95,7 @@ class MaxPoolGradOperation(Operation):
 def _gradient_of_first_maxima(
     x: tf.Tensor, y: tf.Tensor, dy: tf.Tensor, sliding: tuple[Window, Window]
 ) -> tf.Tensor:
-    """Returns what MaxPoolGrad returns, whose XLA kernel for GPUs is not deterministic.
+    """Returns the result of MaxPoolGrad, whose XLA kernel for GPUs is not deterministic.
 
     Each window's gradient goes to its first maximum, in the order of rows and columns.
     """

@@ -44,7 +44,7 @@ def softmax_cross_entropy(
 
     Raises:
       ValueError: the targets do not have the dimensions of the logits without `vocab_dim`, z_loss
-        is negative, or label_smoothing is not in [0, 1) or there is only one class.
+        is negative, label_smoothing is not in [0, 1), or it is above 0 and there is only one class.
     """
     batch = logits.shape - vocab_dim
     if logits.shape.dims[-1] != vocab_dim:
@@ -132,7 +132,10 @@ def _softmax(logits: upstream.Tensor, lowering: Lowering, options: LossOptions) 
 def _flat(
     lowering: Lowering, op: Operation, logits: tf.Tensor, targets: tf.Tensor, *others: tf.Tensor
 ) -> list[tf.Tensor]:
-    """Returns [tokens, classes], int32 [tokens] and others [tokens], each with padding rows."""
+    """Returns [tokens, classes], int32 [tokens] and others [tokens].
+
+    With `exact_sums` their rows are padded to whole SIMD vectors.
+    """
     flat = [tf.reshape(logits, [-1, logits.shape[-1]])]
     flat += [tf.reshape(x, [-1]) for x in (tf.cast(targets, tf.int32), *others)]
     return [in_vectors(x) for x in flat] if lowering.mesh_impl(op).layout.exact_sums else flat

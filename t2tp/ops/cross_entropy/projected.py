@@ -136,9 +136,10 @@ class ProjectedCrossEntropyOperation(Operation):
     def chunk_rows(self, layout: Layout) -> int:
         """Returns the number of tokens whose logits a processor computes at once.
 
-        A chunk's logits are at least twice as large as the table. Reading the table and adding to
-        its gradient then take little time compared with the matmuls. The logits are up to six times
-        as large as the table, if such a chunk has at most a third of the tokens.
+        The tokens are divided equally into chunks of limited size. By default a chunk's logits may
+        be twice as large as the table. Reading the table and adding to its gradient then take
+        little time compared with the matmuls. The limit rises to six times the table's size, as
+        long as there are at least three chunks.
         """
         _, tokens, vocab, d_model = self.product_sizes(layout)
         if layout.exact_sums:
@@ -148,7 +149,7 @@ class ProjectedCrossEntropyOperation(Operation):
         return -(-tokens // -(-tokens // most)) if tokens else 1
 
     def temporaries(self, layout: Layout) -> list[tuple[upstream.Shape, tf.DType]]:
-        """Returns a chunk's logits, their gradient, and with a cap its gradient; see `Hooks`."""
+        """Returns a chunk's logits, their gradient and, with a cap, the cap's gradient."""
         # The space in the name keeps layout rules from matching it.
         rows = upstream.Dimension("tokens at once", self.chunk_rows(layout))
         return [(upstream.Shape([rows, self._vocab]), self.inputs[0].dtype)] * (
@@ -285,7 +286,7 @@ class _ChunkKernel:
 class ScaledGradientOperation(Operation):
     """Multiplies a sum's gradient by the gradient w.r.t. the sum, without reducing partial sums."""
 
-    cost_kind = "product"  # It counts the matmul that computed its input.
+    cost_kind = "product"  # Accounts for the matmul that computed the input.
     accepts_padding = True
     accepts_deferred_sums = True
     ordered_dims = ()

@@ -236,8 +236,8 @@ class _Composed:
 
 def _norm(lowering: Lowering, tensor: upstream.Tensor, epsilon: float) -> _Kernels | _Composed:
     """Returns the implementation to use for slices of a tensor in this program."""
-    # If XLA compiles only regions of a program, TensorFlow's kernels run between them. They do not
-    # support float64, and their gradient for GPUs is not deterministic.
+    # TensorFlow's kernels are used between regions that XLA compiles, on CPUs only: their gradient
+    # for GPUs is not deterministic. They do not support float64.
     target = lowering.mesh_impl(tensor).target
     uses_kernels = target.compiles_regions and target.on_cpu and tensor.dtype != tf.float64
     return _Kernels(epsilon) if uses_kernels else _Composed(epsilon)

@@ -57,8 +57,8 @@ def layer_norm(
     """Computes `(x - mean) / sqrt(variance + epsilon) * scale + bias`, statistics over `dim`.
 
     J. Ba et al., "Layer Normalization" (arXiv:1607.06450), section 3. Computed in float32 (float64
-    for float64). If `dim` is split, one collective in the forward pass and one in the backward pass
-    reduce two numbers per token.
+    for float64). If `dim` is split, the forward and the backward pass have one collective each,
+    with two numbers per token.
 
     Args:
       x: [..., dim].
@@ -162,8 +162,8 @@ class NormGradOperation(Operation):
             (projection,) = _means(lowering, whole, dims, scaled * normed)
             dx = inverse * (scaled - normed * projection)
         lowering.set_slice(self.outputs[0], tf.cast(dx, self.outputs[0].dtype))
-        # `t2tp.optim.per_row` adds the dimension of the rows to these outputs: it is not summed
-        # over.
+        # `t2tp.optim.per_row` adds the dimension of the rows to these outputs, so that the rows are
+        # not summed.
         summed = [dim for dim in whole.shape.dims if dim not in self.outputs[1].shape.dims]
         products = [dy * normed, dy][: len(self.outputs) - 1]
         for output, product in zip(self.outputs[1:], products, strict=True):

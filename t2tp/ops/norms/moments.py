@@ -12,7 +12,7 @@ def combined_moments(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes mean and variance over slices of equal size, from each slice's mean and variance.
 
-    This takes one collective, which reduces two numbers for each pair of mean and variance.
+    If `axes` are given, one collective all-gathers the means and variances.
 
     The formula squares the differences between the slices' means, not the means. So a mean far from
     0 costs no accuracy: T. Chan et al., "Updating Formulae and a Pairwise Algorithm for Computing

@@ -75,7 +75,7 @@ class Transfer:
         return cls(hparams) if is_set else None
 
     def ratio(self, dim_name: str) -> float:
-        """Returns a size, such as `d_model`, divided by the small model's."""
+        """Returns a size, such as `d_model`, divided by the small model's size."""
         # Models without an hparam for each size have one `hidden_size`, or no widths at all.
         name = dim_name if dim_name in self.small else "hidden_size"
         return self._hparams.get(name) / self.small.get(name) if name in self.small else 1.0
@@ -118,7 +118,7 @@ class Transfer:
 
 
 def ratio(mesh: upstream.Mesh, dim_name: str) -> float:
-    """Returns a size divided by the small model's; 1 without transfer."""
+    """Returns a size divided by the small model's size; 1 without transfer."""
     transfer = getattr(mesh, "transfer", None)
     return 1.0 if transfer is None else transfer.ratio(dim_name)
 

@@ -3,8 +3,9 @@
 With ZeRO, each processor stores only a part of a variable *at rest*, between its uses, and gathers
 the whole variable before a use (`t2tp.mesh.storage`). In stages 1 and 2 a variable is gathered once
 a step (`ShardedVariable`). In stage 3 each use of a weight gathers it (`WeightGatherOperation`).
-For each gather of the forward pass, the backward pass gathers the weight once more, for all of its
-operations that read this gather. So the whole weight exists only while its layer is computed.
+For each gather of the forward pass, the backward pass gathers the weight once more. All operations
+of the backward pass read the second gather instead of the first. So the whole weight exists only
+while its layer is computed.
 """
 
 import functools
@@ -46,8 +47,8 @@ def get_variable(
       shape: global shape.
       dtype: dtype of the elements, or a `VariableDType` with different dtypes for storing and
         reading.
-      master_dtype: instead of `dtype`: the dtype in checkpoints.
-      slice_dtype: instead of `dtype`: the dtype in memory.
+      master_dtype: instead of `dtype`: the dtype in mesh-tensorflow's checkpoints (not in t2tp's).
+      slice_dtype: instead of `dtype`: the dtype in memory and in t2tp's checkpoints.
       activation_dtype: instead of `dtype`: the dtype of the value that is returned.
       initializer: a TensorFlow initializer.
       trainable: whether the optimizer changes the variable.
