@@ -12,7 +12,7 @@ from t2tp.ops.attention.local_attention import local_attention, visible_position
 
 
 class BlockAttention:
-    """Causal attention within each block and to its neighbours.
+    """Causal attention to positions of the same block and of earlier neighbouring blocks.
 
     See `t2tp.ops.attention.local_attention`. For an image, x is [batch..., height, width, d_model],
     and positions are numbered row by row. Keys and values are stored as in `SelfAttention`.

@@ -66,7 +66,7 @@ def period(hparams: HParams) -> int:
 
 
 def with_values(hparams: HParams, values: Mapping[str, Any]) -> HParams:
-    """Returns a copy of hparams with these values, without those of unknown names."""
+    """Returns a copy of hparams with these values; ignores values of unknown names."""
     changed = hparams.copy()
     for name, value in values.items():
         if name in changed:

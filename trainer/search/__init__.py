@@ -1,1 +1,1 @@
-"""The hyperparameter search of `t2tp_tune`, on Optuna. A process trains each point of a range."""
+"""The hyperparameter search of `t2tp_tune`, on Optuna. Each point is trained in its own process."""

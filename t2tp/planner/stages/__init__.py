@@ -1,5 +1,5 @@
 """The cost of pipeline stages.
 
-`steps` lowers the first, the last and a middle stage with few layers. `timing` runs the table of a
-schedule with the seconds of its entries. `staged_step` combines both into a plan.
+`steps` lowers the first, the last and a middle stage with few layers. `timing` simulates the table
+of a schedule with the seconds of its entries. `staged_step` combines both into a plan.
 """
