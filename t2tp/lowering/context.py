@@ -52,10 +52,9 @@ class Lowering(Protocol):
     """The lowering of a graph, as operations see it.
 
     Attributes:
-      tensors: the laid-out value of each lowered tensor.
-      operations: for each lowered operation that has no outputs, such as an assignment or a print,
-        its result.
-      variables: the laid-out value of each lowered variable.
+      tensors: the value of each lowered tensor: a slice, a deferred sum, or a lazy one-hot tensor.
+      operations: the result of each lowered operation without outputs, such as an assignment.
+      variables: the processor's slice of each lowered variable.
       scatters: deferred reduce-scatters; see `t2tp.lowering.scatters`.
       orders: the order of each slice; see `t2tp.lowering.head_tail`.
       updated_in_place: tensors that a microbatch may update in place.
@@ -136,9 +135,9 @@ class Lowering(Protocol):
         """With `exact_sums`: maps the parts of a deferred sum; returns False if it cannot."""
 
     def tree_leaf(self, tensor: upstream.Tensor) -> tuple[tf.Tensor, list[int]]:
-        """With `exact_sums`: returns the value that this microbatch adds to the sum over all.
+        """With `exact_sums`: returns this microbatch's addend of the sum over all microbatches.
 
-        The sum over all microbatches is a fixed tree of additions (`t2tp.lowering.exact_sums`).
+        This sum is a fixed tree of additions (`t2tp.lowering.exact_sums`).
         Also returns the mesh axes over which to sum the total after the last microbatch.
         """
 

@@ -41,7 +41,7 @@ from t2tp.mesh.layout_text import LayoutError
 
 T = TypeVar("T")
 
-# Number of input elements. Smaller inputs do not repay the compilation, 0.1 s of a core per device.
+# Number of input elements. Smaller inputs do not repay the compilation: 0.1 s of a core per device.
 _WORTH_COMPILING = 1 << 18
 
 # Operations with side effects.

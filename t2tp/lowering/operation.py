@@ -221,7 +221,7 @@ _DEFAULT_HOOKS = Hooks()
 
 
 def hooks(op: upstream.Operation) -> Hooks:
-    """Returns the hooks of an operation; for mesh-tensorflow's, from `_UPSTREAM_HOOKS`."""
+    """Returns the hooks of an operation; for mesh-tensorflow's own, from `_UPSTREAM_HOOKS`."""
     if isinstance(op, Hooks):
         return op
     known = (_UPSTREAM_HOOKS[base] for base in type(op).__mro__ if base in _UPSTREAM_HOOKS)
@@ -314,8 +314,8 @@ def check_operation(op: upstream.Operation, layout: Layout) -> None:
     """Checks that an operation can be computed with a layout.
 
     Raises:
-      LayoutError: the rules split a dimension that cannot be split in this operation, or split two
-        dimensions over one axis that the operation combines, though no tensor has both.
+      LayoutError: the rules split or pad a dimension that the operation cannot compute so, or split
+        two dimensions over one axis though the operation combines them (no tensor has both).
     """
     declared = hooks(op)
     if isinstance(op, upstream.EinsumOperation):

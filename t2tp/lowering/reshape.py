@@ -2,8 +2,8 @@
 
 Each mesh axis splits a tensor at a *factor* of its row-major index. Let `n` be the size of the
 axis, `p` the product of the sizes of the dimensions before the split one, and `total` the number of
-elements of the tensor. Then the element `index` is in slice `index // (total / (p * n)) % n`. If an
-axis splits two shapes of a tensor at the same factor, their slices are the same: [8] and [4, 2],
+elements of the tensor. Then element number `index` is in slice `index // (total / (p * n)) % n`. If
+an axis splits two shapes of a tensor at the same factor, their slices are the same: [8] and [4, 2],
 each split in two along its first dimension, have the same 4 elements on each processor. A reshape
 is local if each axis either splits both shapes at the same factor, or splits only the new shape. In
 the second case each processor selects its part of the result. Any other axis is first moved to its
@@ -272,7 +272,7 @@ class _ReshapePlan:
         return self._cut_slice(part.value)
 
     def only_scatter(self, x: tf.Tensor, summed_axes: list[int]) -> Scatter | None:
-        """Returns the reduce-scatter that converts a partial sum; None if that is not enough.
+        """Returns the only collective needed, a reduce-scatter; None if others are needed too.
 
         Args:
           x: the partial sum.
@@ -301,7 +301,7 @@ class _ReshapePlan:
 
         Args:
           x: the slice, or the partial sum of a deferred sum.
-          summed_axes: the mesh axes of that sum.
+          summed_axes: the mesh axes of the deferred sum; empty for a slice.
 
         Returns:
           the slice or partial sum, and the axes still to be summed over. Axes that split the
@@ -330,10 +330,10 @@ class _ReshapePlan:
 
         Each step is the cheapest possible one. A selection from the local slice moves nothing and
         makes later steps smaller. An all-to-all moves a slice. An all-gather multiplies the size of
-        the slice. Axes that can do the same step share a collective. An axis can only
-        move to a factor that no other axis splits. If axes wait for each other (two that swap their
-        factors), an all-gather frees one of them. The loop ends because no step moves an axis away
-        from its new factor, and a gathered axis moves only to its new factor.
+        the slice. Axes that can do the same step share a collective. An axis can only move to a
+        factor that no other axis splits. If axes wait for each other (two that swap their factors),
+        an all-gather frees one of them. The loop ends because no step moves an axis away from its
+        new factor, and a gathered axis moves only to its new factor.
 
         Returns:
           the axes that split their new factors.

@@ -53,7 +53,7 @@ class TableRows:
         local = self.ids - tf.cast(begin, self.ids.dtype)
         self.is_valid = tf.reshape(tf.logical_and(self.ids >= 0, self.ids < dim.size), [-1])
         is_here = tf.reshape(tf.logical_and(local >= 0, local < dim_slice), [-1])
-        # A slice may end in padding. No id may select its rows.
+        # A slice may end in padding. No id may select padding rows.
         self.is_here = (
             tf.logical_and(is_here, self.is_valid) if mesh_impl.layout.is_padded(dim) else is_here
         )

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-_LARGEST = 256  # Larger constants, in bytes, are not compared with others.
+_LARGEST = 256  # Bytes. Larger constants are not compared with others.
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
-# A collection of graphs whose sums are staged. The graphs of loop bodies inherit it.
+# A graph collection that marks the graphs whose sums are staged. Loop bodies inherit it.
 _IN_STAGES = "t2tp_sums_in_stages"
 
 _STAGE = 32  # Max number of elements that XLA adds one by one, without storing them first.

@@ -124,7 +124,7 @@ def add_to_tree(
 
     Args:
       iteration: index of the leaf.
-      levels: the last complete left half of each tensor's sum, at each level below the root.
+      levels: for each level below the root, each tensor's sum over the last complete left half.
       addends: the value of each tensor at this leaf.
       size: number of leaves.
 
@@ -182,13 +182,13 @@ class _Condition:
 def _bind(
     placeholders: Sequence[upstream.Tensor], values: Sequence[tf.Tensor], lowering: Lowering
 ) -> None:
-    """Sets a loop's placeholders to the first of the values."""
+    """Sets a loop's placeholders to values, in order; further values are ignored."""
     for placeholder, value in zip(placeholders, values, strict=False):
         lowering.set_slice(placeholder, value)
 
 
 def reduce_what_comes_from_outside(op: upstream.WhileLoopOperation, lowering: Lowering) -> None:
-    """Reduces deferred sums that a loop uses once before the loop, not in each iteration."""
+    """Reduces the deferred sums that a loop reads: before the loop, not in each iteration."""
     used = [tensor for inner in (*op._cond_ops, *op._body_ops) for tensor in inner.inputs]
     for tensor in (*used, op._cond_output, *op._body_outputs):
         if isinstance(lowering.tensors.get(tensor), (upstream.LazyAllreduceSum, DeferredScatter)):

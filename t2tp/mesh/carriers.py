@@ -11,7 +11,7 @@ import tensorflow as tf
 
 
 def carrier_of(dtype: tf.DType) -> tf.DType:
-    """Returns a dtype that TensorFlow's collectives support and that preserves each value."""
+    """Returns the carrier of a dtype: a supported dtype in which its tensors can be sent."""
     if dtype in (tf.float32, tf.float16, tf.float64, tf.int32, tf.int64):
         return dtype
     if dtype in (tf.uint32, tf.uint64):

@@ -1,9 +1,9 @@
 """ZeRO: weights and optimizer state that are sharded between their uses.
 
 Processors that differ only in their part of the batch hold the same weights and the same optimizer
-state. With ZeRO, each of them stores only a part of a variable while it is not in use (*at rest*),
-and all-gathers a weight before it is used: S. Rajbhandari et al., arXiv:1910.02054, section 5;
-FSDP: Y. Zhao et al., arXiv:2304.11277.
+state. With ZeRO, each processor stores only a part of a variable *at rest*, while no operation uses
+the variable, and all-gathers a weight before it is used: S. Rajbhandari et al., arXiv:1910.02054,
+section 5; FSDP: Y. Zhao et al., arXiv:2304.11277.
 A gather is an operation of `t2tp.ops.variables.zero_weights`; `t2tp.lowering.gather_schedule`
 decides when it runs.
 

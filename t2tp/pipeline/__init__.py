@@ -10,7 +10,8 @@ schedule 1F1B is this table, where F0 is the forward pass of microbatch 0:
 * `assign_layers` chooses the layers of each stage.
 * `boundary` marks in a model's graph where a stage's layers begin and end.
 * `schedules` makes tables, and `schedule` checks and simulates them.
-* `partition` cuts the graph of a microbatch at the boundaries into pieces, which entries compute.
+* `partition` cuts the graph of a microbatch at the boundaries into pieces; an entry of the table
+  computes one or more pieces.
 * `slots` assigns memory to messages and saved activations.
 * `loop` is the operation: `ticks` runs the table, and `branches` does the work of an entry.
 * `chain` runs the stages once, one after the other, in programs without a loss, such as decoding.

@@ -53,7 +53,7 @@ class Row(NamedTuple):
       microbatch: index of the microbatch.
       saved: slot of the microbatch's saved activations.
       arrived: slot of the message that arrived for this entry; 0 if the entry needs none.
-      receives: the slot of each wire for the message that arrives in this tick; -1: no message.
+      receives: for each wire, the slot for the message that arrives in this tick; -1: no message.
       sends: 1 for each wire on which the stage sends a message in this tick, otherwise 0.
     """
 
@@ -87,7 +87,7 @@ class Branches:
     Attributes:
       wires: the wires of the schedule.
       tables: the slot tables, by name.
-      saved: the tensors of the tables that hold saved activations, by name.
+      saved: the tensors in each table of saved activations, by the table's name.
       sums: the table of the loop's outputs.
       tree_size: number of microbatches, if their addends are summed as a tree. 0: they are added in
         the order of the schedule.

@@ -242,7 +242,7 @@ class Partition:
         """Returns the boundaries at which a chunk's pieces end.
 
         All boundaries end them, except the chunk's own exits after fewer than `num_layers` layers
-        (default: all).
+        (default: all layers of the chunk).
         """
         last = max(self.exits[chunk]) if num_layers is None else num_layers
         inner = [op for layers, op in self.exits[chunk].items() if layers < last]

@@ -117,7 +117,7 @@ class SlicedVariable:
       spec: its `VariableSpec`.
       pnums: the processors that have a slice: all of them, or the processors of a stage.
       local_pnums: the processors of this process that have a slice.
-      slices: the `tf.Variable`s of the local processors, in the same order.
+      slices: the `tf.Variable`s of the processors in `local_pnums`, in this order.
     """
 
     def __init__(
