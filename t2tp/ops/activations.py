@@ -20,8 +20,8 @@ def gelu_erf(x: upstream.Tensor, name: str = "gelu_erf") -> upstream.Tensor:
 def relu(x: upstream.Tensor, name: str = "relu") -> upstream.Tensor:
     """Computes `max(x, 0)`, element-wise.
 
-    The gradient takes one pass over memory. mesh-tensorflow's compares, casts and multiplies, in
-    three passes.
+    The gradient takes one pass over memory. mesh-tensorflow's gradient compares, casts and
+    multiplies, in three passes.
     """
     return upstream.cwise(tf.nn.relu, [x], name=name, grad_function=_gradient)
 
@@ -52,7 +52,7 @@ def _gated(activation: Callable[[tf.Tensor], tf.Tensor]) -> Callable[..., tf.Ten
 
 _gelu = partial(tf.nn.gelu, approximate=True)
 # Maps a network's name in `t2tp.choices.MLPS` to its activation, a TensorFlow function. The
-# arguments are the gate's output, if the network has a gate, and the hidden layer's.
+# arguments are the output of the gate, if the network has one, and the output of the hidden layer.
 MLP_FUNCTIONS: dict[str, Callable[..., tf.Tensor]] = {
     "relu": tf.nn.relu,
     "gelu": _gelu,

@@ -29,7 +29,7 @@ def at_least_float32(x: upstream.Tensor) -> upstream.Tensor:
 
 
 def wide_dtype(x: upstream.Tensor | tf.Tensor) -> tf.DType:
-    """Returns the dtype to compute 16-bit floats in: float32, or float64 for float64."""
+    """Returns the dtype to compute in: float64 for float64, otherwise float32."""
     return tf.float64 if x.dtype == tf.float64 else tf.float32
 
 

@@ -149,9 +149,9 @@ def checksums(
 def _checksum(part: tf.Variable | tf.Tensor, one: tf.Tensor, chunk: int) -> tf.Tensor:
     """Returns the sum, modulo 2^64, of the elements' bits, each times an odd number.
 
-    The odd number depends on the element's position. An odd number times a nonzero difference is never
-    0 modulo 2^64, so a change of one element is always found. Changes of several elements are very
-    unlikely to cancel.
+    The odd number depends on the element's position. An odd number times a nonzero difference is
+    never 0 modulo 2^64, so a change of one element is always found. Changes of several elements are
+    very unlikely to cancel.
     """
     value = tf.reshape(tf.cast(part, tf.uint8) if part.dtype == tf.bool else part, [-1])
     size = part.shape.num_elements()

@@ -82,7 +82,8 @@ def attention(
         the backward pass. `ring` is `blockwise` for a memory that is split like `length`: a
         processor holds only two slices at a time. Results are equal up to rounding, with the same
         dropout mask. Default: the faster of `dense` and `blockwise` for these lengths. On GPUs,
-        `blockwise` attention of 16-bit floats without bias and dropout runs on cuDNN's kernels.
+        `blockwise` attention of 16-bit floats runs on cuDNN's kernels, if it has only a mask and a
+        softmax.
 
     Returns:
       [batch..., heads, length, d_v].

@@ -71,7 +71,7 @@ class Keys(NamedTuple):
     places: Sequence[int] | None = None
 
     def place(self, block: tf.Tensor) -> tf.Tensor:
-        """Returns where the block with an index is stored, an int32 scalar."""
+        """Returns the index at which block number `block` is stored, an int32 scalar."""
         return block if self.places is None else tf.gather(tf.constant(self.places), block)
 
 

@@ -19,8 +19,8 @@ class GatheredMemory:
     """All-gathers the slices of keys and values, and reduce-scatters their gradients.
 
     Blockwise attention takes a memory in blocks (`blockwise.cut`). Slices that consist of complete
-    blocks are cut before the gather. Each processor then transposes only its slice, not the whole
-    memory. The gathered blocks stay in head-tail order if the slices have this order.
+    blocks are cut into blocks before the gather. Each processor then transposes only its slice, not
+    the whole memory. The gathered blocks stay in head-tail order if the slices have this order.
 
     Attributes:
       keys: the positions of the keys.

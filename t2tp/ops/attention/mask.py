@@ -93,7 +93,7 @@ class Mask:
         """Returns the mask to add to scores, 0 or `MASKED`, or None if nothing is masked.
 
         The mask is float32 [batch or 1, 1, queries, memories]. Keys that pad the last block are
-        masked. Queries that pad it may have any mask, because their results are never read.
+        masked. Queries that pad the block may have any mask: their results are never read.
         """
         conditions = self._conditions_on_places(block)
         if self.segments is not None:

@@ -349,7 +349,7 @@ class _AttentionSlice:
         self._mesh_impl = mesh_impl
         self._shared = SharedHeads(mesh_impl, heads, kv_heads)
         self._memory = GatheredDimension(mesh_impl, memory_axis)
-        # The mesh axes that split the queries of one key.
+        # The mesh axes that split the queries of one key: the gradient of a key is a sum over them.
         self._summed = {*self._shared.axes, *own_axes(mesh_impl, length_axis)}
         # A vector, because TensorFlow would move a scalar factor behind the matmul with k and fuse
         # factor, matmul and mask. For this fused operation oneDNN has only a slow reference kernel.
@@ -403,7 +403,7 @@ class _AttentionSlice:
             self.k, self.v = (
                 self._gathered.of_slice(x) for x in self._memory_slices(lowering, k, v)
             )
-            # Layers that mask alike share their masks.
+            # Layers with equal masks share them.
             masks = lowering.shared(
                 (
                     *("masks", options, length, memory, self.order, self.memory_order),

@@ -214,8 +214,8 @@ def _all_but_kernel(op: upstream.Operation, filters: upstream.Shape) -> tuple[fr
 def _gradient_dtype(mesh_impl: SpmdMeshImpl, x: upstream.Tensor) -> tf.DType:
     """Returns the dtype of gradients.
 
-    For 16-bit inputs the CPU kernels sum in 16 bits. This is too imprecise for a sum over all
-    positions of all images, and several times slower.
+    The CPU kernels for 16-bit floats sum in 16 bits. This is too imprecise for a sum over all
+    positions of all images, and several times slower than in float32.
     """
     return wide_dtype(x) if mesh_impl.target.on_cpu else x.dtype
 
