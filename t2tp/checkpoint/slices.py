@@ -30,7 +30,7 @@ class Slice:
 
     def __post_init__(self) -> None:
         if not self.name:
-            raise ValueError(f"A slice of shape {self.size} has no tensor's name.")
+            raise ValueError(f"A slice of shape {self.size} does not name its tensor.")
         if not len(self.shape) == len(self.begin) == len(self.size):
             raise ValueError(
                 f"A slice of {self.name!r} needs a begin and a size for each"
@@ -115,6 +115,6 @@ def _check_tiling_of_one(parts: list[Slice]) -> None:
     num_saved = sum(math.prod(part.size) for part in parts)
     raise ValueError(
         f"The slices of {name!r} have to cover its shape {shape} exactly once: the element at"
-        f" {where} is in {count[cell]} of its {len(parts)} slices, which have {num_saved} elements"
-        f" together where the tensor has {math.prod(shape)}."
+        f" {where} is in {count[cell]} of its {len(parts)} slices. Together the slices have"
+        f" {num_saved} elements; the tensor has {math.prod(shape)}."
     )

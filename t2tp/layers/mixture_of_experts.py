@@ -36,7 +36,7 @@ class ExpertSums(NamedTuple):
     order.
 
     Attributes:
-      load_balance: the load-balancing loss of each token's group.
+      load_balance: sum over the row's tokens of the load-balancing loss of their group.
       router_z: the tokens' z-loss; see `Router.z_sum`.
       choices: number of token-expert assignments before any is dropped. With expert choice, number
         of tokens.
@@ -141,8 +141,9 @@ class RoutingConfig:
             check_known(value, known, "choices", f"{name} is {value!r}")
         if not 1 <= self.choices <= self.num_experts or self.group_size < 0:
             raise ValueError(
-                f"{self.gating} needs at least {max(self.choices, 1)} experts, and groups of a size"
-                f" of 0 (a row) or above, not {self.num_experts} and {self.group_size}."
+                f"moe_gating={self.gating} chooses {self.choices} experts for a token: this must be"
+                f" from 1 to num_experts={self.num_experts}. moe_group_size={self.group_size} must"
+                " be at least 0 (one group per row)."
             )
         size, rest = divmod(self.num_experts, self.router_groups)
         is_grouped, fits = self.router_groups > 1, self.choices <= self.top_groups * size
@@ -150,8 +151,8 @@ class RoutingConfig:
         if wrong or self.top_groups > self.router_groups:
             raise ValueError(
                 f"moe_router_groups={self.router_groups} must divide num_experts={self.num_experts}"
-                f" into groups of 2 or more, and moe_top_groups={self.top_groups} of them must have"
-                f" the {self.choices} experts of a token."
+                f" into groups of 2 or more, and moe_top_groups={self.top_groups} of them must"
+                f" together have at least {self.choices} experts, the number that a token chooses."
             )
         if min(self.capacity_factor_train, self.capacity_factor_eval) <= 0:
             raise ValueError("capacity factors must be above 0.")
@@ -179,8 +180,9 @@ class MixtureOfExperts:
     3.2). At the experts, the groups of tokens have the dimension `expert_groups`. Without a rule of
     its own, it inherits the batch's axes, minus the experts' axes: here it is split over `data`.
 
-    If rows have several groups of tokens, the axis of `experts` may split the length instead. The
-    layout `length:expert;length_groups:expert;experts:expert` splits the groups of a row before the
+    A row may have several groups of tokens, along `length_groups` (`expert_length_groups` at the
+    experts). Then the axis of `experts` may split the length instead of the batch: the layout
+    `length:expert;length_groups:expert;experts:expert` splits the groups of a row before the
     all-to-alls, which are then over `expert`. If another axis splits the length, as in
     `length:seq;experts:data`, the rules `length_groups:seq;expert_length_groups:seq` keep the
     groups on their processors along that axis.

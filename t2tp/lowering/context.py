@@ -57,7 +57,7 @@ class Lowering(Protocol):
       variables: the processor's slice of each lowered variable.
       scatters: deferred reduce-scatters; see `t2tp.lowering.scatters`.
       orders: the order of each slice; see `t2tp.lowering.head_tail`.
-      updated_in_place: tensors that a microbatch may update in place.
+      updated_in_place: tensors of the full batch whose rows a microbatch may overwrite.
     """
 
     tensors: dict[upstream.Tensor, Any]
@@ -174,7 +174,7 @@ class Lowering(Protocol):
         """Returns each element's row-major index in the global tensor."""
 
     def compiled(self, fn: Callable[..., T]) -> Callable[..., T]:
-        """Returns `fn`, compiled by XLA for inputs that are large enough."""
+        """Returns `fn`, compiled by XLA if the program allows it and the inputs are large."""
 
     def isolated(self) -> AbstractContextManager[None]:
         """Discards the tensors lowered inside the context when it ends; used for branches."""

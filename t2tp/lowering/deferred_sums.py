@@ -176,8 +176,8 @@ class Reductions:
     def _allreduce(self, addend: tf.Tensor, required: DeferredSum, names: list[str]) -> tf.Tensor:
         """All-reduces over the axes of `required`.
 
-        Small 16-bit sums are sent and added in float32. The larger messages cost almost nothing,
-        because latency dominates.
+        Small 16-bit sums are sent and added in float32. This doubles the bytes, which costs almost
+        nothing, because the latency of a small message dominates.
         """
         dtype = addend.dtype
         is_narrow = dtype in (tf.bfloat16, tf.float16)
@@ -189,7 +189,10 @@ class Reductions:
         return tf.cast(collectives.allreduce(addend, required.mesh_axes, "Add", names), dtype)
 
     def _coalesced(self, required: DeferredSum) -> list[DeferredSum]:
-        """Returns a sum and, if it is small, the deferred sums over the same axes."""
+        """Returns a sum and, if it is small, the waiting sums that can share its collective.
+
+        They have the same axes, dtype and graph.
+        """
         if required.num_bytes > SMALL:
             return [required]
         graph = tf.compat.v1.get_default_graph()

@@ -9,13 +9,13 @@ starts `prefetch` layers earlier:
     prefetch=1    gather0  gather1  layer0  gather2  layer1  layer2
 
 TensorFlow runs a device's collectives in the order in which they were traced. So in the backward
-pass, a gather that starts `prefetch` layers earlier also runs before the reduce-scatters of these
-layers.
+pass a prefetched gather also runs before the reduce-scatters of the `prefetch` layers that it
+overtakes.
 
 At stages 1 and 2 all weights are gathered once, at the start of the step.
 
-Gathers that start at the same point are lowered together, so that small weights share one
-collective.
+The gathers of one layer (at stages 1 and 2: all gathers) are lowered together, so that small
+weights share one collective.
 """
 
 import re

@@ -120,7 +120,7 @@ class GraphLowering(upstream.Lowering):
     Attributes:
       scatters: deferred reduce-scatters.
       orders: the order of each tensor's slice.
-      updated_in_place: tensors that a microbatch may update in place.
+      updated_in_place: tensors of the full batch whose rows a microbatch may overwrite.
     """
 
     def __init__(

@@ -107,7 +107,7 @@ class Collectives:
           axes: the axes of the mesh, and the joint axes that a layout forms.
           devices: the devices that the mesh is bound to.
           pnum: the number of the processor, an int32 scalar.
-          nccl: whether NCCL runs the collectives, or else TensorFlow's rings.
+          nccl: whether NCCL runs the collectives; otherwise TensorFlow's rings do.
           exact: whether floats are added only in a fixed order; `allreduce` then refuses to add
             floats.
         """
@@ -317,7 +317,8 @@ class Collectives:
         if all(s in (None, k) for k, s in enumerate(source)):
             return result
         # NCCL's kernels wait for each other on the device, so all processes must launch them in the
-        # same order. Pairwise rounds give every rank that order.
+        # same order. In a round every member takes part in exactly one exchange, so all members
+        # launch the rounds in the same order.
         rounds = pairings(source) if self._nccl else None
         if rounds is None:
             return self._send_to_receiver(x, axis, source, result)
@@ -330,7 +331,8 @@ class Collectives:
     def exchange_tails(self, x: tf.Tensor, axis: int, dim: int) -> tf.Tensor:
         """Converts a slice to head-tail order along an axis, or back (both are the same exchange).
 
-        Each member swaps the second half of its slice with the member at the other end of the axis.
+        Each member swaps the second half of its slice with its mirror image along the axis: member
+        k of n with member n-1-k.
 
         Args:
           x: a slice whose size in dimension `dim` is even.

@@ -38,9 +38,9 @@ ROWS = (BATCH, "expert_groups")
 PROCESSORS = "processors"
 
 # Dimensions that `exact_sums` cuts into parts: it sums each part and then adds the parts in a fixed
-# order, as a tree of additions (`t2tp.lowering.exact_sums`). So a layout may split them. A sum over
-# two of them is first completed over the one that is later in this list, within each part of the
-# earlier one. Then the parts of the earlier one are added: the outer level of the tree.
+# order, as a tree of additions (`t2tp.lowering.exact_sums`). So a layout may split them. Of two
+# such dimensions, the earlier in this list is the outer level of the tree. Each of its parts is
+# first summed completely over the later dimension; then these sums are added.
 _SUMMED_IN_PARTS = (*ROWS, "heads", "kv_heads", "d_ff", "experts", "vocab")
 
 # Dimensions that inherit axes if no rule splits them over an axis of the mesh: `expert_groups`
@@ -103,9 +103,11 @@ class Layout:
         self._check_exact_sums()
 
     def _check_stages(self) -> None:
-        """Rejects rules that split other dimensions, or shard variables, over the stages' axis.
+        """Rejects rules and storage settings that use the axis of the stages.
 
-        The processors along this axis have different layers, so they have different variables.
+        The processors along this axis have different layers, so they have different variables. A
+        rule may not split another dimension over it, and a storage setting may not shard variables
+        over it.
         """
         if self.num_stages == 1:
             return
@@ -149,7 +151,8 @@ class Layout:
     def num_parts(self, name: str, size: int) -> int:
         """Returns the number of parts into which a summed dimension is cut.
 
-        1: it is not cut, and its sum has no fixed order.
+        1: it is not cut. With `exact_sums` its sum is then computed in one piece, and no axis may
+        split it.
         """
         if name not in self.exactly_split:
             return 1
@@ -198,20 +201,13 @@ class Layout:
 
         Consecutive rows are needed with `exact_sums` if each microbatch is summed over all
         processors before microbatches are added. The tree of additions then divides the batch first
-        into microbatches, so each microbatch must be a consecutive part of the batch. Microbatches
-        are summed so in two cases: with ZeRO stage 2 or 3, and if an axis of the batch also splits
-        the experts (an expert then computes rows of several processors).
+        into microbatches, so each microbatch must be a consecutive part of the batch. Each
+        microbatch is summed over all processors in two cases: with ZeRO stage 2 or 3, and if an
+        axis of the batch also splits the experts (an expert then computes rows of several
+        processors).
         """
         gathers = self.axis_index("expert_groups") != self.axis_index(BATCH)
         return self.exact_sums > 0 and (self.storage.stage >= 2 or gathers)
-
-    @property
-    def summed_in_parts(self) -> Sequence[str]:
-        """The names of the dimensions that are summed in parts.
-
-        A sum over two of them is completed over the later one first.
-        """
-        return _SUMMED_IN_PARTS if self.exact_sums else ()
 
     @property
     def exactly_split(self) -> Sequence[str]:

@@ -106,7 +106,8 @@ def apply_gradients(
       `parameter_norm` (before the step) and `update_norm`.
 
     Raises:
-      ValueError: a trainable variable has no influence on the loss, or hparams contradict.
+      ValueError: a trainable variable has no influence on the loss, or hparams contradict each
+        other.
     """
     loss_scale = _loss_scale(mesh, hparams)
     scale = None if loss_scale is None else loss_scale.value
@@ -171,8 +172,8 @@ def _apply(
 def is_balance(variable: mtf.Variable) -> bool:
     """Whether a variable balances experts.
 
-    Its "gradient" is the experts' load. It is left out of the gradient norm and of clipping, and
-    the optimizer does not see it.
+    Its "gradient" is each expert's load minus the mean load. It is left out of the gradient norm
+    and of clipping, and the optimizer does not see it.
     """
     return variable.role is not None and variable.role.kind == BALANCE
 

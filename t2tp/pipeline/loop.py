@@ -7,7 +7,8 @@ layers (with the schedule `interleaved`, or with an encoder and a decoder).
 
 `partition` cuts the graph of one microbatch into pieces, such as the layers of one chunk.
 `branches` lowers each piece once per combination of action, chunk and number of layers that a stage
-has. The number of microbatches does not matter. `ticks` runs the schedule.
+has. So the size of the lowered graph does not depend on the number of microbatches. `ticks` runs
+the schedule.
 """
 
 from collections import Counter
@@ -61,9 +62,9 @@ class PipelineLoop(MicrobatchSums):
           count: number of microbatches.
           microbatch_dim: the batch dimension of a microbatch.
           mesh: the program's mesh.
-          is_per_stage: function from these values to booleans of the same structure: true if each
-            stage has its own sum, such as the gradients of the stage's layers; false if all stages
-            contribute to one sum.
+          is_per_stage: function from the values that `sums_of` returns to booleans of the same
+            structure: true if each stage has its own sum, such as the gradients of the stage's
+            layers; false if all stages contribute to one sum.
           following: the earlier loop that this one follows: `sums_of` may read its tensors; see
             `MicrobatchSums`.
 
@@ -101,9 +102,9 @@ class PipelineLoop(MicrobatchSums):
         """
         if self.schedule.splits_backward:
             raise LayoutError(
-                "exact_sums needs the gradients of weights in the backward pass, and this"
-                " pipeline_schedule (such as zero_bubble) computes them separately: use 1f1b, or"
-                " set exact_sums=0."
+                "exact_sums needs the gradients of weights in the backward pass, and"
+                f" pipeline_schedule={self.mesh.layout.pipeline.schedule} computes them separately:"
+                " use 1f1b, or set exact_sums=0."
             )
         counts: Counter[tuple] = Counter()
         for _, stage, entry in self.schedule.entries():

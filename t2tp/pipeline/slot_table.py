@@ -25,7 +25,7 @@ class SlotTable:
     dtypes: Sequence[tf.DType]
 
     def empty(self) -> list[tf.Tensor]:
-        """Returns the handles of empty slots: one for each dtype."""
+        """Returns one list handle for each dtype; all slots are empty."""
         if not self.num_slots:
             return []
         return [
@@ -91,7 +91,10 @@ class SlotTable:
             )
 
     def _shape_if_unset(self, number: int) -> tf.Tensor:
-        """Returns the shape in which an unset tensor is read as zeros; -1: reading it fails."""
+        """Returns -1: reading an unset tensor fails.
+
+        `SumTable` returns a shape instead; an unset tensor is then read as zeros.
+        """
         del number
         return tf.constant(-1)
 

@@ -3,7 +3,7 @@
 Each tick has three phases on every stage:
 
 1. receives are posted, so that messages arrive while the stage computes;
-2. the stage runs its entry, one branch of a condition;
+2. the stage runs its entry of the schedule (`schedule.Entry`): one branch of a `tf.switch_case`;
 3. messages are sent, and messages that arrived are written into their slots.
 
 All processors run one program, so the schedule is a constant table of numbers, and a processor
@@ -121,8 +121,8 @@ class Ticks:
             busy = state.busy + tf.where(row.branch > 0, seconds, tf.zeros_like(seconds))
         slots, sends_done = dict(branch_state.slots), []
         for name, slot, sends in zip(wires, row.receives, row.sends, strict=True):
-            # The communication report counts the messages of the processor that sends most: one
-            # message on this wire for each microbatch and chunk.
+            # The communication report counts the messages of the processor that sends most. On this
+            # wire it sends one message for each microbatch and chunk.
             with self._collectives.repeated(self._count * self._schedule.chunks):
                 parts = zip(wires[name], self._wires.kinds[name].parts, messages[name], strict=True)
                 sends_done += [

@@ -38,7 +38,7 @@ class Cost:
     """The seconds of a step that one kind of work takes.
 
     Attributes:
-      kind: kind of work; for a collective, its kind and its mesh axes.
+      kind: kind of work, or a collective and its mesh axes, such as `allreduce over data`.
       phase: phase of the step.
       seconds: seconds on the critical path.
       hidden: seconds of communication that overlap with computation.
@@ -77,7 +77,7 @@ class StagePlan:
       layers: number of layers of the stage.
       forward: seconds of a microbatch's forward pass through these layers.
       backward: seconds of a microbatch's backward pass.
-      idle_share: idle fraction of the schedule.
+      idle_share: fraction of the schedule in which this stage is idle.
       memory: bytes at the peak.
     """
 
@@ -129,7 +129,7 @@ class Plan:
       parameters: trainable parameters of the model.
       seconds: seconds of a step.
       interval: low and high estimate of the seconds, from the spread of the cluster's constants and
-        the planner's error on published step times.
+        the planner's own error on published steps.
       costs: seconds by kind and phase.
       memory: bytes of a device by purpose, at the peak.
       memory_point: part of the step with the peak.
@@ -201,7 +201,11 @@ class Plan:
         return self.causal_flops / (self.seconds * self.devices * self.peak)
 
     def share(self, *, is_collective: bool) -> float:
-        """Returns the fraction of the step that is exposed communication, or else computation."""
+        """Returns the fraction of the step that is exposed communication, or computation.
+
+        Args:
+          is_collective: whether communication is meant, not computation.
+        """
         seconds = sum(c.seconds for c in self.costs if c.is_collective == is_collective)
         return seconds / self.seconds
 
@@ -352,7 +356,7 @@ def _memory(peak: Memory, step: LoweredStep, cluster: ClusterFile) -> dict[str, 
 
 
 def _fragmentation(memory: Mapping[str, float], stack: SoftwareStack) -> float:
-    """Returns the share of the bytes allocated in each step that the allocator cannot use."""
+    """Returns the bytes lost to fragmentation: a fraction of the bytes allocated in each step."""
     lasting = {"weights", "optimizer", "features", "reserved"}
     if stack.keeps_buffers:
         lasting |= {"gradients", "gathered"}

@@ -43,8 +43,8 @@ class RunSaver:
     All processes save at the same steps. Their background threads meet at barriers. The barriers'
     names contain the step, to be distinct from the barriers of the training itself.
 
-    On exit the context waits for the checkpoint being written, also after an error, but not after
-    KeyboardInterrupt or SystemExit.
+    On exit the context waits for the checkpoint being written, also after an error or
+    `TrainingInterrupted`, but not after any other KeyboardInterrupt or SystemExit.
 
     Attributes:
       directory: directory of the run's checkpoints.

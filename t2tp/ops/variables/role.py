@@ -9,7 +9,8 @@ role:
     experts' matrix [experts, d_model, d_ff]    MATRIX per expert, input d_model, output d_ff
     experts' bias            [experts, d_ff]    BIAS per expert, output d_ff
 
-Weight decay (`t2tp.optim.weight_decay`) and Muon (`t2tp.optim.muon`) read the role.
+Readers of the role are weight decay (`t2tp.optim.weight_decay`), Muon (`t2tp.optim.muon`),
+`transfer_from` (`t2tp.ops.variables.transfer`) and the balancing of experts.
 """
 
 from collections.abc import Sequence

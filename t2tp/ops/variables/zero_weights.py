@@ -3,9 +3,9 @@
 With ZeRO, each processor stores only a part of a variable *at rest*, between its uses, and gathers
 the whole variable before a use (`t2tp.mesh.storage`). In stages 1 and 2 a variable is gathered once
 a step (`ShardedVariable`). In stage 3 each use of a weight gathers it (`WeightGatherOperation`).
-For each gather of the forward pass, the backward pass gathers the weight once more. All operations
-of the backward pass read the second gather instead of the first. So the whole weight exists only
-while its layer is computed.
+The backward pass gathers the weight again, once for each forward gather; all backward operations
+that need this gather's output share the new one. So the whole weight exists only while its layer is
+computed.
 """
 
 import functools
@@ -54,8 +54,8 @@ def get_variable(
       trainable: whether the optimizer changes the variable.
       frozen: whether the variable is a weight that the optimizer does not change. Stage 3 shards it
         at rest like other weights. Stages 1 and 2 do not, because it has no optimizer state.
-      role: the purpose of the variable's dimensions, on which weight decay depends. None: it is
-        not declared.
+      role: the purpose of the variable's dimensions. Weight decay, Muon, `transfer_from` and the
+        balancing of experts read it. None: it is not declared.
       **kwargs: arguments of `tf.get_variable`.
     """
     shape = upstream.convert_to_shape(shape)
@@ -305,8 +305,9 @@ def gradients_at_rest(
 ) -> list[upstream.Tensor]:
     """Reduce-scatters gradients of whole variables to the variables' shapes at rest.
 
-    Each reduce-scatter starts as soon as its gradient is computed, while the backward pass
-    continues with earlier layers.
+    A reduce-scatter starts as soon as its gradient is computed, while the backward pass continues
+    with earlier layers. The exception is a gradient that is the sum of several reduce-scatters
+    (with `exact_sums`).
     """
 
     def stored(grad: upstream.Tensor, shape: upstream.Shape) -> upstream.Tensor:
