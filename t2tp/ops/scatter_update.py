@@ -174,7 +174,7 @@ def with_rows(table: tf.Tensor, rows: Rows, new: tf.Tensor, target: Target) -> t
     """
     if not target.scatters_copy:
         return tf.tensor_scatter_nd_update(table, rows.numbers[:, None], new)
-    # Writes one number of the first row: it is enough for the copy, and faster if rows are wide.
+    # Writing one number of the first row is enough to cause the copy. A wide row would take longer.
     width = math.prod(new.shape[1:])
     updated = tf.raw_ops.TensorStridedSliceUpdate(
         input=tf.reshape(table, [-1]),

@@ -16,7 +16,7 @@ def take_microbatch(
     part: upstream.Dimension,
     rows: int = 0,
 ) -> upstream.Tensor:
-    """Returns microbatch `number` of each processor's rows; `x` if nothing is to be divided.
+    """Returns microbatch `number` of the rows; `x` itself if it has no rows to divide.
 
     Args:
       x: [..., whole, ...].
@@ -34,7 +34,7 @@ def take_microbatch(
 
 
 class TakeMicrobatchOperation(Operation):
-    """Takes a microbatch's slice of each processor's rows.
+    """Takes each processor's slice of a microbatch.
 
     Inputs: x and the index of a microbatch (int32).
     """

@@ -45,8 +45,8 @@ class Windows:
     """The windows of a processor over [batch, height, width, channels].
 
     Attributes:
-      padding: the kernel's padding: "SAME" if neither height nor width is split, otherwise "VALID".
-        (TensorFlow has fast CPU kernels for both, but not for explicit paddings.)
+      padding: the kernel's padding: "VALID" if height or width is split, or with `pads_all`;
+        otherwise "SAME". (TensorFlow has fast CPU kernels for both, but not for explicit paddings.)
     """
 
     def __init__(

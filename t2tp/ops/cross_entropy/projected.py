@@ -137,9 +137,9 @@ class ProjectedCrossEntropyOperation(Operation):
         """Returns the number of tokens whose logits a processor computes at once.
 
         The tokens are divided equally into chunks of limited size. By default a chunk's logits may
-        be twice as large as the table. Reading the table and adding to its gradient then take
-        little time compared with the matmuls. The limit rises to six times the table's size, as
-        long as there are at least three chunks.
+        be twice as large as the table, and at least `_MIN_CHUNK`. Reading the table and adding to
+        its gradient then take little time compared with the matmuls. The limit rises to six times
+        the table's size, as long as there are at least three chunks.
         """
         _, tokens, vocab, d_model = self.product_sizes(layout)
         if layout.exact_sums:

@@ -191,7 +191,7 @@ class _Kernels:
 
 
 class _Composed:
-    """Batch norm in elementary operations, for XLA.
+    """Batch norm in elementary operations, where `_Kernels` cannot be used, as with XLA.
 
     XLA does not use TensorFlow's kernels, but it fuses these operations into the same number of
     passes. It would expand TensorFlow's fused operation into one that computes the variance as the

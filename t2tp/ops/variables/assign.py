@@ -25,7 +25,7 @@ def assign(
     """Assigns a new value to a variable when the step is executed.
 
     Args:
-      var: a variable, its value, or the result of unary operations on it.
+      var: a variable, its value, or the result of unary operations on its value.
       new_val: the new value, in the variable's shape.
       assign_fn: `(mtf.Variable, tf.Variable, tf.Tensor) -> tf.Operation`.
       name: name of the operation.
