@@ -1,4 +1,4 @@
-"""Row plans on disk: computed in one pass over the examples, then mapped by every process.
+"""Indexes: row plans on disk, computed in one pass over the examples and mapped by every process.
 
 Without an index, each process would recompute the rows of all examples at each start, and hold them
 in memory. Indexes are in `.index/` in the directory of the data, and are replaced together with the

@@ -114,7 +114,7 @@ class Optimizer(mtf.optimize.Optimizer):
         """
 
         def make_alone() -> tf.Tensor:
-            with tf.control_dependencies(None):  # Else others would wait for this gradient.
+            with tf.control_dependencies(None):  # Else all updates would wait for this gradient.
                 return make()
 
         return self._shared(key, make_alone)

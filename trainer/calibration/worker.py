@@ -134,7 +134,7 @@ def best_block(call: Callable[[], float], is_alone: bool) -> tuple[list[float], 
 
 
 def _step(build: Callable[[Mesh], mtf.Tensor]) -> StepFn:
-    """Returns a step that computes a tensor from nothing."""
+    """Returns a step that computes a tensor without features."""
 
     def step(mesh: Mesh, features: Mapping[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
         return {"last": build(mesh)}
@@ -172,7 +172,7 @@ def _point(
 def _work(
     sample: Sample, size: int, count: int, layout: Layout, known: Mapping[str, Points]
 ) -> tuple[int, float, float]:
-    """Returns number and total size of a sample's operations, and the seconds of other kinds."""
+    """Returns number and total size of a sample's operations, and seconds of its other kinds."""
     step = _step(lambda mesh: sample.build(mesh, size, count))
     program = AbstractProgram(step, _FEATURES, layout=layout)
     number, total, others = 0, 0.0, 0.0

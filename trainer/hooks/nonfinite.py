@@ -71,7 +71,7 @@ class NonfiniteHook(Hook):
         training.confirm = self._look
 
     def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
-        """Checks the step before."""
+        """Checks the previous step."""
         self._look()
         self._step, self._outputs = training.steps_done, outputs
 

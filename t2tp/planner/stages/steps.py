@@ -1,7 +1,7 @@
 """Lowers pipeline stages, from programs of two stages with few layers.
 
 The work of a stage on a microbatch depends neither on the number of stages nor on the number of
-microbatches. So the lowered program has two stages and two microbatches, and `timing` runs the
+microbatches. So the lowered program has two stages and two microbatches, and `timing` simulates the
 schedule of the real pipeline.
 """
 
