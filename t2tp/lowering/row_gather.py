@@ -72,7 +72,7 @@ class TableRows:
 
         Args:
           weights: the slice.
-          absent: the value for rows that other processors hold: a scalar, or one per id.
+          absent: the value for rows that this processor does not hold: a scalar, or one per id.
 
         Returns:
           [ids..., rest...].

@@ -49,7 +49,7 @@ class RowGroups:
 
     @classmethod
     def from_activations(cls, x: upstream.Tensor, mesh: Mesh) -> RowGroups:
-        """Returns two groups for each stage, or fewer if the groups would be too small.
+        """Returns two groups for each stage, or fewer if groups would be unequal or too small.
 
         Args:
           x: [batch, ..., d_model].

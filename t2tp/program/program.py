@@ -180,6 +180,7 @@ class Program:
             None: compile the whole step on a single GPU, where the cost of kernel launches
             dominates, unless the step prints. Elsewhere compile only the regions that operations
             mark: outside them, TensorFlow's kernels are as fast or faster (docs/benchmarks.md).
+            With `exact_sums` compile nothing.
 
         Raises:
           LayoutError: the layout cannot work for a tensor of the model, or XLA cannot compile the
