@@ -105,8 +105,8 @@ class SpmdMeshImpl(upstream.MeshImpl):
     """The mesh implementation that lowers operations for processor `pnum`.
 
     Attributes:
-      computes: whether the program will run. An abstract program does not, and need not lower
-        operations without collectives.
+      computes: whether the program will run. An abstract program does not run, and need not lower
+        operations that only compute locally (`Hooks.is_local`).
     """
 
     computes = True
