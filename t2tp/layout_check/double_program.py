@@ -63,7 +63,7 @@ class DoubleProgram(Program):
         with tf.device(self.cluster.devices[pnum]):
             return self.trace()(
                 tf.constant(pnum, tf.int32),
-                tf.constant(step, tf.int64),
+                tf.constant([step], tf.int64),
                 *(variable.handle for variable in self._wide_slices(pnum).values()),
                 *(tf.cast(part, _wide_dtype(part.dtype)) for part in slices),
             )

@@ -2,7 +2,8 @@
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 
 import numpy as np
 import tensorflow as tf
@@ -21,12 +22,14 @@ class Outputs(Mapping[str, np.ndarray]):
       cluster: which processors are in this process.
       shapes: the outputs' global shapes.
       slices: the slices of each local processor, gathered along `dims_to_gather`.
+      reads: values that are already being read.
     """
 
     layout: Layout
     cluster: Cluster
     shapes: Mapping[str, upstream.Shape]
     slices: list[dict[str, tf.Tensor]]
+    reads: Mapping[str, Future[np.ndarray]] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.shapes)
@@ -35,6 +38,8 @@ class Outputs(Mapping[str, np.ndarray]):
         return len(self.shapes)
 
     def __getitem__(self, name: str) -> np.ndarray:
+        if name in self.reads:
+            return self.reads[name].result()
         shape = self.shapes[name]
         first = self.slices[0][name]
         if tuple(first.shape) == tuple(shape.to_integer_list):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -224,6 +225,7 @@ class Program:
         self._run = tf.function(self._program, autograph=False, jit_compile=compiles_step or None)
         self._concrete: tf.types.experimental.ConcreteFunction | None = None
         self._calls = Executor(self.layout, self.cluster)
+        self._reader = None if self.cluster.on_cpu else ThreadPoolExecutor(1, "reader")
 
     def __call__(
         self, features: Mapping[str, np.ndarray] | PlacedFeatures | None = None, step: int = 0
@@ -250,7 +252,14 @@ class Program:
         self.trace()
         by_pnum = dict(zip(self.cluster.local_pnums, placed.slices, strict=True))
         slices = self._calls(lambda pnum: self._call(pnum, step, by_pnum[pnum]), self._log)
-        return Outputs(self.layout, self.cluster, self._output_shapes, slices)
+        # A read from a GPU waits for all steps started before it. A training reads the loss after
+        # it has started the next step, so reads of scalars begin here.
+        reads = {
+            name: self._reader.submit(tensor.numpy)
+            for name, tensor in slices[0].items()
+            if self._reader is not None and not tensor.shape.rank
+        }
+        return Outputs(self.layout, self.cluster, self._output_shapes, slices, reads)
 
     def for_conversion(self) -> Program:
         """Returns this program for another runtime, such as LiteRT.
@@ -285,9 +294,12 @@ class Program:
             )
         return self.trace()(
             tf.constant(0, tf.int32),
-            tf.constant(0, tf.int64),
+            tf.constant([0], tf.int64),
             [v.slices[0] for v in self._used],
-            [features[name] for name in self._features],
+            [
+                _as_bits(features[name], self._placed_dtype(feature))
+                for name, feature in self._features.items()
+            ],
         )
 
     def place(self, features: Mapping[str, np.ndarray]) -> PlacedFeatures:
@@ -315,7 +327,9 @@ class Program:
                     part = self.layout.slices(feature.shape, pnum)
                     value = features[name]
                     value = np.asarray(value[part] if part else value, feature.dtype.as_numpy_dtype)
-                    cut_features[name, begin] = padded(value, self.layout.slice_size(feature.shape))
+                    value = padded(value, self.layout.slice_size(feature.shape))
+                    value = value.view(self._placed_dtype(feature).as_numpy_dtype)
+                    cut_features[name, begin] = value
                 with tf.device(self.cluster.devices[pnum]):
                     own_slices.append(tf.constant(cut_features[name, begin]))
             slices.append(own_slices)
@@ -324,9 +338,9 @@ class Program:
     def trace(self) -> tf.types.experimental.ConcreteFunction:
         """Returns the program of one processor; the first call traces it."""
         if self._concrete is None:
-            scalars = [tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.int64)]
+            scalars = [tf.TensorSpec([], tf.int32), tf.TensorSpec([1], tf.int64)]
             slices = [
-                tf.TensorSpec(self.layout.slice_size(f.shape), f.dtype)
+                tf.TensorSpec(self.layout.slice_size(f.shape), self._placed_dtype(f))
                 for f in self._features.values()
             ]
             with without_garbage_collection():
@@ -355,11 +369,15 @@ class Program:
 
     def _call(self, pnum: int, step: int, slices: list[tf.Tensor]) -> dict[str, tf.Tensor]:
         """Runs processor `pnum`'s part, in its own thread."""
+        with tf.device("CPU:0"):
+            # Not Python numbers: TensorFlow would cache their tensors on each device, forever.
+            begin, end = tf.constant(np.int64(step)), tf.constant(np.int64(step + 1))
+            one = tf.constant(1, tf.int64)
         with tf.device(self.cluster.devices[pnum]):
             return self.trace()(
                 tf.constant(pnum, tf.int32),
-                # Not a Python number: TensorFlow would cache its tensor on each device, forever.
-                tf.constant(np.int64(step)),
+                # Made by a kernel: a copy to a GPU would wait for the step before.
+                tf.raw_ops.Range(start=begin, limit=end, delta=one),
                 [v.slice_of(pnum) for v in self._used],
                 slices,
             )
@@ -381,8 +399,18 @@ class Program:
         """The program of one processor; traced once."""
         # TensorFlow places every int32 argument on the first CPU. A loop that uses one would
         # run there too, and copy it in each iteration.
-        pnum, *feature_slices = [tf.identity(x) for x in (pnum, *feature_slices)]
+        pnum = tf.identity(pnum)
+        feature_slices = [
+            _as_bits(x, feature.dtype)
+            for x, feature in zip(feature_slices, self._features.values(), strict=True)
+        ]
+        step = tf.reshape(step, [])
         return self._lower(self._build(step, feature_slices), pnum, step, variable_slices)
+
+    def _placed_dtype(self, feature: Feature) -> tf.DType:
+        """Returns uint32 for int32 on GPUs: TensorFlow keeps int32 arguments on the host."""
+        is_kept = feature.dtype == tf.int32 and not self.cluster.on_cpu
+        return tf.uint32 if is_kept else feature.dtype
 
     def _lower(
         self, built: Graph, pnum: tf.Tensor, step: tf.Tensor, variable_slices: list[tf.Variable]
@@ -572,3 +600,8 @@ def _as_array(name: str, value: Any) -> Any:
     if array.dtype.kind not in "biufc":
         raise ValueError(f"Feature {name!r} is not an array of numbers: {str(value)[:40]!r}.")
     return array
+
+
+def _as_bits(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Reinterprets the bits of a tensor."""
+    return tf.identity(x) if x.dtype == dtype else tf.bitcast(x, dtype)
