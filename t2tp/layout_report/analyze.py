@@ -144,7 +144,6 @@ def _variables(graph: upstream.Graph, layout: Layout) -> list[VariableLine]:
     return [
         VariableLine(
             tensor,
-            variable.master_dtype,
             variable.activation_dtype,
             variable.trainable,
             tuple(slots.get(variable.name, ())),

@@ -130,14 +130,12 @@ class VariableLine:
 
     Attributes:
       tensor: the variable, with the dtype of its slices.
-      master_dtype: dtype in checkpoints.
       activation_dtype: dtype of the value that the model reads.
       trainable: whether an optimizer updates it.
       slots: its optimizer slots.
     """
 
     tensor: SlicedTensor
-    master_dtype: tf.DType
     activation_dtype: tf.DType
     trainable: bool
     slots: tuple[SlicedTensor, ...] = ()

@@ -77,13 +77,9 @@ def slice_of(tensor: SlicedTensor) -> str:
 
 
 def precision(line: VariableLine) -> str:
-    """Describes the dtypes in which a variable is saved and read, if they are not its dtype."""
-    conversions = [
-        f"{verb} as {dtype.name}"
-        for verb, dtype in (("saved", line.master_dtype), ("read", line.activation_dtype))
-        if dtype != line.tensor.dtype
-    ]
-    return ", ".join(conversions)
+    """Describes the dtype in which a variable is read, if it is not its dtype."""
+    dtype = line.activation_dtype
+    return f"read as {dtype.name}" if dtype != line.tensor.dtype else ""
 
 
 def slots(line: VariableLine) -> str:
