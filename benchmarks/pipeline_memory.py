@@ -33,7 +33,7 @@ def main() -> None:
     from t2tp.pipeline.schedules import make_schedule
     from t2tp.processes.rendezvous import free_port
 
-    print("| schedule | stage | kept by the table, MB | measured, MB | of GPipe's |")
+    print("| schedule | stage | kept by the table, MB | measured, MB | fraction of gpipe |")
     print("| -- | -- | -- | -- | -- |")
     gpipe: list[int] = []
     for name, chunks in SCHEDULES:

@@ -221,10 +221,10 @@ class PartLowering:
         tensor: upstream.Tensor,
         parts: Sequence[tf.Tensor],
         axis: int | None,
-        kind: tuple[str, int],
+        cut: tuple[str, int],
     ) -> None:
         """Records the sum of the parts of an inner dimension; see `Lowering.set_parts`."""
-        del axis, kind
+        del axis, cut
         self.set_slice(tensor, tree_sum(parts))
 
 
