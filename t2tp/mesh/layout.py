@@ -31,7 +31,7 @@ _PADDED = ("vocab",)
 # so each processor has whole rows.
 BATCH, POSITIONS = "batch", "length"
 
-# Dimensions that divide the batch: its rows, and the groups of tokens for experts.
+# `batch`, and the dimension into which its rows are grouped for experts.
 ROWS = (BATCH, "expert_groups")
 
 # A dimension with one index per processor, for values that differ between processors.
