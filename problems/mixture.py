@@ -1,4 +1,4 @@
-"""Mixtures: `mixture:a=0.7,b=0.3` with exact shares, `mixture:a,b` with shares by size of data.
+"""Mixtures: `mixture:a=0.7,b=0.3` with exact proportions, `mixture:a,b` by size of the data.
 
 Problems that train a vocabulary need a common vocabulary. So their mixture has its own directory,
 with new data of the problems in subdirectories. Other mixtures use the existing data of their
@@ -44,9 +44,9 @@ class Mixture(Problem):
 
     An evaluation includes all examples of all problems. To evaluate on one problem, name only it.
 
-    Options, if the name has no shares; see `mixture_name.proportional_parts`:
-        temperature: temperature of the shares.
-        max_rows: cap on a problem's rows when shares are computed; 0: none.
+    Options, if the name has no proportions; see `mixture_name.proportional_parts`:
+        temperature: temperature of the proportions.
+        max_rows: cap on a problem's rows when proportions are computed; 0: none.
 
     Attributes:
       parts: the problems.
@@ -65,8 +65,8 @@ class Mixture(Problem):
         super().__init__(options)
         if self.given_options and schedule:
             raise ValueError(
-                f"options of {name}: {' and '.join(self.given_options)} cannot change the shares "
-                "that the name gives: omit one of them"
+                f"options of {name}: {' and '.join(self.given_options)} cannot change the "
+                "proportions in the name: omit these options, or the proportions"
             )
         self.parts = list(parts)
         self._schedule = list(schedule)
@@ -74,7 +74,8 @@ class Mixture(Problem):
         if self._sharing:
             agree(name, self._sharing)
             for part in parts:
-                # The mixture warns instead, because only its command makes the data again.
+                # The mixture warns instead: the shared data can be regenerated only with the
+                # mixture's own `t2tp_datagen` command.
                 part.warns_of_changes = False
         self.given_options |= self._dotted(lambda part: part.given_options)
         self.splits = tuple(self._common(lambda part: part.splits))
@@ -98,9 +99,9 @@ class Mixture(Problem):
     def default_options(self) -> HParams:
         """Declares the mixture's own options."""
         options = super().default_options()
-        temperature_help = "temperature of the shares, if the name has no shares"
+        temperature_help = "temperature of the proportions, if the name has none"
         options.add("temperature", 1.0, help=temperature_help, above=0.0)
-        max_rows_help = "cap on a problem's rows when shares are computed; 0: no cap"
+        max_rows_help = "cap on a problem's rows when proportions are computed; 0: no cap"
         options.add("max_rows", 0, help=max_rows_help, min=0)
         return options
 
@@ -147,7 +148,7 @@ class Mixture(Problem):
         return self.check_prepared(data_dir)
 
     def data_dependencies(self) -> dict[str, Any]:
-        """Returns the dependencies of the problems' data and the vocabulary's shares."""
+        """Returns the dependencies of the problems' data and the vocabulary's proportions."""
         return {
             "shares": self._shares_rule(),
             **self._dotted(lambda part: part.data_dependencies()),
@@ -174,13 +175,16 @@ class Mixture(Problem):
         return make_shared_vocabulary(parts, self._shares, directory)
 
     def provenance(self, directory: Path, tmp_dir: Path) -> dict[str, Any]:
-        """Returns the shares of the vocabulary's texts, and each problem's provenance."""
+        """Returns the proportions of the vocabulary's texts, and each problem's provenance."""
         parts = self.parts_in(directory).items()
         of_parts = {part.name: Manifest.read(part_dir).origin for part_dir, part in parts}
         return {"shares": self._shares_rule(), **of_parts}
 
     def _shares(self, rows: Sequence[int]) -> list[float]:
-        """Returns each problem's share: the mean over the stages, not weighted by their lengths."""
+        """Returns each problem's proportion: the mean over the stages (`Stage`).
+
+        It is not weighted by the stages' numbers of steps.
+        """
         parts = np.array([stage.parts for stage in self._stages(rows)], float)
         return (parts / parts.sum(1, keepdims=True)).mean(0).round(6).tolist()
 
@@ -190,11 +194,11 @@ class Mixture(Problem):
         return self._schedule or [Stage(0, proportional_parts(rows, temperature, max_rows))]
 
     def _shares_rule(self) -> Any:
-        """Returns the rule for the shares of the vocabulary's texts, as JSON."""
+        """Returns the rule for the proportions of the vocabulary's texts, as JSON."""
         return self._shares([]) if self._schedule else self.options.values()
 
     def changed_sources(self, directory: Path) -> str:
-        """Describes changes in the problems' sources and in the shares of the vocabulary."""
+        """Describes changes in the problems' sources and in the proportions of the vocabulary."""
         if not self._sharing:
             return ""
         parts = self.parts_in(directory).items()
@@ -204,7 +208,7 @@ class Mixture(Problem):
         is_taken = any(manifest.options.get(f"{p.name}.vocabulary_from") for p in self._sharing)
         before = manifest.origin["shares"]
         if before != self._shares_rule() and not is_taken:
-            sources.append(f"the shares of their vocabulary's texts, which were {before}")
+            sources.append(f"the proportions of their vocabulary's texts, which were {before}")
         return "; ".join(sources)
 
     def digest(self, data_dir: AnyPath) -> str:

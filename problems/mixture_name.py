@@ -139,8 +139,8 @@ def _shares(text: str, name: str) -> dict[str, Fraction]:
             value = Fraction(-1)
         if not (equals and problem.strip()) or value < 0 or problem.strip() in shares:
             raise ValueError(
-                f"{name}: {part!r} is no share; they are written as in mixture:a=0.7,b=0.3, each "
-                "problem once"
+                f"{name}: {part!r} is no proportion; proportions are written as in "
+                "mixture:a=0.7,b=0.3, each problem once"
             )
         shares[problem.strip()] = value
     return shares
@@ -152,11 +152,11 @@ def _whole(shares: Sequence[Fraction], name: str) -> tuple[int, ...]:
     parts = [int(share * scale) for share in shares]
     divisor = math.gcd(*parts)
     if not divisor:
-        raise ValueError(f"{name}: all shares of a stage are 0")
+        raise ValueError(f"{name}: all proportions of a stage are 0")
     parts = [part // divisor for part in parts]
     if sum(parts) > _LARGEST_BLOCK:
         raise ValueError(
-            f"{name}: these shares hold exactly only over {sum(parts)} rows; round them, so that "
-            f"it is at most {_LARGEST_BLOCK}"
+            f"{name}: these proportions are exact only over {sum(parts)} rows; round them, so that "
+            f"{_LARGEST_BLOCK} rows are enough"
         )
     return tuple(parts)

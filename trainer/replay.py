@@ -34,7 +34,8 @@ from t2tp.trainer.run_spec import RunSpec
 _EVENTS = "events.out.tfevents.*"
 _TEXT_FEATURES = ("inputs", "targets")
 
-# Max elements of the gradients of the rows that one device computes together: 1 GiB in float32.
+# A device computes the gradients of several rows together. Max number of elements of these
+# gradients: 1 GiB in float32.
 _MOST_AT_ONCE = 1 << 28
 
 # A tensor is unusual if its largest magnitude is above `_UNUSUAL` times its largest magnitude in

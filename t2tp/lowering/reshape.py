@@ -1,14 +1,17 @@
 """Reshapes between any two layouts.
 
-Each mesh axis splits a tensor at a *factor* of its row-major index. Let `n` be the size of the
-axis, `p` the product of the sizes of the dimensions before the split one, and `total` the number of
-elements of the tensor. Then element number `index` is in slice `index // (total / (p * n)) % n`. If
-an axis splits two shapes of a tensor at the same factor, their slices are the same: [8] and [4, 2],
-each split in two along its first dimension, have the same 4 elements on each processor. A reshape
-is local if each axis either splits both shapes at the same factor, or splits only the new shape. In
-the second case each processor selects its part of the result. Any other axis is first moved to its
-new factor by a collective. If several axes split a dimension, the second axis splits the slices of
-the first.
+Write the row-major index of an element as a mixed-radix number. An axis splits a tensor by one of
+its digits, which we call a *factor*. Let `n` be the size of the axis, `p` the product of the sizes
+of the dimensions before the split one, and `total` the number of elements of the tensor. Then
+element number `index` has the digit `index // (total / (p * n)) % n`, the number of its slice.
+
+If an axis splits two shapes of a tensor at the same factor, their slices are the same: [8] and [4,
+2], each split in two along its first dimension, have the same 4 elements on each processor. A
+reshape is local if each axis either splits both shapes at the same factor, or splits only the new
+shape. In the second case each processor selects its part of the result. An axis that splits only
+the old shape is gathered. An axis that has another factor in the new shape is first moved to this
+factor by a collective. If several axes split a dimension, the second axis splits the slices of the
+first.
 
 For example, `data:2;model:2` reshapes [batch=4/data, d_model=6] to [groups=2/data, rows=2,
 d_model=6/model]. `data` distinguishes the 24 indices by `index // 12 % 2` (p=1, n=2) in both
@@ -17,9 +20,10 @@ d_model. No communication is necessary.
 
 Where an axis does not divide its dimension, factors are counted in the padded tensor: [5] split
 over 3 processors has slices [2] of [6]. If only one of the two shapes splits the dimension, the
-other shape has all 5 elements on each processor: an old shape is padded to 6 before the reshape, a
-new shape is cut to 5 after it. If the reshape merges the dimension with others, or another axis
-splits it afterwards, the padding cannot stay in place, so the dimension is gathered first.
+other shape has all 5 elements on each processor. If that is the old shape, it is padded to 6 before
+the reshape; if it is the new shape, it is cut to 5 afterwards. If the reshape merges the dimension
+with others, or another axis splits it afterwards, the padding cannot stay in place, so the
+dimension is gathered first.
 """
 
 from __future__ import annotations
@@ -387,7 +391,8 @@ def _aligned(
 
     Returns None if a padded dimension cannot keep its padding during the reshape. It can if both
     shapes have this dimension, and the axes that split it in one shape are a prefix of the axes
-    that split it in the other.
+    that split it in the other. Its padded size must also be the same in both shapes, unless one of
+    them does not split it.
     """
     olds, news = (
         {(begin, dim.size): i for i, (begin, dim) in enumerate(begins(shape))}

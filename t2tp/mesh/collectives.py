@@ -217,7 +217,10 @@ class Collectives:
         return self.reduce_parts(self._by_axis(parts, axis), [axis])
 
     def gather_members(self, x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
-        """Gathers `x` from the group along some axes: [member, ...], with one order for all."""
+        """Gathers `x` from the group along some axes: [member, ...].
+
+        The members are in the same order on every processor.
+        """
         axes = sorted(self._real_axes(axes))
         return tf.reshape(self.gather(x, axes), [-1, *x.shape]) if axes else x[None]
 
@@ -227,7 +230,7 @@ class Collectives:
         Args:
           x: this member's part.
           axes: mesh axes.
-          names: the operations that asked for the parts of `x`.
+          names: names of the tensors that are concatenated in `x`, for the log.
 
         Returns:
           [coordinate on each axis..., *x.shape]. A joint axis has a coordinate on each of its
@@ -318,7 +321,7 @@ class Collectives:
             return result
         # NCCL's kernels wait for each other on the device, so all processes must launch them in the
         # same order. In a round every member takes part in exactly one exchange, so all members
-        # launch the rounds in the same order.
+        # launch the rounds in the same order. An odd number of members cannot be paired.
         rounds = pairings(source) if self._nccl else None
         if rounds is None:
             return self._send_to_receiver(x, axis, source, result)

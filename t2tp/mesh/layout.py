@@ -31,16 +31,17 @@ _PADDED = ("vocab",)
 # so each processor has whole rows.
 BATCH, POSITIONS = "batch", "length"
 
-# `batch`, and the dimension into which its rows are grouped for experts.
+# Dimensions along which the batch is split: its rows, and the groups of tokens that are assigned to
+# experts together.
 ROWS = (BATCH, "expert_groups")
 
 # A dimension with one index per processor, for values that differ between processors.
 PROCESSORS = "processors"
 
 # Dimensions that `exact_sums` cuts into parts: it sums each part and then adds the parts in a fixed
-# order, as a tree of additions (`t2tp.lowering.exact_sums`). So a layout may split them. Of two
-# such dimensions, the earlier in this list is the outer level of the tree. Each of its parts is
-# first summed completely over the later dimension; then these sums are added.
+# order, as a tree of additions (`t2tp.lowering.exact_sums`). So a layout may split them. If an
+# operation sums over two of them, the one earlier in this list is outer: each part of the outer
+# dimension is first summed over the whole inner dimension, and then these sums are added.
 _SUMMED_IN_PARTS = (*ROWS, "heads", "kv_heads", "d_ff", "experts", "vocab")
 
 # Dimensions that inherit axes if no rule splits them over an axis of the mesh: `expert_groups`

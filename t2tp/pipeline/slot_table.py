@@ -91,9 +91,9 @@ class SlotTable:
             )
 
     def _shape_if_unset(self, number: int) -> tf.Tensor:
-        """Returns -1: reading an unset tensor fails.
+        """Returns -1, an unknown shape, with which TensorFlow refuses to read an unset tensor.
 
-        `SumTable` returns a shape instead; an unset tensor is then read as zeros.
+        `SumTable` returns the real shape, with which TensorFlow reads an unset tensor as zeros.
         """
         del number
         return tf.constant(-1)

@@ -201,10 +201,10 @@ class Plan:
         return self.causal_flops / (self.seconds * self.devices * self.peak)
 
     def share(self, *, is_collective: bool) -> float:
-        """Returns the fraction of the step that is exposed communication, or computation.
+        """Returns the fraction of the step's seconds that are exposed communication or computation.
 
         Args:
-          is_collective: whether communication is meant, not computation.
+          is_collective: True: exposed communication; False: computation.
         """
         seconds = sum(c.seconds for c in self.costs if c.is_collective == is_collective)
         return seconds / self.seconds

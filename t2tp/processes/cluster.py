@@ -52,7 +52,7 @@ class Cluster:
       process_id: index of this process.
       num_processes: number of processes.
       coordination: client that talks to the other processes; None in a single process.
-      time_limit: seconds that processors wait for each other before they give up.
+      time_limit: max seconds of a step, and of waiting for another process outside steps.
       nccl: whether collectives run on NCCL, because each device is a separate physical GPU.
     """
 
@@ -161,7 +161,7 @@ def connect(
       num_processes: number of processes.
       process_id: index of this process, from 0.
       coordinator: `host:port`, a free port on the host of process 0.
-      time_limit: seconds that processors wait for each other before they give up.
+      time_limit: max seconds of a step, and of waiting for another process outside steps.
 
     Raises:
       ValueError: the number of devices is not the size of the mesh; the processes contradict each

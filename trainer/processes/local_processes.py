@@ -46,8 +46,9 @@ class Outcome:
     """How the processes of a host ended.
 
     Attributes:
-      code: exit code of the process that failed first, as in shells; 0: all were successful.
-      process: index of the process in the run.
+      code: exit code of the failure that `LocalProcesses.wait` chooses, as in shells; 0: all
+        processes were successful.
+      process: index of the failed process in the run.
     """
 
     code: int

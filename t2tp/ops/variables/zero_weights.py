@@ -2,10 +2,10 @@
 
 With ZeRO, each processor stores only a part of a variable *at rest*, between its uses, and gathers
 the whole variable before a use (`t2tp.mesh.storage`). In stages 1 and 2 a variable is gathered once
-a step (`ShardedVariable`). In stage 3 each use of a weight gathers it (`WeightGatherOperation`).
-The backward pass gathers the weight again, once for each forward gather; all backward operations
-that need this gather's output share the new one. So the whole weight exists only while its layer is
-computed.
+a step (`ShardedVariable`). In stage 3 each `get_variable` call gathers the weight
+(`WeightGatherOperation`) for all operations that use the returned tensor. If the backward pass
+needs this tensor, it has one gather of its own, and all its operations read that gather's output
+instead. So the whole weight exists only while its layer is computed.
 """
 
 import functools
@@ -260,9 +260,9 @@ def _gathering_again(backward: list[upstream.Operation]) -> list[upstream.Operat
 def _added_before_scatter(grad: upstream.Tensor) -> upstream.Tensor:
     """Adds up the gradients of a weight's uses before the reduce-scatter, which then runs once.
 
-    In stage 3 each use of a weight has a gather. The gather's gradient is a reshape to the shape at
-    rest, which is lowered to a reduce-scatter. `grad` is the sum of such reshapes. Returns one
-    reshape of the sum of their inputs, or else `grad` itself.
+    In stage 3 each `get_variable` call gathers the weight. The gather's gradient is a reshape to
+    the shape at rest, which is lowered to a reduce-scatter. If `grad` is the sum of such reshapes,
+    returns one reshape of the sum of their inputs; else returns `grad` itself.
     """
     addends = _addends(grad)
     if (
@@ -280,8 +280,8 @@ def _added_before_scatter(grad: upstream.Tensor) -> upstream.Tensor:
 def separate_sums(grad: upstream.Tensor) -> list[upstream.Tensor]:
     """Returns a gradient's addends if each is reduced over the batch by itself.
 
-    This is so with `exact_sums`, if the gradient is not a scalar: there is an addend for each use
-    of the variable. Otherwise returns the gradient alone.
+    This is so with `exact_sums` for gradients that are not scalars. Each addend is the gradient of
+    one use of the variable. Otherwise returns the gradient alone.
     """
     return _addends(grad) if grad.shape.dims and _are_summed_first(grad) else [grad]
 
