@@ -253,8 +253,8 @@ def _row_program(
     """Builds the program for the loss and gradient norm of rows, and returns its batch size too."""
     model = spec.model_class(spec.hparams, spec.problem.vocab_sizes(spec.data_dir))
     parameters, _, _ = estimator.parameter_counts()
-    count, shards = len(next(iter(batch.values()))), spec.layout.batch_shards
-    at_once = min(count, max(1, _MOST_AT_ONCE // max(1, parameters) // shards) * shards)
+    count, slices = len(next(iter(batch.values()))), spec.layout.batch_slices
+    at_once = min(count, max(1, _MOST_AT_ONCE // max(1, parameters) // slices) * slices)
 
     def build(rows: int) -> Program:
         def step(mesh: Mesh, parts: dict[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
@@ -268,7 +268,7 @@ def _row_program(
     try:
         return build(at_once), at_once
     except RowsMixedError as error:
-        if shards > 1:
+        if slices > 1:
             raise UsageError(
                 f"{error}, so each row is computed alone, but {spec.layout} splits the batch:"
                 " choose axes that split the model, or none (--mesh_shape=)"

@@ -300,7 +300,7 @@ def padded_rows(batch_size: int, layout: Layout) -> int:
 
     With `exact_sums`, the number of rows per processor is a multiple of a CPU's vector size.
     """
-    multiple = layout.batch_shards * (VECTOR if layout.exact_sums else 1)
+    multiple = layout.batch_slices * (VECTOR if layout.exact_sums else 1)
     return -(-batch_size // multiple) * multiple
 
 

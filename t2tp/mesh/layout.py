@@ -303,8 +303,8 @@ class Layout:
         return axis.size if axis else 1
 
     @property
-    def batch_shards(self) -> int:
-        """Number of parts into which the batch is split."""
+    def batch_slices(self) -> int:
+        """Number of slices of the batch."""
         axis = self.axis_of(BATCH)
         return axis.size if axis else 1
 

@@ -163,7 +163,7 @@ def sum_metrics(
     """
     count = microbatches
     (dim,) = {dim for x in features.values() for dim in x.shape.dims if dim.name == _BATCH}
-    rows = dim.size // mesh.layout.batch_shards
+    rows = dim.size // mesh.layout.batch_slices
     while rows % count:
         count -= 1
     whole = _batch_dim(features, count)

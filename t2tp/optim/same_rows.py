@@ -42,11 +42,11 @@ class SameRows:
         """
         self._layout = program.layout.with_same_rows()
         self._shapes: dict[str, mtf.Shape] = {}
-        shards = program.layout.batch_shards * microbatches
+        divisor = program.layout.batch_slices * microbatches
         self._features = {}
         for name, feature in features.items():
             dims = [
-                mtf.Dimension(BATCH, dim.size // shards) if dim.name == BATCH else dim
+                mtf.Dimension(BATCH, dim.size // divisor) if dim.name == BATCH else dim
                 for dim in feature.shape.dims
             ]
             self._features[name] = Feature(mtf.Shape(dims), feature.dtype)

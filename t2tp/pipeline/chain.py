@@ -58,8 +58,8 @@ class RowGroups:
         whole, layout = x.shape.dims[0], mesh.layout
         tokens = x.shape.size // x.shape.dims[-1].size
         for count in range(_GROUPS_PER_STAGE * layout.num_stages, 1, -1):
-            divides = whole.size % (count * layout.batch_shards) == 0
-            if divides and tokens // (count * layout.batch_shards) >= _MIN_TOKENS:
+            divides = whole.size % (count * layout.batch_slices) == 0
+            if divides and tokens // (count * layout.batch_slices) >= _MIN_TOKENS:
                 return cls(whole, count)
         return cls(whole, 1)
 

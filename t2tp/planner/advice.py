@@ -62,7 +62,7 @@ def _options(hparams: HParams, layout: Layout) -> Iterator[tuple[tuple[str, ...]
     yield (_SPACE, BUBBLE), {"microbatches": 2 * microbatches}
     if microbatches % 2 == 0 and layout.num_stages == 1:
         yield (*_COMPUTE, _BATCH), {"microbatches": microbatches // 2}
-    if layout.batch_shards > 1:
+    if layout.batch_slices > 1:
         # Stage 2 reduces gradients after each microbatch, and stage 3 gathers weights, too.
         yield (_SPACE,), {"zero_stage": 3 if microbatches == 1 else min(3, stage + 1)}
         yield (OPTIMIZER,), {"zero_stage": max(1, stage)}

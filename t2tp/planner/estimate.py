@@ -88,7 +88,7 @@ class Estimate:
         self._of_row = functools.cache(self._of_pass)
         self._weights = functools.cache(self._count_weights)
 
-    def _costs(self, works: Mapping[Work, int]) -> dict[tuple[str, bool], float]:
+    def _costs(self, works: Mapping[Work, float]) -> dict[tuple[str, bool], float]:
         """Returns the seconds of each phase, separately for the two classes of work."""
         cost = ComputeCost(self._cluster, 1)
         seconds = dict.fromkeys(itertools.product(PHASES, _BOUND), 0.0)

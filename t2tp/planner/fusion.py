@@ -4,8 +4,8 @@
 half of the bytes that three kernels would move.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from t2tp import upstream
@@ -21,7 +21,7 @@ _VIEWS = (upstream.Depend, upstream.StopGradient)
 
 def works(
     placed: Sequence[Placed], outputs: Iterable[upstream.Tensor], layout: Layout, *, fuses: bool
-) -> Counter[Work]:
+) -> Mapping[Work, float]:
     """Counts the operations of a step by their work; see `Hooks.unpadded_share`.
 
     Args:
@@ -31,7 +31,7 @@ def works(
       fuses: whether a chain of element-wise operations moves only the chain's inputs and outputs.
     """
     chains = Chains(placed, outputs, layout) if fuses else None
-    made: Counter[Work] = Counter()
+    made: defaultdict[Work, float] = defaultdict(float)
     for each in placed:
         if not each.is_computed or kind_of(each.operation) == "free":
             continue
@@ -44,7 +44,7 @@ def works(
             work = replace(work, num_bytes=float(moved), operations=len(chain))
         elif chains is not None and work.kind == COPY and each.collectives:
             continue  # The result of a collective needs no kernel to copy it.
-        made[work] += hooks(each.operation).unpadded_share(layout)  # type: ignore[assignment]
+        made[work] += hooks(each.operation).unpadded_share(layout)
     return made
 
 

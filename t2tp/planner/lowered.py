@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from t2tp import upstream
@@ -44,8 +44,8 @@ class LoweredStep:
     """
 
     layout: Layout
-    work: Counter[Work]
-    traffic: Counter[Traffic]
+    work: Mapping[Work, float]
+    traffic: Mapping[Traffic, float]
     variables: Counter[str]
     shapes: Counter[tuple[upstream.Dimension, ...]]
     memory: list[Memory]
@@ -105,7 +105,7 @@ class LoweredStep:
         return cls(
             layout,
             fusion.works(placed, needed, layout, fuses=software.fuses),
-            _traffic(placed, layout, software),
+            _sends(placed, layout, software),
             _variables(graph, layout, unused),
             Counter(tuple(v.shape.dims) for v in graph.trainable_variables),
             peaks,
@@ -132,7 +132,7 @@ class LoweredStep:
             memory.append(Memory(peak.point, peak.layers, by_purpose))
 
         def added(name: str) -> Counter:
-            mine, long, short = (getattr(step, name) for step in (self, longer, shorter))
+            mine, long, short = (Counter(getattr(step, name)) for step in (self, longer, shorter))
             # Small sums share all-reduces, and the two steps may group them differently. So counts
             # may be negative.
             keys = {**mine, **long, **short}
@@ -171,19 +171,19 @@ def _layer_weights(graph: upstream.Graph, layout: Layout) -> int:
     return max(sizes.values(), default=0)
 
 
-def _traffic(placed: Sequence[Placed], layout: Layout, software: SoftwareStack) -> Counter[Traffic]:
-    traffic: Counter[Traffic] = Counter()
+def _sends(placed: Sequence[Placed], layout: Layout, stack: SoftwareStack) -> dict[Traffic, float]:
+    traffic: defaultdict[Traffic, float] = defaultdict(float)
     for p in placed:
         (x, *_) = p.operation.inputs or [None]
         is_cast = is_sharding(p) and isinstance(x.operation, CastOperation)
-        halves = software.reduces_in_16_bits and is_cast and x.operation.inputs[0].dtype.size == 2
+        halves = stack.reduces_in_16_bits and is_cast and x.operation.inputs[0].dtype.size == 2
         for c in p.collectives:
             size = c.bytes // 2 if halves else c.bytes
             each = (c.axes, p.phase, c.times, size, p.is_of_state, p.is_recomputed, p.part)
             made = Traffic(c.kind, *each)
-            traffic[made] += hooks(p.operation).unpadded_share(layout)  # type: ignore[assignment]
+            traffic[made] += hooks(p.operation).unpadded_share(layout)
             is_gradient = p.phase == BACKWARD and not (p.is_of_state or p.is_recomputed)
-            if software.gathers_again and is_gradient and c.kind == "reducescatter":
+            if stack.gathers_again and is_gradient and c.kind == "reducescatter":
                 size //= c.group_size
                 traffic[dataclasses.replace(made, kind="allgather", num_bytes=size)] += 1
     return traffic

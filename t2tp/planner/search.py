@@ -26,7 +26,7 @@ from t2tp.planner.plan import Plan
 from t2tp.planner.request import Request
 from t2tp.suggestions import check_known
 
-# Max number of devices that `fewest_devices` tries. `_smallest_number` tries only smaller numbers.
+# Max number of devices that a search tries.
 _MOST_DEVICES = 1 << 16
 _DAY = 86_400  # Seconds.
 # Assumed max ratios between an estimate and the plan of the lowered program, for seconds and bytes.
@@ -240,7 +240,7 @@ class Search:
 
     def _smallest_number(self) -> int:
         """Returns the smallest `devices` x 2^n on which the model may fit by the estimate; or 0."""
-        numbers = [self.devices << i for i in range(1, 16) if self.devices << i < _MOST_DEVICES]
+        numbers = [self.devices << i for i in range(1, 17) if self.devices << i <= _MOST_DEVICES]
         return next((n for n in numbers if any(self._candidates_that_fit(n, 1.0))), 0)
 
 

@@ -171,11 +171,11 @@ def _point(
 
 def _work(
     sample: Sample, size: int, count: int, layout: Layout, known: Mapping[str, Points]
-) -> tuple[int, float, float]:
+) -> tuple[float, float, float]:
     """Returns number and total size of a sample's operations, and seconds of its other kinds."""
     step = _step(lambda mesh: sample.build(mesh, size, count))
     program = AbstractProgram(step, _FEATURES, layout=layout)
-    number, total, others = 0, 0.0, 0.0
+    number, total, others = 0.0, 0.0, 0.0
     for work, times in LoweredStep.from_program(program).work.items():
         each = work.flops if work.kind in COMPUTE_BOUND else work.num_bytes
         if work.kind == sample.kind:

@@ -28,7 +28,7 @@ def sequences_per_batch(hparams: HParams) -> int:
             )
         size //= length
     if unit.endswith("replica"):
-        size *= Layout.from_hparams(hparams).batch_shards
+        size *= Layout.from_hparams(hparams).batch_slices
     if size * length > _MAX_TOKENS:
         raise ValueError(
             f"batch_size={hparams.batch_size} with batch_size_unit={unit} and max_length={length}"

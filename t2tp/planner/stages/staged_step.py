@@ -3,8 +3,8 @@
 import dataclasses
 import functools
 import itertools
-from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,15 +124,14 @@ class StagedStep:
             counts[chunk.stack] += chunk.layers
         return counts
 
-    def entries(self, chunk: Chunk, action: str) -> tuple[Counter[Work], Counter[Traffic]]:
+    def entries(self, chunk: Chunk, action: str) -> tuple[dict[Work, float], dict[Traffic, float]]:
         """Returns a processor's work and traffic in one entry of a chunk: `F`, `B` or `W`."""
         layers = [max(1, chunk.layers)] * len(self.lowering.stacks)
         step = self.lowering.of(*layers).by_place[chunk.place]
         part = f"{action}{chunk.stack}"
 
-        def of_part(counts: Counter) -> Counter:
-            own = {dataclasses.replace(x, times=1): n for x, n in counts.items() if x.part == part}
-            return Counter(own)
+        def of_part(counts: Mapping[Any, float]) -> dict[Any, float]:
+            return {dataclasses.replace(x, times=1): n for x, n in counts.items() if x.part == part}
 
         return of_part(step.work), of_part(step.traffic)
 
@@ -155,10 +154,9 @@ class StagedStep:
           sends: messages to the neighbors, with their counts.
         """
         outside = self.lowering.of(*self.layers(stage)).by_place[self.place(stage)]
-        work = Counter({w: n for w, n in outside.work.items() if not w.part})
-        traffic = Counter(
-            {t: n for t, n in outside.traffic.items() if not t.part and t.kind != "permute"}
-        )
+        work = defaultdict(float, {w: n for w, n in outside.work.items() if not w.part})
+        outer = {t: n for t, n in outside.traffic.items() if not t.part and t.kind != "permute"}
+        traffic = defaultdict(float, outer)
         for chunk, action in itertools.product(self.stages[stage], Action):
             own_work, own_traffic = self.entries(chunk, action.value)
             for w, n in own_work.items():

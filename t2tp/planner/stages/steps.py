@@ -134,16 +134,14 @@ def _of(placed: Sequence[Placed], have: Sequence[str]) -> list[Placed]:
     ]
 
 
-def _in_entries(traffic: Counter[Traffic], part: str) -> Counter[Traffic]:
+def _in_entries(traffic: Mapping[Traffic, float], part: str) -> dict[Traffic, float]:
     """Assigns reductions that the loop runs in each iteration to an entry of the schedule."""
-    return Counter(
-        {
-            dataclasses.replace(t, part=part)
-            if t.times > 1 and not t.part and t.kind != "permute"
-            else t: n
-            for t, n in traffic.items()
-        }
-    )
+    return {
+        dataclasses.replace(t, part=part)
+        if t.times > 1 and not t.part and t.kind != "permute"
+        else t: n
+        for t, n in traffic.items()
+    }
 
 
 def _bytes(tensors: Sequence[upstream.Tensor], layout: Layout) -> int:
