@@ -128,6 +128,7 @@ def accumulate(
 
         loop = PipelineLoop(sums_of, microbatches, part, mesh, is_per_stage, weights_loop)
         total, idle_share = loop.total, loop.idle_share
+        total = total._replace(gradients=[loop.in_order(x) for x in total.gradients])
     else:
         loop = MicrobatchLoop(sums_of, microbatches, part, mesh, "microbatches", weights_loop)
         total = loop.total
@@ -173,10 +174,7 @@ def sum_metrics(
         parts = {name: take_microbatch(x, number, whole, part) for name, x in features.items()}
         return _in_schedule(loss_fn, parts, mesh).sums
 
-    def is_per_stage(sums: dict[str, mtf.Tensor]) -> dict[str, bool]:
-        return dict.fromkeys(sums, False)
-
-    return PipelineLoop(sums_of, count, part, mesh, is_per_stage).total
+    return PipelineLoop(sums_of, count, part, mesh, lambda x: dict.fromkeys(x, False)).total
 
 
 def _scalar_summaries(operations: Sequence[mtf.Operation]) -> dict[str, mtf.Tensor]:

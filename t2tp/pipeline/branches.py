@@ -91,8 +91,7 @@ class Branches:
       sums: the table of the loop's outputs.
       tree_size: number of microbatches, if their addends are summed as a tree. 0: they are added in
         the order of the schedule.
-      places: the only stage that adds to a sum, by the sum's index. None: several stages add.
-      axes: mesh axes over which each of the loop's sums is a partial sum.
+      axes: mesh axes over which one of the loop's sums is a partial sum, by the sum's index.
       numbers: the index of the branch of each (action, chunk, number of layers).
       stage: this processor's stage, an int32 scalar.
     """
@@ -113,9 +112,8 @@ class Branches:
         crossing = [partition.exit_of(c).outputs for c in chunks]
         self.wires = Wires(schedule, [MessageKind.of_tensors(x, layout) for x in crossing])
         outputs = op._body_outputs[1:]
-        self.axes: list[list[int] | None] = [None] * len(outputs)
+        self.axes: dict[int, list[int]] = {}
         self.tree_size = op.count if layout.exact_sums else 0
-        self.places: dict[int, int | None] = {}
         levels = tree_levels(self.tree_size)
         self.sums = SumTable(
             1,
@@ -196,8 +194,7 @@ class _Branch:
         self._messages = self._wires.no_messages()
         self._collectives = branches.mesh_impl.collectives
         self._is_first = tf.equal(branches.stage, 0)
-        self._last = branches.schedule.stages - 1
-        self._is_last = tf.equal(branches.stage, self._last)
+        self._is_last = tf.equal(branches.stage, branches.schedule.stages - 1)
 
     def run(self, action: Action) -> BranchResult:
         """Lowers the work of an action; returns the state and the messages after it."""
@@ -268,7 +265,7 @@ class _Branch:
             with shared_constants(), self._lowering.isolated():
                 self._bind(self._partition.last_exit.outputs, results)
                 self._lower(self._partition.after)
-                return self._add(self._partition.after, self._last)
+                return self._add(self._partition.after)
 
         self._sums = tf.cond(self._is_last, last, lambda: list(self._sums))
 
@@ -308,7 +305,7 @@ class _Branch:
             with shared_constants(), self._lowering.isolated():
                 self._bind_saved("exit", self._partition.last_exit.outputs)
                 gradients = self._lower(self._partition.after)
-                return [*gradients, *self._add(self._partition.after, self._last)]
+                return [*gradients, *self._add(self._partition.after)]
 
         if self._is_last_chunk:
             results = tf.cond(self._is_last, last, lambda: [*arrived(), *self._sums])
@@ -337,7 +334,7 @@ class _Branch:
                 results = self._lower(piece)
                 kind = self._wires.chunk_kinds[chunk - 1]
                 messages = kind.pack(results, self._collectives) if before_name else []
-                return [*self._add(piece, place=0), *messages]
+                return [*self._add(piece), *messages]
 
         def others() -> list[tf.Tensor]:
             return [*self._sums, *(self._messages[before_name] if before_name else [])]
@@ -382,15 +379,11 @@ class _Branch:
         )
         return [self._lowering.slice(t) for t in piece.results]
 
-    def _add(self, piece: Piece, place: int | None = None) -> list[tf.Tensor]:
-        """Returns the sums with a piece's contributions.
+    def _add(self, piece: Piece) -> list[tf.Tensor]:
+        """Returns the sums with the contributions of a piece that has been lowered.
 
         Sums of one dtype are in one TensorFlow list, and each addition waits for the one before it.
         So contributions are added in the order in which they are computed.
-
-        Args:
-          piece: a piece that has been lowered.
-          place: the only stage that computes the piece. None: all stages compute it.
         """
         sums, branches, lowering = list(self._sums), self._branches, self._lowering
         leaves: dict[int, tf.Tensor] = {}
@@ -401,11 +394,7 @@ class _Branch:
         for i, tensor in contributions:
             addend_of = lowering.tree_leaf if branches.tree_size else lowering.partial_sum
             value, axes = addend_of(tensor)
-            sum_axes = branches.axes[i]
-            if sum_axes is None:
-                branches.axes[i] = sum_axes = list(axes)
-            addend = self._as_partial_sum(value, list(axes), sum_axes)
-            branches.places[i] = place if branches.places.get(i, place) == place else None
+            addend = self._as_partial_sum(value, axes, branches.axes.setdefault(i, axes))
             if branches.tree_size:
                 leaves[i] = addend
             else:

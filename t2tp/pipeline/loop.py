@@ -12,7 +12,7 @@ the schedule.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -34,7 +34,8 @@ from t2tp.program.program import Mesh
 class PipelineLoop(MicrobatchSums):
     """Sums the results of a function over microbatches, in a pipeline of stages.
 
-    Outputs: the outputs of `MicrobatchSums`, and `idle_share`.
+    Outputs: the outputs of `MicrobatchSums`, `idle_share`, and with `exact_sums` more outputs of
+      the sums to which several stages add.
 
     Attributes:
       schedule: the schedule of the pipeline.
@@ -93,6 +94,40 @@ class PipelineLoop(MicrobatchSums):
         self.partition = Partition(
             self._body_ops, self._body_outputs[1:], splits_backward=self.schedule.splits_backward
         )
+        self._addends = {x: self._addends_of(i) for i, x in enumerate(self._outputs[1:-1])}
+
+    def _addends_of(self, number: int) -> list[tuple[tuple[int, int], upstream.Tensor]]:
+        """Returns the outputs of a sum, each with the chunk and the stage that add to it.
+
+        With `exact_sums`, a sum to which the layers of several stages add gets an output for each
+        stage.
+        """
+        output = self._outputs[1 + number]
+        if self.is_per_stage[number] or not self.mesh.layout.exact_sums:
+            return [((0, 0), output)]
+        places = self.partition.places(number)
+        if not places or (places[1:] and not output.shape.dims):
+            raise LayoutError(
+                f"exact_sums cannot add up {self._body_outputs[1 + number].name!r} over stages in a"
+                " fixed order: drop the rule that splits the layers, or set exact_sums=0."
+            )
+        begin = len(self._outputs)
+        for index in range(begin, begin + len(places) - 1):
+            self._outputs.append(upstream.Tensor(self, output.shape, output.dtype, index=index))
+        return [*zip(places, [output, *self._outputs[begin:]], strict=True)]
+
+    def in_order(self, sums: Sequence[upstream.Tensor]) -> list[upstream.Tensor]:
+        """Returns a gradient's addends in the order in which one device adds them up.
+
+        This is the order of the backward pass, from the last layer to the first. If the layers of
+        several stages share the weight, each of the sums has an addend for each stage.
+
+        Args:
+          sums: the gradient's sums over microbatches, in the order of a stage's backward pass.
+        """
+        addends = [addend for x in sums for addend in self._addends[x]]
+        # Addends of the same chunk and stage keep their order.
+        return [x for _, x in sorted(addends, key=lambda addend: addend[0], reverse=True)]
 
     def _check_order(self) -> None:
         """Checks that each stage adds the microbatches in order.
@@ -128,30 +163,14 @@ class PipelineLoop(MicrobatchSums):
         sums, idle_share = Ticks(branches, axis, self.count).run()
         lowering.set_slice(self.outputs[0], tf.constant(self.count))
         stages = mesh_impl.layout.axes.separate([axis])
-        outputs = self.outputs[1:-1]
-        for i, (output, value, axes, is_per_stage) in enumerate(
-            zip(outputs, sums[: len(outputs)], branches.axes, self.is_per_stage, strict=True)
-        ):
-            sum_axes = axes or []
-            if not is_per_stage:
+        for i, addends in enumerate(self._addends.values()):
+            value, sum_axes = sums[i], branches.axes.get(i, [])
+            if not self.is_per_stage[i]:
                 sum_axes = sorted({*sum_axes, *stages})
-                if branches.tree_size:
-                    value = self._only_here(branches, i, value)
-            lowering.set_sum_over_axes(output, value, sum_axes)
+            for (_, place), output in addends:
+                own = value
+                if branches.tree_size and not self.is_per_stage[i]:
+                    # The other stages add -0, which changes no bit. (+0 would turn -0 into +0.)
+                    own = tf.where(tf.equal(stage, place), value, -tf.zeros_like(value))
+                lowering.set_sum_over_axes(output, own, sum_axes)
         lowering.set_sum_over_axes(self.idle_share, idle_share, stages)
-
-    def _only_here(self, branches: Branches, number: int, value: tf.Tensor) -> tf.Tensor:
-        """Returns `value` on the only stage that computes it, and -0 on the other stages.
-
-        An all-reduce then adds the values of all stages. Adding -0 changes no bit of the value.
-        (Adding +0 would turn -0 into +0.)
-        """
-        place = branches.places[number]
-        if place is None:
-            raise LayoutError(
-                f"exact_sums={branches.mesh_impl.layout.exact_sums} cannot add up"
-                f" {self._body_outputs[1 + number].name!r} over stages in a fixed order: drop the"
-                " rule that splits the layers, or set exact_sums=0."
-            )
-        is_here = tf.equal(branches.stage, place)
-        return tf.where(is_here, value, -tf.zeros_like(value))

@@ -149,6 +149,25 @@ class Partition:
         """Returns the boundary after all layers of a chunk."""
         return self.exits[chunk][max(self.exits[chunk])]
 
+    def places(self, number: int) -> list[tuple[int, int]]:
+        """Returns the chunk and the stage of each addend of a sum over microbatches.
+
+        A sum to which a chunk's layers add has an addend for each stage. The list is empty if
+        several pieces add to the sum.
+
+        Args:
+          number: index of the sum.
+        """
+        last = len(self.enters) - 1, len(self.enters[-1].layers_by_stage) - 1
+        found = [[last] if number in self.after.contributions else []]
+        for chunk, enter in enumerate(self.enters):
+            exits = [self.exits[chunk][layers].backward for layers in enter.layers_by_stage]
+            for roots in ([enter.backward], exits):
+                adds = [root and self._outputs[number] in self._of[root] for root in roots]
+                found.append([(chunk, stage) for stage, yes in enumerate(adds) if yes])
+        places = [x for x in found if x]
+        return places[0] if len(places) == 1 else []
+
     def pieces(self, chunk: int, num_layers: int) -> ChunkPieces:
         """Returns the pieces of the first `num_layers` layers of a chunk."""
         enter, exit_op = self.enters[chunk], self.exits[chunk][num_layers]

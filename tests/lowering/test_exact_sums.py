@@ -133,7 +133,12 @@ def assert_same_bits(given, wanted):
         (JOINT | {"zero_stage": 3, "zero_axes": "data"}, {}),
         (
             {"mesh_shape": "stage:2;data:2", "microbatches": 2, "zero_stage": 1},
-            {"recompute": "layer", "show_movement": True, "num_hidden_layers": 2},
+            {
+                "recompute": "layer",
+                "show_movement": True,
+                "position": "relative",
+                "num_hidden_layers": 3,
+            },
         ),
         (
             {"mesh_shape": "data:2;model:2", "zero_stage": 3},
@@ -188,7 +193,8 @@ def test_random_layouts_compute_the_same_bits(seed, family):
         changes["zero_axes"] = str(rng.choice(["", "pod", "data"])) if changes["zero_stage"] else ""
     kept = {"family": family, "num_hidden_layers": 2, "d_kv": 64}
     if family != "vit":
-        kept |= {"loss_chunk": int(rng.choice([0, 16])), "position": "sinusoidal"}
+        kept |= {"loss_chunk": int(rng.choice([0, 16]))}
+        kept |= {"position": str(rng.choice(["sinusoidal", "relative"]))}
     assert_same_bits(trained(3, **changes, **kept), on_one_device(3, **kept))
 
 

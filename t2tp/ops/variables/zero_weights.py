@@ -182,7 +182,7 @@ class WeightGatherOperation(Operation):
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor]:
         (x,) = self.inputs
-        return [upstream.reshape(cast(grad_ys[0], x.dtype), x.shape)]
+        return [_at_rest(cast(grad_ys[0], x.dtype), x.shape)]
 
     def lower(self, lowering: Lowering) -> None:
         lower_gathers([self], lowering)
@@ -309,14 +309,7 @@ def gradients_at_rest(
     with earlier layers. The exception is a gradient that is the sum of several reduce-scatters
     (with `exact_sums`).
     """
-
-    def stored(grad: upstream.Tensor, shape: upstream.Shape) -> upstream.Tensor:
-        if grad.shape == shape:
-            return grad
-        sums = [upstream.reshape(x, shape) for x in separate_sums(grad)]
-        return functools.reduce(operator.add, sums)
-
-    at_rest = [stored(grad, var.shape) for grad, var in zip(grads, variables, strict=True)]
+    at_rest = [_at_rest(grad, var.shape) for grad, var in zip(grads, variables, strict=True)]
     scatters = [
         after.operation
         for grad, after in zip(grads, at_rest, strict=True)
@@ -325,6 +318,13 @@ def gradients_at_rest(
     if scatters:
         _move_to_inputs(scatters[0].graph, scatters)
     return at_rest
+
+
+def _at_rest(grad: upstream.Tensor, shape: upstream.Shape) -> upstream.Tensor:
+    """Reshapes a gradient to a variable's shape at rest, each of its separate sums by itself."""
+    if grad.shape == shape:
+        return grad
+    return functools.reduce(operator.add, [upstream.reshape(x, shape) for x in separate_sums(grad)])
 
 
 def _move_to_inputs(graph: upstream.Graph, moved: Sequence[upstream.Operation]) -> None:
