@@ -40,7 +40,7 @@ from t2tp.lowering.while_loop import tree_levels
 from t2tp.ops.microbatch_sums import MicrobatchSums
 from t2tp.pipeline.messages import MessageKind, Wires
 from t2tp.pipeline.partition import ChunkPieces, Partition, Piece
-from t2tp.pipeline.schedule import Action, Schedule, ScheduleError
+from t2tp.pipeline.schedule import Action, Schedule
 from t2tp.pipeline.slot_table import SlotTable
 from t2tp.pipeline.sum_table import SumTable
 
@@ -271,8 +271,7 @@ class _Branch:
 
     def _backward(self) -> None:
         pieces, exit_op = self._pieces, self._exit
-        if pieces.backward is None or exit_op.backward is None:
-            raise ScheduleError("an evaluation has no backward pass")
+        assert pieces.backward is not None and exit_op.backward is not None
         output_gradients = self._output_gradients()
         self._bind_saved("forward", pieces.saved_activations)
         self._bind(exit_op.backward.outputs, output_gradients)
@@ -356,8 +355,7 @@ class _Branch:
 
     def _weights(self) -> None:
         pieces = self._pieces
-        if pieces.weights is None:
-            raise ScheduleError("this graph's backward pass is not split")
+        assert pieces.weights is not None  # The schedule splits the backward pass.
         self._bind_saved("forward", pieces.saved_activations)
         self._bind_saved("backward", pieces.saved_for_weights)
         self._lower(pieces.weights)
@@ -458,8 +456,7 @@ class _Branch:
 
     def _arrived(self, wire: str | None, chunk: int) -> list[tf.Tensor]:
         """Returns the tensors of the message that arrived for this entry."""
-        if wire is None or self._boundary is None:
-            raise ScheduleError(f"no message arrives for chunk {self._chunk}")
+        assert wire is not None and self._boundary is not None
         messages = self._branches.tables[wire].read(self._slots[wire], self._row.arrived)
         with self._collectives.attributed_to(self._boundary.name):
             return self._wires.chunk_kinds[chunk].unpack(messages, self._collectives)

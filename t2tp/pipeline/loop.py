@@ -25,7 +25,7 @@ from t2tp.ops.microbatch_sums import MicrobatchSums
 from t2tp.pipeline.boundary import EnterStage
 from t2tp.pipeline.branches import Branches
 from t2tp.pipeline.partition import Partition
-from t2tp.pipeline.schedule import Schedule, ScheduleError
+from t2tp.pipeline.schedule import Schedule
 from t2tp.pipeline.schedules import forward_schedule, make_schedule
 from t2tp.pipeline.ticks import Ticks
 from t2tp.program.program import Mesh
@@ -81,14 +81,11 @@ class PipelineLoop(MicrobatchSums):
         layout = mesh.layout
         enters = [op for op in self._body_ops if isinstance(op, EnterStage)]
         chunks, trains = len(enters), any(op.backward is not None for op in enters)
-        try:
-            self.schedule: Schedule = (
-                make_schedule(layout.pipeline.schedule, layout.num_stages, count, chunks)
-                if trains
-                else forward_schedule(layout.num_stages, count, chunks)
-            )
-        except ScheduleError as error:
-            raise LayoutError(str(error)) from error
+        self.schedule: Schedule = (
+            make_schedule(layout.pipeline.schedule, layout.num_stages, count, chunks)
+            if trains
+            else forward_schedule(layout.num_stages, count, chunks)
+        )
         if layout.exact_sums:
             self._check_order()
         self.partition = Partition(
@@ -156,8 +153,7 @@ class PipelineLoop(MicrobatchSums):
         reduce_what_comes_from_outside(self, lowering)
         mesh_impl = lowering.mesh_impl(self)
         axis = mesh_impl.layout.stage_axis
-        if axis is None:
-            raise LayoutError("a pipeline needs a mesh axis that splits the layers")
+        assert axis is not None  # It splits the layers.
         stage = mesh_impl.collectives.coordinate(axis)
         branches = Branches(self, self.partition, self.schedule, lowering, stage)
         sums, idle_share = Ticks(branches, axis, self.count).run()

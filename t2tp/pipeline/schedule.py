@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from t2tp.mesh.layout_text import LayoutError
+
 
 class Action(enum.Enum):
     """A stage's action in a tick; the values are the letters in `pipeline_schedule` files."""
@@ -38,7 +40,7 @@ class Entry(NamedTuple):
         return f"{self.action.value}{self.microbatch}{chunk}"
 
 
-class ScheduleError(ValueError):
+class ScheduleError(LayoutError):
     """An invalid schedule table."""
 
 

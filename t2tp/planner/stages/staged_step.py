@@ -12,7 +12,7 @@ from t2tp.hparam import HParams
 from t2tp.mesh.layout import Layout, LayoutError
 from t2tp.mesh.stages import LAYERS
 from t2tp.pipeline.assign_layers import assign_layers, check_layers_match
-from t2tp.pipeline.schedule import Action, ScheduleError
+from t2tp.pipeline.schedule import Action
 from t2tp.planner.cluster_file import ClusterFile, SoftwareStack
 from t2tp.planner.collective_cost import CollectiveCost
 from t2tp.planner.compute_cost import ComputeCost
@@ -86,10 +86,7 @@ class StagedStep:
             )
         chunks = len(stacks) * pipeline.chunks
         self.table = Table(pipeline.schedule, layout.num_stages, self.microbatches, chunks)
-        try:
-            splits = self.table.splits_backward
-        except ScheduleError as error:
-            raise LayoutError(str(error)) from error
+        splits = self.table.splits_backward
         self.lowering = StageLowering(build, hparams, layout, splits, software, lowered_before)
         assigned = []
         for count in stacks.values():
