@@ -17,6 +17,7 @@ work is imported only after that, because it imports TensorFlow, which takes sec
 | 141 | stdout is a pipe that its reader closed |
 | 143 | ended by SIGTERM; a training saves its step first |
 
-`t2tp_launch` returns the exit code of the process that failed first. If no trial succeeds,
-`t2tp_tune` returns the exit code of the trial that failed last.
+`t2tp_launch` returns the code of the first failure that is not the loss of another process, or 3 if
+there is no such failure. If no trial succeeds, `t2tp_tune` returns the exit code of the trial that
+failed last.
 """
