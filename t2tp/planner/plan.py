@@ -135,6 +135,8 @@ class Plan:
       memory_point: part of the step with the peak.
       memory_by_point: bytes by purpose at the peak of each part of the step.
       fragmentation: bytes to allow for the allocator's fragmentation at this peak.
+      cached: further bytes that the allocator keeps for later use. A step fits without them, but
+        then the allocator frees and allocates again, and waits for the device.
       memory_limit: bytes of a device's memory.
       usable_memory: bytes of a device's memory without the headroom.
       model_flops: FLOPs of a step on the whole mesh, with all scores of attention.
@@ -161,6 +163,7 @@ class Plan:
     memory_point: str
     memory_by_point: dict[str, dict[str, float]]
     fragmentation: float
+    cached: float
     memory_limit: float
     usable_memory: float
     model_flops: float
@@ -266,6 +269,7 @@ class Plan:
         point = max(by_point, key=lambda name: sum(by_point[name].values()))
         recomputed = sum(w.flops * w.times * n for w, n in step.work.items() if w.is_recomputed)
         sharing = cluster.sharing(devices)
+        layer = step.layer_weights if step.layout.storage.stage == 3 else 0
         return cls(
             title=title,
             cluster=f"{cluster.name}, stack {cluster.stack}",
@@ -281,6 +285,7 @@ class Plan:
             memory_point=point,
             memory_by_point=by_point,
             fragmentation=_fragmentation(by_point[point], cluster.software),
+            cached=_BFLOAT16 * layer * cluster.software.cached_layers,
             memory_limit=cluster.device.memory / sharing,
             usable_memory=cluster.usable_memory(devices),
             model_flops=3 * step.flops,
@@ -331,15 +336,13 @@ def _costs(step: LoweredStep, cluster: ClusterFile) -> list[Cost]:
 
 def _memory(peak: Memory, step: LoweredStep, cluster: ClusterFile) -> dict[str, float]:
     """Returns the bytes at one of the step's peaks by purpose."""
-    memory = {purpose: 0.0 for purpose in PURPOSES}
-    memory |= {purpose: float(size) for purpose, size in step.variables.items()}
+    memory = dict.fromkeys(PURPOSES, 0.0) | {name: float(n) for name, n in step.variables.items()}
     for purpose, size in peak.by_purpose.items():
         memory["gradients" if purpose == "sums" else purpose] += size
     # The large all-reduces carry gradients, and run after the activations are freed.
     if peak.point not in WITH_ACTIVATIONS:
-        memory["buffers"] = float(
-            max((t.num_bytes for t in step.traffic if t.kind == "allreduce"), default=0)
-        )
+        sizes = [t.num_bytes for t in step.traffic if t.kind == "allreduce"]
+        memory["buffers"] = float(max(sizes, default=0))
     layer, stack = float(step.layer_weights), cluster.software
     if stack.dummy_gradients:
         memory["gradients"] += _BFLOAT16 * layer

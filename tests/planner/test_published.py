@@ -3,6 +3,7 @@
 import pytest
 
 from t2tp.planner import ClusterFile
+from t2tp.planner.text import plan_text
 from tests.planner.published_steps import (
     FOUNDRY,
     LAYER,
@@ -34,6 +35,14 @@ def test_mpt_7b_on_eight_h100_takes_what_llm_foundry_measured():
     plan, measured = foundry_plan(("7b", 2048, 8, 6, 1, "none", 10_643))
     assert plan.seconds == pytest.approx(measured, rel=0.02)
     assert 55 < allocated(plan) < 70  # It fitted into 80.
+
+
+def test_a_plan_says_that_the_allocators_caches_do_not_fit():
+    """30B takes 4 % longer than planned on 8 devices, and as long as planned on 16."""
+    rows = FOUNDRY[3], ("30b", 2048, 16, 10, 3, "layer", 2263)
+    full, roomy = (plan_text(foundry_plan(row)[0]) for row in rows)
+    assert "no room for the allocator's caches (16.1 GiB)" in full
+    assert "caches" not in roomy
 
 
 def test_twelve_layers_of_llama_70b_on_eight_b200_take_what_megatron_measured():
