@@ -108,7 +108,7 @@ class Lowering(Protocol):
         """Sets a partial sum over split dimensions; the all-reduce is deferred."""
 
     def parts_of(self, dim: upstream.Dimension, layout: Layout | None = None) -> tuple[int, int]:
-        """Returns the number of parts of a sum over `dim`: on all processors, and on this one."""
+        """Returns two numbers of parts of a sum over `dim`: on all processors, and on this one."""
 
     def set_parts(
         self,

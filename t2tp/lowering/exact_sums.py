@@ -1,20 +1,22 @@
 """Sums in a fixed order, so that every mesh computes the same bits.
 
 Floats are rounded after each addition, so a sum depends on the order of its additions. With
-`exact_sums=8`, a dimension that a layout may split is cut into 8 equal parts of the *global*
-dimension. An operation that sums over the dimension is lowered once for each part, and the parts
-are added in a fixed order, as a binary tree of additions:
+`exact_sums=8`, each dimension that a layout may split is cut into 8 equal parts. The *global*
+dimension is cut, so the parts are the same on every layout. An operation that sums over the
+dimension is lowered once for each part. The sums of the parts are added in a fixed order, as a
+binary tree of additions:
 
     ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7))
 
-On `data:2`, each processor computes 4 parts of the batch and adds them, which is one half of the
-tree. The collective adds the two halves. With two microbatches, each microbatch computes 2 of a
-processor's 4 parts. One device computes all parts: the same additions in the same order.
+On `data:2`, each processor computes the sums of 4 parts of the batch and adds them. This is one
+half of the tree. The collective adds the two halves. With two microbatches, each microbatch
+computes 2 of a processor's 4 parts. One device computes all parts: the same additions in the same
+order.
 
 A sum over rows and positions, such as a weight's gradient on `seq:2` with `length:seq`, is computed
-from whole rows: an all-to-all gives each processor all positions of half of its rows. Then the axis
-splits rows instead of positions. So each processor again has some parts of the batch and one half
-of the tree.
+from whole rows: an all-to-all gives each processor all positions of half of its rows. `seq` then
+splits rows instead of positions. So each processor again has some parts of the batch and computes
+one half of the tree.
 """
 
 import contextlib
@@ -86,7 +88,7 @@ class _RowExchange(NamedTuple):
     Attributes:
       collectives: the processor's collectives.
       axis: the axis that splits positions.
-      processors: number of processors along it.
+      processors: number of processors along this axis.
     """
 
     collectives: Collectives

@@ -2,15 +2,15 @@
 
 Each processor stores only a part of a weight and all-gathers the whole weight before its use
 (`t2tp.mesh.storage`). At ZeRO stage 3 a layer's weights are gathered for this layer alone. If the
-gather started only when the layer uses the weights, the layer would have to wait for it. So it
+gather started only when the layer uses the weights, the layer would have to wait. So the gather
 starts `prefetch` layers earlier:
 
     prefetch=0    gather0  layer0  gather1  layer1  gather2  layer2
     prefetch=1    gather0  gather1  layer0  gather2  layer1  layer2
 
 TensorFlow runs a device's collectives in the order in which they were traced. So in the backward
-pass a gather that is moved `prefetch` layers ahead also runs before the reduce-scatters of those
-layers.
+pass, a gather that is moved before `prefetch` layers also runs before the reduce-scatters of the
+layers that it was moved past.
 
 At stages 1 and 2 all weights are gathered once, at the start of the step.
 
@@ -32,7 +32,7 @@ from t2tp.lowering.scatters import DeferredScatter
 from t2tp.mesh.storage import Storage
 
 # The layer of a variable is its name up to the first scope that ends in a number: "decoder/layer_3"
-# of "decoder/layer_3/ffn/w". If no scope ends in a number, it is the outermost scope.
+# of "decoder/layer_3/ffn/w". If no scope ends in a number, the layer is the outermost scope.
 _LAYER = re.compile(r"^(?:[^/]*/)*?[^/]*\d+(?=/)|^[^/]*")
 
 
@@ -134,7 +134,10 @@ class LatestActivation:
             self._latest, _ = lowering.partial_sum(lowered[0])
 
     def value(self) -> tf.Tensor | None:
-        """Returns the activation or its local partial sum; None if this graph has no activation."""
+        """Returns the latest activation, or this processor's partial sum of it.
+
+        None if the latest activation is not in TensorFlow's current graph.
+        """
         # A tensor from a loop body cannot be a control dependency outside the loop.
         graph = tf.compat.v1.get_default_graph()
         return self._latest if self._latest is not None and self._latest.graph is graph else None

@@ -238,8 +238,8 @@ def _depends_on_order(op: upstream.Operation, dim: upstream.Dimension) -> bool:
     return ordered is None or dim in ordered
 
 
-# mesh-tensorflow's operations that compute slice by slice. Their splittable dimensions are the ones
-# whose order does not matter.
+# mesh-tensorflow's operations that compute slice by slice. Along a splittable dimension, the order
+# of the positions does not matter to them.
 _ON_SLICES = (
     upstream.SlicewiseOperation,
     upstream.ops.ConcatOperation,

@@ -4,7 +4,7 @@ If the summed dimension of a matmul is split, each processor has a partial sum. 
 or transpose the partial sum before the all-reduce. This pays in two cases. Before a reshape,
 all-reduce and reshape may become one reduce-scatter. In a difference of two sums, one all-reduce is
 enough. Otherwise the sum is reduced before the linear operation, so that it can share a collective
-with other sums: gradients are reduced together before they are scaled.
+with other sums. For example, gradients are reduced together before they are scaled.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,8 +46,8 @@ def lower_linear(op: upstream.Operation, lowering: Lowering) -> None:
     (x,), (y,) = op.inputs, op.outputs
 
     def lower(addend: tf.Tensor) -> tf.Tensor:
-        # mesh-tensorflow's `lower` would reduce its input. So the partial sum replaces the input's
-        # value while it runs.
+        # mesh-tensorflow's `lower` would reduce the input. So the partial sum replaces the input's
+        # value while `lower` runs.
         deferred = lowering.tensors[x]
         lowering.tensors[x] = LaidOutTensor([addend])
         op.lower(lowering)

@@ -41,7 +41,8 @@ from t2tp.mesh.layout_text import LayoutError
 
 T = TypeVar("T")
 
-# Number of input elements. Smaller inputs do not repay the compilation: 0.1 s of a core per device.
+# Number of input elements. Compilation takes 0.1 s of a core per device. For smaller inputs, the
+# compiled function does not save that time.
 _WORTH_COMPILING = 1 << 18
 
 # Operations with side effects.
@@ -166,8 +167,8 @@ class GraphLowering(upstream.Lowering):
         Args:
           operations: the operations, in program order.
           needed: the tensors to compute.
-          addends: the tensors in `needed` that a loop adds up. It needs only their partial sums: it
-            reduces the total once, after the last iteration.
+          addends: the tensors in `needed` that a loop adds up. The loop needs only their partial
+            sums: it reduces the total once, after the last iteration.
         """
         needed = list(needed)
         live = live_operations(operations, needed)
@@ -401,7 +402,7 @@ class GraphLowering(upstream.Lowering):
         return self._latest.value()
 
     def is_read(self, tensor: upstream.Tensor) -> bool:
-        """Whether an operation or the caller reads a tensor. Some slots are only assigned to."""
+        """Whether an operation or the caller reads a tensor. Some variables are only written."""
         return tensor in self._read
 
     def users(self, tensor: upstream.Tensor) -> Sequence[upstream.Operation | None]:
@@ -439,7 +440,7 @@ class GraphLowering(upstream.Lowering):
         """Sets the processor's partial sum of a tensor that is a sum over `summed` dimensions.
 
         The all-reduce over the mesh axes that split these dimensions is deferred: other sums may
-        join it, or nothing may need it.
+        join this all-reduce, or no operation may need the value.
         """
         mesh_impl = self.mesh_impl(tensor)
         axes = {mesh_impl.tensor_dimension_to_mesh_axis(dim) for dim in summed} - {None}
@@ -493,7 +494,8 @@ class GraphLowering(upstream.Lowering):
         addends of a weight's gradient, so each sum is completed before it is added.
 
         Returns:
-          whether it added them. This depends only on the graph, so it is the same on every mesh.
+          whether it added them. The result depends only on the graph, so all meshes have the same
+          result.
         """
         sums = [self.tensors[x] for x in addends]
         if any(
@@ -595,7 +597,7 @@ def lower_constant(op: upstream.Constant, lowering: Lowering) -> None:
 
 
 def lower_variable(op: upstream.Variable, lowering: GraphLowering) -> None:
-    """Looks up the variable's slice; reads it unless it is only assigned to."""
+    """Looks up the variable's slice; reads the slice unless the variable is only assigned to."""
     if lowering.is_read(op.value):
         op.lower(lowering)
         return

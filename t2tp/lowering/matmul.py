@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-# TensorFlow has two matmul kernels for CPUs. One computes a batch of products of at most this many
-# multiplications each (`kMaxCostOuterParallelism`). The other computes larger products, and single
-# ones of any size.
+# TensorFlow has two matmul kernels for CPUs. The first computes a batch of products if each takes
+# at most this many multiplications (`kMaxCostOuterParallelism`). The second computes larger
+# products, and single products of any size.
 SMALL_PRODUCT = 128 * 128
 
 
@@ -98,8 +98,8 @@ def _product(x: tf.Tensor, y: tf.Tensor, of_x: str, of_y: str, product: str) -> 
     Args:
       x: the first operand.
       y: the second operand.
-      of_x: letters of `x`; the ones to sum over are first or last.
-      of_y: letters of `y`; the ones to sum over are first or last.
+      of_x: letters of `x`; the letters to sum over are first or last.
+      of_y: letters of `y`; the letters to sum over are first or last.
       product: letters of the result, which are not summed over: first the letters of one operand,
         then the letters of the other.
     """
@@ -122,7 +122,7 @@ def _matrix(x: tf.Tensor, num_summed: int, sums_first: bool) -> tuple[list[int],
     free = last if sums_first else first
     if len(sizes) == 2:
         return free, x
-    # Weights are reshaped in their own graph, so outside the loop that uses them. Inside it, XLA
-    # would fuse the reshape and a product with a vector into one naive loop.
+    # Weights are reshaped in their own graph, so outside the loop that uses them. Inside the loop,
+    # XLA would fuse the reshape and a product with a vector into one naive loop.
     with x.graph.as_default():
         return free, tf.reshape(x, [math.prod(first), math.prod(last)])

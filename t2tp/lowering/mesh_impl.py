@@ -71,7 +71,7 @@ class LaidOutVariable:
 
 
 class Target(NamedTuple):
-    """The hardware and compiler that a lowered program runs on, where that affects the lowering.
+    """The properties of a program's hardware and compiler that affect the lowering.
 
     Attributes:
       on_cpu: whether the processors are CPUs.
@@ -280,7 +280,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
         return other
 
     def _place(self, dim: upstream.Dimension) -> tf.Tensor | int:
-        """Returns the index along a dimension of this processor's slice, or part (`of_part`)."""
+        """Returns the number of this processor's slice, or part (`of_part`), along a dimension."""
         axis = self.tensor_dimension_to_mesh_axis(dim)
         place = 0 if axis is None else self.collectives.coordinate(axis)
         if dim.name not in self._part_of:
@@ -324,7 +324,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
                 along = microbatch.whole_index(dim, along)
             return random.offsets(sizes, axis, along)
 
-        # Many tensors share dimensions, and their offsets are small.
+        # Memoized, because many tensors share a dimension, and its offsets are a small tensor.
         return [
             self._once(
                 ("offsets", dim, splits[axis] in head_tail, *sizes[axis + 1 :], part),

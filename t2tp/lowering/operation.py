@@ -66,12 +66,12 @@ class Hooks:
 
     Attributes:
       accepts_deferred_sums: whether `lower` passes on a deferred sum without reducing it (see
-        `lowering.partial_sum`). This is correct for linear operations. A small sum that only such
-        operations use is not reduced early together with others.
+        `lowering.partial_sum`). This is correct for linear operations. A small sum that is used
+        only by operations with this attribute is not reduced early together with other sums.
       rng_dependency: a zero that must be computed before the operation's random numbers.
         `recompute_grad` sets it, so that the backward pass generates a mask again instead of
-        storing it. An operation that uses `lowering.random_bits` must pass it on to its gradient
-        operation.
+        storing it. An operation that uses `lowering.random_bits` must set the same zero on its
+        gradient operation.
       predicate: a boolean scalar; if it is false, the operation is not executed. Only for
         operations without outputs: see `conditional_updates`.
       joint_shape: dimensions that must not be split over the same mesh axis, though no tensor has
@@ -126,14 +126,17 @@ class Hooks:
     def unpadded_share(self, layout: Layout) -> float:
         """Returns the fraction of `product_sizes` that is not padding in the lowered program.
 
-        `t2tp_plan` lowers few layers and scales their work up. It does not scale padding up,
-        because more layers would fill it.
+        `t2tp_plan` lowers few layers and scales their work up, but not the padding: in the full
+        model, the weights of further layers take the padding's place.
         """
         del layout
         return 1.0
 
     def slice_flops(self, layout: Layout) -> float:
-        """Returns a processor's floating-point operations, also of gradient operations."""
+        """Returns a processor's floating-point operations; gradient operations define it too.
+
+        0: the planner uses `matmul_flops` times the fraction of the output in this processor's slice.
+        """
         del layout
         return 0.0
 
@@ -314,8 +317,9 @@ def check_operation(op: upstream.Operation, layout: Layout) -> None:
     """Checks that an operation can be computed with a layout.
 
     Raises:
-      LayoutError: the rules split or pad a dimension that the operation cannot compute so, or split
-        two dimensions over one axis though the operation combines them (no tensor has both).
+      LayoutError: the operation cannot be computed if a dimension is split or padded, and the rules
+        split or pad this dimension. Or the rules split two dimensions over one axis, and the
+        operation combines the two, though no tensor has both.
     """
     declared = hooks(op)
     if isinstance(op, upstream.EinsumOperation):

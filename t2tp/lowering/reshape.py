@@ -9,9 +9,9 @@ If an axis splits two shapes of a tensor at the same factor, their slices are th
 2], each split in two along its first dimension, have the same 4 elements on each processor. A
 reshape is local if each axis either splits both shapes at the same factor, or splits only the new
 shape. In the second case each processor selects its part of the result. An axis that splits only
-the old shape is gathered. An axis that has another factor in the new shape is first moved to this
-factor by a collective. If several axes split a dimension, the second axis splits the slices of the
-first.
+the old shape is gathered. If an axis splits the two shapes at different factors, a collective first
+moves it to the new factor. If several axes split a dimension, the second axis splits the slices of
+the first.
 
 For example, `data:2;model:2` reshapes [batch=4/data, d_model=6] to [groups=2/data, rows=2,
 d_model=6/model]. `data` distinguishes the 24 indices by `index // 12 % 2` (p=1, n=2) in both
@@ -20,8 +20,8 @@ d_model. No communication is necessary.
 
 Where an axis does not divide its dimension, factors are counted in the padded tensor: [5] split
 over 3 processors has slices [2] of [6]. If only one of the two shapes splits the dimension, the
-other shape has all 5 elements on each processor. If that is the old shape, it is padded to 6 before
-the reshape; if it is the new shape, it is cut to 5 afterwards. If the reshape merges the dimension
+other shape has all 5 elements on each processor. An unsplit old shape is padded to 6 before the
+reshape. An unsplit new shape is cut to 5 after the reshape. If the reshape merges the dimension
 with others, or another axis splits it afterwards, the padding cannot stay in place, so the
 dimension is gathered first.
 """
@@ -250,7 +250,7 @@ class _ReshapePlan:
         """Whether processors exchange elements.
 
         If they do, a deferred sum is reduced first. Reducing it afterwards would be cheaper only if
-        the reshape also selects a slice; this case is not used.
+        the reshape also selects a slice; this case is not treated separately.
         """
         return any(self._new.get(axis) != factor for axis, factor in self._old.items())
 
@@ -276,7 +276,7 @@ class _ReshapePlan:
         return self._cut_slice(part.value)
 
     def only_scatter(self, x: tf.Tensor, summed_axes: list[int]) -> Scatter | None:
-        """Returns the only collective needed, a reduce-scatter; None if others are needed too.
+        """Returns the reduce-scatter if the reshape needs only this collective; otherwise None.
 
         Args:
           x: the partial sum.
@@ -389,10 +389,10 @@ def _aligned(
 ) -> tuple[list[int], list[int]] | None:
     """Returns the sizes of the old and of the new dimensions, both with the same padding.
 
-    Returns None if a padded dimension cannot keep its padding during the reshape. It can if both
-    shapes have this dimension, and the axes that split it in one shape are a prefix of the axes
-    that split it in the other. Its padded size must also be the same in both shapes, unless one of
-    them does not split it.
+    Returns None if a padded dimension cannot keep its padding during the reshape. It keeps the
+    padding if both shapes have this dimension, and the axes that split it in one shape are a prefix
+    of the axes that split it in the other. Its padded size must also be the same in both shapes,
+    unless one of them does not split it.
     """
     olds, news = (
         {(begin, dim.size): i for i, (begin, dim) in enumerate(begins(shape))}

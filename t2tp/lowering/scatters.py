@@ -41,7 +41,7 @@ class Scatter(NamedTuple):
 
 
 class DeferredScatter:
-    """The slice of a sum that is reduce-scattered when the slice is read, or before.
+    """The slice of a sum. The sum is reduce-scattered when the slice is read, or earlier.
 
     Attributes:
       scatter: the reduce-scatter.

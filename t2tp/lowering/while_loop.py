@@ -84,8 +84,8 @@ def lower_while_loop(
         summed_axes[:] = [axes for _, axes in addends]
         decided: tuple[tf.Tensor, ...] = ()
         if condition.has_rows:
-            # If a processor left the loop earlier than processors that share collectives with it,
-            # they would wait forever. The collectives' axes are known only after the body.
+            # If a processor left the loop earlier than the processors that share collectives with
+            # it, these would wait forever. The collectives' axes are known only after the body.
             with inside(state.iteration + 1):
                 here = condition.of(variables)
             met = {axis for c in collectives.log[collectives_before:] for axis in c.axes}
@@ -120,7 +120,10 @@ def tree_levels(size: int) -> int:
 def add_to_tree(
     iteration: tf.Tensor, levels: list[tf.Tensor], addends: list[tf.Tensor], size: int
 ) -> list[tf.Tensor]:
-    """Adds the leaves of a binary tree one after the other, like a counter in base two.
+    """Adds the next leaf to a binary tree of additions.
+
+    This works like a counter in base two: two complete halves are added and carried to the next
+    level.
 
     Args:
       iteration: index of the leaf.
