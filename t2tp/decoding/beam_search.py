@@ -3,7 +3,7 @@
 As in tensor2tensor (`beam_search.py`), each row keeps the `beam_size` most probable unfinished
 sequences and the `beam_size` best finished sequences. A row is done at its length limit, or when no
 unfinished sequence can become better than the best finished one. If the whole beam is returned, the
-row is done only when none can become better than the worst finished one.
+row is done only when no unfinished sequence can become better than the worst finished one.
 """
 
 import math
@@ -27,12 +27,12 @@ class _Beams(NamedTuple):
     """The sequences of each row, as tensors of the graph or as a processor's slices.
 
     Attributes:
-      alive: int32 [batch, beam, written], the tokens of unfinished sequences, the most probable
-        first.
+      alive: int32 [batch, beam, written], the tokens of the unfinished sequences, the most probable
+        sequence first.
       log_probs: float32 [batch, beam], log-probabilities of the unfinished sequences; -infinity:
         there is no sequence.
-      finished: int32 [batch, beam, written], the tokens of finished sequences without EOS, the best
-        first.
+      finished: int32 [batch, beam, written], the tokens, without EOS, of the finished sequences,
+        the best sequence first.
       finished_log_probs: float32 [batch, beam], log-probabilities of the finished sequences,
         including EOS.
       scores: float32 [batch, beam], `finished_log_probs` divided by the length penalty; -infinity:
@@ -59,7 +59,7 @@ def search(
 ) -> dict[str, mtf.Tensor]:
     """Builds the beam search of a batch.
 
-    It returns these tensors; the sequences of a row are sorted by score, the best first:
+    The search returns these tensors, with each row's sequences sorted by score, the best first:
 
     - `symbols`: int32 [batch, beam, written], the tokens after the prefix, zero-padded, without
       EOS.
@@ -145,8 +145,8 @@ def search(
 def _start(rows: PromptBatch, beam: mtf.Dimension) -> _Beams:
     """Returns one empty sequence per row and no finished ones; a row with limit 0 is done.
 
-    The other beam entries have the log-probability -infinity. If all began with probability 1, the
-    first candidates would be copies of the same sequence.
+    The row's other beam entries have the log-probability -infinity. If all entries began with
+    probability 1, the first candidates would be copies of the same sequence.
     """
     mesh, one_each = rows.mesh, mtf.Shape([rows.batch, beam])
     first = mtf.constant(mesh, [0.0] + [_NONE] * (beam.size - 1), [beam])
@@ -227,7 +227,7 @@ class _Ranking:
         log_probs, alive, parents = self._unfinished(step, candidates, now, ends)
         after = self._finish(step, candidates, now, ends)._replace(log_probs=log_probs, alive=alive)
         # A log-probability only falls, and the penalty (alpha is at least 0) is largest at the
-        # limit: no unfinished sequence can end with a better score than this.
+        # limit: no unfinished sequence can end with a better score than `best_possible`.
         best_possible = log_probs[:, 0] / self._penalty(limits)
         is_settled = self._score_to_beat(after.scores, -1) >= best_possible
         # A row that is done must not change: the loop goes on until the processor's other rows are

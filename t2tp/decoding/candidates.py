@@ -34,14 +34,14 @@ def top_candidates(
     end_ids: Sequence[int],
     count: int,
 ) -> Candidates:
-    """Returns the most probable sequences that are one token longer, the most probable first.
+    """Returns the most probable extensions of the sequences by one token, the most probable first.
 
     Args:
       logits: float [batch, beam, vocab].
       log_probs: float32 [batch, beam], log-probabilities of the sequences; -infinity: there is no
         sequence.
       may_end: booleans [batch], whether an end token may be chosen.
-      vocab_size: number of tokens; logits beyond are padding and never chosen.
+      vocab_size: number of tokens; ids from this number on are padding and never chosen.
       end_ids: the end tokens.
       count: number of candidates.
     """

@@ -36,7 +36,7 @@ class Request:
     """A row to decode.
 
     Attributes:
-      prefix: tokens with which the targets begin: the prompt.
+      prefix: the prompt: the first tokens of the targets.
       inputs: tokens that an encoder reads; None for a model without inputs.
       limit: max number of tokens to generate, EOS included. Default: the number of inputs plus
         `DecodeOptions.extra_length`.
@@ -94,7 +94,8 @@ class Decoder:
         """Creates a decoder from a function that runs the programs.
 
         Args:
-          predict: runs `decode` for the model with these options, such as `Estimator.predict`.
+          predict: a function that runs `decode` for the model with `options`, such as
+            `Estimator.predict`.
           layout: the mesh's layout. The batch size is rounded up so that slices of the batch are
             equal; see `padded_rows`.
           options: how to decode.
@@ -266,7 +267,7 @@ class Decoder:
         return rounded if self._max_length is None else min(rounded, self._max_length)
 
     def _hypotheses(self, row: Mapping[str, np.ndarray]) -> list[Hypothesis]:
-        """Returns the sequences of a row, from its outputs."""
+        """Converts the program's outputs for one row to sequences."""
         count = len(row["scores"]) if self.options.return_beams else 1
         return [
             Hypothesis(

@@ -30,7 +30,7 @@ def nucleus_mask(part: VocabSlice, logits: tf.Tensor, top_p: float) -> tf.Tensor
     total = part.add_up(tf.reduce_sum(weights, -1))
     keys = _ordered(logits)
     prefix = tf.zeros_like(total, tf.int64)  # the digits found so far, of each row
-    above = tf.zeros_like(total)  # the weight of the logits known to be larger
+    above = tf.zeros_like(total)  # the weight of all logits above those with this prefix
     for shift in (24, 16, 8, 0):
         has_prefix = tf.equal(_shifted(keys, shift + _DIGIT_BITS), prefix[:, None])
         digits = tf.cast(_shifted(keys, shift) % _DIGITS, tf.int32)

@@ -92,7 +92,7 @@ class DecodeOptions:
     def parse(cls, text: str, **defaults: object) -> DecodeOptions:
         """Parses text such as `beam_size=4,alpha=0.6,extra_length=50`.
 
-        If the text selects a decoding method, the defaults' options for another method are ignored.
+        If the text selects a decoding method, defaults of options for other methods are ignored.
 
         Args:
           text: options.

@@ -57,8 +57,8 @@ class ProgramShapes:
         """
         counts = Counter(batches)
         lengths = sorted(counts)
-        # best[n] is the best choice for the n shortest lengths: its cost, and the begin and the
-        # program of its last group of lengths.
+        # best[n] is the best choice of programs for the n shortest lengths: the total cost, and the
+        # begin and the program of the last group of lengths that share a program.
         best: list[tuple[int, int, Lengths]] = [(0, 0, ())]
         for end in range(1, len(lengths) + 1):
             longest, tokens, choices = lengths[end - 1], 0, []

@@ -147,7 +147,7 @@ def first_token(
     Args:
       features: features of a batch.
       batch: arrays of these features.
-      tokens: the input token of each row at position 0, or None. The batch may have more rows,
+      tokens: the input token of each row at position 0, or None. The batch may have further rows,
         which are empty.
 
     Returns:
@@ -180,7 +180,7 @@ def pad(
 
 
 def _array_namespace(array: np.ndarray | tf.Tensor) -> Any:
-    """Returns the module of an array's functions; exported models compute with tensors."""
+    """Returns `numpy`; for the tensors of exported models, `tf.experimental.numpy`."""
     return np if isinstance(array, np.ndarray) else tf.experimental.numpy
 
 

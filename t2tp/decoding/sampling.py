@@ -33,7 +33,7 @@ def choose_tokens(
       keys: int64 [batch], keys of the rows' random numbers.
       positions: int32 [batch], positions of the tokens to choose.
       may_end: booleans [batch], whether one of `options.end_ids` may be chosen.
-      vocab_size: number of tokens; logits beyond are padding and never chosen.
+      vocab_size: number of tokens; ids from this number on are padding and never chosen.
       options: how to choose.
 
     Returns:
@@ -130,8 +130,8 @@ class _Sampler:
     def _gumbel(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns a Gumbel variable for each token: float32 [rows, tokens]."""
         bits = random.bits(self._keys[:, None], tf.cast(ids, tf.uint64))
-        # Computes an exponential variable first. Sampled tokens have values near 0, where float32
-        # is most precise.
+        # Computes an exponential variable first. It is near 0 for tokens that are sampled, and
+        # float32 is most precise near 0.
         share = (tf.cast(bits, tf.float32) + 0.5) * 2.0**-32
         exponential = -tf.math.log1p(-tf.minimum(share, 1 - 2.0**-24))
         return -tf.math.log(exponential)

@@ -52,7 +52,7 @@ class VocabSlice:
         """Returns the logits, with -infinity for tokens that must not be chosen.
 
         Args:
-          vocab_size: number of tokens; logits beyond are padding of the vocabulary.
+          vocab_size: number of tokens; ids from this number on are padding of the vocabulary.
           may_end: booleans [rows...], whether an end token may be chosen; None: always.
           end_ids: the end tokens.
         """

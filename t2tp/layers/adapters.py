@@ -26,8 +26,8 @@ class Adapters:
       rank: the number of columns of A.
       alpha: numerator of the scale alpha / rank.
       targets: kinds of weights that have adapters; each is in `t2tp.choices.ADAPTED`.
-      also_trained: regular expression for names of variables that are trained themselves; empty:
-        none.
+      also_trained: regular expression for names of variables that are trained although they belong
+        to no adapter; empty: none.
       dropout: dropout rate of the adapters' inputs in training.
     """
 

@@ -146,7 +146,8 @@ class CrossAttention:
         if segments is None:
             segments = mtf.ones_like(forward.sequence.positions)
         q = self.heads.queries(x, segments.shape.dims[-1])
-        # The reshape makes each layer's addend of the gradient a separate sum, for `exact_sums`.
+        # The gradient w.r.t. the memory is a sum over layers. For `exact_sums`, the reshape makes
+        # each layer's addend a separate sum.
         each = mtf.reshape(memory.x, memory.x.shape)
         k, v = self.heads.keys_and_values(each, memory.segments.shape.dims[-1])
         if isinstance(forward, Prefill):

@@ -85,7 +85,8 @@ def batch_norm(x: mtf.Tensor, training: bool, momentum: float, epsilon: float) -
         y, mean, variance = normalized_batch(x, scale, offset, epsilon)
         for average, value in ((moving_mean, mean), (moving_variance, variance)):
             change = mtf.cast(value, average.dtype) - average
-            # A step that overflows is skipped, and an average would never recover from infinity.
+            # A step whose gradients overflow updates the averages, even though it changes no
+            # weights. An average would never recover from infinity.
             change = mtf.cwise(lambda x: tf.where(tf.math.is_finite(x), x, 0.0), [change])
             mtf.assign_add(average, (1.0 - momentum) * change)
         return y

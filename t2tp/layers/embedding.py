@@ -13,7 +13,7 @@ from t2tp.ops.variables.transfer import ratio
 
 @dataclass(frozen=True)
 class Projection:
-    """Operands of the output projection; its users compute logits at once or chunk by chunk.
+    """Operands of the output projection, from which logits are computed at once or chunk by chunk.
 
     Attributes:
       x: [..., d_model].
@@ -34,7 +34,7 @@ class Projection:
 
     @functools.cached_property
     def logits(self) -> mtf.Tensor:
-        """[..., vocab]."""
+        """The logits, [..., vocab]."""
         shape = self.x.shape - self.x.shape.dims[-1] + self.vocab
         logits = mtf.einsum([self.x, self.table], output_shape=shape)
         if self.bias is not None:

@@ -23,7 +23,8 @@ class Router:
       scores: `softmax`, or `sigmoid` of each logit.
       balance: float32 [router_experts], added to the scores when experts are chosen, but not to the
         gates (L. Wang et al., arXiv:2408.15664, section 3). None: nothing is added.
-      groups: number of groups of consecutive experts; not the groups of tokens in the shapes.
+      groups: number of groups of consecutive experts. (In the shapes above, `groups` are groups of
+        tokens.)
       top_groups: number of groups from which a token chooses experts; see `token_choices`.
     """
 
@@ -51,7 +52,7 @@ class Router:
         return mtf.softmax(self.logits, self.experts) * self.token_mask
 
     def z_sum(self) -> mtf.Tensor:
-        """Returns each row's sum of the z-loss log(Z)**2, with Z the sum of exponentials.
+        """Returns each row's sum of its tokens' z-losses log(Z)**2, with Z the sum of exponentials.
 
         B. Zoph et al., ST-MoE (arXiv:2202.08906), section 3.1.
         """
@@ -114,7 +115,7 @@ def token_choices(
       the k choices, and the load-balancing loss of each row. A group's loss is experts * sum_e f_e
       * P_e (Switch, equation 4): f_e is the fraction of the group's tokens whose first choice is e,
       and P_e their mean score for e. Sigmoid scores are normalized over the experts first. A row's
-      loss is the sum over its tokens, each with the loss of its group.
+      loss is the loss of each token's group, summed over the row's tokens.
     """
     experts = router.experts
     probabilities = router.probabilities()
@@ -150,7 +151,7 @@ def _highest(
 
 
 def _in_top_groups(scores: mtf.Tensor, router: Router) -> mtf.Tensor:
-    """Lowers the scores of experts outside a token's groups below all other scores."""
+    """Lowers the scores of experts outside a token's top groups below all other scores."""
     *tokens, experts = scores.shape.dims
     group = mtf.Dimension("router_groups", router.groups)
     member = mtf.Dimension("group_experts", experts.size // router.groups)
@@ -164,7 +165,7 @@ def _in_top_groups(scores: mtf.Tensor, router: Router) -> mtf.Tensor:
 
 
 def imbalance(router: Router, choices: Sequence[Choice]) -> mtf.Tensor:
-    """Returns 0 for each row. Its gradient w.r.t. `balance` is each expert's load minus the mean.
+    """Returns zeros [rows]. Their gradient w.r.t. `balance` is each expert's load minus the mean.
 
     Subtracting the gradient's sign times a rate is the update in arXiv:2408.15664, algorithm 1.
     """

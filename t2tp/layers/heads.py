@@ -19,7 +19,7 @@ class Heads:
     With fewer key-value heads than query heads, this is grouped-query attention (J. Ainslie et al.,
     arXiv:2305.13245). With one key-value head, it is multi-query attention (N. Shazeer,
     arXiv:1911.02150). In both cases the dimension of the key-value heads is named `kv_heads`. If
-    there are as many key-value heads as query heads, it is `heads`.
+    there are as many key-value heads as query heads, both have the dimension `heads`.
 
     Attributes:
       heads: the dimension of the query heads.

@@ -36,7 +36,7 @@ class ExpertSums(NamedTuple):
     order.
 
     Attributes:
-      load_balance: sum over the row's tokens of the load-balancing loss of their group.
+      load_balance: the load-balancing loss of each token's group, summed over the row's tokens.
       router_z: the tokens' z-loss; see `Router.z_sum`.
       choices: number of token-expert assignments before any is dropped. With expert choice, number
         of tokens.
@@ -178,14 +178,16 @@ class MixtureOfExperts:
     [expert_groups, experts, capacity, d_model] then sends tokens to their experts by an all-to-all
     over `expert`. A second all-to-all sends the results back (GShard, arXiv:2006.16668, section
     3.2). At the experts, the groups of tokens have the dimension `expert_groups`. Without a rule of
-    its own, it inherits the batch's axes, minus the experts' axes: here it is split over `data`.
+    its own, it inherits the batch's axes, minus the experts' axes: in the example it is split over
+    `data`.
 
     A row may have several groups of tokens, along `length_groups` (`expert_length_groups` at the
-    experts). Then the axis of `experts` may split the length instead of the batch: the layout
-    `length:expert;length_groups:expert;experts:expert` splits the groups of a row before the
-    all-to-alls, which are then over `expert`. If another axis splits the length, as in
-    `length:seq;experts:data`, the rules `length_groups:seq;expert_length_groups:seq` keep the
-    groups on their processors along that axis.
+    experts). Then the axis of `experts` may split the length instead of the batch: with the layout
+    `length:expert;length_groups:expert;experts:expert`, each processor along `expert` has some of a
+    row's groups, and the all-to-alls over `expert` exchange the tokens of these groups. If another
+    axis splits the length, as in `length:seq;experts:data`, the rules
+    `length_groups:seq;expert_length_groups:seq` keep the groups on their processors along that
+    axis.
 
     With `dropless`, there are no slots: tokens are all-gathered over the axis of `experts` to
     [expert_groups, expert_length, d_model], and the results are reduce-scattered. Without a rule of
@@ -322,8 +324,8 @@ class MixtureOfExperts:
         )
         num_choices = router.row_sums(router.token_mask) * float(k)
         if router.balance is not None:
-            # Adds 0. The gradient of this 0 w.r.t. `balance` is the experts' load minus the mean;
-            # `transformer_losses` adds the 0 to the loss.
+            # `imbalance` is 0, but its gradient w.r.t. `balance` is the experts' load minus the
+            # mean. `transformer_losses` extracts this 0 from the statistic and adds it to the loss.
             num_choices += imbalance(router, choices)
         if routing.is_dropless:
             y = self._dropless(tokens, router, choices)
@@ -351,8 +353,8 @@ class MixtureOfExperts:
     ) -> mtf.Tensor:
         """Applies the experts to [batch, ..., d_model] without a capacity.
 
-        The first reshapes all-gather the tokens over the axis that splits the experts. The last one
-        reduce-scatters the results.
+        The reshapes before the experts all-gather the tokens over the axis that splits the experts.
+        The reshape after the experts reduce-scatters the results.
         """
         rows = tokens.shape.dims[:-1]
         names = [*("expert_groups", "expert_length")[: len(rows)], *(d.name for d in rows[2:])]
@@ -372,7 +374,7 @@ class MixtureOfExperts:
     def _by_expert(
         self, tokens: mtf.Tensor, router: Router, capacity: int, training: bool
     ) -> tuple[mtf.Tensor, ...]:
-        """Expert choice: returns the same tensors as `_by_token`. The load is always balanced."""
+        """Expert choice: returns the same tensors as `_by_token`; the load balance is 0."""
         *groups, group, d_model = tokens.shape.dims
         capacity_dim = mtf.Dimension("capacity", capacity)
         chosen, gates = expert_choices(router, capacity_dim)

@@ -129,7 +129,8 @@ class DecodeStep:
     def extend(self, name: str, k: mtf.Tensor, v: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:
         """Stores keys and values of one token per row at `positions`, then returns all stored ones.
 
-        `k` and `v` are [batch..., kv_heads, d_kv or d_v]. The results are those of `stored`.
+        `k` and `v` are [batch..., kv_heads, d_kv or d_v]. The results are like the results of
+        `stored`.
         """
         for key, new in (("k", k), ("v", v)):
             cache = self.state[f"{name}/{key}"]

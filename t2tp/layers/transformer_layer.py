@@ -24,13 +24,14 @@ _Part = Callable[[mtf.Tensor], tuple[mtf.Tensor, ...]]
 class Residual:
     """A residual connection around a block, with dropout and norms.
 
-    The position of the norm selects the formula. The variables of `output_norm` are in a scope of
-    this name:
+    The position of the norm selects the formula:
 
         pre     x + block(norm(x))
         post    norm(x + block(x))
         output  x + norm(block(x))
         both    x + output_norm(block(norm(x)))
+
+    In the last formula, the variables of the outer norm are in the scope `output_norm`.
     """
 
     def __init__(

@@ -44,7 +44,8 @@ class Model(abc.ABC):
     Attributes:
       takes: names of the required features.
       may_take: names of the optional features that the model supports: `targets_weights`, which
-        changes the targets, and `first_token`, which decoders set. Others are not listed.
+        changes the targets, and `first_token`, which decoders set. Other optional features are not
+        listed.
       hparams: the model's `HParams`.
       vocab_sizes: feature -> number of ids. It always has `targets`: the tokens, classes or pixel
         values to predict.
@@ -74,7 +75,7 @@ class Model(abc.ABC):
 
         Raises:
           FeatureMismatchError: the model's required features are missing, or the model does not use
-            a feature that changes the targets. The error names them.
+            a feature that changes the targets. The error names these features.
         """
         names = set(names)
         unknown = sorted((names & _CHANGING) - {*self.takes, *self.may_take})

@@ -26,10 +26,10 @@ from t2tp.program.program import Mesh
 class Transformer(AutoregressiveModel):
     """Encoder-decoder transformer.
 
-    If inputs and targets have vocabularies of the same size, they can share an embedding table.
-    With `tie_embeddings`, the logits use this table too (T5 v1.0). With `shared_embedding` and
-    without `tie_embeddings`, the logits have a table of their own (T5 v1.1). Otherwise inputs and
-    targets have separate tables.
+    If inputs and targets have vocabularies of the same size, `tie_embeddings` or `shared_embedding`
+    gives them one embedding table. With `tie_embeddings`, the logits use this table too (T5 v1.0).
+    With `shared_embedding` alone, the logits have a table of their own (T5 v1.1). In all other
+    cases inputs and targets have separate tables.
     """
 
     takes = (
@@ -73,7 +73,7 @@ class Transformer(AutoregressiveModel):
         """Computes the mean negative log-likelihood of the targets without padding, in nats.
 
         Features: `inputs` and `targets`, each with its `_segmentation` and `_position`: integers
-          [batch, length]. Segment 0 is padding. Another segment of the targets attends to the
+          [batch, length]. Segment 0 is padding. Every other segment of the targets attends to the
           segment of the inputs with the same number.
         """
         projection, totals = self._projection(mesh, features, training)

@@ -58,12 +58,12 @@ class TransformerLm(AutoregressiveModel):
         - `targets`, `targets_segmentation` (0: padding), `targets_position`: integers [batch,
           length].
 
-        These are optional:
+        These features are optional:
 
         - `targets_weights`: integers [batch, length], 0 for a token that is only read.
-        - `first_token`: integers [batch], replaces `bos_token_id`, for each row.
+        - `first_token`: integers [batch], each row's own `bos_token_id`.
         - `targets_previous`: integers [batch], the token before a row that continues a text. If not
-          0, it is the input of the row's first target in place of both.
+          0, it is the input of the row's first target in place of `bos_token_id` and `first_token`.
 
         Raises:
           ValueError: positions are learned, and the length is above `max_length`.

@@ -110,7 +110,7 @@ class ExpertNetworkOperation(Operation):
         """Returns the forward pass, which is built once per TensorFlow graph.
 
         The gradient reuses the intermediate results of the forward pass. If the gradient is in
-        another graph, or the layer is recomputed, they are computed again.
+        another graph, or the layer is recomputed, these results are computed again.
         """
         return lowering.shared(("experts", id(self)), lambda: self._forward(lowering))
 

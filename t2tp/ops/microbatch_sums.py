@@ -21,7 +21,7 @@ class MicrobatchSums(Operation, upstream.WhileLoopOperation):
       count: number of microbatches.
       microbatch_dim: the batch dimension of a microbatch.
       microbatch_operations: the graph of a microbatch.
-      addends: the function's result for one microbatch, in this graph.
+      addends: the function's result for one microbatch, as tensors of `microbatch_operations`.
       total: the sums, structured as the function returns them.
     """
 

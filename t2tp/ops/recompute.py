@@ -98,8 +98,8 @@ class ZeroAfterOperation(Operation):
 
         Args:
           x: the tensor to wait for.
-          others: more tensors to wait for, if they are computed in the same TensorFlow graph: the
-            gradients of weights that are computed with `x`. Without waiting, TensorFlow's executor
+          others: more tensors to wait for: the gradients of weights that are computed with `x`.
+            Tensors of another TensorFlow graph are ignored. Without waiting, TensorFlow's executor
             would compute them last, and keep their inputs in memory until then.
         """
         super().__init__([x], name="zero_after")

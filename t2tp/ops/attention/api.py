@@ -20,7 +20,8 @@ class RelativeBias:
     """A learned bias per head and distance bucket, added to the scores.
 
     C. Raffel et al. (T5, arXiv:1910.10683), section 2.1. Causal attention uses all buckets for
-    earlier positions. Other attention uses half of them for earlier and half for later positions.
+    earlier positions. Other attention uses half of the buckets for earlier and half for later
+    positions.
 
     Attributes:
       table: [heads, buckets].
@@ -54,11 +55,11 @@ def attention(
     The *memory* is the sequence of keys and values. Batch dimensions, `heads`, `kv_heads`, `length`
     and `memory_length` may be split. If `kv_heads` is split like `heads` and the memory is not
     split, no collectives are needed. Both passes all-gather the keys and values of a split memory.
-    If `length` is split too, this is context parallelism: A. Grattafiori et al., "The Llama 3 Herd
-    of Models" (arXiv:2407.21783), section 3.3.2. As in that paper, causal blockwise attention gives
+    If `length` is split too, this is context parallelism (A. Grattafiori et al., "The Llama 3 Herd
+    of Models", arXiv:2407.21783, section 3.3.2). As in that paper, causal blockwise attention gives
     all processors equal work. `ring` does not gather: each processor sends its keys and values on
-    to the next one. H. Liu et al., "Ring Attention with Blockwise Transformers for Near-Infinite
-    Context" (arXiv:2310.01889).
+    to the next processor (H. Liu et al., "Ring Attention with Blockwise Transformers for
+    Near-Infinite Context", arXiv:2310.01889).
 
     Args:
       q: [batch..., heads, length, d_kv].
@@ -78,12 +79,12 @@ def attention(
         Xiao et al., arXiv:2309.17453, section 3.3).
       dropout_rate: the fraction of the weights to drop, in [0, 1), rounded to a multiple of 2**-16.
         The mask depends on the seed, the step and the index in the global tensor, not on the mesh.
-      method: `dense` stores all scores. `blockwise` stores one block of them and recomputes them in
-        the backward pass. `ring` is `blockwise` for a memory that is split like `length`: a
-        processor holds only two slices at a time. Results are equal up to rounding, with the same
-        dropout mask. Default: the faster of `dense` and `blockwise` for these lengths. On GPUs,
-        `blockwise` attention of 16-bit floats runs on cuDNN's kernels, if it has only a mask and a
-        softmax.
+      method: `dense` stores all scores. `blockwise` stores one block of scores at a time and
+        recomputes the scores in the backward pass. `ring` is `blockwise` for a memory that is split
+        like `length`: a processor holds only two slices at a time. Results are equal up to
+        rounding, with the same dropout mask. Default: the faster of `dense` and `blockwise` for
+        these lengths. On GPUs, `blockwise` attention of 16-bit floats runs on cuDNN's kernels, if
+        it has only a mask and a softmax.
 
     Returns:
       [batch..., heads, length, d_v].

@@ -13,8 +13,8 @@ from t2tp.mesh.collectives import tree_sum
 # With `exact_sums` keys are multiplied in blocks of this size. A sum over 64 keys is short enough
 # that matmul kernels add it in the same order for any number of queries.
 _EXACT_KEYS = 64
-# TensorFlow has other kernels for small products and for products of a single row. To avoid them,
-# matrices are padded to more rows than the largest small product has, by this number.
+# TensorFlow has other kernels for small products and for products of a single row. To avoid these
+# kernels, a matrix is padded to this number of rows more than in the largest small product.
 _MORE_ROWS = 8
 
 
@@ -166,7 +166,7 @@ def _by_row(x: tf.Tensor, y: tf.Tensor, *, exact: bool, transpose_b: bool = Fals
 
 
 def collected(weights: tf.Tensor, y: tf.Tensor, kv_heads: int, parts: int = 1) -> tf.Tensor:
-    """Sums over the queries, and over the heads that share a kv head.
+    """Computes weighted sums over the queries and over the heads that share a kv head.
 
     Args:
       weights: [batch, heads, queries, memories].

@@ -75,7 +75,7 @@ class Attended(NamedTuple):
 
     Attributes:
       log: the log of each query's sum of exponentials, [block, batch, heads, size, 1].
-      y: the mean of the values, float32 [block, batch, heads, size, d_v].
+      y: the weighted mean of the values, float32 [block, batch, heads, size, d_v].
     """
 
     log: tf.Tensor
@@ -102,14 +102,13 @@ def forward(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, terms: ScoreTerms) -> tupl
 
     Args:
       q: [batch, heads, length, d_kv], scaled.
-      k: the memory in blocks, see `cut`: [block, batch, kv_heads, size, d_kv].
-      v: likewise, with d_v.
+      k: the memory's keys in blocks (see `cut`), [block, batch, kv_heads, size, d_kv].
+      v: the memory's values in blocks, [block, batch, kv_heads, size, d_v].
       terms: the other terms of the scores.
 
     Returns:
-      the result [batch, heads, length, d_v] in the dtype of q, the log float32 [batch, heads,
-      length], and with 16-bit floats the rounding error [batch, heads, length, d_v] in the dtype of
-      q.
+      the result [batch, heads, length, d_v] in the dtype of q; the log, float32 [batch, heads,
+      length]; and, with 16-bit floats, the rounding error, like the result.
     """
     return results(attended(q, k, v, terms), q, terms)
 
@@ -238,7 +237,7 @@ def backward(
     Args:
       by_query: one tuple per part: `q` (scaled), its `mean_weight_gradient`, `log` from `forward`,
         and `dy`, the gradient w.r.t. the result.
-      k: the memory in blocks, [block, batch, kv_heads, size, d_kv].
+      k: the memory's keys in blocks, [block, batch, kv_heads, size, d_kv].
       v: values, like `k`, of size d_v.
       terms: the score terms of each part.
 

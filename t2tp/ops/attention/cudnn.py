@@ -107,8 +107,8 @@ def _run(
 ) -> list[tf.Tensor]:
     """Makes a call with the mask that the data needs.
 
-    The kernels have a causal mask. Any other mask is a bias, and reading it once per head takes
-    time. If all rows consist of one segment, the call has no bias.
+    The kernels have a causal mask. Any other mask is a bias, and reading the bias once per head
+    takes time. If all rows consist of one segment, the call has no bias.
     """
     has_one_segment = mask.has_one_segment  # Computed in the caller's graph, once for all layers.
 

@@ -36,9 +36,9 @@ def local_attention(
 
     N. Parmar et al., "Image Transformer" (arXiv:1802.05751), section 3.2. A position of a sequence
     attends to the previous block, and to its own block up to itself. A position of an image attends
-    to its own block and to the blocks on the left, above, above left and above right. Within them
-    it attends to itself and to positions that precede it row by row. Any dimension but `d_kv` may
-    be split.
+    to its own block and to the blocks on the left, above, above left and above right. Within these
+    blocks it attends to itself and to positions that precede it row by row. Any dimension but
+    `d_kv` may be split.
 
     Args:
       q: [..., d_kv]; all dimensions of `space` are among `...`.

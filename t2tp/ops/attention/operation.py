@@ -94,7 +94,7 @@ class AttentionOperation(Operation):
     """
 
     cost_kind = "attention"
-    dropped_dims = "kept"  # A query uses only one of the kv heads.
+    dropped_dims = "kept"  # Not `summed`: a query reads one kv head.
 
     def __init__(self, inputs: Sequence[upstream.Tensor], options: Options) -> None:
         super().__init__(list(inputs), name="attention")
@@ -146,8 +146,8 @@ class AttentionOperation(Operation):
     def check_layout(self, layout: Layout) -> None:
         """Rejects layouts that `exact_sums` does not support.
 
-        A batch of one matrix is multiplied by another kernel. Over split positions, sums of
-        blockwise attention, a bias table and sinks have no fixed order.
+        TensorFlow multiplies a batch of one matrix by another kernel. If positions are split, the
+        sums of blockwise attention, of a bias table and of sinks have no fixed order.
         """
         lengths = [x.shape.dims[-2].name for x in self.inputs[:2]]
         is_split = any(layout.axis_index(name) is not None for name in lengths)
@@ -482,7 +482,8 @@ class _AttentionSlice:
         if self._mesh_impl.tensor_dimension_to_mesh_axis(segments.shape.dims[-1]) == axis:
             return _rows(lowering.slice_in_order(segments, self.memory_order))
         assert axis is not None  # It splits k and v.
-        # In consecutive order, because the queries' length is not split over the memory's axis.
+        # The slice is in consecutive order, because the queries' length is not split over this
+        # axis.
         rows = _whole_rows(lowering, segments)
         size = rows.shape[1] // self._mesh_impl.shape[axis].size
         begin = collectives.coordinate(axis) * size

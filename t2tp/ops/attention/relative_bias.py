@@ -15,9 +15,9 @@ def distance_buckets(
     """Returns the bucket of a bias table for each distance.
 
     Half of the buckets are for one distance each, the other half for ranges that grow
-    logarithmically up to `max_distance`: C. Raffel et al., "Exploring the Limits of Transfer
-    Learning with a Unified Text-to-Text Transformer" (arXiv:1910.10683), section 2.1, as in its
-    code.
+    logarithmically up to `max_distance` (C. Raffel et al., "Exploring the Limits of Transfer
+    Learning with a Unified Text-to-Text Transformer", arXiv:1910.10683, section 2.1). The bounds
+    are the same as in the paper's code.
 
     Args:
       distances: integers, position of the key minus position of the query.

@@ -37,7 +37,7 @@ class Visiting(NamedTuple):
 
     Attributes:
       kv: keys and values, [batch, kv_heads, keys, d_kv] and the same with d_v.
-      segments: int32 [batch, keys]; empty if there are none.
+      segments: a tuple of one tensor, int32 [batch, keys]; empty if there are no segments.
     """
 
     kv: tuple[tf.Tensor, tf.Tensor]
@@ -51,7 +51,7 @@ class Part(NamedTuple):
       k: keys in blocks, see `blockwise.cut`.
       v: values in blocks.
       keys: positions of the keys.
-      segments: one int32 [batch, keys]; empty if there are no segments.
+      segments: a sequence of one tensor, int32 [batch, keys]; empty if there are no segments.
     """
 
     k: tf.Tensor

@@ -110,7 +110,7 @@ def check_window(
     """
     axis = layout.axis_of(dim.name)
     if axis is None or axis.size == 1 or dim.size % axis.size:
-        return  # An axis that does not divide its dimension is an error of each tensor.
+        return  # Each tensor's own check reports an axis that does not divide it.
     needed = max(before, after)
     works = [
         n

@@ -44,7 +44,8 @@ def softmax_cross_entropy(
 
     Raises:
       ValueError: the targets do not have the dimensions of the logits without `vocab_dim`, z_loss
-        is negative, label_smoothing is not in [0, 1), or it is above 0 and there is only one class.
+        is negative, label_smoothing is not in [0, 1), or label_smoothing is above 0 and there is
+        only one class.
     """
     batch = logits.shape - vocab_dim
     if logits.shape.dims[-1] != vocab_dim:
@@ -65,7 +66,7 @@ class CrossEntropyOperation(Operation):
 
     cost_kind = "cross_entropy"
     accepts_padding = True
-    dropped_dims = "kept"  # `SlicedSoftmax` sums the parts.
+    dropped_dims = "kept"  # `SlicedSoftmax` sums over the classes.
     suits_any_slice = True
 
     def __init__(

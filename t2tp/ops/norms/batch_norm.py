@@ -194,8 +194,8 @@ class _Composed:
     """Batch norm in elementary operations, where `_Kernels` cannot be used, as with XLA.
 
     XLA does not use TensorFlow's kernels, but it fuses these operations into the same number of
-    passes. It would expand TensorFlow's fused operation into one that computes the variance as the
-    difference of two large numbers.
+    passes. XLA would expand TensorFlow's fused operation into operations that compute the variance
+    as the difference of two large numbers.
     """
 
     def __init__(self, epsilon: float) -> None:
@@ -236,8 +236,9 @@ class _Composed:
 
 def _norm(lowering: Lowering, tensor: upstream.Tensor, epsilon: float) -> _Kernels | _Composed:
     """Returns the implementation to use for slices of a tensor in this program."""
-    # TensorFlow's kernels are used between regions that XLA compiles, on CPUs only: their gradient
-    # for GPUs is not deterministic. They do not support float64.
+    # If XLA compiles only regions of the program, TensorFlow's kernels run between these regions,
+    # on CPUs only: the kernels' gradient for GPUs is not deterministic. The kernels do not support
+    # float64.
     target = lowering.mesh_impl(tensor).target
     uses_kernels = target.compiles_regions and target.on_cpu and tensor.dtype != tf.float64
     return _Kernels(epsilon) if uses_kernels else _Composed(epsilon)

@@ -8,11 +8,12 @@ small sizes, and each variable is compared with its counterpart:
     small   layer_00/feed_forward/output   MATRIX  inputs d_ff=512    outputs d_model=128
     wide    layer_00/feed_forward/output   MATRIX  inputs d_ff=4096   outputs d_model=1024
 
-Its inputs have grown 8 times, so its initial values are `8 ** -0.5` times the small model's, and
-with Adam its learning rate is an eighth (`t2tp.optim.optimizer.Optimizer.rate_factor`). A head's
-logits must be divided by the growth of its inputs. Dividing its initial values and its learning
-rate does the same. Logits that use the embedding table are divided by `t2tp.layers.embedding`.
-There are no rules for depth: the number of layers has no influence.
+The variable's inputs have grown 8 times, so its initial values are `8 ** -0.5` times the small
+model's, and with Adam its learning rate is an eighth
+(`t2tp.optim.optimizer.Optimizer.rate_factor`). A head's logits must be divided by the growth of the
+head's inputs. Dividing the head's initial values and its learning rate has the same effect. For
+logits that use the embedding table, `t2tp.layers.embedding` divides the activations. There are no
+rules for depth: the number of layers has no influence.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class Transfer:
     """Compares a wide model with the small model on which its hyperparameters were tuned.
 
     Attributes:
-      small: the small model's hparams: the wide model's hparams with the widths of the set
-        `transfer_from`.
+      small: the small model's hparams. They are the wide model's hparams, except that the widths
+        come from the set `transfer_from`.
     """
 
     def __init__(self, hparams: HParams) -> None:

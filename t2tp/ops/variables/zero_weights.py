@@ -4,8 +4,8 @@ With ZeRO, each processor stores only a part of a variable *at rest*, between it
 the whole variable before a use (`t2tp.mesh.storage`). In stages 1 and 2 a variable is gathered once
 a step (`ShardedVariable`). In stage 3 each `get_variable` call gathers the weight
 (`WeightGatherOperation`) for all operations that use the returned tensor. If the backward pass
-needs this tensor, it has one gather of its own, and all its operations read that gather's output
-instead. So the whole weight exists only while its layer is computed.
+needs this tensor, one more gather is added for it: all operations of the backward pass read that
+gather's output instead. So the whole weight exists only while its layer is computed.
 """
 
 import functools
@@ -42,7 +42,8 @@ def get_variable(
     """Returns the value of a variable; creates it unless the graph has a variable of this name.
 
     Args:
-      mesh: the program's mesh, whose layout may shard trainable variables at rest.
+      mesh: the program's mesh. Its layout may shard trainable variables at rest, and in stage 3
+        also frozen weights.
       name: name within the variable scope.
       shape: global shape.
       dtype: dtype of the elements, or a `VariableDType` with different dtypes for storing and
@@ -52,10 +53,11 @@ def get_variable(
       activation_dtype: instead of `dtype`: the dtype of the value that is returned.
       initializer: a TensorFlow initializer.
       trainable: whether the optimizer changes the variable.
-      frozen: whether the variable is a weight that the optimizer does not change. Stage 3 shards it
-        at rest like other weights. Stages 1 and 2 do not, because it has no optimizer state.
+      frozen: whether the variable is a weight that the optimizer does not change. Stage 3 shards
+        frozen weights at rest like other weights. Stages 1 and 2 do not, because frozen weights
+        have no optimizer state.
       role: the purpose of the variable's dimensions. Weight decay, Muon, `transfer_from` and the
-        balancing of experts read it. None: it is not declared.
+        balancing of experts read it. None: the purpose is not declared.
       **kwargs: arguments of `tf.get_variable`.
     """
     shape = upstream.convert_to_shape(shape)
@@ -228,7 +230,7 @@ def gradients(
 
 
 def _gathering_again(backward: list[upstream.Operation]) -> list[upstream.Operation]:
-    """Adds gathers to a backward pass, which reads them instead of the forward pass's gathers.
+    """Adds gathers to a backward pass, which then reads no gather of the forward pass.
 
     So the weights that the forward pass gathered need not stay in memory.
 
@@ -280,8 +282,9 @@ def _added_before_scatter(grad: upstream.Tensor) -> upstream.Tensor:
 def separate_sums(grad: upstream.Tensor) -> list[upstream.Tensor]:
     """Returns a gradient's addends if each is reduced over the batch by itself.
 
-    This is so with `exact_sums` for gradients that are not scalars. Each addend is the gradient of
-    one use of the variable. Otherwise returns the gradient alone.
+    With `exact_sums`, each addend of a gradient that is not a scalar is reduced by itself. The
+    addend is the gradient of one use of the variable. In all other cases the result is the gradient
+    alone.
     """
     return _addends(grad) if grad.shape.dims and _are_summed_first(grad) else [grad]
 
@@ -321,7 +324,10 @@ def gradients_at_rest(
 
 
 def _at_rest(grad: upstream.Tensor, shape: upstream.Shape) -> upstream.Tensor:
-    """Reshapes a gradient to a variable's shape at rest, each of its separate sums by itself."""
+    """Reshapes a gradient to a variable's shape at rest.
+
+    If the gradient has several addends in `separate_sums`, reshapes each and then adds them.
+    """
     if grad.shape == shape:
         return grad
     return functools.reduce(operator.add, [upstream.reshape(x, shape) for x in separate_sums(grad)])
