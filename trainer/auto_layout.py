@@ -46,11 +46,11 @@ def with_best_layout(
       user_dir: directory of the user's own models, if there is one.
 
     Raises:
-      UsageError: nothing fits, or the kind of GPU is unknown.
+      UsageError: no layout fits into the devices' memory, or the kind of GPU is unknown.
     """
     devices, cluster = device_count(), this_cluster()
-    # Lowering a program starts TensorFlow, after which no virtual devices can be created. So it
-    # runs in another process.
+    # The search lowers programs. Lowering starts TensorFlow, after which no virtual devices can be
+    # created. So the search runs in another process.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         search = pool.submit(
             _search, model, hparams, vocab_size, image_shape, devices, cluster, user_dir

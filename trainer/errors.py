@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from t2tp.processes.process_spec import LOST_EXIT_CODE
 
-# Added to the number of the signal that ended the program, as in shells.
+# The exit code of a program that a signal ended is this plus the signal's number, as in shells.
 SIGNALLED = 128
 
 

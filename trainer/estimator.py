@@ -61,7 +61,8 @@ class Estimator:
     """A model function, its variables on a mesh, and the checkpoints of a run.
 
     Training resumes from the latest checkpoint in `config.output_dir`. Evaluation and prediction
-    use the values in memory or, if there are none yet, the latest checkpoint.
+    use the variables as they are in memory. If no program has been built yet, they first restore
+    the latest checkpoint, or the checkpoint given as `config.checkpoint_path`.
 
     With several processes, each creates an estimator and calls the same methods in the same order.
     Only process 0 reports and writes summaries.
@@ -89,9 +90,9 @@ class Estimator:
             options of `predict`.
           config: the output directory, how often to save, and other settings of the run.
           hparams: `HParams` or a mapping, passed to `model_fn`. Its `mesh_shape` and `layout`
-            define the mesh; without them it is one device.
+            define the mesh; without them the mesh is one device.
           layout: the layout of the hparams, if the caller has parsed it.
-          vocabulary: returns the data's vocabulary, for warm starts from another vocabulary.
+          vocabulary: returns the data's vocabulary, for warm starts from runs with another one.
 
         Raises:
           LayoutError: mesh shape or layout cannot be parsed.
@@ -108,7 +109,7 @@ class Estimator:
         self._variables: Variables | None = None
         self._programs: dict[tuple, Program] = {}
         self._has_trained = False
-        self._num_loaded = 0  # Variables that have their initial or restored values.
+        self._num_loaded = 0  # Number of variables with their initial or restored values.
         self._checkpoints = RunCheckpoints(config, self.layout, vocabulary)
         self._lock: RunLock | None = None
         self.log = JsonLog()
@@ -116,7 +117,7 @@ class Estimator:
         self._heartbeat: Heartbeat | None = None  # Only while training.
 
     def connect(self) -> Cluster:
-        """Finds the devices of the mesh and the other processes; later calls return the same.
+        """Finds the devices of the mesh and the other processes; later calls only return them.
 
         On GPUs this enables TensorFlow's op determinism. Without it, segment sums (the gradients of
         embeddings) differ from run to run. On CPUs our operations are deterministic anyway.
@@ -197,8 +198,8 @@ class Estimator:
           inputs: step k reads `inputs.stream[k]`. A stream with `batch_sizes` continues at the
             first row that the run has not read. A function that returns inputs may run TensorFlow
             operations, because it is called after the devices of the mesh are set up.
-          max_steps: total steps of the run. If the run has them already, this builds the programs,
-            restores the checkpoint, and returns without training.
+          max_steps: total steps of the run. If the run has done these steps already, the method
+            builds the programs, restores the checkpoint, and returns without training.
           hooks: called around each step, before the step is saved.
 
         Raises:
@@ -254,8 +255,8 @@ class Estimator:
     def evaluate(self, inputs: Inputs | InputFn, steps: int = -1) -> dict[str, float]:
         """Sums the model's metrics and `inputs.counts` over the batches.
 
-        Python computes the counts. Only one process computes the counts of a batch; the processes
-        take turns.
+        `inputs.counts` runs in Python, for each batch in only one process; the processes take
+        turns.
 
         Args:
           inputs: see `train`; the stream is finite.
@@ -352,7 +353,7 @@ class Estimator:
         """Rewinds the variables to a step of the run; writes no files.
 
         Restores the latest checkpoint up to that step, or the initial values, and replays the
-        steps since.
+        steps after the checkpoint.
 
         Args:
           inputs: the inputs of the training.
@@ -398,9 +399,9 @@ class Estimator:
         return sizes["trainable"], sizes["frozen"], sizes["kept"]
 
     def record_metrics(self, metrics: Mapping[str, float]) -> None:
-        """Records the metrics of the current values in their checkpoint.
+        """Records the metrics of the current variables in the checkpoint of `steps_done`.
 
-        The checkpoint of `steps_done` may be saved already, or be saved next. The checkpoint at
+        This checkpoint may be saved already, or be saved next. A checkpoint given as
         `config.checkpoint_path` does not change.
         """
         self._checkpoints.record_metrics(self.steps_done, metrics, self.connect())
@@ -455,7 +456,7 @@ class Estimator:
     def _placer(
         self, mode: ModeKeys, inputs: Inputs
     ) -> Callable[[Batch], tuple[Program, PlacedFeatures]]:
-        """Returns a function that places a batch on the devices and returns its program."""
+        """Returns a function that places a batch, and returns the batch's program too."""
         programs = {shapes_of_features(kind): self.build(mode, kind) for kind in inputs.kinds}
         default = self.build(mode, inputs.features)
 

@@ -24,7 +24,7 @@ class SplitEvaluation:
 
     Attributes:
       inputs: one pass over the split.
-      record: the evaluations so far, including those of earlier processes.
+      record: the evaluations so far, including evaluations before the run was resumed.
       summaries: the evaluations' TensorBoard events.
     """
 
@@ -69,7 +69,7 @@ class SplitEvaluation:
         self.summaries.resume(self._estimator.steps_done)
 
     def run(self) -> dict[str, float]:
-        """Evaluates the current values; logs, records and returns the problem's metrics."""
+        """Evaluates the current variables; logs, records and returns the problem's metrics."""
         metrics = self.measure()
         step = self._estimator.steps_done
         if self._finds_best:
@@ -88,17 +88,17 @@ class SplitEvaluation:
         return metrics
 
     def measure(self) -> dict[str, float]:
-        """Returns the problem's metrics for the current values; records nothing."""
+        """Returns the problem's metrics for the current variables; records nothing."""
         return self._metrics(self._estimator.evaluate(self.inputs, self._steps))
 
     def run_once(self) -> dict[str, float]:
-        """Returns the metrics of the current values, from the last `run` if it was at this step."""
+        """Returns the metrics of the last `run` if it was at the current step; else calls `run`."""
         if self._latest is not None and self._latest[0] == self._estimator.steps_done:
             return self._latest[1]
         return self.run()
 
     def on_record(self) -> dict[int, dict[str, float]]:
-        """Returns step -> metrics: the record of process 0, the same in all processes."""
+        """Returns step -> metrics from the record of process 0, the same in all processes."""
         cluster = self._estimator.connect()
         record = list(self.record.by_step().items()) if cluster.is_main_process else []
         return dict(json.loads(cluster.process_broadcast("evaluations", json.dumps(record))))

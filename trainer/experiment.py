@@ -146,7 +146,8 @@ class Experiment:
           CheckpointMismatchError: the run's variables differ from the model's.
           FileNotFoundError: there is no checkpoint to evaluate or predict with.
           ProcessMismatchError: another process was started with different settings.
-          OtherRunError: the run, or a named checkpoint, was trained on different data.
+          OtherRunError: the run, or the checkpoint given as `checkpoint_path`, was trained on
+            different data.
         """
         self.spec.check_same_data()
         self._check_same()
@@ -202,7 +203,7 @@ class Experiment:
         """Trains to `train_steps`, resuming from the latest checkpoint.
 
         Raises:
-          TrainingInterrupted: a signal came; the step was saved.
+          TrainingInterrupted: a signal arrived; the step was saved.
         """
         self._train("train", [])
 
@@ -213,7 +214,7 @@ class Experiment:
           The problem's metrics at the end.
 
         Raises:
-          TrainingInterrupted: a signal came; the step was saved.
+          TrainingInterrupted: a signal arrived; the step was saved.
         """
         every, evaluation = self._local_eval_frequency, self._evaluation(self._eval_split)
 
@@ -227,9 +228,9 @@ class Experiment:
         return metrics
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluates the values in memory or, if there are none yet, the latest checkpoint.
+        """Evaluates the variables as they are in memory, on the evaluation split.
 
-        The data is the evaluation split.
+        If no program has been built yet, evaluates the latest checkpoint.
 
         Returns:
           The problem's metrics.
@@ -247,7 +248,7 @@ class Experiment:
           The step of the checkpoint and the problem's metrics.
 
         Raises:
-          CheckpointMismatchError: its variables differ from the model's.
+          CheckpointMismatchError: the checkpoint's variables differ from the model's.
           FileNotFoundError, UnusableCheckpointError: the checkpoint is missing or damaged.
           OtherRunError: the checkpoint was trained on different data.
         """
@@ -314,10 +315,12 @@ class Experiment:
         return self._decoder.text(text, length)
 
     def _find_goal(self) -> BestMetric:
-        """Returns the metric that defines the best evaluation. Default: the loss.
+        """Returns the metric that defines the best evaluation: `keep_best_metric`, if it is set.
+
+        The default is the metric of early stopping, or without early stopping the loss.
 
         Raises:
-          ValueError: no evaluation computes the metric of the best checkpoint.
+          ValueError: no evaluation computes `keep_best_metric`.
         """
         if self._config.keep_best_metric:
             problem, goal = self.spec.problem, BestMetric.parse(self._config.keep_best_metric)

@@ -25,7 +25,7 @@ def check_fits(model: str, set_name: str, hparams: HParams) -> str:
       hparams: values of the set.
 
     Returns:
-      A warning if the set is for another model but fits this one; else "".
+      A warning if the set is for another model but fits this model; else "".
 
     Raises:
       UsageError: the set does not fit the model.
@@ -50,7 +50,9 @@ def check_fits(model: str, set_name: str, hparams: HParams) -> str:
 
 
 def declared(values: Mapping[str, Any], set_name: str | None, model: str | None) -> HParams:
-    """Declares saved values with the types and ranges of the run's set, or of a set of its model.
+    """Returns saved values as hparams, with the types and ranges that the run's set declares.
+
+    If that set is not registered, a set of the run's model is used instead.
 
     Args:
       values: values by name. Names that the set does not have get the type of their value.
@@ -96,11 +98,12 @@ def read_set(name: str) -> HParams:
 def completed(hparams: HParams, model: str | None) -> HParams:
     """Adds the hparams that a model has gained since the run was started.
 
-    They get their declared defaults, which keep the behavior of the code before they existed.
+    These hparams get their declared defaults, which keep the behavior of the code before the
+    hparams existed.
 
     Args:
       hparams: the run's hparams.
-      model: name of the run's model. Nothing is added for an unregistered one.
+      model: name of the run's model. Nothing is added for an unregistered model.
     """
     found = hparams.copy()
     names = _common_names(model)

@@ -1,8 +1,8 @@
-"""`--check_layout`: compares a run's training step on its mesh with one on a single device.
+"""`--check_layout`: compares a run's training step on its mesh with the step on a single device.
 
 The model is shrunk first. Each integer hparam that affects the size of tensors gets the smallest
 value that meets two conditions: the model can still be built, and no dimension that had several
-elements per device is left with a single one.
+elements per device is left with a single element.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class _Model:
       hparams: hparams of the model.
       vocab_sizes: vocabulary sizes of the problem, at most `_VOCAB_SIZE`.
       inputs: the training data.
-      size: number of elements of all tensors of the graph.
+      size: number of elements of all the graph's tensors together.
       smallest: dimension -> its smallest size on a device.
     """
 
@@ -105,7 +105,7 @@ class _Model:
         """Builds the graph.
 
         Raises:
-          Exception: the model or its data cannot have this size.
+          Exception: the model or its data cannot be built with these hparams.
         """
         self.spec = spec
         self.hparams = hparams
@@ -114,7 +114,7 @@ class _Model:
         self.inputs = training_inputs(spec.problem, spec.data_dir, hparams, spec.config.random_seed)
         self.size = 0
         self.smallest: dict[str, int] = {}
-        layout = Layout.from_hparams(hparams).without_exact_sums()  # As in `check_layout`.
+        layout = Layout.from_hparams(hparams).without_exact_sums()  # `check_layout` does so too.
         program = AbstractProgram(self.step_fn, self.inputs.features, layout=layout)
         for op in program.graph()[0].operations:
             for tensor in op.outputs:
@@ -142,7 +142,7 @@ class _Model:
 def _shrunk(model: _Model) -> _Model:
     """Returns the model with each integer hparam at its smallest possible value."""
     names = [name for name, value in model.hparams.values().items() if type(value) is int]
-    # Layers first: with few of them, building the other candidates is fast.
+    # Layers first: with few layers, building the other candidates is fast.
     names.sort(key=lambda name: ("layers" not in name, "length" in name))
     for name in names:
         for value in _candidates(name, model):
@@ -164,7 +164,7 @@ def _candidates(name: str, model: _Model) -> list[int]:
 
 
 def _loses_elements(model: _Model, smaller: _Model) -> bool:
-    """Whether a dimension with several elements per device would be left with one."""
+    """Whether a dimension with several elements per device would be left with one element."""
     return any(size == 1 < model.smallest.get(name, 1) for name, size in smaller.smallest.items())
 
 

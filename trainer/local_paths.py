@@ -37,7 +37,7 @@ def read_lines(path: str | PathLike[str]) -> list[str]:
     with open(path, "rb") as file:
         if stat.S_ISCHR(os.fstat(file.fileno()).st_mode) and not file.isatty():
             raise ValueError(f"{path} is a device: expected a text file")
-        # As bytes, because text mode would split lines at a lone carriage return.
+        # Read as bytes, because text mode would split lines at a lone carriage return.
         content = file.read()
     try:
         text = content.decode("utf-8-sig")

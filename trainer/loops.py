@@ -57,7 +57,7 @@ def sum_metrics(
 
     Args:
       prepared: program, placed batch, and this process's counts for the batch (empty if another
-        process counts it).
+        process counts the batch).
       step: the training step of the variables.
       cluster: the processes; the host counts of all processes are summed.
       counted: called after each batch.

@@ -38,7 +38,7 @@ class EstimatorSpec:
       metrics: float32 scalars, each a sum over the batch; required to evaluate. Tokens/s is
         computed from `tokens`, if present.
       predictions: tensors by name; required to predict.
-      scalars: float32 scalars to report for a training step.
+      scalars: other float32 scalars to report for a training step.
     """
 
     mode: ModeKeys

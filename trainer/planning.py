@@ -36,17 +36,17 @@ def plan(
     Args:
       model: name of a registered model.
       hparams: hparams of the model, or name of a registered set.
-      cluster: name or path of a cluster file, or its contents.
+      cluster: name or path of a cluster file, or a loaded `ClusterFile`.
       vocab_size: number of tokens, classes or pixel values.
-      mesh_shape: mesh. Default: `mesh_shape` of the hparams.
+      mesh_shape: shape of the mesh. Default: `mesh_shape` of the hparams.
       layout: layout rules. Default: `layout` of the hparams.
       stack: name of the cluster's software stack. Default: the stack that the cluster file selects.
       image_shape: height, width and channels of images.
 
     Raises:
       ClusterFileError: the cluster is unknown or its file invalid.
-      LayoutError: the layout cannot work for the model.
-      ValueError, LookupError: the model, the set or a hparam is unknown or invalid.
+      LayoutError: the layout does not fit the model.
+      ValueError, LookupError: the model, the set or an hparam is unknown or invalid.
     """
     if not isinstance(cluster, ClusterFile):
         cluster = ClusterFile.load(cluster, stack)
@@ -84,7 +84,7 @@ def request(
 
 
 def image_shape_of(problem: Problem) -> Sequence[int]:
-    """Returns height, width and channels of a problem's images; ImageNet's if it has none."""
+    """Returns height, width and channels of a problem's images, or of ImageNet's if it has none."""
     return problem.image_shape if isinstance(problem, ImageProblem) else IMAGE_SHAPE
 
 

@@ -39,7 +39,7 @@ _TEXT_FEATURES = ("inputs", "targets")
 _MOST_AT_ONCE = 1 << 28
 
 # A tensor is unusual if its largest magnitude is above `_UNUSUAL` times its largest magnitude in
-# each of the next batches, all with the same values of the variables.
+# each of the next batches. All batches are measured with the same values of the variables.
 _UNUSUAL = 4.0
 _USUAL_BATCHES = 3
 
@@ -250,7 +250,7 @@ def _examples(
 def _row_program(
     spec: RunSpec, estimator: Estimator, batch: Batch, features: Mapping[str, Feature]
 ) -> tuple[Program, int]:
-    """Builds the program for the loss and gradient norm of rows, and returns its batch size too."""
+    """Returns the program for the loss and gradient norm of single rows, and its batch size."""
     model = spec.model_class(spec.hparams, spec.problem.vocab_sizes(spec.data_dir))
     parameters, _, _ = estimator.parameter_counts()
     count, slices = len(next(iter(batch.values()))), spec.layout.batch_slices

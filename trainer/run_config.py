@@ -9,7 +9,7 @@ from t2tp.trainer.local_paths import check_local
 
 ON_NONFINITE = ("stop", "ignore")
 
-# Fields that differ between the processes of a run, or describe how it was started.
+# Fields that differ between the processes of a run, or describe how a process was started.
 _OF_PROCESS = ("num_processes", "process_id", "coordinator")
 
 
@@ -33,7 +33,7 @@ class RunConfig:
       keep_best_metric: `min:METRIC` or `max:METRIC`: also keep the checkpoint with the best metric,
         and save each step whose evaluation is the best so far.
       checkpoint_path: the checkpoint to evaluate or predict with instead of the latest; see
-        `find_checkpoint.find`. If it is damaged, no other one is used.
+        `find_checkpoint.find`. If this checkpoint is damaged, no other checkpoint is used.
       warm_start_from: checkpoint with the initial values, used if `output_dir` has no checkpoint:
         PATH or PATH:from=>to;from=>to; see `WarmStart`.
       warm_start_optimizer: whether the warm start also restores the optimizer's state and the step.
@@ -42,13 +42,13 @@ class RunConfig:
       tracker: where to send scalars: `wandb` or `mlflow`, with an optional project as in
         `wandb:my_project`; empty: nowhere.
       histogram_steps: steps between histograms of the trainable variables; None: no histograms.
-      check_replicas_every: steps between comparisons of the devices: of their replicas of variables
-        and of their results for the same rows. The replicas are also compared before each
-        checkpoint. 0: no comparisons.
+      check_replicas_every: steps between two checks that compare the devices' replicas of variables
+        and the devices' results for the same rows. The replicas are also compared before each
+        checkpoint. 0: no checks.
       profile_steps: `FIRST:LAST`, the steps to profile, counted from 1; empty: none.
       on_nonfinite: what to do at a step with a non-finite loss or gradient: `stop` or `ignore`.
         Steps that the model's graph skips never stop the training.
-      grace_seconds: max time to save and exit after a signal. When it is over, the process exits
+      grace_seconds: max time to save and exit after a signal. After this time, the process exits
         without saving. None: no limit.
       intra_op_parallelism_threads: CPU threads per operation; 0: TensorFlow chooses. This setting
         and the next apply to the whole process, from TensorFlow's start on.

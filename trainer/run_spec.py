@@ -44,7 +44,7 @@ class RunSpec:
       config: other settings, such as directories and checkpoints.
       data_dir: the directory of the prepared data.
       train_steps: number of training steps in total.
-      saved: the run in `config.output_dir`; None for a new run.
+      saved: settings of the run in `config.output_dir`; None for a new run.
       flags: other flags to save in the run's `run.yaml`.
       changes: one line per difference from the saved run.
     """
@@ -123,7 +123,7 @@ class RunSpec:
 
     @property
     def model_class(self) -> type[Model]:
-        """The registered model."""
+        """The registered class of the model."""
         return registry.model(self.model)
 
     @functools.cached_property

@@ -12,8 +12,8 @@
     flags:
       train_steps: 300
 
-The format is the core schema of YAML 1.2, without anchors and tags: `on` is a string and `1e-4` a
-number.
+The format is YAML 1.2 with its core schema, without anchors and tags. In this schema, `on` is a
+string and `1e-4` is a number.
 """
 
 import os

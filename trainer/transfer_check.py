@@ -1,7 +1,7 @@
-"""`--check_transfer`: the coordinate check of `transfer_from` for several widths.
+"""`--check_transfer`: the coordinate check of muP, for runs that set the hparam `transfer_from`.
 
 With the right transfer rules, the activations of a wide model are as large as the activations of a
-small one, and change equally in the first steps (G. Yang et al., arXiv:2203.03466, appendix D.1).
+small model, and change as much in the first steps (G. Yang et al., arXiv:2203.03466, appendix D.1).
 The check trains models of several widths, from the small model's to the run's, for a few steps on
 the same batches, on one device. For each product of activations and weights it compares the mean
 absolute value between the widths.
@@ -51,8 +51,8 @@ class TransferCheck:
     """Mean absolute values ("sizes") of activations by width.
 
     Attributes:
-      widths: width of each model, relative to the small model. It is measured by the matrix whose
-        number of inputs grows most.
+      widths: width of each model, relative to the small model. The width of a model is the number
+        of inputs of the matrix whose number of inputs grows most.
       sizes: mean absolute values [width, steps done], by name of the activation.
     """
 
@@ -116,7 +116,8 @@ def check_transfer(spec: RunSpec) -> TransferCheck:
     """Trains models of several widths for some steps and records the sizes of activations.
 
     Raises:
-      UsageError: there is no `transfer_from`, or its set is not smaller than the run's.
+      UsageError: `transfer_from` is not set, or the set that it names is not smaller than the
+        run's hparams.
     """
     transfer = Transfer.from_hparams(spec.hparams)
     if transfer is None:
@@ -130,8 +131,8 @@ def check_transfer(spec: RunSpec) -> TransferCheck:
     plain = with_values(spec.hparams, _PLAIN)
     inputs, step_fn = _step(spec, plain)
     graph, _ = AbstractProgram(step_fn, inputs.features).graph()
-    # The growth is measured on variables, because some of the growing integers are no widths: the
-    # number of warm-up steps, for example.
+    # The growth is measured on variables, because some of the growing hparams are no widths, for
+    # example the number of warm-up steps.
     factor = max(getattr(var, "growth", Growth()).inputs for var in graph.trainable_variables)
     if factor <= 1:
         raise UsageError(
@@ -149,7 +150,10 @@ def check_transfer(spec: RunSpec) -> TransferCheck:
 
 
 def _step(spec: RunSpec, hparams: HParams) -> tuple[Inputs, StepFn]:
-    """Returns the batches, and a step that outputs the mean absolute value of each product."""
+    """Returns the batches, and a step that outputs each product's mean absolute value.
+
+    The products are those of activations and weights.
+    """
     inputs = training_inputs(spec.problem, spec.data_dir, hparams, spec.config.random_seed)
     vocab_sizes = spec.problem.vocab_sizes(spec.data_dir)
     model_fn = model_fn_of(spec.model_class, vocab_sizes, spec.train_steps)

@@ -66,7 +66,7 @@ def default_hooks(
     progress: TrainingProgress | None,
     track: Sink,
 ) -> list[Hook]:
-    """Returns the default hooks of a training, in order.
+    """Returns the default hooks of a training, in the order of their calls.
 
     Args:
       config: the run's config.
@@ -76,7 +76,7 @@ def default_hooks(
       loss_fn: builds the training loss, without an update.
       first_step: number of steps done before this training.
       log: the JSON log.
-      heartbeat: None in all processes but the first.
+      heartbeat: writes `heartbeat.json`; None in all processes but the first.
       progress: the progress bar; None in all processes but the first.
       track: sends the scalars of reports to a tracker.
     """
@@ -130,7 +130,10 @@ def default_hooks(
 def _utilization(
     dtype: str, program: Program, inputs: Inputs, loss_fn: LossFn
 ) -> Utilization | None:
-    """Counts a step's matmul FLOPs; None without matmuls or with batches of several shapes."""
+    """Returns the matmul FLOPs of a step and the devices' peak.
+
+    Returns None if the step has no matmuls or the batches have several shapes.
+    """
     if len(inputs.kinds) > 1:
         return None
     counted = []

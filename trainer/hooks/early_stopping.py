@@ -13,8 +13,8 @@ class EarlyStopping:
     The reference is the last evaluation that is at least `steps` training steps before the latest
     one. The metric has reached a plateau if no evaluation after the reference is better by `delta`.
 
-    It depends only on the recorded evaluations of a run, so an interrupted run stops at the same
-    step as an uninterrupted one.
+    The condition depends only on the recorded evaluations of a run, so an interrupted run stops at
+    the same step as an uninterrupted run.
 
     Attributes:
       steps: training steps within which the metric must improve.

@@ -43,7 +43,7 @@ class Heartbeat(Hook):
         Args:
           step: number of steps done.
           state: `training`, `evaluating` or `ended`.
-          at_once: write in any case.
+          at_once: write the file even if it was written just before.
 
         Raises:
           UsageError: the file cannot be written, for example because the disk is full.
@@ -68,7 +68,7 @@ class Heartbeat(Hook):
         self.beat(training.steps_done, "training", at_once=True)
 
     def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
-        """Writes if it is due."""
+        """Writes the file if it is due."""
         self.beat(training.steps_done, "training")
 
     def end(self, training: Training) -> None:

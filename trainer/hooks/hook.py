@@ -65,7 +65,7 @@ class Hook:
         """Called before each step."""
 
     def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
-        """Called after each step; `training.steps_done` includes it."""
+        """Called after each step; `training.steps_done` includes this step."""
 
     def end(self, training: Training) -> None:
         """Called once after the last step, even if training is interrupted; not after an error."""
@@ -74,7 +74,7 @@ class Hook:
 class EvaluationHook(Hook):
     """Evaluates every N steps, except after the last step, which the caller evaluates.
 
-    It runs before the hook that saves, so an evaluation that is due precedes its checkpoint.
+    It runs before the hook that saves, so a step is evaluated before its checkpoint is saved.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class EvaluationHook(Hook):
         self._plateau = plateau
 
     def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
-        """Evaluates if it is due."""
+        """Evaluates if an evaluation is due."""
         if training.steps_done % self._every == 0 and training.steps_done < training.max_steps:
             wait_for(training, outputs)
             with training.clock.stopped("evaluation"):

@@ -56,11 +56,11 @@ class JsonLog:
     def resume(self, run: str, step: int) -> None:
         """Opens the file for a training and removes the events that will occur again.
 
-        Such events, for example reports of later steps, are left by a process that was killed
-        after its last checkpoint. A file with events of other runs is not changed. A `began` line
-        names its run's directory, but the run may have been moved since. So a line with another
+        A process that was killed after its last checkpoint leaves such events, for example reports
+        of later steps. A file with events of other runs is not changed. Each `began` line names the
+        directory of its run, but the run may have been moved since. So a `began` line with another
         directory also counts as this run's if that directory no longer exists and the file has a
-        checkpoint event of this step.
+        checkpoint event of `step`.
 
         Args:
           run: absolute path of the run, as in its `began` lines.
@@ -135,7 +135,7 @@ def _cut_back(path: Path, run: str, step: int) -> None:
 
 
 def _fields(line: bytes) -> dict[str, Any]:
-    """Parses a line; empty if it is not an event."""
+    """Parses a line; returns {} if it is not an event."""
     try:
         fields = json.loads(line)
     except ValueError:
@@ -152,5 +152,5 @@ def _cut_off_unfinished_line(path: Path) -> None:
         rest = content[length:]
         if rest.startswith(_BEGINNING) or _BEGINNING.startswith(rest):
             file.truncate(length)
-        else:  # Another program has written it.
+        else:  # Another program has written the unfinished line.
             file.write(b"\n")

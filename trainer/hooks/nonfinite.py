@@ -1,4 +1,4 @@
-"""Stops a training at a non-finite loss or gradient before it is saved."""
+"""Stops a training at a non-finite loss or gradient, before the step is saved."""
 
 import math
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class NonfiniteStepError(Exception):
 
 
 class TrainingDivergedError(UsageError):
-    """Training has stopped at a non-finite step; the step before it is saved."""
+    """Training has stopped at a non-finite step; the previous step is saved."""
 
     def __init__(self, error: NonfiniteStepError, cause: str) -> None:
         super().__init__(
@@ -55,7 +55,7 @@ class NonfiniteHook(Hook):
 
         Args:
           stops: whether to raise an error at a non-finite step that the graph does not skip.
-          log: records each step that the guard in the graph has skipped.
+          log: records each step that the graph has skipped.
           first_step: number of steps done before this training.
         """
         self._stops = stops
@@ -93,7 +93,7 @@ class NonfiniteHook(Hook):
             raise NonfiniteStepError(self._step, loss, norm)
 
     def _report_skipped(self, skipped: float, loss: float, norm: float | None) -> None:
-        """Logs that a step was skipped, if it was."""
+        """Logs the last step if it was skipped."""
         before, self._skipped = self._skipped, skipped
         if before is None or skipped <= before:
             return

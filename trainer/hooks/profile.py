@@ -18,7 +18,8 @@ class ProfileHook(Hook):
 
         Args:
           steps: first and last step of the range, counted from 1.
-          directory: TensorFlow writes into `plugins/profile/` below it, where TensorBoard looks.
+          directory: the run's directory. TensorFlow writes the profile into its subdirectory
+            `plugins/profile/`, where TensorBoard looks for profiles.
         """
         self._first, self._last = steps
         self._directory = directory
@@ -32,7 +33,7 @@ class ProfileHook(Hook):
             self._is_on = True
         if self._is_on:
             # The profiler treats a numbered root event (`_r`) as a step. The event lasts until the
-            # next step, because the devices still compute when the call returns.
+            # next step, because the devices still compute when the step's call returns.
             mark = tf.profiler.experimental.Trace("train", step_num=training.steps_done + 1, _r=1)
             self._mark.close()
             self._mark.enter_context(mark)
@@ -44,7 +45,7 @@ class ProfileHook(Hook):
             self._stop(training)
 
     def end(self, training: Training) -> None:
-        """Writes the unfinished profile if the training ends earlier."""
+        """Writes the unfinished profile if the training ends before the last step of the range."""
         if self._is_on:
             self._stop(training)
 

@@ -1,4 +1,4 @@
-"""`--check_replicas_every`: stops a training whose devices disagree, before it is saved."""
+"""`--check_replicas_every`: stops a training whose devices disagree, before the step is saved."""
 
 import json
 import math
@@ -61,7 +61,7 @@ class ReplicaHook(Hook):
         self._look_at_compute(training)
 
     def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
-        """Checks if it is due."""
+        """Compares copies and results if a check is due."""
         if training.steps_done % self._every == 0:
             wait_for(training, outputs)
             self._look(training)
@@ -140,7 +140,7 @@ def name_wrong_device(
 
 
 def _distance(x: np.ndarray, y: np.ndarray) -> float:
-    """Returns the largest difference; infinity if one is NaN."""
+    """Returns the largest difference; infinity if a difference is NaN."""
     with np.errstate(invalid="ignore", over="ignore"):
         largest = float(np.max(np.abs(x.astype(np.float64) - y.astype(np.float64)), initial=0.0))
     return math.inf if math.isnan(largest) else largest

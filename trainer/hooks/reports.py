@@ -44,7 +44,7 @@ class ReportHook(Hook):
         self._last, self._is_first = self._now(training), True
 
     def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
-        """Reports if it is due."""
+        """Reports if a report is due."""
         step = training.steps_done
         is_due = step % self.every == 0 or step == training.max_steps
         if is_due or self._is_first:
@@ -69,7 +69,10 @@ class ReportHook(Hook):
         return reported(sorted({"perplexity", *self.metrics}), sums)
 
     def _speed(self, training: Training, sums: Mapping[str, float]) -> dict[str, float]:
-        """Computes seconds per step since the last report, also by purpose, and derived rates."""
+        """Computes the seconds per step since the last report, their parts by purpose, and rates.
+
+        Rates are, for example, the tokens per second.
+        """
         before, self._last = self._last, self._now(training)
         steps = self._last[0] - before[0]
         parts = {what: s / steps for what, s in (self._last[2] - before[2]).items()}

@@ -26,7 +26,7 @@ class SummaryWriter:
         """
         self._directory = directory
         self._writer: tf.summary.SummaryWriter | None = None
-        self._resumed_after: int | None = None  # Not yet written.
+        self._resumed_after: int | None = None  # Until the first write.
 
     def resume(self, step: int) -> None:
         """Makes TensorBoard discard later steps of earlier files: the steps will occur again.
@@ -103,7 +103,7 @@ class SummaryWriter:
 
 
 def _write_start(writer: tf.summary.SummaryWriter, step: int) -> None:
-    """Writes an event that makes readers discard values of `step` and later that precede it."""
+    """Writes an event that makes readers discard earlier values of `step` and later steps."""
     start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
     event = tf.compat.v1.Event(wall_time=time.time(), step=step, session_log=start)
     tf.raw_ops.ImportEvent(writer=writer._resource, event=event.SerializeToString())

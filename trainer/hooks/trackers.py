@@ -20,7 +20,7 @@ from t2tp.trainer.errors import UsageError
 # Takes the number of steps done and scalars by name.
 Tracker = Callable[[int, Mapping[str, float]], None]
 
-# Stores the id of the tracker's run, for resuming.
+# The file with the id of MLflow's run, for resuming.
 _FILE = "tracker.json"
 
 
@@ -44,9 +44,9 @@ def check_tracker(spec: str) -> None:
 
 
 def open_tracker(spec: str, output_dir: str, hparams: Mapping[str, Any]) -> Tracker:
-    """Starts or resumes the tracker's run for an output_dir; it lasts until this process ends.
+    """Starts or resumes the tracker's run for an `output_dir`; this run ends with the process.
 
-    If sending fails later, for example because a server is down, that is logged and training
+    If sending fails later, for example because a server is down, a warning is logged and training
     continues.
 
     Args:

@@ -12,7 +12,7 @@ T = TypeVar("T")
 class TrainingClock:
     """A stopwatch that stops while checkpoints are written and evaluations run.
 
-    It also adds up the seconds of each purpose, such as "data" or "evaluation".
+    The clock also adds up the seconds of each purpose, such as "data" or "evaluation".
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
@@ -27,7 +27,7 @@ class TrainingClock:
         self._parts: defaultdict[str, float] = defaultdict(float)
 
     def seconds(self) -> float:
-        """Returns the seconds since the start, excluding the time while it was stopped."""
+        """Returns the seconds since the start, excluding the time while the watch was stopped."""
         return self._now() - self._started - self._stopped
 
     def parts(self) -> dict[str, float]:

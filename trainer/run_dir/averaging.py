@@ -41,7 +41,7 @@ def last_checkpoints(output_dir: str, count: int) -> list[Checkpoint]:
     """Opens the latest checkpoints of a run.
 
     Raises:
-      FileNotFoundError: the run has fewer than `count`.
+      FileNotFoundError: the run has fewer than `count` checkpoints.
     """
     directory = checkpoint_directory(output_dir)
     steps = checkpoint.all_steps(directory)
@@ -72,7 +72,7 @@ def average(
     Raises:
       CheckpointMismatchError: a variable differs in name, shape or dtype.
       LookupError: the latest checkpoint does not record which variables are trainable.
-      ValueError: `output_dir` has a checkpoint of that step.
+      ValueError: `output_dir` already has a checkpoint of the latest step.
       UnusableCheckpointError: a checkpoint is damaged.
       OSError: the result could not be written.
     """
@@ -85,8 +85,8 @@ def average(
 
     def parts() -> Iterator[list[tuple[Slice, tf.Tensor]]]:
         yield from _parts(latest, checkpoints, trainable | moving, part_bytes)
-        # The settings are copied before the checkpoint is complete. After a kill, the program then
-        # finds no checkpoint and can be run again.
+        # The settings are copied before the checkpoint is complete. If the program is killed in
+        # between, `output_dir` has no checkpoint, so the program can be run again.
         _copy_settings(latest, output_dir)
 
     directory = checkpoint.save_in_parts(
@@ -97,7 +97,7 @@ def average(
 
 
 def _copy_settings(latest: Checkpoint, output_dir: str) -> None:
-    """Copies a run's settings to `output_dir`, unless that has checkpoints already."""
+    """Copies a run's settings to `output_dir`, unless `output_dir` already has checkpoints."""
     if checkpoint.step_directories(checkpoint_directory(output_dir)):
         return
     run = latest.path.parent.parent
@@ -111,7 +111,7 @@ def _copy_settings(latest: Checkpoint, output_dir: str) -> None:
 def _parts(
     latest: Checkpoint, checkpoints: Sequence[Checkpoint], averaged: set[str], part_bytes: int
 ) -> Iterator[list[tuple[Slice, tf.Tensor]]]:
-    """Yields the slices of the result, in lists of about `part_bytes`."""
+    """Yields the slices of the new checkpoint, in lists of about `part_bytes`."""
     part: list[tuple[Slice, tf.Tensor]] = []
     size = 0
     for name in sorted(latest.shapes()):

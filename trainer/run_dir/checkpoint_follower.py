@@ -21,13 +21,13 @@ def follow_checkpoints(
     timeout_mins: float,
     look_seconds: float = _LOOK_SECONDS,
 ) -> Iterator[int]:
-    """Yields the step of each finished checkpoint once, oldest first, as they appear.
+    """Yields the step of each finished checkpoint once, oldest first; waits for new checkpoints.
 
     Process 0 polls the directory; all processes yield the same steps.
 
     Args:
       directory: directory of the run's checkpoints; it need not exist yet.
-      cluster: the processes that call this together.
+      cluster: the processes that call this function together.
       known: steps of checkpoints to skip.
       timeout_mins: the iteration ends after this many minutes without a new checkpoint.
       look_seconds: polling interval.

@@ -25,7 +25,7 @@ class EvaluationRecord:
         """Sets the path; the first evaluation creates the file.
 
         Args:
-          directory: the subdirectory of the run for these evaluations.
+          directory: the subdirectory of the run for evaluations on this split.
         """
         self._path = Path(directory) / FILE_NAME
 
@@ -39,7 +39,7 @@ class EvaluationRecord:
           metrics: metrics by name.
 
         Raises:
-          UsageError: the file cannot be written; the disk is full, say.
+          UsageError: the file cannot be written, for example because the disk is full.
         """
         line = {
             "step": step,

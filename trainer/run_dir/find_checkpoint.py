@@ -16,8 +16,9 @@ def find(path: str) -> Checkpoint:
     """Opens the checkpoint that a user's path names.
 
     Args:
-      path: a checkpoint's directory, or TensorFlow's prefix for it (`variables` in that directory).
-        A run's directory, or its directory of checkpoints, stands for the latest checkpoint.
+      path: a checkpoint's directory, or the path `variables` in this directory (TensorFlow's prefix
+        of the checkpoint). A run's directory, or its directory of checkpoints, stands for the
+        latest checkpoint.
 
     Raises:
       FileNotFoundError: there is no checkpoint.

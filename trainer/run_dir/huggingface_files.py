@@ -14,12 +14,12 @@ from t2tp.untrusted_json import file_inside
 
 _DIRECTORY = "huggingface"
 _SUFFIXES = (".json", ".txt", ".model", ".jinja")
-# Ending of the file that lists the weight files.
+# End of the name of the file that lists the weight files; a run needs no copy of this file.
 _INDEX_SUFFIX = ".index.json"
 
 
 def directory_in(output_dir: str | PathLike[str]) -> Path:
-    """Returns where a run has copies of Hugging Face files; the directory need not exist."""
+    """Returns the directory for a run's copies of Hugging Face files; it need not exist."""
     return Path(output_dir) / _DIRECTORY
 
 
@@ -28,7 +28,7 @@ def tokenizer_directory(output_dir: str | PathLike[str]) -> Path | None:
 
     Returns:
       None if the run was converted without a tokenizer. None also if the run has been trained
-      since: its data may have another vocabulary.
+      since its conversion, because its data may have another vocabulary.
     """
     kept = directory_in(output_dir)
     flags = run_files.read_flags(output_dir)

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: restores the values at the start and creates the saver."""
+"""The checkpoints of a run: restores the variables at the start and creates the saver."""
 
 import contextlib
 import json
@@ -36,7 +36,7 @@ DEFAULT_SAVE_STEPS = 1000
 # Metadata key of a list of (step, batch size from that step on); see `BatchSizes`.
 BATCH_SIZES = "batch_sizes"
 
-# Counters that older checkpoints may lack, because a run can enable their options later.
+# Counters that a run's older checkpoints may lack, because the run can enable their options later.
 NEW_COUNTERS = (SKIPPED_STEPS,)
 
 
@@ -58,7 +58,8 @@ class RunCheckpoints:
         Args:
           config: config of the run.
           layout: layout of the run, recorded in its checkpoints.
-          vocabulary: returns the vocabulary of the data; see `rows_between`.
+          vocabulary: returns the vocabulary of the run's data. A warm start matches this vocabulary
+            with the source run's; see `rows_between`.
 
         Raises:
           ValueError: a checkpoint setting cannot be parsed.
@@ -69,7 +70,7 @@ class RunCheckpoints:
         self._directory = checkpoint_directory(config.output_dir)
         self._retention = retention_of(config)
         self._warm_start = WarmStart.parse(config.warm_start_from)
-        self._damaged: tuple[Path, ...] = ()  # Skipped when restoring.
+        self._damaged: tuple[Path, ...] = ()  # Checkpoints that restoring has skipped.
         self._saver: RunSaver | None = None
         self._matched: MatchedRows | None = None  # Set by a warm start.
         self.batch_sizes: BatchSizes | None = None
@@ -86,13 +87,14 @@ class RunCheckpoints:
           last_step: ignore checkpoints of later steps. Default: ignore none.
 
         Returns:
-          The training step of the values.
+          The training step of the restored variables; 0 for initial values.
 
         Raises:
           CheckpointMismatchError: the checkpoint has other variables.
           FileNotFoundError: there is no checkpoint to evaluate or predict with.
           UnusableCheckpointError: the checkpoint is damaged and there is no earlier one.
-          UsageError: `to_train` is set and the config names a checkpoint, or adapters lack a base.
+          UsageError: `to_train` is set together with `config.checkpoint_path`, or the model has
+            adapters but the config names no warm start with their base.
           ProcessMismatchError: processes have opened different checkpoints.
         """
         try:
@@ -129,10 +131,10 @@ class RunCheckpoints:
         return self._warm_start_from(variables)
 
     def _warm_start_from(self, variables: Variables) -> int:
-        """Gives initialized variables the values of the config's warm start, if it has one.
+        """Loads the config's warm start, if it has one, into initialized variables.
 
         Returns:
-          The training step of the values.
+          The training step to start from.
         """
         frozen = next((v.spec.name for v in variables if v.spec.frozen), None)
         if self._warm_start is None and frozen is not None:
@@ -156,9 +158,10 @@ class RunCheckpoints:
                 inherit_files(self._config.output_dir, self._warm_start, self._matched)
 
     def _base_elsewhere(self) -> Path | None:
-        """Returns where to look first for the base model of adapters.
+        """Returns where to look first for the base model of adapters; None without a warm start.
 
-        It is the warm start's checkpoint: the path recorded with the adapters may be outdated.
+        The warm start's checkpoint comes first, because the path that was recorded with the
+        adapters may be outdated.
         """
         if self._warm_start is None:
             return None
@@ -187,16 +190,17 @@ class RunCheckpoints:
           last_step: the step; later checkpoints are ignored.
 
         Returns:
-          The training step of the values.
+          The training step of the restored variables.
         """
         fresh = Variables(self._layout, variables.cluster, self._config.random_seed)
         reinitialize(variables, fresh)
         return self.load(variables, to_train=True, last_step=last_step)
 
     def check_untouched(self, cluster: Cluster, steps_done: int) -> None:
-        """Checks that no checkpoint is newer than the restored one; the run must be locked.
+        """Checks that the run has no checkpoint of a later step than `steps_done`.
 
-        Also renames damaged checkpoints that were skipped when restoring.
+        The caller must hold the run's lock. Also renames the damaged checkpoints that restoring has
+        skipped.
 
         Raises:
           RunLockedError: another process has trained since the restore.
@@ -274,9 +278,9 @@ class RunCheckpoints:
         return CheckpointHook(EverySteps(steps or DEFAULT_SAVE_STEPS, last_step), saver, lock)
 
     def record_metrics(self, step: int, metrics: Mapping[str, float], cluster: Cluster) -> None:
-        """Records metrics in the checkpoint of a step, even if it is saved only later.
+        """Records metrics in the checkpoint of a step, even if this checkpoint is saved only later.
 
-        Records nothing if the config names a checkpoint.
+        Records nothing if the variables are from `config.checkpoint_path`.
         """
         if self._config.checkpoint_path:
             return
@@ -303,7 +307,7 @@ def reinitialize(variables: Variables, fresh: Variables) -> None:
 
     Args:
       variables: the run's variables.
-      fresh: an empty store with the same layout, cluster and seed.
+      fresh: empty `Variables` with the same layout, cluster and seed.
     """
     variables.loaded_from_base.clear()
     for variable in variables:

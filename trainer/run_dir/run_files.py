@@ -19,7 +19,7 @@ from t2tp.trainer.run_yaml import RunSettings
 # Flags that cannot change in a run.
 _FIXED_FLAGS = ("model", "problem")
 
-# Types of the flags in `run.yaml` that programs read; an entry may also be null or missing.
+# Types of the flags in `run.yaml` that programs read; a flag may also be null or missing.
 _TYPES = {"train_steps": int, "random_seed": int, "t2t_usr_dir": str}
 
 
@@ -68,14 +68,14 @@ def read(output_dir: str | os.PathLike[str]) -> SavedRun | None:
 
 
 def check_known(output_dir: str, saved: SavedRun | None) -> None:
-    """Checks that a directory without settings holds no checkpoints.
+    """Checks that a directory without `run.yaml` holds no checkpoints.
 
     Args:
       output_dir: the directory.
       saved: the result of `read`.
 
     Raises:
-      RunFileError: it holds checkpoints of an unknown run.
+      RunFileError: the directory holds checkpoints but no `run.yaml`.
     """
     if saved is None and checkpoint.step_directories(checkpoint_directory(output_dir)):
         quoted = shlex.quote(str(output_dir))
@@ -111,7 +111,7 @@ def write(output_dir: str | os.PathLike[str], hparams: HParams, flags: Mapping[s
     """Writes `run.yaml` atomically; creates the directory if needed.
 
     Raises:
-      UsageError: the file cannot be written; the disk is full, say.
+      UsageError: the file cannot be written, for example because the disk is full.
     """
     directory = Path(output_dir)
     flags = {k: address_of(v) if isinstance(v, str) else v for k, v in flags.items()}
@@ -137,7 +137,7 @@ def check_same_run(output_dir: str, saved: SavedRun, model: str, problem: str) -
 
 
 def run_of(path: str) -> Path | None:
-    """Returns the run directory that a path for `find_checkpoint.find` is in, if any."""
+    """Returns the directory of the run that a path, as for `find_checkpoint.find`, belongs to."""
     named = Path(path).absolute()
     above = (named, *named.parents[:3]) if path else ()
     return next((each for each in above if (each / run_yaml.FILE).exists()), None)
@@ -146,12 +146,12 @@ def run_of(path: str) -> Path | None:
 def resumed_hparams(saved: HParams, preset: HParams) -> HParams:
     """Returns the hparams of a resumed run: the saved values, and defaults for new hparams.
 
-    The default of a new hparam keeps the behaviour of the code before the hparam existed. The
-    preset's value is for new runs only: here it would change the trained model.
+    With its default, a new hparam keeps the behaviour of the code before the hparam existed. The
+    preset's values are for new runs only: in a resumed run they would change the trained model.
 
     Args:
-      saved: hparams in the run's directory.
-      preset: the hparams set of the current code.
+      saved: the hparams in the run's `run.yaml`.
+      preset: the run's hparams set, as the current code defines it.
     """
     resumed = preset.copy()
     for name in preset.values():

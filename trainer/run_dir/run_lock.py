@@ -32,7 +32,7 @@ _RELEASED_SECONDS = 120.0
 
 
 class RunLockedError(UsageError):
-    """Another process trains in the directory, or it cannot be written."""
+    """Another process trains in the directory, or the directory cannot be written."""
 
 
 class RunMovedError(UsageError):
@@ -42,9 +42,13 @@ class RunMovedError(UsageError):
 class RunLock:
     """A reentrant lock that keeps other processes from training in the directory.
 
-    The operating system releases the lock when the process ends, even if it is killed, so a
-    leftover lock file does no harm. With several processes, process 0 acquires the lock and sends
-    the result to the other processes, which check that they see the same directory.
+    The lock is a locked file. The operating system releases this lock when the process ends, even
+    if the process is killed, so a leftover lock file does no harm. A run in an object store also
+    has a lock there (`StoreLock`). The store's lock outlives a killed process until another trainer
+    takes it over: at once in the same local directory, otherwise after a minute.
+
+    With several processes, process 0 acquires the lock and sends the result to the other processes,
+    which check that they see the same directory.
     """
 
     def __init__(self, output_dir: str, cluster: Cluster) -> None:
@@ -65,7 +69,8 @@ class RunLock:
         """Acquires the lock.
 
         Raises:
-          RunLockedError: another process trains in the directory, or it cannot be written.
+          RunLockedError: another process trains in the directory, or the directory cannot be
+            written.
           ProcessMismatchError: the processes of the run have different directories.
         """
         if self._depth == 0:
@@ -115,15 +120,17 @@ class RunLock:
     def _release(self) -> None:
         if self._mirror and self._store_lock:
             try:
-                self._mirror.push(is_last=True)  # Deletions in the store need the lock.
+                self._mirror.push(is_last=True)  # Only a holder of the lock deletes in the store.
             except OSError as error:
                 logging.error("%s", error)
             self._store_lock.release()
-            if not self._store_lock.is_lost:  # The mirror uploads nothing with a lost lock.
+            # A lost lock stays set: it keeps the mirror from uploading anything more.
+            if not self._store_lock.is_lost:
                 self._mirror.lock = None
             self._store_lock = None
         if self._descriptor is not None:
-            # The file is still locked, so it has this process's note and not its successor's.
+            # The file is still locked, so its content, which names the holder, is this process's
+            # and not the next holder's.
             os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)
             self._descriptor = None
@@ -178,7 +185,7 @@ class RunLock:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, _note_of(word).encode(), 0)
-            os.fsync(descriptor)  # So that other hosts see it.
+            os.fsync(descriptor)  # So that other hosts see the content.
         except BlockingIOError:
             os.close(descriptor)
             return self._taken(self._note())
@@ -197,7 +204,7 @@ class RunLock:
             refusal = self._taken(other) if (other := lock.acquire()) else ""
             if not refusal:
                 self._store_lock = self._mirror.lock = lock
-                # Other hosts may have saved since the mirror was opened.
+                # Other hosts may have saved checkpoints since the mirror was opened.
                 self._mirror.pull(again=True)
         except StoreError as error:
             refusal = str(error)
@@ -206,8 +213,8 @@ class RunLock:
         return refusal
 
     def _taken(self, note: Mapping[str, Any]) -> str:
-        """Returns the error about a locked directory; the holder's note names the holder."""
-        holder = "another process"  # A process that is starting or ending has no note.
+        """Returns the error about a locked directory; `note` is what the holder's lock contains."""
+        holder = "another process"  # While a process starts or ends, its lock file is empty.
         if {"pid", "host", "since"} <= note.keys():
             holder = f"process {note['pid']} on {note['host']}, since {note['since']}"
         return (
@@ -216,7 +223,7 @@ class RunLock:
         )
 
     def _note(self) -> dict[str, Any]:
-        """Reads the holder's note in the lock file; {} if there is none."""
+        """Returns the content of the lock file, which names the holder; {} if there is none."""
         try:
             note = json.loads(self._path.read_text(encoding="utf-8"))
         except (OSError, ValueError):

@@ -40,8 +40,8 @@ def retention_of(config: RunConfig) -> Retention:
 class RunSaver:
     """Writes the checkpoints of one training, one at a time, in a background thread.
 
-    All processes save at the same steps. Their background threads meet at barriers. The barriers'
-    names contain the step, to be distinct from the barriers of the training itself.
+    All processes save at the same steps. Their background threads wait for each other at barriers.
+    The names of these barriers contain the step, to be distinct from the training's own barriers.
 
     On exit the context waits for the checkpoint being written, also after an error or
     `TrainingInterrupted`, but not after any other KeyboardInterrupt or SystemExit.
@@ -83,7 +83,7 @@ class RunSaver:
         """Waits for the previous save, copies the variables and starts to write the copies.
 
         Args:
-          step: steps done.
+          step: number of steps done.
 
         Raises:
           SavingError: the previous save has failed.
@@ -114,10 +114,10 @@ class RunSaver:
         self._metrics = step, dict(metrics)
 
     def is_best(self, step: int) -> bool:
-        """Whether a step's metric is better than in all checkpoints; process 0 decides.
+        """Whether a step's metric is better than every checkpoint's metric; process 0 decides.
 
         Raises:
-          LookupError: the metric was not evaluated.
+          LookupError: the step's evaluation did not compute the metric.
         """
         goal = self.retention.best
         if goal is None or self._metrics[0] != step:
@@ -130,7 +130,7 @@ class RunSaver:
         return json.loads(self.variables.cluster.process_broadcast("best checkpoint", answer))
 
     def _write(self, step: int, values: list, metrics: dict[str, float]) -> None:
-        """Writes a checkpoint and applies the retention."""
+        """Writes a checkpoint and deletes the checkpoints that the retention does not keep."""
         cluster = self.variables.cluster
         checkpoint.save(
             self.directory, step, values, self.metadata, metrics=metrics, cluster=cluster
@@ -141,14 +141,17 @@ class RunSaver:
 
 
 class LockHook(Hook):
-    """Ends the training if its directory was moved or deleted; runs before other hooks write."""
+    """Ends the training if its directory was moved or its lock is lost.
+
+    It runs before the other hooks, because some of them write files.
+    """
 
     def __init__(self, lock: RunLock) -> None:
         """Sets the lock that the training holds."""
         self._lock = lock
 
     def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
-        """Raises RunMovedError if the directory was moved or the lock is lost."""
+        """Raises RunMovedError if the directory was moved or deleted, or the lock is lost."""
         self._lock.check_held()
 
 
@@ -177,7 +180,7 @@ class CheckpointHook(Hook):
         self._saver.check()
 
     def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
-        """Saves if it is due or the step is the best so far."""
+        """Saves if a checkpoint is due or the step has the best metric so far."""
         step = training.steps_done
         if self._policy.is_due(step) or self._saver.is_best(step):
             wait_for(training, outputs)
@@ -192,7 +195,8 @@ class CheckpointHook(Hook):
             self._saver.wait()
 
     def _save(self, training: Training) -> None:
-        # `LockHook` has checked, but hooks since then, such as evaluations, may have taken long.
+        # `LockHook` has checked the lock, but the hooks after it, such as evaluations, may have
+        # taken long.
         self._lock.check_held()
         training.confirm_saving()
         with training.clock.stopped("checkpoint"):

@@ -30,7 +30,7 @@ class EverySteps:
 
         Args:
           steps: steps between checkpoints.
-          last_step: the last step of the training, which is saved too; only for `next`.
+          last_step: the last step of the training, which is saved too; used only by `next`.
         """
         self._steps = steps
         self._last_step = last_step
@@ -52,9 +52,9 @@ class EverySeconds:
     """Saves every N seconds, by the clock of process 0.
 
     All processes must save after the same step, but asking process 0 after every step would make
-    them wait for it. So each answer of process 0 includes the step at which to ask again. That step
-    is half the way to the next checkpoint, at the current speed. A single process checks its clock
-    after every step.
+    them wait for it. So each answer of process 0 includes the step at which to ask again. At the
+    current speed, half of the time until the next checkpoint has then passed. A single process
+    checks its clock after every step.
     """
 
     def __init__(

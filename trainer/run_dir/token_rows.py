@@ -1,14 +1,14 @@
 """Loads embeddings from a run with another vocabulary: tokens with the same text share a row.
 
 Token 7 of the saved run and token 40 of the new run may both stand for " the". Then row 40 of the
-new embedding is loaded from row 7 of the saved one. The same holds for separate logits and their
-bias: for every variable with the dimension `vocab`.
+new embedding is loaded from row 7 of the saved embedding. All variables with the dimension `vocab`
+are loaded this way, also separate logits and their bias.
 
     saved tokens:  <pad>  </s>  <unk>  a  " the"
     new tokens:    <pad>  </s>  <unk>  b  " the"  a
-    rows:          0      1     2      -1  4      3
+    saved rows:    0      1     2      -1  4      3
 
-Rows without a source are initialized to the mean of the rows that have one.
+A row without a saved row (-1) is initialized to the mean of the rows that are loaded.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class TokenRows:
 
     @property
     def moves(self) -> bool:
-        """Whether a matched token has another number in the saved vocabulary."""
+        """Whether a matched token has another id in the saved vocabulary."""
         return bool(np.any((self.rows >= 0) & (self.rows != np.arange(len(self.rows)))))
 
     def describe(self) -> str:
@@ -112,13 +112,13 @@ class TokenRows:
 
         Args:
           saved: the checkpoint.
-          name: a tensor in the checkpoint that `fits`.
+          name: name of a tensor in the checkpoint; its shape `fits`.
           variable: the variable to load.
         """
         axis, shape = vocab_axis(variable), saved.shapes()[name]
         assert axis is not None
-        # Tables may have more rows than tokens. The additional rows are loaded only if the
-        # vocabularies are equal.
+        # A table may have more rows than its vocabulary has tokens. The additional rows are loaded
+        # only if the vocabularies are equal.
         sources = np.arange(variable.spec.shape.to_integer_list[axis])
         if not self.are_same:
             count = min(len(self.rows), len(sources))

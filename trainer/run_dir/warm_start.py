@@ -32,7 +32,7 @@ class WarmStart:
     """The source of a warm start, and rules that map its variable names to the model's names.
 
     Attributes:
-      path: see `find_checkpoint.find`.
+      path: the run or checkpoint to start from; see `find_checkpoint.find`.
       rules: (pattern, replacement) pairs for `re.sub`, applied in order to each name.
     """
 
@@ -152,12 +152,12 @@ def warm_start(
       with_optimizer: whether the optimizer's variables and the step are loaded too.
 
     Returns:
-      A summary of the loaded variables, and of the others with reasons; and the step to continue
-      at, which is 0 with a fresh optimizer.
+      (summary, step). The summary counts the variables that were loaded, and says why the others
+      were not. The step is the step to continue from; with a fresh optimizer it is 0.
 
     Raises:
       WarmStartError: no variable fits, a rule matches no name, a frozen table has the tokens of
-        another vocabulary, or the checkpoint is of another optimizer.
+        another vocabulary, or the checkpoint was trained with another optimizer.
       BaseError: a frozen weight is neither in the checkpoint nor in its base.
       FileNotFoundError: there is no such checkpoint.
       UnusableCheckpointError: the checkpoint is damaged.
@@ -184,9 +184,9 @@ def warm_start(
     others = [v for v in variables if not v.spec.trainable and not v.spec.frozen]
     fresh = [v.spec.name for v in others]
     if with_optimizer:
-        # New rows of a table get the mean of the loaded rows in the optimizer's slots too. Zeros
-        # would make Adam's first updates of these rows 3 times too large, because at a later step
-        # bias correction no longer compensates for zero moments.
+        # The optimizer's slots for the new rows of a table also get the mean of the loaded rows.
+        # Zeros would make Adam's first updates of these rows 3 times too large, because at a later
+        # step bias correction no longer compensates for zero moments.
         slots = _slot_sources(saved, fresh, sources)
         fresh = [v.spec.name for v in others if _load(saved, v, slots, rows)[0] not in _FITS]
         if fresh and len(fresh) == len(others):
