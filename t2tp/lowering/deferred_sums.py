@@ -70,7 +70,7 @@ class DeferredSum(upstream.LazyAllreduceSum):
         """
         self.mesh_impl = reductions.mesh_impl
         self.mesh_axes = mesh_axes
-        self.add_counter_fn = None  # mesh-tensorflow reads it.
+        self.add_counter_fn = None  # mesh-tensorflow reads this attribute.
         self.parts = list(parts)
         self.cut = cut
         self.name = name

@@ -135,7 +135,7 @@ class Hooks:
     def slice_flops(self, layout: Layout) -> float:
         """Returns a processor's floating-point operations; gradient operations define it too.
 
-        0: the planner uses `matmul_flops` times the fraction of the output in this processor's slice.
+        0: the planner multiplies `matmul_flops` by the fraction of the output in a slice.
         """
         del layout
         return 0.0

@@ -103,7 +103,7 @@ class ShapesAtRest:
         return _with(shape, dim, axes)
 
     def stays_whole(self, shape: upstream.Shape) -> bool:
-        """Whether no dimension of a weight can be sharded, although there are axes to shard it."""
+        """Whether no dimension of a weight can be sharded, although there are axes for it."""
         return (
             shape.ndims > 1
             and not self._rules

@@ -41,7 +41,7 @@ class _Keys:
 
 
 # TensorFlow matches the members of a collective by two numbers. All processes must choose the same
-# numbers without communicating. They count, and trace the same programs in the same order.
+# numbers without communicating. Each process counts, and all trace the same programs in one order.
 #   The group key names a set of devices for the life of the process. The runtime fails if the same
 #   key comes with other devices, so each mesh has its own keys. A collective over `model` on
 #   `data:2;model:4` has 2 groups. It reserves 8 keys, one for each device, since there are never
@@ -60,9 +60,10 @@ def _first_key(identity: tuple, count: int) -> int:
 
 
 def head_and_tail(place: int | tf.Tensor, count: int) -> tuple:
-    """Returns which two of a dimension's 2 * count parts form a slice in head-tail order.
+    """Returns the two parts of a dimension that form a slice in head-tail order.
 
-    In this order a slice has an early and a late part; see `t2tp.lowering.head_tail`.
+    The dimension has 2 * count parts. In head-tail order a slice has an early and a late part; see
+    `t2tp.lowering.head_tail`.
 
     Args:
       place: the processor's coordinate on the mesh axis that splits the dimension.
@@ -298,7 +299,10 @@ class Collectives:
         return tf.cast(total, parts.dtype)
 
     def permute(self, x: tf.Tensor, axis: int, source: Sequence[int | None]) -> tf.Tensor:
-        """Returns another member's `x`: member k gets `x` of `source[k]`, or zeros if None."""
+        """Returns another member's `x`: member k gets `x` of `source[k]`.
+
+        Where `source[k]` is None, member k gets zeros.
+        """
         size = self._axes.size(axis)
         if list(source) == list(range(size)):
             return x
@@ -321,7 +325,8 @@ class Collectives:
             return result
         # NCCL's kernels wait for each other on the device, so all processes must launch them in the
         # same order. In a round every member takes part in exactly one exchange, so all members
-        # launch the rounds in the same order. An odd number of members cannot be paired.
+        # launch the rounds in the same order. Without NCCL, or if the number of members is odd and
+        # they cannot be paired, each member sends `x` to its receiver only.
         rounds = pairings(source) if self._nccl else None
         if rounds is None:
             return self._send_to_receiver(x, axis, source, result)
@@ -396,7 +401,8 @@ class Collectives:
             return carried(lambda c: self._broadcast(c, axis, source), x)
         parts = sorted(self._real_axes([axis]))
         self._record("broadcast", parts, x)
-        # tf.zeros_like would be a constant, whose dtype `DoubleProgram` cannot infer.
+        # tf.zeros_like would be a constant. `DoubleProgram`, which rewrites the graph to float64,
+        # could not infer the dtype of this constant.
         zeros = tf.raw_ops.ZerosLike(x=x)
         own = tf.where(tf.equal(self.coordinate(axis), source), x, zeros)
         return self._reduce(own, parts, "Add")

@@ -27,8 +27,8 @@ from t2tp.mesh.storage import Storage, axes_at_rest, name_in_use
 _PADDED = ("vocab",)
 
 # The rows of the batch, and the positions of a row. With `exact_sums`, a sum over both is computed
-# in another layout (`with_whole_rows`). There the axes that split positions split the rows further,
-# so each processor has whole rows.
+# in another layout (`with_whole_rows`). In that layout, the axes that split positions split the
+# rows further, so each processor has whole rows.
 BATCH, POSITIONS = "batch", "length"
 
 # Dimensions along which the batch is split: its rows, and the groups of tokens that are assigned to
@@ -152,8 +152,8 @@ class Layout:
     def num_parts(self, name: str, size: int) -> int:
         """Returns the number of parts into which a summed dimension is cut.
 
-        1: it is not cut. With `exact_sums` its sum is then computed in one piece, and no axis may
-        split it.
+        1: the dimension is not cut. With `exact_sums` a sum over it is then computed in one piece,
+        and no axis may split it.
         """
         if name not in self.exactly_split:
             return 1

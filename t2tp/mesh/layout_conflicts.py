@@ -71,13 +71,14 @@ def check_dimensions(layout: Layout, what: str, dims: Iterable[upstream.Dimensio
 def check_vectors(layout: Layout, what: str, shape: upstream.Shape, is_part: bool) -> None:
     """Rejects slices of floats that do not fill SIMD vectors.
 
-    CPUs compute the remaining elements of a slice one by one, which rounds differently.
+    CPUs compute the elements after the last full vector one by one, with different rounding.
 
     Args:
       layout: the rules, with `exact_sums`.
       what: what to call the tensor in the error.
       shape: its global shape.
-      is_part: whether the tensor may belong to a microbatch. An unsplit batch is then a slice too.
+      is_part: whether the tensor may belong to a microbatch. The tensor then has only a part of the
+        batch, even if no axis splits the batch.
 
     Raises:
       LayoutError: the number of elements of a slice is no multiple of `VECTOR`.

@@ -51,7 +51,7 @@ def _paths(edges: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
 
 
 def _all_paired(partners: dict[int, int], size: int) -> list[int]:
-    """Pairs the remaining members with each other."""
+    """Pairs the members that have no partner with each other."""
     alone = [member for member in range(size) if member not in partners]
     for a, b in zip(alone[::2], alone[1::2], strict=True):
         partners[a], partners[b] = b, a

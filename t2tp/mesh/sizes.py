@@ -24,7 +24,7 @@ def check_consistent_sizes(what: str, tensors: Sequence[upstream.Tensor]) -> Non
 
 
 def sizes_of(name: str, tensor: upstream.Tensor) -> str:
-    """Formats the sizes of a tensor's dimensions of one name."""
+    """Formats the sizes of a tensor's dimensions that have this name."""
     return " and ".join(str(d.size) for d in tensor.shape.dims if d.name == name)
 
 

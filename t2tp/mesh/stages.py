@@ -1,8 +1,8 @@
 """Pipeline stages: the layers of a model, split over an axis of the mesh.
 
-With the layout rule `layers:stage`, a processor's coordinate on the axis `stage` is its stage. It
-has only the layers of this stage. No tensor has the dimension `layers`. The variables of a layer
-exist on the processors of its stage, with the same names and shapes as without stages.
+With the layout rule `layers:stage`, a processor's coordinate on the axis `stage` is its stage. The
+processor has only the layers of this stage. No tensor has the dimension `layers`. The variables of
+a layer exist on the processors of its stage, with the same names and shapes as without stages.
 """
 
 from dataclasses import dataclass

@@ -46,7 +46,7 @@ class Storage:
         weights are gathered where a layer uses them, and again for the layer's backward pass.
       axes: mesh axes to shard over, joined by `+`. Default: the axes that split the batch.
       rules: the dimensions to shard and their axes, as layout rules: `d_model:data`. Default: each
-        variable with two or more dimensions shards one; see `Layout.at_rest`.
+        variable with two or more dimensions shards one of them; see `Layout.at_rest`.
       prefetch: how many layers ahead to gather weights (stage 3).
     """
 

@@ -128,7 +128,7 @@ class Wire:
 def _run_independently(result: tf.Tensor) -> None:
     """Lets TensorFlow run a condition at the same time as other operations with side effects.
 
-    Automatic control dependencies would make it wait for all collectives before it.
+    Automatic control dependencies would make the condition wait for all earlier collectives.
     """
     op = result.op
     while op.type not in ("If", "StatelessIf"):

@@ -21,7 +21,8 @@ def assign_layers(num_layers: int, layout: Layout) -> list[list[range]]:
       a list of chunks; each is a list of layer ranges, one range for each stage.
 
     Raises:
-      LayoutError: there are too few layers, or `pipeline.layers` has other numbers.
+      LayoutError: there are too few layers, or the numbers in `pipeline.layers` do not match the
+        number of layers or of stages.
     """
     stages, chunks = layout.num_stages, layout.pipeline.chunks
     sizes = _equal_sizes(num_layers, stages, chunks, layout)

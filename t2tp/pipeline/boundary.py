@@ -5,8 +5,8 @@ The graph has the layers of one stage, between `EnterStage` and `ExitStage`:
     embedding -> EnterStage -> layers -> ExitStage -> logits, loss
 
 The first stage computes the operations before the layers, and the last stage the operations after
-them. The outputs of a stage's layers are sent to the next stage, where they enter. Boundaries are
-identities, forward and backward. `pipeline.partition` cuts the graph at them.
+them. The outputs of a stage's layers are sent to the next stage, where they enter the layers.
+Boundaries are identities, forward and backward. `pipeline.partition` cuts the graph at them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Boundary(Operation):
     Attributes:
       chunk: the index of the chunk of layers that begins or ends here.
       backward: the boundary in the backward pass. None: there is no backward pass, or this boundary
-        is in it.
+        belongs to the backward pass.
     """
 
     cost_kind = "free"

@@ -91,7 +91,7 @@ class Branches:
       sums: the table of the loop's outputs.
       tree_size: number of microbatches, if their addends are summed as a tree. 0: they are added in
         the order of the schedule.
-      axes: mesh axes over which one of the loop's sums is a partial sum, by the sum's index.
+      axes: the mesh axes over which each of the loop's sums is partial, by the sum's index.
       numbers: the index of the branch of each (action, chunk, number of layers).
       stage: this processor's stage, an int32 scalar.
     """

@@ -34,8 +34,8 @@ from t2tp.program.program import Mesh
 class PipelineLoop(MicrobatchSums):
     """Sums the results of a function over microbatches, in a pipeline of stages.
 
-    Outputs: the outputs of `MicrobatchSums`, `idle_share`, and with `exact_sums` more outputs of
-      the sums to which several stages add.
+    Outputs: the outputs of `MicrobatchSums`, `idle_share`, and with `exact_sums` further addends: a
+      sum to which several stages add has one output for each of these stages.
 
     Attributes:
       schedule: the schedule of the pipeline.
@@ -116,8 +116,9 @@ class PipelineLoop(MicrobatchSums):
     def in_order(self, sums: Sequence[upstream.Tensor]) -> list[upstream.Tensor]:
         """Returns a gradient's addends in the order in which one device adds them up.
 
-        This is the order of the backward pass, from the last layer to the first. If the layers of
-        several stages share the weight, each of the sums has an addend for each stage.
+        This is the order of the backward pass, from the last layer to the first. The gradient of a
+        weight has a sum over microbatches for each use of the weight. If layers of several stages
+        use the weight, such a sum has an addend for each stage.
 
         Args:
           sums: the gradient's sums over microbatches, in the order of a stage's backward pass.

@@ -1,8 +1,8 @@
 """The tensors that cross a boundary between stages, as one message for each dtype.
 
-Tensor parallelism leaves the same activations on all processors of its mesh axis. Each of them
-sends an equal part of the message to its counterpart in the next stage, where the parts are
-gathered again. With `model:8`, only an eighth of the bytes crosses the slow links between the
+Tensor parallelism leaves the same activations on all processors of its mesh axis. Each of these
+processors sends an equal part of the message to its counterpart in the next stage, where the parts
+are gathered again. With `model:8`, only an eighth of the bytes crosses the slow links between the
 stages. The gather uses the fast links between the processors of the axis (D. Narayanan et al.,
 arXiv:2104.04473, section 4.1).
 """
@@ -39,7 +39,7 @@ class MessageKind:
 
     @classmethod
     def of_tensors(cls, tensors: Sequence[upstream.Tensor], layout: Layout) -> MessageKind:
-        """Returns the kind of message with tensors of a graph."""
+        """Returns the kind of the messages that contain these tensors of a graph."""
         dims = [LAYERS, *(dim.name for x in tensors for dim in x.shape.dims)]
         split = {axis.name for dim in dims for axis in layout.axes_of(dim)}
         axes = enumerate(layout.mesh_shape.dims)
@@ -56,7 +56,7 @@ class MessageKind:
 
     @property
     def parts(self) -> list[tuple[tuple[int], tf.DType]]:
-        """Shape and dtype of each message. Tensors of one dtype travel together."""
+        """Shape and dtype of a processor's part of each message; each dtype has one message."""
         parts = []
         for dtype in dict.fromkeys(self.dtypes):
             size = self._size(dtype)

@@ -260,7 +260,7 @@ class Partition:
     def _boundaries(self, chunk: int, num_layers: int | None = None) -> set[upstream.Operation]:
         """Returns the boundaries at which a chunk's pieces end.
 
-        All boundaries end them, except the chunk's own exits after fewer than `num_layers` layers
+        All boundaries end pieces, except the chunk's own exits after fewer than `num_layers` layers
         (default: all layers of the chunk).
         """
         last = max(self.exits[chunk]) if num_layers is None else num_layers
@@ -342,7 +342,7 @@ class Partition:
     ) -> Piece:
         """Makes a piece without the other pieces' addends.
 
-        Where a sum loses other pieces' addends, its only addend takes the sum's place. The
+        Where a sum loses other pieces' addends, the remaining addend takes the sum's place. The
         operations after the sum are copied, so that the copies read this addend.
         """
         copies = Copies({}, None)

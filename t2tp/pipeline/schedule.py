@@ -27,7 +27,7 @@ class Entry(NamedTuple):
 
     Attributes:
       action: forward pass, backward pass, or the gradients of the weights.
-      microbatch: its index.
+      microbatch: the index of the microbatch.
       chunk: the index of the chunk of the stage's layers.
     """
 
@@ -114,7 +114,8 @@ class Schedule:
         """Checks that the table trains, or evaluates, each microbatch once.
 
         Raises:
-          ScheduleError: an entry is missing, repeated, unknown, or earlier than a requirement.
+          ScheduleError: an entry is missing, repeated or unknown, or an entry that it requires is
+            not in an earlier tick.
         """
         at: dict[tuple[int, Entry], int] = {}
         splits = self.splits_backward

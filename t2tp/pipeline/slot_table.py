@@ -25,7 +25,7 @@ class SlotTable:
     dtypes: Sequence[tf.DType]
 
     def empty(self) -> list[tf.Tensor]:
-        """Returns one list handle for each dtype; all slots are empty."""
+        """Returns one list handle for each dtype; all slots are empty. Without slots: []."""
         if not self.num_slots:
             return []
         return [
@@ -93,7 +93,8 @@ class SlotTable:
     def _shape_if_unset(self, number: int) -> tf.Tensor:
         """Returns -1, an unknown shape, with which TensorFlow refuses to read an unset tensor.
 
-        `SumTable` returns the real shape, with which TensorFlow reads an unset tensor as zeros.
+        The subclass `SumTable` overrides this method with the real shape: TensorFlow then reads an
+        unset tensor as zeros.
         """
         del number
         return tf.constant(-1)

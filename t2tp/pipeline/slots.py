@@ -22,7 +22,7 @@ class Slots:
 
     Attributes:
       saved: slot of a forward pass's saved activations, by (stage, microbatch, chunk).
-      arrived: slot of the message for an entry, by (stage, entry), for entries that read one.
+      arrived: slot of the message for an entry, by (stage, entry), for entries that read a message.
       num_saved: number of slots for the saved activations of each chunk.
       num_arrived: number of slots for messages, by (action, kind of message).
     """

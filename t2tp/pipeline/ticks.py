@@ -115,14 +115,14 @@ class Ticks:
             with tf.control_dependencies([begin]):
                 branch = tf.identity(row.branch)
             branch_state, messages = tf.switch_case(branch, branches)
-            # A message may be ready before the branch ends; the stage is busy until then.
+            # A message may be ready before the branch ends, but the stage is still busy then.
             with tf.control_dependencies([x.op for x in tf.nest.flatten((branch_state, messages))]):
                 seconds = self._clock() - begin
             busy = state.busy + tf.where(row.branch > 0, seconds, tf.zeros_like(seconds))
         slots, sends_done = dict(branch_state.slots), []
         for name, slot, sends in zip(wires, row.receives, row.sends, strict=True):
             # The communication report counts the messages of the processor that sends most. On this
-            # wire it sends one message for each microbatch and chunk.
+            # wire, that processor sends one message for each microbatch and chunk.
             with self._collectives.repeated(self._count * self._schedule.chunks):
                 parts = zip(wires[name], self._wires.kinds[name].parts, messages[name], strict=True)
                 sends_done += [

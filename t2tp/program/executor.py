@@ -1,10 +1,10 @@
 """Runs a program on all local processors at the same time, and explains failures.
 
 If a processor fails or does not reach a collective, the collective's other members wait forever.
-TensorFlow's collectives have their own time limit (`timeout_seconds`), but it keeps a sleeping
-thread for every collective ever run. So the calling thread waits with a time limit instead, and
-then aborts all collectives. Each waiting processor then raises an error that names the collective
-in which it waited.
+TensorFlow's collectives have their own time limit (`timeout_seconds`), but for this limit
+TensorFlow keeps a sleeping thread for every collective ever run. So the calling thread waits with a
+time limit instead, and then aborts all collectives. Each waiting processor then raises an error
+that names the collective in which it waited.
 """
 
 import concurrent.futures

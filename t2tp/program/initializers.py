@@ -92,7 +92,7 @@ def _slice_of_call(
     """Calls an initializer for the global value and cuts the slice from it.
 
     The call has its own graph, whose seed is derived from the run's seed and the variable's name.
-    So the results of TensorFlow's random operations depend only on these two.
+    So the results of TensorFlow's random operations depend only on this seed and this name.
     """
     with tf.Graph().as_default() as graph, tf1.Session() as session:
         graph.seed = random.make_key(seed, "initial value", name) % 2**31

@@ -376,7 +376,7 @@ class Program:
         with tf.device(self.cluster.devices[pnum]):
             return self.trace()(
                 tf.constant(pnum, tf.int32),
-                # Made by a kernel: a copy to a GPU would wait for the step before.
+                # Made by a kernel on the device: a copy to a GPU would wait for the previous step.
                 tf.raw_ops.Range(start=begin, limit=end, delta=one),
                 [v.slice_of(pnum) for v in self._used],
                 slices,
@@ -397,8 +397,8 @@ class Program:
         feature_slices: list[tf.Tensor],
     ) -> dict[str, tf.Tensor]:
         """The program of one processor; traced once."""
-        # TensorFlow places every int32 argument on the first CPU. A loop that uses one would
-        # run there too, and copy it in each iteration.
+        # TensorFlow places every int32 argument on the first CPU. A loop that uses such an argument
+        # would run there too, and copy the argument in each iteration.
         pnum = tf.identity(pnum)
         feature_slices = [
             _as_bits(x, feature.dtype)
@@ -516,7 +516,7 @@ class Program:
             logging.warning(warning)
 
     def _check_kernels(self, xla: bool | None) -> None:
-        """Checks that the kernels' sums are as exact as `exact_sums` promises."""
+        """Checks that the kernels' results do not depend on the mesh, as `exact_sums` promises."""
         number = f"exact_sums={self.layout.exact_sums}"
         if not self.layout.exact_sums:
             return

@@ -17,7 +17,8 @@ import tensorflow as tf
 from t2tp.processes.cluster import Cluster
 from t2tp.program.variables import Variables
 
-# Number of elements to sum up at a time, so that large slices need no more temporary memory.
+# Number of elements to sum up at a time, so that large slices need no more temporary memory than
+# small ones.
 CHUNK = 1 << 20
 _INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}
 
@@ -55,7 +56,7 @@ class ReplicaMismatch:
 
 
 class ReplicaCheck:
-    """A comparison of all copies of all slices of a run's variables."""
+    """Compares the copies of each slice, for all variables of a run."""
 
     def __init__(self, variables: Variables, chunk: int = CHUNK) -> None:
         """Finds the processors that have the same slice of a variable.
@@ -132,8 +133,8 @@ def checksums(
 
     Args:
       slices: slices of a processor; None counts as 0.
-      one: 1, but not a constant. From a constant, TensorFlow would compute the weights of all
-        elements in advance and keep them in memory.
+      one: 1, but not a constant. From a constant, TensorFlow would compute the odd numbers of all
+        elements (see `_checksum`) in advance and keep them in memory.
       chunk: see `ReplicaCheck`.
 
     Returns:

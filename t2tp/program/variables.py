@@ -373,6 +373,6 @@ class Variables:
 def _unused(spec: VariableSpec) -> VariableSpec:
     """Returns the spec of a dummy variable of zeros, for a stage that lacks the variable's layer.
 
-    It is never saved.
+    The dummy variable is never saved.
     """
     return replace(spec, initializer=tf1.zeros_initializer(), names_by_stage=())
