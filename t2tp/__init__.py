@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from t2tp.processes.cluster import Cluster, connect
     from t2tp.program.program import Feature, Mesh, Program
 
-    # Not imported: mypy does not resolve names of mtf in a circle of imports.
+    # `plan` is not imported: mypy does not resolve names of mtf in a circle of imports.
     plan: Callable[..., Any]
 
 _HOMES = {

@@ -1,7 +1,8 @@
-"""Allowed values of hyperparameters that the code reads, too.
+"""Lists of allowed values of hyperparameters.
 
-The declarations of hparams name these lists, and layers check their arguments against them. The
-allowed values of other hyperparameters are in `hparams/declarations.toml`.
+A list is here if the code reads it too: layers check their arguments against it. The declarations
+of hparams name these lists. The allowed values of other hyperparameters are in
+`hparams/declarations.toml`.
 """
 
 PRECISIONS = ("float32", "bfloat16", "float16")

@@ -21,7 +21,7 @@ from t2tp.problems.vocab.tokenizer import TokenizerVocabulary
 
 # A continuation is decoded in parts, so that rows with a stop string need no further decoding. The
 # first part has this number of tokens, and each next part has twice the tokens of the previous one.
-# A remainder shorter than two parts is one part, because another program would take longer.
+# A remainder shorter than two parts is one part, because tracing another program would take longer.
 _FIRST_PART = 32
 _MAX_GENERATED = 256  # As in `--model hf`.
 
@@ -93,7 +93,7 @@ class HarnessModel(TemplateLM):
         return self._begun(before), after
 
     def _begun(self, tokens: list[int]) -> list[int]:
-        """Returns a text's tokens with the beginning that texts had in training."""
+        """Prepends the token with which texts began in training, if it is missing."""
         is_begun = self._own is not None or tokens[:1] == [self._prefix_token]
         return tokens if is_begun else [self._prefix_token, *tokens]
 

@@ -4,11 +4,11 @@
     import mesh_tensorflow as mtf
     from mesh_tensorflow import transformer
 
-From then on `mesh_tensorflow` and its `layers`, `ops`, `optimize` and `beam_search` are `t2tp.mtf`
-and the modules of `t2tp.mtf`. Other packages of mesh_tensorflow, such as `transformer`, `auto_mtf`
-and `bert`, are the installed packages, but they use t2tp's operations. If they need a name that
-TensorFlow has removed, a stand-in is provided while they are imported. To run a graph, use
-`t2tp.Program`: see docs/porting.md.
+From then on `mesh_tensorflow` is `t2tp.mtf`, and its modules `layers`, `ops`, `optimize` and
+`beam_search` are the modules of `t2tp.mtf`. Other packages of mesh_tensorflow, such as
+`transformer`, `auto_mtf` and `bert`, are the installed packages, but they use t2tp's operations. If
+they need a name that TensorFlow has removed, a stand-in is provided while they are imported. To run
+a graph, use `t2tp.Program`: see docs/porting.md.
 """
 
 import importlib.abc

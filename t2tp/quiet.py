@@ -1,7 +1,7 @@
 """Suppresses TensorFlow's output during import.
 
 While TensorFlow is imported, its C++ code writes lines about CPU instructions and GPU libraries to
-file descriptor 2. The code writes them before it reads the log level, so no setting disables them.
+file descriptor 2. It writes them before it reads the log level, so no setting disables these lines.
 """
 
 import contextlib

@@ -4,8 +4,9 @@ The engine and t2tp's operations use this module. Models use `from t2tp import m
 with t2tp's operations. mesh-tensorflow 0.1.21, the last release, is for TensorFlow 2.11. It imports
 names that TensorFlow has moved or removed since:
 
-* `tensorflow.compat.v1.estimator` (removed in 2.16), and two modules of TPUEstimator. Two of its
-classes are used as base classes, and both exist in `tf.compat.v1.train`; models use `ModeKeys`.
+* `tensorflow.compat.v1.estimator` (removed in 2.16), and two modules of TPUEstimator.
+  mesh-tensorflow uses two of Estimator's classes as base classes, and both exist in
+  `tf.compat.v1.train`. Models use Estimator's `ModeKeys`.
 * `register_tensor_conversion_function` and `register_dense_tensor_like_type` in
   `tensorflow.python.framework.ops` (moved and removed, respectively).
 

@@ -81,7 +81,7 @@ class RotaryScaling:
         return 1.0 - np.clip((np.arange(len(turns)) - first) / max(last - first, 0.001), 0.0, 1.0)
 
     def _pair(self, count: float, pairs: int, base: float) -> float:
-        """Returns the (fractional) index of the pair that turns `count` times in pretraining."""
+        """Returns the (fractional) index of the pair with `count` turns in `original_length`."""
         return pairs * math.log(self.original_length / (count * 2 * math.pi)) / math.log(base)
 
 

@@ -22,9 +22,9 @@ class Adafactor(Optimizer):
 
     N. Shazeer and M. Stern, arXiv:1804.04235, algorithms 4 and 5. A variable with two or more
     dimensions of at least 128 is factored along its two largest dimensions, as in mesh-tensorflow.
-    If it has further dimensions, such as `heads` in [d_model, heads, d_kv], there are row and
-    column means for each index along them. Means and norms are over the global variable, in any
-    layout. Variables with the same split share one all-reduce.
+    If the variable has further dimensions, such as `heads` in [d_model, heads, d_kv], there are row
+    and column means for each index along these dimensions. Means and norms are over the global
+    variable, in any layout. Variables with the same split share one all-reduce.
     """
 
     def __init__(self, learning_rate: mtf.Tensor, hparams: HParams) -> None:
@@ -112,7 +112,7 @@ class Adafactor(Optimizer):
         )
 
     def _decay_rate(self, mesh: Mesh) -> mtf.Tensor:
-        """Returns the decay of second moments in this update, a float32 scalar; 0 in the first."""
+        """Returns this update's decay of second moments, a float32 scalar; initially 0."""
         return self.of_update_number(
             mesh, lambda number: 1.0 - number**-self._memory_exponent, "adafactor_decay_rate"
         )

@@ -22,8 +22,8 @@ class Moments:
 
     Attributes:
       shape: shape of the variable.
-      factored: the dimensions (rows, columns); each factor keeps one of the two. None: the moments
-        are not factored.
+      factored: the dimensions (rows, columns) along which the moments are factored. None: the
+        moments are not factored.
       variables: the slots. Factored: the means over columns [..., rows] and over rows [...,
         columns]. Otherwise: the moments [...].
     """
@@ -50,9 +50,9 @@ class Moments:
     ) -> list[tf.Tensor]:
         """Returns a processor's partial sums of means.
 
-        They are the means of the squared gradient over columns, over rows and over both, and the
-        mean of the first slot over rows. The last two determine the mean of the first slot's next
-        value. So one all-reduce is enough.
+        The results are the means of the squared gradient over columns, over rows and over both, and
+        the mean of the first slot over rows. The last two means determine the mean of the first
+        slot's next value, so one all-reduce is enough.
         """
         if self.factored is None:
             return []

@@ -28,8 +28,8 @@ def clip(
       grads: float32.
       divisor: a float32 scalar to divide the gradients by; None: 1.
       hparams: `clip_grad_norm` and `clip_grad_value`; at most one of the two may be above 0.
-      of_stage: one number per gradient: how many pipeline stages have different gradients at this
-        index. 0, the default: all stages have the same gradient.
+      of_stage: for each gradient, the number of pipeline stages that have different gradients at
+        its index. 0, the default: all stages have the same gradient.
 
     Returns:
       The clipped gradients; and the norm before clipping, a float32 scalar.
@@ -65,7 +65,7 @@ def global_norm(tensors: Sequence[mtf.Tensor], of_stage: Sequence[int] | None = 
 
     Args:
       tensors: tensors of any shapes.
-      of_stage: one number per tensor: how many pipeline stages have different tensors at this
+      of_stage: for each tensor, the number of pipeline stages that have different tensors at its
         index. 0, the default: all stages have the same tensor.
     """
     return mtf.sqrt(SumOfSquaresOperation(list(tensors), of_stage).outputs[0])
@@ -78,8 +78,8 @@ def _scaled(grads: Sequence[mtf.Tensor], factor: mtf.Tensor) -> list[mtf.Tensor]
 class SumOfSquaresOperation(Operation):
     """Computes the sum of squares of all elements of its inputs, a float32 scalar.
 
-    It takes one all-reduce for all tensors that are split over the same mesh axes. `mtf.reduce_sum`
-    would take one per tensor.
+    One all-reduce serves all tensors that are split over the same mesh axes. `mtf.reduce_sum` would
+    need one all-reduce per tensor.
     """
 
     cost_kind = "reduce"
@@ -139,7 +139,7 @@ def _exact_sum_of_squares(
     Each square is stored as a fraction of the largest square, in two words. The words of all
     elements are summed as int64, so a word has 60 bits minus the bits of the number of elements.
     The relative error of the sum is below 2**-24 for up to 2**31 elements of any sizes, and grows
-    eightfold with each doubling beyond.
+    eightfold with each further doubling of the number of elements.
     """
     # The bits of positive floats, read as integers, have the order of the floats, with NaN above
     # infinity.

@@ -59,7 +59,7 @@ def average_of(name: str) -> str:
 def read_averages(mesh: Mesh) -> None:
     """Makes an evaluation graph read the averages instead of the trainable variables.
 
-    The graph then does not read the variables themselves.
+    The evaluation graph then does not read the trainable variables.
     """
     averaged = list(mesh.graph.trainable_variables)
     mesh.graph.trainable_variables.clear()

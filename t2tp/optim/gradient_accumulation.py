@@ -64,8 +64,8 @@ def accumulate(
 ) -> Accumulated:
     """Computes a loss and its gradients, one microbatch after the other.
 
-    So the activations of only one microbatch are saved at a time. In a pipeline, they are saved for
-    several microbatches: the schedule determines how many.
+    So only one microbatch's activations are saved at a time. In a pipeline, the schedule determines
+    how many microbatches' activations are saved.
 
     Microbatch i is the i-th slice of each processor's rows, so that no rows move between
     processors (see `Layout.spreads_microbatches` for the exception). In ZeRO stages 0 and 1 the
@@ -78,7 +78,8 @@ def accumulate(
 
     A first loop adds up the weights of each term of the loss, such as the number of tokens. These
     weights depend on the features alone. The second loop divides each microbatch's totals by the
-    summed weights. Random operations give a row the same numbers as in the full batch.
+    summed weights. Random operations give each row of a microbatch the same numbers as in the full
+    batch.
 
     Args:
       loss_fn: builds the loss of features.

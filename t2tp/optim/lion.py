@@ -16,8 +16,8 @@ class Lion(Optimizer):
 
     X. Chen et al., "Symbolic Discovery of Optimization Algorithms" (arXiv:2302.06675, program 1).
 
-    Learning rates should be 3 to 10 times smaller than Adam's, and the weight decay larger by the
-    same factor.
+    Learning rates should be 3 to 10 times smaller than Adam's. The weight decay should be larger by
+    the same factor.
     """
 
     is_exact = True

@@ -19,7 +19,7 @@ from t2tp.optim.orthogonalization import Matrices, OrthogonalizeOperation, movin
 
 
 def scale_to_adam(inputs: float, outputs: float) -> float:
-    """Returns the factor that gives updates Adam's RMS of 0.2 (arXiv:2502.16982, 2.2)."""
+    """Returns the factor that gives updates an RMS of 0.2, like Adam's (arXiv:2502.16982, 2.2)."""
     return 0.2 * math.sqrt(max(inputs, outputs))
 
 
@@ -103,7 +103,7 @@ class Muon(Adam):
         """Yields groups of variables to orthogonalize together.
 
         A group is complete when every owner has the same number of matrices and the slices fill a
-        collective. With several groups, one can be communicated while another is computed.
+        collective. With several groups, one group can be communicated while another is computed.
         """
         by_placement = defaultdict(list)
         for target in targets:
@@ -133,7 +133,7 @@ class Muon(Adam):
         direction: tf.Tensor,
         rate: tf.Tensor,
     ) -> None:
-        # Computes the average again, so that no copy of it has to be stored until the update.
+        # Computes the average again, instead of storing a copy of the average until the update.
         moment.assign(moving_average(self._momentum, moment, grad), read_value=False)
         self.shrink(var, rate, decay)
         subtract(var, rate * scale * tf.cast(direction, tf.float32))

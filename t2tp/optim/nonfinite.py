@@ -16,8 +16,8 @@ from t2tp.program.program import Mesh
 def largest_magnitudes(loss: mtf.Tensor, mesh: Mesh) -> dict[str, mtf.Tensor]:
     """Returns the largest magnitude in each tensor of a step.
 
-    A program that returns these finds the cause of a bad step, on the variables and the batch that
-    the step began with:
+    To find the cause of a bad step, run a program that returns these magnitudes, on the variables
+    and the batch that the step began with:
 
     ```python
     def look(mesh, features):
@@ -56,7 +56,7 @@ def step_tensors(loss: mtf.Tensor, mesh: Mesh) -> dict[str, mtf.Tensor]:
         for x in op.outputs:
             if x.dtype.is_floating and not isinstance(op, mtf.Variable):
                 named[f"activation {x.name.removesuffix(':0')}"] = x
-    if mesh.layout.num_stages > 1:  # Only the schedule of a training step computes gradients.
+    if mesh.layout.num_stages > 1:  # Only a pipeline's schedule computes gradients.
         return named
     grads = variable_gradients(loss, mesh)
     return named | {f"gradient {v.name}": g for v, g in zip(variables, grads, strict=True)}

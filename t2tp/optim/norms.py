@@ -20,7 +20,7 @@ class UpdateNorm:
     """
 
     def __init__(self, variables: Sequence[mtf.Variable]) -> None:
-        """Takes a snapshot of the variables; create it before their updates."""
+        """Takes a snapshot of the variables. Call this before creating their updates."""
         self._variables = list(variables)
         self._before = SnapshotOperation(self._variables).outputs
         self.parameter_norm = self._norm(self._before)

@@ -76,7 +76,7 @@ class Optimizer(mtf.optimize.Optimizer):
     def rate_factor(self, role: mtf.Role, growth: Growth) -> float:
         """Returns a variable's learning rate divided by its learning rate in the small model.
 
-        The default is the rule for Adam: the elements of its updates are equally large in a wide
+        The default is the rule for Adam: the elements of Adam's updates are equally large in a wide
         model and in a small one (G. Yang et al., arXiv:2203.03466, table 3). Weight decay is
         divided by the result.
 
@@ -95,7 +95,7 @@ class Optimizer(mtf.optimize.Optimizer):
     ) -> mtf.Tensor:
         """Computes a function of the update number, such as a bias correction.
 
-        The update number is a float32 scalar, from 1. It does not count skipped steps, because
+        The update number is a float32 scalar, from 1, that does not count skipped steps, because
         slots are averages over updates.
         """
         number = self.update_number
@@ -160,8 +160,8 @@ class UpdateOperation(mtf.Assign):
           inputs: the gradient, and small tensors.
           update: called with the processor's slices of the variables (`tf.Variable`), then of the
             inputs (`tf.Tensor`); assigns.
-          is_local: whether `update` has no collectives. Abstract programs then skip it; by default
-            they lower it, so that reports and plans count its collectives.
+          is_local: whether `update` has no collectives. Abstract programs then skip the operation.
+            By default they lower it, so that reports and plans count its collectives.
         """
         super().__init__(variables, inputs, assign_fn=None, name=name)
         self._update = update

@@ -16,9 +16,10 @@ matrices:
     gather     8 x [3, 4]   all-gather over `data`: its own slice of all 8 matrices
 
 Matrices with the same shape and split are dealt out together, padded with zero matrices to a
-multiple of the number of owners. An axis is not used if it would not reduce the largest number of
-matrices per owner, because there are few matrices. Each expert's matrix is a separate matrix. If an
-axis splits the experts, the processors along it have different matrices.
+multiple of the number of owners. If there are few matrices, an axis may not reduce the largest
+number of matrices per owner. Matrices are then not dealt out over this axis. Each expert's matrix
+is a separate matrix. If an axis splits the experts, the processors along it have different
+matrices.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _LEAST_NORM = 1e-7
 
 # TensorFlow's CPU kernel parallelizes a single product, but not each of several small products. A
-# product is small if it has at most 128 * 128 multiplications (`kMaxCostOuterParallelism`). Its
-# matrices then have fewer rows than this. With `exact_sums`, a single matrix of up to this size is
-# computed together with a copy of itself, so it is never parallelized.
+# product is small if it has at most 128 * 128 multiplications (`kMaxCostOuterParallelism`). The
+# matrices of a small product have fewer rows than `_SMALL`. With `exact_sums`, a single matrix with
+# up to `_SMALL` rows is computed together with a copy of itself, so it is never parallelized.
 _SMALL = 128
 
 

@@ -2,8 +2,8 @@
 
 A batch's loss and its gradients are sums over the dimension `batch`. A loop over the rows would be
 slow. With named dimensions it is enough not to sum. The last operations, which sum over `batch`,
-are copied with `batch` in their outputs; all operations before them are shared. For a dense layer x
-w, where dy is the gradient w.r.t. its output,
+are copied with `batch` in their outputs. All earlier operations are shared by the batch and its
+rows. For a dense layer x w, where dy is the gradient w.r.t. its output,
 
     gradient w.r.t. w            einsum([dy, x], [d_in, d_out])            [d_in, d_out]
     each row's gradient          einsum([dy, x], [batch, d_in, d_out])     [batch, d_in, d_out]
@@ -99,7 +99,7 @@ def _with_norm(grads: Sequence[mtf.Tensor], mesh: Mesh) -> list[mtf.Tensor]:
 
 
 def _in_use(grad: mtf.Tensor) -> mtf.Tensor:
-    """Returns a gradient as it is before its reshape to the shape at rest; the norm is the same.
+    """Returns a gradient before its reshape to the shape at rest, which does not change the norm.
 
     At rest another dimension may be split over the axes that split the batch.
     """
@@ -134,7 +134,7 @@ class _Rows:
         The constant may be 1 / `batch.size`, and would then be different in a batch of one row.
 
         Raises:
-          RowsMixedError: such a sum was found.
+          RowsMixedError: a sum over rows has been scaled by a constant, or added to a constant.
         """
         for x, y in self._copies.items():
             op, inputs = x.operation, y.operation.inputs

@@ -26,7 +26,7 @@ LossFn = Callable[[Mesh, dict[str, mtf.Tensor]], mtf.Tensor]
 
 
 class SameRows:
-    """A step without update on a program's mesh, in which all processors compute the same rows."""
+    """A training step without update, in which all processors compute the same rows."""
 
     def __init__(
         self, loss_fn: LossFn, program: Program, features: Mapping[str, Feature], microbatches: int

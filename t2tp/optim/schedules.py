@@ -55,8 +55,9 @@ def learning_rate(step: mtf.Tensor, hparams: HParams, train_steps: int) -> mtf.T
 def warmup_steps(hparams: HParams, train_steps: int) -> int:
     """Returns the number of warm-up steps.
 
-    It is `learning_rate_warmup_steps`. If that is more than half of the training, it is a tenth of
-    the training instead: a short fine-tuning may have the hparams of a long training.
+    The number is `learning_rate_warmup_steps`. If this hparam is more than half of the training,
+    the warm-up is a tenth of the training instead: a short fine-tuning may have the hparams of a
+    long training.
     """
     steps = hparams.learning_rate_warmup_steps
     return steps if 2 * steps <= train_steps else max(1, train_steps // 10)
@@ -79,7 +80,7 @@ def linear_warmup(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Ten
 def rsqrt_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
     """Returns 1 / sqrt(max(step, `learning_rate_warmup_steps`)).
 
-    Uses the hparam itself, even if `warmup_steps` shortens the warm-up.
+    This is the hparam itself, even if `warmup_steps` shortens the warm-up.
     """
     del train_steps
     return tf.math.rsqrt(tf.maximum(step, max(1, hparams.learning_rate_warmup_steps)))
@@ -164,7 +165,7 @@ def single_cycle_cos_decay(step: tf.Tensor, hparams: HParams, train_steps: int) 
 def multi_cycle_cos_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
     """Oscillates along a cosine between 1 and 0 after the warm-up.
 
-    Each half takes `learning_rate_decay_steps`.
+    Each half of a cycle takes `learning_rate_decay_steps`.
     """
     over = _decay_steps("multi_cycle_cos_decay", hparams)
     since = tf.maximum(step - warmup_steps(hparams, train_steps), 0.0)
@@ -175,8 +176,8 @@ def multi_cycle_cos_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -
 def exp_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
     """Decays exponentially after the warm-up.
 
-    It multiplies by `learning_rate_decay_rate` every `learning_rate_decay_steps`. With
-    `learning_rate_decay_staircase`, it changes only at the end of each interval.
+    The value is multiplied by `learning_rate_decay_rate` every `learning_rate_decay_steps`. With
+    `learning_rate_decay_staircase`, the value changes only at the end of each interval.
     """
     over = _decay_steps("exp_decay", hparams)
     times = tf.maximum(step - warmup_steps(hparams, train_steps), 0.0) / over

@@ -65,7 +65,7 @@ def good_step(
     steps. At least half of these steps must be recorded. A step that is skipped because of a spike
     is recorded too, so that a lasting change is accepted. A non-finite step is never recorded.
 
-    Checkpoints include the state, the variables `step_guard/...`.
+    Checkpoints include the recorded values, in the variables `step_guard/...`.
 
     Args:
       loss: the step's loss, a scalar.
@@ -83,7 +83,7 @@ def good_step(
 def _calm(
     loss: mtf.Tensor, norm: mtf.Tensor, is_finite: mtf.Tensor, hparams: HParams
 ) -> mtf.Tensor:
-    """Returns whether neither the loss nor the norm spikes; also records both."""
+    """Returns whether neither the loss nor the norm has a spike, and records both."""
     mesh, window, sigma = loss.mesh, hparams.skip_step_window, hparams.skip_step_sigma
     count = _remembered(mesh, "step_guard/count")
     calm = None

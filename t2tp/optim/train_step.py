@@ -75,7 +75,7 @@ def _idle_shares(of_stages: mtf.Tensor) -> dict[str, mtf.Tensor]:
     """Returns the measured idle share of a pipeline, and of each stage, by name.
 
     The pipeline's share is the mean of the stages' shares. The stage with the smallest share is the
-    slowest: the others wait for it.
+    slowest: the other stages wait for it.
     """
     (stages,) = of_stages.shape.dims
     shares = {"pipeline_idle_share": mtf.reduce_mean(of_stages)}
@@ -179,11 +179,12 @@ def is_balance(variable: mtf.Variable) -> bool:
 
 
 def _rebalanced(variable: mtf.Variable, load: mtf.Tensor, rate: float) -> mtf.Operation:
-    """Moves the balance of experts against the sign of their load (arXiv:2408.15664).
+    """Moves each expert's balance against the sign of its excess load (arXiv:2408.15664).
 
     Args:
       variable: the balance, [experts].
-      load: each expert's number of tokens minus the mean number, times any positive factor.
+      load: the excess load: each expert's number of tokens minus the mean number, times any
+        positive factor.
       rate: size of the step.
     """
     zero = mtf.zeros_like(load)
