@@ -24,7 +24,7 @@ _LISTS = {"list[int]": list[int], "list[float]": list[float], "list[str]": list[
 
 
 def base_hparams() -> HParams:
-    """Returns the parent of all sets: the hyperparameters of the trainer."""
+    """Returns the hyperparameters of the trainer, which every set has."""
     hparams = HParams()
     declare(hparams, *_GROUPS)
     return hparams

@@ -1,8 +1,8 @@
 """Registers the hparams sets of the TOML files of this package.
 
 A set is a table `[model.name]` with its help text `doc`, its `parent`, and the values that differ
-from the parent's. A set without a parent has the hyperparameters of the trainer. `declares` names
-groups of declarations.toml with the hyperparameters that the set's model reads:
+from the parent's. A set without a parent begins with the trainer's hyperparameters. `declares`
+names groups of declarations.toml with the hyperparameters that the set's model reads:
 
     [vit.vit_base]
     declares = ["adapters", "vit"]

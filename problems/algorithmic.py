@@ -1,6 +1,6 @@
 """Algorithmic problems: generated sequences of digits, to check that a model can learn.
 
-Names, lengths and tasks are tensor2tensor's. Numbers are written with the lowest digit first.
+Names, lengths and tasks are as in tensor2tensor. Numbers are written with the lowest digit first.
 """
 
 import abc
@@ -27,7 +27,7 @@ class AlgorithmicProblem(PairProblem):
     """Sequences of symbols: a sample has "inputs" and "targets", lists of symbols from 0.
 
     Attributes:
-      base: number of digits.
+      base: number of different digits.
       max_symbols: max length of a sequence without EOS.
       sample_counts: number of samples of each split.
     """
@@ -87,7 +87,7 @@ class AlgorithmicProblem(PairProblem):
         }
 
     def codec(self, data_dir: AnyPath) -> SymbolCodec:
-        """Returns the codec of symbols written as numbers; it needs no data."""
+        """Returns the codec that writes symbols as numbers; it needs no prepared data."""
         return self._codec
 
     @property
@@ -95,7 +95,7 @@ class AlgorithmicProblem(PairProblem):
         return SymbolCodec(self.name, self.num_symbols, _FIRST_SYMBOL)
 
     def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
-        """Returns the number of tokens, the same for inputs and targets."""
+        """Returns the number of different tokens, the same for inputs and targets."""
         return dict.fromkeys(("inputs", "targets"), self._vocab_size)
 
     @property

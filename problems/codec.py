@@ -37,7 +37,7 @@ class SymbolCodec:
         """Returns the tokens of a text such as "1 0 1", without an EOS.
 
         Raises:
-          ValueError: one of its words is not a symbol.
+          ValueError: a word of the text is not a symbol.
         """
         words = text.split()
         if not all(word.isdecimal() and int(word) < self._num_symbols for word in words):
@@ -48,7 +48,7 @@ class SymbolCodec:
         return self.tokens(int(word) for word in words)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Returns the numbers of tokens, with spaces between them."""
+        """Returns the symbols of tokens as numbers, with spaces between them."""
         return " ".join(map(str, self.symbols(tokens)))
 
     def tokens(self, symbols: Iterable[int]) -> list[int]:

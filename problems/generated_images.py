@@ -12,7 +12,7 @@ class GeneratedImages(NamedTuple):
 
     Attributes:
       shape: height, width and channels.
-      levels: number of possible values of a pixel's channel: 0 to `levels` - 1, full brightness.
+      levels: number of possible values of a pixel's channel. `levels` - 1 is full brightness.
     """
 
     shape: tuple[int, int, int]

@@ -1,6 +1,6 @@
 """Handwritten digits: 1,797 images of 8 x 8 pixels with 17 shades, from UCI.
 
-They come with scikit-learn, so these problems need no download.
+The images come with scikit-learn, so these problems need no download.
 """
 
 from pathlib import Path

@@ -140,7 +140,7 @@ class ImageGenerationProblem(ImageProblem):
 
     @property
     def generated_images(self) -> GeneratedImages:
-        """The format: the problem's shape and levels."""
+        """The format of generated images: the problem's shape and levels."""
         return GeneratedImages(self.image_shape, self.levels)
 
     def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:

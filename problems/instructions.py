@@ -75,13 +75,14 @@ class Instructions(RecordProblem, TextProblem):
     - `prompt` and `completion`, two texts;
     - ShareGPT's: `conversations`, a list of objects with `from` and `value`;
     - Alpaca's: `instruction`, `output`, and optionally `input`. The input follows the instruction
-      after an empty line. Without a chat template these are a prompt and its completion.
+      after an empty line. Without a chat template, both together are the prompt, and the output is
+      its completion.
 
     The chat template in `vocabulary_from` formats conversations. A model learns completions, and
     messages of the role "assistant", each with its end tokens.
 
     Options, in addition to the options of `RecordProblem` and `TextProblem`:
-        messages, prompt, completion: names of the values in a record.
+        messages, prompt, completion: names of these values in a record.
         arrangement: layout of training rows. "packed" fills a row with several examples, separated
             by segments; "padded" has one per row. Other splits are always padded.
     """
@@ -171,7 +172,7 @@ class Instructions(RecordProblem, TextProblem):
         return {"text": text, "spans": spans, "adds_end": adds_end}
 
     def _in_our_shape(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Converts a record of ShareGPT's or Alpaca's shape; returns any other unchanged.
+        """Converts a record of ShareGPT's or Alpaca's shape; returns other records unchanged.
 
         Raises:
           ValueError: a value is not a text, or a role is unknown.

@@ -21,7 +21,7 @@ from t2tp.problems.vocab.vocabulary_file import load_vocabulary
 
 
 class LanguageModelProblem(TextProblem):
-    """Packed language modelling. A sample has "text"; `PackedWindows` has the features.
+    """Packed language modelling. A sample has "text"; `PackedWindows` describes the features.
 
     Options, with the options of `TextProblem`:
         separate_documents: whether tokens attend only to tokens of the same document.
@@ -45,7 +45,7 @@ class LanguageModelProblem(TextProblem):
         return {"targets": token_dtype(len(load_vocabulary(directory)))}
 
     def encoder(self, directory: Path) -> Callable[[Sample], StoredExample]:
-        """Returns a function that encodes a document; an empty one is skipped."""
+        """Returns a function that encodes a document; empty documents are skipped."""
         vocabulary = load_vocabulary(directory)
 
         def encode(sample: Sample) -> StoredExample:

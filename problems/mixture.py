@@ -125,7 +125,7 @@ class Mixture(Problem):
         return self.directory(data_dir) if self._sharing else data_dir
 
     def generation_options(self) -> dict[str, Any]:
-        """Returns the options of all problems, as in "b.documents"."""
+        """Returns the options of all problems, under names such as "b.documents"."""
         return self._dotted(lambda part: part.generation_options())
 
     def default_generation_options(self) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class Mixture(Problem):
         return self.check_prepared(data_dir)
 
     def data_dependencies(self) -> dict[str, Any]:
-        """Returns the dependencies of the problems' data and the vocabulary's proportions."""
+        """Returns the problems' dependencies, and the proportions of the vocabulary's texts."""
         return {
             "shares": self._shares_rule(),
             **self._dotted(lambda part: part.data_dependencies()),
@@ -159,7 +159,7 @@ class Mixture(Problem):
         return {part.directory(directory): part for part in self._sharing}
 
     def download(self, directory: Path, tmp_dir: Path) -> None:
-        """Downloads the sources of the samples of all problems."""
+        """Downloads the sources of all problems."""
         for part_dir, part in self.parts_in(directory).items():
             part_dir.mkdir(exist_ok=True)
             part.download(part_dir, tmp_dir)
@@ -181,9 +181,9 @@ class Mixture(Problem):
         return {"shares": self._shares_rule(), **of_parts}
 
     def _shares(self, rows: Sequence[int]) -> list[float]:
-        """Returns each problem's proportion: the mean over the stages (`Stage`).
+        """Returns each problem's proportion: the mean over the stages of the schedule (`Stage`).
 
-        It is not weighted by the stages' numbers of steps.
+        Each stage counts once, whatever its number of steps.
         """
         parts = np.array([stage.parts for stage in self._stages(rows)], float)
         return (parts / parts.sum(1, keepdims=True)).mean(0).round(6).tolist()
@@ -212,7 +212,7 @@ class Mixture(Problem):
         return "; ".join(sources)
 
     def digest(self, data_dir: AnyPath) -> str:
-        """Returns a digest that identifies the data of its problems."""
+        """Returns a digest that identifies the data of the mixture's problems."""
         self.check_prepared(data_dir)
         digests = [part.digest(self.parts_dir(data_dir)) for part in self.parts]
         return hashlib.sha256(" ".join(digests).encode()).hexdigest()
@@ -270,7 +270,7 @@ class Mixture(Problem):
         return MixtureStream(source, stages, batch_size, seed)
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        """Adds up the counts of all problems, each from its rows."""
+        """Adds up the counts of all problems; each problem counts its own rows."""
         assert isinstance(batch.source, ConcatenatedSource)  # as `examples` made it
         sums: dict[str, float] = {}
         for part, rows in zip(self.parts, batch.source.parts(batch), strict=True):
@@ -280,20 +280,20 @@ class Mixture(Problem):
 
     @property
     def generated_images(self) -> GeneratedImages | None:
-        """The format of the first problem; all have the same features."""
+        """The format of generated images, from the first problem; all have the same features."""
         return self.parts[0].generated_images
 
     def codec(self, data_dir: AnyPath) -> Codec | None:
-        """Returns the codec of the first problem; all have the same vocabulary."""
+        """Returns the codec of the first problem; all problems have the same vocabulary."""
         self.check_prepared(data_dir)
         return self.parts[0].codec(self.parts_dir(data_dir))
 
     def vocabulary(self, data_dir: AnyPath) -> Vocabulary | None:
-        """Returns the vocabulary of the first problem; all have the same."""
+        """Returns the vocabulary of the first problem; all problems have the same vocabulary."""
         return self.parts[0].vocabulary(self.parts_dir(data_dir))
 
     def change_hparams(self, hparams: HParams, data_dir: AnyPath | None = None) -> None:
-        """Sets the values of the first problem."""
+        """Changes the hparams as the first problem does."""
         self.parts[0].change_hparams(hparams, data_dir and self.parts_dir(data_dir))
 
     def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:

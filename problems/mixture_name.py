@@ -24,8 +24,8 @@ def read_name(name: str) -> tuple[list[str], list[Stage]]:
     proportions; see `proportional_parts`.
 
     Args:
-      name: "mixture:" and the proportions, stages separated by ";"; or problems without
-        proportions.
+      name: "mixture:" and problems, with or without proportions. A ";" and a step begin a stage:
+        other proportions from this step on.
 
     Returns:
       The names of the problems, and the stages; no stages if the name has no proportions.

@@ -76,7 +76,7 @@ def source_files(directory: Path) -> list[str]:
     """Returns the `.py` files below a directory, without installed packages, sorted.
 
     Raises:
-      ValueError: there are none.
+      ValueError: there are no such files.
     """
     found = (path.relative_to(directory) for path in directory.rglob("*.py") if path.is_file())
     paths = sorted(path.as_posix() for path in found if _NOT_OURS.isdisjoint(path.parts))

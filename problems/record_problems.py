@@ -124,8 +124,8 @@ def find_pattern(directory: Path, words: Sequence[str]) -> str:
     Args:
       directory: directory of the files.
       words: names of a split. A file matches if it is in a directory with one of these names, at
-        any depth, or if its own name is or begins with one of them, as in "train-00000.parquet".
-        Without words all files match.
+        any depth. It also matches if its own name is or begins with a word, as in
+        "train-00000.parquet". Without words all files match.
 
     Returns:
       The pattern; "" if no file matches.

@@ -97,7 +97,7 @@ def interleave(
 ) -> Iterator[str]:
     """Yields texts of several sources, keeping the sources' total bytes in proportion.
 
-    A source that is exhausted restarts, until all have been exhausted once.
+    An exhausted source restarts, until every source has been exhausted once.
 
     Args:
       texts: texts of each source, iterable any number of times.

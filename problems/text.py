@@ -110,7 +110,7 @@ class TextProblem(Problem):
             vocabulary = self.train_vocabulary(digested, is_ceiling)
             write_text(note, json.dumps([digested.count, digested.hexdigest()]))
             return write_vocabulary(directory, vocabulary)
-        if note.is_file():  # a vocabulary that a mixture copied has no note
+        if note.is_file():  # a vocabulary that a mixture copied has no digest of its texts
             count, known = json.loads(note.read_text(encoding="utf-8"))
             for _ in itertools.islice(digested, count):
                 pass
@@ -122,7 +122,7 @@ class TextProblem(Problem):
         return existing.name
 
     def train_vocabulary(self, texts: Iterable[str], is_ceiling: bool = False) -> Vocabulary:
-        """Trains a vocabulary of the problem's kind and size, or at most this size, on texts."""
+        """Trains a vocabulary of the problem's kind; `is_ceiling`: see `make_vocabulary_of`."""
         size = self.options.vocab_size
         if self.vocabulary_kind == "byte":
             return CharacterVocabulary()

@@ -225,7 +225,7 @@ def _dataset_info(dataset: str) -> tfds.core.DatasetInfo:
 
 
 def _given(options: str, name: str) -> str:
-    """Returns an option's value without parsing the others: the family that has them is unknown."""
+    """Returns an option's value; the other options belong to a family that is not known yet."""
     match = re.search(rf"(?:^|,)\s*{name}\s*=\s*([^,]*)", options)
     return match.group(1).strip() if match else ""
 
@@ -243,7 +243,7 @@ def chosen_features(info: tfds.core.DatasetInfo, inputs: str, targets: str) -> t
     """
     if not targets:
         made_for: tuple[Any, ...] = (info.supervised_keys or ())[:2]
-        # Some datasets have no supervised keys, and some have tuples of features.
+        # Some datasets have no supervised keys, and for some a key is a tuple of features.
         if len(made_for) < 2 or not all(isinstance(each, str) for each in made_for):
             raise ValueError(
                 f"which features of {info.full_name}? say it with the options inputs and targets: "

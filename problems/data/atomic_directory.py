@@ -11,7 +11,7 @@ from absl import logging
 
 from t2tp.atomic_file import remove_unfinished, sync, write_text
 
-# File with the plan of an unfinished directory: everything that determines its data.
+# File with the plan of an unfinished directory: it describes everything that determines the data.
 PLAN_FILE = ".plan"
 
 # Name of the default directory for downloads, inside the unfinished directory.
@@ -52,7 +52,7 @@ def atomic_directory(
 
     If the process is killed or interrupted, or the disk is full, the temporary directory is kept,
     and the next attempt with the same plan continues from it. So every file in it must be complete
-    or have the name of an unfinished file. After any other failure the temporary directory is kept
+    or have a name that marks it as unfinished. After other failures the temporary directory is kept
     only if `is_worth_keeping` returns True. Use this context inside `exclusive_build`.
 
     Args:
@@ -88,11 +88,11 @@ def _neighbours(directory: Path) -> tuple[Path, Path]:
 
 
 def _finish(directory: Path) -> None:
-    """Completes the replacement if a process was killed between the two renames."""
+    """Completes the replacement if a process was killed after it renamed the old directory."""
     partial, replaced = _neighbours(directory)
     if directory.exists() or not replaced.exists():
         return
-    # The old directory is renamed only when the new one is complete, without a plan.
+    # The old directory is renamed only when the new directory is complete and its plan is deleted.
     is_complete = partial.is_dir() and not (partial / PLAN_FILE).exists()
     (partial if is_complete else replaced).rename(directory)
     sync(directory.parent)

@@ -208,7 +208,7 @@ class ShuffledStream:
 
 
 class OnePassStream:
-    """Each example once, in order. Empty rows pad the last of the `len(stream)` batches.
+    """A stream that has each example once, in order. Empty rows pad its last batch.
 
     Attributes:
       examples_per_epoch: number of examples.

@@ -49,7 +49,7 @@ class _Epoch(NamedTuple):
 
 
 class BucketedStream:
-    """An endless stream of batches from one bucket each, reshuffled every epoch.
+    """An endless stream, reshuffled every epoch. All rows of a batch are from one bucket.
 
     An epoch has every example once, even if the batch size changes within the epoch. The last batch
     of a bucket is padded with empty rows.

@@ -32,7 +32,7 @@ class CheckedFile:
         """
         self._path = path
         self._cached = ranges.CachedRanges(path) if hole_of(path) else None
-        # The lock is held during a read, so that other threads do not drop the chunks.
+        # The lock is held during a read, so that other threads do not drop the chunks being read.
         self._lock = self._cached.lock if self._cached else contextlib.nullcontext()
         self._content = self._cached.path if self._cached else path
         self._array = mapped(self._content, dtype)

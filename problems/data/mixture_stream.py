@@ -1,9 +1,9 @@
 """The batches of a mixture: rows of several sources, in exact proportions.
 
-Each stage of the schedule sets the problems' proportions, as integers p_1, p_2, ... without a
-common divisor. Every block of p_1 + p_2 + ... rows has exactly p_i rows from problem i, in an order
-that is sampled for the block. So a row's index in the mixture determines its problem and its
-position in the problem's own stream. Resuming needs no state.
+A mixture's schedule is a list of stages. A stage sets the problems' proportions from a step on, as
+integers p_1, p_2, ... without a common divisor. Every block of p_1 + p_2 + ... rows has exactly p_i
+rows from problem i, in an order that is sampled for the block. So a row's index in the mixture
+determines its problem and its position in the problem's own stream. Resuming needs no state.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class MixtureStream:
         return self.batch_sizes.rows_before(step)
 
     def _sampled(self, stage: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns for each row its problem, and how many earlier rows of the stage have it."""
+        """Returns each row's problem, and the number of earlier rows of the stage from it."""
         parts = np.array(self._schedule[stage].parts)
         size = int(parts.sum())
         blocks, inside = np.divmod(rows, size)
@@ -157,15 +157,15 @@ class MixtureStream:
         return problem, before + blocks * parts[problem]
 
     def _block(self, stage: int, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns for each row its problem, and how many earlier rows of the block have it."""
+        """Returns each row's problem, and the number of earlier rows of the block from it."""
         parts = np.array(self._schedule[stage].parts)
         size = int(parts.sum())
         rank = permute(np.arange(size), size, "mixture", self._seed, stage, block)
         edges = np.cumsum(parts)
         problem = np.searchsorted(edges, rank, side="right")
-        # Within a block a problem's rows are numbered in their order of appearance. If a stage ends
-        # inside a block, the rows used are therefore the problem's first ones, and the next stage
-        # continues after them.
+        # Within a block a problem's rows are numbered in their order of appearance. So a stage that
+        # ends inside a block has used the problem's first rows, and the next stage continues after
+        # these rows.
         before = np.empty_like(rank)
         before[np.argsort(problem, kind="stable")] = np.concatenate([np.arange(n) for n in parts])
         return problem, before

@@ -80,8 +80,8 @@ class PackedWindows:
     def count_bytes(self, examples: np.ndarray) -> float:
         """Returns the UTF-8 length of the text of windows.
 
-        If tokens have no fixed bytes, because the tokenizer changes texts, the result is the
-        windows' share of the split's text; the total over all windows is exact.
+        A tokenizer that changes texts has no exact length per token. The result is then an
+        estimate, scaled so that the total over all windows is exact.
         """
         tokens = self.read("targets", examples, (slice(None),))
         return int(self.vocabulary.byte_lengths[tokens].sum()) * self._bytes_of_a_byte

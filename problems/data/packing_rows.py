@@ -11,7 +11,7 @@ import numpy as np
 
 Piece = tuple[int, np.ndarray, np.ndarray]
 
-# Number of rows that a window's examples fill; a larger window wastes less space at its end.
+# Number of rows that a window's examples fill. More rows per window waste less space.
 _ROWS_OF_WINDOW = 128
 _MAX_WINDOW = 1 << 14
 
@@ -19,9 +19,10 @@ _MAX_WINDOW = 1 << 14
 def first_fit_decreasing(
     pieces: Iterable[Piece], length: int, average: float, together: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Packs windows of consecutive examples: the longest first, each into the first row with room.
+    """Packs windows of consecutive examples, each window separately.
 
-    (D. S. Johnson, Near-optimal bin packing algorithms, 1973.) The steps within a window are
+    The longest example of a window is placed first; each example is placed in the first row with
+    room (D. S. Johnson, Near-optimal bin packing algorithms, 1973). The steps within a window are
     sequential, so the computation is vectorized over windows.
 
     Args:

@@ -127,7 +127,7 @@ def _keep(path: Path, examples: int, make: Callable[[IndexWriter], None]) -> Non
     """
     logging.info("making the index %s", path)
     own_path = path.with_name(f".{path.name}.{platform.node()}")
-    shutil.rmtree(own_path, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(own_path, ignore_errors=True)  # left by a process that was killed
     own_path.mkdir()
     try:
         _write(own_path, examples, make)

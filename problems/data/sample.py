@@ -63,7 +63,7 @@ def text_of(sample: Sample, name: str) -> str:
     """Returns a text of a sample.
 
     Raises:
-      KeyError: the sample does not have this value.
+      KeyError: the sample has no value of this name.
       ValueError: the value is not a str.
     """
     text = sample[name]

@@ -42,7 +42,7 @@ def _of_rows(texts: Texts, arranged: bool) -> str:
     lengths = np.concatenate([lengths.max(0) for _, lengths in texts.lengths()])
     names = ("padded", "packed", "bucketed") if arranged else ("padded",)
     table = [[f"padding in rows of a length, in {texts.split}", *names, "left out"]]
-    # A power of two in which at least 99 % of the examples fit.
+    # A power of two that is at least the length of 99 % of the examples.
     base_length = 1 << max(4, int(np.percentile(lengths, 99)).bit_length())
     for length in (base_length, 2 * base_length, 4 * base_length):
         shares = [padding_share(texts, one_per_row(texts, length), length)]
@@ -55,7 +55,7 @@ def _of_rows(texts: Texts, arranged: bool) -> str:
 
 
 def _bucketed_share(texts: Texts, length: int) -> float:
-    """Returns the padding of bucketed batches, without the empty rows of a bucket's last batch."""
+    """Returns the fraction of padding in bucketed rows; empty rows are not counted."""
     padding = positions = 0.0
     for size, plan in bucketed(texts, length):
         padding += padding_share(texts, plan, size) * len(plan) * size

@@ -75,7 +75,7 @@ def _run(make: _MakeShard, jobs: Sequence[bytes], options: Sequence[str]) -> Non
             _ = (
                 pipeline
                 | "shards" >> beam.Create(jobs)
-                # Without it a runner may give all shards to the worker that created the elements.
+                # Otherwise a runner may give all shards to the worker that created the elements.
                 | "spread" >> beam.Reshuffle()
                 | "make" >> beam.ParDo(make)
             )

@@ -1,5 +1,6 @@
-"""Finds examples that occur in two splits: the score on trained examples is no evidence.
+"""Finds examples that occur in two splits.
 
+The score on a held-out example is no evidence of generalisation if the example is also in train.
 Examples are compared by 64-bit digests of their stored values. Only digests of the held-out splits
 are kept in memory, 8 bytes per example; train is streamed.
 """

@@ -17,7 +17,7 @@ _PACKAGES = ("t2tp", "numpy", "sentencepiece", "tensorflow-datasets")
 
 
 def plan_of(problem: Preparable, settings: GenerationSettings, with_neighbours: bool) -> str:
-    """Returns everything except the samples that determines the data, as JSON.
+    """Returns, as JSON, everything that determines the data, except the samples.
 
     When an interrupted attempt resumes, the samples are compared separately.
 

@@ -18,7 +18,7 @@ from t2tp.problems.data.progress import ProgressBar
 from t2tp.problems.user_dir import import_user_dir, imported_user_dirs
 from t2tp.quiet import quiet_import
 
-# Consecutive deaths of workers, without a finished shard in between, that end the generation.
+# The generation fails after this many deaths of workers without a finished shard in between.
 _DEATHS = 3
 
 

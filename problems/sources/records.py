@@ -161,7 +161,7 @@ class _Csv:
 
 
 class _Arrow:
-    """A mapped Arrow table: an IPC stream, as Hugging Face's datasets are stored, or a file."""
+    """A mapped Arrow table: an IPC file, or an IPC stream, which Hugging Face's datasets use."""
 
     def __init__(self, path: Path, scratch: Path, source: Path | None = None):
         del scratch

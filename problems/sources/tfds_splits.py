@@ -119,7 +119,7 @@ def _whole(split: str, info: Mapping[str, Any]) -> Range:
 def _held_out_size(
     remaining: Sequence[Range], missing: int, train_is_given: bool, train_size: int
 ) -> int:
-    """Returns the number of remaining examples for each missing split."""
+    """Returns the number of remaining examples that each missing split gets."""
     num_splits = missing if train_is_given else missing + 1
     fair = sum(each.end - each.begin for each in remaining) // max(1, num_splits)
     return min(fair, max(1, round(train_size * _PERCENT_HELD_OUT / 100)))

@@ -57,7 +57,7 @@ def find_files(pattern: str, option: str) -> list[Path]:
 
 
 def matching(pattern: str) -> list[str]:
-    """Returns the paths that match a pattern, or the path of this name; see `find_files`."""
+    """Returns the paths that match a pattern; see `find_files` for its literal prefix."""
     path = Path(pattern)
     literal = next((each for each in (path, *path.parents) if os.path.lexists(each)), Path())
     rest = path.relative_to(literal)
@@ -163,7 +163,8 @@ def _line_ends(path: Path, index_dir: Path, quoted: bool, piece_bytes: int) -> n
 
     Args:
       path: the file.
-      index_dir: the directory of the index; the file is read only if it has changed since.
+      index_dir: the directory of the index. If the index has the positions of this version of the
+        file, the file is not read.
       quoted: see `Lines`.
       piece_bytes: see `Lines`.
     """

@@ -23,8 +23,9 @@ class TokenizerVocabulary(Vocabulary):
     """The tokens of a tokenizer, with the ids that its model knows.
 
     The byte pieces of GPT-2 and Llama 3 are lossless. Other tokenizers change texts: they convert
-    them to lower case, for example, or remove spaces. Decoding then returns the changed text. The
-    bytes of a token are its bytes in the middle of a text.
+    them to lower case, for example, or remove spaces. Decoding then returns the changed text. A
+    token may decode to other bytes at the beginning of a text; `token_bytes` has its bytes in the
+    middle of a text.
     """
 
     file_name = "vocabulary.tokenizer.json"

@@ -28,7 +28,7 @@ def load_vocabulary(directory: Path) -> Vocabulary:
     """Reads the vocabulary in a problem's directory.
 
     Raises:
-      FileNotFoundError: there is none.
+      FileNotFoundError: there is no vocabulary.
     """
     file = _existing_file(directory)
     if file.name == SubwordVocabulary.file_name:
@@ -44,11 +44,12 @@ def vocabulary_sha256(directory: Path) -> str:
     """Returns the SHA-256 of the vocabulary's file, as in manifests.
 
     Raises:
-      FileNotFoundError: there is none.
+      FileNotFoundError: there is no vocabulary.
     """
     file = _existing_file(directory)
-    # The file in a problem's data also has the end tokens, which other files next to a
-    # `tokenizer.json` list. So the digest is computed from the same contents.
+    # A problem's data have the tokenizer and its end tokens in one file. In a Hugging Face
+    # directory, files next to `tokenizer.json` list the end tokens. So the digest of such a
+    # directory is computed from the contents that the file in a problem's data would have.
     is_theirs = file.name == TOKENIZER_FILE
     contents = load_vocabulary(directory).contents() if is_theirs else file.read_bytes()
     return hashlib.sha256(contents).hexdigest()

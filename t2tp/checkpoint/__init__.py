@@ -9,8 +9,8 @@ marker with their sizes and renames the directory. So a directory with the final
 even if processes crashed.
 
 `program` saves and restores a `t2tp.Program` (`t2tp.save_checkpoint`, `t2tp.restore_checkpoint`).
-Below it are `variables` (variables as slices, and back), `restore` (the same checkpoint in all
-processes), `writing`, `marker` and `reading` (the format), and `retention` (deletion).
+It uses `variables` (converts variables to slices and back), `restore` (restores the same checkpoint
+in all processes), `writing`, `marker` and `reading` (the format), and `retention` (deletion).
 `t2tp.trainer.run_dir` decides when a training saves, and from which checkpoint it resumes.
 """
 

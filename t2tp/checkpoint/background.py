@@ -46,7 +46,7 @@ class BackgroundWorker:
             self.wait()
 
     def wait(self) -> None:
-        """Waits for the current task, if there is one; raises its error if it failed, once."""
+        """Waits for the current task, if there is one; raises its error if it failed, only once."""
         self._idle.wait()
         error, self._error = self._error, None
         if error is not None:

@@ -17,9 +17,9 @@ _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 class UnusableCheckpointError(OSError):
     """A checkpoint cannot be used.
 
-    The subclasses say that it is damaged (`DamagedCheckpointError`) or has a newer format
-    (`NewerFormatError`). An error of this class itself means that it cannot be read at the moment,
-    and may be intact.
+    The subclasses mean that the checkpoint is damaged (`DamagedCheckpointError`) or has a newer
+    format (`NewerFormatError`). An error of this class itself means that the checkpoint cannot be
+    read at the moment; it may be intact.
     """
 
 

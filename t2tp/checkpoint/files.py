@@ -11,7 +11,7 @@ from t2tp.atomic_file import sync
 from t2tp.checkpoint.errors import as_unusable
 
 _STEP_DIRECTORY = re.compile(r"step-(\d{8,})")
-# Endings of directories that are being written or deleted; neither is a checkpoint's name.
+# Endings of directories that are being written or deleted. A checkpoint's name has no ending.
 _TEMPORARY, _DISCARDED = ".tmp", ".discarded"
 # Ending of a directory that could not be read, kept for inspection.
 _DAMAGED = ".damaged"
@@ -36,7 +36,7 @@ def step_directories(directory: Path) -> dict[int, Path]:
 
 
 def temporary_directories(directory: Path) -> dict[int, Path]:
-    """Returns step -> directory of a checkpoint that is being written, or was at a crash."""
+    """Returns step -> directory of a checkpoint whose save has begun and may have crashed."""
     return dict(sorted(_directories(directory, _TEMPORARY)))
 
 
@@ -80,7 +80,7 @@ def tensorflow_path(directory: Path) -> Iterator[bytes]:
 
 
 def discard(step_dir: Path) -> None:
-    """Renames, then deletes a checkpoint: a partly deleted one never has a checkpoint's name."""
+    """Renames a checkpoint before deleting it: no partly deleted one has a checkpoint's name."""
     rubbish = step_dir.with_name(step_dir.name + _DISCARDED)
     remove(rubbish)
     step_dir.rename(rubbish)

@@ -39,7 +39,7 @@ def open_base(saved: Checkpoint, elsewhere: Path | None = None) -> Checkpoint | 
 
     Args:
       saved: a checkpoint, possibly of adapters.
-      elsewhere: a directory to try before the recorded one.
+      elsewhere: a path to try before the recorded path.
 
     Returns:
       the base; None if the checkpoint stores all its variables itself.
@@ -73,7 +73,7 @@ def base_with(
     """Finds the checkpoint that stores the frozen weights.
 
     Args:
-      source: the checkpoint with the frozen weights, or one with adapters of that base.
+      source: the checkpoint with the frozen weights, or a checkpoint with adapters of them.
       names: frozen variable -> its name in `source`.
       elsewhere: see `open_base`.
 

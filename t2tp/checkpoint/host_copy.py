@@ -22,5 +22,5 @@ def copy_to_host(values: Iterable[tuple[Slice, tf.Tensor]]) -> list[tuple[Slice,
 
 def _copied(value: tf.Tensor | tf.Variable) -> tf.Tensor:
     on_cpu = tf.identity(value)  # From a GPU this is a copy.
-    # On a CPU device it shares the variable's memory. The next step would overwrite it.
+    # On a CPU device, `on_cpu` shares the variable's memory, and the next step would overwrite it.
     return tf.raw_ops.DeepCopy(x=on_cpu) if "CPU" in value.device else on_cpu

@@ -26,7 +26,7 @@ def differences(first: Checkpoint, second: Checkpoint) -> list[str]:
     Values are read one slice at a time, in the slices of the first checkpoint.
 
     Raises:
-      UnusableCheckpointError: one of them is damaged.
+      UnusableCheckpointError: one of the checkpoints is damaged.
     """
     lines = []
     for name in sorted({*first.shapes(), *second.shapes()}):

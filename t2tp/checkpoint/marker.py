@@ -1,7 +1,7 @@
-"""The marker of a finished checkpoint: a directory without a valid one is not a checkpoint.
+"""The marker of a finished checkpoint: a directory without a valid marker is not a checkpoint.
 
-It is the last file that a save writes, and lists the other files except `metrics.json`, which later
-evaluations change. `Marker.check_files` compares the list with the files.
+The marker is the last file that a save writes. It lists the other files except `metrics.json`,
+which later evaluations change. `Marker.check_files` compares the list with the files.
 """
 
 from __future__ import annotations

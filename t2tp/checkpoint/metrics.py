@@ -61,7 +61,7 @@ def best_of(goal: BestMetric, directories: Mapping[int, Path]) -> tuple[int, flo
       directories: directories of the checkpoints, by step.
 
     Returns:
-      the step and its value; None if no checkpoint has the metric.
+      the step and the metric's value; None if no checkpoint has the metric.
     """
     best: tuple[int, float] | None = None
     for step, directory in sorted(directories.items()):

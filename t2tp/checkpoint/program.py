@@ -34,12 +34,13 @@ def save_checkpoint(
     """Saves the variables of a program as `<directory>/step-<step>`; returns when they are on disk.
 
     Each process writes the slices of its devices, so no device and no process ever needs the full
-    value of a variable. With several processes, all call this at the same step, with a shared
-    directory. If a process is killed during the save, earlier checkpoints are unaffected.
+    value of a variable. With several processes, each process calls this function at the same step,
+    with a shared directory. If a process is killed during the save, earlier checkpoints are
+    unaffected.
 
     Args:
       directory: directory of the checkpoints; created if missing.
-      program: the program whose variables are saved, including the ones that other programs share.
+      program: the program whose variables are saved, including variables that other programs share.
       step: number of training steps done.
       metadata: plain JSON to save with the variables. Read it as
         `t2tp.checkpoint.latest(directory).metadata`.
@@ -52,7 +53,7 @@ def save_checkpoint(
       ValueError: the step is already saved there, the metadata are not plain JSON or use a reserved
         name, or `max_to_keep` is below 1.
       OSError: the checkpoint could not be written.
-      MissingProcessError: another process did not call this.
+      MissingProcessError: another process did not call this function.
     """
     retention = None if max_to_keep is None else Retention(max_to_keep)
     variables, cluster = program.variables, program.cluster
@@ -80,7 +81,7 @@ def restore_checkpoint(
 
     The checkpoint may have been saved on any mesh, in any layout, by any number of processes, and
     in another floating-point precision. Each process reads only the slices of its devices. With
-    several processes, all call this.
+    several processes, each process calls this function.
 
     Args:
       directory: directory of the checkpoints; `<output_dir>/checkpoints` for a run of

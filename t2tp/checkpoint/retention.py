@@ -11,7 +11,7 @@ from t2tp.checkpoint.marker import Marker
 from t2tp.checkpoint.metrics import best_of
 from t2tp.checkpoint.reading import all_steps
 
-# An evaluation that writes metrics into a checkpoint has finished or was killed after this time.
+# After this time, an evaluation that was writing metrics into a checkpoint has ended or was killed.
 _EVALUATORS_SECONDS = 600.0
 
 
@@ -79,7 +79,7 @@ def apply_retention(directory: str | PathLike[str], retention: Retention) -> Non
 
 
 def _every(seconds: float, directories: dict[int, Path]) -> set[int]:
-    """Selects the oldest checkpoint, then each that is `seconds` younger than the last selected.
+    """Selects the oldest checkpoint, then the next that is at least `seconds` younger, and so on.
 
     The result depends only on the checkpoints, so a restart does not change it. Deleting the
     checkpoints that are not selected does not change it either.

@@ -117,7 +117,7 @@ def check_fit(
       variables: variables of the program.
       strict: whether variables that only the checkpoint has are an error. Evaluation allows them,
         because it does not need the optimizer's variables.
-      zero_if_missing: names of counters that older checkpoints lack, and that are then set to 0.
+      zero_if_missing: names of counters that are set to 0 if an older checkpoint lacks them.
 
     Raises:
       CheckpointMismatchError: variables differ; the error names the first ones.
@@ -167,7 +167,7 @@ def restore(
 ) -> None:
     """Restores variables from a checkpoint of any mesh and floating-point precision.
 
-    Each process reads every slice that its processors need once, and copies it to all of them.
+    Each process reads a slice only once, and copies it to all of its processors that need it.
 
     Args:
       saved: the checkpoint.
@@ -207,7 +207,7 @@ def load_base(
     """Loads the frozen weights that are not loaded yet, and records their base in `variables`.
 
     Args:
-      source: a checkpoint with the frozen weights, or one with adapters of such a checkpoint.
+      source: a checkpoint with the frozen weights, or a checkpoint with adapters of these weights.
       variables: variables of the program.
       names: frozen variable -> its name in `source`, if the names differ.
 

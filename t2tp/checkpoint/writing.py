@@ -186,7 +186,7 @@ class _Saving:
         self.temporary.mkdir()
 
     def write(self, number: int, values: Sequence[tuple[Slice, tf.Tensor]]) -> None:
-        """Writes a data file, and then a note that lists its contents."""
+        """Writes a data file, and then a note: a small file that lists the contents of the data."""
         if not self.temporary.is_dir():
             raise OSError("process 0 did not begin the checkpoint, see its error")
         note: dict = {"writer_id": self.writer_id, "slices": [_encode(each) for each, _ in values]}
@@ -264,7 +264,7 @@ class _Saving:
             marker.check_files(self.final)
         except DamagedCheckpointError:
             return False
-        return marker.step == self.step  # The directory may be another step's, renamed.
+        return marker.step == self.step  # A user may have renamed another step's directory.
 
     def check_finished(self) -> None:
         """Checks that the finished checkpoint includes this process's data file."""

@@ -78,7 +78,7 @@ def import_tensors(
 
 
 def _dtype(source: ModelDirectory, variable: Variable, dtype: str) -> tf.DType:
-    """Returns the dtype of a variable: the requested one, or its tensors' dtype."""
+    """Returns the dtype of a variable: the requested dtype, or else the dtype of its tensors."""
     if dtype:
         return tf.as_dtype(dtype)
     kinds = {source.tensor(each.theirs).opened().dtype for each in variable.read_pieces}

@@ -98,7 +98,7 @@ def _table(name: str) -> dict[str, Any]:
 
 
 def _parts(hparams: Mapping[str, Any]) -> list[Part]:
-    """Returns the parts of a table of hparams."""
+    """Returns the `Part`s that convert the hparams of a table."""
     sources = {name: value for name, value in hparams.items() if isinstance(value, dict)}
     parts = [of_values({name: hparams[name] for name in hparams if name not in sources})]
     for name, source in sources.items():
@@ -126,7 +126,7 @@ def find_types(name: str) -> list[ModelType]:
     """
     found = [each for each in MODEL_TYPES if each.name == name]
     if not found:
-        # Suggests no similar name: it would load the wrong model.
+        # Suggests no similar name, because a similar name would load the wrong model.
         known = ", ".join(dict.fromkeys(each.name for each in MODEL_TYPES))
         raise ConversionError(f"t2tp has no models of type {name!r}, only {known}")
     return found

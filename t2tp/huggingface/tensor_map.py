@@ -31,7 +31,7 @@ Index = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Entry:
-    """One of their tensors, or one for each layer or expert, and our variables.
+    """A tensor of theirs (or one for each layer or expert), and our variables with its values.
 
     Attributes:
       theirs: the tensor's name.
@@ -85,7 +85,7 @@ class Piece:
     Attributes:
       theirs: the tensor's name.
       shape: the tensor's shape.
-      rows: begin and end of our variable along the tensor's first dimension.
+      rows: begin and end of our variable's values along the tensor's first dimension.
       sizes: the sizes of these rows' dimensions, with merged dimensions split.
       order: the permutation of these dimensions to our order.
       part: the index along `part`, the first of the permuted dimensions; None: there are no parts.

@@ -10,7 +10,7 @@ from t2tp.suggestions import check_known
 
 _ONE_CLASS = "single_label_classification"
 
-# Activation in configs -> our name. If several have the same name in t2tp, exports write the first.
+# Activation in configs -> our name. If several map to one of our names, exports write the first.
 ACTIVATIONS = {
     "gelu_new": "gelu",
     "gelu_pytorch_tanh": "gelu",
@@ -161,7 +161,7 @@ def classes(bias: str) -> Part:
 
 
 def _read_classes(config: Config) -> dict[str, int]:
-    """Returns the number of classes; `transformers` does not write the labels if there are two."""
+    """Returns the number of classes; `transformers` writes no labels if there are two classes."""
     count = len(config.get("id2label") or ()) or config.get("num_labels", 2)
     kind = config.get("problem_type") or _ONE_CLASS
     if kind != _ONE_CLASS or count < 2:

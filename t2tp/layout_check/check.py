@@ -101,7 +101,7 @@ class _Pair:
     _gradients: dict[str, np.ndarray] = field(default_factory=dict, init=False)
 
     def run(self, choose: _Choose, batch: dict[str, np.ndarray]) -> list[Compared]:
-        """Runs the step once on both, from the same variables, and compares its tensors.
+        """Runs the step on the mesh and on one device, with equal variables, and compares tensors.
 
         Args:
           choose: function that returns the tensors to compare in addition to the outputs.

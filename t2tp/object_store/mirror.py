@@ -252,7 +252,7 @@ class Mirror:
             yield entries
 
     def _note(self, entries: dict[str, Any], name: str, *entry: object) -> None:
-        """Sets or deletes an entry, and adds a line to the record at once: a kill may follow."""
+        """Sets or deletes an entry; adds a line to the record at once, in case of a later kill."""
         entries[name] = entry
         with self._record.open("a") as file:
             file.write(_line((name, entry)))

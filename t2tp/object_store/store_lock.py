@@ -1,4 +1,4 @@
-"""`StoreLock`: a lock on a run, an object that the trainer renews while it trains."""
+"""`StoreLock`: a lock on a run, as an object in the store that the trainer renews."""
 
 import json
 import threading
@@ -17,8 +17,8 @@ BEAT_SECONDS, ABANDONED_SECONDS = 10.0, 60.0
 class StoreLock:
     """A lock on a run in a store.
 
-    The lock is an object that is created only if there is none. A thread renews it. A trainer that
-    was killed no longer renews its lock, so another trainer takes the lock over after
+    The lock is an object that is created only if the store has none. A thread renews it. A trainer
+    that was killed no longer renews its lock, so another trainer takes the lock over after
     `ABANDONED_SECONDS`. A trainer in the same local directory takes it over at once, because the
     directory's own lock proves that the first trainer is dead. Clocks of different hosts are not
     compared.
@@ -43,7 +43,7 @@ class StoreLock:
         self.is_lost = False
 
     def acquire(self) -> dict[str, Any] | None:
-        """Acquires the lock; returns None, or the note of the trainer that has it.
+        """Acquires the lock and returns None; or returns the note of another trainer that has it.
 
         Raises:
           StoreError: the store rejects a request or does not answer.
@@ -111,7 +111,7 @@ class StoreLock:
         return json.dumps({**self._note, "beat": beat}).encode()
 
     def _read(self) -> dict[str, Any]:
-        """Returns the note in the object; empty if there is none, or it is damaged."""
+        """Returns the note in the lock's object; empty if the object is missing or damaged."""
         try:
             note = json.loads(self._store.read(self._name))
         except (FileNotFoundError, ValueError):

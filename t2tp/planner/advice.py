@@ -41,7 +41,7 @@ def changes(hparams: HParams, plan: Plan) -> list[Values]:
 
 
 def tried(request: Request, cluster: ClusterFile, plan: Plan) -> list[tuple[Values, Plan]]:
-    """Plans each change alone; returns first the plans that fit, each group fastest first."""
+    """Plans each change alone; returns the plans that fit, then the others, each fastest first."""
     found = []
     for values in changes(request.hparams, plan):
         changed = with_values(request.hparams, values)

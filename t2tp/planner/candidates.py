@@ -131,8 +131,8 @@ class Candidate:
     def program(self) -> Candidate:
         """Returns a candidate with the same lowered program.
 
-        Schedules share the program of a stage, except schedules with separate entries for the
-        gradients of the weights.
+        Schedules share the program of a stage, except a schedule that computes the gradients of the
+        weights separately (`zero_bubble`).
         """
         splits_backward = self.schedule == "zero_bubble"
         return dataclasses.replace(

@@ -182,8 +182,8 @@ class SoftwareStack:
       collectives: measured seconds of collectives by size.
       spread: relative uncertainty of the constants.
       spread_links: relative uncertainty of the constants of links.
-      residual: relative error of the planner itself. Nine of ten published step times are predicted
-        with a smaller error; no constant was fitted to these times.
+      residual: relative error of the planner itself. Of the step times that others have published,
+        nine of ten are predicted with a smaller error; no constant was fitted to these times.
       source: source of the constants.
     """
 
@@ -272,7 +272,7 @@ class ClusterFile:
           stack: name of the stack to use. Default: the stack that the file selects.
 
         Raises:
-          ClusterFileError: there is no such file or stack, or it is invalid.
+          ClusterFileError: there is no such file or stack, or the file is invalid.
         """
         cluster = cls.from_toml(_read(path), path)
         return cluster.with_stack(stack) if stack else cluster
@@ -355,7 +355,7 @@ class ClusterFile:
         """Returns the cluster with another of its stacks in use.
 
         Raises:
-          ClusterFileError: it has no such stack.
+          ClusterFileError: the cluster has no such stack.
         """
         _check_known([name], self.stacks, f"cluster {self.name} has no stack", "stacks")
         return replace(self, stack=name)
@@ -440,7 +440,7 @@ def _stack(name: str, values: Any, where: str) -> SoftwareStack:
         parts[part] = _list_of(table_of, table.pop(part, None), f"{where}.{part}")
     stack = _parsed(SoftwareStack, values, where, parts)
     measured = {curve.kind for curve in stack.curves}
-    for kind in (PRODUCT, ELEMENTWISE):  # They replace the curves of unmeasured kinds.
+    for kind in (PRODUCT, ELEMENTWISE):  # Kinds without a curve use the curves of these two.
         if measured and kind not in measured:
             raise ClusterFileError(f"{where}.curves: a curve of kind {kind!r} is missing")
     for i, curve in enumerate(stack.collectives):

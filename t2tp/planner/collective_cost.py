@@ -28,7 +28,7 @@ class Group:
     members: tuple[int, ...]
 
     def spans(self) -> list[int]:
-        """Returns the levels that its messages cross."""
+        """Returns the levels that the group's messages cross."""
         inside = (1, *self.members)
         return [i for i in range(len(self.members)) if self.members[i] > inside[i]]
 
@@ -82,7 +82,7 @@ class CollectiveCost:
         return collective_curve_for(curves, kind, group.size, devices, processes)
 
     def _group(self, axes: tuple[str, ...]) -> Group:
-        """Finds the members of the first processor's group: the last axis of a mesh is nearest."""
+        """Counts the members of the first processor's group; the mesh's last axis is nearest."""
         sizes = self._mesh_shape.to_integer_list
         names = self._mesh_shape.dimension_names
         steps = [

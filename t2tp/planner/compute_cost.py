@@ -25,7 +25,8 @@ _TILE_EFFICIENCY = (1.0, 0.97, 0.85, 0.7)
 
 # Times that unfused attention moves the scores through memory. Forward: the first product writes
 # them, the softmax reads and writes them, the second product reads them. Backward: the products
-# read the weights once, and write and read their gradients; the softmax reads both and writes one.
+# read the weights once, and write and read gradients; the softmax reads the weights and their
+# gradients, and writes the gradients of the scores.
 _PASSES = {ATTENTION: 4.0, ATTENTION_GRAD: 6.0}
 # Dropout reads and writes the scores, and writes or reads a mask of half their bytes.
 _DROPOUT_PASSES = 2.5
@@ -70,7 +71,7 @@ class ComputeCost:
         return kernel.spread if kernel is not None and is_attention else self._stack.spread
 
     def _measured(self, work: Work) -> tuple[float, float]:
-        """Interpolates the measured curves. If there are more devices than cores, they take turns.
+        """Interpolates the measured curves. If devices outnumber the cores, the devices take turns.
 
         A kind without a curve uses the curve of products or of element-wise operations.
 
@@ -125,7 +126,7 @@ class ComputeCost:
 
 
 def _filled(batch: int, rows: int, columns: int, tile: tuple[int, int], units: int) -> float:
-    """Returns the useful share of the chip's multiplications, for tiles of a size.
+    """Returns the useful share of the chip's multiplications, for tiles of this size.
 
     Tiles extend beyond the edges of the result, and the last wave of tiles leaves units idle.
     """

@@ -14,7 +14,7 @@ from t2tp.planner.work import COMPUTE_BOUND, MEMORY_BOUND
 
 # Kinds of collectives that are measured. A broadcast costs the same as a permute.
 COLLECTIVE_KINDS = ("allreduce", "reducescatter", "allgather", "alltoall", "permute")
-# Limit of the relative spread of a point; a larger measured spread counts as this one.
+# Limit of the relative spread of a point; a larger measured spread counts as this limit.
 MOST_SPREAD = 1.0
 
 # Size (FLOPs if they bound the operation, otherwise bytes), seconds, and relative spread.

@@ -22,7 +22,7 @@ class Extensible(Protocol):
     """A lowered step of few layers."""
 
     def extended(self: _Step, longer: _Step, shorter: _Step, times: int) -> _Step:
-        """Returns the step with more layers: `times` the difference of two steps is added."""
+        """Returns the step with more layers: adds the difference of two steps `times` times."""
 
 
 def lower_by_layers(lower: Callable[[HParams], _Step], hparams: HParams) -> _Step:

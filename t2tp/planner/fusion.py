@@ -22,7 +22,9 @@ _VIEWS = (upstream.Depend, upstream.StopGradient)
 def works(
     placed: Sequence[Placed], outputs: Iterable[upstream.Tensor], layout: Layout, *, fuses: bool
 ) -> Mapping[Work, float]:
-    """Counts the operations of a step by their work; see `Hooks.unpadded_share`.
+    """Counts the operations of a step by their work.
+
+    A count may be a fraction: see `Hooks.unpadded_share`.
 
     Args:
       placed: the operations in program order.

@@ -1,7 +1,7 @@
 """The memory of a step on a processor: the buffers that are alive at each operation.
 
-A buffer lives from the operation that computes it to the last one that reads it. So the peak of a
-step follows from program order:
+A buffer lives from the operation that computes it to the last operation that reads it. So the peak
+of a step follows from program order:
 
     operation        forward 0  forward 1  loss  backward 1  backward 0
     activation 0     ---------------------------------------------------
@@ -201,7 +201,7 @@ def _in_place(each: Placed, new: Sequence[int], gone: Sequence[int]) -> float:
 
 
 def _points(placed: Sequence[Placed], has_buffers: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yields each operation's part of the step, and the purposes to which more layers add bytes."""
+    """Yields each operation's part of the step, and the purposes to which layers add bytes."""
     always = ("gathered", "gradients") if has_buffers else ()
     kept = ("kept", *always) if has_buffers else ("kept", "gathered")
     gradients = always or ("gradients",)

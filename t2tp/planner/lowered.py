@@ -33,7 +33,7 @@ class LoweredStep:
       layout: mesh and rules.
       work: number of operations by their work. A number may be below 1 if the lowered layers have
         fewer matrices than there are processors to share them: see `Hooks.unpadded_share`.
-      traffic: number of collectives by their traffic, with the same exception.
+      traffic: number of collectives by their traffic; a number may be below 1 here, too.
       variables: bytes of a processor's variables by purpose: `weights` and `optimizer`.
       shapes: number of the model's trainable variables by their dimensions.
       memory: the peaks of the parts of the step, without variables.
@@ -121,7 +121,7 @@ class LoweredStep:
         return sum(n * math.prod(dim.size for dim in dims) for dims, n in self.shapes.items())
 
     def extended(self, longer: LoweredStep, shorter: LoweredStep, times: int) -> LoweredStep:
-        """Returns the step with more layers: `times` the difference of two steps is added."""
+        """Returns the step with more layers: adds the difference of two steps `times` times."""
         long_bytes, short_bytes = longer.layer_bytes, shorter.layer_bytes
         memory = []
         for peak in self.memory:

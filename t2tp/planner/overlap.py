@@ -18,7 +18,7 @@ from t2tp.planner.cluster_file import SoftwareStack
 from t2tp.planner.work import BACKWARD, FORWARD, PRODUCT, SEND, Traffic, Work
 
 # The fraction of each pass's matmuls with which collectives of activations can overlap: in the
-# backward pass the matmuls that compute gradients of weights, in the forward pass all.
+# backward pass the matmuls that compute gradients of weights, in the forward pass all matmuls.
 _PRODUCTS = {BACKWARD: 0.5, FORWARD: 1.0}
 
 

@@ -128,8 +128,8 @@ class Plan:
       tokens: tokens of a step on the whole mesh.
       parameters: trainable parameters of the model.
       seconds: seconds of a step.
-      interval: low and high estimate of the seconds, from the spread of the cluster's constants and
-        the planner's own error on published steps.
+      interval: low and high estimate of the seconds, from the uncertainty of the cluster's
+        constants, and the planner's error on step times that others have published.
       costs: seconds by kind and phase.
       memory: bytes of a device by purpose, at the peak.
       memory_point: part of the step with the peak.
@@ -335,7 +335,7 @@ def _costs(step: LoweredStep, cluster: ClusterFile) -> list[Cost]:
 
 
 def _memory(peak: Memory, step: LoweredStep, cluster: ClusterFile) -> dict[str, float]:
-    """Returns the bytes at one of the step's peaks by purpose."""
+    """Returns the bytes by purpose at a peak of the step."""
     memory = dict.fromkeys(PURPOSES, 0.0) | {name: float(n) for name, n in step.variables.items()}
     for purpose, size in peak.by_purpose.items():
         memory["gradients" if purpose == "sums" else purpose] += size

@@ -106,7 +106,7 @@ class Request:
         )
 
     def _for_software(self, cluster: ClusterFile) -> HParams:
-        """Returns hparams without chunks of the loss, if the stack saves the whole logits."""
+        """Returns the hparams; if the stack saves the whole logits, the loss has no chunks."""
         whole = {"loss_chunk": -1} if cluster.software.attention != "engine" else {}
         return with_values(self.hparams, whole)
 

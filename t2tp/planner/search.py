@@ -135,7 +135,7 @@ class Search:
 
     @functools.cached_property
     def _hparams(self) -> HParams:
-        """Hparams of the model, without those that would contradict a candidate's mesh."""
+        """Hparams of the model, with values that cannot contradict a candidate's mesh."""
         values = {name: value for name, value in RESET.items() if name not in self.fixed}
         return with_values(self.request.hparams, values)
 
@@ -191,8 +191,8 @@ class Search:
         """Plans the first candidates; returns the fastest of those that fit and are valid.
 
         Lowering takes most of the time. Candidates that differ only in the pipeline's schedule or
-        number of chunks share one lowered program (`zero_bubble` has its own), so they are planned
-        together.
+        number of chunks share one lowered program (`zero_bubble` has a separate program), so they
+        are planned together.
         """
         by_program: dict[Candidate, list[Candidate]] = {}
         for candidate in ranked:

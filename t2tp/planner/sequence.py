@@ -57,7 +57,7 @@ class Placed:
 
     @property
     def is_computed(self) -> bool:
-        """Whether it moves bytes: a variable does if it is cast or gathered when it is read."""
+        """Whether it moves bytes: reading a variable does if the variable is cast or gathered."""
         op = self.operation
         if isinstance(op, upstream.Variable):
             return op.slice_dtype != op.value.dtype or op.shape != op.value.shape
@@ -103,8 +103,8 @@ def program_order(
 def as_soon_as_possible(placed: Sequence[Placed]) -> list[Placed]:
     """Moves the casts and reduce-scatters of each gradient to where the gradient is computed.
 
-    In the graph they follow the whole backward pass, but a processor executes an operation as soon
-    as its inputs are ready.
+    In the graph these operations follow the whole backward pass, but a processor executes an
+    operation as soon as its inputs are ready.
     """
     followers: dict[upstream.Tensor, list[Placed]] = {}
     rest = []
@@ -126,7 +126,7 @@ def as_soon_as_possible(placed: Sequence[Placed]) -> list[Placed]:
 
 
 def _is_of_gradient(each: Placed) -> bool:
-    """Whether it casts or shards the gradient of a variable."""
+    """Whether an operation casts or shards the gradient of a variable."""
     op = each.operation
     if each.phase == FORWARD or each.is_recomputed or GRADIENTS in op.name:
         return False
@@ -207,7 +207,7 @@ def _entries(loop: PipelineLoop, times: int) -> Iterator[Placed]:
 def _set_phases(placed: Sequence[Placed]) -> None:
     """Sets phases: the backward pass goes from the first gradient or recomputed copy to the last.
 
-    A recomputed copy has the name of its original.
+    An operation with the name of an earlier operation is a recomputed copy.
     """
     seen: set[str] = set()
     backward = []

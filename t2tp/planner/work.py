@@ -47,7 +47,8 @@ class Work:
       keeps_scores: whether attention saves its weights for the backward pass.
       operations: number of operations of the graph that are fused into this work.
       is_recomputed: whether it repeats a part of the forward pass.
-      part: entries of a pipeline's schedule that it belongs to, by action and chunk: `F0`, `B0`.
+      part: the entries of a pipeline's schedule (see `stages`) that execute it, by action and
+        chunk: `F0`, `B0`.
     """
 
     kind: str
@@ -109,7 +110,7 @@ class Memory:
     """Bytes of one processor by purpose, at one point of a step.
 
     Attributes:
-      point: the point, in words.
+      point: the part of the step in which the point is, in words.
       layers: purposes of `Liveness.layer_bytes` to which each further layer adds bytes here.
       by_purpose: bytes by purpose.
     """

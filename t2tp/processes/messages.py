@@ -45,7 +45,7 @@ class Channel:
         """
         self._connection = connection
         self._secret = secret
-        self._before = b""  # The challenge or previous signature, which the next one covers.
+        self._before = b""  # The challenge or previous signature, which the next signature covers.
 
     def challenge(self, deadline: float) -> None:
         """Sends the challenge. Process 0 calls this before any message."""

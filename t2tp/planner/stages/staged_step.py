@@ -67,7 +67,7 @@ class StagedStep:
         """Assigns the layers to stages.
 
         Args:
-          build: builds the program of hparams, with features mapped by a function.
+          build: returns the program of hparams; its second argument changes each feature.
           hparams: hparams of the whole model.
           software: see `LoweredStep.from_program`.
           lowered_before: see `Request`.
@@ -182,14 +182,14 @@ class StagedStep:
         )
 
     def _kept_bytes(self, chunk: Chunk) -> float:
-        """Returns the bytes that a chunk saves per microbatch; the last one also saves results."""
+        """Returns the bytes that a chunk saves per microbatch; the last chunk adds its results."""
         layers = [max(1, chunk.layers)] * len(self.lowering.stacks)
         steps = self.lowering.of(*layers)
         results = steps.results[chunk.stack] if chunk.place == LAST else 0
         return steps.kept[chunk.stack] + results
 
     def _peak(self, peak: Memory, stage: int) -> Memory:
-        """Returns a peak with the activations of the other microbatches."""
+        """Adds to a peak the activations that are saved for the other microbatches."""
         if peak.point == UPDATE:
             return peak
         by_purpose = dict(peak.by_purpose)

@@ -112,7 +112,7 @@ class StageSteps:
         )
 
     def extended(self, longer: StageSteps, shorter: StageSteps, times: int) -> StageSteps:
-        """Returns the steps with more layers: `times` the difference of two steps is added."""
+        """Returns the steps with more layers: adds the difference of two steps `times` times."""
         by_place = {
             place: step.extended(longer.by_place[place], shorter.by_place[place], times)
             for place, step in self.by_place.items()
@@ -167,7 +167,7 @@ class StageLowering:
         """Prepares the lowering.
 
         Args:
-          program: builds the program of hparams, with features mapped by a function.
+          program: returns the program of hparams; its second argument changes each feature.
           hparams: hparams of the whole model.
           layout: layout of the whole mesh.
           splits_backward: whether the schedule has separate entries for gradients of weights.

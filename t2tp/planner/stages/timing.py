@@ -59,7 +59,7 @@ class Table:
     def short(self) -> tuple[Schedule, Schedule, int]:
         """Two shorter tables, and the number of groups that the first table lacks.
 
-        Both are the whole table if it is short.
+        A table that is short, or from a file, is returned twice.
 
         Raises:
           ScheduleError: there is no such table.
