@@ -108,7 +108,7 @@ class Lowering(Protocol):
         """Sets a partial sum over split dimensions; the all-reduce is deferred."""
 
     def parts_of(self, dim: upstream.Dimension, layout: Layout | None = None) -> tuple[int, int]:
-        """Returns two numbers of parts of a sum over `dim`: on all processors, and on this one."""
+        """Returns the number of parts in a sum over `dim`: on all processors, and on this one."""
 
     def set_parts(
         self,
@@ -121,7 +121,7 @@ class Lowering(Protocol):
 
         Args:
           tensor: the sum.
-          parts: the sum of each of this processor's parts of the dimension, in order.
+          parts: one sum for each of this processor's parts of the dimension, in order.
           axis: the mesh axis to sum over; None: this processor has all parts.
           cut: the dimension's name, and the number of its parts on all processors together.
         """

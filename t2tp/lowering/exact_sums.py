@@ -48,8 +48,8 @@ def lower_in_parts(
       op: the operation.
       lowering: the lowering of the graph, or the `PartLowering` of a part of an outer dimension.
       rule: the rule that lowers the operation.
-      dims: the dimensions to sum over. The sum over the last one is completed first; the parts of
-        the first one, the outermost, are added last.
+      dims: the dimensions to sum over. The sum over the last dimension is completed first. The
+        parts of the first dimension, the outermost, are added last.
     """
     dim, *inner = dims
     mesh_impl, rows = lowering.mesh_impl(op), None

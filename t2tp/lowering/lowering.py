@@ -342,7 +342,7 @@ class GraphLowering(upstream.Lowering):
         return self.shared((key, *(x if x is None else x.ref() for x in tensors)), make)
 
     def element_index(self, shape: upstream.Shape) -> tf.Tensor:
-        """Returns the row-major index in the global tensor, uint64, of each element of the slice.
+        """Returns each slice element's row-major index in the global tensor, uint64.
 
         A microbatch's elements are numbered as in the tensor of the full batch.
         """
@@ -410,10 +410,10 @@ class GraphLowering(upstream.Lowering):
         return self._users[tensor]
 
     def partial_sum(self, tensor: upstream.Tensor) -> tuple[tf.Tensor, list[int]]:
-        """Returns this processor's partial sum of its slice of a lowered tensor.
+        """Returns the slice of a lowered tensor, or this processor's partial sum of the slice.
 
         Returns:
-          the partial sum, and the mesh axes over which to sum it: none if the slice is complete.
+          the tensor, and the mesh axes over which to sum it: none if the slice is complete.
         """
         laid_out = self.tensors[tensor]
         if not self.orders.has(tensor):

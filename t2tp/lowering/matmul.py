@@ -26,8 +26,8 @@ def einsum(
     Args:
       equation: an equation such as `abc,cd->abd`, without repeated letters in a term.
       *slices: floats, of static shapes, in a graph.
-      widen: converts 16-bit floats to float32. CPUs need it, because Einsum accumulates 16-bit
-        floats in 16 bits there; MatMul does not. Default: no conversion.
+      widen: converts 16-bit floats to float32. This is necessary on CPUs, where Einsum
+        accumulates 16-bit floats in 16 bits; MatMul does not. Default: no conversion.
     """
     dtype = slices[0].dtype
     if dtype not in (tf.bfloat16, tf.float16):
@@ -68,7 +68,7 @@ def einsum_of_any_slice(equation: str, *slices: tf.Tensor) -> tf.Tensor:
 
 
 def _matrix_terms(equation: str) -> tuple[str, str, str, str] | None:
-    """Returns the letters of both operands as matrices, of their product, and of the output.
+    """Returns the letters of the first matrix, the second matrix, their product, and the output.
 
     None: the einsum is no matmul.
     """

@@ -298,7 +298,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
     def element_index(
         self, shape: upstream.Shape, microbatch: Microbatch | None = None
     ) -> tf.Tensor:
-        """Returns the row-major index in the global tensor, uint64, of each element of the slice.
+        """Returns each slice element's row-major index in the global tensor, uint64.
 
         Args:
           shape: the global shape.
@@ -334,7 +334,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
         ]
 
     def _positions(self, dim: upstream.Dimension, is_head_tail: bool) -> tf.Tensor:
-        """Returns the position along a dimension of each element of the slice, int32."""
+        """Returns the global positions of the slice's elements along one dimension, int32."""
         axis = self.tensor_dimension_to_mesh_axis(dim)
         if axis is None:
             return tf.range(dim.size, dtype=tf.int32)
@@ -360,8 +360,8 @@ class SpmdMeshImpl(upstream.MeshImpl):
         Args:
           name: name of the operation; different names give different bits.
           shape: the global shape.
-          loop_iterations: indices of the iterations of the loops around the operation, int64
-            scalars, the outer loop's first.
+          loop_iterations: the index of the iteration of each loop around the operation, int64
+            scalars, the outermost loop first.
           rng_dependency: a zero that must be computed before the bits are generated.
           microbatch: the microbatch of the tensor, if any. A row has the same bits as in the full
             batch.
@@ -376,8 +376,8 @@ class SpmdMeshImpl(upstream.MeshImpl):
     def _counter(self, offsets: Sequence[tf.Tensor], rng_dependency: tf.Tensor | None) -> tf.Tensor:
         """Returns the counter of each element for the random generator, from `_offsets`.
 
-        The offsets of the first and of the other dimensions are computed as two small tensors; only
-        their sum is as large as the random tensor.
+        The first dimension's offsets, and the sum of the other dimensions' offsets, are two smaller
+        tensors. Only the sum of these two is as large as the random tensor.
         """
         outer, inner = offsets[:1], offsets[1:]
 

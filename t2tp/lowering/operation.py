@@ -120,7 +120,7 @@ class Hooks:
         return 0
 
     def product_sizes(self, layout: Layout) -> tuple[int, int, int, int]:
-        """Returns batch, rows, columns and summed elements of an operation of kind `product`."""
+        """Returns a matmul's batch, rows, columns and summed elements, for the kind `product`."""
         raise NotImplementedError
 
     def unpadded_share(self, layout: Layout) -> float:
@@ -302,8 +302,8 @@ def sums_along_rows(op: upstream.ReduceOperation) -> bool:
     """Whether `exact_sums` transposes the input, so that a sum is along the rows of a matrix.
 
     Otherwise TensorFlow adds several columns at a time. The order of the additions then depends on
-    the size of the slice if a kept dimension is between summed ones, or if the columns do not fill
-    vectors.
+    the size of the slice if a kept dimension is between summed dimensions, or if the columns do not
+    fill vectors.
     """
     (x,), (y,) = op.inputs, op.outputs
     summed = [axis for axis, dim in enumerate(x.shape.dims) if dim not in y.shape.dims]

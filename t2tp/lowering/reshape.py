@@ -2,7 +2,7 @@
 
 Write the row-major index of an element as a mixed-radix number. An axis splits a tensor by one of
 its digits, which we call a *factor*. Let `n` be the size of the axis, `p` the product of the sizes
-of the dimensions before the split one, and `total` the number of elements of the tensor. Then
+of the dimensions before the split dimension, and `total` the number of elements of the tensor. Then
 element number `index` has the digit `index // (total / (p * n)) % n`, the number of its slice.
 
 If an axis splits two shapes of a tensor at the same factor, their slices are the same: [8] and [4,
@@ -127,7 +127,7 @@ def _gather_buckets(
 
 
 class Factor(NamedTuple):
-    """A factor of a tensor's row-major index, such as a dimension or a part of one.
+    """A factor of a tensor's row-major index, such as a dimension or a part of a dimension.
 
     Attributes:
       begin: product of the sizes of all factors before it.
@@ -207,7 +207,7 @@ class _FactoredSlice:
 
 
 def _merged(factors: Sequence[Factor]) -> list[Factor]:
-    """Joins factors where one begins at the other's end."""
+    """Joins two factors if the second begins where the first ends."""
     merged: list[Factor] = []
     for factor in factors:
         if merged and merged[-1].end == factor.begin:
@@ -371,8 +371,8 @@ class _ReshapePlan:
     def _keep_own_part(self, part: _FactoredSlice, factors: dict[int, Factor]) -> None:
         """Makes axes split factors that no axis splits yet.
 
-        If the tensor is a partial sum over such an axis, a processor needs only its part of the
-        sum. That is a reduce-scatter, which moves half the bytes of an all-reduce.
+        If the tensor is a partial sum over one of these axes, a processor needs only its part of
+        the sum. That is a reduce-scatter, which moves half the bytes of an all-reduce.
         """
         summed = {axis: f for axis, f in factors.items() if axis in self._summed_axes}
         places = {f: self._collectives.coordinate(a) for a, f in factors.items() if a not in summed}
@@ -391,8 +391,8 @@ def _aligned(
 
     Returns None if a padded dimension cannot keep its padding during the reshape. It keeps the
     padding if both shapes have this dimension, and the axes that split it in one shape are a prefix
-    of the axes that split it in the other. Its padded size must also be the same in both shapes,
-    unless one of them does not split it.
+    of the axes that split it in the other shape. Its padded size must also be the same in both
+    shapes, unless one of the shapes does not split it.
     """
     olds, news = (
         {(begin, dim.size): i for i, (begin, dim) in enumerate(begins(shape))}

@@ -114,7 +114,7 @@ class Scatters:
             each.set_part(part)
 
     def _together(self, required: DeferredScatter) -> list[DeferredScatter]:
-        """Returns all deferred reduce-scatters that share a collective with the required one."""
+        """Returns all deferred reduce-scatters that share a collective with `required`."""
         graph = tf.compat.v1.get_default_graph()
         return [
             each
@@ -123,7 +123,7 @@ class Scatters:
             or (
                 list(each.scatter.axes) == list(required.scatter.axes)
                 and each.scatter.parts.dtype == required.scatter.parts.dtype
-                # A tensor of a loop's body cannot be used outside of it, nor the other way round.
+                # A collective cannot join tensors from inside and outside a loop's body.
                 and each.graph is required.graph
                 and each.graph is graph
             )

@@ -40,8 +40,8 @@ PROCESSORS = "processors"
 
 # Dimensions that `exact_sums` cuts into parts: it sums each part and then adds the parts in a fixed
 # order, as a tree of additions (`t2tp.lowering.exact_sums`). So a layout may split them. If an
-# operation sums over two of them, the one earlier in this list is outer: each part of the outer
-# dimension is first summed over the whole inner dimension, and then these sums are added.
+# operation sums over two of them, the dimension earlier in this list is outer: each part of the
+# outer dimension is first summed over the whole inner dimension, and then these sums are added.
 _SUMMED_IN_PARTS = (*ROWS, "heads", "kv_heads", "d_ff", "experts", "vocab")
 
 # Dimensions that inherit axes if no rule splits them over an axis of the mesh: `expert_groups`
@@ -380,7 +380,7 @@ class Layout:
         return axis is not None and dim.size % axis.size > 0
 
     def slice_size(self, shape: upstream.Shape) -> tuple[int, ...]:
-        """Shape of the slice of a tensor that one processor holds, with its padding."""
+        """Shape of a processor's slice of a tensor, with padding."""
         axes = [self.axis_of(dim.name) for dim in shape.dims]
         return tuple(
             -(-dim.size // ((axis.size if axis else 1) * self._parts_on_processor.get(dim.name, 1)))

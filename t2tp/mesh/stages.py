@@ -19,7 +19,7 @@ class Pipeline:
     Attributes:
       schedule: `gpipe`, `1f1b`, `interleaved`, `zero_bubble`, or the path of a `.csv` file; see
         `t2tp.pipeline.schedules`.
-      chunks: number of chunks of layers of each stage.
+      chunks: number of chunks into which each stage's layers are cut.
       layers: numbers of layers, such as `7,8,8,7`: of each stage in chunk 0, then of each stage in
         chunk 1, and so on. Empty: as equal as possible.
     """

@@ -3,8 +3,8 @@
 Messages are TensorFlow's `CollectiveBcastSendV2` and `CollectiveBcastRecvV2` in groups of two.
 Unlike other collectives, they may be inside a condition that differs between processors. The stages
 of a pipeline need this: they send only when a microbatch is ready. Sender and receiver read the
-same table, which lists the iterations of a loop in which there is a message. A permute also uses
-such messages.
+same table, which lists the iterations of a loop in which a message is sent.
+`Collectives.permute` also uses such messages.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,8 +49,8 @@ class Wire:
           when: a boolean scalar; None: all processors send a message.
 
         Returns:
-          whether there was a message, after it has been received. A later operation must depend on
-          this result. Otherwise TensorFlow drops the send.
+          whether there was a message; computed after the message has been received. A later
+          operation must depend on this result. Otherwise TensorFlow drops the send.
         """
 
         def send() -> tf.Tensor:

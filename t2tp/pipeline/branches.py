@@ -70,7 +70,7 @@ class BranchState(NamedTuple):
 
     Attributes:
       slots: handles of the slots, by the name of their table.
-      sums: handles of the sums of the loop's outputs.
+      sums: handles of the loop's sums over microbatches.
     """
 
     slots: dict[str, list[tf.Tensor]]
@@ -92,7 +92,7 @@ class Branches:
       tree_size: number of microbatches, if their addends are summed as a tree. 0: they are added in
         the order of the schedule.
       axes: the mesh axes over which each of the loop's sums is partial, by the sum's index.
-      numbers: the index of the branch of each (action, chunk, number of layers).
+      numbers: the index of each branch, by (action, chunk, number of layers).
       stage: this processor's stage, an int32 scalar.
     """
 
@@ -237,7 +237,7 @@ class _Branch:
                 return self._lower(before)
 
         # Without a piece before the layers, the previous chunk's output enters unchanged. So
-        # messages to the first stage and to the others are of one kind and arrive on one wire.
+        # messages to the first stage and to other stages are of one kind and arrive on one wire.
         if before is None:
             inputs = self._arrived(first_name, chunk - 1)
         else:

@@ -65,7 +65,7 @@ class RowGroups:
 
 
 class ChainResults(NamedTuple):
-    """Results of a chunk of layers for a group of rows.
+    """The results that a chunk of layers computes for a group of rows.
 
     Attributes:
       passed: tensors that go to the next stage.

@@ -70,7 +70,7 @@ class PipelineLoop(MicrobatchSums):
             `MicrobatchSums`.
 
         Raises:
-          LayoutError: the graph cannot be cut into stages, there is no such schedule, or
+          LayoutError: the graph cannot be cut into stages, the schedule does not exist, or
             `exact_sums` does not support the schedule.
         """
         super().__init__(sums_of, count, microbatch_dim, mesh, "pipeline", following)

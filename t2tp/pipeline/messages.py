@@ -90,7 +90,7 @@ class MessageKind:
         return [by_dtype[dtype].pop(0) for dtype in self.dtypes]
 
     def _size(self, dtype: tf.DType) -> int:
-        """Returns the number of elements of all tensors of a dtype."""
+        """Returns the total number of elements in the tensors of a dtype."""
         return sum(math.prod(shape) for shape in self._shapes_of(dtype))
 
     def _members(self, size: int) -> int:

@@ -150,7 +150,7 @@ class Partition:
         return self.exits[chunk][max(self.exits[chunk])]
 
     def places(self, number: int) -> list[tuple[int, int]]:
-        """Returns the chunk and the stage of each addend of a sum over microbatches.
+        """Returns the (chunk, stage) that computes each addend of a sum over microbatches.
 
         A sum to which a chunk's layers add has an addend for each stage. The list is empty if
         several pieces add to the sum.

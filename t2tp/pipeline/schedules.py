@@ -56,7 +56,8 @@ def read_schedule(path: str, stages: int, microbatches: int, chunks: int) -> Sch
     `W3.1` are the gradients of the weights for microbatch 3 and chunk 1.
 
     Raises:
-      ScheduleError: there is no such file, or its table is no schedule for these numbers.
+      ScheduleError: the file cannot be read, or its table is not a valid schedule for these numbers
+        of stages, microbatches and chunks.
     """
     try:
         lines = Path(path).read_text().splitlines()

@@ -185,7 +185,7 @@ class Program:
 
         Raises:
           LayoutError: the layout cannot work for a tensor of the model, or XLA cannot compile the
-            step on such a mesh.
+            step on a mesh of several devices.
           ValueError: the mesh's size is not the number of devices, a variable is requested in two
             shapes, or a dimension has two sizes in a sum or product of two tensors.
         """

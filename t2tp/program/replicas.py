@@ -106,7 +106,7 @@ class ReplicaCheck:
 
 
 def copies(pnums: Iterable[int], slice_of: Callable[[int], Hashable]) -> list[list[int]]:
-    """Returns the groups of processors that have the same slice, without groups of one.
+    """Returns the groups of processors that have the same slice, without groups of one processor.
 
     Args:
       pnums: the processors that have a slice.
