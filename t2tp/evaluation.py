@@ -29,7 +29,8 @@ _MAX_GENERATED = 256  # As in `--model hf`.
 class HarnessModel(TemplateLM):
     """A language model of t2tp as the harness sees it.
 
-    With several processes, each process has such a model, and all evaluate the same requests.
+    With several processes, each process has its own `HarnessModel`, and all processes evaluate the
+    same requests.
     """
 
     def __init__(

@@ -91,7 +91,7 @@ class RangedHParams:
     index. So adding a range changes no other value.
 
     A range with a condition, such as `when={"optimizer": ["sgd"]}`, is drawn only in some trials:
-    each hyperparameter in the condition must be drawn with one of the values listed there. In other
+    each hyperparameter in the condition must be drawn with one of its listed values. In other
     trials the hyperparameter keeps its value in the hparams set.
 
     Attributes:

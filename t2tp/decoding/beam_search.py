@@ -95,7 +95,7 @@ def search(
         )
         may_end = mtf.greater_equal(mtf.broadcast(step, [batch]), options.min_length)
         # Each of the `width` sequences has at most one candidate for each end token. So at most
-        # `width * end tokens` candidates are finished, and the other `width` or more are
+        # `width * end tokens` candidates are finished, and at least `width` candidates are
         # unfinished.
         continuations = top_candidates(
             logits,

@@ -56,7 +56,8 @@ class Hypothesis:
     Attributes:
       tokens: the tokens after the prefix, without EOS.
       log_prob: natural logarithm of the probability of the tokens and EOS, given the prefix.
-      score: `log_prob`; in beam search, divided by the length penalty. Sequences are ranked by it.
+      score: `log_prob`; in beam search, divided by the length penalty. Sequences are ranked by
+        their scores.
       has_ended: whether the sequence ends with EOS; otherwise it was truncated at its limit.
     """
 
@@ -244,7 +245,7 @@ class Decoder:
         limits: Sequence[int],
         lengths: Lengths,
     ) -> tuple[dict[str, Feature], dict[str, np.ndarray]]:
-        """Returns features and arrays for some of the requests, padded to lengths."""
+        """Returns features and arrays for some of the requests, padded to `lengths`."""
         rows = self._batch_size
         inputs_length, prefix_length, length = lengths
         reads_inputs = requests[numbers[0]].inputs is not None

@@ -22,7 +22,8 @@ class ScoredRow:
     """Targets to score.
 
     Attributes:
-      targets: tokens to score, preceded by tokens that are only read. EOS is scored if it is here.
+      targets: tokens to score, preceded by tokens that are only read. EOS is scored if these tokens
+        include it.
       inputs: tokens that an encoder reads; None for a model without inputs.
       start: index of the first target to score. Earlier targets are only read.
       first_token: the input token at position 0; None: the model's `bos_token_id`.
@@ -141,7 +142,7 @@ class Scorer:
     def _batch(
         self, rows: Sequence[ScoredRow], lengths: Lengths
     ) -> tuple[dict[str, Feature], dict[str, np.ndarray]]:
-        """Returns features and arrays of some rows, with targets and inputs padded to lengths."""
+        """Returns features and arrays of some rows, whose sequences are padded to `lengths`."""
         read = {"targets": [each.targets for each in rows]}
         if rows[0].inputs is not None:
             read["inputs"] = [each.inputs or () for each in rows]

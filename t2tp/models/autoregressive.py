@@ -18,7 +18,8 @@ class AutoregressiveModel(Model):
 
     `prefill` reads the prompt. `decode_step` is then called in a loop, once per position. Together
     they compute the same logits as `loss`, position by position. The tensors of `prefill` have one
-    batch dimension. The tokens and the state of `decode_step` may have more, such as [batch, beam].
+    batch dimension. The tokens and the state of `decode_step` may have more batch dimensions, such
+    as [batch, beam].
     """
 
     @property

@@ -107,7 +107,7 @@ def classes_of(hparams: HParams, size: int) -> mtf.Dimension:
     """Returns the dimension of the classes.
 
     Args:
-      hparams: the model's hparams. `num_classes`, if it is there and not 0, must equal `size`.
+      hparams: the model's hparams. `num_classes`, if declared and not 0, must equal `size`.
       size: the problem's number of classes.
 
     Raises:
@@ -184,7 +184,7 @@ def vocab_of(hparams: HParams, size: int) -> mtf.Dimension:
     """Returns the dimension of a vocabulary.
 
     Args:
-      hparams: the model's hparams. `vocab_size`, if it is there and not 0, replaces `size`.
+      hparams: the model's hparams. `vocab_size`, if declared and not 0, replaces `size`.
       size: the problem's number of tokens.
 
     Raises:

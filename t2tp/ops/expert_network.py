@@ -43,8 +43,8 @@ def expert_network(
       choices: int32 [..., k], the experts of each row. A number out of range selects no expert.
       gates: float32 [..., k], the factors of the experts' outputs.
       weights: the matrices by name: `input` and `gate` [experts, d_model, d_ff], and `output`
-        [experts, d_ff, d_model]. Each may have a bias, such as `input_bias`, [experts, d_ff] or
-        [experts, d_model]. `gate` and the biases are optional.
+        [experts, d_ff, d_model]. Each matrix may have a bias, such as `input_bias`, [experts, d_ff]
+        or [experts, d_model]. `gate` and the biases are optional.
       mlp: the network's name, one of `t2tp.choices.MLPS`.
 
     Returns:

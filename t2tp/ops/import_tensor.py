@@ -2,7 +2,7 @@
 
 An Estimator's `model_fn` receives features as TensorFlow tensors and imports them. A step of
 `t2tp.Program` receives features as mtf tensors, and each processor has its slice. So that a
-`model_fn` can be used as a step, its imports must accept both.
+`model_fn` can be used as a step, its imports must accept both kinds of tensors.
 """
 
 import tensorflow as tf

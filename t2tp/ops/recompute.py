@@ -83,9 +83,9 @@ def _gradients_of_recomputed(
 class ZeroAfterOperation(Operation):
     """Outputs a zero, float32 [], that is available only when the input is.
 
-    Adding the zero to the inputs of a recomputation delays it, and keeps TensorFlow from merging it
-    with the forward pass as a common subexpression. Control dependencies would not suffice, because
-    XLA ignores them.
+    Adding the zero to the inputs of a recomputation delays the recomputation, and keeps TensorFlow
+    from merging it with the forward pass as a common subexpression. Control dependencies would not
+    suffice, because XLA ignores them.
     """
 
     cost_kind = "free"
@@ -100,7 +100,7 @@ class ZeroAfterOperation(Operation):
           x: the tensor to wait for.
           others: more tensors to wait for: the gradients of weights that are computed with `x`.
             Tensors of another TensorFlow graph are ignored. Without waiting, TensorFlow's executor
-            would compute them last, and keep their inputs in memory until then.
+            would compute these gradients last, and keep their inputs in memory until then.
         """
         super().__init__([x], name="zero_after")
         self._others = others

@@ -28,8 +28,8 @@ def clip(
       grads: float32.
       divisor: a float32 scalar to divide the gradients by; None: 1.
       hparams: `clip_grad_norm` and `clip_grad_value`; at most one of the two may be above 0.
-      of_stage: for each gradient, the number of pipeline stages that have different gradients at
-        its index. 0, the default: all stages have the same gradient.
+      of_stage: the number of pipeline stages that have different gradients, for each index of
+        `grads`. 0, the default: all stages have the same gradient.
 
     Returns:
       The clipped gradients; and the norm before clipping, a float32 scalar.
@@ -65,8 +65,8 @@ def global_norm(tensors: Sequence[mtf.Tensor], of_stage: Sequence[int] | None = 
 
     Args:
       tensors: tensors of any shapes.
-      of_stage: for each tensor, the number of pipeline stages that have different tensors at its
-        index. 0, the default: all stages have the same tensor.
+      of_stage: the number of pipeline stages that have different tensors, for each index of
+        `tensors`. 0, the default: all stages have the same tensor.
     """
     return mtf.sqrt(SumOfSquaresOperation(list(tensors), of_stage).outputs[0])
 

@@ -19,8 +19,8 @@ _AVERAGE = "average"
 def average_weights(variables: Sequence[mtf.Variable], decay: float) -> list[mtf.Operation]:
     """Updates the average of each variable after the variable's update.
 
-    The averages are float32 variables `<variable>/average`, initialized to the values after the
-    first step with averages.
+    The averages are float32 variables `<variable>/average`, initialized to the variables' values
+    after the first step with averages.
 
     Args:
       variables: the variables; their updates must be in the graph already.

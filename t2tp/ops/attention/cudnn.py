@@ -53,7 +53,7 @@ def forward(
     Args:
       q: [batch, heads, length, d_kv], scaled.
       k: [batch, kv_heads, memory_length, d_kv].
-      v: likewise.
+      v: like `k`.
       mask: the mask of all queries and keys.
       target: how the program is compiled.
     """

@@ -88,9 +88,10 @@ class AttentionOperation(Operation):
       kv_heads, memory, d_v], extras.
 
     Outputs: the result [batch..., heads, length, d_v], and the activations saved for the backward
-    pass. Blockwise saves the log of each query's sum of exponentials [batch..., heads, length], and
-    with 16-bit floats the rounding error of the result. Dense saves the weights [batch..., heads,
-    length, memory]. The memory dimension of the weights is never split, even if k and v are split.
+    pass. Blockwise attention saves the log of each query's sum of exponentials [batch..., heads,
+    length], and with 16-bit floats the rounding error of the result. Dense attention saves the
+    weights [batch..., heads, length, memory]. The memory dimension of the weights is never split,
+    even if k and v are split.
     """
 
     cost_kind = "attention"

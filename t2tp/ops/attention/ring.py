@@ -36,7 +36,7 @@ class Visiting(NamedTuple):
     """The slice of the memory that a processor currently holds.
 
     Attributes:
-      kv: keys and values, [batch, kv_heads, keys, d_kv] and the same with d_v.
+      kv: keys [batch, kv_heads, keys, d_kv] and values [batch, kv_heads, keys, d_v].
       segments: a tuple of one tensor, int32 [batch, keys]; empty if there are no segments.
     """
 
@@ -86,7 +86,7 @@ class Ring:
           mesh_impl: the mesh, as this processor sees it.
           axis: the mesh axis that splits the memory.
           k: [batch, kv_heads, keys, d_kv].
-          v: likewise, with d_v.
+          v: [batch, kv_heads, keys, d_v].
           segments: int32 [batch, keys], or None.
           rows: batch x heads of the queries.
           is_head_tail: whether slices are in head-tail order.

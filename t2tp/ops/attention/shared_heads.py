@@ -58,8 +58,9 @@ class SharedHeads:
     def _chosen_heads(self, shared_by: int, size: int, axis: int) -> tf.Tensor:
         """Returns the indices of the kv heads that `size` query heads of this processor need.
 
-        Query heads form groups of equal size, the largest such that each group on every processor
-        has one kv head. There is one index per group, so a kv head may occur several times.
+        Query heads form groups of equal size. The size is the largest one at which, on every
+        processor, the heads of each group share a kv head. There is one index per group, so a kv
+        head may occur several times.
         """
         together = math.gcd(shared_by, size)
         first = self._collectives.coordinate(axis) * size

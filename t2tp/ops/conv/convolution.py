@@ -227,7 +227,7 @@ def _options(sliding: tuple[Window, Window], windows: Windows) -> dict[str, Any]
 
 
 def _steps(sliding: tuple[Window, Window]) -> list[int]:
-    """Returns the strides that `_seen` applies: 1, or a window's stride if it has one element.
+    """Returns the strides that `_seen` applies: a window's stride if its size is 1, otherwise 1.
 
     Removing the skipped positions before the convolution costs less than letting the kernels skip
     them. (And oneDNN's gradient of strided 1x1 convolutions has crashed programs of several CPU

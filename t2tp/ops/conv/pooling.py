@@ -45,7 +45,7 @@ def max_pool(x: upstream.Tensor, size: int, stride: int) -> upstream.Tensor:
 class MaxPoolOperation(Operation):
     """Computes max pooling.
 
-    Input: x [batch..., height, width, channels]. Output: likewise with fewer rows and columns.
+    Input: x [batch..., height, width, channels]. Output: like x, with fewer rows and columns.
     """
 
     def __init__(self, x: upstream.Tensor, windows: tuple[Window, Window]) -> None:

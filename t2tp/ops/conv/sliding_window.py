@@ -46,7 +46,8 @@ class Windows:
 
     Attributes:
       padding: the kernel's padding: "VALID" if height or width is split, or with `pads_all`;
-        otherwise "SAME". (TensorFlow has fast CPU kernels for both, but not for explicit paddings.)
+        otherwise "SAME". (TensorFlow has fast CPU kernels for these two paddings, but not for
+        explicit ones.)
     """
 
     def __init__(

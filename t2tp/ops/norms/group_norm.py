@@ -160,7 +160,7 @@ class _Grouped:
         return tf.reshape(x, [math.prod(batch), height * width, channels // size, size])
 
     def whole(self, x: tf.Tensor) -> tf.Tensor:
-        """Reshapes back."""
+        """Reverses `in_groups`."""
         return tf.reshape(x, self._shape)
 
     def means(self, x: tf.Tensor) -> tf.Tensor:

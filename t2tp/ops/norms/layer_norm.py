@@ -54,7 +54,9 @@ def layer_norm(
     dim: upstream.Dimension,
     epsilon: float = 1e-6,
 ) -> upstream.Tensor:
-    """Computes `(x - mean) / sqrt(variance + epsilon) * scale + bias`, statistics over `dim`.
+    """Computes `(x - mean) / sqrt(variance + epsilon) * scale + bias`.
+
+    Mean and variance are over `dim`.
 
     J. Ba et al., "Layer Normalization" (arXiv:1607.06450), section 3. Computed in float32 (float64
     for float64). If `dim` is split, the forward and the backward pass have one collective each,
@@ -194,8 +196,7 @@ def _means(
 ) -> list[tf.Tensor]:
     """Computes means over `dims`, which may be split and become dimensions of size 1.
 
-    `parts` are slices of tensors that have the shape of `tensor`. One collective reduces all of
-    them.
+    `parts` are slices of tensors that have the shape of `tensor`. One collective reduces all parts.
     """
     mesh_impl = lowering.mesh_impl(tensor)
     split = [mesh_impl.tensor_dimension_to_mesh_axis(dim) for dim in dims]
