@@ -191,7 +191,7 @@ class Reductions:
     def _coalesced(self, required: DeferredSum) -> list[DeferredSum]:
         """Returns a sum and, if it is small, the waiting sums that can share its collective.
 
-        They have the same axes, dtype and graph.
+        Sums can share a collective if they have the same axes, dtype and graph.
         """
         if required.num_bytes > SMALL:
             return [required]

@@ -231,7 +231,7 @@ def _depends_on_order(op: upstream.Operation, dim: upstream.Dimension) -> bool:
     if isinstance(op, upstream.Constant):
         return np.ndim(op._value) > 0
     if isinstance(op, upstream.EinsumOperation):
-        # It may be lowered to a look-up, which reads the ids in their own order and not the
+        # The einsum may be lowered to a look-up, which reads the ids in their own order and not the
         # converted one-hot tensor.
         return any(isinstance(x.operation, upstream.OneHotOperation) for x in op.inputs)
     ordered = hooks(op).ordered_dims

@@ -1,10 +1,10 @@
 """Linear operations on partial sums.
 
-If the summed dimension of a matmul is split, each processor has a partial sum. It can scale, negate
-or transpose the partial sum before the all-reduce. This pays in two cases. Before a reshape,
-all-reduce and reshape may become one reduce-scatter. In a difference of two sums, one all-reduce is
-enough. Otherwise the sum is reduced before the linear operation, so that it can share a collective
-with other sums. For example, gradients are reduced together before they are scaled.
+If the summed dimension of a matmul is split, each processor has a partial sum. The processor can
+scale, negate or transpose the partial sum before the all-reduce. This pays in two cases. Before a
+reshape, all-reduce and reshape may become one reduce-scatter. In a difference of two sums, one
+all-reduce is enough. Otherwise the sum is reduced before the linear operation, so that it can share
+a collective with other sums. For example, gradients are reduced together before they are scaled.
 """
 
 from collections.abc import Callable, Sequence

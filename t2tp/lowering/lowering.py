@@ -490,8 +490,9 @@ class GraphLowering(upstream.Lowering):
     def add_parts(self, tensor: upstream.Tensor, addends: Sequence[upstream.Tensor]) -> bool:
         """Adds two deferred sums part by part, unless their values are needed.
 
-        It does not add sums over the batch, except scalars: in a pipeline, stages have different
-        addends of a weight's gradient, so each sum is completed before it is added.
+        Sums over the batch, except scalars, are not added part by part. In a pipeline, the addends
+        of a weight's gradient are on different stages, so each sum must be completed before sums
+        are added.
 
         Returns:
           whether it added them. The result depends only on the graph, so all meshes have the same

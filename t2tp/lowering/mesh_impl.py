@@ -179,8 +179,8 @@ class SpmdMeshImpl(upstream.MeshImpl):
         if isinstance(result, tuple):
             return tuple(LaidOutTensor([r]) for r in result)
         if isinstance(result, tf.Variable):
-            # A cast to the same dtype returns the variable itself. It must be read before a later
-            # assignment changes it.
+            # A cast to the same dtype returns the variable itself. Its value must be read before a
+            # later assignment changes the variable.
             result = result.read_value()
         return LaidOutTensor([result])
 

@@ -236,7 +236,8 @@ def summed_in_parts(op: upstream.Operation, layout: Layout) -> list[upstream.Dim
 
     Raises:
       LayoutError: it is unknown whether the operation sums over a split dimension, the layout
-        splits a third summed dimension, or it splits positions that are not summed with the batch.
+        splits a third summed dimension, or the layout splits positions that are not summed with the
+        batch.
     """
     if not layout.exact_sums or not op.outputs:
         return []

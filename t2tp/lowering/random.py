@@ -191,8 +191,8 @@ def truncated_normal(random_bits: tf.Tensor) -> tf.Tensor:
 def _inverse_normal(probability: tf.Tensor) -> tf.Tensor:
     """Computes the inverse normal distribution function, with the same bits in any slice.
 
-    CPUs compute a tensor's elements in vectors, and the remainder one by one. Both ways can differ
-    in the last bit, so the tensor is padded until there is no remainder.
+    CPUs compute a tensor's elements in vectors, and the remainder one by one. The results can
+    differ in the last bit, so the tensor is padded until there is no remainder.
     """
     shape = probability.shape
     count = shape.num_elements()

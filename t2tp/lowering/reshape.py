@@ -391,8 +391,8 @@ def _aligned(
 
     Returns None if a padded dimension cannot keep its padding during the reshape. It keeps the
     padding if both shapes have this dimension, and the axes that split it in one shape are a prefix
-    of the axes that split it in the other shape. Its padded size must also be the same in both
-    shapes, unless one of the shapes does not split it.
+    of the axes that split it in the other shape. The padded size of the dimension must also
+    be the same in both shapes, unless one of the shapes does not split the dimension.
     """
     olds, news = (
         {(begin, dim.size): i for i, (begin, dim) in enumerate(begins(shape))}

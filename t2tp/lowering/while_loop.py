@@ -127,7 +127,7 @@ def add_to_tree(
 
     Args:
       iteration: index of the leaf.
-      levels: for each level below the root, each tensor's sum over the last complete left half.
+      levels: each tensor's sum over the last complete left half, for each level below the root.
       addends: the value of each tensor at this leaf.
       size: number of leaves.
 

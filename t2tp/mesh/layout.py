@@ -185,8 +185,8 @@ class Layout:
     def with_same_rows(self) -> Layout:
         """Returns this layout, except that all processors have the same rows of the batch.
 
-        It also splits the dimension `PROCESSORS` over the whole mesh, for the results that each
-        processor computes from these rows.
+        The layout also splits the dimension `PROCESSORS` over the whole mesh, for the results that
+        each processor computes from these rows.
         """
         layout = self.without_exact_sums()
         layout._parts = {dim: parts for dim, parts in self._parts.items() if dim not in ROWS}

@@ -53,7 +53,7 @@ class Row(NamedTuple):
       microbatch: index of the microbatch.
       saved: slot of the microbatch's saved activations.
       arrived: slot of the message that arrived for this entry; 0 if the entry needs none.
-      receives: for each wire, the slot for the message that arrives in this tick; -1: no message.
+      receives: the slot, on each wire, for the message that arrives in this tick; -1: no message.
       sends: 1 for each wire on which the stage sends a message in this tick, otherwise 0.
     """
 

@@ -16,8 +16,8 @@ A piece begins at tensors that another stage sent or the forward pass saved, and
 results. Tensors that depend on no boundary, such as masks and positions, belong to no piece: each
 piece computes the ones that it reads.
 
-Several pieces may use one variable, such as a tied embedding. Its gradient is a sum with one
-addend for each piece. Each piece computes its own addend, and the loop adds them up.
+Several pieces may use one variable, such as a tied embedding. The variable's gradient is a sum with
+one addend for each piece. Each piece computes its own addend, and the loop adds them up.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -80,8 +80,8 @@ class Partition:
     """The pieces of a graph.
 
     Attributes:
-      enters: for each chunk, the boundary before its layers.
-      exits: for each chunk, its possible last boundaries by the number of layers before them. There
+      enters: the boundary before the layers of each chunk.
+      exits: the possible last boundaries of each chunk, by the number of layers before them. There
         are several if stages have different numbers of layers.
       after: the loss, and its gradients w.r.t. the outputs of the layers; on the last stage.
     """
@@ -187,7 +187,7 @@ class Partition:
         weights: Piece | None = None
         saved_for_weights: list[upstream.Tensor] = []
         if self._splits_backward:
-            # Tensors of `backward` that are saved for `weights`, if it reads them.
+            # Tensors of `backward` that are saved if `weights` reads them.
             from_exit = self._reached([*dys, *enter.outputs], boundaries)
             computed = {t for op in backward for t in op.outputs if t in from_exit}
             stops = {*dys, *inside, *computed}
