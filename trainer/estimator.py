@@ -123,8 +123,8 @@ class Estimator:
         embeddings) differ from run to run. On CPUs our operations are deterministic anyway.
 
         Raises:
-          ValueError: the number of devices is not the size of the mesh, or the processes do not
-            match.
+          ValueError: the number of devices is not the size of the mesh, or the settings of the
+            processes contradict each other.
           MissingProcessError: other processes did not join.
         """
         if self._cluster is None:

@@ -22,7 +22,7 @@ RESERVED = 500e6
 STACK = "tensorflow"
 # A worker prints a line with this prefix after each measured point.
 POINT = "point "
-# Fraction of the cores that others may use without disturbing a measurement.
+# Fraction of the cores that other programs may use without disturbing a measurement.
 QUIET = 0.05
 # Min relative spread of a step's time, because the measured operations do not cover all of a step.
 _LEAST_SPREAD = 0.05
@@ -70,7 +70,7 @@ def measure(piece: Piece, progress: Callable[[], object]) -> dict[str, Any]:
     """Measures operations and collectives in worker processes.
 
     Args:
-      piece: the measurements.
+      piece: which part of the measurements to make.
       progress: called after each point.
 
     Returns:
@@ -124,7 +124,7 @@ def cluster_table(found: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
     reduces = [c for c in found["collectives"] if c["kind"] == "allreduce"]
     links = []
     for name, of_process in (("inside a process", True), ("between processes", False)):
-        # A link without measurements counts as fast as memory.
+        # A link without measurements is assumed to be as fast as memory.
         curves = [c for c in reduces if (c["processes"] == 1) == of_process] or moves
         latency = min(p[1] for c in curves for p in c["points"])
         link = {"name": name, "bandwidth": round(max(_rates(curves)))}

@@ -1,4 +1,4 @@
-"""Small steps for timing: each consists of many operations of one kind, as programs use them."""
+"""Small steps for timing. Each consists of many operations of one kind, as models use them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ _LENGTH = 128
 
 @dataclass(frozen=True)
 class Sample:
-    """Steps of one kind of work. They may also contain kinds that precede it in `SAMPLES`.
+    """Steps of one kind of work. They may also contain the kinds of earlier entries of `SAMPLES`.
 
     Attributes:
       kind: kind of work.
@@ -56,7 +56,7 @@ def _images(mesh: Mesh, size: int, channels: int = _CHANNELS) -> mtf.Tensor:
 
 
 def _gradients(y: mtf.Tensor) -> mtf.Tensor:
-    """Returns the sum of all elements of the variables' gradients."""
+    """Adds up all elements of all variables' gradients."""
     variables = [variable.outputs[0] for variable in y.mesh.graph.all_variables]
     return mtf.add_n([mtf.reduce_sum(each) for each in mtf.gradients([y], variables)])
 
@@ -177,7 +177,8 @@ def _convolution(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
 
 
 _ROWS = (16, 256, 4096)
-# The seconds of earlier kinds are subtracted from a sample's time, so the order matters.
+# A sample also contains operations of earlier kinds. Their seconds are known and are subtracted
+# from the sample's time, so the order matters.
 SAMPLES = (
     Sample("elementwise", _ROWS, _chain(_elementwise, backward=True)),
     Sample("reduce", _ROWS, _reduce),
@@ -198,7 +199,7 @@ SAMPLES = (
 # Number of float32 values in the input of each member of a collective.
 COLLECTIVE_SIZES = (1 << 10, 1 << 16, 1 << 20)
 
-# The mesh axis of a sample's groups.
+# The mesh axis over which the measured collectives run.
 GROUP = "group"
 _BETWEEN = 384  # Rows of the matmul before each collective: about 1 ms.
 
@@ -206,8 +207,9 @@ _BETWEEN = 384  # Rows of the matmul before each collective: about 1 ms.
 class CollectiveSample(Operation):
     """Runs collectives over the axis `group`, with a matmul before each; kind "": only matmuls.
 
-    Without matmuls the devices' threads would be awake and in step. Small collectives would then
-    take only a third of the time that they take in a training step. The shape of the input is kept.
+    Without matmuls, all devices' threads would be awake and would reach each collective at the same
+    time. Small collectives would then take only a third of the time that they take in a training
+    step. The output has the shape of the input.
     """
 
     def __init__(self, x: mtf.Tensor, kind: str, count: int) -> None:

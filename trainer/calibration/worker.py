@@ -49,7 +49,7 @@ Points: TypeAlias = "Sequence[Point]"
 
 
 def main() -> None:
-    """Measures the operations and groups of the command-line argument, and prints the results."""
+    """Measures the operations and groups that the command line names, and prints the results."""
     wanted = json.loads(sys.argv[1])
     devices, connect = wanted["devices"], wanted["connect"]
     timed = Timed(t2tp.connect(devices, **connect))
@@ -64,7 +64,7 @@ class Timed:
 
     Attributes:
       devices: number of devices of all processes.
-      disturbed: fraction of the cores that other programs used, by point.
+      disturbed: for each measured point, the fraction of the cores that other programs used.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -77,9 +77,10 @@ class Timed:
     def seconds(self, build: Build, count: int, layout: Layout) -> tuple[float, float]:
         """Returns the seconds of a program's operations, and their relative spread.
 
-        The seconds are those of the shortest call. The spread is the relative distance from the
-        shortest call to the lower quartile of the calls. It is increased if other programs used the
-        cores: a call may take twice as long if they used half of the cores.
+        The seconds are the time of the shortest call, without the time of an empty program. The
+        spread is the relative distance from the shortest call to the lower quartile of the calls.
+        If other programs used half of the cores, a call may have taken twice as long, so the spread
+        is then at least 1.
         """
         if layout.mesh_text not in self._empty:
             nothing, _ = self._times(lambda mesh, _: mtf.get_variable(mesh, "x", ""), 0, layout)
@@ -134,7 +135,7 @@ def best_block(call: Callable[[], float], is_alone: bool) -> tuple[list[float], 
 
 
 def _step(build: Callable[[Mesh], mtf.Tensor]) -> StepFn:
-    """Returns a step that computes a tensor without features."""
+    """Returns a step that computes a tensor and reads no features."""
 
     def step(mesh: Mesh, features: Mapping[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
         return {"last": build(mesh)}
@@ -172,7 +173,10 @@ def _point(
 def _work(
     sample: Sample, size: int, count: int, layout: Layout, known: Mapping[str, Points]
 ) -> tuple[float, float, float]:
-    """Returns number and total size of a sample's operations, and seconds of its other kinds."""
+    """Returns the number and total size of a sample's operations of its own kind.
+
+    Also returns the seconds of its operations of other kinds.
+    """
     step = _step(lambda mesh: sample.build(mesh, size, count))
     program = AbstractProgram(step, _FEATURES, layout=layout)
     number, total, others = 0.0, 0.0, 0.0
@@ -207,7 +211,7 @@ def _chain(kind: str, numbers: int, mesh: Mesh, count: int) -> mtf.Tensor:
 
 
 def _growing(points: Points) -> Points:
-    """Removes noise: a smaller size takes at most the seconds of a larger one."""
+    """Removes noise: a smaller size takes at most the seconds of a larger size."""
     points = sorted(points)
     shortest = [min(seconds for _, seconds, _ in points[i:]) for i in range(len(points))]
     return [

@@ -31,8 +31,8 @@ def run(invocation: Invocation) -> None:
         raise UsageError(f"--output={path}: the name of a cluster file ends in .toml")
     devices, processes = (_counts(flags, name) for name in ("devices", "processes"))
     found = _known(path) if flags.append else {"curves": [], "collectives": []}
-    # Runs on 1 or all cores also measure operations. They come first, because a cluster file is
-    # invalid without curves of operations.
+    # Only the runs on 1 core and on all cores measure operations too. These runs come first,
+    # because a cluster file is invalid without curves of operations.
     devices.sort(key=lambda count: (count not in (1, machine.cores()), count))
     if not found["curves"] and not set(devices) & {1, machine.cores()}:
         raise UsageError(f"--devices must include 1 or {machine.cores()}, to measure operations")
@@ -48,7 +48,7 @@ def run(invocation: Invocation) -> None:
                 for name, old in found.items():
                     new = measured[name]
                     found[name] = [each for each in old if not _is_among(each, new)] + new
-                # Written after each piece, so that a later failure does not lose it.
+                # Written after each piece, so that a later failure does not lose the piece.
                 write_text(path, toml_text(machine.cluster_table(found)))
     except (machine.CalibrationError, OSError) as error:
         raise FailedError(str(error)) from error
@@ -81,7 +81,7 @@ def _known(path: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def _is_among(curve: dict[str, Any], others: list[dict[str, Any]]) -> bool:
-    """Whether another curve differs at most in its points."""
+    """Whether one of the other curves differs from this curve at most in its points."""
 
     def without_points(each: dict[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in each.items() if key != "points"}

@@ -4,7 +4,7 @@ from typing import Any
 
 from t2tp.trainer import run_yaml
 
-# As the value of --mesh_shape and --layout: search for the fastest. The hparams never have it.
+# Value of --mesh_shape and --layout that asks for a search. The hparams never have this value.
 AUTO = "auto"
 
 
@@ -19,7 +19,7 @@ def flags_of(path: str) -> list[str]:
     """
     settings = run_yaml.read(path)
     names = {name: value for name, value in settings.names.items() if name != "data_digest"}
-    if names.get("hparams_set") == "":  # A run that Python started, or a conversion.
+    if names.get("hparams_set") == "":  # The run was started from Python, or converted.
         names["hparams_set"] = path
     for name in run_yaml.MESH:
         if settings.hparams.get(name) == AUTO:

@@ -153,7 +153,7 @@ def _variables(model_type: ModelType, hparams: HParams) -> list[Variable]:
 def _type_of(
     name: str | None, flags: dict[str, Any], hparams: HParams, saved: Checkpoint
 ) -> ModelType:
-    """Returns the named model type; without a name, the one with the run's architecture.
+    """Returns the named model type; without a name, the type with the run's architecture.
 
     Hparams that the problem determines, such as the number of classes, are set from the checkpoint.
 
@@ -249,7 +249,7 @@ def _progress(
 ) -> Iterator[Callable[[int], object]]:
     """Yields a function that advances a progress bar by a number of values.
 
-    Only process 0 shows the bar, and assumes that the other processes are equally fast.
+    Only process 0 shows the bar. The bar assumes that the other processes are equally fast.
     """
     total = sum(math.prod(each.shape) for each in found)
     is_hidden = None if cluster.is_main_process else True  # None: hidden without a terminal.

@@ -111,7 +111,7 @@ def _chat(flags: absl_flags.FlagValues, spec: RunSpec, lines: list[str]) -> _Cha
     """Returns the conversations to reply to; None if the source is plain text.
 
     Raises:
-      UsageError: there are prefixes too, or the model is not a language model.
+      UsageError: --decode_prefix_file is given too, or the model is not a language model.
       ValueError, OSError: a line is not a conversation, or the run has no chat template.
     """
     path = flags.decode_from_file or ""
@@ -126,7 +126,7 @@ def _chat(flags: absl_flags.FlagValues, spec: RunSpec, lines: list[str]) -> _Cha
 def _should_compile(
     invocation: Invocation, spec: RunSpec, options: DecodeOptions, num_lines: int
 ) -> bool:
-    """Decides whether to compile decoding with XLA, when no flag says so."""
+    """Decides whether to compile decoding with XLA, if no flag decides it."""
     flags = invocation.flags
     if flags.split:
         num_prompts = math.inf if options.num_samples < 0 else options.num_samples
@@ -240,7 +240,7 @@ class _Decoding:
             raise UsageError(f"{refused[min(refused)]}{more}{rest}")
 
     def _aligned(self, path: str | None) -> list[str] | None:
-        """Reads a file whose lines match those of the source file; None without a path.
+        """Reads a file whose lines match the lines of the source file; None without a path.
 
         Raises:
           UsageError: the files have different numbers of lines.
@@ -316,7 +316,7 @@ class _Decoding:
             logging.info("%d images, %s to %s", count, paths[0], paths[-1])
 
     def _score(self) -> None:
-        """Computes the log-probabilities of the lines of a file."""
+        """Computes the log-probability of each line of a file, and prints or writes them."""
         scores = [
             f"{each:.6f}" for each in self._decoder.scores(self._lines, self._flags.score_file)
         ]
@@ -339,7 +339,7 @@ class _Decoding:
 
     @property
     def _name(self) -> str:
-        """The stem of the names of decoded files: problem, method and step."""
+        """The common part of the names of decoded files: problem, method and step."""
         options = self._options
         method = {
             "greedy": "greedy",

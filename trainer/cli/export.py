@@ -38,7 +38,7 @@ def run(invocation: Invocation) -> None:
         is_litert = flags.format == "litert"
         defaults = default_options(spec, can_sample=not is_litert)
         options = DecodeOptions.parse(flags.decode_hparams, batch_size=1, **defaults)
-        dtype = "float32" if is_litert else None  # LiteRT has no kernels of bfloat16.
+        dtype = "float32" if is_litert else None  # LiteRT has no kernels for bfloat16.
         exporter = RunExporter(spec, options, flags.max_input_length, dtype)
     with as_usage_error(OSError, ModuleNotFoundError), building(spec.model):
         if is_litert:

@@ -48,7 +48,7 @@ class Group(NamedTuple):
     rows: Mapping[str, Mapping[str, Any]]
 
     def without(self, *names: str) -> Group:
-        """Returns the group without flags that have no effect in a program."""
+        """Returns the group without these flags, which have no effect in a program."""
         return self._replace(rows={k: row for k, row in self.rows.items() if k not in names})
 
     def define(self, holder: flags.FlagValues) -> None:
@@ -106,7 +106,7 @@ def _all_groups(of_program: Sequence[Group]) -> tuple[Group, ...]:
 
 
 def define(groups: Sequence[Group]) -> flags.FlagValues:
-    """Defines flags in a new holder, and not in absl's global one."""
+    """Defines flags in a new holder, and not in absl's global `FLAGS`."""
     holder = flags.FlagValues()
     for group in _all_groups(groups):
         group.define(holder)
@@ -152,7 +152,7 @@ def parse(
     rows = {name: row for group in groups for name, row in group.rows.items()}
     given = [name for name in rows if holder[name].present]
     if "config" in given:
-        from t2tp.trainer.cli import config_file  # Few command lines need it.
+        from t2tp.trainer.cli import config_file  # Few command lines need this module.
 
         with as_usage_error(ValueError, OSError):
             before = config_file.flags_of(local_path(holder.config))
@@ -213,7 +213,10 @@ def _parsed(
 
 
 def _holds(condition: str, holder: flags.FlagValues) -> bool:
-    """Whether a condition of `needs` holds."""
+    """Whether a condition of `needs` or `excludes` holds.
+
+    The condition `flag` holds if the flag is given, `flag=a|b` if the flag's value is a or b.
+    """
     name, _, values = condition.partition("=")
     value = holder[name].value
     return value in values.split("|") if values else bool(value)
@@ -262,7 +265,7 @@ def _registered_hparams() -> frozenset[str]:
     import t2tp.hparams  # noqa: F401  (registers the sets)
     from t2tp import registry
 
-    # Calls no functions of the user's code, which may fail: this is only for suggestions.
+    # Does not call the user's own set functions: they may fail, and names are only suggested.
     sets = (registry.hparams_function(each) for each in registry.list_hparams())
     ours = (function() for function in sets if function.__module__.startswith("t2tp."))
     return frozenset(name for hparams in ours for name in hparams.values())

@@ -17,7 +17,7 @@ def run(invocation: Invocation) -> int:
     """Starts the processes and waits for them.
 
     Returns:
-      The exit code of the first process that failed; 0 if none did.
+      The exit code of `run_rounds`, or `NO_SUCH_COMMAND` if the command cannot be started.
 
     Raises:
       UsageError: there are too few GPUs, or flags contradict each other.

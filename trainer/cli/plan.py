@@ -46,7 +46,8 @@ def run(invocation: Invocation) -> None:
     """Prints the plan, or the proposals of a search, as text or JSON.
 
     Raises:
-      UsageError: a flag is invalid or has no effect, the layout cannot work, or nothing fits.
+      UsageError: a flag is invalid or has no effect, the layout does not fit the model, or a search
+        found no layout that fits into memory.
     """
     flags = invocation.flags
     with as_usage_error(ValueError, LookupError, OSError):

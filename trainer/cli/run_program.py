@@ -36,7 +36,7 @@ class Invocation(NamedTuple):
     Attributes:
       flags: the flags and their values.
       arguments: the command line without flags.
-      process: this process of a run; None if it is the only one.
+      process: this process of a run; None if the run has no other processes.
     """
 
     flags: absl_flags.FlagValues
@@ -147,7 +147,7 @@ def _body(spec: ProgramSpec, flags: absl_flags.FlagValues, arguments: Sequence[s
 
 
 def _process(spec: ProgramSpec, flags: absl_flags.FlagValues) -> ProcessSpec | None:
-    """Determines which process of a run this is; None if it is the only one.
+    """Determines which process of a run this is; None if the run has no other processes.
 
     Raises:
       UsageError: flags and environment contradict each other.
@@ -161,7 +161,7 @@ def _process(spec: ProgramSpec, flags: absl_flags.FlagValues) -> ProcessSpec | N
 
 
 def _caller(spec: ProgramSpec, process: ProcessSpec | None) -> str:
-    """Returns the prefix of errors; `t2tp_launch` uses it to show equal errors once."""
+    """Returns the prefix of errors; by it, `t2tp_launch` recognizes equal errors of processes."""
     if process is None:
         return spec.name
     return f"{spec.name}: process {process.process_id} of {process.num_processes}"
@@ -181,7 +181,7 @@ def import_user_dir_of(flags: absl_flags.FlagValues) -> None:
     """
     if "t2t_usr_dir" not in flags or not flags.t2t_usr_dir:
         return
-    # Imported here, because it imports all problems, which takes 0.2 s.
+    # Imported here, because this module imports all problems, which takes 0.2 s.
     from t2tp.problems.user_dir import import_user_dir
 
     is_loaded = "tensorflow" in sys.modules
@@ -189,7 +189,7 @@ def import_user_dir_of(flags: absl_flags.FlagValues) -> None:
     with contextlib.nullcontext() if is_loaded else quiet_import():
         try:
             import_user_dir(flags.t2t_usr_dir)
-        except Exception as error:  # The user's code may raise any.
+        except Exception as error:  # The user's code may raise any exception.
             message = _in_user_dir(error, flags.t2t_usr_dir)
     if message:
         raise UsageError(message)

@@ -82,7 +82,7 @@ def spec_from_flags(flags: absl_flags.FlagValues) -> RunSpec:
         f.name: value_of(flags, f.name) for f in fields(RunConfig) if f.name not in _NOT_FLAGS
     }
     if flag_settings["on_nonfinite"] == "skip":
-        flag_settings["on_nonfinite"] = None  # The hparam is set instead.
+        flag_settings["on_nonfinite"] = None  # `_hparams` has set `skip_nonfinite_steps` instead.
     config = RunConfig(
         flags.output_dir,
         random_seed=settings["random_seed"],
@@ -104,7 +104,7 @@ def spec_from_flags(flags: absl_flags.FlagValues) -> RunSpec:
 
 
 def use_own_tokenizer(flags: absl_flags.FlagValues) -> None:
-    """Sets --data_dir to the tokenizer of a converted run, which needs no other data.
+    """Sets --data_dir to the tokenizer's directory of a converted run, which needs no other data.
 
     Does nothing if the run was trained after its conversion, or has no tokenizer.
     """
@@ -121,7 +121,7 @@ def _user_dir(flags: absl_flags.FlagValues, saved: SavedRun | None) -> str | Non
         else's run must not execute code.
     """
     directory = value_of(flags, "t2t_usr_dir")
-    if directory:  # `run_program` has imported it.
+    if directory:  # `run_program` has imported this directory.
         return str(Path(directory).expanduser().absolute())
     config = value_of(flags, "config")
     of_config = run_yaml.read(config).flags.get("t2t_usr_dir") if config else None
@@ -150,7 +150,7 @@ def _to_save(flags: absl_flags.FlagValues) -> dict[str, Any]:
 
 
 def _setting(flags: absl_flags.FlagValues, name: str, saved: SavedRun | None) -> Any:
-    """Returns the flag's value if it is given, else the saved run's, else the default.
+    """Returns the value of the flag if it is given, else of the saved run, else the default.
 
     Raises:
       UsageError: there is no default either.
@@ -185,7 +185,7 @@ def hparams_to_print(flags: absl_flags.FlagValues) -> HParams:
 def _hparams(
     flags: absl_flags.FlagValues, set_name: str, saved: SavedRun | None, problem: Problem | None
 ) -> tuple[HParams, list[str]]:
-    """Returns the run's hparams, and a line per difference of saved run, set and flags."""
+    """Returns the run's hparams, and a line for each change since the run was saved."""
     preset = _preset(set_name, value_of(flags, "hparams_set") is not None, saved)
     if problem is not None:
         problem.change_hparams(preset, value_of(flags, "data_dir"))
@@ -207,7 +207,7 @@ def _hparams(
 
 
 def _of_config(flags: absl_flags.FlagValues, hparams: HParams) -> dict[str, Any]:
-    """Applies the hparams in the file of --config; returns the hparams that it sets."""
+    """Applies the hparams in the file of --config, and returns these hparams."""
     path = value_of(flags, "config")
     values: dict[str, Any] = {}
     if path:
@@ -230,7 +230,7 @@ def _preset(set_name: str, is_given: bool, saved: SavedRun | None) -> HParams:
 
 
 def _drawn(flags: absl_flags.FlagValues, hparams: HParams) -> dict[str, Any]:
-    """Applies the trial of --hparams_range and --trial; returns the hparams that it sets."""
+    """Applies the trial of --hparams_range and --trial; returns the hparams that the trial sets."""
     name, trial = value_of(flags, "hparams_range"), value_of(flags, "trial")
     if (name is None) != (trial is None):
         raise UsageError("--hparams_range=NAME and --trial=K belong together: give both or neither")
@@ -261,7 +261,7 @@ def is_auto(flags: absl_flags.FlagValues) -> bool:
 
 
 def _check_worker_gpu(flags: absl_flags.FlagValues, hparams: HParams) -> None:
-    """Checks that the layout splits the batch over the axis of --worker_gpu, if it is given."""
+    """With --worker_gpu, checks that the layout splits the batch over the axis `data`."""
     if value_of(flags, "worker_gpu") is None:
         return
     if "data" not in [axis.name for axis in Layout.from_hparams(hparams).axes_of("batch")]:

@@ -81,7 +81,7 @@ def joined(flags: absl_flags.FlagValues, spec: RunSpec) -> Iterator[Cluster]:
       UsageError: the devices, the processes or the data do not match the run.
       ProcessLostError: another process was lost or did not join.
     """
-    # Join first: TensorFlow must not start before joining, and generating data may start it.
+    # Join first: TensorFlow must not start before joining, and preparing data may start TensorFlow.
     joining = multiprocess.joined(lambda: multiprocess.connect_as(spec.config, spec.layout))
     with joining as cluster, as_usage_error(DamagedDataError):
         if flags.generate_data:
@@ -95,7 +95,7 @@ def run(invocation: Invocation) -> None:
 
     Raises:
       UsageError: the request is invalid; no file was written.
-      TrainingInterrupted: SIGINT or SIGTERM arrived, and the step was saved.
+      TrainingInterrupted: SIGINT, SIGTERM or SIGHUP arrived, and the step was saved.
       ProcessLostError: another process was lost or did not join.
     """
     flags = invocation.flags
@@ -148,7 +148,9 @@ def _carry_out(flags: absl_flags.FlagValues, spec: RunSpec, cluster: Cluster) ->
 
 
 def _examine(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
-    """Explains or checks the run without training; prints the result, and draws it in output_dir.
+    """Explains or checks the run instead of training it; prints the result.
+
+    Also draws the explanation, or the check of transfer, into a file in output_dir.
 
     Raises:
       FailedError: the check failed.
@@ -198,7 +200,7 @@ def _prepared(flags: absl_flags.FlagValues, spec: RunSpec) -> RunSpec:
 def _with_prepared_data(flags: absl_flags.FlagValues, spec: RunSpec) -> RunSpec:
     """Returns the spec with the hparams that depend on the data, such as `bos_token_id`."""
     hparams = hparams_to_print(flags)
-    for name in ("mesh_shape", "layout"):  # With auto they were searched: keep the result.
+    for name in ("mesh_shape", "layout"):  # With `auto`, a search has found them: keep its result.
         hparams.set(name, spec.hparams.get(name))
     return replace(spec, hparams=hparams)
 

@@ -1,4 +1,4 @@
-"""`t2tp_tune`: trains points of a ranged set, several at once, and compares them."""
+"""`t2tp_tune`: draws points from a ranged set, trains several at once, and compares them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _search(
     metrics: Sequence[str],
     trainer_flags: Sequence[str],
 ) -> int:
-    # Optuna is an optional dependency.
+    # Imported here, because Optuna is an optional dependency.
     from t2tp.trainer.search import report
     from t2tp.trainer.search.devices import Devices
     from t2tp.trainer.search.ledger import Claim, Ledger
@@ -142,7 +142,7 @@ def _check_ranges(ranged: RangedHParams, trainer: absl_flags.FlagValues) -> None
     """Checks that the hparams set has the ranges' hyperparameters, and --hparams sets none of them.
 
     Raises:
-      UsageError: the ranges do not fit.
+      UsageError: the set lacks a hyperparameter of the ranges, or --hparams sets one.
       LookupError, ValueError, OSError: there is no such set.
     """
     hparams = read_set(trainer.hparams_set)

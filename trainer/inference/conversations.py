@@ -14,10 +14,10 @@ SUFFIX = ".jsonl"
 
 
 def read_template(problem: Problem, data_dir: AnyPath, output_dir: AnyPath) -> ChatTemplate:
-    """Reads the chat template of a run's data, or of the model it was converted from.
+    """Reads the chat template from a run's data, or else from the model the run was converted from.
 
     Raises:
-      FileNotFoundError: neither has a template.
+      FileNotFoundError: neither the data nor the model has a template.
       ValueError: the template is damaged.
     """
     of_data = problem.directory(data_dir)
@@ -37,7 +37,7 @@ def prompts(
       path: file with a conversation in each line, for errors.
 
     Raises:
-      ValueError: the template refuses a conversation; the message names its line.
+      ValueError: the template refuses a conversation; the message names the conversation's line.
     """
     found = []
     for number, each in enumerate(conversations, start=1):
@@ -59,7 +59,7 @@ def parse(lines: Iterable[str], path: str) -> list[Messages]:
       path: the file, for errors.
 
     Raises:
-      ValueError: a line is not a conversation; the message names it.
+      ValueError: a line is not a conversation; the message names the line.
     """
     found = []
     for number, line in enumerate(lines, start=1):

@@ -107,7 +107,7 @@ class RunExporter:
         )
 
     def export_litert(self, directory: str | PathLike[str], int8: bool = False) -> Path:
-        """Writes a file for LiteRT, named after the time; it processes `batch_size` rows at a time.
+        """Writes a model file for LiteRT, named after the time, for `batch_size` rows at a time.
 
         A model that generates maps `ids`, int32 [rows, max_input_length], and `lengths`, int32
         [rows], to `ids`, int32 [rows, tokens], and `lengths`, by greedy decoding. A classifier maps
@@ -164,8 +164,8 @@ class RunExporter:
     def _writing(self, tokens: TokenDecoding) -> Signatures:
         """Returns the signatures of an autoregressive model.
 
-        `tokens` maps tokens to tokens. `serving_default` maps text to text if TensorFlow can run
-        the problem's tokenizer, and equals `tokens` if not.
+        The signature `tokens` maps tokens to tokens. The signature `serving_default` maps text to
+        text if TensorFlow can run the problem's tokenizer, and equals `tokens` otherwise.
         """
         problem = self._problem
 
@@ -207,7 +207,7 @@ class RunExporter:
         return {name: f for name, f in inputs.features.items() if name not in omitted}
 
     def _classifying(self) -> tuple[dict[str, Feature], Signatures]:
-        """Returns a classifier's features and its signature, with all outputs of its step."""
+        """Returns a classifier's features, and its signature, which returns all step outputs."""
         size, features = self._options.batch_size, self._class_features()
         specs = {
             name: tf.TensorSpec([None, *f.shape.to_integer_list[1:]], f.dtype, name=name)

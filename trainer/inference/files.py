@@ -58,7 +58,7 @@ def write_rows(
     """Writes `BASE.inputs`, `BASE.targets` and `BASE.outputs`, one line per example.
 
     Returns:
-      Their paths.
+      The paths of the files.
     """
     columns = {
         "inputs": [row.inputs.translate(_ESCAPES) for row in rows],
@@ -80,7 +80,7 @@ def write_images(base: str | Path, images: np.ndarray) -> list[Path]:
       images: brightness, uint8 [images, height, width, channels], with 1 or 3 channels.
 
     Returns:
-      Their paths.
+      The paths of the files.
 
     Raises:
       ModuleNotFoundError: Pillow is not installed; the message names the command to install it.

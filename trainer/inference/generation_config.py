@@ -25,7 +25,7 @@ _TYPES = {
     **{"do_sample": bool, "length_penalty": float},
 }
 
-# Entries that do not change which tokens are generated, or that the run reads elsewhere.
+# Entries of the file that do not change which tokens are generated, or that other code reads.
 _NEUTRAL_NAMES = (
     *("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id"),
     *("transformers_version", "_from_model_config", "use_cache", "cache_implementation"),
@@ -49,9 +49,9 @@ def default_options(spec: RunSpec, *, can_sample: bool = True) -> dict[str, Any]
     `generation_config.json` of a converted run says otherwise. A warning lists the entries of that
     file that have no effect here.
 
-    `transformers` divides the log-probability of a sequence by `length ** length_penalty`. The
-    exponent is used as `alpha`, which ranks beams similarly, and identically if it is 0. A warning
-    reports the difference.
+    `transformers` divides the log-probability of a sequence by `length ** length_penalty`. Here the
+    option `alpha` gets this exponent. The formula with `alpha` ranks beams similarly, and
+    identically if the exponent is 0. A warning reports the difference.
 
     Args:
       spec: the run.
@@ -77,11 +77,11 @@ def default_options(spec: RunSpec, *, can_sample: bool = True) -> dict[str, Any]
     if can_sample and penalty is not None and penalty >= 0:
         options["alpha"] = penalty
         used.add("length_penalty")
-    if not reads_inputs:  # With inputs, `extra_length` is relative to their length.
+    if not reads_inputs:  # With inputs, `extra_length` is relative to the inputs' length.
         options |= {ours: config[name] for name, ours in _LENGTHS.items() if name in config}
         used |= _LENGTHS.keys()
     if huggingface_files.tokenizer_directory(output_dir) == Path(spec.data_dir):
-        # If the run was trained since its conversion, texts also end with the EOS of its data.
+        # If the run has been trained since its conversion, `with_eos` takes EOS from its data.
         options |= {"eos_id": ends} if (ends := tuple(end_ids(path))) else {}
     unused = [
         f"{name}={value}"

@@ -55,8 +55,8 @@ class HarnessTasks:
         """
         with optional_import("tasks need lm-evaluation-harness: pip install -e '.[harness]'"):
             from lm_eval.tasks import TaskManager
-        # Reading the harness's own tasks takes seconds. So they are read only if the directory
-        # lacks a named task.
+        # Reading the harness's own tasks takes seconds. So they are read only if `directory` lacks
+        # one of the tasks in `names`.
         self._manager = TaskManager(include_path=directory, include_defaults=not directory)
         if directory and not set(names) <= set(self._manager.all_subtasks):
             self._manager = TaskManager(include_path=directory)

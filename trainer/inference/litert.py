@@ -28,7 +28,7 @@ def write_litert(
     Args:
       program: the program, with restored variables.
       path: the new file.
-      signature: maps the step inside a graph to the function of `serving_default`.
+      signature: maps the program's step to the function that the file contains.
       int8: whether to store weights of 1,024 values or more as int8, with a scale per channel.
         Activations are quantized while the model runs (LiteRT's dynamic range quantization).
       **inputs: inputs of the signature, with fixed shapes.

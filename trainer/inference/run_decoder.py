@@ -41,7 +41,8 @@ class Decoded:
     score: float
 
 
-# (index of a line, its decoded texts with the best first); or the error instead of the texts
+# (index of a line, its decoded texts, best first). For a line that is too long, the error replaces
+# the texts.
 Result = tuple[int, list[Decoded] | ValueError]
 
 
@@ -61,7 +62,7 @@ class DecodedExample:
 
 
 class RunDecoder:
-    """Decodes with the latest checkpoint of a run, or the one that its config names."""
+    """Decodes with the latest checkpoint of a run, or with `config.checkpoint_path`."""
 
     def __init__(self, spec: RunSpec, estimator: Estimator, options: DecodeOptions) -> None:
         """Creates the decoder without building a program.
@@ -69,7 +70,7 @@ class RunDecoder:
         Args:
           spec: the run's settings.
           estimator: the run's estimator.
-          options: decoding options; see `with_eos`.
+          options: decoding options; `with_eos` adds the EOS tokens.
         """
         self._estimator = estimator
         self._problem = spec.problem
@@ -133,8 +134,8 @@ class RunDecoder:
           path: file of the lines, for errors.
 
         Yields:
-          The result of each line: first for lines that are too long for the model, and then for
-          the other lines as their batches are finished.
+          The result of each line. Lines that are too long for the model come first. The other
+          lines follow when their batches are finished.
 
         Raises:
           UsageError: the problem has no text.
@@ -241,7 +242,11 @@ class RunDecoder:
 
     @functools.cached_property
     def scorer(self) -> Scorer:
-        """Scores rows with the checkpoint, in batches of the options' `batch_size`."""
+        """Scores rows with the checkpoint, in batches of the options' `batch_size`.
+
+        A model with experts scores one row at a time, because a row can displace another row's
+        tokens from an expert.
+        """
         size = 1 if self._has_experts else self._decoder.options.batch_size
         return Scorer(self._score, self._estimator.layout, self._max_length, size)
 
@@ -254,7 +259,7 @@ class RunDecoder:
 def tokens_of(source: ExampleSource, feature: str, rows: np.ndarray) -> list[list[int]]:
     """Returns the tokens of examples, without padding.
 
-    Padding is recognized by its segment: token 0 may be a token of a model's own tokenizer.
+    Padding is recognized by its segment 0, because the id 0 may be a token of a tokenizer.
 
     Args:
       source: the examples.
@@ -271,7 +276,7 @@ def tokens_of(source: ExampleSource, feature: str, rows: np.ndarray) -> list[lis
 def with_eos(
     options: DecodeOptions, problem: Problem, data_dir: str | PathLike[str]
 ) -> DecodeOptions:
-    """Returns the options with the problem's EOS tokens, unless the options name others."""
+    """Returns the options with the problem's EOS tokens, unless the options have EOS tokens."""
     if problem.eos_id == NO_EOS:
         return replace(options, eos_id=NO_EOS)
     codec = problem.codec(data_dir) if options.eos_id is None else None
@@ -282,7 +287,7 @@ def codec_for(problem: Problem, data_dir: str | PathLike[str]) -> Codec:
     """Returns the codec of a problem.
 
     Raises:
-      UsageError: the problem has neither text nor tokens to decode, only classes, say.
+      UsageError: the problem has neither text nor tokens to decode, for example only classes.
     """
     codec = problem.codec(data_dir)
     if codec is None:

@@ -20,9 +20,9 @@ _MOST_TOKENS = 64
 class DecodedSamples:
     """Shows the first examples of a split next to the outputs of the model.
 
-    For a problem with inputs it shows inputs, targets and output. For a language model it shows
-    prompt, text and continuation. For image generation it shows images of the split and of the
-    model.
+    For a problem with inputs, the columns are inputs, targets and output. For a language model they
+    are prompt, text and continuation. For image generation, images of the split and of the model
+    are shown.
     """
 
     def __init__(self, decoder: RunDecoder, spec: RunSpec, split: str, count: int) -> None:
@@ -48,7 +48,7 @@ class DecodedSamples:
         self._length = spec.hparams.max_length
 
     def write(self, step: int, summaries: SummaryWriter | None) -> None:
-        """Decodes with the current values and writes the results.
+        """Decodes with the current variables and writes the results.
 
         Args:
           step: steps done.

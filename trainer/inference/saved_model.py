@@ -64,7 +64,7 @@ def write_saved_model(program: Program, path: str | PathLike[str], signatures: S
     with scratch_directory(path.parent, ".t2tp-export-") as scratch:
         try:
             tf.saved_model.save(module, str(scratch / path.name), signatures=functions)
-        except tf.errors.OpError as error:  # a full disk, say
+        except tf.errors.OpError as error:  # for example a full disk
             raise OSError(f"{path} cannot be written: {reason(error)}") from error
         (scratch / path.name).rename(path)
     return path
@@ -87,7 +87,7 @@ def traced(
 
 
 def of_features(features: Mapping[str, Feature]) -> Signatures:
-    """Returns `serving_default`: it maps features of exactly these shapes to the outputs."""
+    """Returns one signature, `serving_default`, from features of these shapes to the outputs."""
     specs = {
         name: tf.TensorSpec(f.shape.to_integer_list, f.dtype, name=name)
         for name, f in features.items()

@@ -1,4 +1,4 @@
-"""The batch size in sequences, from any of the units of `batch_size_unit`."""
+"""The batch size in sequences, converted from the unit that the hparam `batch_size_unit` names."""
 
 from t2tp.hparam import HParams
 from t2tp.mesh.layout import Layout
@@ -10,14 +10,15 @@ _MAX_TOKENS = 2**31 - 1
 def sequences_per_batch(hparams: HParams) -> int:
     """Returns the number of sequences in the global batch of a step.
 
-    The number of replicas is the number of slices of `batch`: the product of the mesh axes that
-    split it, or 1. A sequence counts as `max_length` tokens, including padding.
+    For a unit per replica, `batch_size` is multiplied by the number of replicas: the product of the
+    sizes of the mesh axes that split the dimension `batch`, or 1 if no axis splits it. A sequence
+    counts as `max_length` tokens, including padding.
 
     Args:
       hparams: `batch_size`, `batch_size_unit`, `max_length`, `mesh_shape` and `layout`.
 
     Raises:
-      ValueError: the tokens are not a multiple of `max_length`, or there are too many.
+      ValueError: the number of tokens is not a multiple of `max_length`, or is too large.
     """
     size, unit, length = hparams.batch_size, hparams.batch_size_unit, hparams.max_length
     if unit.startswith("tokens"):

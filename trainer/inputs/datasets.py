@@ -2,8 +2,8 @@
 
 A stream with random access (see `BatchStream`) continues at once after a restart, with the same
 data. A dataset can only be read from its beginning, so a resumed training spends time on skipping
-the rows that it has trained on. It gets the same data only if the dataset is deterministic:
-`shuffle` needs a seed, for example.
+the rows that it has trained on. The training gets the same data only if the dataset is
+deterministic. For example, `shuffle` needs a seed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def dataset_inputs(dataset: tf.data.Dataset, dimensions: Mapping[str, str]) -> I
     """Returns inputs from a dataset of dictionaries.
 
     ```python
-    def input_fn():  # The Estimator calls it after it has set up the devices.
+    def input_fn():  # The Estimator calls this function after it has set up the devices.
         dataset = tf.data.Dataset.from_tensor_slices({"x": x, "y": y}).repeat()
         dataset = dataset.batch(32, drop_remainder=True)
         return dataset_inputs(dataset, {"x": "batch d_in", "y": "batch d_out"})

@@ -69,7 +69,7 @@ class Inputs:
     Attributes:
       features: global shape in named dimensions, and dtype, of each feature.
       stream: the batches; for evaluation it has a length.
-      counts: maps a batch to counts that the host computes; they are summed like metrics.
+      counts: maps a batch to counts that the host computes; the counts are summed like metrics.
       other_features: like `features`, for each further shape that batches of the stream have.
       metric_names: metrics to report while training; see `t2tp.problems.metrics`.
     """
@@ -106,7 +106,7 @@ class Inputs:
 
     @property
     def batch_sizes(self) -> BatchSizes | None:
-        """The batch size of each step; None if the stream does not declare it."""
+        """The batch size of each step; None if the stream does not declare batch sizes."""
         return self.stream.batch_sizes if isinstance(self.stream, ResumableStream) else None
 
 

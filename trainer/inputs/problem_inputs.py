@@ -50,7 +50,7 @@ def training_inputs(
 def evaluation_inputs(
     problem: Problem, data_dir: str | PathLike[str], hparams: HParams, split: str
 ) -> Inputs:
-    """Returns one pass over a split, in order; rows that pad the last batch contribute nothing.
+    """Returns one pass over a split, in order; rows that pad the last batch have no effect.
 
     Batches also have the feature `example_index`; see `t2tp.models.model`.
 

@@ -9,6 +9,6 @@
 
 Inside each process of a training:
 
-- `multiprocess`: joins the other processes and checks that all were started alike.
+- `multiprocess`: joins the other processes and checks that all have the same settings.
 - `interrupt`: finishes the step and saves it on SIGTERM, SIGHUP and SIGINT.
 """

@@ -27,10 +27,10 @@ def start(
     cores: Sequence[int] = (),
     **options: Any,
 ) -> subprocess.Popen:
-    """Starts a child process in a new session: a terminal's Ctrl-C reaches only the parent.
+    """Starts a child process in a new session, so that a terminal's Ctrl-C reaches only the parent.
 
-    Call it from the main thread only: the kernel sends the child SIGTERM when the thread that
-    started it ends.
+    Call this function from the main thread only: the kernel sends the child SIGTERM when the thread
+    that started the child ends.
 
     Args:
       command: the program and its arguments.
@@ -52,7 +52,7 @@ def start(
         for number in signals:
             signal.signal(number, signal.SIG_DFL)
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # The parent died before the kernel was told.
+        if os.getppid() != parent:  # The parent died before `prctl`.
             os._exit(SIGNALLED + signal.SIGTERM)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if cores:

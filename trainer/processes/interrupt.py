@@ -20,9 +20,10 @@ from t2tp.processes.stop_vote import StopVote
 from t2tp.trainer.errors import SIGNALLED, Interrupted
 from t2tp.trainer.processes.children import handled
 
-# One request to stop may deliver SIGTERM several times: further ones within this time are ignored.
-# systemd signals the launcher and its processes, and the launcher forwards the signal to the
-# processes. The kernel may signal once for each thread of a killed launcher.
+# One request to stop may deliver SIGTERM several times. Within this time after the first signal,
+# further SIGTERMs are ignored. For example, systemd signals the launcher and its processes, and the
+# launcher forwards the signal to the processes. The kernel may signal once for each thread of a
+# killed launcher.
 _SAME_REQUEST_SECONDS = 1.0
 
 
@@ -46,7 +47,7 @@ class InterruptHandler:
         Args:
           cluster: the processes that train.
           steps_done: steps done before the training.
-          grace_seconds: max time between the signal and the exit. When it is over, the process
+          grace_seconds: max time between the signal and the exit. After this time, the process
             exits without finishing the save; the previous checkpoint stays valid. None: no limit.
         """
         self._cluster = cluster

@@ -1,7 +1,8 @@
 """Starts this host's processes, and starts them again after a failure; each start is a round.
 
 Launchers of several hosts do not talk to each other. When a process is lost, the processes of all
-hosts end. Each launcher restarts its host's processes, and they meet at the address of process 0.
+hosts end. Each launcher restarts its host's processes. The restarted processes of all hosts connect
+to the address of process 0.
 """
 
 import itertools

@@ -88,7 +88,8 @@ def environments_of(
 
     The environment sets the cluster (TF_CONFIG) and the GPUs of the process. Unless the number of
     threads is already set, each process gets an equal share of the host's cores. Without GPUs the
-    environment also configures the heap, unless it already does (`MALLOC_...`, `GLIBC_TUNABLES`).
+    result also configures the heap, unless `environment` does so already (`MALLOC_...`,
+    `GLIBC_TUNABLES`).
 
     Args:
       num_processes: number of processes of each host.
@@ -97,7 +98,7 @@ def environments_of(
       environment: environment of this process.
       gpus: ids of the GPUs of this host.
       hosts: `host:port` of each host. The host's processes listen at this port and the following
-        ones. Default: this host alone, with a new secret and ports that no other host can reach.
+        ports. Default: this host alone, with a new secret and ports that no other host can reach.
       host_id: index of this host.
 
     Raises:

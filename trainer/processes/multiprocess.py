@@ -100,7 +100,7 @@ def _propagate_failure(cluster: Cluster) -> Iterator[None]:
     try:
         yield
     except (*_OTHERS_FAULT, ProcessMismatchError, TrainingInterrupted):
-        raise  # Every process raises them.
+        raise  # Every process raises these errors.
     except BaseException as error:
         cluster.fail(error)
         raise
@@ -148,8 +148,8 @@ def prepare_data(
     Raises:
       ValueError, OSError: see `Problem.prepare`.
     """
-    # Process 0 goes first. Processes that share its directory then find its data there, and
-    # processes on other hosts prepare their own.
+    # Process 0 goes first. Processes that share its directory then find the data of process 0, and
+    # processes on other hosts prepare their own data.
     if cluster.is_main_process:
         problem.prepare(data_dir, tmp_dir, num_workers=None)
     cluster.barrier("data of process 0", math.inf)

@@ -11,7 +11,7 @@ from t2tp.processes.process_spec import THREADS_VARIABLE
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices of one trial; by default all of this host.
+    """The devices of one trial; by default all devices of this host.
 
     Attributes:
       gpus: ids of GPUs.

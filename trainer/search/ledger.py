@@ -82,7 +82,7 @@ class Ledger:
         self._lost_after_seconds = lost_after_seconds
         self._clock = clock
         self._last_heartbeats: dict[int, float] = {}
-        # Trial without an owner (its number) -> the time when this process first saw it.
+        # Number of a trial without an owner -> the time when this process first saw the trial.
         self._orphans: dict[int, float] = {}
         for trial in self.attempts().values():
             if trial.state == TrialState.FAIL:
@@ -111,7 +111,7 @@ class Ledger:
         return len(attempts) == self._points and all(map(_is_done, attempts.values()))
 
     def claim(self) -> Claim | None:
-        """Claims a lost trial or draws a new point; returns None if neither is left.
+        """Claims a new attempt at a lost point, or draws a new point; None if there is neither.
 
         Raises:
           UsageError: the study was begun with another ranged set.
@@ -129,7 +129,7 @@ class Ledger:
             point = next((p for p, each in attempts.items() if each.number == trial.number), None)
             if point is not None:
                 return self._drawn(trial, point)
-            # Another process drew the last point at the same moment, or has finished this one.
+            # Another process drew the last point at the same moment, or has finished this point.
             trial.set_user_attr(_SURPLUS, True)
             self._study.tell(trial, state=TrialState.FAIL)
 
@@ -213,8 +213,8 @@ class Ledger:
     def _rescue_orphans(self) -> None:
         """Enqueues points again if Optuna cannot notice that their process was killed.
 
-        A process may be killed between the claim of a trial and the trial's first heartbeat, or
-        between the end of a lost trial and its next attempt.
+        A process may be killed after it claimed a trial and before the trial's first heartbeat. It
+        may also be killed after it ended a lost trial and before it enqueued the next attempt.
         """
         for trial in self.attempts().values():
             is_claimed = trial.user_attrs.get(_CLAIMED) == trial.number

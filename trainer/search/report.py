@@ -97,7 +97,7 @@ def describe_to_tensorboard(
     evaluations' events have the metrics.
     """
     if any(directory.glob("events.out.tfevents.*")):
-        return  # An earlier process of the search has written them.
+        return  # An earlier process of the search has written these events.
     hparams = [summary_v2.HParam(each.name, _domain(each)) for each in ranged.ranges]
     metrics = [
         summary_v2.Metric(each.metric, group="eval", display_name=each.metric)
@@ -114,7 +114,7 @@ def describe_to_tensorboard(
 
 
 def _domain(each: Choice | Interval) -> summary_v2.Domain | None:
-    """Returns the domain of a hyperparameter in TensorBoard's terms; None if it has none."""
+    """Returns the domain of a hyperparameter; None if TensorBoard cannot express the choices."""
     if not isinstance(each, Choice):
         kind = summary_v2.IntInterval if each.is_int else summary_v2.RealInterval
         number = int if each.is_int else float

@@ -42,8 +42,8 @@ class Search:
           ledger: the points and trials of the study.
           command: returns the command that trains a trial.
           directory: directory of the search.
-          objectives: metrics to compare trials by; the first decides which are pruned.
-          devices: one entry for each trial that runs at once.
+          objectives: metrics to compare trials by; trials are pruned only by a single metric.
+          devices: the devices of each trial that runs at once.
           prunes_before: step from which on trials are not pruned; 0: never prune.
         """
         self._ledger = ledger

@@ -19,7 +19,7 @@ from t2tp.trainer.errors import UsageError
 from t2tp.trainer.search.ledger import retry
 
 _ABOUT = "search"
-_SQLITE_TIMEOUT = 60.0  # Other processes hold the file's lock only while they write.
+_SQLITE_TIMEOUT = 60.0  # Seconds to wait for other processes that write into the file.
 _RETRY_SECONDS = (1.0, 2.0, 4.0, None)
 
 
@@ -50,7 +50,7 @@ def open_study(
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-    # `Ledger` records the heartbeats.
+    # Optuna warns that only `Study.optimize` records heartbeats, but `Ledger` records them too.
     warnings.filterwarnings("ignore", message="Heartbeat of storage is supposed to be used with")
     directions = [
         StudyDirection.MINIMIZE if each.is_min else StudyDirection.MAXIMIZE for each in objectives
@@ -77,7 +77,7 @@ def open_study(
 
 
 def without_password(address: str) -> str:
-    """Returns an address without its password, and without its options: they may contain one."""
+    """Returns an address without its password and its options, which may contain a password."""
     try:
         return make_url(address).set(query={}).render_as_string(hide_password=True)
     except (ArgumentError, ValueError):
@@ -87,7 +87,7 @@ def without_password(address: str) -> str:
 def _create_study(
     address: str, name: str, directions: Sequence[StudyDirection], lost_after_seconds: float
 ) -> optuna.Study:
-    """Opens or creates a study. Several processes may call this at once, even without tables."""
+    """Opens or creates a study; several processes may create the database's tables at once."""
     is_sqlite = address.startswith("sqlite")
     for seconds in _RETRY_SECONDS:
         try:

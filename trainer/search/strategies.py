@@ -22,7 +22,7 @@ class Sampling:
         """Sets the sampler.
 
         Args:
-          name: sampler of --sampler.
+          name: value of --sampler.
           ranged: the ranges.
           grid_points: number of values of an interval in a grid.
         """
@@ -52,7 +52,7 @@ def pruner_of(name: str, first_step: int, last_step: int) -> optuna.pruners.Base
     """Makes a pruner.
 
     Args:
-      name: pruner of --pruner.
+      name: value of --pruner.
       first_step: training step of the first evaluation.
       last_step: training step of the last evaluation.
     """

@@ -23,9 +23,9 @@ class TrialRun:
       directory: directory of the run.
       devices: devices of the process.
       log: file for the output of the process; None: this process's output.
-      is_pruned: whether the pruner has stopped it.
+      is_pruned: whether the pruner has stopped the run.
       is_lost: whether another process has ended the trial.
-      process: None before it is started.
+      process: the process that trains; None before its start.
     """
 
     def __init__(
