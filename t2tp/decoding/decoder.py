@@ -55,7 +55,7 @@ class Hypothesis:
 
     Attributes:
       tokens: the tokens after the prefix, without EOS.
-      log_prob: natural logarithm of the probability of the tokens and EOS, given the prefix.
+      log_prob: log-probability (natural logarithm) of the tokens and EOS, given the prefix.
       score: `log_prob`; in beam search, divided by the length penalty. Sequences are ranked by
         their scores.
       has_ended: whether the sequence ends with EOS; otherwise it was truncated at its limit.

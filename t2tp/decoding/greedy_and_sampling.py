@@ -51,7 +51,7 @@ def greedy_or_sample(
     - `symbols`: int32 [batch, beam, written], the tokens after the prefix, zero-padded, without
       EOS.
     - `sizes`: int32 [batch, beam], the number of these tokens.
-    - `log_probs` and `scores`: both float32 [batch, beam], the natural logarithm of the probability
+    - `log_probs` and `scores`: both float32 [batch, beam], the log-probability (natural logarithm)
       of the tokens, including EOS.
     - `ended`: int32 [batch, beam], 1 if EOS was chosen.
     - `steps`: int32 scalar, the number of decode steps.

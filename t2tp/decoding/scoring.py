@@ -40,7 +40,7 @@ class Score:
     """The score of a row.
 
     Attributes:
-      log_prob: natural logarithm of the probability of the scored targets.
+      log_prob: log-probability (natural logarithm) of the scored targets.
       is_greedy: whether each scored target is the most probable token.
     """
 
@@ -92,8 +92,8 @@ class Scorer:
 
         Args:
           evaluate: runs `score` for a model.
-          layout: the mesh's layout. Batches are padded to a multiple of the number of slices of the
-            batch.
+          layout: the mesh's layout. Batches are padded so that every processor has the same number
+            of rows.
           max_length: max number of targets, and of inputs.
           batch_size: number of rows scored together. It should be 1 for experts with a capacity,
             because one row can displace another row's tokens.

@@ -141,7 +141,7 @@ def token_choices(
 def _highest(
     scores: mtf.Tensor, dim: mtf.Dimension, k: int
 ) -> Iterator[tuple[mtf.Tensor, mtf.Tensor]]:
-    """Yields the index along `dim` of each of the k highest scores, and its one-hot tensor."""
+    """Yields, for each of the k highest scores, its index along `dim` and the index as one-hot."""
     for _ in range(k):
         pick = mtf.argmax(scores, dim)
         chosen = mtf.one_hot(pick, dim, dtype=tf.float32)
@@ -167,7 +167,8 @@ def _in_top_groups(scores: mtf.Tensor, router: Router) -> mtf.Tensor:
 def imbalance(router: Router, choices: Sequence[Choice]) -> mtf.Tensor:
     """Returns zeros [rows]. Their gradient w.r.t. `balance` is each expert's load minus the mean.
 
-    Subtracting the gradient's sign times a rate is the update in arXiv:2408.15664, algorithm 1.
+    Subtracting the gradient's sign times a rate from `balance` is the update in arXiv:2408.15664,
+    algorithm 1.
     """
     load = mtf.add_n([choice.chosen for choice in choices])
     load -= mtf.reduce_mean(load, reduced_dim=router.experts)

@@ -26,7 +26,7 @@ DecodeState = dict[str, mtf.Tensor]
 
 @dataclass(frozen=True)
 class SequenceInfo:
-    """Positions and segments of the tokens of a tensor [batch..., length, d_model].
+    """The tokens' positions and segments, for activations [batch..., length, d_model].
 
     Attributes:
       positions: int32 [batch..., length], each token's position in its segment.

@@ -167,7 +167,7 @@ class Stack:
         return x, totals
 
     def _chunk(self, ranges: Sequence[range], chunk: int, received: _StageTensors) -> _LayerInput:
-        """Applies a chunk of layers between two boundaries; each stage has its own range."""
+        """Applies a chunk of layers between two stage boundaries; each stage has its own layers."""
         sizes = [len(numbers) for numbers in ranges]
         x, forward, totals = received.with_tensors(enter_stage(received.tensors, chunk, sizes))
         for place in range(max(sizes)):

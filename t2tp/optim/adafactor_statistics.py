@@ -113,7 +113,7 @@ class Moments:
 class StatisticsOperation(Operation):
     """Computes sums over a variable and its gradient.
 
-    Input: the gradient, float32. Outputs, float32: the sum of the squares of the variable, a
+    Input: the gradient, float32. Outputs, float32: the sum of the variable's squared elements, a
       scalar; and the means of `Moments.sums`.
 
     Attributes:

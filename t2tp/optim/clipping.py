@@ -61,7 +61,7 @@ def clip(
 
 
 def global_norm(tensors: Sequence[mtf.Tensor], of_stage: Sequence[int] | None = None) -> mtf.Tensor:
-    """Computes the L2 norm of all elements of all tensors: a float32 scalar.
+    """Computes the L2 norm over all tensors' elements, a float32 scalar.
 
     Args:
       tensors: tensors of any shapes.
@@ -76,7 +76,7 @@ def _scaled(grads: Sequence[mtf.Tensor], factor: mtf.Tensor) -> list[mtf.Tensor]
 
 
 class SumOfSquaresOperation(Operation):
-    """Computes the sum of squares of all elements of its inputs, a float32 scalar.
+    """Sums the squares of all its inputs' elements; the output is a float32 scalar.
 
     One all-reduce serves all tensors that are split over the same mesh axes. `mtf.reduce_sum` would
     need one all-reduce per tensor.

@@ -140,7 +140,7 @@ class Matrices:
       order: the permutation of the variable's dimensions to experts, rows, columns.
       count: number of matrices in a slice.
       placement: how each matrix is divided among the processors.
-      size: number of inputs and number of outputs of the whole matrix.
+      size: the whole matrix's numbers of inputs and outputs.
     """
 
     var: mtf.Variable

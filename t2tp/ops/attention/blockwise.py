@@ -71,7 +71,7 @@ def joined(blocks: tf.Tensor, length: int) -> tf.Tensor:
 
 
 class Attended(NamedTuple):
-    """The online softmax of blocks of queries over the keys seen so far.
+    """The online softmax of query blocks over the keys seen so far.
 
     Attributes:
       log: the log of each query's sum of exponentials, [block, batch, heads, size, 1].
@@ -321,7 +321,7 @@ def with_gradients(
 
 
 class _BackwardBlocks:
-    """The gradients from the scores of a part of the queries with one block of keys."""
+    """The gradients through one block of keys, for a part of the queries."""
 
     def __init__(
         self, ours: BackwardQueries, terms: ScoreTerms, k: tf.Tensor, v: tf.Tensor, index: tf.Tensor
@@ -344,7 +344,7 @@ class _BackwardBlocks:
     def added(
         self, begin: tf.Tensor, end: tf.Tensor, sums: Sums, d_kv: tuple[tf.Tensor, tf.Tensor]
     ) -> tuple[Sums, tuple[tf.Tensor, tf.Tensor]]:
-        """Adds the gradients from a range of blocks of queries.
+        """Adds the gradients from a range of query blocks.
 
         Args:
           begin: the first block.
@@ -391,10 +391,10 @@ def _loop(condition: Callable, body: Callable, start: Sequence) -> tuple:
 
 
 def _visible_blocks(mask: Mask, queries: int, memories: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns, for each block of queries, the range of blocks of keys that it attends to.
+    """Returns, for each query block, the range of key blocks that it attends to.
 
     Returns:
-      begin and end, int32 [block of queries]. An empty range has end <= begin.
+      begin and end, int32 [query block]. An empty range has end <= begin.
     """
     first = np.arange(0, mask.queries.size, queries)
     count = np.minimum(queries, mask.queries.size - first)
@@ -403,10 +403,10 @@ def _visible_blocks(mask: Mask, queries: int, memories: int) -> tuple[tf.Tensor,
 
 
 def _seeing_blocks(mask: Mask, queries: int, memories: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns, for each block of keys, the range of blocks of queries that attend to it.
+    """Returns, for each key block, the range of query blocks that attend to it.
 
     Returns:
-      begin and end, int32 [block of keys]. An empty range is (0, 0).
+      begin and end, int32 [key block]. An empty range is (0, 0).
     """
     begin, end = _visible_blocks(mask, queries, memories)
     blocks = tf.range(-(-mask.keys.size // memories))[:, None]

@@ -201,7 +201,7 @@ def _attended_in_parts(
     collectives: Collectives,
     axis: int,
 ) -> tf.Tensor:
-    """Computes the weighted sum of the values of all processors along a mesh axis.
+    """Computes the weighted sum of the values over all processors along a mesh axis.
 
     Args:
       scores: float32 [batch, heads, 1, slice of the memory].

@@ -468,7 +468,7 @@ class _AttentionSlice:
         return reshaped(x, [-1, *x.shape[-3:]])
 
     def cut(self, x: tf.Tensor, dim: int = 2) -> list[tf.Tensor]:
-        """Returns the parts of a slice of the queries, whose positions are dimension `dim`."""
+        """Splits a slice of the queries into parts along `dim`, the dimension of the positions."""
         return tf.split(x, len(self._queries), dim) if len(self._queries) > 1 else [x]
 
     def _memory_slices(

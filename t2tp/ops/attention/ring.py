@@ -101,7 +101,7 @@ class Ring:
 
     @property
     def part_sizes(self) -> list[int]:
-        """The number of keys of each part of a slice: one part, or two in head-tail order."""
+        """The number of keys in each part of a slice: one part, or two in head-tail order."""
         return [self._size // 2] * 2 if self._is_head_tail else [self._size]
 
     def parts(self, visiting: Visiting, step: tf.Tensor) -> list[Part]:

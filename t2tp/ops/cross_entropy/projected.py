@@ -53,7 +53,7 @@ def projected_cross_entropy(
     soft_cap: float = 0.0,
     chunk: int = 0,
 ) -> tuple[upstream.Tensor, upstream.Tensor]:
-    """Computes the weighted sum of the cross-entropy of the logits `x table + bias`.
+    """Sums the tokens' weighted cross-entropies for the logits `x table + bias`.
 
     The vocabulary, d_model and the tokens may be split over the mesh. Each chunk needs the same
     collectives as `softmax_cross_entropy`. If d_model is split, a chunk's logits are all-reduced

@@ -22,8 +22,8 @@ def batch_norm(
 
     S. Ioffe and C. Szegedy, "Batch Normalization" (arXiv:1502.03167), algorithm 1. The statistics
     are global, even if the batch or the images are split over the mesh. This takes one collective
-    in the forward pass and one in the backward pass, each with two numbers per channel. Computed in
-    at least float32.
+    in the forward pass and one in the backward pass, each with two numbers per channel. The norm is
+    computed in at least float32.
 
     Args:
       x: [..., channels].

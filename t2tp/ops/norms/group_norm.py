@@ -20,7 +20,7 @@ def group_norm(
     Mean and variance are over height, width and the channels of a group.
 
     Y. Wu and K. He, "Group Normalization" (arXiv:1803.08494), section 3. Any dimension may be
-    split. Computed in at least float32.
+    split. The norm is computed in at least float32.
 
     Args:
       x: [batch..., height, width, channels].

@@ -24,7 +24,7 @@ def rms_norm(
     """Computes `x / rms(x) * scale`, with the root mean square over `dims`, which may be split.
 
     B. Zhang and R. Sennrich, "Root Mean Square Layer Normalization" (arXiv:1910.07467), section 4.
-    Computed in at least float32.
+    The norm is computed in at least float32.
 
     Args:
       x: [...].
@@ -58,9 +58,9 @@ def layer_norm(
 
     Mean and variance are over `dim`.
 
-    J. Ba et al., "Layer Normalization" (arXiv:1607.06450), section 3. Computed in float32 (float64
-    for float64). If `dim` is split, the forward and the backward pass have one collective each,
-    with two numbers per token.
+    J. Ba et al., "Layer Normalization" (arXiv:1607.06450), section 3. The norm is computed in
+    float32 (float64 for float64). If `dim` is split, the forward and the backward pass have one
+    collective each, with two numbers per token.
 
     Args:
       x: [..., dim].

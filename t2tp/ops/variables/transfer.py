@@ -82,7 +82,7 @@ class Transfer:
         return self._hparams.get(name) / self.small.get(name) if name in self.small else 1.0
 
     def set_small_variables(self, variables: Iterable[upstream.Variable]) -> None:
-        """Sets the variables of the small model. Until this is called, nothing is scaled."""
+        """Sets the variables of the small model. Until this method is called, nothing is scaled."""
         for variable in variables:
             self._variables[variable.name] = variable
 

@@ -309,8 +309,8 @@ def gradients_at_rest(
     """Reduce-scatters gradients of whole variables to the variables' shapes at rest.
 
     A reduce-scatter starts as soon as its gradient is computed, while the backward pass continues
-    with earlier layers. The exception is a gradient that is the sum of several reduce-scatters
-    (with `exact_sums`).
+    with earlier layers. With `exact_sums`, a gradient may be the sum of several reduce-scatters.
+    They run at the end of the backward pass.
     """
     at_rest = [_at_rest(grad, var.shape) for grad, var in zip(grads, variables, strict=True)]
     scatters = [
