@@ -39,7 +39,7 @@ def _layer_types(config: Config, defaults: Sequence[bool]) -> list[str]:
 
     Args:
       config: the config.
-      defaults: for each layer, whether it has a window if the entry `layer_types` is missing.
+      defaults: whether each layer has a window if the entry `layer_types` is missing.
 
     Raises:
       ConversionError: t2tp does not support a layer's kind, or the number of kinds is not the

@@ -26,7 +26,7 @@ class Timing:
     Attributes:
       seconds: seconds from the beginning of the first entry to the end of the last.
       busy: seconds of work of each stage, messages included.
-      sends: for each stage, the number of messages by action and by the chunk that they leave.
+      sends: the number of each stage's messages, by action and by the chunk that they leave.
     """
 
     seconds: float
