@@ -64,8 +64,8 @@ def batch_norm(x: mtf.Tensor, training: bool, momentum: float, epsilon: float) -
     """Normalizes by batch statistics in training, and by running averages otherwise.
 
     S. Ioffe and C. Szegedy (arXiv:1502.03167). Statistics are computed over the global batch in
-    every layout. Training steps update the running averages, `moving_mean` and `moving_variance`,
-    with finite statistics; the optimizer does not.
+    every layout. Training steps, not the optimizer, update the running averages, `moving_mean` and
+    `moving_variance`, with finite statistics.
 
     Args:
       x: [..., channels].

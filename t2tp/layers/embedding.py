@@ -53,8 +53,8 @@ class Embedding:
       vocab: the dimension of the token ids.
       d_model: the dimension of the vectors.
       stddev: standard deviation of the initial values.
-      is_tied: whether logits use the embedding table (O. Press and L. Wolf, arXiv:1608.05859)
-        or a separate one, `output_embedding`.
+      is_tied: whether logits use the embedding table (O. Press and L. Wolf, arXiv:1608.05859) or
+        the separate table `output_embedding`.
       is_scaled: whether looked-up vectors are multiplied by sqrt(d_model), as in tensor2tensor
         (arXiv:1706.03762, section 3.4).
       has_bias: whether logits have a bias, `logits_bias`.

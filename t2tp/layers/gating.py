@@ -141,7 +141,7 @@ def token_choices(
 def _highest(
     scores: mtf.Tensor, dim: mtf.Dimension, k: int
 ) -> Iterator[tuple[mtf.Tensor, mtf.Tensor]]:
-    """Yields, for each of the k highest scores, its index along `dim` and the index as one-hot."""
+    """Yields, for each of the k highest scores, its index along `dim` and the one-hot index."""
     for _ in range(k):
         pick = mtf.argmax(scores, dim)
         chosen = mtf.one_hot(pick, dim, dtype=tf.float32)

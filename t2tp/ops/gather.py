@@ -162,7 +162,8 @@ class GatherGradOperation(Operation):
         self.dropped_dims = "summed"
 
     def gradient(self, grad_ys: list[upstream.Tensor]) -> list[upstream.Tensor | None]:
-        # Indices out of range gave zeros, whatever the weights: their gradient is zero.
+        # Indices out of range gave zeros, whatever the weights, so they add nothing to the
+        # gradient.
         return [None, gather(grad_ys[0], self.inputs[0], self._dim, self.inputs[1].shape)]
 
     def lower(self, lowering: Lowering) -> None:
@@ -176,8 +177,8 @@ class GatherGradOperation(Operation):
 def _joint_shape(indices: upstream.Tensor, dim: upstream.Dimension) -> upstream.Shape:
     """Returns the dimensions that a layout must not split over the same axis.
 
-    No tensor has all of them, but an all-reduce over such an axis would add up rows of different
-    indices.
+    No tensor has all these dimensions, but an all-reduce over the axis would add up rows of
+    different indices.
     """
     return indices.shape + dim
 

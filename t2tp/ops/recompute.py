@@ -30,8 +30,8 @@ def recompute_grad(
     """Calls `fn(*explicit_inputs)`, and stores only its inputs and outputs for the backward pass.
 
     The backward pass recomputes everything inside `fn`, with the same dropout masks. Assignments,
-    prints and summaries inside are executed once. If several such functions follow each other, they
-    are recomputed one at a time.
+    prints and summaries inside are executed once. If several recomputed functions follow each
+    other, they are recomputed one at a time.
 
     Args:
       fn: returns a tensor or a tuple of tensors; its inner tensors cannot be used outside.

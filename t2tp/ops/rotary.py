@@ -93,7 +93,7 @@ def turns_of(size: int, base: float, scaling: RotaryScaling | None = None) -> np
     an error of 0.0005 radians at position 8000.
     """
     exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
-    # On some processors the last bit of NumPy's float32 power is wrong in a fifth of the cases.
+    # On some CPUs the last bit of NumPy's float32 power is wrong in a fifth of the cases.
     powers = np.power(np.float64(base), exponents.astype(np.float64)).astype(np.float32)
     turns = np.float32(1) / powers
     return turns if scaling is None else scaling(turns, base).astype(np.float32)

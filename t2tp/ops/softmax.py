@@ -161,7 +161,7 @@ def _log_gradient(op: upstream.Operation, dy: upstream.Tensor) -> list[upstream.
 
 
 def _softmax(logits: tf.Tensor, axis: int) -> tf.Tensor:
-    """Computes the softmax along one dimension; TensorFlow's CPU kernel supports at most five."""
+    """Computes the softmax along one dimension. TensorFlow's CPU kernel supports at most rank 5."""
     shape = logits.shape.as_list()
     if shape[axis] == 1:  # The kernel rounds reciprocals, and would return 0.9999999.
         return tf.exp(logits - logits)

@@ -138,7 +138,7 @@ def in_key_blocks(x: tf.Tensor, axis: int, value: float = 0.0) -> tf.Tensor:
 
     Args:
       x: the tensor.
-      axis: the dimension.
+      axis: the index of the keys' dimension.
       value: padding of the last block.
     """
     pads = [[0, -x.shape[axis] % _EXACT_KEYS if i == axis else 0] for i in range(x.shape.rank)]

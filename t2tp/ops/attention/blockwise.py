@@ -98,7 +98,7 @@ class Attended(NamedTuple):
 def forward(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, terms: ScoreTerms) -> tuple[tf.Tensor, ...]:
     """Computes the result and the log of each query's sum of exponentials.
 
-    With 16-bit floats it also returns the rounding error of the result. The gradient needs it.
+    With 16-bit floats it also returns the rounding error of the result, which the gradient needs.
 
     Args:
       q: [batch, heads, length, d_kv], scaled.
@@ -386,7 +386,7 @@ class _BackwardBlocks:
 
 
 def _loop(condition: Callable, body: Callable, start: Sequence) -> tuple:
-    # One iteration at a time: parallel ones would each hold a block of scores.
+    # One iteration at a time: parallel iterations would each hold a block of scores.
     return tf.while_loop(condition, body, start, parallel_iterations=1)
 
 

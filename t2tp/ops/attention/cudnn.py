@@ -37,8 +37,8 @@ def takes(dtype: tf.DType, d_kv: int) -> bool:
 def usable(target: Target, dtype: tf.DType, d_kv: int) -> Target | None:
     """Returns the target if its programs can use the kernels, otherwise None.
 
-    The kernels require GPUs and compilation by XLA. Their sums of gradients depend on the order in
-    which blocks end, so programs with op determinism do not use them.
+    The kernels require GPUs and compilation by XLA. The kernels' sums of gradients depend on the
+    order in which thread blocks end, so programs with op determinism do not use the kernels.
     """
     compiles = target.compiles_step or target.compiles_regions
     is_fast = compiles and not target.on_cpu and not is_op_determinism_enabled()
@@ -105,7 +105,7 @@ def backward(
 def _run(
     call: Callable[..., list[Any]], mask: Mask, target: Target, *inputs: tf.Tensor
 ) -> list[tf.Tensor]:
-    """Makes a call with the mask that the data needs.
+    """Calls a kernel with the mask that the rows' segments require.
 
     The kernels have a causal mask. Any other mask is a bias, and reading the bias once per head
     takes time. If all rows consist of one segment, the call has no bias.

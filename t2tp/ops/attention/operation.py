@@ -291,7 +291,8 @@ class AttentionGradOperation(Operation):
             else:
                 lowering.set_partial_sum(table, by_table, summed)
         if sinks is not None:
-            # A sink has the value 0, so its gradient is minus its weight times the mean.
+            # A sink has the value 0, so its gradient is minus its weight times
+            # `mean_weight_gradient`.
             if self._options.is_blockwise:
                 weights, mean = tf.exp(sinks[:, None] - kept), of_y
             else:
@@ -320,9 +321,9 @@ class AttentionGradOperation(Operation):
 class _AttentionSlice:
     """The slices and score terms of one processor.
 
-    A split memory is all-gathered (context parallelism): A. Grattafiori et al., "The Llama 3 Herd
-    of Models" (arXiv:2407.21783), section 3.3.2. With `ring` it is passed around instead. Positions
-    are global, so that queries attend to the same keys as on one device.
+    A split memory is all-gathered: context parallelism (A. Grattafiori et al., "The Llama 3 Herd of
+    Models", arXiv:2407.21783, section 3.3.2). With `ring`, processors pass slices of the memory on
+    instead. Positions are global, so that queries attend to the same keys as on one device.
 
     Attributes:
       qs: the parts of the queries that the processor computes, scaled by 1 / sqrt(d_kv), with one
@@ -350,7 +351,7 @@ class _AttentionSlice:
         self._mesh_impl = mesh_impl
         self._shared = SharedHeads(mesh_impl, heads, kv_heads)
         self._memory = GatheredDimension(mesh_impl, memory_axis)
-        # The mesh axes that split the queries of one key: the gradient of a key is a sum over them.
+        # The gradient of a key is a sum over these mesh axes, which split the key's queries.
         self._summed = {*self._shared.axes, *own_axes(mesh_impl, length_axis)}
         # A vector, because TensorFlow would move a scalar factor behind the matmul with k and fuse
         # factor, matmul and mask. For this fused operation oneDNN has only a slow reference kernel.

@@ -23,8 +23,8 @@ def distance_buckets(
       distances: integers, position of the key minus position of the query.
       num_buckets: size of the table.
       max_distance: all distances of at least this share the last bucket.
-      both_ways: whether the upper half of the table is for distances above 0. Otherwise they have
-        the bucket of distance 0.
+      both_ways: whether the upper half of the table is for distances above 0. Otherwise distances
+        above 0 have the bucket of distance 0.
 
     Returns:
       integers in [0, num_buckets), of the shape of `distances`.
@@ -37,7 +37,7 @@ def distance_buckets(
     else:
         back = np.maximum(-distances, 0)
     exact = num_buckets // 2
-    # In float32 like T5's code, because the last bit decides at which distance a bucket ends.
+    # Computes in float32, like T5's code: the last bit decides at which distance a bucket ends.
     logs = np.log(np.maximum(back, 1).astype(np.float32) / np.float32(exact))
     ratio = logs / np.float32(math.log(max_distance / exact))
     far = exact + (ratio * np.float32(num_buckets - exact)).astype(distances.dtype)
@@ -99,7 +99,7 @@ class Bias:
         Args:
           so_far: the sum over the previous blocks: [distance, parts * heads].
           block: a block.
-          d_scores: the gradient w.r.t. its scores, [batch, heads, queries, memories].
+          d_scores: the gradient w.r.t. the block's scores, [batch, heads, queries, memories].
         """
         queries, memories = block[1::2]
         span, heads = queries + memories - 1, so_far.shape[1]

@@ -15,8 +15,8 @@ from t2tp.ops.conv.halo import Halo, check_window
 class Window:
     """A sliding window along one dimension, as in TensorFlow's "SAME".
 
-    The result has ceil(dim.size / stride) elements. Both ends are padded by the same number of
-    zeros; if the total is odd, the end has one more than the beginning.
+    The result has ceil(dim.size / stride) elements. Each end is padded by half of the zeros; if
+    their number is odd, the end has one zero more than the beginning.
 
     Attributes:
       dim: the dimension.
@@ -30,7 +30,7 @@ class Window:
 
     @property
     def result(self) -> upstream.Dimension:
-        """The dimension of the result. It has the same name."""
+        """The dimension of the result, with the name of `dim`."""
         return upstream.Dimension(self.dim.name, -(-self.dim.size // self.stride))
 
     @property

@@ -21,8 +21,8 @@ def batch_norm(
     Mean and variance are over all dimensions except the last.
 
     S. Ioffe and C. Szegedy, "Batch Normalization" (arXiv:1502.03167), algorithm 1. The statistics
-    are global, even if the batch or the images are split over the mesh. This takes one collective
-    in the forward pass and one in the backward pass, each with two numbers per channel. The norm is
+    are global, even if the batch or the images are split over the mesh. There is one collective in
+    the forward pass and one in the backward pass, each with two numbers per channel. The norm is
     computed in at least float32.
 
     Args:

@@ -87,8 +87,8 @@ class NormOperation(Operation):
     """Computes layer norm; without a bias, RMS norm, which subtracts no mean.
 
     Inputs: x [...], scale [dims] and, for layer norm, bias [dims]. Outputs: y, like x; and
-      statistics without `dims`, at least float32. The statistics of RMS norm are 1 / the root mean
-      square of x; of layer norm, 1 / the standard deviation and the mean.
+      statistics without `dims`, at least float32. RMS norm has one statistic, 1 / the root mean
+      square of x. Layer norm has two: 1 / the standard deviation, and the mean.
     """
 
     cost_kind = "norm"
@@ -131,7 +131,8 @@ class NormOperation(Operation):
 class NormGradOperation(Operation):
     """Computes the gradient of layer norm or RMS norm.
 
-    Inputs: the norm's inputs and statistics, and dy. Outputs: the gradients w.r.t. its inputs.
+    Inputs: the norm's inputs and statistics, and dy. Outputs: the gradients w.r.t. the norm's
+      inputs.
     """
 
     cost_kind = "norm"

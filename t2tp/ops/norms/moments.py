@@ -29,7 +29,7 @@ def combined_moments(
     stacked = tf.stack([tf.stack(each) for each in own])
     gathered = collectives.gather_members(stacked, axes)
     means, variances = tf.unstack(tf.reshape(gathered, [-1, *stacked.shape[1:]]), axis=1)
-    # Relative to one of the means, so that averaging large means loses no precision.
+    # The offsets are relative to one mean, so that averaging large means loses no precision.
     offsets = means - means[0]
     mean_offset = tf.reduce_mean(offsets, axis=0)
     between = tf.reduce_mean(tf.math.squared_difference(offsets, mean_offset), axis=0)

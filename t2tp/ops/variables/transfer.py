@@ -1,9 +1,9 @@
 """Transfer of hyperparameters from a small model to a wide one (`transfer_from`).
 
 A wide model can use the best hyperparameters of a small one if initial values, learning rates and
-scales are adapted to its width (G. Yang et al., "Tensor Programs V", arXiv:2203.03466, tables 3 and
-8). The rules depend on the role of a variable. The model is built twice, with the wide and with the
-small sizes, and each variable is compared with its counterpart:
+scales are adapted to the wide model's width (G. Yang et al., "Tensor Programs V", arXiv:2203.03466,
+tables 3 and 8). The rules depend on the role of a variable. The model is built twice, with the wide
+and with the small sizes, and each variable is compared with its counterpart:
 
     small   layer_00/feed_forward/output   MATRIX  inputs d_ff=512    outputs d_model=128
     wide    layer_00/feed_forward/output   MATRIX  inputs d_ff=4096   outputs d_model=1024

@@ -264,7 +264,7 @@ def _added_before_scatter(grad: upstream.Tensor) -> upstream.Tensor:
 
     In stage 3 each `get_variable` call gathers the weight. The gather's gradient is a reshape to
     the shape at rest, which is lowered to a reduce-scatter. If `grad` is the sum of such reshapes,
-    returns one reshape of the sum of their inputs; else returns `grad` itself.
+    returns one reshape, of the sum of the reshapes' inputs; else returns `grad` itself.
     """
     addends = _addends(grad)
     if (
@@ -310,7 +310,7 @@ def gradients_at_rest(
 
     A reduce-scatter starts as soon as its gradient is computed, while the backward pass continues
     with earlier layers. With `exact_sums`, a gradient may be the sum of several reduce-scatters.
-    They run at the end of the backward pass.
+    These run at the end of the backward pass.
     """
     at_rest = [_at_rest(grad, var.shape) for grad, var in zip(grads, variables, strict=True)]
     scatters = [
