@@ -74,7 +74,7 @@ def model_fn_of(
     Args:
       model_class: the model.
       vocab_sizes: vocabulary sizes of the problem.
-      train_steps: number of steps of the whole run; learning-rate schedules may end there.
+      train_steps: number of steps of the whole run; learning-rate schedules may end at this step.
     """
 
     def model_fn(

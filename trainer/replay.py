@@ -51,7 +51,7 @@ class ReplayedExample:
     Attributes:
       row: index of the row in the batch.
       loss: loss of this row alone, without dropout.
-      gradient_norm: norm of the loss's gradient w.r.t. all trainable variables.
+      gradient_norm: norm of the gradient of this loss w.r.t. all trainable variables.
       text: the row as text; empty if the problem is not about text.
     """
 

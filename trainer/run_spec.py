@@ -90,7 +90,7 @@ class RunSpec:
           problem: name of a problem; see `problems.find`.
           hparams: hyperparameters of model and training.
           config: other settings, such as directories and checkpoints.
-          data_dir: the directory of the data; they need not be prepared yet.
+          data_dir: the directory of the data, which need not be prepared yet.
           train_steps: number of training steps in total.
           problem_options: the problem's options.
           flags: other flags to save in the run's `run.yaml`.

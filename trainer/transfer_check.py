@@ -150,9 +150,9 @@ def check_transfer(spec: RunSpec) -> TransferCheck:
 
 
 def _step(spec: RunSpec, hparams: HParams) -> tuple[Inputs, StepFn]:
-    """Returns the batches, and a step that outputs each product's mean absolute value.
+    """Returns the batches, and a step that outputs mean absolute values.
 
-    The products are those of activations and weights.
+    There is one value for each product of activations and weights.
     """
     inputs = training_inputs(spec.problem, spec.data_dir, hparams, spec.config.random_seed)
     vocab_sizes = spec.problem.vocab_sizes(spec.data_dir)

@@ -27,7 +27,7 @@ _LENGTH = 128
 
 @dataclass(frozen=True)
 class Sample:
-    """Steps of one kind of work. They may also contain the kinds of earlier entries of `SAMPLES`.
+    """Steps of one kind of work. They may also contain kinds that earlier samples measure.
 
     Attributes:
       kind: kind of work.

@@ -1,9 +1,10 @@
 """The command-line programs.
 
 `programs.toml` describes each program: its name, its flags and the module that does its work.
-`run_program()` runs one: it reads the command line, answers `--help` and `--version`, finds the
-processes of the run, and turns errors into one sentence and an exit code. The module that does the
-work is imported only after that, because it imports TensorFlow, which takes seconds.
+`run_program()` runs a program: it reads the command line, answers `--help` and `--version`, finds
+the processes of the run, and turns errors into one sentence and an exit code. The module that does
+the work is imported only after the command line has been checked, because most of these modules
+import TensorFlow, which takes seconds.
 
 | exit code | |
 | --- | --- |

@@ -34,7 +34,7 @@ class _Lines(logging.Handler):
                 return
             self._warned.add(line)
             line = f"warning: {line}" if record.levelno == logging.WARNING else f"error: {line}"
-        # If nobody reads stderr (t2tp_launch was killed, say), the run continues and is saved.
+        # If nobody reads stderr (because t2tp_launch was killed), the run continues and is saved.
         with contextlib.suppress(BrokenPipeError):
             at = time.strftime("%H:%M:%S ", time.localtime(record.created))
             tqdm.write((at if self._with_time else "") + self._prefix + line, file=sys.stderr)

@@ -99,7 +99,7 @@ class _Chat:
     """Conversations to reply to.
 
     Attributes:
-      template: the chat template; it formats conversations as prompts.
+      template: the chat template, which formats conversations as prompts.
       conversations: the conversations of the file; empty if the user types messages.
     """
 

@@ -80,7 +80,7 @@ class Positional(NamedTuple):
       help: its description.
       is_optional: whether it may be omitted.
       takes_rest: whether it consists of the rest of the command line, flags included.
-      groups: the flags of the program that gets the arguments after --, if any.
+      groups: the flags of the program that gets the arguments after --, if there is such a program.
     """
 
     name: str
@@ -265,7 +265,8 @@ def _registered_hparams() -> frozenset[str]:
     import t2tp.hparams  # noqa: F401  (registers the sets)
     from t2tp import registry
 
-    # Does not call the user's own set functions: they may fail, and names are only suggested.
+    # Does not call the functions of the user's own sets: they may fail, and error messages only
+    # suggest the names.
     sets = (registry.hparams_function(each) for each in registry.list_hparams())
     ours = (function() for function in sets if function.__module__.startswith("t2tp."))
     return frozenset(name for hparams in ours for name in hparams.values())

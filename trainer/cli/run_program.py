@@ -58,8 +58,8 @@ class ProgramSpec:
       body: `module:function` that does the work. The module is imported only if the command line
         is valid. The function takes an `Invocation` and returns the exit code, None for 0.
       required: flags that must be given.
-      answers: boolean flag -> `module:function` to call instead of the body. Such a flag only
-        prints something, and requires no other flags.
+      answers: boolean flag -> `module:function` to call instead of the body, which only prints
+        something. With such a flag, no other flags are required.
       positional: the arguments that are not flags.
       imports_tensorflow: whether the body's module imports TensorFlow.
     """
@@ -161,7 +161,7 @@ def _process(spec: ProgramSpec, flags: absl_flags.FlagValues) -> ProcessSpec | N
 
 
 def _caller(spec: ProgramSpec, process: ProcessSpec | None) -> str:
-    """Returns the prefix of errors; by it, `t2tp_launch` recognizes equal errors of processes."""
+    """Returns the prefix of errors; `t2tp_launch` parses it to print repeated errors once."""
     if process is None:
         return spec.name
     return f"{spec.name}: process {process.process_id} of {process.num_processes}"

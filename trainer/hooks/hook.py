@@ -74,7 +74,7 @@ class Hook:
 class EvaluationHook(Hook):
     """Evaluates every N steps, except after the last step, which the caller evaluates.
 
-    It runs before the hook that saves, so a step is evaluated before its checkpoint is saved.
+    The hook runs before the hook that saves, so a step is evaluated before its checkpoint is saved.
     """
 
     def __init__(

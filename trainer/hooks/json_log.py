@@ -25,8 +25,8 @@ class JsonLog:
     """Writes lines such as `{"event": "report", "step": 100, "at": "2026-...", "loss": 3.2}`.
 
     Appends to an existing file. A line that a crash left unfinished is truncated, and lines that a
-    resumed training will write again are removed. JSON has no NaN and no infinity: they are written
-    as the strings "nan", "inf" and "-inf".
+    resumed training will write again are removed. JSON has no NaN and no infinity, so these values
+    are written as the strings "nan", "inf" and "-inf".
     """
 
     def __init__(self, path: str = "") -> None:

@@ -109,7 +109,7 @@ def _shown(loss: float, norm: float | None) -> str:
 
 
 def _is_finite(loss: float, norm: float | None, outputs: Mapping[str, np.ndarray]) -> bool:
-    # With loss scaling, overflowing gradients are expected: they lower the loss scale.
+    # With loss scaling, overflowing gradients are expected, and only lower the loss scale.
     if norm is None or "scalars/loss_scale" in outputs:
         return math.isfinite(loss)
     return math.isfinite(loss) and math.isfinite(norm)

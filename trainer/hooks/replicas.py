@@ -111,7 +111,7 @@ def name_wrong_device(
 
     Args:
       error: the error of the check.
-      variables: variables of the run; they are replaced by the replayed values.
+      variables: variables of the run; the replay overwrites their values.
       replay_to: replays the run up to a number of steps; returns the step of the checkpoint from
         which it began.
 

@@ -81,7 +81,7 @@ def default_options(spec: RunSpec, *, can_sample: bool = True) -> dict[str, Any]
         options |= {ours: config[name] for name, ours in _LENGTHS.items() if name in config}
         used |= _LENGTHS.keys()
     if huggingface_files.tokenizer_directory(output_dir) == Path(spec.data_dir):
-        # If the run has been trained since its conversion, `with_eos` takes EOS from its data.
+        # If a run does not use its converted tokenizer, `with_eos` takes EOS from the run's data.
         options |= {"eos_id": ends} if (ends := tuple(end_ids(path))) else {}
     unused = [
         f"{name}={value}"

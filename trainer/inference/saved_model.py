@@ -55,7 +55,7 @@ def write_saved_model(program: Program, path: str | PathLike[str], signatures: S
     module = tf.Module()
     module.variables_held = [v for each in program.variables for v in each.slices]
     step = step_of(program)
-    # Tracing creates vocabulary tables. They are saved only if the module references them.
+    # Tracing creates vocabulary tables, which are saved only if the module references them.
     tracker = resource.ResourceTracker()
     with resource.resource_tracker_scope(tracker):
         functions = dict(signatures(step))
@@ -87,7 +87,7 @@ def traced(
 
 
 def of_features(features: Mapping[str, Feature]) -> Signatures:
-    """Returns one signature, `serving_default`, from features of these shapes to the outputs."""
+    """Returns one signature, `serving_default`, for features of exactly these shapes."""
     specs = {
         name: tf.TensorSpec(f.shape.to_integer_list, f.dtype, name=name)
         for name, f in features.items()

@@ -5,7 +5,7 @@
 - `addresses`: the addresses of all hosts, and the index of this host.
 - `local_processes`: environment, output and end of this host's processes.
 - `launcher`: restarts after a failure.
-- `children`: forwards signals to child processes; they end when their parent ends.
+- `children`: forwards signals to child processes, and ends the children when their parent ends.
 
 Inside each process of a training:
 

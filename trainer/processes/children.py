@@ -43,8 +43,8 @@ def start(
     """
     parent = os.getpid()
     # Signals are blocked for two reasons. A signal between the child's start and `append` would not
-    # be forwarded. A signal to the child before `exec` would run the parent's handler there, and
-    # `exec` would erase the handler's record of the signal.
+    # be forwarded. A signal to the child before `exec` would run the parent's handler in the child,
+    # and `exec` would erase the handler's record of the signal.
     signals = stop_signals()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
 

@@ -26,7 +26,7 @@ def follow_checkpoints(
     Process 0 polls the directory; all processes yield the same steps.
 
     Args:
-      directory: directory of the run's checkpoints; it need not exist yet.
+      directory: directory of the run's checkpoints, which need not exist yet.
       cluster: the processes that call this function together.
       known: steps of checkpoints to skip.
       timeout_mins: the iteration ends after this many minutes without a new checkpoint.

@@ -42,7 +42,7 @@ def find_all(paths: str) -> list[Checkpoint]:
 
 
 def split_paths(text: str) -> list[str]:
-    """Splits a text at commas, except at those inside existing paths."""
+    """Splits a text at commas, except at commas inside existing paths."""
     pieces, paths = text.split(","), []
     while pieces:
         joined = (",".join(pieces[:end]).strip() for end in range(len(pieces), 1, -1))

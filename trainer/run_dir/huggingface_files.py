@@ -19,7 +19,7 @@ _INDEX_SUFFIX = ".index.json"
 
 
 def directory_in(output_dir: str | PathLike[str]) -> Path:
-    """Returns the directory for a run's copies of Hugging Face files; it need not exist."""
+    """Returns the directory, which need not exist, for a run's copies of Hugging Face files."""
     return Path(output_dir) / _DIRECTORY
 
 

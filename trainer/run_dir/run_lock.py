@@ -44,8 +44,8 @@ class RunLock:
 
     The lock is a locked file. The operating system releases this lock when the process ends, even
     if the process is killed, so a leftover lock file does no harm. A run in an object store also
-    has a lock there (`StoreLock`). The store's lock outlives a killed process until another trainer
-    takes it over: at once in the same local directory, otherwise after a minute.
+    has a lock in the store (`StoreLock`). A killed process leaves the store's lock behind. Another
+    trainer takes this lock over: at once in the same local directory, otherwise after a minute.
 
     With several processes, process 0 acquires the lock and sends the result to the other processes,
     which check that they see the same directory.
@@ -196,7 +196,7 @@ class RunLock:
         return self._acquire_in_store()
 
     def _acquire_in_store(self) -> str:
-        """Also tries to acquire the lock in the run's object store, if any; see `_acquire`."""
+        """Tries to acquire the lock in the run's object store, if it has one; see `_acquire`."""
         if self._mirror is None:
             return ""
         lock = StoreLock(self._mirror.store, LOCK_FILE, self._note(), self._mirror.place())

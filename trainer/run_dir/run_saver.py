@@ -143,7 +143,7 @@ class RunSaver:
 class LockHook(Hook):
     """Ends the training if its directory was moved or its lock is lost.
 
-    It runs before the other hooks, because some of them write files.
+    This hook runs before the other hooks, because some of them write files.
     """
 
     def __init__(self, lock: RunLock) -> None:

@@ -64,8 +64,9 @@ class TokenRows:
         sources, rows = _tokens_by_text(old), np.full(len(new), -1, np.int64)
         for text, tokens in _tokens_by_text(new).items():
             found = sources.get(text, [])
-            # Several tokens may have the same text, such as a byte and a subword. They are matched
-            # from the last to the first: the subword comes last, and texts are encoded with it.
+            # Several tokens may have the same text, such as a byte and a subword. Tokens with the
+            # same text are matched from the last to the first. The last token is the subword, with
+            # which texts are encoded.
             for back, token in enumerate(reversed(tokens) if found else ()):
                 rows[token] = found[max(len(found) - 1 - back, 0)]
         if rows[here.end_of_document] < 0:

@@ -15,8 +15,8 @@ from t2tp.trainer.search.devices import Devices
 from t2tp.trainer.search.ledger import Claim, Ledger, LostClaimError
 from t2tp.trainer.search.trial_run import INTERRUPTED, TrialRun
 
-# This number of failures before the first success ends the search: the flags of all trials are
-# probably wrong.
+# This number of failures before the first success ends the search, because the flags of all trials
+# are probably wrong.
 _FAILURES = 3
 _POLL_SECONDS = 0.2
 
@@ -42,7 +42,7 @@ class Search:
           ledger: the points and trials of the study.
           command: returns the command that trains a trial.
           directory: directory of the search.
-          objectives: metrics to compare trials by; trials are pruned only by a single metric.
+          objectives: metrics to compare trials by; trials are pruned only if there is one metric.
           devices: the devices of each trial that runs at once.
           prunes_before: step from which on trials are not pruned; 0: never prune.
         """

@@ -81,7 +81,7 @@ class TrialRun:
         return new
 
     def prune(self) -> None:
-        """Tells the process to stop: it finishes the step, saves and exits."""
+        """Tells the process to stop, after which the process finishes the step, saves and exits."""
         self.is_pruned = True
         self.stop()
 
