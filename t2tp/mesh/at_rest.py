@@ -18,7 +18,7 @@ from t2tp.suggestions import check_known
 if TYPE_CHECKING:
     from t2tp.mesh.layout import Layout
 
-# Padding of less than this fraction of a dimension is ignored.
+# Padding of less than this fraction is ignored in the choice of the dimension to shard.
 _LITTLE_PADDING = 0.01
 
 

@@ -7,8 +7,8 @@ def pairings(source: Sequence[int | None]) -> list[list[int]] | None:
     """Returns rounds of pairwise exchanges after which member k has exchanged with `source[k]`.
 
     If each slice has at most one receiver, each member has at most two partners. Two rounds are
-    then enough for any number of members (three for a ring of odd length). An all-to-all would move
-    one slice per member.
+    then enough for any number of members (three for a ring of odd length). So a member sends two or
+    three slices. In an all-to-all it would send a slice to every member.
 
     Args:
       source: the member whose slice each member receives. A member with None or itself receives

@@ -1,7 +1,7 @@
 """The branches of a tick: the work of a stage in one entry of the schedule.
 
-A stage runs one entry in a tick, so a tick is one condition with a branch for each action, chunk
-and number of layers. Branch 0 does nothing. A branch reads and replaces three things:
+A stage runs one entry in a tick, so a tick is one `tf.switch_case` with a branch for each action,
+chunk and number of layers. Branch 0 does nothing. A branch reads and replaces three things:
 
 * slots, which hold tensors between ticks: messages that arrived, and activations saved for the
   backward pass;

@@ -66,7 +66,7 @@ class PipelineLoop(MicrobatchSums):
           is_per_stage: function from the values that `sums_of` returns to booleans of the same
             structure: true if each stage has its own sum, such as the gradients of the stage's
             layers; false if all stages contribute to one sum.
-          following: the earlier loop that this one follows: `sums_of` may read its tensors; see
+          following: the earlier loop that this loop follows: `sums_of` may read its tensors; see
             `MicrobatchSums`.
 
         Raises:

@@ -6,7 +6,7 @@ at most 2 microbatches, for any number of microbatches:
 
     tick       0    1    2    3    4    5    6
     stage 0    F0   F1        B0   F2   B1
-    slot of    0    1         0    0    1       microbatch 2 reuses slot 0 after B0
+    its slot   0    1         0    0    1       microbatch 2 reuses slot 0 after B0
 """
 
 from collections import defaultdict

@@ -46,7 +46,11 @@ class Ticks:
         self._collectives = branches.mesh_impl.collectives
 
     def run(self) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Returns this processor's sums, and its part of the measured idle share of each stage."""
+        """Returns this processor's sums, and the measured idle share of its stage.
+
+        The idle share is in a vector with an element for each stage. The other elements are 0. On
+        GPUs all elements are NaN.
+        """
         table = tf.constant(self._table())
         state = _State(tf.constant(0), self._branches.start(), tf.constant(0.0, tf.float64))
         begin = self._clock()

@@ -17,8 +17,8 @@ from tensorflow.python.ops.init_ops import _compute_fans
 
 from t2tp.lowering import random
 
-# The standard deviation of a truncated normal. TensorFlow's VarianceScaling divides by it to get
-# the requested standard deviation.
+# The standard deviation of a standard normal that is truncated at two. TensorFlow's VarianceScaling
+# divides by it to get the requested standard deviation.
 _TRUNCATED_STDDEV = 0.87962566103423978
 
 

@@ -123,7 +123,7 @@ class PlacedFeatures:
     """Features already cut and put on the devices, ready for a call.
 
     Attributes:
-      slices: each local processor's slice of each feature, in the program's order.
+      slices: each local processor's slice of each feature, in the order of the program's features.
     """
 
     slices: list[list[tf.Tensor]]
