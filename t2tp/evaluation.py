@@ -1,7 +1,7 @@
 """Evaluates t2tp's models with lm-evaluation-harness: `HarnessModel` is a model of the harness.
 
 The harness asks for log-likelihoods of texts and for continuations of prompts. Texts are tokenized
-as for the harness's `--model hf`, so that both give the same numbers for the same weights.
+as for the harness's `--model hf`, so that t2tp and `hf` give the same numbers for the same weights.
 """
 
 import itertools

@@ -200,8 +200,8 @@ register_hook, hook, list_hooks = _open("hook")
 def model_of_hparams(name: str) -> str:
     """Returns the name of the model that an hparams set is for.
 
-    This is the model given at registration. Without one, it is the longest model name with which
-    the set's name begins: `transformer_lm` for `transformer_lm_tiny`.
+    The model may be given at registration. Otherwise it is the longest model name with which the
+    set's name begins: `transformer_lm` for `transformer_lm_tiny`.
 
     Raises:
       UnknownNameError: no hparams set has the name, or its model is unknown.

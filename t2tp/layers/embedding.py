@@ -47,7 +47,7 @@ class Projection:
 class Embedding:
     """Token embedding and output projection to logits.
 
-    Lookup and matmul are parallel in the vocabulary if the layout splits `vocab`.
+    If the layout splits `vocab`, the lookup and the matmul are divided among the processors.
 
     Attributes:
       vocab: the dimension of the token ids.

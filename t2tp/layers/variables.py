@@ -1,7 +1,7 @@
 """Variables of layers: stored in float32, read in the activation dtype.
 
 Each function declares the role of its variable (`t2tp.ops.variables.role`). If a model has adapters
-(`t2tp.layers.adapters`), its own variables are frozen, and stored in the activation dtype.
+(`t2tp.layers.adapters`), the model's own variables are frozen, and stored in the activation dtype.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def matrix(
       inputs: dimensions that the product sums over.
       outputs: dimensions of the product.
       stddev: standard deviation of the initial values by the rule `fan_in`; 0: all are 0. The
-        model's rule (`t2tp.layers.initial_values`) scales it, except for adapters.
+        model's rule (`t2tp.layers.initial_values`) scales this value, except for adapters.
       dtype: activation dtype.
       experts: dimensions along which each index has its own matrix.
       is_adapter: whether the matrix belongs to an adapter, so that it is never frozen.

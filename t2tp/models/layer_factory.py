@@ -85,7 +85,7 @@ class LayerFactory:
             )
 
     def embedding(self, vocab: mtf.Dimension, logits_bias: bool = False) -> Embedding:
-        """Returns the token embedding; it also computes logits, with or without a bias."""
+        """Returns the token embedding, which also computes logits, with or without a bias."""
         return Embedding(
             vocab,
             self.d_model,

@@ -61,7 +61,8 @@ class TransformerEncoder(Model):
         self._factory = LayerFactory(hparams, self.activation_dtype, self.has_experts)
         self._num_tokens = vocab_sizes["inputs" if self._classifies else "targets"]
         # Without a `mask_token_id`, the mask is the id after the vocabulary. A classifier's
-        # embedding has a row for it too, so that it can start from a masked language model.
+        # embedding has a row for the mask too, so that the classifier can start from a masked
+        # language model.
         self._mask_id = hparams.mask_token_id or self._num_tokens
         needs_row = not hparams.mask_token_id and not (self._classifies and hparams.vocab_size)
         if needs_row and self._num_tokens == hparams.vocab_size:
@@ -181,9 +182,9 @@ class TransformerEncoder(Model):
     ) -> tuple[mtf.Tensor, mtf.Tensor]:
         """Masks tokens.
 
-        In training the mask differs from step to step. It depends on the seed and the row's index
-        in the batch, not on the mesh. In evaluation it depends only on the example and the
-        position in the row, not on batch size or step.
+        In training the mask differs from step to step. The mask depends on the seed and the row's
+        index in the batch, not on the mesh. In evaluation the mask depends only on the example and
+        the position in the row, not on batch size or step.
 
         Args:
           targets: integers [batch, length].

@@ -1,9 +1,9 @@
 """A decoder-only transformer language model.
 
-By default it has pre-norm blocks with RMS norms, learned positions and tied embeddings. The layout
-`batch:data;heads:model;d_ff:model;vocab:model` is Megatron's tensor parallelism (M. Shoeybi et al.,
-arXiv:1909.08053, section 3). Each layer then has two all-reduces over the model axis in the forward
-pass, and two in the backward pass.
+By default the model has pre-norm blocks with RMS norms, learned positions and tied embeddings. The
+layout `batch:data;heads:model;d_ff:model;vocab:model` is Megatron's tensor parallelism (M. Shoeybi
+et al., arXiv:1909.08053, section 3). Each layer then has two all-reduces over the model axis in the
+forward pass, and two in the backward pass.
 """
 
 from collections.abc import Mapping

@@ -13,7 +13,7 @@ from t2tp.optim.optimizer import variable_slice
 
 
 class UpdateNorm:
-    """The norm of variables before a step and of their change by the step.
+    """The norm of the variables before a step, and the norm of their change by the step.
 
     Attributes:
       parameter_norm: the norm before the step, a float32 scalar.

@@ -72,7 +72,7 @@ def constant(step: tf.Tensor, hparams: HParams, train_steps: int) -> float:
 
 @registry.register_learning_rate_schedule
 def linear_warmup(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
-    """Rises linearly to 1 over `warmup_steps`; the first step is above 0."""
+    """Rises linearly to 1 over `warmup_steps`; the value in the first step is above 0."""
     return tf.minimum(1.0, (step + 1.0) / max(1, warmup_steps(hparams, train_steps)))
 
 
@@ -95,7 +95,7 @@ def rsqrt_normalized_decay(step: tf.Tensor, hparams: HParams, train_steps: int) 
 
 @registry.register_learning_rate_schedule
 def rsqrt_hidden_size(step: tf.Tensor, hparams: HParams, train_steps: int) -> float:
-    """Returns 1 / sqrt(`d_model`). With `transfer_from`, `d_model` of the small model."""
+    """Returns 1 / sqrt(`d_model`). With `transfer_from`, `d_model` is the small model's."""
     del step, train_steps
     transfer = Transfer.from_hparams(hparams)
     return (hparams if transfer is None else transfer.small).d_model ** -0.5
@@ -120,7 +120,7 @@ def linear_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tens
 
 @registry.register_learning_rate_schedule
 def sqrt_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
-    """Falls like `linear_decay`, but as 1 - sqrt(progress): the end of "warm-up, stable, decay".
+    """Falls over the same steps as `linear_decay`, as 1 - sqrt(progress): "warm-up, stable, decay".
 
     A. Hägele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations"
     (arXiv:2405.18392), equation 1.

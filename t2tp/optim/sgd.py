@@ -53,7 +53,7 @@ class Sgd(Optimizer):
         ]
 
     def rate_factor(self, role: mtf.Role, growth: Growth) -> float:
-        """See the base class. The rules are the paper's for SGD."""
+        """See the base class. These are the rules for SGD in arXiv:2203.03466, table 3."""
         if role.kind in (MATRIX, HEAD):
             return growth.outputs / growth.inputs
         return growth.outputs

@@ -32,8 +32,7 @@ SKIPPED_STEPS = "step_guard/skipped_steps"
 class SkippedSteps:
     """Counts skipped steps, in the variable `step_guard/skipped_steps`.
 
-    If the checkpoint is of a run that could not skip steps, it lacks the variable, and the count
-    starts at 0.
+    A checkpoint of a run that could not skip steps lacks the variable. The count then starts at 0.
 
     Attributes:
       total: number of skipped steps, including this step if it is skipped; a float32 scalar.
