@@ -1,9 +1,9 @@
 """Decides whether compiling the decoding program with XLA saves more time than it costs.
 
-Decoding is a loop of many small steps. XLA makes the loop up to twice as fast on one device. XLA
-compiles no collectives, so it is not used on several devices. Compilation takes seconds for each
-batch shape, so it pays off only for many batches. Large models spend their time in matmuls, and
-XLA's matmuls are slower than TensorFlow's.
+Decoding is a loop of many small steps. XLA makes the loop up to twice as fast on one device. On
+several devices decoding has collectives, which XLA does not compile. Compilation takes seconds for
+each batch shape, so it pays off only for many batches. Large models spend their time in matmuls,
+and XLA's matmuls are slower than TensorFlow's.
 """
 
 from t2tp.mesh.layout import Layout

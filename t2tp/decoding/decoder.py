@@ -76,8 +76,8 @@ class Decoder:
     ```
 
     Rows are decoded in batches of similar length; see `ProgramShapes`. A row's result depends
-    neither on its batch nor on the mesh. Samples depend on the seed and the row's index in the
-    list.
+    neither on its batch nor on the mesh. Samples depend on the seed and the row's index in the list
+    of requests.
 
     Attributes:
       options: the `DecodeOptions`.

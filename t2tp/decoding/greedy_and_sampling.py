@@ -46,7 +46,7 @@ def greedy_or_sample(
 ) -> dict[str, mtf.Tensor]:
     """Generates token after token until every row has ended or is at its limit.
 
-    It returns these tensors, where `beam` has size 1:
+    The decoding returns these tensors, where `beam` has size 1:
 
     - `symbols`: int32 [batch, beam, written], the tokens after the prefix, zero-padded, without
       EOS.

@@ -18,8 +18,8 @@ class DecodeOptions:
     """How rows are decoded.
 
     The method is sampling if `temperature`, `top_k` or `top_p` is set, beam search if `beam_size`
-    is above 1, and greedy decoding if `beam_size` is 1 or `temperature` is 0. By default it is beam
-    search of width 4; the command-line programs decode language models greedily by default.
+    is above 1, and greedy decoding if `beam_size` is 1 or `temperature` is 0. By default the method
+    is beam search of width 4; the command-line programs decode language models greedily by default.
 
     Attributes:
       beam_size: width of beam search; 1: greedy decoding.

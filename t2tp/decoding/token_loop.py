@@ -29,7 +29,7 @@ def token_loop(
       goes_on: maps the sequences to booleans [batch]: whether each row is unfinished. The loop ends
         on each processor when all of its rows are done.
       body: maps the index of the iteration (an int32 scalar), the sequences and the model's state
-        to the next sequences and state. It must not change rows that are done.
+        to the next sequences and state. The body must not change rows that are done.
 
     Returns:
       the number of iterations, and the sequences after the last one.

@@ -154,7 +154,7 @@ class Transformer(AutoregressiveModel):
     def _encode(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool
     ) -> tuple[Memory, Totals]:
-        """Returns the encoder's output, its length renamed to `memory_length`, and statistics."""
+        """Returns the encoder's output along `memory_length`, and the experts' statistics."""
         inputs, segments = features["inputs"], features["inputs_segmentation"]
         positions = features.get("inputs_position")
         sequence = SequenceInfo(

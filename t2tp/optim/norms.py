@@ -26,7 +26,7 @@ class UpdateNorm:
         self.parameter_norm = self._norm(self._before)
 
     def update_norm(self) -> mtf.Tensor:
-        """Returns the norm of the change, a float32 scalar; call it after creating the updates."""
+        """Returns the norm of the change, a float32 scalar. Create the updates before."""
         after = SnapshotOperation(self._variables).outputs
         return self._norm(
             [
