@@ -44,7 +44,7 @@ class Interrupted(KeyboardInterrupt):
 def as_usage_error(*kinds: type[Exception]) -> Iterator[None]:
     """Converts exceptions of these types inside the context to a `UsageError`.
 
-    BrokenPipeError is not converted: it means that the reader of stdout has ended.
+    BrokenPipeError is not converted, because it means that the reader of stdout has ended.
     """
     try:
         yield

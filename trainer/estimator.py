@@ -86,8 +86,8 @@ class Estimator:
 
         Args:
           model_fn: `(mesh, features, mode, hparams) -> EstimatorSpec`, which builds an mtf graph.
-            It may also have parameters `config` and `decode_options`, for the config and the
-            options of `predict`.
+            The function may also have parameters `config` and `decode_options`, which get the
+            config and the options of `predict`.
           config: the output directory, how often to save, and other settings of the run.
           hparams: `HParams` or a mapping, passed to `model_fn`. Its `mesh_shape` and `layout`
             define the mesh; without them the mesh is one device.
@@ -119,8 +119,9 @@ class Estimator:
     def connect(self) -> Cluster:
         """Finds the devices of the mesh and the other processes; later calls only return them.
 
-        On GPUs this enables TensorFlow's op determinism. Without it, segment sums (the gradients of
-        embeddings) differ from run to run. On CPUs our operations are deterministic anyway.
+        On GPUs the method enables TensorFlow's op determinism. Otherwise segment sums (the
+        gradients of embeddings) would differ from run to run. On CPUs our operations are always
+        deterministic.
 
         Raises:
           ValueError: the number of devices is not the size of the mesh, or the settings of the
@@ -185,7 +186,8 @@ class Estimator:
     def lock(self) -> RunLock:
         """Returns the lock that keeps other trainings from writing into `output_dir`.
 
-        A caller may acquire it before `train`, which acquires it again: the lock is reentrant.
+        A caller may acquire the lock before `train`, which acquires it again: the lock is
+        reentrant.
         """
         if self._lock is None:
             self._lock = RunLock(self.config.output_dir, self.connect())
@@ -522,8 +524,8 @@ class Estimator:
     ) -> TrainingDivergedError:
         """Saves the last finite step and finds the cause of the non-finite step.
 
-        The variables already contain the non-finite step's update. Replaying is bit-identical, so
-        it recovers their values before that step.
+        The variables already contain the non-finite step's update. A replay is bit-identical, so it
+        recovers the variables' values before that step.
         """
         self.log.write("diverged", bad.step, {"what": str(bad)})
         logging.error("%s", bad)

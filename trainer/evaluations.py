@@ -122,7 +122,7 @@ class SplitEvaluation:
         """Returns the reason to stop early, from the record of process 0; "" to continue.
 
         Raises:
-          UsageError: an evaluation in the record lacks the metric.
+          UsageError: an evaluation in the record lacks the metric of early stopping.
         """
         cluster = self._estimator.connect()
         reason = ""

@@ -138,8 +138,8 @@ class Experiment:
     def build(self, schedule: str) -> None:
         """Builds the programs of a schedule and restores the latest checkpoint; writes no files.
 
-        Each schedule calls this method itself. Call it to report errors early. With
-        `continuous_eval` it waits for the first checkpoint.
+        Each schedule calls this method itself. Call it before the schedule to report errors early.
+        For `continuous_eval`, the method waits for the first checkpoint.
 
         Raises:
           LayoutError: the layout does not fit the model.

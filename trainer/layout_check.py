@@ -114,7 +114,7 @@ class _Model:
         self.inputs = training_inputs(spec.problem, spec.data_dir, hparams, spec.config.random_seed)
         self.size = 0
         self.smallest: dict[str, int] = {}
-        layout = Layout.from_hparams(hparams).without_exact_sums()  # `check_layout` does so too.
+        layout = Layout.from_hparams(hparams).without_exact_sums()  # As `check_layout` builds it.
         program = AbstractProgram(self.step_fn, self.inputs.features, layout=layout)
         for op in program.graph()[0].operations:
             for tensor in op.outputs:

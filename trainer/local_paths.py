@@ -1,4 +1,4 @@
-"""Checks of local paths, as opposed to addresses of remote storage, and reading of text files."""
+"""Checks that paths are local, and not addresses of remote storage; reads text files."""
 
 import os
 import re

@@ -90,7 +90,7 @@ def model_fn_of(
                 mode, predictions=_predictions(model, mesh, features, decode_options)
             )
         if mode == ModeKeys.SCORE:
-            assert isinstance(model, AutoregressiveModel)  # `RunDecoder` has checked it.
+            assert isinstance(model, AutoregressiveModel)  # `check_writes` has checked this.
             return EstimatorSpec(mode, predictions=score(model, mesh, features))
         model.check_features(features)
         if mode == ModeKeys.LOSS:

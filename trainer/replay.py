@@ -101,7 +101,8 @@ def replay(spec: RunSpec, step: int, without_rows: Sequence[int] = ()) -> Replay
     """Replays a step of a run; writes no files.
 
     On the run's own mesh, and on any mesh with `exact_sums`, the replayed values equal the run's
-    bit for bit. On other meshes they are equal up to rounding. The batch is always the run's.
+    values bit for bit. On other meshes the values are equal up to rounding. The batch is always the
+    run's batch.
 
     Args:
       spec: the run, on a mesh without stages.

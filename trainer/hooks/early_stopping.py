@@ -11,7 +11,8 @@ class EarlyStopping:
     """The condition that a metric has reached a plateau, as tensor2tensor defines it.
 
     The reference is the last evaluation that is at least `steps` training steps before the latest
-    one. The metric has reached a plateau if no evaluation after the reference is better by `delta`.
+    evaluation. The metric has reached a plateau if no evaluation after the reference is better by
+    `delta`.
 
     The condition depends only on the recorded evaluations of a run, so an interrupted run stops at
     the same step as an uninterrupted run.

@@ -68,7 +68,7 @@ class Heartbeat(Hook):
         self.beat(training.steps_done, "training", at_once=True)
 
     def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
-        """Writes the file if it is due."""
+        """Writes the file if a heartbeat is due."""
         self.beat(training.steps_done, "training")
 
     def end(self, training: Training) -> None:
