@@ -172,7 +172,7 @@ class Problem(Preparable):
 
     @property
     def generated_images(self) -> GeneratedImages | None:
-        """The format of the images that models of this problem generate, if they do."""
+        """The format of the images that models of this problem generate; None without images."""
         return None
 
     def codec(self, data_dir: AnyPath) -> Codec | None:

@@ -63,7 +63,7 @@ class TextProblem(Problem):
         return Path(self.options.vocabulary_from).expanduser()
 
     def data_dependencies(self) -> dict[str, Any]:
-        """Returns the checksum of the vocabulary if it is another problem's."""
+        """Returns the checksum of another problem's vocabulary, if `vocabulary_from` names one."""
         checksums = {}
         if self.options.vocabulary_from:
             checksums["vocabulary"] = vocabulary_sha256(self._lender)

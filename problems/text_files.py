@@ -28,10 +28,10 @@ class FileProblem(Problem):
     """Samples from files; a mixin that precedes the problem's family among the bases.
 
     Attributes:
-      file_options: the options that name the files. With the prefix `validation_` they name
-        held-out files. Without held-out files, validation and test each get 3 % of the samples,
-        chosen at random. With the prefix `test_` they name test files. Without test files, test
-        gets half of the held-out samples.
+      file_options: the options that name the files, such as `files`. Options with the prefix
+        `validation_` name held-out files. Without held-out files, validation and test each get 3 %
+        of the samples, chosen at random. If there are held-out files, options with the prefix
+        `test_` name test files. Without test files, test gets half of the held-out samples.
       dataset: distinguishes data of the same problem in one `data_dir`; "" for none. It is a
         suffix of the problem's name, as in "translate_tsv:news".
 

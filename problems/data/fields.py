@@ -55,7 +55,7 @@ class FieldSource:
 class TokenField:
     """The tokens of a row's examples, concatenated, truncated and padded with 0.
 
-    Each kind is int32 [batch, length]:
+    A field has one of three kinds, each int32 [batch, length]:
 
     tokens: the token ids;
     segmentation: the index of the example in the row, from 1, and 0 for padding;
@@ -103,7 +103,7 @@ def fill_rows(
       begins: int64 [rows], first position of each span.
       ends: int64 [rows], position after each span, at most `length` later.
       length: length of a row.
-      kind: kind of `TokenField`.
+      kind: one of the kinds of `TokenField`.
 
     Returns:
       int32 [rows, length].

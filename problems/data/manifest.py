@@ -125,7 +125,7 @@ class Manifest:
       columns: the NumPy dtype of each stored feature.
       splits: sizes by split.
       vocabulary: SHA-256 of the vocabulary; "" without one.
-      files: every other file of the directory, by its relative path.
+      files: the state of every other file of the directory, by relative path.
       format: version of the layout of the files.
       overlaps: split -> earlier split -> number of examples of the split that also occur in the
         earlier split; see `prepare/overlap.py`.

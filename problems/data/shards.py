@@ -4,7 +4,7 @@ An example has a few *columns*, each a list of numbers: the tokens of a text, th
 image, the index of a class. A shard has for each column two files of little-endian integers,
 
     train-00002-of-00016.targets          the lists of all its examples, concatenated
-    train-00002-of-00016.targets.begins   int64: where each list begins, and the end of the last
+    train-00002-of-00016.targets.begins   int64: begin of each list, and end of the last list
 
 and two files for the whole shard,
 
@@ -160,7 +160,7 @@ class ShardWriter:
         self._skipped[reason] += 1
 
     def skip_bad(self, which: str) -> None:
-        """Counts an unusable sample, and records it if it is one of the first."""
+        """Counts an unusable sample, and records the sample if it is one of the first ten."""
         self.skip(BAD)
         if len(self._bad) < _NAMED:
             self._bad.append(which)

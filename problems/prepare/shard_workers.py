@@ -1,4 +1,4 @@
-"""Local processes that generate shards. If one is killed, its shards are generated again."""
+"""Local processes that generate shards. The shards of a killed process are generated again."""
 
 import multiprocessing
 import os

@@ -34,8 +34,8 @@ def import_tfds() -> Any:
 class TfdsSource:
     """The samples of a problem that names a dataset; a mixin that precedes the problem's family.
 
-    Downloads are in `tmp_dir/downloads` (manual downloads in `manual` there), and the datasets in
-    `tmp_dir/tfds`, where problems on the same dataset share it.
+    Downloads are in `tmp_dir/downloads`, and manual downloads in its subdirectory `manual`. The
+    datasets are in `tmp_dir/tfds`, where problems on the same dataset share it.
 
     Attributes:
       dataset: name in TFDS's catalog, for instance "wmt14_translate/de-en".

@@ -95,7 +95,7 @@ def read_file(path: Path) -> str:
 
 
 def json_names(path: Path) -> list[str]:
-    """Returns the keys in the first line of a file if it is a JSON object; else none."""
+    """Returns the keys in the first line of a file if this line is a JSON object; else no keys."""
     with path.open("rb") as file:
         line = file.readline(_PIECE)
     try:

@@ -160,7 +160,7 @@ def messages_of(value: Any) -> Messages:
 
 
 def _read_source(directory: Path) -> str | None:
-    """Returns the template of a directory; if it has several by name, the one named `default`."""
+    """Returns a directory's template; of several templates, the template named `default`."""
     with contextlib.suppress(FileNotFoundError):
         return untrusted_json.read_text(directory / TEMPLATE_FILE)
     path = directory / _CONFIG_FILE

@@ -21,7 +21,7 @@ METRICS = "metrics.json"
 
 
 def record_metrics(directory: Path, metrics: Mapping[str, float]) -> None:
-    """Writes a checkpoint's metrics into its directory, replacing earlier ones.
+    """Writes a checkpoint's metrics into its directory, replacing earlier metrics.
 
     Raises:
       OSError: the file cannot be written.

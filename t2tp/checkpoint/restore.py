@@ -37,7 +37,7 @@ class Restored:
 
 
 def check_same_save(saved: Checkpoint, cluster: Cluster) -> None:
-    """Checks that all processes have opened the same checkpoint; all processes call this.
+    """Checks that all processes, which all call this function, have opened the same checkpoint.
 
     Raises:
       DifferentCheckpointsError: two processes have opened different checkpoints. All raise it.
@@ -63,7 +63,7 @@ def restore_latest(
     zero_if_missing: Collection[str] = (),
     last_step: int | None = None,
 ) -> Restored | None:
-    """Restores the variables from the latest checkpoint; all processes call this.
+    """Restores the variables from the latest checkpoint; all processes call this function.
 
     Every slice is read with its checksum. If any process finds a damaged checkpoint, all skip it
     with a warning. A checkpoint that cannot be read is an error: it may be intact, so skipping it

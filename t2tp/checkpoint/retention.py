@@ -22,8 +22,8 @@ class Retention:
     Attributes:
       max_to_keep: number of latest checkpoints to keep, at least 1.
       every_n_hours: hours between checkpoints to keep in addition, beginning with the oldest; None:
-        no additional ones.
-      best: metric by which to keep the best checkpoint in addition; None: no additional one.
+        no additional checkpoints.
+      best: metric by which to keep the best checkpoint in addition; None: no additional checkpoint.
     """
 
     max_to_keep: int
@@ -55,7 +55,7 @@ def apply_retention(directory: str | PathLike[str], retention: Retention) -> Non
 
     Checkpoints that are damaged or have a newer format do not count, and are not deleted. Temporary
     directories are deleted up to the latest finished step. A later step's temporary directory may
-    be a save in progress. With several processes, one of them calls this.
+    be a save in progress. With several processes, one process calls this function.
 
     Args:
       directory: directory of the checkpoints.

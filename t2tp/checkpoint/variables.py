@@ -120,7 +120,7 @@ def check_fit(
       zero_if_missing: names of counters that are set to 0 if an older checkpoint lacks them.
 
     Raises:
-      CheckpointMismatchError: variables differ; the error names the first ones.
+      CheckpointMismatchError: variables differ; the error names the first differences.
     """
     saved_shapes = saved.shapes()
     # `load_base` checks the weights of the base.

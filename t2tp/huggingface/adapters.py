@@ -143,9 +143,9 @@ class _Module:
     """A module of the Hugging Face model, with its adapter.
 
     Attributes:
-      name: name in their model.
-      down: [rank, in].
-      up: [out, rank].
+      name: name of the module.
+      down: the A matrix, [rank, in].
+      up: the B matrix, [out, rank].
       is_in_out: whether the module's weight is [in, out], as in GPT-2's `Conv1D`.
     """
 
@@ -216,8 +216,8 @@ class _Part:
     """The adapter of one of our weights, in the dimensions of the Hugging Face module.
 
     Attributes:
-      down: [rank, in].
-      up: [out, rank].
+      down: the A matrix, [rank, in].
+      up: the B matrix, [out, rank].
       begin: index of the weight's first output in the module.
       size: number of outputs of the module.
       is_in_out: whether the module's weight is [in, out].

@@ -55,7 +55,7 @@ class ModelType:
         a head lack the prefix.
       ignored: regular expressions for names of tensors that are constants, copies of other tensors,
         or parts of other architectures.
-      renamed: maps parts of names in older files to current ones.
+      renamed: maps parts of tensor names in older files to the current parts.
       stands_in: maps names of tensors that files may lack to the names to read instead.
     """
 

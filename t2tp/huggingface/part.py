@@ -3,7 +3,7 @@
 Most entries correspond to one hparam each: `hidden_size` is `d_model`, and `hidden_act` is `mlp`
 with other names for the values. A type's table (`model_types/*.toml`) lists these entries, with a
 `Conversion` if the values differ. Other hparams depend on several entries, such as the hparams of
-rotary positions. A `Part` converts such a group.
+rotary positions. A `Part` converts such a group of entries and hparams.
 """
 
 from collections.abc import Callable, Collection, Mapping

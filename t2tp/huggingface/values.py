@@ -81,7 +81,7 @@ GEMMA_ACTIVATION = Conversion(_read_gemma, GATED_ACTIVATION.write, ("hidden_acti
 
 
 def _first_token(value: Any) -> int:
-    """Returns a token, or the first one of a list; 0 if there is none."""
+    """Returns a token, or the first token of a list; 0 if there is no token."""
     if isinstance(value, list):
         value = value[0] if value else None
     return value or 0

@@ -224,7 +224,7 @@ class Mirror:
         return is_missing and not any(path.parent.parent.glob(f"{path.parent.name}.damaged*"))
 
     def _names(self, directory: str = "") -> Iterator[str]:
-        """Yields the names of the files to upload; `directory` selects those in one directory."""
+        """Yields the names of the files to upload, of all files or of the files in `directory`."""
         for path in [self.path / directory, *(self.path / directory).rglob("*")]:
             name = self.name_of(path)
             if path.is_file() and not _is_local(name):
@@ -492,7 +492,7 @@ def _step_of(name: str) -> str:
 
 
 def _follows(later: str, step: str) -> bool:
-    """Whether a checkpoint is later than another one in the same directory."""
+    """Whether a checkpoint is later than another checkpoint in the same directory."""
     (directory, _, number), (other, _, its_number) = later.rpartition("-"), step.rpartition("-")
     return directory == other and int(number) > int(its_number)
 

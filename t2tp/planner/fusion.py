@@ -102,7 +102,7 @@ class Chains:
                 self._merge(chain, self._chain_of[user])
 
     def _merge(self, chain: list[upstream.Operation], other: list[upstream.Operation]) -> None:
-        """Moves the operations of a chain to another one."""
+        """Moves the operations of a chain to another chain."""
         if chain is not other:
             del self.begun_by[chain[0]]
             other += chain

@@ -46,7 +46,8 @@ def hidden_seconds(
             groups[phase, t.of_state, min(t.times, passes)][t] = share * seconds
     hidden: dict[Traffic, float] = {}
     for (phase, of_state, times), wanted in groups.items():
-        # A collective that runs once, after all microbatches, overlaps only with the last one.
+        # A collective that runs once, after all microbatches, overlaps only with the last
+        # microbatch.
         most = compute[phase, of_state] * times / passes
         scale = min(1.0, most / (sum(wanted.values()) or 1.0))
         hidden |= {t: scale * seconds for t, seconds in wanted.items()}

@@ -95,7 +95,7 @@ class PipelinePlan:
     Attributes:
       schedule: name of the schedule, or path of its file.
       stages: number of stages.
-      chunks: number of pieces of a stage's layers.
+      chunks: number of chunks of a stage: the pieces into which its layers are divided.
       microbatches: number of microbatches of a step.
       idle_share: idle fraction of all stages.
       busiest: index of the stage with the most work. The plan shows its costs.

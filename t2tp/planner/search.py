@@ -188,7 +188,7 @@ class Search:
                 yield candidate
 
     def _plan(self, ranked: Sequence[Candidate]) -> list[Proposal]:
-        """Plans the first candidates; returns the fastest of those that fit and are valid.
+        """Plans the first candidates; returns the fastest candidates that fit and are valid.
 
         Lowering takes most of the time. Candidates that differ only in the pipeline's schedule or
         number of chunks share one lowered program (`zero_bubble` has a separate program), so they
@@ -206,7 +206,7 @@ class Search:
         return sorted(proposals, key=lambda each: each.plan.seconds)[: self.top]
 
     def _proposals(self, group: Sequence[Candidate]) -> Iterator[Proposal]:
-        """Plans candidates; yields those with a valid layout that fit."""
+        """Plans candidates; yields the candidates that fit and whose layout is valid."""
         for candidate in group:
             hparams = candidate.applied(self._hparams)
             try:

@@ -264,10 +264,10 @@ def _mismatch(
 def listen(coordinator: str) -> socket.socket:
     """Listens at the coordinator address, on the interface that its host name resolves to.
 
-    Listens on all interfaces if the name cannot be resolved, or if other hosts cannot reach process
-    0 at the resolved address. They cannot if it is a router's address, which this host does not
-    have. They cannot either if it is loopback, to which a host's own name resolves with Debian's
-    /etc/hosts. If the coordinator is `localhost` or a loopback address, no other host needs access.
+    Listens on all interfaces in three cases: the name cannot be resolved; the resolved address is a
+    router's, which this host does not have; or the name resolves to loopback, as a host's own name
+    does with Debian's /etc/hosts. If the coordinator is itself `localhost` or a loopback address,
+    listens only on loopback.
     """
     port = split_address(coordinator, "coordinator")[1]
     family, address = _interface(coordinator)

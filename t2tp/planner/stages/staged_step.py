@@ -213,7 +213,7 @@ class StagedStep:
 def staged_plan(step: StagedStep, cluster: ClusterFile, *details: Any) -> Plan:
     """Predicts the cost of a step with stages; arguments and `details` as for `Plan.from_step`.
 
-    The plan has the costs of the busiest stage and the memory of the fullest one.
+    The plan has the costs of the busiest stage and the memory of the fullest stage.
     """
     layout, table = step.layout, step.table
     compute = ComputeCost(cluster, layout.size)

@@ -1,7 +1,7 @@
 """Simulates the table of a pipeline schedule with the seconds of its entries.
 
 Once the pipeline is full, each further group of `stages` microbatches adds the same seconds. So a
-long table is extrapolated from two short ones.
+long table is extrapolated from two short tables.
 """
 
 import functools
