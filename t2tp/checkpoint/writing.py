@@ -49,8 +49,8 @@ def save(
 ) -> Path:
     """Saves the checkpoint of a step as `<directory>/step-<step>`.
 
-    With several processes, each calls this at the same step with its slices, on a shared file
-    system. A failure in one process raises an error in all of them.
+    With several processes, each process calls this function at the same step with its slices, on a
+    shared file system. A failure in one process raises an error in all processes.
 
     Args:
       directory: directory of the checkpoints; created if missing.

@@ -44,8 +44,9 @@ _OUTPUT = re.compile(r"events\.out\.tfevents\..*|export|decodes|plugins")
 _INSIDE_RUN = re.compile(r"(\w+://[^/]+/.+?)(/checkpoints)?/step-\d{8,}(/variables)?")
 _IN_TEXT = re.compile(r"(?:s3|gs|az)://[^:,]*")
 _WITH_SECRET = re.compile(r"(?:s3|gs|az)://[^,]*[@?][^,]*")
-# A *hole* is an empty local file of an object's size; byte ranges are fetched when they are read.
-# The sticky bit in its mode marks a hole: the bit has no meaning for files, and new files lack it.
+# A *hole* is a sparse local file of an object's size; byte ranges are fetched when they are read.
+# The sticky bit of a file's mode marks a hole: this bit has no meaning for files, and new files
+# lack it.
 _HOLE_MODE = 0o644 | stat.S_ISVTX
 
 
@@ -265,8 +266,8 @@ class Session:
 
     Attributes:
       mirrors: the open mirrors.
-      uploads: whether this process uploads changes. Only one of the processes that share a
-        directory does.
+      uploads: whether this process uploads changes. Of the processes that share a directory, only
+        one uploads changes.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Changes of hparams that may make a step faster, or make it fit, planned one by one.
+"""Plans changes of hparams, one by one, that may make a step faster or make it fit.
 
 The bottleneck of a plan determines which changes can help. Only changes that the model, mesh and
 layout allow are tried: for example, recomputation is disabled only if it is enabled.

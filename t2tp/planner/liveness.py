@@ -49,7 +49,7 @@ class Liveness:
           placed: the operations in program order.
           outputs: outputs of the program.
           layout: mesh and rules.
-          software: the tensors that kernels save.
+          software: the stack whose kernels determine which tensors are saved.
         """
         placed = as_soon_as_possible(placed)
         outputs = list(outputs)

@@ -65,7 +65,8 @@ class LoweredStep:
 
         Args:
           program: program of a training step.
-          software: the tensors that kernels save, and whether they fuse element-wise operations.
+          software: the stack whose kernels determine which tensors are saved, and which
+            element-wise operations are fused.
         """
         log = program.collective_log()
         graph, outputs = program.graph()
