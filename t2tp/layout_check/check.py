@@ -124,8 +124,8 @@ class _Pair:
         """Compares the values of variables after the step that `run` has done."""
         after = {v.spec.name: self._one.value_of(v, 0) for v in self._one.variables}
         trained = [v.spec.name for v in self._one.variables if v.spec.trainable]
-        # If a weight's gradient is zero except for rounding, the scale for its slot comes from
-        # other slots of the same kind.
+        # All slots of a kind have one scale, because the values of a slot may be only rounding
+        # errors: the slot of a weight whose gradient is zero except for rounding.
         scales: dict[str, float] = defaultdict(float)
         for name, value in after.items():
             kind = _slot(name, trained)

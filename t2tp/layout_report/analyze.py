@@ -88,8 +88,9 @@ def _phases(operations: list[upstream.Operation]) -> dict[str, Phase]:
     """Returns the phase of each operation by name.
 
     Operations in a loop have the phase of the loop. The exception is a loop that contains a
-    backward pass, such as a loop over microbatches: its operations have separate phases, the loop's
-    results belong to the backward pass, and the operations after it to the update.
+    backward pass, such as a loop over microbatches: its operations have separate phases. The
+    results of such a loop belong to the backward pass, and the operations after the loop belong to
+    the update.
     """
     phases: dict[str, Phase] = {}
     otherwise = Phase.FORWARD

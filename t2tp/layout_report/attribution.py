@@ -85,7 +85,8 @@ class Attribution:
     def _gradient_of(self, tensor: upstream.Tensor) -> str | None:
         """Returns the variable whose gradient the tensor is; None if there is none.
 
-        This variable is the only input of the differentiated operation with the tensor's shape.
+        The variable is the input of the differentiated operation that has the tensor's shape, if
+        only one input has it.
         """
         scope, separator, _ = tensor.operation.name.rpartition(GRADIENTS)
         differentiated = self._operations.get(scope)
