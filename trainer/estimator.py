@@ -163,8 +163,7 @@ class Estimator:
         key = (mode, decode_options, *shapes)
         if key not in self._programs:
             trains = mode == ModeKeys.TRAIN
-            exact = trains or mode in (ModeKeys.PREDICT, ModeKeys.SCORE)
-            program = self.program(self._step_fn(mode, decode_options), features, exact)
+            program = self.program(self._step_fn(mode, decode_options), features, exact=True)
             self._variables = program.variables
             # The first training program adds the optimizer's variables, and later programs may add
             # more variables. New variables require another restore of the checkpoint.

@@ -50,6 +50,7 @@ class TopKOperation(Operation, upstream.TopKOperation):
     """Input: x. Outputs: values and indices."""
 
     accepts_padding = True
+    suits_any_slice = True
     dropped_dims = "kept"
 
     def __init__(

@@ -165,14 +165,16 @@ def sum_metrics(
     """
     count = microbatches
     (dim,) = {dim for x in features.values() for dim in x.shape.dims if dim.name == _BATCH}
-    rows = dim.size // mesh.layout.batch_slices
-    while rows % count:
+    while dim.size // mesh.layout.batch_slices % count:
         count -= 1
     whole = _batch_dim(features, count)
     part = mtf.Dimension(_BATCH, whole.size // count)
+    rows = rows_of_microbatch(part, mesh.layout)
 
     def sums_of(number: mtf.Tensor) -> dict[str, mtf.Tensor]:
-        parts = {name: take_microbatch(x, number, whole, part) for name, x in features.items()}
+        parts = {
+            name: take_microbatch(x, number, whole, part, rows) for name, x in features.items()
+        }
         return _in_schedule(loss_fn, parts, mesh).sums
 
     return PipelineLoop(sums_of, count, part, mesh, lambda x: dict.fromkeys(x, False)).total

@@ -16,9 +16,9 @@ from t2tp import registry
 from t2tp.decoding import DecodeOptions, Decoder, Request
 from t2tp.decoding.scoring import ScoredRow, Scorer, score
 from t2tp.mesh.layout import Layout
-from t2tp.optim import train_step
 from t2tp.optim.clipping import global_norm
 from t2tp.program.abstract_program import AbstractProgram
+from t2tp.trainer.model_fn import ModeKeys, model_fn_of
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TF_ENABLE_ONEDNN_OPTS") != "0", reason="oneDNN's matmuls are refused"
@@ -88,31 +88,36 @@ def batch_of(step, family="", max_length=LENGTH, **_):
     return batch
 
 
-def program_of(program=t2tp.Program, batch=None, **changes):
-    """A training step."""
+def program_of(program=t2tp.Program, batch=None, mode=ModeKeys.TRAIN, variables=None, **changes):
+    """A training step, or an evaluation."""
     model, layout = model_of(**changes)
     batch = batch or batch_of(0, **changes)
+    model_fn = model_fn_of(type(model), VOCABS, train_steps=10)
 
     def step(mesh, features):
-        done = train_step(lambda x: model.loss(mesh, x, True), features, mesh, model.hparams, 10)
-        return {"loss": done.loss, **done.scalars}
+        return model_fn(mesh, features, mode, model.hparams).outputs()
 
     features = {}
     for name, x in batch.items():
         dims = ("batch", "length") if x.ndim < 3 else ("batch", "height", "width", "channels")
         shape = ";".join(f"{dim}:{size}" for dim, size in zip(dims, x.shape, strict=False))
         features[name] = t2tp.Feature(shape, tf.as_dtype(x.dtype))
-    return program(step, features, layout=layout)
+    shared = {} if variables is None else {"variables": variables}
+    return program(step, features, layout=layout, **shared)
 
 
 def trained(steps, **changes):
-    """The bytes of the losses, norms, variables and slots of some steps."""
+    """The bytes of the losses, norms and metrics of some steps, the variables and slots, and the
+    metrics of an evaluation."""
     program = program_of(**changes)
     shown = {}
     for step in range(steps):
         batch = batch_of(step, **changes)
         shown |= {(step, name): x.tobytes() for name, x in program(batch, step).items()}
-    return shown | {v.spec.name: v.numpy().tobytes() for v in program.variables}
+    shown |= {v.spec.name: v.numpy().tobytes() for v in program.variables}
+    evaluation = program_of(mode=ModeKeys.EVAL, variables=program.variables, **changes)
+    found = evaluation(batch_of(steps, **changes), steps)
+    return shown | {("evaluation", name): x.tobytes() for name, x in found.items()}
 
 
 @functools.cache
