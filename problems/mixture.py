@@ -42,7 +42,8 @@ _OPTIONS = ("temperature", "max_rows")
 class Mixture(Problem):
     """Problems whose batches have the same features, mixed row by row.
 
-    An evaluation includes all examples of all problems. To evaluate on one problem, name only it.
+    An evaluation includes all examples of all problems. To evaluate on one problem, pass only this
+    problem's name as `--problem`.
 
     Options, if the name has no proportions; see `mixture_name.proportional_parts`:
         temperature: temperature of the proportions.
@@ -148,7 +149,7 @@ class Mixture(Problem):
         return self.check_prepared(data_dir)
 
     def data_dependencies(self) -> dict[str, Any]:
-        """Returns the problems' dependencies, and the proportions of the vocabulary's texts."""
+        """Returns the problems' dependencies, and the rule for `_shares`."""
         return {
             "shares": self._shares_rule(),
             **self._dotted(lambda part: part.data_dependencies()),
@@ -175,15 +176,16 @@ class Mixture(Problem):
         return make_shared_vocabulary(parts, self._shares, directory)
 
     def provenance(self, directory: Path, tmp_dir: Path) -> dict[str, Any]:
-        """Returns the proportions of the vocabulary's texts, and each problem's provenance."""
+        """Returns each problem's provenance, and the rule for `_shares`."""
         parts = self.parts_in(directory).items()
         of_parts = {part.name: Manifest.read(part_dir).origin for part_dir, part in parts}
         return {"shares": self._shares_rule(), **of_parts}
 
     def _shares(self, rows: Sequence[int]) -> list[float]:
-        """Returns each problem's proportion: the mean over the stages of the schedule (`Stage`).
+        """Returns the proportions in which the problems' texts train the vocabulary.
 
-        Each stage counts once, whatever its number of steps.
+        A proportion is the mean over the stages of the schedule (`Stage`). Each stage counts once,
+        whatever its number of steps.
         """
         parts = np.array([stage.parts for stage in self._stages(rows)], float)
         return (parts / parts.sum(1, keepdims=True)).mean(0).round(6).tolist()
@@ -194,11 +196,11 @@ class Mixture(Problem):
         return self._schedule or [Stage(0, proportional_parts(rows, temperature, max_rows))]
 
     def _shares_rule(self) -> Any:
-        """Returns the rule for the proportions of the vocabulary's texts, as JSON."""
+        """Returns the rule for `_shares`, as JSON."""
         return self._shares([]) if self._schedule else self.options.values()
 
     def changed_sources(self, directory: Path) -> str:
-        """Describes changes in the problems' sources and in the proportions of the vocabulary."""
+        """Describes changes in the problems' sources and in `_shares_rule`."""
         if not self._sharing:
             return ""
         parts = self.parts_in(directory).items()
@@ -208,7 +210,8 @@ class Mixture(Problem):
         is_taken = any(manifest.options.get(f"{p.name}.vocabulary_from") for p in self._sharing)
         before = manifest.origin["shares"]
         if before != self._shares_rule() and not is_taken:
-            sources.append(f"the proportions of their vocabulary's texts, which were {before}")
+            shares = "the proportions in which the problems' texts train the vocabulary"
+            sources.append(f"{shares}, which were {before}")
         return "; ".join(sources)
 
     def digest(self, data_dir: AnyPath) -> str:

@@ -58,7 +58,7 @@ class Texts:
 
 
 def one_per_row(texts: Texts, length: int) -> RowPlan:
-    """Puts each example that fits into a separate row.
+    """Makes a row for each example, except for examples that are longer than a row.
 
     Args:
       texts: texts of the examples.

@@ -56,8 +56,8 @@ class Marker:
       step: the training step that was saved.
       files: the other files of the directory except `metrics.json`, by name.
       float16: names of the float16 tensors; see `t2tp.checkpoint.writing`.
-      writers: one id for each part of the checkpoint, unique to the save and the process that wrote
-        the part.
+      writers: for each part (what a process writes at a time; see `save_in_parts`), the id of its
+        writer. An id identifies one process in one save.
       saved_at: time of the save, in seconds since 1970.
     """
 
@@ -167,7 +167,10 @@ def wrong_content(directory: Path, name: str) -> DamagedCheckpointError:
 
 
 def data_file(number: int, count: int) -> str:
-    """Returns the name of data file `number` of `count`; each part with slices has one."""
+    """Returns the name of data file `number` of `count`.
+
+    There is one data file for each part (`save_in_parts`) that has slices.
+    """
     return f"{VARIABLES}.data-{number:05d}-of-{count:05d}"
 
 

@@ -29,11 +29,11 @@ from t2tp.suggestions import check_known
 
 
 class ExpertSums(NamedTuple):
-    """Statistics of one layer: float32 [rows], sums over each row's tokens.
+    """Statistics of one layer, float32 [rows].
 
-    `rows` is the dimension `MixtureOfExperts.rows_of`. The sum over rows is computed once, after
-    the last layer, so that all layouts, microbatches and stages add the same numbers in the same
-    order.
+    An element is the sum over the tokens of one row, or of one group if a group has several rows
+    (`MixtureOfExperts.rows_of`). The sum over rows is computed once, after the last layer, so that
+    all layouts, microbatches and stages add the same numbers in the same order.
 
     Attributes:
       load_balance: the load-balancing loss of each token's group, summed over the row's tokens.
@@ -51,7 +51,7 @@ class ExpertSums(NamedTuple):
 
 
 class ExpertTotals(NamedTuple):
-    """Statistics of a stack: float32 [rows], sums over each row's tokens and all layers.
+    """Statistics of a stack, float32 [rows]: the sums of all layers' `ExpertSums`.
 
     Attributes:
       load_balance, router_z, choices, dropped: see `ExpertSums`.
@@ -325,7 +325,8 @@ class MixtureOfExperts:
         num_choices = router.row_sums(router.token_mask) * float(k)
         if router.balance is not None:
             # `imbalance` is 0, but its gradient w.r.t. `balance` is the experts' load minus the
-            # mean. `transformer_losses` extracts this 0 from the statistic and adds it to the loss.
+            # mean. `transformer_losses` adds `choices - stop_gradient(choices)` to the loss: it is
+            # 0, but it has this gradient.
             num_choices += imbalance(router, choices)
         if routing.is_dropless:
             y = self._dropless(tokens, router, choices)

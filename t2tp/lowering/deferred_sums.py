@@ -140,8 +140,8 @@ class Reductions:
           parts: this processor's parts of the sum; see `DeferredSum`.
           mesh_axes: the axes to sum over.
           cut: see `DeferredSum`.
-          is_needed: whether some operation needs the value. Only then may the sum be reduced early,
-            together with others.
+          is_needed: whether some operation needs the value. Only then may the sum be reduced
+            before it is read: at once if it is large, otherwise together with other small sums.
         """
         axes = self.mesh_impl.layout.axes.separate(mesh_axes)
         deferred = DeferredSum(self, name, parts, axes, cut)

@@ -9,8 +9,8 @@ starts `prefetch` layers earlier:
     prefetch=1    gather0  gather1  layer0  gather2  layer1  layer2
 
 TensorFlow runs a device's collectives in the order in which they were traced. So in the backward
-pass, a gather that is moved before `prefetch` layers also runs before the reduce-scatters of the
-layers that it was moved past.
+pass, a gather that starts `prefetch` layers earlier also runs before the reduce-scatters of these
+layers.
 
 At stages 1 and 2 all weights are gathered once, at the start of the step.
 

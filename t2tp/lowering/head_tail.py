@@ -191,7 +191,8 @@ class Orders:
     def _keeps_split(self, old: upstream.Shape, new: upstream.Shape, axis: int) -> bool:
         """Whether a reshape only renames the dimension that an axis splits.
 
-        The axis then splits the same factor of the row-major index (see `t2tp.lowering.reshape`).
+        The slices are then the same before and after the reshape (the same *factor*; see
+        `t2tp.lowering.reshape`).
         """
         factors = [
             (begin, dim.size)
@@ -231,8 +232,8 @@ def _depends_on_order(op: upstream.Operation, dim: upstream.Dimension) -> bool:
     if isinstance(op, upstream.Constant):
         return np.ndim(op._value) > 0
     if isinstance(op, upstream.EinsumOperation):
-        # The einsum may be lowered to a look-up, which reads the ids in their own order and not the
-        # converted one-hot tensor.
+        # The einsum may be lowered to a look-up. The look-up does not read the converted one-hot
+        # tensor: it reads the ids, which are still in their own order.
         return any(isinstance(x.operation, upstream.OneHotOperation) for x in op.inputs)
     ordered = hooks(op).ordered_dims
     return ordered is None or dim in ordered

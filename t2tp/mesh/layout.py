@@ -200,19 +200,18 @@ class Layout:
 
         Otherwise a microbatch has some rows of each processor's slice of the batch.
 
-        Consecutive rows are needed with `exact_sums` if each microbatch is summed over all
-        processors before microbatches are added. The tree of additions then divides the batch first
-        into microbatches, so each microbatch must be a consecutive part of the batch. Each
-        microbatch is summed over all processors in two cases: with ZeRO stage 2 or 3, and if an
-        axis of the batch also splits the experts (an expert then computes rows of several
-        processors).
+        With `exact_sums`, consecutive rows are needed if each microbatch is summed over all
+        processors before the microbatches are added. Each microbatch is then one subtree of the
+        tree of additions, and a subtree covers consecutive rows. Each microbatch is summed over all
+        processors in two cases: with ZeRO stage 2 or 3, and if an axis of the batch also splits the
+        experts (an expert then computes rows of several processors).
         """
         gathers = self.axis_index("expert_groups") != self.axis_index(BATCH)
         return self.exact_sums > 0 and (self.storage.stage >= 2 or gathers)
 
     @property
     def exactly_split(self) -> Sequence[str]:
-        """The names of the dimensions that a layout with `exact_sums` may split."""
+        """The dimensions of tensors that a layout with `exact_sums` may split; empty without it."""
         return (*_SUMMED_IN_PARTS, POSITIONS) if self.exact_sums else ()
 
     @classmethod

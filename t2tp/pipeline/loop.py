@@ -6,9 +6,9 @@ microbatch may go through the stages several times, each time through another *c
 layers (with the schedule `interleaved`, or with an encoder and a decoder).
 
 `partition` cuts the graph of one microbatch into pieces, such as the layers of one chunk.
-`branches` lowers each piece once per combination of action, chunk and number of layers that a stage
-has. So the size of the lowered graph does not depend on the number of microbatches. `ticks` runs
-the schedule.
+`branches` lowers one branch for each action, chunk and number of layers (a chunk may have different
+numbers of layers on different stages). So the size of the lowered graph does not depend on the
+number of microbatches. `ticks` runs the schedule.
 """
 
 from collections import Counter

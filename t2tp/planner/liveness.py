@@ -31,9 +31,9 @@ class Liveness:
     """The lifetimes of a step's buffers.
 
     Attributes:
-      layer_bytes: bytes by purpose, summed over the step: activations `kept` for the backward pass,
-        `gathered` weights in the activations' dtype, `gradients`, and their `sums` over
-        microbatches.
+      layer_bytes: total bytes, by purpose, of the buffers whose number grows with the number of
+        layers (`Buffer.counts`): activations `kept` for the backward pass, `gathered` weights in
+        the activations' dtype, `gradients`, and their `sums` over microbatches.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Liveness:
         self._placed = placed
         stage = layout.storage.stage
         self._buffers = software.keeps_buffers and stage < 3
-        # A processor's reduced shard of a gradient stays in the buffer of the whole gradient.
+        # A processor's slice of a reduced gradient stays in the buffer of the whole gradient.
         self._shards_in_place = self._buffers and stage < 2
         self._retained = Retained(placed, outputs, layout, software)
         self._root: dict[upstream.Tensor, upstream.Tensor] = {}
@@ -89,8 +89,8 @@ class Liveness:
         if isinstance(op, upstream.WhileLoopOperation):
             self._pass_on(i, op)
         elif each.is_view and op.inputs:
-            # The inputs of a recomputed function's operation are the function's inputs and results.
-            # The operation's outputs are views of the results.
+            # A `CustomGradientOperation` wraps a recomputed function. It has the function's inputs
+            # and its results as inputs; its outputs are views of the results.
             is_recomputed = isinstance(op, upstream.CustomGradientOperation)
             sources = op._fn_outputs if is_recomputed else op.inputs
             for y, x in zip(op.outputs, sources, strict=False):
@@ -201,7 +201,7 @@ def _in_place(each: Placed, new: Sequence[int], gone: Sequence[int]) -> float:
 
 
 def _points(placed: Sequence[Placed], has_buffers: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yields each operation's part of the step, and the purposes to which layers add bytes."""
+    """Yields, for each operation, the part of the step it is in, and `Memory.layers` there."""
     always = ("gathered", "gradients") if has_buffers else ()
     kept = ("kept", *always) if has_buffers else ("kept", "gathered")
     gradients = always or ("gradients",)

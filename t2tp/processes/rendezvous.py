@@ -305,7 +305,7 @@ def _interface(coordinator: str) -> tuple[socket.AddressFamily, str]:
 def _connect(spec: ProcessSpec, deadline: float, seconds: float) -> tuple[socket.socket, Channel]:
     """Connects to process 0 and receives its challenge.
 
-    After a restart, the server of the previous run may still listen at the address, so failed
+    After a restart, the server of the previous start may still listen at the address, so failed
     attempts are repeated.
     """
     address = split_address(spec.coordinator, "coordinator")

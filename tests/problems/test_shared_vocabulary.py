@@ -135,7 +135,7 @@ def test_an_interrupted_mixture_has_the_same_files(files, data_dir, tmp_path, mo
 def test_other_shares_use_the_same_data_and_that_is_said(data_dir, caplog):
     other = problems.find("mixture:translate_tsv=1,translate_textfiles=1")
     other.check_prepared(data_dir)
-    assert "the proportions of their vocabulary's texts, which were [0.75, 0.25]" in caplog.text
+    assert "texts train the vocabulary, which were [0.75, 0.25]" in caplog.text
     caplog.clear()
     problems.find(MIXTURE).check_prepared(data_dir)
     assert not caplog.text

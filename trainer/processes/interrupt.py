@@ -106,7 +106,7 @@ class InterruptHandler:
             self._timer = threading.Timer(self._grace_seconds, self._leave)
             self._timer.daemon = True
             self._timer.start()
-        logging.info("interrupted: finishing the step and saving it (again: exit at once)")
+        logging.info("interrupted: finishing and saving the step (interrupt again to exit at once)")
 
     def _leave(self) -> None:
         """Exits when the grace time is over, whatever the main thread is doing."""

@@ -36,7 +36,11 @@ class RunLockedError(UsageError):
 
 
 class RunMovedError(UsageError):
-    """The directory of a run was moved or deleted while a process trained in it."""
+    """A process has lost the run's lock while it trained.
+
+    The run's directory was moved or deleted, the lock file was replaced or deleted, or another host
+    has taken over the lock in the object store.
+    """
 
 
 class RunLock:
@@ -120,7 +124,9 @@ class RunLock:
     def _release(self) -> None:
         if self._mirror and self._store_lock:
             try:
-                self._mirror.push(is_last=True)  # Only a holder of the lock deletes in the store.
+                # Before the release: a push deletes the objects of deleted checkpoints only while
+                # the lock is held.
+                self._mirror.push(is_last=True)
             except OSError as error:
                 logging.error("%s", error)
             self._store_lock.release()

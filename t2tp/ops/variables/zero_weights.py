@@ -264,7 +264,8 @@ def _added_before_scatter(grad: upstream.Tensor) -> upstream.Tensor:
 
     In stage 3 each `get_variable` call gathers the weight. The gather's gradient is a reshape to
     the shape at rest, which is lowered to a reduce-scatter. If `grad` is the sum of such reshapes,
-    returns one reshape, of the sum of the reshapes' inputs; else returns `grad` itself.
+    and their inputs have the same shape, returns one reshape, of the sum of the inputs. Otherwise,
+    and with `exact_sums`, returns `grad` itself.
     """
     addends = _addends(grad)
     if (
@@ -282,9 +283,8 @@ def _added_before_scatter(grad: upstream.Tensor) -> upstream.Tensor:
 def separate_sums(grad: upstream.Tensor) -> list[upstream.Tensor]:
     """Returns a gradient's addends if each is reduced over the batch by itself.
 
-    With `exact_sums`, each addend of a gradient that is not a scalar is reduced by itself. The
-    addend is the gradient of one use of the variable. In all other cases the result is the gradient
-    alone.
+    With `exact_sums`, the addends of a non-scalar gradient, one for each use of the variable, are
+    reduced separately. In all other cases the result is the gradient alone.
     """
     return _addends(grad) if grad.shape.dims and _are_summed_first(grad) else [grad]
 
