@@ -28,6 +28,8 @@ from t2tp.trainer.replay import _logged
 from tests.checkpoint import samples
 from tests.store_server import SECRET, StoreServer
 
+pytestmark = pytest.mark.slow  # Together: each waits for an object store.
+
 RUN = "s3://bucket/run"
 SHAPE, PART = (1024, 1024), (256, 512)
 

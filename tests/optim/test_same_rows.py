@@ -12,6 +12,7 @@ from t2tp.program.program import Program
 from tests.pipeline.staged_steps import example
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "mesh", "rules", "zero"),
     [
