@@ -23,7 +23,8 @@ import numpy as np
 from t2tp.problems.data.batch_sizes import BatchSizes
 from t2tp.problems.data.permutation import permute
 
-# The example index of an empty row, whose features are all 0.
+# The example index of an empty row. In such a row, the feature named `index_name` (see `Batch`) has
+# this value, and all other features are 0.
 EMPTY = -1
 
 

@@ -144,7 +144,7 @@ class MixtureStream:
         return self.batch_sizes.rows_before(step)
 
     def _sampled(self, stage: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns each row's problem, and the number of earlier rows of the stage from it."""
+        """Returns each row's problem, and how many earlier rows of the stage have this problem."""
         parts = np.array(self._schedule[stage].parts)
         size = int(parts.sum())
         blocks, inside = np.divmod(rows, size)
@@ -157,7 +157,7 @@ class MixtureStream:
         return problem, before + blocks * parts[problem]
 
     def _block(self, stage: int, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns each row's problem, and the number of earlier rows of the block from it."""
+        """Returns each row's problem, and how many earlier rows of the block have this problem."""
         parts = np.array(self._schedule[stage].parts)
         size = int(parts.sum())
         rank = permute(np.arange(size), size, "mixture", self._seed, stage, block)

@@ -56,8 +56,9 @@ class Marker:
       step: the training step that was saved.
       files: the other files of the directory except `metrics.json`, by name.
       float16: names of the float16 tensors; see `t2tp.checkpoint.writing`.
-      writers: for each part (what a process writes at a time; see `save_in_parts`), the id of its
-        writer. An id identifies one process in one save.
+      writers: the id of the writer of each part. A part is the group of slices that a process holds
+        in memory and writes together (see `save_in_parts`). An id identifies one process in one
+        save.
       saved_at: time of the save, in seconds since 1970.
     """
 
@@ -111,8 +112,8 @@ class Marker:
         if version > FORMAT:
             raise NewerFormatError(
                 f"{checkpoint_in(directory)} has format {version}; this version of t2tp reads"
-                f" format {FORMAT}: use a version as new as the one that saved it, or move it"
-                " elsewhere to go on from the checkpoint before it."
+                f" format {FORMAT}: use at least the version that saved it, or move this"
+                " checkpoint elsewhere to resume from the checkpoint before it."
             )
         if version != FORMAT:
             raise ValueError(f"there is no format {version}")

@@ -1,9 +1,10 @@
 """Sums in a fixed order, so that every mesh computes the same bits.
 
 Floats are rounded after each addition, so a sum depends on the order of its additions. With
-`exact_sums=8`, each dimension that a layout may split is cut into 8 equal parts. The *global*
-dimension is cut, so the parts are the same on every layout. An operation that sums over the
-dimension is lowered once for each part. The sums of the parts are added in a fixed order, as a
+`exact_sums=8`, each dimension that a layout may split, except `length`, is cut into 8 equal parts.
+(A size that is not a multiple of 8 gives fewer parts: its greatest common divisor with 8.) The
+*global* dimension is cut, so the parts are the same on every layout. An operation that sums over
+the dimension is lowered once for each part. The sums of the parts are added in a fixed order, as a
 binary tree of additions:
 
     ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7))

@@ -339,8 +339,7 @@ class Collectives:
     def exchange_tails(self, x: tf.Tensor, axis: int, dim: int) -> tf.Tensor:
         """Converts a slice to head-tail order along an axis, or back (both are the same exchange).
 
-        Each member swaps the second half of its slice with its mirror image along the axis: member
-        k of n with member n-1-k.
+        Members k and n-1-k of an axis of n exchange the second halves of their slices.
 
         Args:
           x: a slice whose size in dimension `dim` is even.

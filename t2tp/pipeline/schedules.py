@@ -1,7 +1,9 @@
 """Makes schedules: by name, or from a file.
 
-Every stage has an order of entries. At each tick a stage runs its next entry if the messages for it
-have arrived; otherwise it waits.
+An entry is one action of a stage: a forward pass, a backward pass, or the gradients of the weights,
+of one microbatch and one chunk. Each stage runs its entries in a given order. At each tick a stage
+runs its next entry if the messages for it have arrived; otherwise it waits (with `zero_bubble`, it
+computes gradients of weights instead if some are left).
 
 References: Y. Huang et al., "GPipe" (arXiv:1811.06965); D. Narayanan et al., "PipeDream-Flush" or
 1F1B and its interleaved form (arXiv:2104.04473, section 2.2); P. Qi et al., "Zero Bubble Pipeline

@@ -4,7 +4,7 @@ A signal may reach only one process, at any moment of a step. If this process st
 others would wait in the collectives of the next step. So a background thread in each process votes
 as soon as any process asks for a stop. Its vote is the latest step that its process may have begun,
 and all processes stop after the largest of these steps. A training loop that finishes its step
-during the vote waits for the outcome, and then trains up to that step.
+during the vote waits for the outcome, and then trains up to the step on which the processes agreed.
 """
 
 import itertools

@@ -132,5 +132,5 @@ def test_when_the_time_of_grace_is_over_it_leaves_with_what_is_saved(tmp_path):
     target, output = "tests.trainer.test_estimator:train_and_get_stuck", tmp_path / "output"
     with WarmProcess(target, [str(tmp_path / "run")], {}, output) as process:
         assert process.wait() == 128 + signal.SIGTERM
-    assert "within the 1 s of grace" in process.err.read_text()
+    assert "within the grace time of 1 s" in process.err.read_text()
     assert checkpoint.all_steps(tmp_path / "run/checkpoints") == [4]

@@ -20,10 +20,10 @@ from t2tp.processes.stop_vote import StopVote
 from t2tp.trainer.errors import SIGNALLED, Interrupted
 from t2tp.trainer.processes.children import handled
 
-# One request to stop may deliver SIGTERM several times. Within this time after the first signal,
-# further SIGTERMs are ignored. For example, systemd signals the launcher and its processes, and the
-# launcher forwards the signal to the processes. The kernel may signal once for each thread of a
-# killed launcher.
+# After one request to stop, SIGTERM may arrive several times. For example, systemd signals the
+# launcher and its processes, and the launcher forwards the signal to the processes. If a launcher
+# is killed, the kernel may send its processes one SIGTERM for each thread of the launcher. Within
+# this time after the first signal, further SIGTERMs are ignored.
 _SAME_REQUEST_SECONDS = 1.0
 
 
@@ -36,19 +36,21 @@ class InterruptHandler:
 
     A signal to one of several processes stops all of them, after the same step.
 
-    Only the main thread receives signals; in another thread the handlers are not changed.
+    Python runs signal handlers only in the main thread. If the training runs in another thread, the
+    signal handlers are not changed.
     """
 
     def __init__(
         self, cluster: Cluster, steps_done: int, grace_seconds: float | None = None
     ) -> None:
-        """Sets the parameters; the handlers are installed on entering the context.
+        """Sets the parameters; entering the context installs the signal handlers.
 
         Args:
           cluster: the processes that train.
           steps_done: steps done before the training.
           grace_seconds: max time between the signal and the exit. After this time, the process
-            exits without finishing the save; the previous checkpoint stays valid. None: no limit.
+            exits without finishing the step and its save; the previous checkpoint stays valid.
+            None: no limit.
         """
         self._cluster = cluster
         self._grace_seconds = grace_seconds
@@ -80,7 +82,7 @@ class InterruptHandler:
         self._handlers.close()
 
     def stops_after(self, steps_done: int) -> bool:
-        """Whether to stop after this step.
+        """Whether to stop after step `steps_done`, which has just finished.
 
         Raises:
           MissingProcessError: other processes were lost.
@@ -88,7 +90,9 @@ class InterruptHandler:
         return bool(self._received) if self._vote is None else self._vote.stops_after(steps_done)
 
     def result(self) -> int:
-        """Returns the signal that stopped the training, or 0; call it after the last step.
+        """Returns the number of the signal that stopped the training; 0: none.
+
+        Call it after the last step.
 
         Raises:
           MissingProcessError: other processes were lost.
@@ -111,8 +115,8 @@ class InterruptHandler:
     def _leave(self) -> None:
         """Exits when the grace time is over, whatever the main thread is doing."""
         logging.error(
-            f"the step is not finished and saved within the {self._grace_seconds:g} s of grace:"
-            " leaving with the checkpoint before it"
+            f"the step was not finished and saved within the grace time of {self._grace_seconds:g}"
+            " s: exiting; the last checkpoint is of an earlier step"
         )
         sys.stderr.flush()
         os._exit(SIGNALLED + self._received)

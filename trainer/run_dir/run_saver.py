@@ -1,4 +1,8 @@
-"""Saves a run in the background: training pauses only for the copy from devices to host."""
+"""Saves a run: a background thread writes the checkpoint while training continues.
+
+Training waits for the copy from devices to host. Before this copy it waits for the previous save,
+if that is still being written.
+"""
 
 from __future__ import annotations
 

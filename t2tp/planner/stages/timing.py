@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from t2tp.pipeline.schedule import Action, Entry, Schedule
 from t2tp.pipeline.schedules import make_schedule
 
-# Groups of microbatches in the longer one of the two short tables.
+# The longer of the two short tables has this number of full groups, and then the last group, which
+# may have fewer microbatches.
 _GROUPS = 3
 
 # (action, chunk) -> seconds, of one stage.
@@ -26,7 +27,8 @@ class Timing:
     Attributes:
       seconds: seconds from the beginning of the first entry to the end of the last.
       busy: seconds of work of each stage, messages included.
-      sends: the number of each stage's messages, by action and by the chunk that they leave.
+      sends: the number of each stage's messages, by action and by the chunk at whose end they cross
+        to another stage (see `_crossed`).
     """
 
     seconds: float
@@ -57,9 +59,9 @@ class Table:
 
     @functools.cached_property
     def short(self) -> tuple[Schedule, Schedule, int]:
-        """Two shorter tables, and the number of groups that the first table lacks.
+        """Two shorter tables, and by how many groups the first is shorter than the full table.
 
-        A table that is short, or from a file, is returned twice.
+        If the full table is short or from a file, it is returned twice, with the number 0.
 
         Raises:
           ScheduleError: there is no such table.
@@ -85,8 +87,8 @@ class Table:
 
         Args:
           seconds: seconds of each stage's entries.
-          message: seconds of the message that leaves each chunk, for which sender and receiver
-            wait.
+          message: for each chunk, seconds of a message at the end of the chunk. Sender and receiver
+            wait for it.
         """
         longer, shorter, left_out = self.short
         whole = _run(longer, seconds, message)
@@ -129,7 +131,10 @@ def _run(schedule: Schedule, seconds: Sequence[EntrySeconds], message: Sequence[
 
 
 def _crossed(schedule: Schedule, stage: int, entry: Entry) -> int | None:
-    """Returns the chunk that the message of an entry leaves; None: it sends none."""
+    """Returns the chunk at whose end an entry's message crosses to another stage; None: no message.
+
+    The end is the end in the forward pass: the gradients cross there in the opposite direction.
+    """
     if entry.action is Action.FORWARD:
         return None if schedule.next_place(stage, entry.chunk) is None else entry.chunk
     if entry.action is Action.BACKWARD and (stage or entry.chunk):
