@@ -4,7 +4,8 @@ In causal attention a query attends to all earlier positions. With consecutive q
 processor would compute more scores than any other, and the others would wait for it. For head-tail
 order, processors k and n-1-k of an axis of n exchange the second halves of their slices. Each slice
 then has an early and a late half, so all processors have equal work: A. Grattafiori et al., "The
-Llama 3 Herd of Models" (arXiv:2407.21783), section 3.3.2. Four processors hold these eighths of the positions:
+Llama 3 Herd of Models" (arXiv:2407.21783), section 3.3.2. Four processors hold these
+eighths of the positions:
 
     consecutive    0 1    2 3    4 5    6 7
     head-tail      0 7    2 5    4 3    6 1

@@ -285,7 +285,7 @@ def of_the_future(run, monkeypatch):
 
 
 def test_a_format_of_the_future_is_refused_and_not_passed_over(run, of_the_future):
-    with pytest.raises(NewerFormatError, match=r"has format 2; this .* reads format 1: use a ver"):
+    with pytest.raises(NewerFormatError, match=r"has format 2; this .* reads format 1: use at"):
         Checkpoint(of_the_future)
     with pytest.raises(NewerFormatError, match="step-00000003 has format 2"):
         latest(run)
