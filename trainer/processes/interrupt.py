@@ -34,6 +34,8 @@ class TrainingInterrupted(Interrupted):
 class InterruptHandler:
     """Stops the training at the first signal, and exits at the second.
 
+    A SIGTERM within `_SAME_REQUEST_SECONDS` after the first signal does not count as the second.
+
     A signal to one of several processes stops all of them, after the same step.
 
     Python runs signal handlers only in the main thread. If the training runs in another thread, the
