@@ -149,7 +149,7 @@ class Mixture(Problem):
         return self.check_prepared(data_dir)
 
     def data_dependencies(self) -> dict[str, Any]:
-        """Returns the problems' dependencies, and the rule for `_shares`."""
+        """Returns the problems' dependencies, and what determines `_shares`."""
         return {
             "shares": self._shares_rule(),
             **self._dotted(lambda part: part.data_dependencies()),
@@ -176,7 +176,7 @@ class Mixture(Problem):
         return make_shared_vocabulary(parts, self._shares, directory)
 
     def provenance(self, directory: Path, tmp_dir: Path) -> dict[str, Any]:
-        """Returns each problem's provenance, and the rule for `_shares`."""
+        """Returns each problem's provenance, and what determines `_shares`."""
         parts = self.parts_in(directory).items()
         of_parts = {part.name: Manifest.read(part_dir).origin for part_dir, part in parts}
         return {"shares": self._shares_rule(), **of_parts}
@@ -196,7 +196,7 @@ class Mixture(Problem):
         return self._schedule or [Stage(0, proportional_parts(rows, temperature, max_rows))]
 
     def _shares_rule(self) -> Any:
-        """Returns the rule for `_shares`, as JSON."""
+        """Returns what determines `_shares`, as JSON: the proportions, or the options."""
         return self._shares([]) if self._schedule else self.options.values()
 
     def changed_sources(self, directory: Path) -> str:

@@ -9,8 +9,8 @@ starts `prefetch` layers earlier:
     prefetch=1    gather0  gather1  layer0  gather2  layer1  layer2
 
 TensorFlow runs a device's collectives in the order in which they were traced. So in the backward
-pass, a gather that starts `prefetch` layers before its use runs before the reduce-scatters of the
-`prefetch` layers in between.
+pass, a prefetched gather runs before the reduce-scatters of the layers that are computed between
+its start and its use.
 
 At stages 1 and 2 all weights are gathered once, at the start of the step.
 

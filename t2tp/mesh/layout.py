@@ -150,7 +150,7 @@ class Layout:
                 )
 
     def num_parts(self, name: str, size: int) -> int:
-        """Returns the number of parts into which a summed dimension is cut.
+        """Returns the number of parts into which a summed dimension other than `length` is cut.
 
         1: the dimension is not cut. With `exact_sums` a sum over it is then computed in one piece,
         and no axis may split it.
@@ -196,9 +196,10 @@ class Layout:
 
     @property
     def spreads_microbatches(self) -> bool:
-        """Whether a microbatch has consecutive rows of the batch, divided among all processors.
+        """Whether the rows of a microbatch are one consecutive range of the batch.
 
-        Otherwise a microbatch has some rows of each processor's slice of the batch.
+        This range is then divided among the slices of the batch. Otherwise a microbatch has a
+        range of rows from each slice.
 
         With `exact_sums`, consecutive rows are needed if each microbatch is summed over all
         processors before the microbatches are added. Each microbatch is then one subtree of the

@@ -97,8 +97,8 @@ class PipelineLoop(MicrobatchSums):
         """Returns the outputs of a sum, each with the chunk and the stage that add to it.
 
         With `exact_sums`, a sum to which the layers of several stages add gets an output for each
-        of these stages. Without `exact_sums`, and if each stage has its own sum, the sum has one
-        output, and (0, 0) is a placeholder for chunk and stage.
+        of these stages. Without `exact_sums`, or if each stage has its own sum, the sum has one
+        output, and its chunk and stage are given as (0, 0).
         """
         output = self._outputs[1 + number]
         if self.is_per_stage[number] or not self.mesh.layout.exact_sums:
@@ -119,8 +119,8 @@ class PipelineLoop(MicrobatchSums):
 
         This is the order of the backward pass, from the last layer to the first. The gradient of a
         weight has a sum over microbatches for each use of the weight. All stages run the same
-        graph. So if layers of several stages use the weight, one use in the graph runs on several
-        stages, and its sum has an addend for each of them.
+        graph, so a use in this graph may run on several stages. The sum then has one addend for
+        each of these stages.
 
         Args:
           sums: the gradient's sums over microbatches, in the order of a stage's backward pass.

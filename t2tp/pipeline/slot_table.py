@@ -108,7 +108,7 @@ class SlotTable:
 
 
 def numbers_by_dtype(dtypes: Sequence[tf.DType]) -> dict[tf.DType, list[int]]:
-    """Returns the numbers of the tensors of each dtype."""
+    """Returns the indices of the tensors that have each dtype."""
     numbers: dict[tf.DType, list[int]] = {}
     for number, dtype in enumerate(dtypes):
         numbers.setdefault(dtype, []).append(number)

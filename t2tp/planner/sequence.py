@@ -86,7 +86,7 @@ def program_order(
     *,
     repeats_all: bool = False,
 ) -> list[Placed]:
-    """Lists the operations that a step executes, with loop bodies in place of loops.
+    """Lists the operations that a step executes, with each loop's body before the loop.
 
     Args:
       operations: operations of the graph.
@@ -245,7 +245,8 @@ def _place(collectives: Sequence[Collective], placed: Sequence[Placed]) -> None:
         places.setdefault(each.operation.name, []).append(i)
         if hooks(each.operation).gathered_variable is not None:
             gathers.setdefault(each.operation.name, []).append(each)
-    # A gather of several weights is assigned to a layer's weight, which all stages have.
+    # A gather of several weights is assigned to a weight of a layer, if it has one: all stages have
+    # layers, and only some stages use the other weights.
     names = [
         next(filter(layer_of, c.sums if c.operation in gathers else ()), c.operation)
         for c in collectives

@@ -47,8 +47,8 @@ class RunSaver:
     All processes save at the same steps. Their background threads wait for each other at barriers.
     The names of these barriers contain the step, to be distinct from the training's own barriers.
 
-    On exit the context waits for the checkpoint being written, also after an error or
-    `TrainingInterrupted`, but not after any other KeyboardInterrupt or SystemExit.
+    On exit the context waits for the checkpoint being written, also after an error. It does not
+    wait after a KeyboardInterrupt or SystemExit, unless it is the subclass `TrainingInterrupted`.
 
     Attributes:
       directory: directory of the run's checkpoints.

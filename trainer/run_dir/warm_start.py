@@ -184,9 +184,9 @@ def warm_start(
     others = [v for v in variables if not v.spec.trainable and not v.spec.frozen]
     fresh = [v.spec.name for v in others]
     if with_optimizer:
-        # The optimizer's slots for the new rows of a table also get the mean of the loaded rows.
-        # Zeros would make Adam's first updates of these rows 3 times too large, because at a later
-        # step bias correction no longer compensates for zero moments.
+        # New rows of a table get the mean of the loaded rows, and so do the optimizer's slots for
+        # them. With zero slots, Adam's first updates would be 3 times too large: the training goes
+        # on at the saved step, where bias correction is almost 1.
         slots = _slot_sources(saved, fresh, sources)
         fresh = [v.spec.name for v in others if _load(saved, v, slots, rows)[0] not in _FITS]
         if fresh and len(fresh) == len(others):

@@ -193,7 +193,8 @@ def backward(
         t: tf.Tensor, here: Visiting, d_kv: list[tf.Tensor], sums: list[blockwise.Sums]
     ) -> tuple:
         coming = ring.next(here, t)
-        # The gradients of a slice follow the slice one step later, because each step adds to them.
+        # A step adds to the gradients of its slice, so they are passed on after the step. The slice
+        # itself is passed on during the step.
         d_kv = [ring.passed_if(t > 0, x) for x in d_kv]
         d_parts = []
         for k, v, keys, segments in ring.parts(here, t):

@@ -326,7 +326,7 @@ def gradients_at_rest(
 def _at_rest(grad: upstream.Tensor, shape: upstream.Shape) -> upstream.Tensor:
     """Reshapes a gradient to a variable's shape at rest.
 
-    If the gradient has several addends in `separate_sums`, reshapes each and then adds them.
+    If `separate_sums` returns several addends, reshapes each addend and then adds them.
     """
     if grad.shape == shape:
         return grad
