@@ -177,15 +177,15 @@ class MixtureOfExperts:
     layout `batch:data+expert;experts:expert`. The reshape from [batch, expert_slots, d_model] to
     [expert_groups, experts, capacity, d_model] then sends tokens to their experts by an all-to-all
     over `expert`. A second all-to-all sends the results back (GShard, arXiv:2006.16668, section
-    3.2). Between the two all-to-alls, the dimension of the groups is `expert_groups`. Without a rule
-    of its own, it inherits the batch's axes, minus the experts' axes: in the example it is split over
-    `data`.
+    3.2). Between the two all-to-alls, the dimension of the groups is `expert_groups`. Without a
+    rule of its own, it inherits the batch's axes, minus the experts' axes: in the example it is
+    split over `data`.
 
     A row may have several groups of tokens, along `length_groups` (`expert_length_groups` between
-    the all-to-alls). Then the axis of `experts` may split the length instead of the batch: with the layout
-    `length:expert;length_groups:expert;experts:expert`, each processor along `expert` has some of a
-    row's groups, and the all-to-alls over `expert` exchange the tokens of these groups. If another
-    axis splits the length, as in `length:seq;experts:data`, the rules
+    the all-to-alls). Then the axis of `experts` may split the length instead of the batch: with the
+    layout `length:expert;length_groups:expert;experts:expert`, each processor along `expert` has
+    some of a row's groups, and the all-to-alls over `expert` exchange the tokens of these groups.
+    If another axis splits the length, as in `length:seq;experts:data`, the rules
     `length_groups:seq;expert_length_groups:seq` keep the groups on their processors along that
     axis.
 
