@@ -1,7 +1,8 @@
 """Arranges the texts of stored examples in rows of a fixed length.
 
-Each arrangement is an index (`row_index.py`), computed in one pass over the lengths of the examples
-and stored. The pass reads lengths in pieces, so that memory does not grow with the corpus.
+Each arrangement is an index (`row_index.py`). One pass over the lengths of the examples computes
+it; then it is stored. The pass reads lengths in pieces, so that memory does not grow with the
+corpus.
 """
 
 from collections.abc import Callable, Iterator

@@ -109,7 +109,7 @@ def make_shards(
       directory: directory for the shards; it has the problem's vocabulary.
       tmp_dir: directory of the problem's downloads.
       sample_counts: number of samples of each split.
-      settings: settings of the generation. A worker gets at least 500 samples.
+      settings: settings of the generation. There is a worker for each 500 samples at most.
 
     Returns:
       The sizes of each split, and all files of the shards.

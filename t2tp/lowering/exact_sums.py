@@ -15,7 +15,7 @@ computes 2 of a processor's 4 parts. One device computes all parts: the same add
 order.
 
 A sum over rows and positions, such as a weight's gradient on `seq:2` with `length:seq`, is computed
-from whole rows: an all-to-all gives each processor all positions of half of its rows. `seq` then
+from whole rows: an all-to-all gives each processor all positions of half of its rows. The axis then
 splits rows instead of positions. So each processor again has some parts of the batch and computes
 one half of the tree.
 """
@@ -133,7 +133,7 @@ class PartLowering:
 
         Args:
           base: the enclosing lowering.
-          mesh_impl: the mesh implementation of `base`; with `rows`, for the layout with whole rows.
+          mesh_impl: the mesh implementation of `base`, or of the layout with whole rows.
           rows: the exchange after which slices have whole rows; None: no exchange.
           dim: the dimension that is cut into parts.
           number: the index of this part, from 0 to `count - 1`.
@@ -272,7 +272,7 @@ def in_vectors(x: tf.Tensor) -> tf.Tensor:
 
 
 def lower_in_vectors(op: upstream.SlicewiseOperation, lowering: Any) -> None:
-    """Applies a function of elements to whole SIMD vectors, padded with zeros if necessary.
+    """Applies an elementwise function to slices that are padded to whole SIMD vectors.
 
     The elements of an incomplete vector would be rounded differently. Scalars are not padded: all
     layouts compute them alike anyway, and padding would move them to vectorized code, in which 1/1

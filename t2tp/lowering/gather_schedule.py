@@ -64,7 +64,7 @@ def _prefetch_gathers(
     """Moves each weight gather to the start of the layer `prefetch` layers before its use."""
     layer_starts: list[int] = []  # Index of the first gather of each layer.
     # Variables and gathers to move, by the index of the operation before which they go. The second
-    # key of gathers is the number of their layer, because different layers do not share a group.
+    # key of `moved_gathers` is the number of a layer: different layers do not share a group.
     moved_variables: dict[int, list[upstream.Operation]] = defaultdict(list)
     moved_gathers: dict[int, dict[int, list[upstream.Operation]]] = defaultdict(
         lambda: defaultdict(list)

@@ -2,8 +2,8 @@
 
 Two short strings define a layout: a mesh shape, `data:2;model:4` (axis:size), and layout rules,
 `batch:data;d_ff:model;heads:model` (dimension:axis). A dimension may be split over several axes,
-`batch:data+expert`, which form a *joint axis*; the first axis is the major one. An axis that the
-mesh does not have is left out, so that one layout serves many meshes. Rules that contradict each
+`batch:data+expert`, which form a *joint axis*; the first axis is the major one. A rule's axis that
+the mesh does not have is ignored, so the same rules serve many meshes. Rules that contradict each
 other are rejected here. Tensors that the rules cannot split are rejected in `layout_conflicts`,
 while a graph is built.
 """
@@ -201,11 +201,11 @@ class Layout:
         This range is then divided among the slices of the batch. Otherwise a microbatch has a
         range of rows from each slice.
 
-        With `exact_sums`, consecutive rows are needed if each microbatch is summed over all
-        processors before the microbatches are added. Each microbatch is then one subtree of the
-        tree of additions, and a subtree covers consecutive rows. Each microbatch is summed over all
-        processors in two cases: with ZeRO stage 2 or 3, and if an axis of the batch also splits the
-        experts (an expert then computes rows of several processors).
+        With `exact_sums`, consecutive rows are needed if the sums of each microbatch are completed
+        over all processors before the sums of the microbatches are added. Each microbatch is then
+        one subtree of the tree of additions, and a subtree covers consecutive rows. This is so in
+        two cases: with ZeRO stage 2 or 3, and if an axis of the batch also splits the experts (an
+        expert then computes rows of several processors).
         """
         gathers = self.axis_index("expert_groups") != self.axis_index(BATCH)
         return self.exact_sums > 0 and (self.storage.stage >= 2 or gathers)
@@ -371,7 +371,7 @@ class Layout:
 
     @staticmethod
     def may_pad(dim: upstream.Dimension) -> bool:
-        """Whether an axis that does not divide a dimension may split it; slices are then padded."""
+        """Whether a dimension may be split into unequal slices, which are then padded."""
         return dim.name in _PADDED or bool(axes_at_rest(dim.name))
 
     def is_padded(self, dim: upstream.Dimension) -> bool:

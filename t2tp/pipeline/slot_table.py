@@ -40,7 +40,7 @@ class SlotTable:
     def write(
         self, handles: list[tf.Tensor], slot: tf.Tensor | int, values: dict[int, tf.Tensor]
     ) -> None:
-        """Writes tensors into a slot; replaces the handles.
+        """Writes tensors into a slot, and puts the new handles into `handles`.
 
         Args:
           handles: handles of the slots.

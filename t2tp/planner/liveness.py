@@ -89,8 +89,8 @@ class Liveness:
         if isinstance(op, upstream.WhileLoopOperation):
             self._pass_on(i, op)
         elif each.is_view and op.inputs:
-            # A `CustomGradientOperation` wraps a recomputed function. It has the function's inputs
-            # and its results as inputs; its outputs are views of the results.
+            # A `CustomGradientOperation` wraps a recomputed function. Its inputs are the
+            # function's inputs and results; its outputs are views of these results.
             is_recomputed = isinstance(op, upstream.CustomGradientOperation)
             sources = op._fn_outputs if is_recomputed else op.inputs
             for y, x in zip(op.outputs, sources, strict=False):

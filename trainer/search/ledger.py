@@ -206,7 +206,7 @@ class Ledger:
             self._study.tell(claim.trial, state=TrialState.FAIL)
 
     def release(self, claim: Claim) -> None:
-        """Releases a trial: a later claim, by any process, continues it."""
+        """Ends a trial; a later claim, by any process, continues its point in a new trial."""
         with contextlib.suppress(LostClaimError), _unless_ended(claim):
             retry(self._study, self._study.tell(claim.trial, state=TrialState.FAIL))
 

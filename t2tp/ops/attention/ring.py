@@ -1,7 +1,7 @@
 """Ring attention: devices pass keys and values around a ring while they compute scores.
 
 H. Liu et al., "Ring Attention with Blockwise Transformers for Near-Infinite Context"
-(arXiv:2310.01889). Each processor begins with the keys of its slice of the memory. While its
+(arXiv:2310.01889). Each processor begins with the keys of its slice of the sequence. While its
 queries attend to these keys, the processor sends the keys on and receives the next ones, so it
 never holds more than two slices. With three processors:
 
@@ -88,7 +88,7 @@ class Ring:
           k: [batch, kv_heads, keys, d_kv].
           v: [batch, kv_heads, keys, d_v].
           segments: int32 [batch, keys], or None.
-          rows: batch x heads of the queries.
+          rows: the product of the queries' batch size and number of heads.
           is_head_tail: whether slices are in head-tail order.
         """
         self._collectives = mesh_impl.collectives
