@@ -139,12 +139,13 @@ class RoutingConfig:
             ("moe_dispatch", self.dispatch, DISPATCHES),
         ):
             check_known(value, known, "choices", f"{name} is {value!r}")
-        if not 1 <= self.choices <= self.num_experts or self.group_size < 0:
+        if not 1 <= self.choices <= self.num_experts:
             raise ValueError(
                 f"moe_gating={self.gating} chooses {self.choices} experts for a token: this must be"
-                f" from 1 to num_experts={self.num_experts}. moe_group_size={self.group_size} must"
-                " be at least 0 (one group per row)."
+                f" from 1 to num_experts={self.num_experts}."
             )
+        if self.group_size < 0:
+            raise ValueError(f"moe_group_size={self.group_size} must be 0 (each row) or above.")
         size, rest = divmod(self.num_experts, self.router_groups)
         is_grouped, fits = self.router_groups > 1, self.choices <= self.top_groups * size
         wrong = is_grouped and (rest or size < 2 or not fits)
