@@ -76,10 +76,7 @@ def _choose_threads(config: RunConfig) -> None:
 
 @contextlib.contextmanager
 def joined(join: Callable[[], Cluster]) -> Iterator[Cluster]:
-    """Joins the other processes, if any; yields the cluster, and propagates failures.
-
-    Args:
-      join: connects the processes.
+    """Joins the other processes, if any; yields the cluster, and passes failures to the others.
 
     Raises:
       UsageError: `join` raised a ValueError.
@@ -143,13 +140,13 @@ def prepare_data(
     data_dir: str | PathLike[str],
     tmp_dir: str | PathLike[str] | None,
 ) -> None:
-    """Prepares a problem's data if they are missing; only once if processes share the directory.
+    """Prepares a problem's data if they are missing.
 
     Raises:
       ValueError, OSError: see `Problem.prepare`.
     """
-    # Process 0 goes first. Processes that share its directory then find the data of process 0, and
-    # processes on other hosts prepare their own data.
+    # Process 0 goes first: processes that share its directory then find the data, and processes on
+    # other hosts prepare their own.
     if cluster.is_main_process:
         problem.prepare(data_dir, tmp_dir, num_workers=None)
     cluster.barrier("data of process 0", math.inf)

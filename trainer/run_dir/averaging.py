@@ -24,10 +24,8 @@ class Averaged:
     """The checkpoint written by `average`.
 
     Attributes:
-      directory: directory of the checkpoint.
       step: step of the latest averaged checkpoint.
-      has_moving_averages: whether the run has moving averages of its weights (`ema_decay`). They
-        were averaged too, because evaluation reads them instead of the weights.
+      has_moving_averages: whether moving averages of the weights (`ema_decay`) were averaged too.
       batch_statistics: names of batch-norm statistics, copied from the latest checkpoint.
     """
 
@@ -58,10 +56,9 @@ def average(
 ) -> Averaged:
     """Writes a checkpoint with the averages of the trainable variables.
 
-    Moving averages (`ema_decay`), if any, are averaged too. The sums are computed in float64, one
-    saved slice of the latest checkpoint at a time, so that only a few slices are in memory. All
-    other variables (optimizer state, batch-norm statistics), the step and the metadata are copied
-    from the latest checkpoint.
+    The trainable variables' moving averages (`ema_decay`), if any, are averaged too. All other
+    variables (optimizer state, batch-norm statistics), the step and the metadata are copied from
+    the latest checkpoint. The sums are computed in float64.
 
     Args:
       checkpoints: at least one; all have the same variables.
@@ -85,8 +82,8 @@ def average(
 
     def parts() -> Iterator[list[tuple[Slice, tf.Tensor]]]:
         yield from _parts(latest, checkpoints, trainable | moving, part_bytes)
-        # The settings are copied before the checkpoint is complete. If the program is killed in
-        # between, `output_dir` has no checkpoint, so the program can be run again.
+        # Copied before the checkpoint is complete: if the program is killed in between,
+        # `output_dir` has no checkpoint, and the program can be run again.
         _copy_settings(latest, output_dir)
 
     directory = checkpoint.save_in_parts(
@@ -127,7 +124,7 @@ def _parts(
 
 
 def _mean(checkpoints: Sequence[Checkpoint], part: Slice) -> tf.Tensor:
-    """Averages a slice in float64; returns the average in the slice's dtype."""
+    """Averages a slice in float64."""
     with tf.device("CPU:0"):
         total = tf.zeros(part.size, tf.float64)
         for each in checkpoints:
@@ -136,7 +133,7 @@ def _mean(checkpoints: Sequence[Checkpoint], part: Slice) -> tf.Tensor:
 
 
 def _check_same_variables(latest: Checkpoint, other: Checkpoint) -> None:
-    """Raises CheckpointMismatchError if the variables differ in name, shape or dtype."""
+    """Raises CheckpointMismatchError if the variables differ."""
     descriptions = [
         {name: f"{each.dtypes()[name].name} {shape}" for name, shape in each.shapes().items()}
         for each in (latest, other)

@@ -22,21 +22,13 @@ class EvaluationRecord:
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        """Sets the path; the first evaluation creates the file.
-
-        Args:
-          directory: the subdirectory of the run for evaluations on this split.
-        """
+        """Sets the subdirectory of the run for evaluations on this split."""
         self._path = Path(directory) / FILE_NAME
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         """Adds an evaluation and syncs it to the disk; replaces an earlier one of the same step.
 
         A run that was killed and resumed may reach a step twice.
-
-        Args:
-          step: training step of the variables.
-          metrics: metrics by name.
 
         Raises:
           UsageError: the file cannot be written, for example because the disk is full.
@@ -61,8 +53,8 @@ class EvaluationRecord:
         """Returns the metrics of each step, in the order of steps.
 
         Args:
-          up_to: the last step to return. The record of a run that resumed from an earlier
-            checkpoint may have later steps, which the run has not reached again.
+          up_to: the last step to return. A run that resumed from an earlier checkpoint has not
+            reached the later steps again.
 
         Raises:
           UsageError: the file exists and cannot be read.
@@ -86,7 +78,7 @@ class EvaluationRecord:
 
 
 def _read_line(line: bytes) -> tuple[int, dict[str, float]] | None:
-    """Parses step and metrics of an evaluation; returns None if the line is something else."""
+    """Parses step and metrics of an evaluation; returns None for any other line."""
     try:
         fields = json.loads(line)
         step, metrics = fields["step"], fields["metrics"]

@@ -17,8 +17,8 @@ def find(path: str) -> Checkpoint:
 
     Args:
       path: a checkpoint's directory, or the path `variables` in this directory (TensorFlow's prefix
-        of the checkpoint). A run's directory, or its directory of checkpoints, stands for the
-        latest checkpoint.
+        of the checkpoint). The path of a run, or of its directory of checkpoints, opens the latest
+        checkpoint.
 
     Raises:
       FileNotFoundError: there is no checkpoint.

@@ -9,7 +9,7 @@ _WIDTH = 100
 
 
 def hparams_text(hparams: HParams) -> str:
-    """Formats the hparams: for each its value, valid values and help."""
+    """Formats each hparam's value, valid values and help."""
     return "\n".join(_lines(hparams))
 
 

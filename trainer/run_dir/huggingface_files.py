@@ -1,7 +1,6 @@
 """A converted run's copies of files of its Hugging Face checkpoint: tokenizer, config, template.
 
-A run that starts from a converted run gets the same files, for decoding and for exporting to
-Hugging Face.
+A warm start from a converted run copies these files again, for decoding and exporting.
 """
 
 import shutil
@@ -14,21 +13,19 @@ from t2tp.untrusted_json import file_inside
 
 _DIRECTORY = "huggingface"
 _SUFFIXES = (".json", ".txt", ".model", ".jinja")
-# End of the name of the file that lists the weight files; a run needs no copy of this file.
+# End of the name of the file that lists the weight files.
 _INDEX_SUFFIX = ".index.json"
 
 
 def directory_in(output_dir: str | PathLike[str]) -> Path:
-    """Returns the directory, which need not exist, for a run's copies of Hugging Face files."""
+    """Returns the directory for a run's copies of Hugging Face files; it need not exist."""
     return Path(output_dir) / _DIRECTORY
 
 
 def tokenizer_directory(output_dir: str | PathLike[str]) -> Path | None:
-    """Returns the directory of a converted run's tokenizer.
+    """Returns the directory of a converted run's tokenizer; None if it has no tokenizer.
 
-    Returns:
-      None if the run was converted without a tokenizer. None also if the run has been trained
-      since its conversion, because its data may have another vocabulary.
+    Also None if the run was trained after its conversion: its data may have another vocabulary.
     """
     kept = directory_in(output_dir)
     flags = run_files.read_flags(output_dir)
@@ -50,11 +47,10 @@ def check_files(source: Path) -> list[Path]:
 
 
 def copy_files(source: Path, target: Path) -> None:
-    """Copies a directory's files without its weights; creates the target if needed.
+    """Copies a directory's files, except its weights; creates the target if needed.
 
     Raises:
-      UntrustedFileError: a file is a link that leaves the directory.
-      OSError: a file cannot be read or written.
+      UntrustedFileError, OSError: see `check_files`; or the target cannot be written.
     """
     target.mkdir(parents=True, exist_ok=True)
     for file in check_files(source):

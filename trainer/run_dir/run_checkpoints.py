@@ -58,8 +58,8 @@ class RunCheckpoints:
         Args:
           config: config of the run.
           layout: layout of the run, recorded in its checkpoints.
-          vocabulary: returns the vocabulary of the run's data. A warm start matches this vocabulary
-            with the source run's; see `rows_between`.
+          vocabulary: returns the vocabulary of the run's data, for a warm start; see
+            `rows_between`.
 
         Raises:
           ValueError: a checkpoint setting cannot be parsed.
@@ -82,9 +82,9 @@ class RunCheckpoints:
 
         Args:
           variables: the variables to restore.
-          to_train: whether `variables` will be trained. If so, they must include all variables of
+          to_train: whether `variables` will be trained; they must then include all variables of
             the checkpoint.
-          last_step: ignore checkpoints of later steps. Default: ignore none.
+          last_step: ignore checkpoints of later steps; None: use any checkpoint.
 
         Returns:
           The training step of the restored variables; 0 for initial values.
@@ -131,11 +131,7 @@ class RunCheckpoints:
         return self._warm_start_from(variables)
 
     def _warm_start_from(self, variables: Variables) -> int:
-        """Loads the config's warm start, if it has one, into initialized variables.
-
-        Returns:
-          The training step to start from.
-        """
+        """Loads the config's warm start, if any; returns the training step to start from."""
         frozen = next((v.spec.name for v in variables if v.spec.frozen), None)
         if self._warm_start is None and frozen is not None:
             raise UsageError(
@@ -160,8 +156,7 @@ class RunCheckpoints:
     def _base_elsewhere(self) -> Path | None:
         """Returns where to look first for the base model of adapters; None without a warm start.
 
-        The warm start's checkpoint comes first, because the path that was recorded with the
-        adapters may be outdated.
+        The path that was recorded with the adapters may be outdated.
         """
         if self._warm_start is None:
             return None
@@ -183,15 +178,7 @@ class RunCheckpoints:
         return saved.step
 
     def go_back(self, variables: Variables, last_step: int) -> int:
-        """Restores the latest checkpoint up to a step, as `load` does.
-
-        Args:
-          variables: the run's variables.
-          last_step: the step; later checkpoints are ignored.
-
-        Returns:
-          The training step of the restored variables.
-        """
+        """Restores the latest checkpoint up to `last_step`, as `load` does; returns its step."""
         fresh = Variables(self._layout, variables.cluster, self._config.random_seed)
         reinitialize(variables, fresh)
         return self.load(variables, to_train=True, last_step=last_step)
@@ -199,7 +186,7 @@ class RunCheckpoints:
     def check_untouched(self, cluster: Cluster, steps_done: int) -> None:
         """Checks that the run has no checkpoint of a later step than `steps_done`.
 
-        The caller must hold the run's lock. Also renames the damaged checkpoints that restoring has
+        The caller must hold the run's lock. Also renames the damaged checkpoints that `load` has
         skipped.
 
         Raises:
@@ -223,9 +210,7 @@ class RunCheckpoints:
             )
 
     def check_writable(self) -> None:
-        """Checks that checkpoints can be written, before the first step is trained.
-
-        Every process checks this, because every process writes slices.
+        """Checks that every process can write checkpoints, before the first step is trained.
 
         Raises:
           UsageError: no file can be written in the directory.
@@ -263,14 +248,7 @@ class RunCheckpoints:
     def hook(
         self, saver: RunSaver, lock: RunLock, steps_done: int, last_step: int
     ) -> CheckpointHook:
-        """Creates the hook that saves checkpoints when due.
-
-        Args:
-          saver: the result of `saver_of`.
-          lock: the lock of the run.
-          steps_done: the step that the training starts from.
-          last_step: the last step of the training.
-        """
+        """Creates the hook that saves checkpoints when due, and at `last_step`."""
         steps, seconds = self._config.save_checkpoints_steps, self._config.save_checkpoints_secs
         if seconds is not None:
             policy = EverySeconds(seconds, saver.variables.cluster, steps_done)
@@ -278,7 +256,7 @@ class RunCheckpoints:
         return CheckpointHook(EverySteps(steps or DEFAULT_SAVE_STEPS, last_step), saver, lock)
 
     def record_metrics(self, step: int, metrics: Mapping[str, float], cluster: Cluster) -> None:
-        """Records metrics in the checkpoint of a step, even if this checkpoint is saved only later.
+        """Records metrics in the checkpoint of a step, or keeps them until it is saved.
 
         Records nothing if the variables are from `config.checkpoint_path`.
         """

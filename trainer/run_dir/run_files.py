@@ -28,17 +28,12 @@ class OtherRunError(ValueError):
 
 
 class RunFileError(ValueError):
-    """`run.yaml` is damaged or missing, so that the run's settings are unknown."""
+    """`run.yaml` is damaged or missing."""
 
 
 @dataclass(frozen=True)
 class SavedRun:
-    """The settings with which a run was last started.
-
-    Attributes:
-      hparams: the hparams, mesh included.
-      flags: flags by name.
-    """
+    """The hparams, mesh included, and the flags with which a run was last started."""
 
     hparams: HParams
     flags: dict[str, Any]
@@ -70,10 +65,6 @@ def read(output_dir: str | os.PathLike[str]) -> SavedRun | None:
 def check_known(output_dir: str, saved: SavedRun | None) -> None:
     """Checks that a directory without `run.yaml` holds no checkpoints.
 
-    Args:
-      output_dir: the directory.
-      saved: the result of `read`.
-
     Raises:
       RunFileError: the directory holds checkpoints but no `run.yaml`.
     """
@@ -102,7 +93,7 @@ def read_run(output_dir: str) -> SavedRun:
 
 
 def read_flags(output_dir: str | os.PathLike[str]) -> dict[str, Any]:
-    """Returns the flags with which a run was last started; {} without a run."""
+    """Returns the flags of `run.yaml`; {} without a run."""
     saved = read(output_dir)
     return {} if saved is None else saved.flags
 
@@ -137,7 +128,7 @@ def check_same_run(output_dir: str, saved: SavedRun, model: str, problem: str) -
 
 
 def run_of(path: str) -> Path | None:
-    """Returns the directory of the run that a path, as for `find_checkpoint.find`, belongs to."""
+    """Returns the directory of the run that contains `path`, a path for `find_checkpoint.find`."""
     named = Path(path).absolute()
     above = (named, *named.parents[:3]) if path else ()
     return next((each for each in above if (each / run_yaml.FILE).exists()), None)
@@ -146,8 +137,8 @@ def run_of(path: str) -> Path | None:
 def resumed_hparams(saved: HParams, preset: HParams) -> HParams:
     """Returns the hparams of a resumed run: the saved values, and defaults for new hparams.
 
-    With its default, a new hparam keeps the behaviour of the code before the hparam existed. The
-    preset's values are for new runs only: in a resumed run they would change the trained model.
+    A new hparam's default keeps the behaviour of the code before the hparam existed. The preset's
+    value may differ, and would change the trained model.
 
     Args:
       saved: the hparams in the run's `run.yaml`.
@@ -169,7 +160,7 @@ def check_writable(directory: str, what: str = "output_dir") -> None:
 
     Args:
       directory: the directory; it need not exist.
-      what: the directory's description in the message.
+      what: the directory's name in the message.
 
     Raises:
       OSError: the directory, or its nearest existing parent, is no directory or not writable.

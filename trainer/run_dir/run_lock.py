@@ -23,11 +23,11 @@ from t2tp.trainer.errors import UsageError
 from t2tp.trainer.processes.multiprocess import ProcessMismatchError
 from t2tp.trainer.run_dir.lock_file import LOCK_FILE
 
-# Max time until a process sees another host's write to a file. Network file systems cache a file's
+# Max time until a process sees another host's write to a file: network file systems cache a file's
 # contents, or its absence, for up to a minute.
 _SEEN_SECONDS = 60.0
-# How long a run on several hosts waits for the lock. A file server keeps the lock of a lost host
-# for a while.
+# How long a run on several hosts waits for the lock: a file server keeps a lost host's lock for a
+# while.
 _RELEASED_SECONDS = 120.0
 
 
@@ -36,7 +36,7 @@ class RunLockedError(UsageError):
 
 
 class RunMovedError(UsageError):
-    """A process has lost the run's lock while it trained.
+    """A process has lost the run's lock during training.
 
     The run's directory was moved or deleted, the lock file was replaced or deleted, or another host
     has taken over the lock in the object store.
@@ -46,22 +46,17 @@ class RunMovedError(UsageError):
 class RunLock:
     """A reentrant lock that keeps other processes from training in the directory.
 
-    The lock is a locked file. The operating system releases this lock when the process ends, even
-    if the process is killed, so a leftover lock file does no harm. A run in an object store also
-    has a lock in the store (`StoreLock`). A killed process leaves the store's lock behind. Another
-    trainer takes this lock over: at once in the same local directory, otherwise after a minute.
+    The lock is a locked file. The operating system releases it when the process ends, even if the
+    process is killed. A run in an object store also has a lock in the store (`StoreLock`), which a
+    killed process leaves behind. The next training takes over this leftover lock: at once from the
+    same local directory, otherwise after a minute.
 
     With several processes, process 0 acquires the lock and sends the result to the other processes,
     which check that they see the same directory.
     """
 
     def __init__(self, output_dir: str, cluster: Cluster) -> None:
-        """Sets the directory; the lock is acquired on entering the context.
-
-        Args:
-          output_dir: the directory of the run; created on entering if needed.
-          cluster: the processes of the run, which enter together.
-        """
+        """Sets the directory and the processes; the lock is acquired on entering the context."""
         self._path = Path(output_dir) / LOCK_FILE
         self._cluster = cluster
         self._mirror = mirror_of(self._path.parent)
@@ -124,8 +119,8 @@ class RunLock:
     def _release(self) -> None:
         if self._mirror and self._store_lock:
             try:
-                # Before the release: a push deletes the objects of deleted checkpoints only while
-                # the lock is held.
+                # Before the release, because a push deletes the objects of deleted checkpoints
+                # only while the lock is held.
                 self._mirror.push(is_last=True)
             except OSError as error:
                 logging.error("%s", error)
@@ -135,18 +130,13 @@ class RunLock:
                 self._mirror.lock = None
             self._store_lock = None
         if self._descriptor is not None:
-            # The file is still locked, so its content, which names the holder, is this process's
-            # and not the next holder's.
+            # The file is still locked, so its content is this process's, not the next holder's.
             os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)
             self._descriptor = None
 
     def _check_shared(self, word: str) -> None:
-        """Raises ProcessMismatchError if a process does not share the directory of process 0.
-
-        Args:
-          word: a random word that process 0 has just written into the lock file.
-        """
+        """Raises ProcessMismatchError if a process does not see `word` in the lock file."""
         if self._cluster.coordination is None:
             return
         finds_it = self._cluster.is_main_process or self._await(word)
@@ -191,7 +181,7 @@ class RunLock:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, _note_of(word).encode(), 0)
-            os.fsync(descriptor)  # So that other hosts see the content.
+            os.fsync(descriptor)  # Other hosts then see the content.
         except BlockingIOError:
             os.close(descriptor)
             return self._taken(self._note())
@@ -202,7 +192,7 @@ class RunLock:
         return self._acquire_in_store()
 
     def _acquire_in_store(self) -> str:
-        """Tries to acquire the lock in the run's object store, if it has one; see `_acquire`."""
+        """Tries to acquire the lock in the run's object store, if any; see `_acquire`."""
         if self._mirror is None:
             return ""
         lock = StoreLock(self._mirror.store, LOCK_FILE, self._note(), self._mirror.place())
@@ -219,7 +209,7 @@ class RunLock:
         return refusal
 
     def _taken(self, note: Mapping[str, Any]) -> str:
-        """Returns the error about a locked directory; `note` is what the holder's lock contains."""
+        """Returns the error about a locked directory; `note` is the content of the lock."""
         holder = "another process"  # While a process starts or ends, its lock file is empty.
         if {"pid", "host", "since"} <= note.keys():
             holder = f"process {note['pid']} on {note['host']}, since {note['since']}"
@@ -229,7 +219,7 @@ class RunLock:
         )
 
     def _note(self) -> dict[str, Any]:
-        """Returns the content of the lock file, which names the holder; {} if there is none."""
+        """Returns the content of the lock file, or {}."""
         try:
             note = json.loads(self._path.read_text(encoding="utf-8"))
         except (OSError, ValueError):

@@ -1,7 +1,7 @@
 """Saves a run: a background thread writes the checkpoint while training continues.
 
-Training waits for the copy from devices to host. Before this copy it waits for the previous save,
-if that is still being written.
+Training waits until the variables are copied from the devices to the host. If the previous save is
+still being written, training first waits for it to end.
 """
 
 from __future__ import annotations
@@ -44,16 +44,14 @@ def retention_of(config: RunConfig) -> Retention:
 class RunSaver:
     """Writes the checkpoints of one training, one at a time, in a background thread.
 
-    All processes save at the same steps. Their background threads wait for each other at barriers.
-    The names of these barriers contain the step, to be distinct from the training's own barriers.
+    All processes save at the same steps. Their background threads meet at barriers, whose names
+    contain the step to be distinct from the training's own barriers.
 
-    On exit the context waits for the checkpoint being written, also after an error. It does not
-    wait after a KeyboardInterrupt or SystemExit, unless it is the subclass `TrainingInterrupted`.
+    On exit, the context waits for the checkpoint being written, also after an error. It does not
+    wait after a KeyboardInterrupt or SystemExit, except `TrainingInterrupted`.
 
     Attributes:
       directory: directory of the run's checkpoints.
-      variables: the variables to save.
-      retention: which checkpoints to keep.
       metadata: metadata of each checkpoint.
       saved: called with the step of each complete checkpoint, in process 0's background thread.
     """
@@ -86,9 +84,6 @@ class RunSaver:
     def save(self, step: int) -> None:
         """Waits for the previous save, copies the variables and starts to write the copies.
 
-        Args:
-          step: number of steps done.
-
         Raises:
           SavingError: the previous save has failed.
         """
@@ -98,7 +93,7 @@ class RunSaver:
         self._background.start(lambda: self._write(step, values, metrics))
 
     def check(self) -> None:
-        """Raises the error of the last save if that save has ended; does not wait.
+        """Raises the error of the last save if that save has ended.
 
         Raises:
           SavingError: the checkpoint could not be written.
@@ -118,7 +113,7 @@ class RunSaver:
         self._metrics = step, dict(metrics)
 
     def is_best(self, step: int) -> bool:
-        """Whether a step's metric is better than every checkpoint's metric; process 0 decides.
+        """Whether a step's metric is better than the metric of every checkpoint.
 
         Raises:
           LookupError: the step's evaluation did not compute the metric.
@@ -147,7 +142,7 @@ class RunSaver:
 class LockHook(Hook):
     """Ends the training if its directory was moved or its lock is lost.
 
-    This hook runs before the other hooks, because some of them write files.
+    Runs before the other hooks, because some of them write files.
     """
 
     def __init__(self, lock: RunLock) -> None:
@@ -155,7 +150,7 @@ class LockHook(Hook):
         self._lock = lock
 
     def after_step(self, training: Training, outputs: Mapping[str, np.ndarray]) -> None:
-        """Raises RunMovedError if the directory was moved or deleted, or the lock is lost."""
+        """Raises RunMovedError if the lock is lost."""
         self._lock.check_held()
 
 
@@ -163,13 +158,7 @@ class CheckpointHook(Hook):
     """Saves when a checkpoint is due, after the best evaluation so far, and at the end."""
 
     def __init__(self, policy: SavePolicy, saver: RunSaver, lock: RunLock) -> None:
-        """Sets policy and saver.
-
-        Args:
-          policy: decides when a checkpoint is due.
-          saver: writes checkpoints.
-          lock: the lock of the run, which must be held when a checkpoint is written.
-        """
+        """Sets policy, saver and the run's lock."""
         self._policy = policy
         self._saver = saver
         self._lock = lock
@@ -199,8 +188,7 @@ class CheckpointHook(Hook):
             self._saver.wait()
 
     def _save(self, training: Training) -> None:
-        # `LockHook` has checked the lock, but the hooks after it, such as evaluations, may have
-        # taken long.
+        # Hooks since `LockHook`, such as evaluations, may have taken long.
         self._lock.check_held()
         training.confirm_saving()
         with training.clock.stopped("checkpoint"):

@@ -10,7 +10,7 @@ from t2tp.processes.cluster import Cluster
 
 
 class SavePolicy(Protocol):
-    """Decides when a checkpoint is due; the decision is the same in all processes."""
+    """Decides when a checkpoint is due, equally in all processes."""
 
     def is_due(self, step: int) -> bool:
         """Whether to save after this step; called after every step."""
@@ -52,9 +52,9 @@ class EverySeconds:
     """Saves every N seconds, by the clock of process 0.
 
     All processes must save after the same step, but asking process 0 after every step would make
-    them wait for it. So each answer of process 0 includes the step at which to ask again. At the
-    current speed, half of the time until the next checkpoint has then passed. A single process
-    checks its clock after every step.
+    them wait for it. So each answer of process 0 includes the step at which to ask again: the step
+    that will be reached, at the current speed, after half of the time until the next checkpoint. A
+    single process checks its clock after every step.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class EverySeconds:
         return f"saves in {datetime.timedelta(seconds=round(left))}"
 
     def _check_clock(self, step: int) -> tuple[bool, int]:
-        """Returns whether to save now, and the step at which to ask again; for process 0."""
+        """Returns whether to save now, and the step at which to ask again."""
         elapsed = self._clock() - self._saved_at
         if elapsed >= self._seconds or self._cluster.num_processes == 1:
             return elapsed >= self._seconds, step + 1

@@ -43,7 +43,7 @@ class TokenRows:
     """The saved row of each token of a new vocabulary.
 
     Attributes:
-      rows: int64 [new tokens], the id of the saved token with the same text; -1: none.
+      rows: int64 [new tokens], the id of the saved token with the same text, or -1.
       new: texts of new tokens without a saved row.
       lost: texts of saved tokens whose rows are not used.
     """
@@ -64,9 +64,8 @@ class TokenRows:
         sources, rows = _tokens_by_text(old), np.full(len(new), -1, np.int64)
         for text, tokens in _tokens_by_text(new).items():
             found = sources.get(text, [])
-            # Several tokens may have the same text, such as a byte and a subword. Tokens with the
-            # same text are matched from the last to the first. The last token is the subword, with
-            # which texts are encoded.
+            # Several tokens may have the same text, such as a byte and a subword. They are matched
+            # from the last to the first, because texts are encoded with the last, the subword.
             for back, token in enumerate(reversed(tokens) if found else ()):
                 rows[token] = found[max(len(found) - 1 - back, 0)]
         if rows[here.end_of_document] < 0:
@@ -89,7 +88,7 @@ class TokenRows:
         return bool(np.any((self.rows >= 0) & (self.rows != np.arange(len(self.rows)))))
 
     def describe(self) -> str:
-        """Returns a line with the numbers of found, new and lost tokens, and examples."""
+        """Returns a line that counts found, new and lost tokens, with examples."""
         found = np.count_nonzero(self.rows >= 0)
         return (
             f"{found:,} of {len(self.rows):,} tokens found by their texts"
@@ -98,7 +97,7 @@ class TokenRows:
         )
 
     def fits(self, saved_shape: Sequence[int], variable: SlicedVariable) -> bool:
-        """Whether the shapes of a saved table and a variable differ at most in the vocabulary."""
+        """Whether the saved table's and the variable's shapes differ at most in the vocabulary."""
         axis, here = vocab_axis(variable), variable.spec.shape.to_integer_list
         if axis is None or len(here) != len(saved_shape):
             return False
@@ -108,8 +107,7 @@ class TokenRows:
     def load(self, saved: Checkpoint, name: str, variable: SlicedVariable) -> None:
         """Loads a variable with the dimension `vocab`, each row from its saved row.
 
-        Slices that differ only in their rows share one pass over the saved table, which reads a
-        block of rows at a time.
+        Slices that differ only in their rows share one pass over the saved table.
 
         Args:
           saved: the checkpoint.
@@ -125,7 +123,6 @@ class TokenRows:
             count = min(len(self.rows), len(sources))
             sources[:count], sources[count:] = self.rows[:count], -1
         sources[sources >= shape[axis]] = -1
-        # Slices with the same columns are loaded in one pass.
         groups: dict[tuple, list[tuple[int, ...]]] = {}
         regions = {
             begin: [(part.start, part.stop - part.start) for part in variable.region(pnum)]
@@ -159,8 +156,8 @@ class TokenRows:
         assign_slices(variable, values)
 
 
-# (rows, reason). The rows are None if a vocabulary is missing or unknown. The reason says why the
-# saved run's vocabulary is unknown; else it is "".
+# (rows, reason). If a vocabulary is missing or unknown, the rows are None. The reason is "", or
+# says why the saved run's vocabulary is unknown.
 MatchedRows = tuple[TokenRows | None, str]
 
 
@@ -198,8 +195,8 @@ def rows_between(path: str, vocabulary: Vocabulary | None) -> MatchedRows:
 def _row_ranges(saved: Checkpoint, name: str, axis: int) -> list[tuple[int, int]]:
     """Returns begin and end of the blocks of rows to read.
 
-    The blocks are the saved slices' ranges of rows, if the checkpoint records its layout.
-    TensorFlow reads a saved slice as a whole, so smaller blocks would read it several times.
+    TensorFlow reads a saved slice as a whole. So a block is one saved slice's range of rows, if the
+    checkpoint records its layout.
     """
     shape = saved.shapes()[name]
     if MESH_SHAPE in saved.metadata:

@@ -29,7 +29,7 @@ class WarmStartError(UsageError):
 
 @dataclass(frozen=True)
 class WarmStart:
-    """The source of a warm start, and rules that map its variable names to the model's names.
+    """The checkpoint of a warm start, and rules that map its variable names to the model's names.
 
     Attributes:
       path: the run or checkpoint to start from; see `find_checkpoint.find`.
@@ -44,8 +44,7 @@ class WarmStart:
         """Parses `PATH` or `PATH:from=>to;from=>to`; returns None for an empty text.
 
         Raises:
-          WarmStartError: a rule has no arrow, its pattern is not a regular expression, or its
-            replacement refers to a group that the pattern does not have.
+          WarmStartError: a rule has no arrow, or an invalid pattern or replacement.
         """
         if not text:
             return None
@@ -58,8 +57,7 @@ class WarmStart:
                     f"warm_start_from={text}: the rule {rule!r} has not the form from{ARROW}to"
                 )
             try:
-                # With the empty alternative the pattern matches any text, so that `re` evaluates
-                # the replacement.
+                # The empty alternative matches any text, so that `re` evaluates the replacement.
                 re.sub(f"{pattern}|", replacement, "")
             except (re.error, IndexError) as error:
                 raise WarmStartError(
@@ -109,13 +107,8 @@ def inherit_files(
 ) -> None:
     """Copies Hugging Face files from the warm start's source run to the new run.
 
-    Does nothing if the new run has such files already, or if the vocabularies differ or are
-    unknown.
-
-    Args:
-      output_dir: directory of the new run.
-      source: the source of the warm start.
-      matched: the result of `rows_between`.
+    Does nothing if the new run already has such files, or if the vocabularies differ or are
+    unknown. `matched` is the result of `rows_between`.
 
     Raises:
       OSError: a file cannot be read or written.
@@ -142,22 +135,22 @@ def warm_start(
     """Loads trainable variables from tensors of the checkpoint with equal name and shape.
 
     If the source run has another vocabulary, rows of the embedding and the logits are matched by
-    the texts of their tokens; see `token_rows`. A model with adapters needs all its frozen weights,
-    from the checkpoint or from the base of the checkpoint's own adapters.
+    the texts of their tokens; see `token_rows`. A model with adapters needs all its frozen weights:
+    they are loaded from the checkpoint, or from the base of the checkpoint's own adapters.
 
     Args:
       source: the checkpoint and the rules for its names.
       variables: variables with their initial values.
       matched: the result of `rows_between`.
-      with_optimizer: whether the optimizer's variables and the step are loaded too.
+      with_optimizer: whether to load the optimizer's variables and the step too.
 
     Returns:
-      (summary, step). The summary counts the variables that were loaded, and says why the others
-      were not. The step is the step to continue from; with a fresh optimizer it is 0.
+      (summary, step). The summary counts the loaded variables, and says why the others were not
+      loaded. The step is the step to continue from; with a fresh optimizer it is 0.
 
     Raises:
-      WarmStartError: no variable fits, a rule matches no name, a frozen table has the tokens of
-        another vocabulary, or the checkpoint was trained with another optimizer.
+      WarmStartError: no variable fits, a rule matches no name, the tokens of a frozen table have
+        other ids in the new vocabulary, or the checkpoint was trained with another optimizer.
       BaseError: a frozen weight is neither in the checkpoint nor in its base.
       FileNotFoundError: there is no such checkpoint.
       UnusableCheckpointError: the checkpoint is damaged.
@@ -184,9 +177,9 @@ def warm_start(
     others = [v for v in variables if not v.spec.trainable and not v.spec.frozen]
     fresh = [v.spec.name for v in others]
     if with_optimizer:
-        # New rows of a table get the mean of the loaded rows, and so do the optimizer's slots for
-        # them. With zero slots, Adam's first updates would be 3 times too large: the training goes
-        # on at the saved step, where bias correction is almost 1.
+        # New rows of a table get the mean of the loaded rows, and so do their optimizer slots. With
+        # zero slots, Adam's first updates would be 3 times too large, because bias correction is
+        # almost 1 at the saved step.
         slots = _slot_sources(saved, fresh, sources)
         fresh = [v.spec.name for v in others if _load(saved, v, slots, rows)[0] not in _FITS]
         if fresh and len(fresh) == len(others):
@@ -207,7 +200,7 @@ def _summary(
     outcomes: Mapping[str, tuple[str, str]],
     matched: MatchedRows,
 ) -> list[str]:
-    """Returns lines about the weights that were loaded and the weights that were not."""
+    """Returns lines about the loaded weights and the others."""
     rows, reason = matched
     groups: dict[str, list[str]] = {}
     for outcome, text in outcomes.values():
@@ -238,8 +231,7 @@ def _slot_sources(
 ) -> dict[str, str]:
     """Maps the optimizer's variables to their names in the checkpoint, if it has them.
 
-    A slot `<variable>/<slot>` is renamed with its variable. The rules are not applied to the slot
-    itself.
+    A slot `<variable>/<slot>` is renamed with its variable.
     """
     found = {}
     for name in slots:
@@ -286,7 +278,7 @@ def _load(
 
 
 def _names_in(saved: Checkpoint) -> set[str]:
-    """Returns the names in a checkpoint, and in the base of its adapters."""
+    """Returns the names in a checkpoint and in the base of its adapters."""
     base = saved.metadata.get(BASE)
     if base is None:
         return set(saved.shapes())

@@ -11,7 +11,7 @@ from t2tp.processes.process_spec import THREADS_VARIABLE
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices of one trial; by default all devices of this host.
+    """The devices of one trial; by default, all devices of this host.
 
     Attributes:
       gpus: ids of GPUs.
@@ -29,8 +29,8 @@ class Devices:
 
         Args:
           trials: number of trials that run at once.
-          each: number of devices of each trial. Default: an equal share. If there are more trials
-            than cores, every trial may use all cores.
+          each: number of devices of each trial. Default: an equal share, or all cores if there are
+            more trials than cores.
           gpus: ids of the GPUs of this host.
           cores: ids of the cores that this process may use.
 
@@ -56,11 +56,7 @@ class Devices:
         return [cls(cores=cores[start : start + count]) for start in starts]
 
     def environment(self, base: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """Returns the environment of a trial's process.
-
-        Args:
-          base: the environment of this process.
-        """
+        """Returns the environment of a trial's process, based on `base`."""
         variables = dict(base)
         if self.gpus:
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)

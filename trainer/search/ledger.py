@@ -1,9 +1,9 @@
 """`Ledger`: which process trains which point of a search, so that no point is lost.
 
 Any number of `t2tp_tune` processes share a study, and each may be killed at any moment. A point is
-one set of values. An attempt at a point is a trial in Optuna's study, and exactly one process
-claims the trial. The process records heartbeats. When they stop, Optuna ends the trial and enqueues
-a new attempt with the same values. Points are numbered in the order in which they were drawn:
+a set of hyperparameter values; each attempt at a point is a trial in Optuna's study. One process
+claims the trial and records heartbeats. When the heartbeats stop, Optuna ends the trial and
+enqueues a new attempt at the point. Points are numbered in the order in which they were drawn:
 
     trial   0         1         2         3                      4
     point   0         1         2         1, again: 1 was lost   3
@@ -24,7 +24,7 @@ from t2tp.trainer.errors import UsageError
 from t2tp.trainer.search.ranges import suggest
 from t2tp.trainer.search.strategies import Sampling
 
-# User attributes of a trial. A new attempt inherits the attributes of the previous attempt.
+# User attributes of a trial; a new attempt inherits them.
 VALUES, ERROR, _CLAIMED, _SURPLUS = "hparams", "error", "claimed", "surplus"
 # Optuna's exceptions for a trial that has ended.
 _ENDED = (RuntimeError, ValueError, optuna.exceptions.OptunaError)
@@ -36,17 +36,11 @@ with warnings.catch_warnings():
 
 
 class LostClaimError(RuntimeError):
-    """Another process has ended the trial, because it saw no heartbeat for too long."""
+    """Another process has ended the trial, because the trial had no heartbeat for too long."""
 
 
 class Claim(NamedTuple):
-    """A trial that this process runs.
-
-    Attributes:
-      trial: the trial of the study.
-      point: index of the point.
-      values: values of the point's hyperparameters.
-    """
+    """A trial that this process runs; its point's index and hyperparameter values."""
 
     trial: optuna.trial.Trial
     point: int
@@ -82,14 +76,14 @@ class Ledger:
         self._lost_after_seconds = lost_after_seconds
         self._clock = clock
         self._last_heartbeats: dict[int, float] = {}
-        # Number of a trial without an owner -> the time when this process first saw the trial.
+        # Trial number -> time when this process first saw the trial without an owner.
         self._orphans: dict[int, float] = {}
         for trial in self.attempts().values():
             if trial.state == TrialState.FAIL:
                 retry(study, trial)
 
     def attempts(self) -> dict[int, FrozenTrial]:
-        """Returns point -> the attempt that counts: one with a result, or else the latest."""
+        """Returns point -> the attempt that counts: the one with a result, or else the latest."""
         trials = self._study.get_trials(deepcopy=False)
         drawn = [each for each in trials if _first(each) == each.number]
         wanted = [each.number for each in drawn if _SURPLUS not in each.user_attrs]
@@ -102,7 +96,7 @@ class Ledger:
         return found
 
     def has_success(self) -> bool:
-        """Whether any point has a result; a pruned trial has one too."""
+        """Whether any point has a result, pruned or not."""
         return any(trial.state in _RESULT for trial in self.attempts().values())
 
     def is_done(self) -> bool:
@@ -111,7 +105,7 @@ class Ledger:
         return len(attempts) == self._points and all(map(_is_done, attempts.values()))
 
     def claim(self) -> Claim | None:
-        """Claims a new attempt at a lost point, or draws a new point; None if there is neither.
+        """Claims a waiting attempt at a lost point, or draws a new point; None if all are claimed.
 
         Raises:
           UsageError: the study was begun with another ranged set.
@@ -192,11 +186,7 @@ class Ledger:
             self._study.tell(claim.trial, state=TrialState.PRUNED)
 
     def fail(self, claim: Claim, error: str) -> None:
-        """Records that a trial failed.
-
-        Args:
-          claim: the trial.
-          error: the reason.
+        """Records that a trial failed because of `error`.
 
         Raises:
           LostClaimError: another process has ended the trial.
@@ -206,15 +196,15 @@ class Ledger:
             self._study.tell(claim.trial, state=TrialState.FAIL)
 
     def release(self, claim: Claim) -> None:
-        """Ends a trial; a later claim, by any process, continues its point in a new trial."""
+        """Ends a trial and enqueues a new attempt at its point."""
         with contextlib.suppress(LostClaimError), _unless_ended(claim):
             retry(self._study, self._study.tell(claim.trial, state=TrialState.FAIL))
 
     def _rescue_orphans(self) -> None:
         """Enqueues points again if Optuna cannot notice that their process was killed.
 
-        A process may be killed after it claimed a trial and before the trial's first heartbeat. It
-        may also be killed after it ended a lost trial and before it enqueued the next attempt.
+        A process may be killed after it claimed a trial and before the first heartbeat, or after it
+        ended a lost trial and before it enqueued the next attempt.
         """
         for trial in self.attempts().values():
             is_claimed = trial.user_attrs.get(_CLAIMED) == trial.number

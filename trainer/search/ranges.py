@@ -12,7 +12,7 @@ _MIRRORED = "mirrored {}"
 
 
 def suggest(trial: optuna.trial.Trial, ranged: RangedHParams) -> dict[str, Any]:
-    """Returns the values of a trial by hyperparameter, drawn by the sampler of its study."""
+    """Returns the values of a trial by hyperparameter, drawn by the study's sampler."""
     return ranged.draw(lambda each: _suggest(trial, each))
 
 

@@ -59,10 +59,9 @@ def table(
 def importances(
     study: optuna.Study, objectives: Sequence[BestMetric], directory: Path
 ) -> list[str]:
-    """Computes the importance of each hyperparameter, and plots it in a file per objective.
+    """Computes and plots the importance of each hyperparameter; returns a line per objective.
 
-    Returns:
-      A line per objective; none if too few trials are complete.
+    Returns no lines if too few trials are complete.
     """
     complete = [trial for trial in study.trials if trial.state == TrialState.COMPLETE]
     lines = []
@@ -93,8 +92,7 @@ def describe_to_tensorboard(
 ) -> None:
     """Writes the hyperparameters and metrics of the search for TensorBoard's HPARAMS page.
 
-    These events only declare names and domains. The trials' own events have the values, and their
-    evaluations' events have the metrics.
+    The events declare only names and domains; the trials' own events have the values and metrics.
     """
     if any(directory.glob("events.out.tfevents.*")):
         return  # An earlier process of the search has written these events.

@@ -15,17 +15,16 @@ from t2tp.trainer.search.devices import Devices
 from t2tp.trainer.search.ledger import Claim, Ledger, LostClaimError
 from t2tp.trainer.search.trial_run import INTERRUPTED, TrialRun
 
-# This number of failures before the first success ends the search, because the flags of all trials
-# are probably wrong.
+# After this number of failures without a success, the flags of all trials are probably wrong, and
+# the search ends.
 _FAILURES = 3
 _POLL_SECONDS = 0.2
 
-# Returns the command that trains a claimed trial in a directory.
 Command = Callable[[Claim, Path], Sequence[str]]
 
 
 class Search:
-    """Runs trials of a study. Other processes may work on the same study."""
+    """Runs trials of a study; other processes may run trials of it too."""
 
     def __init__(
         self,
@@ -40,7 +39,7 @@ class Search:
 
         Args:
           ledger: the points and trials of the study.
-          command: returns the command that trains a trial.
+          command: returns the command that trains a claimed trial in a directory.
           directory: directory of the search.
           objectives: metrics to compare trials by; trials are pruned only if there is one metric.
           devices: the devices of each trial that runs at once.
@@ -54,7 +53,6 @@ class Search:
         self._logs = len(devices) > 1
         self._prunes_before = prunes_before
         self._runs: list[TrialRun] = []
-        # Processes of the runs that have started.
         self._processes: list[subprocess.Popen] = []
         self._signals: list[int] = []
         self._failed = 0

@@ -43,7 +43,7 @@ def open_study(
       name: name of the study.
       hparams_range: name of the ranged set.
       objectives: metrics to compare trials by.
-      lost_after_seconds: how long a trial may go without a heartbeat.
+      lost_after_seconds: a trial without a heartbeat for this time is lost.
 
     Raises:
       UsageError: the study cannot be opened, or belongs to a search with other settings.

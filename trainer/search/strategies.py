@@ -24,20 +24,19 @@ class Sampling:
         Args:
           name: value of --sampler.
           ranged: the ranges.
-          grid_points: number of values of an interval in a grid.
+          grid_points: number of values of each interval in a grid.
         """
         self._name = name
         self._ranged = ranged
         self._grid = ranged.grid(grid_points) if name == "grid" else []
-        # Pruners compare a trial with earlier trials: these should not all be its grid neighbors.
+        # Pruners compare a trial with earlier trials, which should not all be grid neighbors.
         random.Random(ranged.name).shuffle(self._grid)
         self.grid_size = len(self._grid) if name == "grid" else None
 
     def sampler(self, point: int) -> optuna.samplers.BaseSampler:
         """Makes the sampler of a point; `random` draws the same point as `t2tp_trainer --trial`.
 
-        The seed is the point's index: with one common seed, all processes would draw the same
-        values.
+        The seed is the point's index: with a common seed, all processes would draw the same values.
         """
         if self._name == "cmaes":
             return optuna.samplers.CmaEsSampler(seed=point, warn_independent_sampling=False)
@@ -49,12 +48,9 @@ class Sampling:
 
 
 def pruner_of(name: str, first_step: int, last_step: int) -> optuna.pruners.BasePruner:
-    """Makes a pruner.
+    """Makes a pruner, given the training steps of the first and the last evaluation.
 
-    Args:
-      name: value of --pruner.
-      first_step: training step of the first evaluation.
-      last_step: training step of the last evaluation.
+    `name` is the value of --pruner.
     """
     if name == "median":
         return optuna.pruners.MedianPruner()

@@ -31,14 +31,7 @@ class TrialRun:
     def __init__(
         self, claim: Claim, directory: Path, devices: Devices, log: Path | None = None
     ) -> None:
-        """Starts nothing yet.
-
-        Args:
-          claim: the trial.
-          directory: directory of the run.
-          devices: devices of the process.
-          log: file for the output of the process; None: this process's output.
-        """
+        """Sets the attributes; starts nothing yet."""
         self.claim = claim
         self.directory = directory
         self.devices = devices
@@ -49,11 +42,7 @@ class TrialRun:
         self._reported = -1
 
     def start(self, command: Sequence[str], processes: list[subprocess.Popen]) -> None:
-        """Starts the process.
-
-        Args:
-          command: the program and its arguments.
-          processes: where to add the process.
+        """Starts the process and appends it to `processes`.
 
         Raises:
           OSError: the command cannot be started, or the log cannot be written.
@@ -81,7 +70,7 @@ class TrialRun:
         return new
 
     def prune(self) -> None:
-        """Tells the process to stop, after which the process finishes the step, saves and exits."""
+        """Asks the process to finish its step, save and exit."""
         self.is_pruned = True
         self.stop()
 
