@@ -86,9 +86,9 @@ class Estimator:
 
         Args:
           model_fn: `(mesh, features, mode, hparams) -> EstimatorSpec`, which builds an mtf graph.
-            The function may also have parameters `config` and `decode_options`, which get the
-            config and the options of `predict`.
-          config: the output directory, how often to save, and other settings of the run.
+            It may also have parameters `config` and `decode_options`, which get the config and the
+            options of `predict`.
+          config: settings of the run, such as its directory and how often to save.
           hparams: `HParams` or a mapping, passed to `model_fn`. Its `mesh_shape` and `layout`
             define the mesh; without them the mesh is one device.
           layout: the layout of the hparams, if the caller has parsed it.
@@ -119,9 +119,8 @@ class Estimator:
     def connect(self) -> Cluster:
         """Finds the devices of the mesh and the other processes; later calls only return them.
 
-        On GPUs the method enables TensorFlow's op determinism. Otherwise segment sums (the
-        gradients of embeddings) would differ from run to run. On CPUs our operations are always
-        deterministic.
+        On GPUs it enables TensorFlow's op determinism, because segment sums (the gradients of
+        embeddings) would otherwise differ from run to run.
 
         Raises:
           ValueError: the number of devices is not the size of the mesh, or the settings of the
@@ -146,12 +145,8 @@ class Estimator:
     ) -> Program:
         """Builds the program of a mode and initializes or restores its variables; writes no files.
 
-        Programs are cached by mode, feature shapes and options.
-
-        Args:
-          mode: the mode of the program.
-          features: inputs of the program.
-          decode_options: passed to model functions that have this parameter.
+        Programs are cached by mode, feature shapes and options. `decode_options` are passed to
+        model functions that have this parameter.
 
         Raises:
           LayoutError: the layout does not fit the model.
@@ -256,8 +251,7 @@ class Estimator:
     def evaluate(self, inputs: Inputs | InputFn, steps: int = -1) -> dict[str, float]:
         """Sums the model's metrics and `inputs.counts` over the batches.
 
-        `inputs.counts` runs in Python, for each batch in only one process; the processes take
-        turns.
+        Of several processes, only one counts a batch with `inputs.counts`, which runs in Python.
 
         Args:
           inputs: see `train`; the stream is finite.
@@ -311,7 +305,7 @@ class Estimator:
         signatures: Signatures | None = None,
         decode_options: DecodeOptions | None = None,
     ) -> Path:
-        """Writes the predicting program as a SavedModel, atomically.
+        """Writes the predicting program as a SavedModel, atomically, and returns the directory.
 
         Args:
           path: the new directory.
@@ -319,9 +313,6 @@ class Estimator:
           signatures: builds the signatures of the SavedModel. Default: a single signature,
             `serving_default`, which maps features of exactly these shapes to predictions.
           decode_options: see `build`.
-
-        Returns:
-          The directory.
 
         Raises:
           UsageError: the directory exists, or the hparams have a mesh of several devices. An
@@ -351,14 +342,10 @@ class Estimator:
         self.steps_done = saved.step
 
     def rewind(self, inputs: Inputs, steps_done: int) -> tuple[int, BatchStream]:
-        """Rewinds the variables to a step of the run; writes no files.
+        """Rewinds the variables to step `steps_done` of the run; writes no files.
 
         Restores the latest checkpoint up to that step, or the initial values, and replays the
-        steps after the checkpoint.
-
-        Args:
-          inputs: the inputs of the training.
-          steps_done: the step.
+        later steps on the training's `inputs`.
 
         Returns:
           (the step of the restored values, the run's batches).
@@ -457,7 +444,7 @@ class Estimator:
     def _placer(
         self, mode: ModeKeys, inputs: Inputs
     ) -> Callable[[Batch], tuple[Program, PlacedFeatures]]:
-        """Returns a function that places a batch, and returns the batch's program too."""
+        """Returns a function that places a batch and returns it with its program."""
         programs = {shapes_of_features(kind): self.build(mode, kind) for kind in inputs.kinds}
         default = self.build(mode, inputs.features)
 

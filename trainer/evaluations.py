@@ -47,7 +47,7 @@ class SplitEvaluation:
           inputs: one pass over the split.
           steps: number of batches; 0 or -1: all.
           directory: name of the subdirectory for the record and the events.
-          model: name of the model, for messages.
+          model: the model's name, for messages.
           finds_best: whether these evaluations decide which checkpoint is best.
           samples: examples to decode at each evaluation.
         """

@@ -212,9 +212,6 @@ class Experiment:
 
         Returns:
           The problem's metrics at the end.
-
-        Raises:
-          TrainingInterrupted: a signal arrived; the step was saved.
         """
         every, evaluation = self._local_eval_frequency, self._evaluation(self._eval_split)
 
@@ -228,24 +225,21 @@ class Experiment:
         return metrics
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluates the variables as they are in memory, on the evaluation split.
+        """Returns the metrics of the variables in memory, on the evaluation split.
 
         If no program has been built yet, evaluates the latest checkpoint.
-
-        Returns:
-          The problem's metrics.
         """
         self.build("evaluate")
         return self._evaluation(self._eval_split).run()
 
     def measure(self, path: str | PathLike[str]) -> tuple[int, dict[str, float]]:
-        """Evaluates a given checkpoint on the evaluation split; writes no files.
+        """Evaluates a checkpoint on the evaluation split; writes no files.
 
         Args:
           path: path of the checkpoint; see `find_checkpoint.find`.
 
         Returns:
-          The step of the checkpoint and the problem's metrics.
+          The checkpoint's step and the problem's metrics.
 
         Raises:
           CheckpointMismatchError: the checkpoint's variables differ from the model's.
@@ -261,11 +255,7 @@ class Experiment:
         return self.estimator.steps_done, self._evaluation(self._eval_split).measure()
 
     def evaluate_on_train_data(self) -> dict[str, float]:
-        """Evaluates like `evaluate`, on the training split: each example once, in order.
-
-        Returns:
-          The problem's metrics.
-        """
+        """Evaluates like `evaluate`, on the training split: each example once, in order."""
         self.build("evaluate_on_train_data")
         return self._evaluation(self.spec.problem.splits[0]).run()
 
@@ -315,12 +305,9 @@ class Experiment:
         return self._decoder.text(text, length)
 
     def _find_goal(self) -> BestMetric:
-        """Returns the metric that defines the best evaluation: `keep_best_metric`, if it is set.
+        """Returns the metric that defines the best evaluation.
 
-        The default is the metric of early stopping, or without early stopping the loss.
-
-        Raises:
-          ValueError: no evaluation computes `keep_best_metric`.
+        It is `keep_best_metric` if set, else the metric of early stopping if used, else the loss.
         """
         if self._config.keep_best_metric:
             problem, goal = self.spec.problem, BestMetric.parse(self._config.keep_best_metric)
@@ -397,9 +384,7 @@ class Experiment:
         self, schedule: str, hooks: Sequence[Hook], plateau: Callable[[], str] = str
     ) -> None:
         output_dir, cluster = self._config.output_dir, self.estimator.connect()
-        # Training cannot continue from checkpoints without `run.yaml`. `Experiment.evaluate`
-        # accepts such checkpoints in `output_dir`; the programs accept them only as
-        # `--checkpoint_path`.
+        # Evaluation can use checkpoints without `run.yaml`, but training cannot continue from them.
         run_files.check_known(output_dir, run_files.read(output_dir))
         self.build(schedule)
         stop_reason = plateau()

@@ -56,7 +56,7 @@ def declared(values: Mapping[str, Any], set_name: str | None, model: str | None)
 
     Args:
       values: values by name. Names that the set does not have get the type of their value.
-      set_name: name of the set; ignored if it is not registered.
+      set_name: name of the run's set.
       model: name of the run's model; ignored if it is not registered.
 
     Raises:

@@ -102,11 +102,7 @@ class _Model:
     """
 
     def __init__(self, spec: RunSpec, hparams: HParams) -> None:
-        """Builds the graph.
-
-        Raises:
-          Exception: the model or its data cannot be built with these hparams.
-        """
+        """Builds the graph."""
         self.spec = spec
         self.hparams = hparams
         full = spec.problem.vocab_sizes(spec.data_dir)

@@ -53,13 +53,13 @@ def sum_metrics(
     cluster: Cluster,
     counted: Callable[[], None],
 ) -> dict[str, float]:
-    """Sums the programs' outputs and the hosts' counts over all batches.
+    """Sums the programs' outputs, and the counts computed in Python, over all batches.
 
     Args:
       prepared: program, placed batch, and this process's counts for the batch (empty if another
         process counts the batch).
       step: the training step of the variables.
-      cluster: the processes; the host counts of all processes are summed.
+      cluster: the processes whose counts are summed.
       counted: called after each batch.
 
     Returns:
@@ -77,7 +77,7 @@ def sum_metrics(
     reports = [
         json.loads(each) for each in cluster.process_allgather("sums", json.dumps([sums, of_host]))
     ]
-    # Program outputs are global sums in every process already; host counts are not.
+    # Program outputs are global sums in every process already; counts are not.
     total = defaultdict(float, reports[0][0])
     for _, counts in reports:
         for name, number in counts.items():

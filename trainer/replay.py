@@ -34,8 +34,7 @@ from t2tp.trainer.run_spec import RunSpec
 _EVENTS = "events.out.tfevents.*"
 _TEXT_FEATURES = ("inputs", "targets")
 
-# A device computes the gradients of several rows together. Max number of elements of these
-# gradients: 1 GiB in float32.
+# Max elements of the single rows' gradients that a device computes together: 1 GiB in float32.
 _MOST_AT_ONCE = 1 << 28
 
 # A tensor is unusual if its largest magnitude is above `_UNUSUAL` times its largest magnitude in
@@ -72,9 +71,9 @@ class ReplayedStep:
       examples: the rows, the largest gradient norm first; non-finite norms come before all others.
       logged: loss and gradient norm from the run's TensorBoard events; empty if the step was not
         reported, or rows were left out.
-      first_nonfinite: name of the step's first non-finite tensor; None if there is none.
-      first_unusual: name of the first tensor that is far larger than in other batches; None if
-        there is none.
+      first_nonfinite: name of the step's first non-finite tensor, if there is one.
+      first_unusual: name of the first tensor that is far larger than in other batches, if there is
+        one.
       updates: variable -> norm of its update / norm of the variable, the largest first.
     """
 
@@ -101,8 +100,7 @@ def replay(spec: RunSpec, step: int, without_rows: Sequence[int] = ()) -> Replay
     """Replays a step of a run; writes no files.
 
     On the run's own mesh, and on any mesh with `exact_sums`, the replayed values equal the run's
-    values bit for bit. On other meshes the values are equal up to rounding. The batch is always the
-    run's batch.
+    values bit for bit. On other meshes they are equal up to rounding.
 
     Args:
       spec: the run, on a mesh without stages.

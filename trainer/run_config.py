@@ -95,12 +95,7 @@ class RunConfig:
         }
 
     def __post_init__(self) -> None:
-        """Checks the values.
-
-        Raises:
-          ValueError: a field is missing, out of range or unknown, or both intervals between
-            checkpoints are set.
-        """
+        """Raises ValueError if a field is missing, out of range, unknown or contradicts another."""
         if not self.output_dir:
             raise ValueError("output_dir is empty: name the directory of the run")
         check_local("output_dir", self.output_dir)
@@ -134,11 +129,7 @@ class RunConfig:
 
 
 def profile_range(text: str) -> tuple[int, int]:
-    """Parses `FIRST:LAST`, the first and the last step of a profile, counted from 1.
-
-    Raises:
-      ValueError: the text does not have this form.
-    """
+    """Parses `FIRST:LAST`, two steps counted from 1; raises ValueError for another form."""
     first, colon, last = text.partition(":")
     if colon and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last):
         return int(first), int(last)

@@ -62,11 +62,7 @@ class RunSpec:
     changes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        """Checks the number of steps.
-
-        Raises:
-          ValueError: the number is negative.
-        """
+        """Raises ValueError if the number of steps is negative."""
         if self.train_steps < 0:
             raise ValueError(f"train_steps is {self.train_steps}, and must be at least 0")
 
@@ -85,15 +81,8 @@ class RunSpec:
     ) -> RunSpec:
         """Looks up model and problem, and reads the run in `config.output_dir`.
 
-        Args:
-          model: name of a registered model.
-          problem: name of a problem; see `problems.find`.
-          hparams: hyperparameters of model and training.
-          config: other settings, such as directories and checkpoints.
-          data_dir: the directory of the data, which need not be prepared yet.
-          train_steps: number of training steps in total.
-          problem_options: the problem's options.
-          flags: other flags to save in the run's `run.yaml`.
+        The arguments are the attributes of these names, and `problem` is the attribute
+        `problem_name`. The data need not be prepared yet.
 
         Raises:
           UnknownNameError: there is no such model or problem.
@@ -160,10 +149,9 @@ class RunSpec:
                 )
 
     def make_estimator(self) -> Estimator:
-        """Creates the run's `Estimator`; the data must be prepared.
+        """Creates the run's `Estimator`; errors as for `Estimator`.
 
         Raises:
-          LayoutError, ValueError: see `Estimator`.
           FileNotFoundError: the data are not prepared; the message names the command to run.
         """
         vocab_sizes = self.problem.vocab_sizes(self.data_dir)
@@ -177,15 +165,8 @@ def find_problem(
 ) -> Problem:
     """Looks up the problem of a run and checks that `output_dir` holds no other run.
 
-    Args:
-      output_dir: the run's directory.
-      saved: the result of `run_files.read`.
-      model: name of a registered model.
-      problem: name of the problem.
-      options: options of the problem.
-
     Raises:
-      UnknownNameError: there is no such model or problem.
+      UnknownNameError: the model or problem is unknown.
       OtherRunError: `output_dir` holds a run of another model or problem.
       ValueError: the options cannot be parsed.
     """

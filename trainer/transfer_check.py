@@ -51,8 +51,8 @@ class TransferCheck:
     """Mean absolute values ("sizes") of activations by width.
 
     Attributes:
-      widths: width of each model, relative to the small model. The width of a model is the number
-        of inputs of the matrix whose number of inputs grows most.
+      widths: width of each model, relative to the small model. A model's width is the input size
+        of the matrix whose input size grows most.
       sizes: mean absolute values [width, steps done], by name of the activation.
     """
 
@@ -150,10 +150,7 @@ def check_transfer(spec: RunSpec) -> TransferCheck:
 
 
 def _step(spec: RunSpec, hparams: HParams) -> tuple[Inputs, StepFn]:
-    """Returns the batches, and a step that outputs mean absolute values.
-
-    There is one value for each product of activations and weights.
-    """
+    """Returns the batches, and a step that outputs each product's mean absolute value."""
     inputs = training_inputs(spec.problem, spec.data_dir, hparams, spec.config.random_seed)
     vocab_sizes = spec.problem.vocab_sizes(spec.data_dir)
     model_fn = model_fn_of(spec.model_class, vocab_sizes, spec.train_steps)

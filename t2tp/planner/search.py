@@ -1,10 +1,9 @@
 """Searches for the meshes, layouts and hparams that train a model fastest.
 
-A search for 3,072 devices has hundreds of thousands of candidates, and lowering one program takes
-about a second. So a search has two steps. First, a quick `Estimate`, from a single row lowered on
-one device, rejects the candidates that do not fit and sorts the rest. Then the first candidates are
-lowered and planned, until `top` of them fit or 4 * `top` programs have been lowered. Only plans of
-lowered programs are reported.
+Lowering one program takes about a second, and a search for 3,072 devices has hundreds of thousands
+of candidates. So a quick `Estimate` first rejects the candidates that do not fit, and sorts the
+rest by time. It lowers only one row of the batch, on one device. Then the best candidates are
+lowered and planned, until `top` of them fit or 4 * `top` programs have been lowered.
 """
 
 import dataclasses
@@ -45,7 +44,7 @@ class Proposal:
 
     Attributes:
       candidate: the choices of the search.
-      hparams: all hparams of the model, with these choices.
+      hparams: all hparams, with these choices.
       flags: flags of `t2tp_plan` and `t2tp_trainer` with these hparams.
       plan: the predicted cost.
     """
@@ -68,7 +67,7 @@ class Search:
     Attributes:
       request: the model; its hparams give the global batch.
       cluster: the devices.
-      devices: number of devices.
+      devices: their number.
       rows: rows of the global batch.
       max_tensor_parallel: max size of the axis `model`. Default: the devices of a host.
       fixed: values of hparams that the search must not change, by name.

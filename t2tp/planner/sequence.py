@@ -1,4 +1,4 @@
-"""The operations of a step in the order of the program, each with its phase."""
+"""Lists the operations of a step in program order, each with its phase."""
 
 import re
 from bisect import bisect_left
@@ -18,7 +18,7 @@ from t2tp.pipeline.loop import PipelineLoop
 from t2tp.pipeline.schedule import Action
 from t2tp.planner.work import BACKWARD, FORWARD, LOOP, UPDATE, VIEW
 
-# The pipeline stages that have parts of the model besides layers.
+# The pipeline stages with the model's beginning (the embeddings) and its end (the loss).
 FIRST, LAST = "first", "last"
 
 _LAYER = re.compile(r"\blayer_\d+")
@@ -34,7 +34,7 @@ class Placed:
       phase: phase of the step.
       is_recomputed: whether it repeats a part of the forward pass.
       collectives: collectives that its lowering emits.
-      part: entries of a pipeline's schedule that it belongs to; see `Work.part`.
+      part: pipeline entries that execute it; see `Work.part`.
       stage: `first` or `last` if only that pipeline stage executes it.
       passes_on: whether it returns its inputs unchanged.
     """
@@ -57,7 +57,7 @@ class Placed:
 
     @property
     def is_computed(self) -> bool:
-        """Whether it moves bytes: reading a variable does if the variable is cast or gathered."""
+        """Whether it moves bytes. Reading a variable does, only if the variable changes."""
         op = self.operation
         if isinstance(op, upstream.Variable):
             return op.slice_dtype != op.value.dtype or op.shape != op.value.shape
@@ -67,7 +67,7 @@ class Placed:
     def is_of_state(self) -> bool:
         """Whether its collectives carry weights or gradients, and not activations."""
         op = self.operation
-        if isinstance(op, MicrobatchSums):  # At its end, the loop reduces sums of gradients.
+        if isinstance(op, MicrobatchSums):  # The loop ends with reductions of gradients.
             return True
         if isinstance(op, upstream.ReshapeOperation):
             return any(axes_at_rest(dim.name) for dim in op.outputs[0].shape.dims)
@@ -91,7 +91,7 @@ def program_order(
     Args:
       operations: operations of the graph.
       needed: outputs of the program.
-      collectives: collectives of the program, in its order.
+      collectives: in program order.
       repeats_all: whether recomputation also repeats operations that no gradient needs.
     """
     placed = list(_flat(operations, needed, 1))
@@ -103,8 +103,8 @@ def program_order(
 def as_soon_as_possible(placed: Sequence[Placed]) -> list[Placed]:
     """Moves the casts and reduce-scatters of each gradient to where the gradient is computed.
 
-    In the graph these operations follow the whole backward pass, but a processor executes an
-    operation as soon as its inputs are ready.
+    The graph has both after the whole backward pass, but a processor executes an operation as soon
+    as its inputs are ready.
     """
     followers: dict[upstream.Tensor, list[Placed]] = {}
     rest = []
@@ -205,7 +205,7 @@ def _entries(loop: PipelineLoop, times: int) -> Iterator[Placed]:
 
 
 def _set_phases(placed: Sequence[Placed]) -> None:
-    """Sets phases: the backward pass goes from the first gradient or recomputed copy to the last.
+    """Sets phases. The backward pass is from the first gradient or recomputed copy to the last.
 
     An operation with the name of an earlier operation is a recomputed copy.
     """
@@ -245,8 +245,8 @@ def _place(collectives: Sequence[Collective], placed: Sequence[Placed]) -> None:
         places.setdefault(each.operation.name, []).append(i)
         if hooks(each.operation).gathered_variable is not None:
             gathers.setdefault(each.operation.name, []).append(each)
-    # A gather of several weights is assigned to a weight of a layer, if it has one: all stages have
-    # layers, and only some stages use the other weights.
+    # Assign a gather of several weights to a layer's weight if it gathers one: every stage has
+    # layers, but only some stages use the other weights.
     names = [
         next(filter(layer_of, c.sums if c.operation in gathers else ()), c.operation)
         for c in collectives

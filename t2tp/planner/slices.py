@@ -61,7 +61,7 @@ def work_of(placed: Placed, layout: Layout) -> Work:
     if isinstance(op, upstream.Variable):  # It casts a weight to the dtype of the activations.
         moved += math.prod(layout.slice_size(op.shape)) * op.slice_dtype.size
     if isinstance(op, BatchNormOperation) and placed.collectives:
-        # The slice is normalized twice: TensorFlow's kernel for its statistics does so, too.
+        # The slice is normalized twice: once by TensorFlow's kernel that computes its statistics.
         moved *= 2
     largest = max(tensors, key=lambda x: x.shape.size, default=None)
     sizes: tuple[int, ...] = ()
@@ -70,7 +70,7 @@ def work_of(placed: Placed, layout: Layout) -> Work:
     if kind == PRODUCT:
         is_einsum = isinstance(op, upstream.EinsumOperation)
         sizes = _product_sizes(op, layout) if is_einsum else hooks(op).product_sizes(layout)
-        temporaries = hooks(op).temporaries(layout)  # The results of a product by chunks.
+        temporaries = hooks(op).temporaries(layout)  # Written and read once per chunk.
         moved += 2 * math.prod(sizes[:3]) * sum(dtype.size for _, dtype in temporaries)
         flops = 2.0 * math.prod(sizes)
     elif kind in (ATTENTION, ATTENTION_GRAD):

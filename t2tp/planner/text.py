@@ -83,7 +83,7 @@ def search_text(proposals: Sequence[Proposal], train_tokens: float = 0.0) -> str
 
 
 def slower_text(best: Plan, other: Plan) -> str:
-    """Explains why a step is slower than the best one: its slower parts, and its fastest part."""
+    """Names the parts that make a step slower than the best step, and a part that is faster."""
     more, less = other.parts, best.parts
     changes = sorted(((more[name] - less[name], name) for name in {**more, **less}), reverse=True)
     least = best.seconds / 1000
@@ -159,5 +159,5 @@ def size(num_bytes: float) -> str:
 
 
 def _digits(number: float) -> str:
-    """Formats a number with three digits or more, and without an exponent."""
+    """Formats a number with at least three digits, and without an exponent."""
     return f"{number:,.3g}" if abs(number) < 999.5 else f"{number:,.0f}"

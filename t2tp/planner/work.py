@@ -25,7 +25,7 @@ KINDS = (*COMPUTE_BOUND, *MEMORY_BOUND, VIEW, FREE, LOOP)
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 PHASES = (FORWARD, BACKWARD, UPDATE)
-# `Traffic.part` of a message from stage to stage, which belongs to no entry of the schedule.
+# `Traffic.part` of a message between stages, which belongs to no entry of the schedule.
 SEND = "send"
 
 

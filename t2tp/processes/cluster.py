@@ -109,7 +109,7 @@ class Cluster:
         )
 
     def barrier(self, name: str, seconds: float | None = None) -> None:
-        """Blocks until all processes have called; arguments and errors of `process_allgather`."""
+        """Blocks until all processes have called; arguments as for `process_allgather`."""
         self.process_allgather(name, "", seconds)
 
     def process_broadcast(self, name: str, value: str) -> str:
@@ -150,13 +150,13 @@ def connect(
 ) -> Cluster:
     """Finds the devices for a mesh of `num_processors` processors; on CPUs, creates them.
 
-    If this is one of several processes, waits for the others. All processes must have the same
-    number of devices. The index of this process comes from the arguments, TF_CONFIG or Slurm.
+    In a run of several processes, waits for the others; all must have the same number of devices.
+    The index of this process comes from the arguments, TF_CONFIG or Slurm.
 
     Args:
       num_processors: size of the mesh.
-      devices: names of the devices to use, in a single process. Default: all GPUs of this machine,
-        or the first `num_processors` logical GPUs if a card is partitioned. Without GPUs,
+      devices: names of the devices to use, in a single process. Default: all GPUs of this machine;
+        if a card is partitioned, its first `num_processors` logical GPUs; if there are no GPUs,
         `num_processors` virtual CPU devices.
       num_processes: number of processes.
       process_id: index of this process, from 0.
@@ -199,7 +199,7 @@ def connect(
 
 
 def _join(num_processors: int, spec: process_spec.ProcessSpec, time_limit: float) -> Cluster:
-    """Initializes TensorFlow as one of several processes, once."""
+    """Initializes TensorFlow, once, as one of several processes."""
     global _joined
     count = spec.num_processes
     if num_processors % count:
@@ -290,9 +290,6 @@ def _make_virtual_cpus(count: int) -> None:
 
     While other devices keep the cores busy, parallelizing an operation over all cores costs more
     than it gains: a mesh of 2x4 devices on 2 cores ran 20 % faster without it.
-
-    Raises:
-      RuntimeError: TensorFlow has started up already.
     """
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0],

@@ -31,8 +31,8 @@ JOB = "worker"
 # A process without a heartbeat for this time is lost. TensorFlow's default of 10 is too short,
 # because machines may freeze for some seconds.
 HEARTBEAT_SECONDS = 30
-# Time for a process to exit by itself after it lost another process; and max time to wait at exit
-# for the other processes.
+# Max time for a process to exit by itself after it lost another process, and max time to wait for
+# the other processes at exit.
 ENDING_SECONDS = 20.0
 LEAVING_SECONDS = 30.0
 
@@ -64,7 +64,7 @@ class CoordinationClient:
           nccl: whether collectives run on GPUs.
 
         Raises:
-          ValueError: TensorFlow has started up already, or cannot serve at this address.
+          ValueError: TensorFlow is initialized already, or cannot serve at this address.
         """
         self.process_id = process_id
         self.addresses = tuple(addresses)
@@ -98,20 +98,7 @@ class CoordinationClient:
         return all(map(is_loopback, self.addresses))
 
     def process_allgather(self, name: str, value: str, seconds: float) -> list[str]:
-        """Gathers one string per process; blocks until all processes have called.
-
-        Args:
-          name: name of this exchange. All processes must make the calls with the same name in the
-            same order.
-          value: the string of this process.
-          seconds: how long to wait for the others.
-
-        Returns:
-          The strings in process order.
-
-        Raises:
-          MissingProcessError: a process has not called in time; the error names it.
-        """
+        """Implements `Cluster.process_allgather`."""
         self._counts[name] += 1
         prefix = f"exchange/{name}/{self._counts[name]}"
         deadline = time.monotonic() + seconds
@@ -124,7 +111,7 @@ class CoordinationClient:
                 values.append(self._wait(f"{prefix}/{process}", deadline, f"at {name!r}", process))
                 self._delete(f"{prefix}/{process}")
             self._set(f"{prefix}/all", json.dumps(values))
-            # All processes that are here have finished the previous call.
+            # Every process that has sent a value has finished the previous call.
             self._delete(f"exchange/{name}/{self._counts[name] - 1}/all")
         return values
 

@@ -1,8 +1,8 @@
 """Replaces functions of libc that TensorFlow's libraries call.
 
-TensorFlow's server listens at all addresses, and TensorFlow replaces the handler of SIGTERM, and no
-option changes this. But a shared library calls libc through a table of addresses, so the calls can
-be redirected. The dynamic linker fills this table:
+No option keeps TensorFlow's server from listening at all addresses, or TensorFlow from replacing
+the handler of SIGTERM. But a shared library calls libc through a table of addresses, so the calls
+can be redirected. The dynamic linker fills this table:
 
     libtensorflow_cc.so    call listen  ->  table entry of `listen`  ->  listen in libc
 
@@ -80,8 +80,8 @@ def replaced(name: str, function: Any) -> Iterator[bool]:
 def sigterm_left_alone() -> Iterator[None]:
     """Keeps the current handler of SIGTERM while TensorFlow starts.
 
-    TensorFlow's coordination service would install a handler that only records the signal, so that
-    SIGTERM would not end the process.
+    The handler of TensorFlow's coordination service only records the signal, so SIGTERM would not
+    end the process.
     """
 
     @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)

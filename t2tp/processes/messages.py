@@ -37,12 +37,7 @@ class Channel:
     """A connection to one other process."""
 
     def __init__(self, connection: socket.socket, secret: bytes) -> None:
-        """Takes ownership of a connection.
-
-        Args:
-          connection: the connection; `close` closes it.
-          secret: the run's secret.
-        """
+        """Takes ownership of a connection; `secret` is the run's secret."""
         self._connection = connection
         self._secret = secret
         self._before = b""  # The challenge or previous signature, which the next signature covers.
@@ -108,7 +103,7 @@ class Channel:
         self._send_line(_REFUSED, deadline)
 
     def is_open(self) -> bool:
-        """Whether the connection is open and, as expected, the other side has sent nothing."""
+        """Whether the connection is open; call it only while the other side sends nothing."""
         self._connection.settimeout(0.0)
         try:
             return self._connection.recv(1) != b""

@@ -15,7 +15,7 @@ LOST_EXIT_CODE = 3
 
 # The port of a Slurm job is 20000 + job id % _SLURM_PORTS, which is below the ephemeral ports.
 _SLURM_PORTS = 12_000
-_FIRST_HOST = re.compile(r"([^,\[]+)(?:\[(\d+))?")  # Of node[07-12,15],other1: node, 07.
+_FIRST_HOST = re.compile(r"([^,\[]+)(?:\[(\d+))?")  # node[07-12,15],other1 -> node, 07
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def _from_slurm() -> ProcessSpec:
     """Reads the variables that srun sets for each task of a step.
 
     TensorFlow's SlurmClusterResolver is not used: it sorts hosts by name, which puts node10 before
-    node9 and gives tasks wrong addresses. Only the host of task 0 is needed, the first in the list.
+    node9 and gives tasks wrong addresses. Only the first host is needed, on which task 0 runs.
     """
     try:
         process_id = int(os.environ["SLURM_PROCID"])

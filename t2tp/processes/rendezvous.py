@@ -83,11 +83,7 @@ class _JoiningProcess:
 
     @classmethod
     def from_hello(cls, channel: Channel, hello: dict) -> _JoiningProcess:
-        """Reads the hello message of a process.
-
-        Raises:
-          KeyError, TypeError, ValueError: the message is not a hello.
-        """
+        """Reads the hello message of a process."""
         numbers = hello["process_id"], hello["num_processes"]
         texts = hello["brings"], hello["address"]
         if not all(type(n) is int for n in numbers) or not all(type(t) is str for t in texts):
@@ -128,7 +124,7 @@ def _serve(spec: ProcessSpec, brings: str, seconds: float) -> list[str]:
 
 
 def _register(spec: ProcessSpec, brings: str, seconds: float) -> list[str]:
-    """Run by every process except 0: sends process 0 a hello and returns the answer."""
+    """Sends process 0 a hello, as one of the other processes, and returns all addresses."""
     deadline = time.monotonic() + seconds
     connection, channel = _connect(spec, deadline, seconds)
     with connection:
@@ -170,9 +166,6 @@ class _RendezvousServer:
         Args:
           spec: the spec of process 0.
           deadline: when the last process may join, on the clock `time.monotonic()`.
-
-        Raises:
-          ValueError: the server cannot listen at the address.
         """
         self.num_rejected = 0
         self._joining: queue.Queue[_JoiningProcess] = queue.Queue()
@@ -305,8 +298,7 @@ def _interface(coordinator: str) -> tuple[socket.AddressFamily, str]:
 def _connect(spec: ProcessSpec, deadline: float, seconds: float) -> tuple[socket.socket, Channel]:
     """Connects to process 0 and receives its challenge.
 
-    After a restart, the server of the previous start may still listen at the address, so failed
-    attempts are repeated.
+    Repeats failed attempts: after a restart, the previous start's server may still listen there.
     """
     address = split_address(spec.coordinator, "coordinator")
     while True:

@@ -68,11 +68,7 @@ class AbstractProgram(Program):
         )
 
     def place(self, features: Mapping[str, np.ndarray]) -> NoReturn:
-        """Raises an error: there are no devices to put features on.
-
-        Raises:
-          ValueError: always.
-        """
+        """Raises ValueError: there are no devices to put features on."""
         raise ValueError(
             "This program has been built on no devices: make a t2tp.Program to run it."
         )

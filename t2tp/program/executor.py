@@ -1,10 +1,9 @@
 """Runs a program on all local processors at the same time, and explains failures.
 
 If a processor fails or does not reach a collective, the collective's other members wait forever.
-TensorFlow's collectives have their own time limit (`timeout_seconds`), but for this limit
-TensorFlow keeps a sleeping thread for every collective ever run. So the calling thread waits with a
-time limit instead, and then aborts all collectives. Each waiting processor then raises an error
-that names the collective in which it waited.
+TensorFlow can limit this wait (`timeout_seconds`), but then keeps a sleeping thread for every
+collective ever run. So the calling thread waits with a time limit instead, and then aborts all
+collectives. Each waiting processor then raises an error that names its collective.
 """
 
 import concurrent.futures
@@ -71,7 +70,7 @@ class Executor:
         Raises:
           CollectiveTimeoutError: the calls took longer than the cluster's time limit.
           MissingProcessError: another process failed, has ended or does not answer.
-          Exception: a processor's program raised it.
+          Exception: an error of a processor's program.
         """
         calls = {pnum: self._threads.submit(call, pnum) for pnum in self._cluster.local_pnums}
         _, pending = concurrent.futures.wait(
@@ -116,7 +115,7 @@ class Executor:
     def _timeout(
         self, errors: Mapping[int, BaseException], log: Sequence[Collective]
     ) -> CollectiveTimeoutError:
-        """Returns the error: which processors waited for which others, in which collective."""
+        """Returns an error that names the waiting and the absent processors and the collective."""
         where = {pnum: _node(error) for pnum, error in errors.items()}
         advice = ""
         if (coordination := self._cluster.coordination) is not None:
@@ -160,7 +159,7 @@ def _node(error: BaseException) -> str | None:
 
 
 def _index_in_log(log: Sequence[Collective], node: str) -> int:
-    """Returns a node's index among the program's collectives, or `len(log)` if it is not there."""
+    """Returns a node's index among the program's collectives, or `len(log)` if it is none."""
     scope = node.rpartition("/")[0]
     return next((i for i, c in enumerate(log) if c.name == scope), len(log))
 

@@ -1,7 +1,7 @@
 """Initial values of variables, slice by slice.
 
-A model sets `initializer=tf.random_normal_initializer(stddev=0.02)`, as in TensorFlow. The fields
-of such an initializer are read; it is not called. A slice's elements come from the counter-based
+A model sets `initializer=tf.random_normal_initializer(stddev=0.02)`, as in TensorFlow. Such an
+initializer is not called; its fields are read. A slice's elements come from the counter-based
 generator, so no device ever holds the whole variable and every mesh starts from the same values.
 Only an initializer that is a function computes the whole value, from which slices are cut.
 """
@@ -91,8 +91,8 @@ def _slice_of_call(
 ) -> np.ndarray:
     """Calls an initializer for the global value and cuts the slice from it.
 
-    The call has its own graph, whose seed is derived from the run's seed and the variable's name.
-    So the results of TensorFlow's random operations depend only on this seed and this name.
+    The call has its own graph. Its seed is derived from the run's seed and the variable's name, so
+    the results of TensorFlow's random operations depend on nothing else.
     """
     with tf.Graph().as_default() as graph, tf1.Session() as session:
         graph.seed = random.make_key(seed, "initial value", name) % 2**31
@@ -110,7 +110,7 @@ def _variance_scaling_types() -> tuple[type, ...]:
 def _variance_scaled(
     initializer: object, shape: Sequence[int], random_bits: tf.Tensor
 ) -> tf.Tensor:
-    """VarianceScaling (He et al. 2015; Glorot and Bengio 2010) with the global shape's fans."""
+    """Computes VarianceScaling (He et al. 2015; Glorot and Bengio 2010) with the global fans."""
     scale = getattr(initializer, "scale", 1.0)
     mode = getattr(initializer, "mode", "fan_avg")
     distribution = getattr(initializer, "distribution", "uniform")

@@ -21,8 +21,8 @@ class Outputs(Mapping[str, np.ndarray]):
       layout: how outputs are split.
       cluster: which processors are in this process.
       shapes: the outputs' global shapes.
-      slices: the slices of each local processor, gathered along `dims_to_gather`.
-      reads: values that are already being read.
+      slices: slices of each local processor, gathered along `dims_to_gather`.
+      reads: values that are being read already.
     """
 
     layout: Layout
@@ -73,7 +73,7 @@ def dims_to_gather(layout: Layout, cluster: Cluster, shape: upstream.Shape) -> l
     first axes of the mesh.
 
     Args:
-      layout: how the tensor is cut.
+      layout: how the tensor is split.
       cluster: which processors are in which process.
       shape: the tensor's global shape.
 

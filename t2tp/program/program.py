@@ -68,8 +68,7 @@ class Mesh(upstream.Mesh):
       scopes_by_stage: scope of a layer in the graph -> the layer's scope on each stage of a
         pipeline, or None on a stage without this layer. The stages share one graph; see
         `t2tp.mesh.stages.names_by_stage`.
-      runs_schedule: whether the operations that are being built will run in a pipeline's schedule,
-        microbatch by microbatch.
+      runs_schedule: whether operations that are built now will run in a pipeline's schedule.
     """
 
     def __init__(self, graph: upstream.Graph, step: tf.Tensor, layout: Layout) -> None:
@@ -179,7 +178,7 @@ class Program:
           seed: seed of initial values and random operations.
           xla: True: compile the whole step with XLA; requires one device. False: do not use XLA.
             None: compile the whole step on a single GPU, where the cost of kernel launches
-            dominates, unless the step prints. Elsewhere compile only the regions that operations
+            dominates, unless the step prints. Otherwise compile only the regions that operations
             mark: outside them, TensorFlow's kernels are as fast or faster (docs/benchmarks.md).
             With `exact_sums` compile nothing.
 
@@ -252,8 +251,8 @@ class Program:
         self.trace()
         by_pnum = dict(zip(self.cluster.local_pnums, placed.slices, strict=True))
         slices = self._calls(lambda pnum: self._call(pnum, step, by_pnum[pnum]), self._log)
-        # A read from a GPU waits for all steps started before it. A training reads the loss after
-        # it has started the next step, so reads of scalars begin here.
+        # A read from a GPU waits for all steps started before it, and a training reads the loss
+        # after it has started the next step. So the reads of scalars begin here.
         reads = {
             name: self._reader.submit(tensor.numpy)
             for name, tensor in slices[0].items()
@@ -274,15 +273,9 @@ class Program:
         return program
 
     def on_tensors(self, features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Runs the step of a one-device program on TensorFlow tensors, inside a `tf.function`.
+        """Runs a one-device program on global tensors by name, inside a `tf.function`.
 
         Exported models call this. The step reads and assigns the program's `variables`.
-
-        Args:
-          features: global tensors by name.
-
-        Returns:
-          the outputs by name.
 
         Raises:
           ValueError: the mesh has several devices.

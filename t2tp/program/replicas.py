@@ -2,7 +2,7 @@
 
 The copies are equal at first, and every processor updates its copy with the same gradients. So
 copies differ only if a device computes wrongly, or the engine gives processors different gradients.
-Little data is transferred: each device computes one checksum per slice, and these are compared.
+Each device computes one checksum per slice, so that little data is transferred.
 """
 
 import base64
@@ -45,7 +45,7 @@ class ReplicaMismatch:
         return first > second
 
     def describe(self, cluster: Cluster) -> str:
-        """Returns the end of a sentence: the variable, and the processors with their devices."""
+        """Returns the end of a sentence: `variable 'w' differs on processor 3 (...) from ...`."""
         first, *others = self.groups
         if not self.has_majority:
             names = " and ".join(_name(group, cluster) for group in self.groups)
@@ -95,7 +95,7 @@ class ReplicaCheck:
     def _checksums(self, pnum: int) -> tf.Tensor:
         """Returns the checksum of each compared slice of a processor, computed on its device.
 
-        The checksum of another pipeline stage's variable is 0.
+        For a variable of another pipeline stage, returns 0.
         """
         slices = [
             variable.slice_of(pnum) if pnum in variable.pnums else None

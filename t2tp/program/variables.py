@@ -79,8 +79,8 @@ class VariableSpec:
       initializer: see `initial_slice`.
       trainable: whether the optimizer changes it.
       frozen: whether it is a weight that training does not change.
-      names_by_stage: its name on each stage of a pipeline, None on a stage without its layer; empty
-        if it belongs to no stage.
+      names_by_stage: its name on each pipeline stage, None on a stage without its layer; empty if
+        it belongs to no stage.
     """
 
     name: str
@@ -93,7 +93,7 @@ class VariableSpec:
 
     @classmethod
     def from_variable(cls, variable: upstream.Variable) -> VariableSpec:
-        """Reads the spec off a variable of an mtf graph built under `handles_for_masters`."""
+        """Reads the spec of a variable in an mtf graph built under `handles_for_masters`."""
         return cls(
             variable.name,
             variable.shape,
@@ -233,12 +233,10 @@ def _pnums(layout: Layout, pnums: Sequence[int], stage: int | None) -> Sequence[
 
 @dataclass(frozen=True, eq=False)
 class StagedVariable:
-    """A variable of the graph that stands for a different variable on each pipeline stage.
-
-    The stages share one graph. A weight in it is, on each stage, the weight of a different layer.
+    """A variable of the graph that is the weight of a different layer on each pipeline stage.
 
     Attributes:
-      spec: the spec of the variable in the graph, with its name on each stage.
+      spec: spec of the variable in the graph, which all stages share.
       by_stage: the variable of each stage.
       layout: the mesh's layout.
       cluster: the devices.
@@ -371,8 +369,5 @@ class Variables:
 
 
 def _unused(spec: VariableSpec) -> VariableSpec:
-    """Returns the spec of a dummy variable of zeros, for a stage that lacks the variable's layer.
-
-    The dummy variable is never saved.
-    """
+    """Returns the spec of a dummy variable, never saved, for a stage that lacks the layer."""
     return replace(spec, initializer=tf1.zeros_initializer(), names_by_stage=())

@@ -8,7 +8,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Watch:
-    """Measures the processor time that neither this process nor its siblings have used."""
+    """Measures the processor time that programs other than this process and its siblings use."""
 
     def __init__(self) -> None:
         """Begins to watch."""

@@ -69,9 +69,7 @@ class Piece:
 def measure(piece: Piece, progress: Callable[[], object]) -> dict[str, Any]:
     """Measures operations and collectives in worker processes.
 
-    Args:
-      piece: which part of the measurements to make.
-      progress: called after each point.
+    `progress` is called after each point.
 
     Returns:
       `curves` and `collectives`, as tables of a cluster file, and `disturbed`: for each point, the

@@ -27,7 +27,7 @@ _LENGTH = 128
 
 @dataclass(frozen=True)
 class Sample:
-    """Steps of one kind of work. They may also contain kinds that earlier samples measure.
+    """Steps of one kind of work, and possibly of kinds that earlier samples measure.
 
     Attributes:
       kind: kind of work.

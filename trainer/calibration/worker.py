@@ -93,13 +93,9 @@ class Timed:
         return max(low - self._empty[layout.mesh_text], 1e-7), max(quartile / low - 1, disturbance)
 
     def _times(self, build: Build, count: int, layout: Layout) -> tuple[list[float], float]:
-        """Times calls in blocks.
+        """Times calls in blocks; returns the results of `best_block`.
 
         Several processes make the same number of calls, however busy the machine is.
-
-        Returns:
-          The seconds of the block with the shortest call, and the fraction of the cores that other
-          programs used meanwhile.
         """
         step = _step(lambda mesh: mtf.reduce_sum(build(mesh, count)))
         program = Program(step, _FEATURES, layout=layout, cluster=self._cluster)

@@ -14,10 +14,6 @@ def print_registry(invocation: Invocation) -> None:
 
 
 def print_hparams(invocation: Invocation) -> None:
-    """Prints the hparams that result from the flags.
-
-    Raises:
-      UsageError: there is no such set, run or hparam.
-    """
+    """Prints the hparams that result from the flags."""
     with as_usage_error(ValueError, LookupError, OSError):
         print(hparams_text(hparams_to_print(invocation.flags)))

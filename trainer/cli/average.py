@@ -9,11 +9,7 @@ from t2tp.trainer.run_dir.find_checkpoint import find_all
 
 
 def run(invocation: Invocation) -> None:
-    """Averages the checkpoints that the flags name, and prints their paths.
-
-    Raises:
-      UsageError: the checkpoints cannot be averaged; no file was written.
-    """
+    """Averages the checkpoints that the flags name, and prints their paths."""
     flags = invocation.flags
     if bool(flags.checkpoints) == bool(flags.output_dir):
         raise UsageError("give either --checkpoints or --output_dir")

@@ -15,11 +15,7 @@ _STEP = re.compile(r".*-(\d+)")
 
 
 def run(invocation: Invocation) -> None:
-    """Prints the scores of the files that the flags name.
-
-    Raises:
-      UsageError: a file cannot be read, is empty, or has more or fewer lines than the reference.
-    """
+    """Prints the scores of the files that the flags name."""
     flags = invocation.flags
     if not flags.reference or not (flags.translation or flags.translations_dir):
         raise UsageError("give --reference, and either --translation or --translations_dir")
@@ -50,11 +46,7 @@ def _scores(path: str | Path, flags: absl_flags.FlagValues) -> dict[str, float]:
 
 
 def _parallel_lines(path: str | Path, reference_path: str) -> tuple[list[str], list[str]]:
-    """Reads a file and the reference, which must have the same number of lines.
-
-    Raises:
-      UsageError: the numbers of lines differ, or there are no lines.
-    """
+    """Reads a file and the reference, and checks that they have equally many lines."""
     lines, references = read_lines(path), read_lines(reference_path)
     if len(lines) != len(references) or not references:
         raise UsageError(

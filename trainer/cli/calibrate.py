@@ -19,12 +19,7 @@ from t2tp.trainer.errors import FailedError, UsageError, as_usage_error
 
 
 def run(invocation: Invocation) -> None:
-    """Measures the machine and writes the cluster file.
-
-    Raises:
-      UsageError: a flag is invalid, or the cluster file to append to.
-      FailedError: a measurement failed, or the file cannot be written.
-    """
+    """Measures the machine and writes the cluster file."""
     flags = invocation.flags
     path = Path(flags.output)
     if path.suffix != ".toml":

@@ -12,10 +12,6 @@ def flags_of(path: str) -> list[str]:
     """Returns the flags in a file. `spec_from_flags` reads the file's hparams.
 
     Omits `t2t_usr_dir`, because a file that somebody else wrote must not execute code.
-
-    Raises:
-      ValueError: the file is not a `run.yaml`.
-      OSError: the file cannot be read.
     """
     settings = run_yaml.read(path)
     names = {name: value for name, value in settings.names.items() if name != "data_digest"}

@@ -51,10 +51,6 @@ def run(invocation: Invocation) -> None:
     """Converts as the flags say, and prints the new directory.
 
     Several processes share the work, on a common file system: each converts different slices.
-
-    Raises:
-      UsageError: the conversion is impossible; nothing was written.
-      ProcessLostError: another process was lost or did not join.
     """
     flags = invocation.flags
     if bool(flags.from_hf) == bool(flags.to_hf):
@@ -156,9 +152,6 @@ def _type_of(
     """Returns the named model type; without a name, the type with the run's architecture.
 
     Hparams that the problem determines, such as the number of classes, are set from the checkpoint.
-
-    Raises:
-      ConversionError: no type fits.
     """
     model = flags.get("model")
     candidates = [
@@ -209,11 +202,7 @@ def _config(model_type: ModelType, before: dict[str, Any], hparams: HParams) -> 
 
 @contextlib.contextmanager
 def _made(directory: Path, cluster: Cluster) -> Iterator[Path]:
-    """Yields a temporary directory, and renames it to `directory` at the end.
-
-    Raises:
-      UsageError: `directory` exists and is not empty.
-    """
+    """Yields a temporary directory, and renames it to `directory` at the end."""
     if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
         raise UsageError(f"{directory} exists: name a new directory")
     run_files.check_writable(str(directory), "the directory")

@@ -14,12 +14,7 @@ from t2tp.trainer.errors import FailedError, Interrupted, UsageError, as_usage_e
 
 
 def run(invocation: Invocation) -> None:
-    """Generates, checks or shows the data, and prints a summary.
-
-    Raises:
-      UsageError: the flags or the problem's options are wrong; no file was written.
-      FailedError: the data could not be generated or read.
-    """
+    """Generates, checks or shows the data, and prints a summary."""
     problem, beam = _problem(invocation.flags), _beam(invocation.flags)
     try:
         print(_carry_out(problem, invocation.flags, beam))

@@ -43,12 +43,7 @@ _SOURCES = ("decode_from_file", "decode_interactive", "split", "score_file")
 
 
 def run(invocation: Invocation) -> None:
-    """Decodes or scores the source that the flags name.
-
-    Raises:
-      UsageError: the request is invalid; no file was written.
-      ProcessLostError: another process was lost or did not join.
-    """
+    """Decodes or scores the source that the flags name."""
     flags = invocation.flags
     with as_usage_error(ValueError, LookupError, OSError):
         _check(flags)
@@ -108,12 +103,7 @@ class _Chat:
 
 
 def _chat(flags: absl_flags.FlagValues, spec: RunSpec, lines: list[str]) -> _Chat | None:
-    """Returns the conversations to reply to; None if the source is plain text.
-
-    Raises:
-      UsageError: --decode_prefix_file is given too, or the model is not a language model.
-      ValueError, OSError: a line is not a conversation, or the run has no chat template.
-    """
+    """Returns the conversations to reply to; None if the source is plain text."""
     path = flags.decode_from_file or ""
     if not (flags.chat or path.endswith(SUFFIX)):
         return None
@@ -138,7 +128,7 @@ def _should_compile(
 def _num_weights(config: RunConfig) -> int:
     """Counts the trainable parameters in the run's latest checkpoint; 0 if there is none.
 
-    Counts all variables if the checkpoint does not record which are trainable.
+    If the checkpoint does not record which variables are trainable, counts all variables.
     """
     saved = checkpoint.latest(checkpoint_directory(config.output_dir))
     if saved is None:
@@ -207,11 +197,7 @@ class _Decoding:
                 self._split()
 
     def _file(self) -> None:
-        """Decodes a file into a file.
-
-        Raises:
-          UsageError: some lines are too long for the model; the others have been decoded.
-        """
+        """Decodes a file into a file."""
         flags, lines, source = self._flags, self._lines, self._flags.decode_from_file
         references = self._aligned(flags.decode_reference)
         found: list[list[Decoded]] = [[] for _ in lines]
@@ -240,11 +226,7 @@ class _Decoding:
             raise UsageError(f"{refused[min(refused)]}{more}{rest}")
 
     def _aligned(self, path: str | None) -> list[str] | None:
-        """Reads a file whose lines match the lines of the source file; None without a path.
-
-        Raises:
-          UsageError: the files have different numbers of lines.
-        """
+        """Reads a file whose lines match the lines of the source file; None without a path."""
         if not path:
             return None
         lines = read_lines(path)

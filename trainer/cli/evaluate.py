@@ -28,12 +28,7 @@ _ALL = "all"
 
 
 def run(invocation: Invocation) -> None:
-    """Evaluates the checkpoints that the flags name and prints their metrics.
-
-    Raises:
-      UsageError: the request is invalid.
-      ProcessLostError: another process was lost or did not join.
-    """
+    """Evaluates the checkpoints that the flags name and prints their metrics."""
     flags = invocation.flags
     with as_usage_error(ValueError, LookupError, OSError, ModuleNotFoundError):
         if not flags.tasks:
@@ -56,11 +51,7 @@ def run(invocation: Invocation) -> None:
 
 
 def _checkpoints(flags: absl_flags.FlagValues) -> list[Path]:
-    """Finds the checkpoints that the flags name.
-
-    Raises:
-      FileNotFoundError, UnusableCheckpointError: a checkpoint is missing or damaged.
-    """
+    """Finds the checkpoints that the flags name."""
     directory = checkpoint_directory(flags.output_dir)
     if flags.checkpoint_path == _ALL:
         paths = [checkpoint.step_directory(directory, n) for n in checkpoint.all_steps(directory)]
@@ -72,12 +63,7 @@ def _checkpoints(flags: absl_flags.FlagValues) -> list[Path]:
 
 
 def _tasks(flags: absl_flags.FlagValues, spec: RunSpec) -> HarnessTasks:
-    """Finds the tasks that the flags name.
-
-    Raises:
-      UsageError: there is no such task, or the model is not a language model.
-      ModuleNotFoundError: the harness is not installed.
-    """
+    """Finds the tasks that the flags name."""
     check_writes(spec.model)
     if spec.problem.reads_inputs:
         raise UsageError(f"--tasks is for language models, and {spec.problem.name} has inputs")

@@ -14,11 +14,7 @@ from t2tp.trainer.run_dir import run_files
 
 
 def run(invocation: Invocation) -> None:
-    """Exports the run that the flags name and prints the path.
-
-    Raises:
-      UsageError: the request is invalid; no file was written.
-    """
+    """Exports the run that the flags name and prints the path."""
     flags = invocation.flags
     with as_usage_error(ValueError, LookupError, OSError, ModuleNotFoundError):
         run_files.read_run(flags.output_dir)

@@ -119,11 +119,7 @@ def version() -> str:
 
 
 def check_given(given: flags.FlagValues, names: Sequence[str]) -> None:
-    """Checks that no flag is missing.
-
-    Raises:
-      UsageError: a flag is missing; the message names the first.
-    """
+    """Raises UsageError for the first flag that is missing."""
     for name in names:
         if not given[name].value:
             raise UsageError(f"--{name} is missing")
@@ -132,17 +128,9 @@ def check_given(given: flags.FlagValues, names: Sequence[str]) -> None:
 def parse(
     groups: Sequence[Group], command_line: Sequence[str], positional: Sequence[Positional] = ()
 ) -> tuple[flags.FlagValues, list[str]]:
-    """Parses a command line, and the file of its --config.
+    """Parses a command line, and the file of its --config; returns the flags and the arguments.
 
-    The command line overrides the flags in the file.
-
-    Args:
-      groups: the program's flags.
-      command_line: the program's name, flags and arguments.
-      positional: the program's arguments.
-
-    Returns:
-      The flags and the arguments.
+    The command line, which begins with the program's name, overrides the flags in the file.
 
     Raises:
       UsageError: a flag is unknown or has no effect, its value is invalid, or there are too many
@@ -223,11 +211,7 @@ def _holds(condition: str, holder: flags.FlagValues) -> bool:
 
 
 def check_arguments(arguments: Sequence[str], positional: Sequence[Positional]) -> None:
-    """Checks that no argument is missing.
-
-    Raises:
-      UsageError: an argument is missing; the message names the first.
-    """
+    """Raises UsageError for the first argument that is missing."""
     for each in positional[len(arguments) :]:
         if not each.is_optional:
             expected = each.help[0].lower() + each.help[1:].removesuffix(".")
@@ -305,13 +289,7 @@ def _check_value(name: str, kind: str | None, value: object) -> None:
 
 
 def help_text(intro: str, groups: Sequence[Group], positional: Sequence[Positional] = ()) -> str:
-    """Formats the output of `--help`: all arguments and flags, group by group.
-
-    Args:
-      intro: a description of the program, with typical command lines.
-      groups: the program's flags.
-      positional: the program's arguments.
-    """
+    """Formats the output of `--help`: the intro, then all arguments and flags, group by group."""
     lines = [intro.strip()]
     if positional:
         lines += ["", "Arguments:", *(_line(each.name, each.help) for each in positional)]

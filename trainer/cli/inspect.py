@@ -13,9 +13,6 @@ def run(invocation: Invocation) -> int:
 
     Returns:
       The exit code: `DIFFERENT` if two checkpoints differ.
-
-    Raises:
-      UsageError: a checkpoint is missing or damaged.
     """
     with as_usage_error(OSError, LookupError, ValueError):
         first, *others = [find(path) for path in invocation.arguments]

@@ -18,9 +18,6 @@ def run(invocation: Invocation) -> int:
 
     Returns:
       The exit code of `run_rounds`, or `NO_SUCH_COMMAND` if the command cannot be started.
-
-    Raises:
-      UsageError: there are too few GPUs, or flags contradict each other.
     """
     flags, command = invocation.flags, invocation.arguments
     count, devices = flags.num_processes, flags.devices_per_process

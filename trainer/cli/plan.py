@@ -43,12 +43,7 @@ _SHARED = ("t2t_usr_dir", "problem", "problem_options", "data_dir", "model", "hp
 
 
 def run(invocation: Invocation) -> None:
-    """Prints the plan, or the proposals of a search, as text or JSON.
-
-    Raises:
-      UsageError: a flag is invalid or has no effect, the layout does not fit the model, or a search
-        found no layout that fits into memory.
-    """
+    """Prints the plan, or the proposals of a search, as text or JSON."""
     flags = invocation.flags
     with as_usage_error(ValueError, LookupError, OSError):
         cluster = _cluster(flags)

@@ -18,11 +18,7 @@ _SHOWN = 10
 
 
 def run(invocation: Invocation) -> None:
-    """Replays the step; prints a line of JSON for each example, and a summary on stderr.
-
-    Raises:
-      UsageError: the request is invalid.
-    """
+    """Replays the step; prints a line of JSON for each example, and a summary on stderr."""
     flags = invocation.flags
     with as_usage_error(ValueError, LookupError, OSError):
         run_files.read_run(flags.output_dir)

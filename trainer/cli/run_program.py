@@ -58,8 +58,8 @@ class ProgramSpec:
       body: `module:function` that does the work. The module is imported only if the command line
         is valid. The function takes an `Invocation` and returns the exit code, None for 0.
       required: flags that must be given.
-      answers: boolean flag -> `module:function` to call instead of the body, which only prints
-        something. With such a flag, no other flags are required.
+      answers: boolean flag -> `module:function` that prints something, called instead of the body.
+        With such a flag, no other flags are required.
       positional: the arguments that are not flags.
       imports_tensorflow: whether the body's module imports TensorFlow.
     """
@@ -79,14 +79,9 @@ class ProgramSpec:
 
 
 def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) -> int:
-    """Runs a program.
+    """Runs a program and returns its exit code.
 
-    Args:
-      spec: the program.
-      command_line: the program's name, flags and arguments. Default: `sys.argv`.
-
-    Returns:
-      The exit code.
+    `command_line` begins with the program's name; its default is `sys.argv`.
     """
     process = None
     # A process inherits an ignored SIGCHLD from its parent, and would lose its children's exit
@@ -133,11 +128,7 @@ def _check_is_utf8(command_line: Sequence[str]) -> None:
 
 
 def _body(spec: ProgramSpec, flags: absl_flags.FlagValues, arguments: Sequence[str]) -> str:
-    """Returns the function to run, as `module:function`.
-
-    Raises:
-      UsageError: a required flag or argument is missing.
-    """
+    """Returns the function to run, as `module:function`."""
     for name, answer in spec.answers.items():
         if flags[name].value:
             return answer
@@ -147,11 +138,7 @@ def _body(spec: ProgramSpec, flags: absl_flags.FlagValues, arguments: Sequence[s
 
 
 def _process(spec: ProgramSpec, flags: absl_flags.FlagValues) -> ProcessSpec | None:
-    """Determines which process of a run this is; None if the run has no other processes.
-
-    Raises:
-      UsageError: flags and environment contradict each other.
-    """
+    """Determines which process of a run this is; None if the run has no other processes."""
     if "process_id" not in flags:
         return None
     with as_usage_error(ValueError):
@@ -176,8 +163,7 @@ def import_user_dir_of(flags: absl_flags.FlagValues) -> None:
     """Imports the user's own problems, models and hparams sets, which may import TensorFlow.
 
     Raises:
-      UsageError: the directory cannot be imported; the message shows the user's own lines of the
-        traceback.
+      UsageError: the import fails; the message has the user's own lines of the traceback.
     """
     if "t2t_usr_dir" not in flags or not flags.t2t_usr_dir:
         return

@@ -50,12 +50,7 @@ _NOT_FLAGS = ("output_dir", "random_seed")
 def spec_from_flags(flags: absl_flags.FlagValues) -> RunSpec:
     """Merges the flags with the saved run's flags, and checks that they are consistent.
 
-    Args:
-      flags: flags of `t2tp_trainer`, or of a program with some of its groups.
-
-    Raises:
-      UsageError, ValueError, LookupError, OSError: a flag is invalid or contradicts the saved run;
-        no file was written.
+    The flags are `t2tp_trainer`'s, or a program's with some of its groups.
     """
     check_given(flags, ("output_dir", "data_dir"))
     saved = run_files.read(flags.output_dir)
@@ -116,9 +111,8 @@ def use_own_tokenizer(flags: absl_flags.FlagValues) -> None:
 def _user_dir(flags: absl_flags.FlagValues, saved: SavedRun | None) -> str | None:
     """Returns the directory of the user's own problems, models and sets.
 
-    Raises:
-      UsageError: the saved run or --config names a directory, and the flag is not given. Somebody
-        else's run must not execute code.
+    Somebody else's run must not execute code, so a directory that the saved run or --config names
+    is an error unless the flag is given too.
     """
     directory = value_of(flags, "t2t_usr_dir")
     if directory:  # `run_program` has imported this directory.
@@ -150,11 +144,7 @@ def _to_save(flags: absl_flags.FlagValues) -> dict[str, Any]:
 
 
 def _setting(flags: absl_flags.FlagValues, name: str, saved: SavedRun | None) -> Any:
-    """Returns the value of the flag if it is given, else of the saved run, else the default.
-
-    Raises:
-      UsageError: there is no default either.
-    """
+    """Returns the value of the flag if it is given, else of the saved run, else the default."""
     for value in (value_of(flags, name), saved and saved.flags.get(name), _DEFAULTS[name]):
         if value is not None:
             return value
@@ -164,11 +154,7 @@ def _setting(flags: absl_flags.FlagValues, name: str, saved: SavedRun | None) ->
 
 
 def hparams_to_print(flags: absl_flags.FlagValues) -> HParams:
-    """Returns the hparams of a new or a saved run that result from the flags; writes no files.
-
-    Raises:
-      UsageError, ValueError, LookupError, OSError: the flags are invalid, or no set is named.
-    """
+    """Returns the hparams of a new or a saved run that result from the flags; writes no files."""
     saved = run_files.read(flags.output_dir) if flags.output_dir else None
     if saved is None and not flags.hparams_set:
         raise UsageError("--hparams_set is missing: name the set to print, or an --output_dir")
@@ -249,11 +235,7 @@ def _short_flags(flags: absl_flags.FlagValues) -> list[tuple[str, str, str]]:
 
 
 def is_auto(flags: absl_flags.FlagValues) -> bool:
-    """Whether to search for mesh and layout.
-
-    Raises:
-      UsageError: only one of --mesh_shape and --layout is `auto`.
-    """
+    """Whether to search for mesh and layout."""
     chosen = [value_of(flags, name) == AUTO for name in ("mesh_shape", "layout")]
     if any(chosen) and not all(chosen):
         raise UsageError("--mesh_shape=auto and --layout=auto belong together: give both")

@@ -18,8 +18,7 @@ def flag_table() -> dict[str, tuple[str, str]]:
 def advice(flag: str) -> str:
     """Returns advice on a flag that only tensor2tensor has; "" for any other flag.
 
-    Args:
-      flag: name without dashes; a boolean flag may begin with "no".
+    `flag` has no dashes; a boolean flag may begin with "no".
     """
     if flag.startswith(_HPARAM):
         return f"Hyperparameters are written --hparams={flag.removeprefix(_HPARAM)}=VALUE."

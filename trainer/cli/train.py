@@ -56,9 +56,6 @@ def building(model: str) -> Iterator[None]:
 
     A user's own model may still be in development, so its errors keep their tracebacks, unless they
     are `BUILD_ERRORS`.
-
-    Args:
-      model: name of the registered model.
     """
     is_own = not registry.model(model).__module__.startswith("t2tp.")
     with as_usage_error(*BUILD_ERRORS):
@@ -75,12 +72,7 @@ def building(model: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def joined(flags: absl_flags.FlagValues, spec: RunSpec) -> Iterator[Cluster]:
-    """Joins the other processes, if any, and generates the data with --generate_data.
-
-    Raises:
-      UsageError: the devices, the processes or the data do not match the run.
-      ProcessLostError: another process was lost or did not join.
-    """
+    """Joins the other processes, if any, and generates the data with --generate_data."""
     # Join first: TensorFlow must not start before joining, and preparing data may start TensorFlow.
     joining = multiprocess.joined(lambda: multiprocess.connect_as(spec.config, spec.layout))
     with joining as cluster, as_usage_error(DamagedDataError):
@@ -91,13 +83,7 @@ def joined(flags: absl_flags.FlagValues, spec: RunSpec) -> Iterator[Cluster]:
 
 
 def run(invocation: Invocation) -> None:
-    """Runs the schedule of the flags, or explains or checks the run.
-
-    Raises:
-      UsageError: the request is invalid; no file was written.
-      TrainingInterrupted: SIGINT, SIGTERM or SIGHUP arrived, and the step was saved.
-      ProcessLostError: another process was lost or did not join.
-    """
+    """Runs the schedule of the flags, or explains or checks the run."""
     flags = invocation.flags
     with as_usage_error(ValueError, LookupError, OSError):
         if flags.output_dir and flags.schedule != "predict":
@@ -151,9 +137,6 @@ def _examine(flags: absl_flags.FlagValues, spec: RunSpec) -> None:
     """Explains or checks the run instead of training it; prints the result.
 
     Also draws the explanation, or the check of transfer, into a file in output_dir.
-
-    Raises:
-      FailedError: the check failed.
     """
     with as_usage_error(ValueError, LookupError, OSError):
         spec = _prepared(flags, spec)

@@ -39,10 +39,6 @@ def run(invocation: Invocation) -> int:
 
     Returns:
       0, or the exit code of the last trial if all have failed.
-
-    Raises:
-      UsageError: a flag is invalid.
-      Interrupted: a signal arrived, and was passed on to the trials.
     """
     flags, trainer_flags = invocation.flags, invocation.arguments
     if importlib.util.find_spec("optuna") is None:
@@ -125,11 +121,7 @@ def _search(
 
 
 def _parse(trainer_flags: Sequence[str]) -> absl_flags.FlagValues:
-    """Parses the flags after --.
-
-    Raises:
-      UsageError: a flag is invalid or missing, or t2tp_tune sets it.
-    """
+    """Parses the flags after --."""
     values, _ = flag_groups.parse(PROGRAMS["t2tp_trainer"].groups, ["t2tp_trainer", *trainer_flags])
     for name in _OWN:
         if values[name].present:
@@ -139,12 +131,7 @@ def _parse(trainer_flags: Sequence[str]) -> absl_flags.FlagValues:
 
 
 def _check_ranges(ranged: RangedHParams, trainer: absl_flags.FlagValues) -> None:
-    """Checks that the hparams set has the ranges' hyperparameters, and --hparams sets none of them.
-
-    Raises:
-      UsageError: the set lacks a hyperparameter of the ranges, or --hparams sets one.
-      LookupError, ValueError, OSError: there is no such set.
-    """
+    """Checks that the hparams set has the ranges' hparams, and --hparams sets none of them."""
     hparams = read_set(trainer.hparams_set)
     changes: dict[str, object] = {}
     for text in trainer.hparams:

@@ -76,8 +76,8 @@ def default_hooks(
       loss_fn: builds the training loss, without an update.
       first_step: number of steps done before this training.
       log: the JSON log.
-      heartbeat: writes `heartbeat.json`; None in all processes but the first.
-      progress: the progress bar; None in all processes but the first.
+      heartbeat: writes `heartbeat.json`; only in process 0.
+      progress: the progress bar; only in process 0.
       track: sends the scalars of reports to a tracker.
     """
     hooks: list[Hook] = []
@@ -130,10 +130,7 @@ def default_hooks(
 def _utilization(
     dtype: str, program: Program, inputs: Inputs, loss_fn: LossFn
 ) -> Utilization | None:
-    """Returns the matmul FLOPs of a step and the devices' peak.
-
-    Returns None if the step has no matmuls or the batches have several shapes.
-    """
+    """Returns a step's FLOPs and the devices' peak; None without matmuls or with several shapes."""
     if len(inputs.kinds) > 1:
         return None
     counted = []

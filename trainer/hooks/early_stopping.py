@@ -30,11 +30,7 @@ class EarlyStopping:
     minimize: bool = True
 
     def __post_init__(self) -> None:
-        """Checks the values.
-
-        Raises:
-          ValueError: `steps` is below 1, or `delta` below 0.
-        """
+        """Raises ValueError if `steps` is below 1, or `delta` below 0."""
         if self.steps < 1 or self.delta < 0:
             raise ValueError(
                 f"early stopping after {self.steps} steps without a change of {self.delta}: the"
@@ -47,9 +43,6 @@ class EarlyStopping:
         Args:
           metrics: names of the metrics that are evaluated.
           evaluation_frequency: steps from one evaluation to the next; 0: there is only one.
-
-        Raises:
-          ValueError: the metric is unknown, or there is only one evaluation.
         """
         sentence = f"early stopping by the unknown metric {self.metric!r}"
         check_known(self.metric, metrics, "metrics of the problem", sentence)
@@ -59,10 +52,9 @@ class EarlyStopping:
             )
 
     def plateau(self, by_step: Mapping[int, Mapping[str, float]]) -> str:
-        """Describes the plateau; "" if there is none or it is too early to tell.
+        """Describes the plateau in `by_step`, the metrics of each evaluation by training step.
 
-        Args:
-          by_step: training step -> metrics of its evaluation.
+        Returns "" if there is no plateau or it is too early to tell.
         """
         if not by_step:
             return ""

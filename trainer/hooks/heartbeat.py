@@ -27,12 +27,7 @@ class Heartbeat(Hook):
     """
 
     def __init__(self, output_dir: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """Prepares the file without writing it.
-
-        Args:
-          output_dir: the directory of the run.
-          clock: returns seconds, monotonic.
-        """
+        """Prepares the file without writing it; `clock` returns monotonic seconds."""
         self._path = Path(output_dir) / HEARTBEAT_FILE
         self._clock = clock
         self._last = clock() - BEAT_SECONDS

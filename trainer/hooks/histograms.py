@@ -15,18 +15,12 @@ class HistogramHook(Hook):
     """Writes histograms of the trainable variables every N steps.
 
     No values are gathered: each slice is written by the process that has its first copy. Process 0
-    writes into the run's directory, and the other processes into subdirectories. TensorBoard shows
-    each directory as a separate run.
+    writes into the run's directory, and each other process into its own subdirectory, which
+    TensorBoard shows as a separate run.
     """
 
     def __init__(self, every: int, variables: Variables, summaries: SummaryWriter) -> None:
-        """Sets interval, variables and destination.
-
-        Args:
-          every: steps from one histogram to the next.
-          variables: variables to watch.
-          summaries: this process's event file.
-        """
+        """Creates the hook; `every` counts steps, and `summaries` is this process's event file."""
         self._every = every
         self._variables = variables
         self._summaries = summaries

@@ -80,7 +80,7 @@ class EvaluationHook(Hook):
     def __init__(
         self, every: int, evaluate: Callable[[], object], plateau: Callable[[], str]
     ) -> None:
-        """Sets interval and evaluation.
+        """Creates the hook.
 
         Args:
           every: steps from one evaluation to the next.

@@ -30,21 +30,13 @@ class JsonLog:
     """
 
     def __init__(self, path: str = "") -> None:
-        """Prepares the log without opening it.
-
-        Args:
-          path: path of the file; `-`: stdout; empty: no log.
-        """
+        """Prepares the log without opening it; `path` is `-` for stdout, empty for no log."""
         self._path = path
         self._file: TextIO | None = None
         self._lock = threading.Lock()  # Checkpoints are written in another thread.
 
     def open(self) -> None:
-        """Opens the file, to fail early if it cannot be written.
-
-        Raises:
-          UsageError: the file cannot be written.
-        """
+        """Opens the file, to fail early with a UsageError if it cannot be written."""
         if self._path in ("", STDOUT) or self._file is not None:
             return
         with self._refused():
@@ -57,13 +49,12 @@ class JsonLog:
         """Opens the file for a training and removes the events that will occur again.
 
         A process that was killed after its last checkpoint leaves such events, for example reports
-        of later steps. A file with events of other runs is not changed. Each `began` line names the
-        directory of its run, but the run may have been moved since. So a `began` line with another
-        directory also counts as this run's if that directory no longer exists and the file has a
-        checkpoint event of `step`.
+        of later steps. A file with events of other runs is not changed. Each `began` line names its
+        run's directory. If the run may have been moved, that is, the directory no longer exists and
+        the file has a checkpoint event of `step`, the line counts as this run's too.
 
         Args:
-          run: absolute path of the run, as in its `began` lines.
+          run: absolute path of the run.
           step: number of steps done.
 
         Raises:

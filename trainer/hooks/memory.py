@@ -12,15 +12,11 @@ _GB = 1e9
 
 
 def memory_in_use(cluster: Cluster) -> dict[str, float]:
-    """Returns the current and the peak memory use in gigabytes (10^9 bytes).
+    """Returns the current and the peak memory use of this process's devices, in 10^9 bytes.
 
-    Args:
-      cluster: the cluster; the devices of this process are measured.
-
-    Returns:
-      For each GPU, the memory that TensorFlow's allocator has handed out, as
-      `memory_gb/processor_0` and `memory_gb/processor_0_peak`. For virtual CPU devices, the
-      resident set of the process, as `memory_gb/process` and `memory_gb/process_peak`.
+    For each GPU, returns the memory that TensorFlow's allocator has handed out, as
+    `memory_gb/processor_0` and `memory_gb/processor_0_peak`. For virtual CPU devices, returns the
+    resident set of the process, as `memory_gb/process` and `memory_gb/process_peak`.
     """
     num_bytes = {}
     for pnum in cluster.local_pnums:

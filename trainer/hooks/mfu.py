@@ -46,7 +46,7 @@ class Utilization:
 
     Attributes:
       forward_flops: FLOPs of the forward pass's matmuls, on the whole mesh.
-      peak: peak FLOPs per second of the mesh.
+      peak: the peak of the whole mesh.
     """
 
     forward_flops: int
@@ -70,15 +70,10 @@ class Utilization:
 
 
 def peak_of(cluster: Cluster, precision: str) -> Peak:
-    """Determines the peak of a mesh's devices.
+    """Determines the peak of a mesh's devices for matmuls of float32, bfloat16 or float16.
 
-    Args:
-      cluster: the devices.
-      precision: dtype of matmuls: float32, bfloat16 or float16.
-
-    Returns:
-      The tabulated peak of known GPUs. For other devices, and for float32 matmuls on a GPU whose
-      TF32 is disabled, the measured rate of a large matmul.
+    Returns the tabulated peak of known GPUs. For other devices, and for float32 matmuls on a GPU
+    whose TF32 is disabled, returns the measured rate of a large matmul.
     """
     number, device = len(cluster.devices), cluster.devices[cluster.local_pnums[0]]
     is_gpu = "GPU" in device

@@ -46,8 +46,8 @@ def replayed_cause(outputs: Mapping[str, np.ndarray]) -> str:
 class NonfiniteHook(Hook):
     """Checks each step after the next one has been started, so that the devices never wait.
 
-    Saving and evaluating call `training.confirm()` first, so a step that raises an error is never
-    saved. All processes see the same numbers and stop after the same step.
+    Saving and evaluating call `training.confirm()` first, so a non-finite step is never saved. All
+    processes see the same numbers and stop after the same step.
     """
 
     def __init__(self, stops: bool, log: JsonLog, first_step: int) -> None:

@@ -14,12 +14,9 @@ class ProfileHook(Hook):
     """Profiles a range of steps; writes no profile if training resumes after the range's start."""
 
     def __init__(self, steps: tuple[int, int], directory: str) -> None:
-        """Sets steps and destination.
+        """Sets the first and the last step, counted from 1, and the run's directory.
 
-        Args:
-          steps: first and last step of the range, counted from 1.
-          directory: the run's directory. TensorFlow writes the profile into its subdirectory
-            `plugins/profile/`, where TensorBoard looks for profiles.
+        TensorFlow writes into its subdirectory `plugins/profile/`, where TensorBoard looks.
         """
         self._first, self._last = steps
         self._directory = directory

@@ -41,13 +41,13 @@ class ReplicaHook(Hook):
         variables: Variables,
         compute: Callable[[int], ReplicaMismatch | None] = lambda step: None,
     ) -> None:
-        """Sets interval and checks.
+        """Creates the hook.
 
         Args:
           every: steps from one check to the next.
           variables: variables to compare.
-          compute: maps a step to the mismatch of the results that processors compute from the same
-            rows of the step's batch; None if the results agree.
+          compute: maps a step to the mismatch between the results that processors compute from the
+            same rows of the step's batch; None if the results agree.
         """
         self._every, self._compute = every, compute
         self._cluster = variables.cluster
@@ -106,8 +106,8 @@ def name_wrong_device(
     """Replays the steps to find the wrong copy if no majority of copies agrees.
 
     The copies closest to the replayed values are right, and all others are wrong. Even a right copy
-    need not equal the replayed values: in later steps, the wrong copy has changed the gradients
-    that all copies receive.
+    may differ from the replayed values, because the wrong copy has changed the gradients of later
+    steps, which all copies receive.
 
     Args:
       error: the error of the check.

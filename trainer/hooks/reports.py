@@ -69,10 +69,7 @@ class ReportHook(Hook):
         return reported(sorted({"perplexity", *self.metrics}), sums)
 
     def _speed(self, training: Training, sums: Mapping[str, float]) -> dict[str, float]:
-        """Computes the seconds per step since the last report, their parts by purpose, and rates.
-
-        Rates are, for example, the tokens per second.
-        """
+        """Computes seconds per step since the last report, their parts by purpose, and rates."""
         before, self._last = self._last, self._now(training)
         steps = self._last[0] - before[0]
         parts = {what: s / steps for what, s in (self._last[2] - before[2]).items()}

@@ -19,11 +19,7 @@ class SlowStage:
     """Warns once about each stage that computes much longer than the other stages."""
 
     def __init__(self, log: JsonLog) -> None:
-        """Sets the log.
-
-        Args:
-          log: records the warning, as `slow_stage`.
-        """
+        """Creates the check; `log` records its warnings as `slow_stage`."""
         self._log = log
         self._busy: dict[int, list[float]] = {}
         self._named: set[int] = set()
@@ -31,10 +27,8 @@ class SlowStage:
     def report(self, step: int, scalars: Mapping[str, float]) -> None:
         """Adds the idle shares of a step, and warns if a stage is slow.
 
-        Args:
-          step: steps done.
-          scalars: `pipeline_idle_share_stage_0` and so on: measured idle time of each stage, as a
-            fraction of the step.
+        The scalars are `pipeline_idle_share_stage_0` and so on: each stage's measured idle time, as
+        a fraction of the step.
         """
         for name, idle in scalars.items():
             if name.startswith(_IDLE):

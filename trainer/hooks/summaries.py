@@ -19,21 +19,13 @@ class SummaryWriter:
     """
 
     def __init__(self, directory: str) -> None:
-        """Sets the directory.
-
-        Args:
-          directory: where to write the event file; TensorBoard shows each directory as a run.
-        """
+        """Sets the file's directory, which TensorBoard shows as a run."""
         self._directory = directory
         self._writer: tf.summary.SummaryWriter | None = None
         self._resumed_after: int | None = None  # Until the first write.
 
     def resume(self, step: int) -> None:
-        """Makes TensorBoard discard later steps of earlier files: the steps will occur again.
-
-        Args:
-          step: number of steps done.
-        """
+        """Makes TensorBoard discard what earlier files have after `step`: it will occur again."""
         self._resumed_after = step
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:

@@ -1,7 +1,4 @@
-"""`--tracker`: sends a run's scalars to Weights & Biases or MLflow.
-
-A tracker's package is imported only if the tracker is used.
-"""
+"""`--tracker`: sends a run's scalars to Weights & Biases or MLflow."""
 
 import hashlib
 import importlib

@@ -16,11 +16,7 @@ class TrainingClock:
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        """Starts the watch.
-
-        Args:
-          now: returns the time in seconds.
-        """
+        """Starts the watch; `now` returns seconds."""
         self._now = now
         self._started = now()
         self._stopped = 0.0
@@ -36,11 +32,7 @@ class TrainingClock:
 
     @contextlib.contextmanager
     def stopped(self, what: str) -> Iterator[None]:
-        """Stops the watch inside the context.
-
-        Args:
-          what: the purpose of this time.
-        """
+        """Stops the watch inside the context; `what` is the purpose of this time."""
         begin = self._now()
         try:
             yield

@@ -30,14 +30,8 @@ def prompts(
 ) -> list[list[int]]:
     """Returns the tokens of each conversation, followed by the beginning of a reply.
 
-    Args:
-      template: the run's template.
-      conversations: the conversations.
-      codec: the run's codec.
-      path: file with a conversation in each line, for errors.
-
     Raises:
-      ValueError: the template refuses a conversation; the message names the conversation's line.
+      ValueError: the template refuses a conversation; the message names its line in `path`.
     """
     found = []
     for number, each in enumerate(conversations, start=1):
@@ -52,14 +46,10 @@ def without_first(prompts: Iterable[Sequence[int]], token: int) -> list[list[int
 
 
 def parse(lines: Iterable[str], path: str) -> list[Messages]:
-    """Reads a conversation from each line.
-
-    Args:
-      lines: the file's lines, each a list of messages as JSON, or an object with such a list.
-      path: the file, for errors.
+    """Reads a conversation from each line: a list of messages as JSON, or an object with one.
 
     Raises:
-      ValueError: a line is not a conversation; the message names the line.
+      ValueError: a line is not a conversation; the message names the line and `path`.
     """
     found = []
     for number, line in enumerate(lines, start=1):

@@ -87,16 +87,10 @@ class RunExporter:
         self._estimator = replace(spec, hparams=on_one_device, config=config).make_estimator()
 
     def export(self, directory: str | PathLike[str]) -> Path:
-        """Writes a SavedModel into a new directory, named after the time.
+        """Writes a SavedModel into a new directory, named after the time, and returns its path.
 
-        Args:
-          directory: the parent directory; servers load the latest export in it.
-
-        Returns:
-          The SavedModel's directory.
-
-        Raises:
-          UsageError: see `Estimator.export_saved_model`, which raises other errors too.
+        The new directory is in `directory`; servers load the latest export there. Errors as for
+        `Estimator.export_saved_model`.
         """
         path = _new(directory)
         if not self._writes:
@@ -107,18 +101,12 @@ class RunExporter:
         )
 
     def export_litert(self, directory: str | PathLike[str], int8: bool = False) -> Path:
-        """Writes a model file for LiteRT, named after the time, for `batch_size` rows at a time.
+        """Writes a model file for LiteRT, named after the time, and returns its path.
 
-        A model that generates maps `ids`, int32 [rows, max_input_length], and `lengths`, int32
-        [rows], to `ids`, int32 [rows, tokens], and `lengths`, by greedy decoding. A classifier maps
-        its features to `classes`, int32 [rows], and `probabilities`, float32 [rows, classes].
-
-        Args:
-          directory: the parent directory.
-          int8: see `write_litert`.
-
-        Returns:
-          The path of the file.
+        The model computes `batch_size` rows at a time. A model that generates maps `ids`, int32
+        [rows, max_input_length], and `lengths`, int32 [rows], to `ids`, int32 [rows, tokens], and
+        `lengths`, by greedy decoding. A classifier maps its features to `classes`, int32 [rows],
+        and `probabilities`, float32 [rows, classes].
 
         Raises:
           UsageError: the options are not greedy, or LiteRT lacks an operation; see `write_litert`.

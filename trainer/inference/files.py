@@ -18,11 +18,7 @@ _ESCAPES = str.maketrans({"\n": "\\n", "\r": "\\r", "\t": "\\t"})
 
 
 def check_can_be_written(path: str) -> None:
-    """Checks that a file at this path, or files whose names begin with it, can be written.
-
-    Raises:
-      OSError: the directory cannot be written, or the path is a directory.
-    """
+    """Checks that a file at this path, or files whose names begin with it, can be written."""
     if Path(path).is_dir():
         raise IsADirectoryError(f"{path} is a directory: name a file")
     if not is_written_into(path):
@@ -30,11 +26,7 @@ def check_can_be_written(path: str) -> None:
 
 
 def write_lines(path: str | Path, lines: Sequence[str]) -> None:
-    """Writes a file atomically, or "-" to stdout; creates the directory if needed.
-
-    Raises:
-      OSError: the file cannot be written.
-    """
+    """Writes a file atomically, or "-" to stdout; creates the directory if needed."""
     if str(path) == STDOUT:
         print("\n".join(lines))
         return
@@ -55,11 +47,7 @@ def line_of(decoded: Sequence[Decoded], options: DecodeOptions) -> str:
 def write_rows(
     base: str | Path, rows: Sequence[DecodedExample], options: DecodeOptions
 ) -> list[Path]:
-    """Writes `BASE.inputs`, `BASE.targets` and `BASE.outputs`, one line per example.
-
-    Returns:
-      The paths of the files.
-    """
+    """Writes `BASE.inputs`, `BASE.targets` and `BASE.outputs`, one line per example."""
     columns = {
         "inputs": [row.inputs.translate(_ESCAPES) for row in rows],
         "targets": [row.targets.translate(_ESCAPES) for row in rows],
@@ -73,18 +61,9 @@ def write_rows(
 
 
 def write_images(base: str | Path, images: np.ndarray) -> list[Path]:
-    """Writes `BASE-000.png` and so on.
+    """Writes `BASE-000.png` and so on, and returns the paths.
 
-    Args:
-      base: path without number and extension.
-      images: brightness, uint8 [images, height, width, channels], with 1 or 3 channels.
-
-    Returns:
-      The paths of the files.
-
-    Raises:
-      ModuleNotFoundError: Pillow is not installed; the message names the command to install it.
-      OSError: the files cannot be written.
+    The images are uint8 [images, height, width, channels], with 1 or 3 channels.
     """
     with optional_import("images are written by Pillow: pip install -e '.[images]'"):
         from PIL import Image

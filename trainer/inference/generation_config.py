@@ -49,9 +49,9 @@ def default_options(spec: RunSpec, *, can_sample: bool = True) -> dict[str, Any]
     `generation_config.json` of a converted run says otherwise. A warning lists the entries of that
     file that have no effect here.
 
-    `transformers` divides the log-probability of a sequence by `length ** length_penalty`. Here the
-    option `alpha` gets this exponent. The formula with `alpha` ranks beams similarly, and
-    identically if the exponent is 0. A warning reports the difference.
+    `transformers` divides the log-probability of a sequence by `length ** length_penalty`. Here
+    `alpha` gets this exponent, but the divisor is `((5 + length) / 6) ** alpha`, which ranks beams
+    similarly. A warning reports the difference.
 
     Args:
       spec: the run.

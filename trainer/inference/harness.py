@@ -72,11 +72,7 @@ class HarnessTasks:
         }
 
     def run(self, spec: RunSpec, decoder: RunDecoder) -> dict[str, Any]:
-        """Evaluates the tasks; all processes of a run return the same results.
-
-        Args:
-          spec: the run.
-          decoder: a decoder with one of the run's checkpoints.
+        """Evaluates the tasks with a decoder of the run; all processes return the same results.
 
         Returns:
           The harness's results, with `samples` if `log_samples` is set.
@@ -90,15 +86,9 @@ class HarnessTasks:
         return simple_evaluate(model, task_manager=self._manager, **self._settings)
 
     def write(self, results: dict[str, Any], output_dir: str, step: int) -> Path:
-        """Prints the results, and writes them in the harness's format and for TensorBoard.
+        """Prints the results of `run`, and writes them in the harness's format and for TensorBoard.
 
-        Args:
-          results: the result of `run`.
-          output_dir: directory of the run.
-          step: training step of the checkpoint.
-
-        Returns:
-          The directory of the written files.
+        Returns the directory of the written files.
         """
         from lm_eval.loggers import EvaluationTracker
         from lm_eval.utils import make_table
@@ -127,15 +117,10 @@ class HarnessTasks:
 def harness_model(
     spec: RunSpec, decoder: RunDecoder, apply_chat_template: bool = False
 ) -> HarnessModel:
-    """Wraps a run as a model of the harness.
-
-    Args:
-      spec: the run of a language model.
-      decoder: a decoder with one of the run's checkpoints.
-      apply_chat_template: whether the chat template is needed.
+    """Wraps a language model's run as a model of the harness.
 
     Raises:
-      FileNotFoundError: there is no chat template.
+      FileNotFoundError: `apply_chat_template` is set, and there is no chat template.
     """
     from t2tp.evaluation import HarnessModel
 

@@ -27,14 +27,11 @@ def write_litert(
 
     Args:
       program: the program, with restored variables.
-      path: the new file.
+      path: the new file, which is also returned.
       signature: maps the program's step to the function that the file contains.
       int8: whether to store weights of 1,024 values or more as int8, with a scale per channel.
         Activations are quantized while the model runs (LiteRT's dynamic range quantization).
       **inputs: inputs of the signature, with fixed shapes.
-
-    Returns:
-      The path.
 
     Raises:
       UsageError: LiteRT does not have an operation of the program; the message names it.

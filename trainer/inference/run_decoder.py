@@ -65,13 +65,7 @@ class RunDecoder:
     """Decodes with the latest checkpoint of a run, or with `config.checkpoint_path`."""
 
     def __init__(self, spec: RunSpec, estimator: Estimator, options: DecodeOptions) -> None:
-        """Creates the decoder without building a program.
-
-        Args:
-          spec: the run's settings.
-          estimator: the run's estimator.
-          options: decoding options; `with_eos` adds the EOS tokens.
-        """
+        """Creates the decoder without building a program; `with_eos` adds EOS to the options."""
         self._estimator = estimator
         self._problem = spec.problem
         self._data_dir = spec.data_dir
@@ -109,14 +103,9 @@ class RunDecoder:
         self._estimator.build(ModeKeys.PREDICT, features, self._decoder.options)
 
     def text(self, text: str, length: int | None = None) -> str:
-        """Decodes a source, or continues a prompt.
+        """Decodes a source, or continues a prompt; errors as for `texts`.
 
-        Args:
-          text: the source or prompt.
-          length: max tokens to generate. Default: the length in the options.
-
-        Raises:
-          UsageError, ValueError: see `texts`.
+        `length` is the max number of tokens to generate; default: the length in the options.
         """
         codec = self._codec
         request = replace(request_for(self._problem, codec, text), limit=length)
@@ -169,11 +158,7 @@ class RunDecoder:
             yield fitting[index], [Decoded(*each) for each in zip(texts, scores, strict=True)]
 
     def split(self, split: str, count: int) -> list[DecodedExample]:
-        """Decodes the first examples of a split, in the order of evaluation.
-
-        Args:
-          split: name of the split.
-          count: number of examples; -1: all.
+        """Decodes the first `count` examples of a split (-1: all), in the order of evaluation.
 
         Raises:
           UsageError: the problem has no inputs to decode from.
@@ -257,14 +242,9 @@ class RunDecoder:
 
 
 def tokens_of(source: ExampleSource, feature: str, rows: np.ndarray) -> list[list[int]]:
-    """Returns the tokens of examples, without padding.
+    """Returns the tokens of some examples' feature (`inputs` or `targets`), without padding.
 
     Padding is recognized by its segment 0, because the id 0 may be a token of a tokenizer.
-
-    Args:
-      source: the examples.
-      feature: `inputs` or `targets`.
-      rows: int64 [any], indices of the examples.
     """
     all_parts = (slice(None),)
     tokens = source.read(feature, rows, all_parts)
@@ -284,11 +264,7 @@ def with_eos(
 
 
 def codec_for(problem: Problem, data_dir: str | PathLike[str]) -> Codec:
-    """Returns the codec of a problem.
-
-    Raises:
-      UsageError: the problem has neither text nor tokens to decode, for example only classes.
-    """
+    """Returns a problem's codec; raises UsageError if it has neither text nor tokens to decode."""
     codec = problem.codec(data_dir)
     if codec is None:
         raise UsageError(
@@ -299,12 +275,12 @@ def codec_for(problem: Problem, data_dir: str | PathLike[str]) -> Codec:
 
 
 def request_for(problem: Problem, codec: Codec, text: str, beginning: str = "") -> Request:
-    """Returns the decoding request for a line.
+    """Returns the decoding request for a line: inputs, to which EOS is appended, or a prompt.
 
     Args:
       problem: the problem that the model was trained on.
       codec: the problem's codec.
-      text: inputs, to which EOS is appended, or a prompt.
+      text: the line.
       beginning: prefix of the targets; only for problems with inputs.
 
     Raises:
@@ -319,12 +295,7 @@ def request_for(problem: Problem, codec: Codec, text: str, beginning: str = "") 
 
 
 def check_writes(model: str) -> None:
-    """Checks that a model is autoregressive.
-
-    Raises:
-      UsageError: the model is not autoregressive.
-      UnknownNameError: there is no such model.
-    """
+    """Raises UsageError if a model is not autoregressive."""
     if not issubclass(registry.model(model), AutoregressiveModel):
         raise UsageError(f"the model {model} does not generate tokens: there is nothing to decode")
 

@@ -26,13 +26,7 @@ class DecodedSamples:
     """
 
     def __init__(self, decoder: RunDecoder, spec: RunSpec, split: str, count: int) -> None:
-        """Checks the model without decoding.
-
-        Args:
-          decoder: the run's decoder.
-          spec: the run's settings.
-          split: the split of the examples.
-          count: number of examples.
+        """Checks, without decoding, that the model can generate samples.
 
         Raises:
           UsageError: the model is not autoregressive, or the problem has nothing to decode.
@@ -48,11 +42,9 @@ class DecodedSamples:
         self._length = spec.hparams.max_length
 
     def write(self, step: int, summaries: SummaryWriter | None) -> None:
-        """Decodes with the current variables and writes the results.
+        """Decodes with the current variables; process 0, which has `summaries`, writes the results.
 
-        Args:
-          step: steps done.
-          summaries: the writer of process 0; None in other processes, which only decode.
+        The other processes only decode.
         """
         images = self._problem.generated_images
         if images is not None:

@@ -34,15 +34,7 @@ Signatures = Callable[[Step], Mapping[str, "tf.types.experimental.ConcreteFuncti
 
 
 def write_saved_model(program: Program, path: str | PathLike[str], signatures: Signatures) -> Path:
-    """Writes a single-device program and its variables.
-
-    Args:
-      program: the program, with restored variables.
-      path: the new directory.
-      signatures: builds the signatures of the SavedModel.
-
-    Returns:
-      The directory.
+    """Writes a single-device program, with restored variables, into the new directory `path`.
 
     Raises:
       UsageError: the directory exists.

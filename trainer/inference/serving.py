@@ -117,9 +117,8 @@ class TokenDecoding:
     def fed(self, chunk: Tensors) -> dict[str, tf.Tensor]:
         """Returns the program's features for a chunk of rows.
 
-        Args:
-          chunk: `ids`, int32 [batch_size, max_tokens]; `lengths`, int32 [batch_size]; and `keys`,
-            int64 [batch_size], which seed the sampling.
+        The chunk has `ids`, int32 [batch_size, max_tokens]; `lengths`, int32 [batch_size]; and
+        `keys`, int64 [batch_size], which seed the sampling.
         """
         ids, sizes, keys = chunk["ids"], chunk["lengths"], chunk["keys"]
         extra = self.options.extra_length
@@ -135,21 +134,12 @@ class TextDecoding:
     """Decodes text inside the graph, with `TokenDecoding` and the vocabulary."""
 
     def __init__(self, tokens: TokenDecoding, vocabulary: Vocabulary) -> None:
-        """Combines token decoding with a vocabulary.
-
-        Args:
-          tokens: decodes tokens.
-          vocabulary: encodes and decodes text in the graph; its end token is appended to inputs.
-        """
+        """Combines token decoding with a vocabulary, whose end token is appended to inputs."""
         self._tokens = tokens
         self._vocabulary = vocabulary
 
     def __call__(self, step: Step, texts: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Decodes texts.
-
-        Args:
-          step: the program's step.
-          texts: string [rows], UTF-8.
+        """Decodes texts, string [rows], UTF-8.
 
         Returns:
           `outputs`, string [rows], or with `return_beams` [rows, beam]; `scores`, float32 of the

@@ -14,9 +14,6 @@ def sequences_per_batch(hparams: HParams) -> int:
     sizes of the mesh axes that split the dimension `batch`, or 1 if no axis splits it. A sequence
     counts as `max_length` tokens, including padding.
 
-    Args:
-      hparams: `batch_size`, `batch_size_unit`, `max_length`, `mesh_shape` and `layout`.
-
     Raises:
       ValueError: the number of tokens is not a multiple of `max_length`, or is too large.
     """

@@ -41,11 +41,7 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 def number_of_batches(stream: BatchStream, steps: int) -> int:
-    """Returns the number of batches of an evaluation.
-
-    Args:
-      stream: a stream, with or without a length.
-      steps: max batches; 0 or -1: all.
+    """Returns the number of batches of an evaluation, at most `steps`; 0 or -1: all.
 
     Raises:
       ValueError: all batches are requested, and the stream has no length.
@@ -93,11 +89,9 @@ class Inputs:
         return sizes.pop() if len(sizes) == 1 else None
 
     def resumed(self, before: BatchSizes | None, step: int) -> Inputs:
-        """Returns the inputs of a run that resumes at a step.
+        """Returns the inputs of a run that resumes after `step` steps.
 
-        Args:
-          before: batch sizes of the run's earlier steps; None: the same as now.
-          step: number of steps done.
+        `before` has the batch sizes of the run's earlier steps; None: the same as now.
         """
         if before is None or not isinstance(self.stream, ResumableStream):
             return self

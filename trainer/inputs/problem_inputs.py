@@ -52,16 +52,8 @@ def evaluation_inputs(
 ) -> Inputs:
     """Returns one pass over a split, in order; rows that pad the last batch have no effect.
 
-    Batches also have the feature `example_index`; see `t2tp.models.model`.
-
-    Args:
-      problem: a problem with prepared data.
-      data_dir: the directory of its data.
-      hparams: `max_length`, and the hparams of `sequences_per_batch`.
-      split: one of `problem.splits`; the training split is allowed too.
-
-    Raises:
-      FileNotFoundError, ValueError: see `Problem.stream` and `sequences_per_batch`.
+    Batches also have the feature `example_index`; see `t2tp.models.model`. Any split is allowed,
+    even the training split. Arguments and errors as for `training_inputs`.
     """
     size, length = sequences_per_batch(hparams), hparams.max_length
     problem.check_split(split)

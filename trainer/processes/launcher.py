@@ -36,7 +36,8 @@ def run_rounds(
       local: starts the processes. Default: `LocalProcesses()`.
 
     Returns:
-      The exit code of the last round: `LocalProcesses.wait` chooses the process; 0 if none failed.
+      The exit code of the process that `LocalProcesses.wait` chooses in the last round; 0 if none
+      failed.
 
     Raises:
       OSError: the command cannot be started.

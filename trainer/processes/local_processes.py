@@ -62,11 +62,7 @@ class Outcome:
 
 
 def check_gpus(num_processes: int, devices_per_process: int | None, gpus: Sequence[str]) -> None:
-    """Checks that there are enough GPUs for the processes of this host, if the host has GPUs.
-
-    Raises:
-      ValueError: there are too few GPUs.
-    """
+    """Raises ValueError if this host has GPUs, but too few for its processes."""
     each = devices_per_process or len(gpus) // num_processes
     if gpus and not 0 < each * num_processes <= len(gpus):
         raise ValueError(
@@ -176,13 +172,7 @@ class LocalProcesses:
     ) -> None:
         """Starts a process in each environment; earlier processes must have ended.
 
-        Args:
-          command: program and arguments.
-          environments: the environment of each process.
-          first: index of this host's first process in the run.
-
-        Raises:
-          OSError: the command cannot be started.
+        `first` is the index of this host's first process in the run.
         """
         reported: set[str] = set()
         self.processes.clear()

@@ -50,7 +50,7 @@ class StagedStep:
     """A step whose layers are in stages.
 
     Attributes:
-      layout: layout of the whole mesh.
+      layout: of the whole mesh.
       table: table of the schedule.
       stages: the chunks of each stage.
       lowering: lowered stages.
@@ -73,7 +73,7 @@ class StagedStep:
           lowered_before: see `Request`.
 
         Raises:
-          LayoutError: the layers cannot be divided among the stages, or there is no such schedule.
+          LayoutError: the layers cannot be divided among the stages, or the schedule is unknown.
         """
         self.layout = layout = Layout.from_hparams(hparams)
         pipeline = layout.pipeline
@@ -134,7 +134,7 @@ class StagedStep:
 
     @functools.cached_property
     def model_flops(self) -> tuple[float, float]:
-        """FLOPs of the forward pass of all stages, and the part of them for masked scores."""
+        """FLOPs of the forward pass of all stages, and the FLOPs among them for masked scores."""
         steps = self.lowering.of(*self.lowering.stacks.values()).by_place
         first, middle, last = (steps[place] for place in (FIRST, MIDDLE, LAST))
         more = self.microbatches / self.lowering.microbatches
@@ -292,10 +292,7 @@ def staged_plan(step: StagedStep, cluster: ClusterFile, *details: Any) -> Plan:
 
 
 def _of_each_kind(step: StagedStep, timing: Timing) -> list[int]:
-    """Returns one stage of each kind, and the busiest stage.
-
-    A kind is represented by its first stage, which saves most activations.
-    """
+    """Returns the first stage of each kind, which saves the most activations, and the busiest."""
     found: dict[tuple, int] = {}
     for stage, chunks in enumerate(step.stages):
         found.setdefault((step.place(stage), tuple(chunks)), stage)

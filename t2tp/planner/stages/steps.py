@@ -34,7 +34,7 @@ from t2tp.program.program import Feature
 
 MIDDLE = "middle"
 # Kind of stage -> the parts of the model that it has besides layers: the model's beginning or end.
-# So first + last = whole step + one middle stage.
+# A middle stage has neither, so first + last = whole step + one middle stage.
 _HAVE = {FIRST: (FIRST,), MIDDLE: (), LAST: (LAST,)}
 
 # Stages and microbatches of the lowered program.
@@ -61,10 +61,10 @@ class StageSteps:
     def from_program(
         cls, program: AbstractProgram, stages: int, *, software: SoftwareStack
     ) -> StageSteps:
-        """Lowers a program; arguments as for `LoweredStep.from_program`.
+        """Lowers a program of a training step.
 
         Args:
-          program: program of a training step.
+          program: the program, with two stages.
           stages: number of stages of the real pipeline.
           software: see `LoweredStep.from_program`.
         """
@@ -112,7 +112,7 @@ class StageSteps:
         )
 
     def extended(self, longer: StageSteps, shorter: StageSteps, times: int) -> StageSteps:
-        """Returns the steps with more layers: adds the difference of two steps `times` times."""
+        """Returns the steps with more layers: adds the difference of two steps, `times` times."""
         by_place = {
             place: step.extended(longer.by_place[place], shorter.by_place[place], times)
             for place, step in self.by_place.items()

@@ -27,8 +27,7 @@ class Timing:
     Attributes:
       seconds: seconds from the beginning of the first entry to the end of the last.
       busy: seconds of work of each stage, messages included.
-      sends: the number of each stage's messages, by action and by the chunk at whose end they cross
-        to another stage (see `_crossed`).
+      sends: number of messages that each stage sends, by action and by chunk (see `_crossed`).
     """
 
     seconds: float
@@ -59,12 +58,12 @@ class Table:
 
     @functools.cached_property
     def short(self) -> tuple[Schedule, Schedule, int]:
-        """Two shorter tables, and by how many groups the first is shorter than the full table.
+        """Two short tables, and the number of groups that the first leaves out of the full table.
 
-        If the full table is short or from a file, it is returned twice, with the number 0.
+        If the full table is short or from a file, both are the full table and the number is 0.
 
         Raises:
-          ScheduleError: there is no such table.
+          ScheduleError: the schedule is unknown or cannot have these sizes.
         """
         left_out = (self.microbatches - 1) // self.stages - _GROUPS
         if left_out <= 0 or self.name.endswith(".csv"):
@@ -131,9 +130,9 @@ def _run(schedule: Schedule, seconds: Sequence[EntrySeconds], message: Sequence[
 
 
 def _crossed(schedule: Schedule, stage: int, entry: Entry) -> int | None:
-    """Returns the chunk at whose end an entry's message crosses to another stage; None: no message.
+    """Returns the chunk whose output an entry sends to another stage; None: it sends no message.
 
-    The end is the end in the forward pass: the gradients cross there in the opposite direction.
+    In the backward pass, the message has the output's gradients, in the opposite direction.
     """
     if entry.action is Action.FORWARD:
         return None if schedule.next_place(stage, entry.chunk) is None else entry.chunk
