@@ -22,9 +22,9 @@ class Adafactor(Optimizer):
 
     N. Shazeer and M. Stern, arXiv:1804.04235, algorithms 4 and 5. A variable with two or more
     dimensions of at least 128 is factored along its two largest dimensions, as in mesh-tensorflow.
-    If the variable has further dimensions, such as `heads` in [d_model, heads, d_kv], there are row
-    and column means for each index along these dimensions. Means and norms are over the global
-    variable, in any layout. Variables with the same split share one all-reduce.
+    Further dimensions, such as `heads` in [d_model, heads, d_kv], have row and column means for
+    each index. Means and norms are over the global variable, in any layout. Variables with the same
+    split share one all-reduce.
     """
 
     def __init__(self, learning_rate: mtf.Tensor, hparams: HParams) -> None:
@@ -47,8 +47,7 @@ class Adafactor(Optimizer):
     def updates(self, targets: Sequence[Target]) -> list[mtf.Operation]:
         """See the base class."""
         decay_rate = self._decay_rate(targets[0].var.mesh)
-        # All sums are computed before the first one is needed, so that one all-reduce can combine
-        # them.
+        # Computed before the first sum is needed, so that one all-reduce can combine all sums.
         statistics = [
             StatisticsOperation(target.grad, target.var, self._moments(target.var))
             for target in targets

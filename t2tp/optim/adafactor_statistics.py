@@ -51,8 +51,8 @@ class Moments:
         """Returns a processor's partial sums of means.
 
         The results are the means of the squared gradient over columns, over rows and over both, and
-        the mean of the first slot over rows. The last two means determine the mean of the first
-        slot's next value, so one all-reduce is enough.
+        the mean of the first slot over rows. The last two determine the mean of the first slot's
+        next value, so one all-reduce is enough.
         """
         if self.factored is None:
             return []

@@ -57,8 +57,8 @@ class Adam(Optimizer):
         power2: tf.Tensor,
     ) -> None:
         self.shrink(var, rate, decay)
-        # Algorithm 1 adds epsilon to the root of the corrected v, but the kernel adds its epsilon
-        # to the root of v itself. So epsilon is multiplied by the correction of the root.
+        # Algorithm 1 adds epsilon to the root of the corrected v. The kernel adds its epsilon to
+        # the root of v itself, so epsilon is multiplied by the correction of the root.
         correction = self.shared(("correction", power2.ref()), lambda: tf.sqrt(1.0 - power2))
         epsilon = self.shared(("epsilon", power2.ref()), lambda: self._epsilon * correction)
         if var.dtype == tf.float32:

@@ -28,8 +28,8 @@ def clip(
       grads: float32.
       divisor: a float32 scalar to divide the gradients by; None: 1.
       hparams: `clip_grad_norm` and `clip_grad_value`; at most one of the two may be above 0.
-      of_stage: the number of pipeline stages that have different gradients, for each index of
-        `grads`. 0, the default: all stages have the same gradient.
+      of_stage: for each gradient, the number of pipeline stages that have different values of it.
+        0, the default: all stages have the same values.
 
     Returns:
       The clipped gradients; and the norm before clipping, a float32 scalar.
@@ -65,8 +65,8 @@ def global_norm(tensors: Sequence[mtf.Tensor], of_stage: Sequence[int] | None = 
 
     Args:
       tensors: tensors of any shapes.
-      of_stage: the number of pipeline stages that have different tensors, for each index of
-        `tensors`. 0, the default: all stages have the same tensor.
+      of_stage: for each tensor, the number of pipeline stages that have different values of it. 0,
+        the default: all stages have the same values.
     """
     return mtf.sqrt(SumOfSquaresOperation(list(tensors), of_stage).outputs[0])
 
@@ -136,9 +136,9 @@ def _exact_sum_of_squares(
 ) -> tf.Tensor:
     """Sums the squares of tensors in fixed point, so that the order of additions has no effect.
 
-    Each square is stored as a fraction of the largest square, in two words. The words of all
-    elements are summed as int64, so a word has 60 bits minus the bits of the number of elements.
-    The relative error of the sum is below 2**-24 for up to 2**31 elements of any sizes, and grows
+    Each square is a fraction of the largest square, stored in two words. The words of all elements
+    are summed as int64, so a word has 60 bits minus the bits of the number of elements. The
+    relative error of the sum is below 2**-24 for up to 2**31 elements of any sizes. It grows
     eightfold with each further doubling of the number of elements.
     """
     # The bits of positive floats, read as integers, have the order of the floats, with NaN above

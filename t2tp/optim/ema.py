@@ -1,7 +1,7 @@
 """Exponential moving averages of weights, which often evaluate better than the last weights.
 
 B. Polyak and A. Juditsky, "Acceleration of stochastic approximation by averaging" (1992). The
-moving average is TensorFlow's `ExponentialMovingAverage`.
+formula is the one of TensorFlow's `ExponentialMovingAverage`.
 """
 
 from collections.abc import Sequence
@@ -57,10 +57,7 @@ def average_of(name: str) -> str:
 
 
 def read_averages(mesh: Mesh) -> None:
-    """Makes an evaluation graph read the averages instead of the trainable variables.
-
-    The evaluation graph then does not read the trainable variables.
-    """
+    """Makes an evaluation graph read the averages instead of the trainable variables."""
     averaged = list(mesh.graph.trainable_variables)
     mesh.graph.trainable_variables.clear()
     for var in averaged:

@@ -64,22 +64,21 @@ def accumulate(
 ) -> Accumulated:
     """Computes a loss and its gradients, one microbatch after the other.
 
-    So only one microbatch's activations are saved at a time. In a pipeline, the schedule determines
+    Only one microbatch's activations are saved at a time. In a pipeline, the schedule determines
     how many microbatches' activations are saved.
 
-    Microbatch i is the i-th slice of each processor's rows, so that no rows move between
-    processors (see `Layout.spreads_microbatches` for the exception). In ZeRO stages 0 and 1 the
-    gradients are all-reduced once, after the last microbatch. In stages 2 and 3 each microbatch's
-    gradients are reduce-scattered.
+    Microbatch i is the i-th slice of each processor's rows, so that no rows move between processors
+    (see `Layout.spreads_microbatches` for the exception). In ZeRO stages 0 and 1 the gradients are
+    all-reduced once, after the last microbatch. In stages 2 and 3 each microbatch's gradients are
+    reduce-scattered.
 
     The result equals the result of the full batch, with two exceptions. Computations across rows,
     such as batch norm or the capacity of experts in groups of several rows, see only the rows of a
     microbatch. Scalar summaries are averaged over the microbatches.
 
-    A first loop adds up the weights of each term of the loss, such as the number of tokens. These
-    weights depend on the features alone. The second loop divides each microbatch's totals by the
-    summed weights. Random operations give each row of a microbatch the same numbers as in the full
-    batch.
+    A first loop adds up the weights of each term of the loss, such as the number of tokens. A
+    second loop divides each microbatch's totals by the summed weights. Random operations give each
+    row the same numbers as in the full batch.
 
     Args:
       loss_fn: builds the loss of features.
@@ -255,10 +254,11 @@ class MicrobatchLoop(MicrobatchSums):
 
 
 class WeightsLoop(MicrobatchLoop):
-    """Sums functions of the features over microbatches, before the loop that computes the loss.
+    """Sums the weights of the loss's terms, before the loop that computes the loss.
 
-    Both loops have the same operations, but this loop lowers only operations that its results need.
-    Random numbers are keyed by an operation's name, so both loops mask the same random tokens.
+    Both loops have the same operations, but this loop lowers only the operations that the weights
+    need. Random numbers are keyed by an operation's name, so both loops mask the same random
+    tokens.
     """
 
     repeats = True

@@ -13,8 +13,8 @@ _STEPS_TO_GROW = 2000
 class LossScale:
     """A factor of the loss that keeps small gradients from underflowing in float16.
 
-    The factor is halved when a gradient overflows, and this step is skipped. The factor is doubled
-    after 2000 steps without an overflow (P. Micikevicius et al., "Mixed Precision Training",
+    When a gradient overflows, the step is skipped and the factor is halved. After 2000 steps
+    without an overflow the factor is doubled (P. Micikevicius et al., "Mixed Precision Training",
     arXiv:1710.03740, section 3.2).
 
     Attributes:

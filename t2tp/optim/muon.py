@@ -103,7 +103,8 @@ class Muon(Adam):
         """Yields groups of variables to orthogonalize together.
 
         A group is complete when every owner has the same number of matrices and the slices fill a
-        collective. With several groups, one group can be communicated while another is computed.
+        collective. With several groups, communication of a group overlaps with computation of
+        another.
         """
         by_placement = defaultdict(list)
         for target in targets:
@@ -133,7 +134,7 @@ class Muon(Adam):
         direction: tf.Tensor,
         rate: tf.Tensor,
     ) -> None:
-        # Computes the average again, instead of storing a copy of the average until the update.
+        # Computed again, because a stored average would stay in memory until the update.
         moment.assign(moving_average(self._momentum, moment, grad), read_value=False)
         self.shrink(var, rate, decay)
         subtract(var, rate * scale * tf.cast(direction, tf.float32))

@@ -42,12 +42,7 @@ def largest_magnitudes(loss: mtf.Tensor, mesh: Mesh) -> dict[str, mtf.Tensor]:
 
 
 def step_tensors(loss: mtf.Tensor, mesh: Mesh) -> dict[str, mtf.Tensor]:
-    """Returns the floating-point tensors of a step as `largest_magnitudes` names and orders them.
-
-    Args:
-      loss: built as in training, the last operation of the graph.
-      mesh: the program's mesh.
-    """
+    """Returns a step's floating-point tensors, as `largest_magnitudes` names and orders them."""
     graph = mesh.graph
     variables = list(graph.trainable_variables)
     forward = needed_operations(list(graph.operations), [loss])

@@ -36,9 +36,6 @@ class Target(NamedTuple):
 class Optimizer(mtf.optimize.Optimizer):
     """Base class of optimizers; subclasses define `updates`, and register themselves by name.
 
-    An optimizer creates one `UpdateOperation` per variable. Slots are float32 and have the layout
-    of the variable.
-
     Attributes:
       update_number: the number of this update, from 1: a float32 scalar. None: every step is an
         update.
@@ -95,8 +92,8 @@ class Optimizer(mtf.optimize.Optimizer):
     ) -> mtf.Tensor:
         """Computes a function of the update number, such as a bias correction.
 
-        The update number is a float32 scalar, from 1, that does not count skipped steps, because
-        slots are averages over updates.
+        The update number is a float32 scalar and begins at 1. It does not count skipped steps,
+        because slots are averages over updates.
         """
         number = self.update_number
         if number is None:
@@ -114,7 +111,7 @@ class Optimizer(mtf.optimize.Optimizer):
         """
 
         def make_alone() -> tf.Tensor:
-            with tf.control_dependencies(None):  # Else all updates would wait for this gradient.
+            with tf.control_dependencies(None):  # Else all updates would wait for one gradient.
                 return make()
 
         return self._shared(key, make_alone)

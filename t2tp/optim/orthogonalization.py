@@ -1,9 +1,9 @@
 """Orthogonalization of matrices whose slices are spread over the mesh.
 
 A Newton-Schulz iteration needs the whole matrix, and is too expensive to repeat on every processor.
-So the matrices are *dealt out*: each is assembled and orthogonalized on one processor, its *owner*.
-(J. Liu et al., arXiv:2502.16982, section 3.3, gather a matrix on the first processor that has a
-slice of it.)
+Each matrix is therefore assembled and orthogonalized on one processor, its *owner*: matrices are
+*dealt out* to their owners. (J. Liu et al., arXiv:2502.16982, section 3.3, gather a matrix on the
+first processor that has a slice of it.)
 
 Take 8 matrices [d_model=6/model, d_ff=4] on `data:2;model:2`. Each processor has a slice [3, 4] of
 every matrix, and processors along `data` have the same slices. Each of the 4 processors owns 2
@@ -16,10 +16,9 @@ matrices:
     gather     8 x [3, 4]   all-gather over `data`: its own slice of all 8 matrices
 
 Matrices with the same shape and split are dealt out together, padded with zero matrices to a
-multiple of the number of owners. If there are few matrices, an axis may not reduce the largest
-number of matrices per owner. Matrices are then not dealt out over this axis. Each expert's matrix
-is a separate matrix. If an axis splits the experts, the processors along it have different
-matrices.
+multiple of the number of owners. An axis of copies is left out if more owners would not reduce the
+largest number of matrices per owner. Each expert's matrix is a separate matrix. If an axis splits
+the experts, the processors along this axis have different matrices.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _LEAST_NORM = 1e-7
 
 # TensorFlow's CPU kernel parallelizes a single product, but not each of several small products. A
-# product is small if it has at most 128 * 128 multiplications (`kMaxCostOuterParallelism`). The
-# matrices of a small product have fewer rows than `_SMALL`. With `exact_sums`, a single matrix with
-# up to `_SMALL` rows is computed together with a copy of itself, so it is never parallelized.
+# product is small if it has at most 128 * 128 multiplications (`kMaxCostOuterParallelism`), and
+# then its matrices have fewer rows than `_SMALL`. With `exact_sums`, a single matrix with up to
+# `_SMALL` rows is computed together with a copy of itself, so that it is never parallelized.
 _SMALL = 128
 
 
@@ -271,7 +270,7 @@ class OrthogonalizeOperation(Operation):
         mesh_impl = lowering.mesh_impl(self)
         grads = [lowering.slice(grad) for grad in self._grads]
         stacked = []
-        with tf.control_dependencies(grads):  # As `UpdateOperation.lower` does.
+        with tf.control_dependencies(grads):  # For the reason, see `UpdateOperation.lower`.
             for each, grad, slot in zip(self._variables, grads, self._moments, strict=True):
                 average = moving_average(self._momentum, variable_slice(lowering, slot), grad)
                 direction = moving_average(self._momentum, average, grad)

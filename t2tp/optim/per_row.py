@@ -1,16 +1,16 @@
 """Computes the loss and the gradient norm of each row of a batch, in the graph of the batch.
 
 A batch's loss and its gradients are sums over the dimension `batch`. A loop over the rows would be
-slow. With named dimensions it is enough not to sum. The last operations, which sum over `batch`,
-are copied with `batch` in their outputs. All earlier operations are shared by the batch and its
-rows. For a dense layer x w, where dy is the gradient w.r.t. its output,
+slow. Instead, the operations that sum over `batch` are copied, and the copies keep `batch` in their
+outputs. The batch and its rows share all earlier operations. For a dense layer x w, where dy is the
+gradient w.r.t. its output,
 
     gradient w.r.t. w            einsum([dy, x], [d_in, d_out])            [d_in, d_out]
     each row's gradient          einsum([dy, x], [batch, d_in, d_out])     [batch, d_in, d_out]
 
 (I. Goodfellow, "Efficient Per-Example Gradient Computations", arXiv:1510.01799, does this for
-matmuls.) This works on any mesh, even if the batch is split: a row's gradient is not all-reduced
-over the axes of the batch.
+matmuls.) The method works on any mesh, even if the batch is split: a row's gradient is not
+all-reduced over the axes of the batch.
 """
 
 import copy
@@ -72,9 +72,9 @@ def row_losses_and_norms(
 
     Raises:
       RowsMixedError: an operation combines several rows, such as experts that take tokens from
-        several rows; or it sums over rows in a way that is not supported; or the loss is a sum over
-        rows that is multiplied by a constant, as in a mean, or added to a constant. A batch of one
-        row never raises this error.
+        several rows; or an operation sums over rows in an unsupported way; or the sum over rows is
+        multiplied by a constant, as in a mean, or added to one. A batch of one row never raises
+        this error.
     """
     if batch.size == 1:
         grads = gradients_at_rest(variable_gradients(loss, mesh), variables_of(mesh))
@@ -101,7 +101,7 @@ def _with_norm(grads: Sequence[mtf.Tensor], mesh: Mesh) -> list[mtf.Tensor]:
 def _in_use(grad: mtf.Tensor) -> mtf.Tensor:
     """Returns a gradient before its reshape to the shape at rest, which does not change the norm.
 
-    At rest another dimension may be split over the axes that split the batch.
+    At rest, another dimension than `batch` may be split over the axes of the batch.
     """
     while isinstance(grad.operation, upstream.ReshapeOperation | CastOperation):
         (grad,) = grad.operation.inputs
@@ -132,9 +132,6 @@ class _Rows:
         """Checks that no sum over rows has been scaled by a constant, or added to a constant.
 
         The constant may be 1 / `batch.size`, and would then be different in a batch of one row.
-
-        Raises:
-          RowsMixedError: a sum over rows has been scaled by a constant, or added to a constant.
         """
         for x, y in self._copies.items():
             op, inputs = x.operation, y.operation.inputs
@@ -149,11 +146,7 @@ class _Rows:
                 )
 
     def check_separate(self, operations: Sequence[mtf.Operation]) -> None:
-        """Checks that no operation combines several rows.
-
-        Raises:
-          RowsMixedError: an operation does.
-        """
+        """Checks that no operation combines several rows."""
         for op in operations:
             reads_rows = any(map(self._has_rows, op.inputs))
             keeps_rows = all(map(self._has_rows, op.outputs))

@@ -1,11 +1,11 @@
 """Finds a processor that computes wrongly: all compute the same rows, and the results are compared.
 
-In a training step, processors compute different rows of the batch. So the results of a faulty
-processor cannot be compared with other results, and the sum of the gradients hides them. Here a
-step runs on a layout that does not split the batch. On `data:4;model:2`, the four processors with
+In a training step, processors compute different rows of the batch. The results of a faulty
+processor can then not be compared with other results, and the sum of the gradients hides them. Here
+a step runs on a layout that does not split the batch. On `data:4;model:2`, the four processors with
 the same coordinate on `model` then have equal slices of every tensor, bit for bit. The first tensor
 that differs, in the order of computation, identifies the processor. Later tensors may differ on
-other processors too, because they are computed from the wrong values.
+other processors too, because they are computed from wrong values.
 """
 
 from collections.abc import Callable, Mapping
@@ -85,7 +85,7 @@ class SameRows:
         return None
 
     def _slice_of(self, shape: mtf.Shape, pnum: int) -> tuple[int, tuple[int, ...]]:
-        """Identifies a processor's slice of a tensor: stages compute different layers."""
+        """Returns a processor's stage (stages have different layers) and the begin of its slice."""
         return self._layout.stage_of(pnum), self._layout.slice_begin(shape, pnum)
 
 

@@ -4,8 +4,8 @@
 2 times the warm-up times the decay. A factor is a registered function of the step (a float32
 scalar, from 0), the hparams and the number of training steps.
 
-A float32 represents integers up to 2**24 = 16.7 million exactly; factors subtract integers before
-they divide, which keeps small learning rates precise at the end of long trainings.
+A float32 represents integers up to 2**24 = 16.7 million exactly. Factors subtract integers before
+they divide, so that small learning rates stay precise at the end of long trainings.
 """
 
 import math
@@ -80,7 +80,7 @@ def linear_warmup(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Ten
 def rsqrt_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
     """Returns 1 / sqrt(max(step, `learning_rate_warmup_steps`)).
 
-    This is the hparam itself, even if `warmup_steps` shortens the warm-up.
+    The warm-up steps are the hparam itself, even if `warmup_steps` shortens the warm-up.
     """
     del train_steps
     return tf.math.rsqrt(tf.maximum(step, max(1, hparams.learning_rate_warmup_steps)))

@@ -172,20 +172,17 @@ def _apply(
 def is_balance(variable: mtf.Variable) -> bool:
     """Whether a variable balances experts.
 
-    Its "gradient" is each expert's load minus the mean load. It is left out of the gradient norm
-    and of clipping, and the optimizer does not see it.
+    Its "gradient" is each expert's load minus the mean load. The variable is left out of the
+    gradient norm and of clipping, and the optimizer does not update it.
     """
     return variable.role is not None and variable.role.kind == BALANCE
 
 
 def _rebalanced(variable: mtf.Variable, load: mtf.Tensor, rate: float) -> mtf.Operation:
-    """Moves each expert's balance against the sign of its excess load (arXiv:2408.15664).
+    """Moves an expert's balance by `rate` against the sign of its excess load (arXiv:2408.15664).
 
-    Args:
-      variable: the balance, [experts].
-      load: the excess load: each expert's number of tokens minus the mean number, times any
-        positive factor.
-      rate: size of the step.
+    The excess load is the expert's number of tokens minus the mean number, times any positive
+    factor.
     """
     zero = mtf.zeros_like(load)
     above, below = (

@@ -236,8 +236,8 @@ class _Branch:
                     self._bind(before.given, self._arrived(first_name, chunk - 1))
                 return self._lower(before)
 
-        # Without a piece before the layers, the previous chunk's output enters unchanged. So
-        # messages to the first stage and to other stages are of one kind and arrive on one wire.
+        # Without a piece before the layers, the previous chunk's output enters unchanged. Messages
+        # to the first stage then have the same kind and wire as messages to other stages.
         if before is None:
             inputs = self._arrived(first_name, chunk - 1)
         else:
@@ -378,10 +378,10 @@ class _Branch:
         return [self._lowering.slice(t) for t in piece.results]
 
     def _add(self, piece: Piece) -> list[tf.Tensor]:
-        """Returns the sums with the contributions of a piece that has been lowered.
+        """Returns the sums plus the contributions of a piece that has been lowered.
 
-        Sums of one dtype are in one TensorFlow list, and each addition waits for the one before it.
-        So contributions are added in the order in which they are computed.
+        Sums of one dtype are in one TensorFlow list, and each addition waits for the previous
+        addition. Contributions are therefore added in the order in which they are computed.
         """
         sums, branches, lowering = list(self._sums), self._branches, self._lowering
         leaves: dict[int, tf.Tensor] = {}
@@ -464,9 +464,7 @@ class _Branch:
     def _free_arrived(self, first_wire: str | None, wire: str | None) -> None:
         """Frees the slot of the message that arrived for this entry.
 
-        Args:
-          first_wire: the wire that the first stage reads.
-          wire: the wire that the other stages read.
+        The first stage reads the message from `first_wire`, and other stages read it from `wire`.
         """
         for name in {first_wire: None, wire: None}:
             if name is None:

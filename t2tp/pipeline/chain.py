@@ -24,7 +24,7 @@ from t2tp.ops.scatter_update import Rows, with_rows
 from t2tp.pipeline.boundary import EnterStage, ExitStage
 from t2tp.program.program import Mesh
 
-# Smaller groups would take the same time each, because reading the weights from memory dominates.
+# A smaller group would take the same time, because reading the weights from memory dominates.
 _MIN_TOKENS = 16
 # With more groups the stages are idle for less of the time, but the matmuls have fewer rows.
 _GROUPS_PER_STAGE = 2
@@ -203,13 +203,8 @@ class _ChainLowering:
     ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
         """Computes this stage's layers for a group, and sends the results to the next stage.
 
-        Args:
-          wires: wires to the next stage, one for each tensor.
-          shapes: slice shapes of these tensors.
-          tick: index of the tick.
-          entered: tensors that arrived from the previous stage.
-          passed: results of the layers so far, for all rows.
-          own: this stage's own tensors so far, for all rows.
+        `entered` are the tensors that arrived from the previous stage. `passed` (the results of the
+        layers) and `own` (the stage's own tensors) are for all rows.
         """
         group = tick - self._here
         is_at_work = (group >= 0) & (group < self._groups.count)
@@ -313,13 +308,9 @@ class _ChainLowering:
     def _with_rows(
         self, x: tf.Tensor, part: tf.Tensor, tensor: upstream.Tensor, group: tf.Tensor
     ) -> tf.Tensor:
-        """Returns `x` with a group's rows replaced.
+        """Returns `x`, a slice of `tensor`, with a group's rows replaced by `part`.
 
-        Args:
-          x: slice of `tensor`.
-          part: slice of `tensor` for one group.
-          tensor: tensor whose first dimension is the rows, or that has no rows.
-          group: index of the group.
+        If `tensor` has no rows, the result is `part`.
         """
         if self._groups.count == 1 or self._groups.whole not in tensor.shape.dims:
             return part

@@ -7,8 +7,8 @@ layers (with the schedule `interleaved`, or with an encoder and a decoder).
 
 `partition` cuts the graph of one microbatch into pieces, such as the layers of one chunk.
 `branches` lowers one branch for each action, chunk and number of layers (a chunk may have different
-numbers of layers on different stages). So the size of the lowered graph does not depend on the
-number of microbatches. `ticks` runs the schedule.
+numbers of layers on different stages). The size of the lowered graph therefore does not depend on
+the number of microbatches. `ticks` runs the schedule.
 """
 
 from collections import Counter
@@ -34,8 +34,8 @@ from t2tp.program.program import Mesh
 class PipelineLoop(MicrobatchSums):
     """Sums the results of a function over microbatches, in a pipeline of stages.
 
-    Outputs: the outputs of `MicrobatchSums`, `idle_share`, and with `exact_sums` further addends: a
-      sum to which several stages add has one output for each of these stages.
+    Outputs: the outputs of `MicrobatchSums`, and `idle_share`. With `exact_sums`, a sum to which
+      several stages add has one output for each of these stages.
 
     Attributes:
       schedule: the schedule of the pipeline.
@@ -63,11 +63,9 @@ class PipelineLoop(MicrobatchSums):
           count: number of microbatches.
           microbatch_dim: the batch dimension of a microbatch.
           mesh: the program's mesh.
-          is_per_stage: function from the values that `sums_of` returns to booleans of the same
-            structure: true if each stage has its own sum, such as the gradients of the stage's
-            layers; false if all stages contribute to one sum.
-          following: the earlier loop that this loop follows: `sums_of` may read its tensors; see
-            `MicrobatchSums`.
+          is_per_stage: function from the values of `sums_of` to booleans of the same structure:
+            true if each stage has its own sum, such as the gradients of the stage's layers.
+          following: an earlier loop, whose tensors `sums_of` may read; see `MicrobatchSums`.
 
         Raises:
           LayoutError: the graph cannot be cut into stages, the schedule does not exist, or
@@ -96,9 +94,9 @@ class PipelineLoop(MicrobatchSums):
     def _addends_of(self, number: int) -> list[tuple[tuple[int, int], upstream.Tensor]]:
         """Returns the outputs of a sum, each with the chunk and the stage that add to it.
 
-        With `exact_sums`, a sum to which the layers of several stages add gets an output for each
-        of these stages. Without `exact_sums`, or if each stage has its own sum, the sum has one
-        output, and its chunk and stage are given as (0, 0).
+        With `exact_sums`, a sum to which the layers of several stages add has an output for each of
+        these stages. Otherwise, or if each stage has its own sum, the sum has one output, whose
+        chunk and stage are given as (0, 0).
         """
         output = self._outputs[1 + number]
         if self.is_per_stage[number] or not self.mesh.layout.exact_sums:
@@ -118,9 +116,8 @@ class PipelineLoop(MicrobatchSums):
         """Returns a gradient's addends in the order in which one device adds them up.
 
         This is the order of the backward pass, from the last layer to the first. The gradient of a
-        weight has a sum over microbatches for each use of the weight. All stages run the same
-        graph, so a use in this graph may run on several stages. The sum then has one addend for
-        each of these stages.
+        weight has a sum over microbatches for each use of the weight. If a use runs on several
+        stages, its sum has one addend for each of these stages.
 
         Args:
           sums: the gradient's sums over microbatches, in the order of a stage's backward pass.

@@ -1,8 +1,8 @@
 """Cuts the graph of a microbatch into pieces; an entry of a schedule runs one or more of them.
 
-The graph computes a loss and its gradients. All stages run the same program on different weights.
-So the graph has the layers of only one stage, between two boundaries. The rest of the model is
-before the first and after the second boundary. With several chunks, each chunk has its own layers
+The graph computes a loss and its gradients. All stages run the same program on different weights,
+so the graph has the layers of only one stage, between two boundaries. The rest of the model is
+before the first boundary and after the second. With several chunks, each chunk has its own layers
 and boundaries. For one chunk the pieces are:
 
     before           features -> embedding                              first stage
@@ -285,17 +285,13 @@ class Partition:
         boundaries: set[upstream.Operation],
         root: Boundary | None,
     ) -> tuple[list[upstream.Operation], list[upstream.Tensor]]:
-        """Returns the operations that compute needed tensors, and the given tensors they read.
+        """Returns the operations that compute `needed`, and the tensors of `given` that they read.
 
-        Args:
-          needed: tensors to compute.
-          given: tensors that are available, so that the operations before them are left out.
-          boundaries: boundaries that must not be passed.
-          root: the boundary at which the piece begins. In a sum with one addend for each piece,
-            only the addend that depends on this boundary is kept. None: all addends are kept.
+        The operations before `given` are left out. In a sum with one addend for each piece, only
+        the addend that depends on the boundary `root` is kept (None: all addends are kept).
 
         Raises:
-          LayoutError: a needed tensor comes from another stage.
+          LayoutError: a needed tensor is before `boundaries`, and so comes from another stage.
         """
         stops = set(given)
         wanted = set(needed)
@@ -329,7 +325,8 @@ class Partition:
         own = self._of[root]
         others = [of for other, of in self._of.items() if other is not root]
         kept = [t for t in read if t in own or not any(t in of for of in others)]
-        # If no addend is left, this is not a sum with one addend for each piece: all are read.
+        # If no addend is left, the sum does not have an addend for each piece. All addends are
+        # read.
         return kept or read
 
     def _piece(

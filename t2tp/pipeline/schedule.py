@@ -96,8 +96,7 @@ class Schedule:
         """Returns the (stage, entry) from which an entry receives its input; None if there is none.
 
         The sender is another stage, unless there is only one stage. Within a stage and chunk, the
-        forward pass must also come before the backward pass, and the backward pass before the
-        gradients of the weights.
+        order F, B, W is a further requirement.
         """
         action, microbatch, chunk = entry
         if action is Action.FORWARD:
@@ -153,10 +152,9 @@ class Schedule:
                             raise ScheduleError(f"stage {stage} never has {entry}")
 
     def alive(self) -> list[int]:
-        """Returns for each stage the max number of forward passes with activations in memory.
+        """Returns each stage's max number of forward passes whose activations are in memory.
 
-        A forward pass computes one microbatch and one chunk. Its activations are kept until the
-        last entry that needs them.
+        A forward pass is for one microbatch and one chunk.
         """
         ones = [[1] * self.chunks] * self.stages
         return [int(count) for count in self.max_kept(ones)]

@@ -1,9 +1,8 @@
 """Makes schedules: by name, or from a file.
 
-An entry is one action of a stage: a forward pass, a backward pass, or the gradients of the weights,
-of one microbatch and one chunk. Each stage runs its entries in a given order. At each tick a stage
-runs its next entry if the messages for it have arrived; otherwise it waits (with `zero_bubble`, it
-computes gradients of weights instead if some are left).
+Each stage runs its entries (`schedule.Entry`) in a given order. At each tick a stage runs its next
+entry if the messages for it have arrived. Otherwise the stage waits, or with `zero_bubble` computes
+gradients of weights if some are left.
 
 References: Y. Huang et al., "GPipe" (arXiv:1811.06965); D. Narayanan et al., "PipeDream-Flush" or
 1F1B and its interleaved form (arXiv:2104.04473, section 2.2); P. Qi et al., "Zero Bubble Pipeline
@@ -191,14 +190,8 @@ def _fill_table(
 ) -> Schedule:
     """Fills a table tick by tick.
 
-    Args:
-      choose: function of a stage and a test whether an entry can run; returns the entry that the
-        stage runs in this tick, or None.
-      stages: number of stages.
-      microbatches: number of microbatches of a step.
-      chunks: number of chunks of each stage.
-      has_entries_left: function that returns whether any stage has entries left.
-      trains: whether the table has backward passes.
+    `choose` is called with a stage and a test whether an entry can run. It returns the entry that
+    the stage runs in this tick, or None.
     """
     rows: list[tuple[Entry | None, ...]] = []
     done: set[tuple[int, Entry]] = set()

@@ -1,8 +1,8 @@
 """Assigns slots: memory for arrived messages and saved activations.
 
-A slot is reused once its contents have been read for the last time. So the number of slots is the
-largest number that is in use at the same time. With 1F1B on 2 stages, stage 0 saves activations of
-at most 2 microbatches, for any number of microbatches:
+A slot is reused once its contents have been read for the last time. The number of slots is the
+largest number in use at the same time. With 1F1B on 2 stages, stage 0 saves activations of at most
+2 microbatches, for any number of microbatches:
 
     tick       0    1    2    3    4    5    6
     stage 0    F0   F1        B0   F2   B1

@@ -12,8 +12,8 @@ from t2tp.pipeline.slot_table import SlotTable
 class SumTable(SlotTable):
     """Sums that begin as zeros. They are the tensors of one slot.
 
-    The loop and its branches then have one variable for each dtype instead of one for each sum.
-    With one variable per sum, a branch that adds to a few sums would have to return all of them.
+    With one loop variable for each sum, a branch that adds to a few sums would have to return all
+    sums. With a table, it returns one list for each dtype.
     """
 
     def add(self, handles: list[tf.Tensor], number: int, addend: tf.Tensor) -> None:

@@ -48,8 +48,8 @@ class Ticks:
     def run(self) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Returns this processor's sums, and the measured idle share of its stage.
 
-        The idle share is in a vector with an element for each stage. The other elements are 0. On
-        GPUs all elements are NaN.
+        The idle share is an element of a vector with one element for each stage. The elements of
+        other stages are 0. On GPUs all elements are NaN.
         """
         table = tf.constant(self._table())
         state = _State(tf.constant(0), self._branches.start(), tf.constant(0.0, tf.float64))

@@ -1,8 +1,8 @@
 """Predicts time, memory and traffic of a training step on a cluster, without the cluster.
 
-A `request` is lowered as an abstract program of few layers, which `depth` extrapolates. `sequence`
-puts the operations in order, and gives each its phase and its collectives. Then these modules
-compute
+A `request` is lowered as an abstract program with few layers, and `depth` extrapolates the result
+to all layers. `sequence` puts the operations in order, and gives each its phase and its
+collectives. Then these modules compute
 
     slices, fusion        the work of each operation on a processor's slices
     liveness, retention   the memory that is alive at each operation

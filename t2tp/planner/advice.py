@@ -47,7 +47,7 @@ def tried(request: Request, cluster: ClusterFile, plan: Plan) -> list[tuple[Valu
         changed = with_values(request.hparams, values)
         try:
             other = dataclasses.replace(request, hparams=changed).plan(cluster)
-        except ValueError:  # The batch, the layers or the heads do not allow it.
+        except ValueError:  # The batch, the layers or the heads do not allow the change.
             continue
         found.append((values, other))
     return sorted(found, key=lambda each: (each[1].fits != "yes", each[1].seconds))

@@ -7,9 +7,9 @@ A mesh has up to four axes, and each axis has one use:
     expert  splits the batch, and the experts of a mixture of experts
     model   splits the weights of each layer (tensor parallelism): heads, hidden layers, vocabulary
 
-So the candidates for 4 devices and a model of 2 heads are `data:4`, `data:2;model:2`,
+The candidates for 4 devices and a model of 2 heads are `data:4`, `data:2;model:2`,
 `stage:2;data:2`, `stage:2;model:2` and `stage:4`, each with every number of microbatches, ZeRO
-stage, kind of recomputation and pipeline schedule that this mesh allows.
+stage, kind of recomputation and pipeline schedule that the mesh allows.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ class Candidate:
     def program(self) -> Candidate:
         """Returns a candidate with the same lowered program.
 
-        Schedules share the program of a stage, except a schedule that computes the gradients of the
-        weights separately (`zero_bubble`).
+        All schedules have the same program of a stage, except `zero_bubble`, which computes the
+        gradients of the weights separately.
         """
         splits_backward = self.schedule == "zero_bubble"
         return dataclasses.replace(
@@ -198,7 +198,8 @@ def candidates(
                 # With one microbatch, ZeRO stages 1 and 2 are the same.
                 if choice[0] == 1 and choice[2] == 2 and "zero_stage" not in fixed:
                     continue
-                # Chunks take turns after each group of `stages` microbatches.
+                # With several chunks, `stages` must divide the microbatches: chunks take turns
+                # after each group of `stages` microbatches.
                 if chunks == 1 or choice[0] % stages == 0:
                     yield Candidate(  # type: ignore[call-arg]  # four choices
                         data, model, *choice, expert, stages, schedule, chunks, split

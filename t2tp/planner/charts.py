@@ -63,7 +63,7 @@ class Dot:
     Attributes:
       x: horizontal position.
       y: vertical position.
-      words: text that is shown when it is pointed at.
+      words: text that is shown when the mouse is on the point.
       is_chosen: whether a line connects it with the other chosen points.
     """
 

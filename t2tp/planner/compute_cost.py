@@ -23,10 +23,10 @@ _TILES = ((256, 128), (128, 128), (128, 64), (64, 64))
 # Speed of the tiles relative to the largest: smaller tiles load more bytes per FLOP.
 _TILE_EFFICIENCY = (1.0, 0.97, 0.85, 0.7)
 
-# Times that unfused attention moves the scores through memory. Forward: the first product writes
-# them, the softmax reads and writes them, the second product reads them. Backward: the products
-# read the weights once, and write and read gradients; the softmax reads the weights and their
-# gradients, and writes the gradients of the scores.
+# Number of times that unfused attention moves the scores through memory. Forward: the first product
+# writes them, the softmax reads and writes them, the second product reads them. Backward: the
+# products read the weights once, and write and read gradients; the softmax reads the weights and
+# their gradients, and writes the gradients of the scores.
 _PASSES = {ATTENTION: 4.0, ATTENTION_GRAD: 6.0}
 # Dropout reads and writes the scores, and writes or reads a mask of half their bytes.
 _DROPOUT_PASSES = 2.5

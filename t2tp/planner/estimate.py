@@ -1,10 +1,8 @@
 """A quick estimate of a candidate's cost, from two steps that are lowered on one device.
 
-Both steps have a batch of one row. One is a step of the whole model, the other of the same model
-with one layer in each stack.
-
-A search uses estimates only to choose which candidates to lower. It reports plans of lowered
-programs.
+Both steps have a batch of one row. One step is of the whole model, and the other is of the model
+with one layer in each stack. A search uses estimates only to choose the candidates that it lowers.
+It reports plans of lowered programs.
 """
 
 import functools
@@ -32,7 +30,7 @@ _WEIGHT = _GRADIENT = 4  # Bytes.
 _BOUND = (False, True)
 # Fraction of a layer's saved activations that is outside attention and feed-forward network (inputs
 # of norms, dropout masks): 10 of 34 bytes of each element (arXiv:2205.05198, table 2). Tensor
-# parallelism splits it only with sequence parallelism.
+# parallelism splits these activations only with sequence parallelism.
 _BETWEEN = 10 / 34
 # With sequence parallelism: number of matmul inputs that are gathered in each layer.
 _GATHERED = 2
@@ -93,8 +91,8 @@ class Estimate:
         cost = ComputeCost(self._cluster, 1)
         seconds = dict.fromkeys(itertools.product(PHASES, _BOUND), 0.0)
         for work, number in works.items():
-            # Weights are cast once a step, for any number of rows. So casts count as updates, whose
-            # time does not depend on the number of rows either.
+            # Weights are cast once a step, for any number of rows. Casts therefore count as
+            # updates, whose time does not depend on the number of rows either.
             phase = UPDATE if work.kind == COPY else work.phase
             key = phase, work.kind in COMPUTE_BOUND
             seconds[key] += number * work.times * cost.seconds(work)
@@ -117,8 +115,7 @@ class Estimate:
         # docs/pipeline.md.
         waiting = (c.stages - 1) / (3 if c.schedule == "zero_bubble" else c.chunks)
         local = self._local_weights(c, at_rest=True) / self._parameters
-        # An optimizer that orthogonalizes matrices (Muon) distributes whole matrices over the
-        # processors of a stage.
+        # Muon orthogonalizes whole matrices, and distributes them over the processors of a stage.
         dealt = share / max(1.0, min(c.data * c.model, share * self._matrices))
         moved, products = (self._inside[UPDATE, b] + self._outside[UPDATE, b] for b in _BOUND)
         update = local * moved + dealt * products
@@ -208,7 +205,7 @@ class Estimate:
         is_sharded = at_rest and c.zero_stage > 0
         in_layers, all_of_them = self._weights(c.data, c.expert, c.model, c.split, is_sharded)
         # If each stage has only the weights that it uses, one stage has the embedding and another
-        # the logits' matrix. So a stage has about half of the weights outside the layers.
+        # the matrix of the logits. A stage then has about half of the weights outside the layers.
         is_shared = c.stages > 1 and self._cluster.software.weights_where_used
         outside = (all_of_them - in_layers) / (2 if is_shared else 1)
         return in_layers * self._share_of_stage(c) + outside
@@ -232,8 +229,8 @@ class Estimate:
         weights = self._local_weights(c)
         at_rest = self._local_weights(c, at_rest=True)
         state = (self._slots + _WEIGHT) * at_rest
-        # In a pipeline the whole gradients of a stage exist until the microbatch's backward pass
-        # ends, even if they are then added up in shards.
+        # In a pipeline, the whole gradients of a stage exist until the backward pass of the
+        # microbatch ends, even if only shards of their sums are stored.
         is_sharded = c.zero_stage >= 2
         are_whole = not is_sharded or c.stages > 1
         gradients = _GRADIENT * (is_sharded * at_rest + are_whole * weights)

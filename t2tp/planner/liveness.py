@@ -1,7 +1,7 @@
 """The memory of a step on a processor: the buffers that are alive at each operation.
 
-A buffer lives from the operation that computes it to the last operation that reads it. So the peak
-of a step follows from program order:
+A buffer lives from the operation that computes it to the last operation that reads it. The peak of
+a step follows from program order:
 
     operation        forward 0  forward 1  loss  backward 1  backward 0
     activation 0     ---------------------------------------------------

@@ -1,10 +1,10 @@
 """The communication that overlaps with computation.
 
-Collectives of weights and gradients overlap with the computation of other layers. Collectives of
-activations overlap in the backward pass with the gradients of the same layer's weights, and in the
-forward pass, tile by tile, with the next matmul. A software stack limits the share of collectives
-that overlap (`overlap`, `overlap_activations`, `overlap_forward`). The time of the simultaneous
-computation is another limit. For example, with overlap = 0.9:
+Collectives of weights and gradients overlap with the computation of other layers. In the backward
+pass, collectives of activations overlap with the gradients of the same layer's weights. In the
+forward pass, they overlap tile by tile with the next matmul. A software stack limits the share of
+collectives that overlap (`overlap`, `overlap_activations`, `overlap_forward`). The time of the
+simultaneous computation is another limit. For example, with overlap = 0.9:
 
     gradients 4 s, backward pass 10 s                   3.6 s hidden, 0.4 s exposed
     gradients 4 s, backward pass  3 s                   3.0 s hidden, 1.0 s exposed

@@ -106,7 +106,7 @@ class Request:
         )
 
     def _for_software(self, cluster: ClusterFile) -> HParams:
-        """Returns the hparams; if the stack saves the whole logits, the loss has no chunks."""
+        """Returns the hparams, without loss chunks if the stack saves the whole logits."""
         whole = {"loss_chunk": -1} if cluster.software.attention != "engine" else {}
         return with_values(self.hparams, whole)
 

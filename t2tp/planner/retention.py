@@ -59,7 +59,7 @@ class Retained:
         self._layout = layout
         self._software = software
         self._chains = Chains(placed, outputs, layout) if software.fuses else None
-        # Operations that are recomputed: the masks of their first execution are not saved.
+        # Operations that are recomputed. The masks of their first execution are not saved.
         self._repeated = {
             op
             for each in placed

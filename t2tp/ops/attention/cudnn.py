@@ -1,8 +1,8 @@
 """cuDNN's fused attention kernels for 16-bit floats on GPUs.
 
-The kernels never write the scores to memory: J. Shah et al., "FlashAttention-3" (arXiv:2407.08608).
-XLA builds them from custom calls, so they run only in programs that XLA compiles. The forward and
-the backward call take [batch, heads, length, d_kv] in row-major order.
+The kernels never write the scores to memory (J. Shah et al., "FlashAttention-3", arXiv:2407.08608).
+They are custom calls of XLA, so they run only in programs that XLA compiles. Their operands are
+[batch, heads, length, d_kv] in row-major order.
 """
 
 import json
@@ -19,7 +19,7 @@ from t2tp.ops.attention.score_terms import Gradients
 
 _LARGEST_HEAD = 128
 _DTYPES = {tf.bfloat16: "BF16", tf.float16: "F16"}
-# The contracted dimension of the left and the right operand, for each matmul of the kernels.
+# For each matmul of the kernels: the contracted dimensions of its left and right operand.
 _FORWARD = {"bmm1": (3, 3), "bmm2": (3, 2)}
 _BACKWARD = {
     "bmm1_grad_gemm1": (2, 2),
@@ -30,15 +30,15 @@ _BACKWARD = {
 
 
 def takes(dtype: tf.DType, d_kv: int) -> bool:
-    """Whether there are kernels for a dtype and a head size."""
+    """Whether cuDNN has kernels for a dtype and a head size."""
     return dtype in _DTYPES and d_kv <= _LARGEST_HEAD and d_kv % 8 == 0
 
 
 def usable(target: Target, dtype: tf.DType, d_kv: int) -> Target | None:
     """Returns the target if its programs can use the kernels, otherwise None.
 
-    The kernels require GPUs and compilation by XLA. The kernels' sums of gradients depend on the
-    order in which thread blocks end, so programs with op determinism do not use the kernels.
+    The kernels require GPUs and compilation by XLA. They sum gradients in the order in which thread
+    blocks end, so programs with op determinism do not use them.
     """
     compiles = target.compiles_step or target.compiles_regions
     is_fast = compiles and not target.on_cpu and not is_op_determinism_enabled()
@@ -48,13 +48,13 @@ def usable(target: Target, dtype: tf.DType, d_kv: int) -> Target | None:
 def forward(
     q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, mask: Mask, target: Target
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Computes the results of `blockwise.forward`, with 0 for the rounding error.
+    """Computes the results of `blockwise.forward`, with a rounding error of 0.
 
     Args:
       q: [batch, heads, length, d_kv], scaled.
       k: [batch, kv_heads, memory_length, d_kv].
       v: like `k`.
-      mask: the mask of all queries and keys.
+      mask: which keys each query attends to.
       target: how the program is compiled.
     """
 
@@ -105,10 +105,10 @@ def backward(
 def _run(
     call: Callable[..., list[Any]], mask: Mask, target: Target, *inputs: tf.Tensor
 ) -> list[tf.Tensor]:
-    """Calls a kernel with the mask that the rows' segments require.
+    """Calls a kernel, with the mask as a bias if the kernel needs one.
 
-    The kernels have a causal mask. Any other mask is a bias, and reading the bias once per head
-    takes time. If all rows consist of one segment, the call has no bias.
+    The kernels support causal masks. Any other mask is a bias, which takes time because the kernel
+    reads it once per head. If all rows consist of one segment, no bias is needed.
     """
     has_one_segment = mask.has_one_segment  # Computed in the caller's graph, once for all layers.
 

@@ -16,7 +16,7 @@ from t2tp.ops.attention.relative_bias import distance_buckets
 from t2tp.ops.attention.score_terms import capped, softmax_with_sinks
 from t2tp.ops.attention.shared_heads import SharedHeads
 
-# The positions in a processor's slice of the memory: int32 [memory].
+# The global positions of the keys in a processor's slice of the memory: int32 [memory].
 Places: TypeAlias = "np.ndarray | tf.Tensor"
 
 
@@ -35,22 +35,21 @@ def attention_step(
     """Computes attention of one query per row; the memory may extend beyond the query's position.
 
     The operation has no gradient, because decoding needs none. If the memory is split, each
-    processor attends to its slice, and the highest scores and the sums are all-reduced.
+    processor attends to its slice, and the partial results are all-reduced.
 
     Args:
       q: [batch..., heads, d_kv].
       k: [batch..., kv_heads, memory_length, d_kv], see `attention`.
       v: [batch..., kv_heads, memory_length, d_v]. `d_v` may be `d_kv` itself.
-      positions: int32 [batch...]. The query attends to the memory up to this position. Default: to
-        the whole memory.
-      window: number of positions that a query attends to, its own included.
+      positions: int32 [batch...]. The query attends to keys up to this position. Default: to all.
+      window: number of positions that a query attends to, including its own.
       is_seen: booleans [batch..., memory_length]: which keys may be attended to. Default: all.
       relative_bias: a bias by distance, as in causal attention.
       soft_cap: cap of the scores, see `attention`.
       sinks: [heads], see `attention`.
 
     Returns:
-      [batch..., heads, d_v]; zero where nothing is visible.
+      [batch..., heads, d_v]; zero for a query that may attend to no key.
 
     Raises:
       ValueError: shapes do not match, or window or bias are given without positions.
@@ -136,7 +135,7 @@ class AttentionStepOperation(Operation):
         if "bias_table" in extras:
             table, positions = extras["bias_table"], extras["positions"]
             scores += self._bias(table, positions, places, memory.size)
-        # Cached for all layers with the same memory.
+        # Layers with the same memory share the mask.
         visible = lowering.shared(
             (self._extras, *self.inputs[3:], memory, self._window, "seen"),
             lambda: self._seen(extras, places),
@@ -203,16 +202,8 @@ def _attended_in_parts(
 ) -> tf.Tensor:
     """Computes the weighted sum of the values over all processors along a mesh axis.
 
-    Args:
-      scores: float32 [batch, heads, 1, slice of the memory].
-      visible: see `_softmax`.
-      values: [batch, kv_heads, slice of the memory, d_v].
-      sinks: see `softmax_with_sinks`.
-      collectives: this processor's collectives.
-      axis: the mesh axis that splits the memory.
-
-    Returns:
-      [batch, heads, 1, d_v].
+    `scores` are float32 [batch, heads, 1, slice of the memory], and `values` are [batch, kv_heads,
+    slice of the memory, d_v]. The result is [batch, heads, 1, d_v].
     """
     if visible is not None:
         scores = tf.where(visible, scores, MASKED)

@@ -55,12 +55,12 @@ def backward(
     if terms.dropout is not None:
         used, d_weights = terms.dropout.dropped(None, weights, d_weights)
     if y.dtype.size >= 4:
-        # Equals sum_m weights * d_weights, at a lower cost.
+        # Equals the sum of weights * d_weights over the keys, at a lower cost.
         mean = tf.reduce_sum(tf.cast(dy * y, tf.float32), -1, keepdims=True)
     else:
-        # The gradients w.r.t. a query's scores must sum to 0. If all values share a large
-        # component, the rounding error of `y`, or of weights that do not sum to 1, would be larger
-        # than the gradients.
+        # The gradients w.r.t. a query's scores must sum to 0. With 16-bit floats `y` is rounded,
+        # and the weights do not sum to 1. If all values share a large component, each of these
+        # errors could exceed the gradients.
         mean = tf.reduce_sum(wide_weights * d_weights, -1, keepdims=True)
         if terms.sinks is None:
             mean = tf.math.divide_no_nan(mean, tf.reduce_sum(wide_weights, -1, keepdims=True))

@@ -1,4 +1,4 @@
-"""The full memory on each processor: keys and values, all-gathered from their slices."""
+"""Keys and values of the full memory, all-gathered from the processors' slices."""
 
 from collections.abc import Collection, Sequence
 
@@ -10,17 +10,17 @@ from t2tp.ops.attention.blocks import Keys
 from t2tp.ops.attention.shared_heads import SharedHeads
 from t2tp.ops.attention.split_kv import GatheredDimension
 
-# The dimension to gather: positions in [batch, kv_heads, keys, d_kv], or blocks in the result of
-# `blockwise.cut`.
+# The dimension to gather: positions of [batch, kv_heads, keys, d_kv], or blocks of
+# `blockwise.cut`'s result.
 _POSITIONS, _BLOCKS = 2, 0
 
 
 class GatheredMemory:
     """All-gathers the slices of keys and values, and reduce-scatters their gradients.
 
-    Blockwise attention takes a memory in blocks (`blockwise.cut`). Slices that consist of complete
-    blocks are cut into blocks before the gather. Each processor then transposes only its slice, not
-    the whole memory. The gathered blocks stay in head-tail order if the slices have this order.
+    Blockwise attention needs a memory in blocks (`blockwise.cut`). Slices that consist of complete
+    blocks are cut before the gather, so that each processor transposes only its slice. The gathered
+    blocks stay in the order of the slices.
 
     Attributes:
       keys: the positions of the keys.
@@ -74,7 +74,7 @@ class GatheredMemory:
           x: the slice, [batch, kv_heads, keys, d_kv].
 
         Returns:
-          keys or values of all positions and of the kv heads that this processor needs: [batch,
+          keys or values of all positions, for the kv heads that this processor needs: [batch,
           kv_heads, memory, d_kv], or in blocks.
         """
         if self._travels_in_blocks:

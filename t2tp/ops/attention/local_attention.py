@@ -75,11 +75,11 @@ def local_attention(
 def visible_positions(
     positions: tf.Tensor, places: tf.Tensor, block: Sequence[int], width: int
 ) -> tf.Tensor:
-    """Whether a position attends to others in `local_attention`: booleans [..., places].
+    """Whether a position attends to other positions in `local_attention`: booleans [..., places].
 
     Args:
       positions: int32 [...], positions in a sequence or, row by row, in an image.
-      places: int32 [places], the other positions.
+      places: int32 [places], the positions of the keys.
       block: see `local_attention`.
       width: the width of the image, or the length of the sequence.
     """
@@ -99,7 +99,7 @@ def _neighbours(num_dims: int) -> tuple[tuple[int, int], ...]:
 
 
 class _BlocksOperation(Operation):
-    """An operation with the inputs q, k and v of local attention, possibly followed by others."""
+    """Inputs: q, k and v of local attention, and possibly others."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class LocalAttentionOperation(_BlocksOperation):
 
     @property
     def matmul_flops(self) -> int:
-        """The FLOPs of scores and weighted values, over all positions of the visible blocks."""
+        """The FLOPs of scores and weighted values; masked positions of the visible blocks count."""
         visible = len(_neighbours(len(self._block))) * math.prod(self._block)
         return 4 * self.inputs[0].shape.size * visible
 
@@ -157,7 +157,7 @@ class LocalAttentionOperation(_BlocksOperation):
 class LocalAttentionGradOperation(_BlocksOperation):
     """Inputs: q, k, v and the gradient w.r.t. the result. Outputs: the gradients w.r.t. q, k and v.
 
-    The weights are recomputed. Storing them would take most of the memory.
+    The weights are recomputed, because they would take most of the memory.
     """
 
     def lower(self, lowering: Lowering) -> None:
@@ -181,7 +181,7 @@ class _Grid:
 
 
 class _BlockSlice:
-    """Attention of a slice, as [batch, height, width, d_kv]; the height of a sequence is 1."""
+    """A slice as [batch, height, width, d_kv], and its attention. A sequence has height 1."""
 
     def __init__(
         self,

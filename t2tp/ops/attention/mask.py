@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from t2tp.ops.attention.blocks import Block, Keys, Queries, positions
 
-# Added to masked scores; the sum is far below any score.
+# Added to masked scores, which makes them far lower than all other scores.
 MASKED = -1e9
 
 
@@ -86,14 +86,14 @@ class Mask:
 
     @functools.cached_property
     def of_whole(self) -> tf.Tensor | None:
-        """The mask of all queries and keys (see `block`), computed once for all layers."""
+        """The mask of the block `whole`, computed once for all layers."""
         return self.block(self.whole)
 
     def block(self, block: Block) -> tf.Tensor | None:
-        """Returns the mask to add to scores, 0 or `MASKED`, or None if nothing is masked.
+        """Returns the term to add to a block's scores: 0 or `MASKED`; None if nothing is masked.
 
-        The mask is float32 [batch or 1, 1, queries, memories]. Keys that pad the last block are
-        masked. Queries that pad the block may have any mask: their results are never read.
+        The term is float32 [batch or 1, 1, queries, memories]. It masks keys that pad the last
+        block. Queries that pad a block may have any mask, because their results are never read.
         """
         conditions = self._conditions_on_places(block)
         if self.segments is not None:
@@ -124,7 +124,7 @@ class Mask:
 
 
 def _part(segments: tf.Tensor, begin: int | tf.Tensor, size: int) -> tf.Tensor:
-    """Returns columns of [batch, length], zero-padded."""
+    """Returns columns [begin, begin + size) of [batch, length], zero-padded."""
     beyond = -segments.shape[1] % size
     if beyond:
         segments = tf.pad(segments, [[0, 0], [0, beyond]])

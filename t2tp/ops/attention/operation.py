@@ -76,7 +76,7 @@ class Options:
         """Whether head-tail order of the queries is needed to give all processors equal work.
 
         With a window each query attends to the same number of keys, and dense attention computes
-        all scores. Both give equal work in any order.
+        all scores. Both are equal work in any order.
         """
         return self.is_blockwise and self.causal and self.window is None
 
@@ -90,8 +90,7 @@ class AttentionOperation(Operation):
     Outputs: the result [batch..., heads, length, d_v], and the activations saved for the backward
     pass. Blockwise attention saves the log of each query's sum of exponentials [batch..., heads,
     length], and with 16-bit floats the rounding error of the result. Dense attention saves the
-    weights [batch..., heads, length, memory]. The memory dimension of the weights is never split,
-    even if k and v are split.
+    weights [batch..., heads, length, memory], and never splits their memory dimension.
     """
 
     cost_kind = "attention"
@@ -127,7 +126,7 @@ class AttentionOperation(Operation):
 
     @property
     def matmul_flops(self) -> int:
-        """The FLOPs of scores and weighted values, including causally masked ones."""
+        """The FLOPs of scores and weighted values, including the causally masked scores."""
         memory = self.inputs[1].shape.dims[-2].size
         size = self.inputs[0].shape.size + self.outputs[0].shape.size
         return 2 * size * min(memory, self._options.window or memory)
@@ -147,8 +146,8 @@ class AttentionOperation(Operation):
     def check_layout(self, layout: Layout) -> None:
         """Rejects layouts that `exact_sums` does not support.
 
-        TensorFlow multiplies a batch of one matrix by another kernel. If positions are split, the
-        sums of blockwise attention, of a bias table and of sinks have no fixed order.
+        TensorFlow multiplies a batch of one matrix with a different kernel. If positions are split,
+        blockwise attention, a bias table and sinks sum in no fixed order.
         """
         lengths = [x.shape.dims[-2].name for x in self.inputs[:2]]
         is_split = any(layout.axis_index(name) is not None for name in lengths)
@@ -221,7 +220,7 @@ class AttentionGradOperation(Operation):
         self._options = options
         self._rng_name = rng_name
         trained = [name for name in _TRAINED if name in options.extras]
-        # The table's gradient is summed over parts of the batch here.
+        # `lower` sums the bias table's gradient within each part of the batch.
         has_parts = "sinks" not in trained and inputs[0].shape.dims[0].name == "batch"
         self.dropped_dims = "kept" if has_parts or not trained else ""
         by = [*inputs[:3], *(inputs[3 + options.extras.index(name)] for name in trained)]
@@ -234,7 +233,8 @@ class AttentionGradOperation(Operation):
         """Rejects layouts and lengths that `exact_sums` does not support.
 
         The gradient of a kv head must not be a sum over processors. The gradient of a relative bias
-        is a sum over columns of the scores, and these have to fill the CPU's vectors.
+        is a sum over columns of the scores, whose number must be a multiple of the CPU's vector
+        size.
         """
         heads, kv_heads = (x.shape.dims[-3].name for x in self.inputs[:2])
         lengths = [x.shape.dims[-2].size for x in self.inputs[:2]]
@@ -332,8 +332,8 @@ class _AttentionSlice:
       ring: keys and values that are passed from processor to processor, or None.
       target: how the program is compiled, if cuDNN's kernels compute the attention; otherwise None.
       scale: the factor of q.
-      order: order of the queries (two parts in head-tail order) and of all tensors with their
-        length dimension.
+      order: order of the queries, and of all other tensors with their length dimension. Head-tail
+        order has two parts.
       memory_order: order of k and v, and of their gradients.
       terms: mask, bias and dropout of each part.
     """
@@ -351,7 +351,7 @@ class _AttentionSlice:
         self._mesh_impl = mesh_impl
         self._shared = SharedHeads(mesh_impl, heads, kv_heads)
         self._memory = GatheredDimension(mesh_impl, memory_axis)
-        # The gradient of a key is a sum over these mesh axes, which split the key's queries.
+        # These mesh axes split the queries of a key, so the key's gradient is a sum over them.
         self._summed = {*self._shared.axes, *own_axes(mesh_impl, length_axis)}
         # A vector, because TensorFlow would move a scalar factor behind the matmul with k and fuse
         # factor, matmul and mask. For this fused operation oneDNN has only a slow reference kernel.
@@ -444,7 +444,7 @@ class _AttentionSlice:
         extras: dict[str, upstream.Tensor],
         of_memory: upstream.Tensor | None = None,
     ) -> list[Mask]:
-        """Returns the masks of each part of the queries; `of_memory` are the segments of keys."""
+        """Returns one mask per part of the queries; `of_memory` has the segments of the keys."""
         own_segments: list[tf.Tensor | None] = [None] * len(self._queries)
         if "segments" in extras:
             rows = _rows(lowering.slice_in_order(extras["segments"], self.order))
@@ -469,7 +469,7 @@ class _AttentionSlice:
         return reshaped(x, [-1, *x.shape[-3:]])
 
     def cut(self, x: tf.Tensor, dim: int = 2) -> list[tf.Tensor]:
-        """Splits a slice of the queries into parts along `dim`, the dimension of the positions."""
+        """Splits the slice of the queries into parts along the positions, dimension `dim`."""
         return tf.split(x, len(self._queries), dim) if len(self._queries) > 1 else [x]
 
     def _memory_slices(
@@ -484,17 +484,17 @@ class _AttentionSlice:
         if self._mesh_impl.tensor_dimension_to_mesh_axis(segments.shape.dims[-1]) == axis:
             return _rows(lowering.slice_in_order(segments, self.memory_order))
         assert axis is not None  # It splits k and v.
-        # The slice is in consecutive order, because the queries' length is not split over this
-        # axis.
+        # Head-tail order needs queries and memory that are split over one axis. Here they are not,
+        # so the slice is in consecutive order.
         rows = _whole_rows(lowering, segments)
         size = rows.shape[1] // self._mesh_impl.shape[axis].size
         begin = collectives.coordinate(axis) * size
         return tf.slice(rows, [0, begin], [rows.shape[0], size])
 
     def gradient_of_slice(self, dx: tf.Tensor) -> tuple[tf.Tensor, list[int]]:
-        """Converts the gradient w.r.t. `k` or `v` to a partial sum w.r.t. this processor's slice.
+        """Returns a partial sum of the gradient w.r.t. a slice of k or v, and the axes to sum over.
 
-        Also returns the mesh axes to sum over.
+        `dx` is the gradient w.r.t. `self.k` or `self.v`.
         """
         if self.ring is None:
             dx = self._gathered.gradient_of_slice(dx, self._summed)
@@ -505,8 +505,8 @@ class _AttentionSlice:
     def _goes_round(self, length_axis: int | None) -> bool:
         """Whether the axes that split the memory also split the queries.
 
-        Otherwise several processors have the same queries, and a ring would make each of them
-        compute the same scores.
+        Otherwise several processors have the same queries. A ring would make each of them compute
+        the same scores.
         """
         axes = [axis for axis in self._memory.axes if self._mesh_impl.shape[axis].size > 1]
         return bool(axes) and set(axes) <= {*own_axes(self._mesh_impl, length_axis)}
@@ -572,7 +572,7 @@ def _dropout(
     options: Options,
     rng_name: str,
 ) -> AttentionDropout:
-    """Returns dropout by index in [batch..., heads, length, memory] of the global tensors."""
+    """Returns dropout of each weight by its index in the global weights."""
     *rows, length = q.shape.dims[:-1]
     asked = (options, *rows, length, memory_length)
 

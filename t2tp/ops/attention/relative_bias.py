@@ -16,13 +16,12 @@ def distance_buckets(
 
     Half of the buckets are for one distance each, the other half for ranges that grow
     logarithmically up to `max_distance` (C. Raffel et al., "Exploring the Limits of Transfer
-    Learning with a Unified Text-to-Text Transformer", arXiv:1910.10683, section 2.1). The bounds
-    are the same as in the paper's code.
+    Learning with a Unified Text-to-Text Transformer", arXiv:1910.10683, section 2.1).
 
     Args:
       distances: integers, position of the key minus position of the query.
       num_buckets: size of the table.
-      max_distance: all distances of at least this share the last bucket.
+      max_distance: distances from this one on share the last bucket.
       both_ways: whether the upper half of the table is for distances above 0. Otherwise distances
         above 0 have the bucket of distance 0.
 
@@ -47,7 +46,7 @@ def distance_buckets(
 class Bias:
     """The bias of one processor's slice of the heads, block by block.
 
-    The full bias is never materialized. A block's bias is computed from one number per distance and
+    The full bias is never materialized: a block's bias is computed from one number per distance and
     head.
     """
 
@@ -83,8 +82,8 @@ class Bias:
         heads, (queries, memories) = self._by_distance.shape[0], block[1::2]
         span = queries + memories - 1
         diagonals = tf.slice(self._by_distance, [0, self._begin(block)], [heads, span])
-        # The sequence repeats after span + 1 elements and is cut into rows of `span` elements, so
-        # each row is shifted by one. This turns distances into (query, memory) without a gather.
+        # Repeating `span + 1` elements and cutting the result into rows of `span` elements shifts
+        # each row by one. This turns distances into (query, memory) without a gather.
         repeated = tf.tile(tf.pad(diagonals, [[0, 0], [0, 1]]), [1, queries])
         rows = tf.reshape(repeated[:, : queries * span], [heads, queries, span])
         return rows[:, :, queries - 1 :]

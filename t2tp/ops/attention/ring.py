@@ -173,7 +173,7 @@ def forward(
 def backward(
     ring: Ring, by_query: Sequence[Sequence[tf.Tensor]], terms: Sequence[ScoreTerms]
 ) -> tuple[list[Gradients], tuple[tf.Tensor, tf.Tensor]]:
-    """Computes the gradients w.r.t. each part of the queries, and the processor's k and v.
+    """Computes the gradients w.r.t. q, k, v and the bias.
 
     Args:
       ring: the memory.
@@ -213,10 +213,7 @@ def backward(
 
 
 def _loop(ring: Ring, step: Callable, start: tuple) -> tuple:
-    """Runs one step per slice.
-
-    One step at a time: parallel iterations would hold more than two slices.
-    """
+    """Runs one step per slice, one at a time, because parallel steps would hold more slices."""
     return tf.while_loop(
         lambda t, *_: t < ring.count, step, (tf.constant(0), *start), parallel_iterations=1
     )

@@ -19,7 +19,7 @@ class SharedHeads:
     that it needs. Their gradient is then a sum over the axis of the query heads.
 
     Attributes:
-      axes: mesh axes over which gradients are partial sums.
+      axes: mesh axes over which the gradients w.r.t. kv heads are partial sums.
       gathered: gathers kv heads that are split differently from the query heads.
     """
 
@@ -42,11 +42,12 @@ class SharedHeads:
         return x if self._chosen is None else tf.gather(x, self._chosen, axis=_heads(x))
 
     def restore(self, dx: tf.Tensor, summed: Collection[int]) -> tf.Tensor:
-        """Converts the gradient w.r.t. `select`'s result to a partial sum w.r.t. the slice.
+        """Converts the gradient w.r.t. `select(x)` to a partial sum of the gradient w.r.t. x.
 
         Args:
           dx: [..., needed kv heads, memory, d].
-          summed: mesh axes over which `dx` is a partial sum. `gathered`'s axis is reduced here.
+          summed: mesh axes over which `dx` is a partial sum. This method reduces over `gathered`'s
+            axis.
         """
         heads = _heads(dx)
         if self._chosen is not None:
@@ -56,11 +57,10 @@ class SharedHeads:
         return self.gathered.own_part(dx, heads, summed)
 
     def _chosen_heads(self, shared_by: int, size: int, axis: int) -> tf.Tensor:
-        """Returns the indices of the kv heads that `size` query heads of this processor need.
+        """Returns which kv heads this processor's `size` query heads need, one index per group.
 
-        Query heads form groups of equal size. The size is the largest one at which, on every
-        processor, the heads of each group share a kv head. There is one index per group, so a kv
-        head may occur several times.
+        Groups have equal size: the largest at which, on every processor, a group's query heads
+        share a kv head. Several groups may need the same kv head.
         """
         together = math.gcd(shared_by, size)
         first = self._collectives.coordinate(axis) * size

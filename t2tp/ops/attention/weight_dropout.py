@@ -1,7 +1,7 @@
-"""Dropout of attention weights, by their index in the global tensor.
+"""Dropout of attention weights; a weight's index in the global tensor decides if it is dropped.
 
-Blockwise attention computes the mask block by block, and recomputes it in the backward pass. Dense
-attention saves the mask of the forward pass.
+Blockwise attention computes the dropout mask block by block, and recomputes it in the backward
+pass. Dense attention saves it.
 """
 
 import functools
@@ -15,7 +15,7 @@ _LEVELS = 1 << 16
 
 
 class PairIndex:
-    """The index in the global tensor of each pair of weights: an even key and the next key."""
+    """The index of each pair of weights (an even key and the next key) in the global tensor."""
 
     def __init__(
         self, rows: tf.Tensor, length: int, memory_length: int, whole: Block, *, may_begin_odd: bool
@@ -27,7 +27,7 @@ class PairIndex:
           length: number of queries.
           memory_length: number of keys.
           whole: all queries and keys that the processor has.
-          may_begin_odd: whether blocks may begin at keys of odd positions.
+          may_begin_odd: whether blocks may begin at odd keys.
         """
         self.may_begin_odd = may_begin_odd
         self._rows = rows * tf.constant(length, tf.uint64)

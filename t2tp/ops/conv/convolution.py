@@ -24,8 +24,7 @@ def convolution(
     """Computes a convolution with zero padding (TensorFlow's "SAME").
 
     A layout may split every dimension except the kernel's. With split height or width, processors
-    exchange halos. With split input channels, each processor computes a partial sum. With split
-    output channels, each processor has its own filters. The result is the same as on one device.
+    exchange halos. With split input channels, each processor computes a partial sum.
 
     Args:
       x: [batch..., height, width, channels], floats.
@@ -214,8 +213,8 @@ def _all_but_kernel(op: upstream.Operation, filters: upstream.Shape) -> tuple[fr
 def _gradient_dtype(mesh_impl: SpmdMeshImpl, x: upstream.Tensor) -> tf.DType:
     """Returns the dtype of gradients.
 
-    The CPU kernels for 16-bit floats sum in 16 bits. This is too imprecise for a sum over all
-    positions of all images, and several times slower than in float32.
+    The CPU kernels for 16-bit floats sum in 16 bits. Such sums over all positions of all images are
+    too imprecise, and the kernels are several times slower than in float32.
     """
     return wide_dtype(x) if mesh_impl.target.on_cpu else x.dtype
 
@@ -230,8 +229,8 @@ def _steps(sliding: tuple[Window, Window]) -> list[int]:
     """Returns the strides that `_seen` applies: a window's stride if its size is 1, otherwise 1.
 
     Removing the skipped positions before the convolution costs less than letting the kernels skip
-    them. (And oneDNN's gradient of strided 1x1 convolutions has crashed programs of several CPU
-    devices.)
+    them. Also, oneDNN's gradient of strided 1x1 convolutions has crashed programs with several CPU
+    devices.
     """
     return [window.stride if window.size == 1 else 1 for window in sliding]
 
@@ -259,7 +258,7 @@ def _seen_shape(shape: list[int], sliding: tuple[Window, Window]) -> list[int]:
 
 
 def _with_unseen(dx: tf.Tensor, shape: list[int], sliding: tuple[Window, Window]) -> tf.Tensor:
-    """Converts the gradient w.r.t. `_seen(x)` to the gradient w.r.t. x, of this shape."""
+    """Converts the gradient w.r.t. `_seen(x)` to the gradient w.r.t. x, of shape `shape`."""
     rows, columns = _steps(sliding)
     if rows == columns == 1:
         return dx
@@ -276,6 +275,6 @@ def _padded(x: tf.Tensor, *after: int) -> tf.Tensor:
 
 
 def _slice_flops(layout: Layout, y: upstream.Tensor, filters: upstream.Tensor) -> float:
-    """Returns a processor's FLOPs: one multiply-add per element of the result and window weight."""
+    """Returns a processor's FLOPs: two per element of the result and weight of a window."""
     *window, _ = layout.slice_size(filters.shape)
     return 2.0 * math.prod(layout.slice_size(y.shape)) * math.prod(window)

@@ -37,8 +37,8 @@ class Halo:
           mesh_impl: the processor's mesh implementation.
           dim: the dimension.
           tensor_axis: index of the dimension in slices.
-          before: number of elements that windows read before the slice.
-          after: number of elements that windows read after the slice.
+          before: see the attributes.
+          after: see the attributes.
         """
         self.mesh_axis = mesh_impl.tensor_dimension_to_mesh_axis(dim)
         self._collectives = mesh_impl.collectives
@@ -110,7 +110,7 @@ def check_window(
     """
     axis = layout.axis_of(dim.name)
     if axis is None or axis.size == 1 or dim.size % axis.size:
-        return  # Each tensor's own check reports an axis that does not divide it.
+        return  # The check of each tensor reports a dimension that its axis does not divide.
     needed = max(before, after)
     works = [
         n

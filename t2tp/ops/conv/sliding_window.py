@@ -15,8 +15,8 @@ from t2tp.ops.conv.halo import Halo, check_window
 class Window:
     """A sliding window along one dimension, as in TensorFlow's "SAME".
 
-    The result has ceil(dim.size / stride) elements. Each end is padded by half of the zeros; if
-    their number is odd, the end has one zero more than the beginning.
+    The result has ceil(dim.size / stride) elements. Half of the zero padding goes to each end; an
+    odd zero goes to the end of the dimension.
 
     Attributes:
       dim: the dimension.

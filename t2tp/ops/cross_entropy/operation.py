@@ -24,9 +24,8 @@ def softmax_cross_entropy(
     If the vocabulary is split over the mesh, three numbers per token are all-reduced instead of the
     logits: first the maximum, then the sum of exponentials and the target's logit in one collective
     (M. Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3). Label smoothing adds a fourth
-    number to the second collective, the sum of the logits. Between the collectives XLA fuses each
-    pass over the logits into one kernel. The logits are the only large tensor that is stored for
-    the gradient.
+    number to the second collective, the sum of the logits. The logits are the only large tensor
+    that is saved for the gradient.
 
     Args:
       logits: [..., vocab], any float dtype; converted to float32.

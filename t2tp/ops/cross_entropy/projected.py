@@ -7,10 +7,10 @@ tokens. One chunk of tokens is in memory at a time:
     chunk of x [rows, d_model]  ->  logits [rows, vocab]  ->  loss  ->  d_logits [rows, vocab]
                                 ->  d_x [rows, d_model], addend of d_table [vocab, d_model]
 
-The forward pass computes the gradients too, while a chunk's logits are in memory, so that nothing
-is computed twice. The backward pass multiplies these gradients of the sum by the gradient w.r.t.
-the sum, a scalar. (P. Hsu et al., "Liger Kernel", arXiv:2410.10989, section 3.2, have the same idea
-for one GPU.)
+The forward pass also computes the gradients of the loss sum, while a chunk's logits are in memory,
+so that nothing is computed twice. The backward pass multiplies them by the gradient w.r.t. the sum,
+a scalar. (P. Hsu et al., "Liger Kernel", arXiv:2410.10989, section 3.2, have the same idea for one
+GPU.)
 """
 
 import math
@@ -27,7 +27,7 @@ from t2tp.mesh.collectives import tree_sum
 from t2tp.mesh.layout import Layout
 from t2tp.ops.cross_entropy.sliced_softmax import LossOptions, SlicedSoftmax
 
-# Max number of logits that are computed at once without chunks: 64 MiB in float32.
+# Fewer logits are computed without chunks: 64 MiB in float32.
 _MIN_CHUNK = 1 << 24
 # Chunks are used if the vocabulary is at least this many times d_model. With a smaller vocabulary,
 # the logits are no larger than the activations of a layer or two.

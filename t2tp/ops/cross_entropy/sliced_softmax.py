@@ -68,10 +68,7 @@ class SlicedSoftmax:
         self._collectives = mesh_impl.collectives
 
     def losses(self, logits: tf.Tensor, targets: tf.Tensor) -> Losses:
-        """Computes the losses from logits [tokens, classes] and targets, int32 [tokens].
-
-        Three numbers per token are all-reduced, or four with label smoothing.
-        """
+        """Computes the losses from logits [tokens, classes] and targets, int32 [tokens]."""
         flat = self._masked(logits, logits.dtype.min)
         highest = self._allreduce(tf.cast(tf.reduce_max(flat, axis=1), tf.float32), "Max")
         smoothing = self._options.label_smoothing
@@ -146,9 +143,9 @@ def subtracted_at(
 ) -> tf.Tensor:
     """Subtracts a value from one element of each row.
 
-    On CPUs a scatter takes two thirds of the time of comparing each column's index. On GPUs the
-    comparison is better: XLA fuses it with other operations, but writes a scatter's operand to
-    memory in float32 first.
+    On CPUs a scatter takes two thirds of the time that comparing each column's index takes. On GPUs
+    the comparison is better: XLA fuses it with other operations, but writes the operand of a
+    scatter to memory in float32 first.
 
     Args:
       x: [rows, columns].

@@ -21,9 +21,9 @@ def batch_norm(
     Mean and variance are over all dimensions except the last.
 
     S. Ioffe and C. Szegedy, "Batch Normalization" (arXiv:1502.03167), algorithm 1. The statistics
-    are global, even if the batch or the images are split over the mesh. There is one collective in
-    the forward pass and one in the backward pass, each with two numbers per channel. The norm is
-    computed in at least float32.
+    are global, even if the batch or the images are split over the mesh. The forward and the
+    backward pass have one collective each, with two numbers per channel. The norm is computed in at
+    least float32.
 
     Args:
       x: [..., channels].
@@ -32,8 +32,8 @@ def batch_norm(
       epsilon: added to the variance.
 
     Returns:
-      y, like x; and the mean and the population variance, [channels], at least float32. These two
-      are not differentiable.
+      y, like x; and the mean and the population variance, [channels], at least float32. Mean and
+      variance are not differentiable.
 
     Raises:
       ValueError: scale or offset are not [channels].
@@ -191,11 +191,10 @@ class _Kernels:
 
 
 class _Composed:
-    """Batch norm in elementary operations, where `_Kernels` cannot be used, as with XLA.
+    """Batch norm in elementary operations, where `_Kernels` cannot be used.
 
-    XLA does not use TensorFlow's kernels, but it fuses these operations into the same number of
-    passes. XLA would expand TensorFlow's fused operation into operations that compute the variance
-    as the difference of two large numbers.
+    XLA fuses these operations into the same number of passes. It would expand TensorFlow's fused
+    operation into operations that compute the variance as the difference of two large numbers.
     """
 
     def __init__(self, epsilon: float) -> None:

@@ -164,9 +164,9 @@ class _Grouped:
         return tf.reshape(x, self._shape)
 
     def means(self, x: tf.Tensor) -> tf.Tensor:
-        """Averages over position and channel, over all slices.
+        """Averages [..., batch, position, group, channel] to [..., batch, 1, group, 1].
 
-        It reduces [..., batch, position, group, channel] to [..., batch, 1, group, 1].
+        The mean is over all slices of an image.
         """
         mean = reduce_mean(x, [-3, -1], keepdims=True)
         return self._collectives.allreduce(mean, self._axes, "Add") / self._slices

@@ -56,11 +56,11 @@ def layer_norm(
 ) -> upstream.Tensor:
     """Computes `(x - mean) / sqrt(variance + epsilon) * scale + bias`.
 
-    Mean and variance are over `dim`.
-
-    J. Ba et al., "Layer Normalization" (arXiv:1607.06450), section 3. The norm is computed in
-    float32 (float64 for float64). If `dim` is split, the forward and the backward pass have one
+    Mean and variance are over `dim`. If `dim` is split, the forward and the backward pass have one
     collective each, with two numbers per token.
+
+    J. Ba et al., "Layer Normalization" (arXiv:1607.06450), section 3. The norm is computed in at
+    least float32.
 
     Args:
       x: [..., dim].
@@ -165,7 +165,7 @@ class NormGradOperation(Operation):
             (projection,) = _means(lowering, whole, dims, scaled * normed)
             dx = inverse * (scaled - normed * projection)
         lowering.set_slice(self.outputs[0], tf.cast(dx, self.outputs[0].dtype))
-        # `t2tp.optim.per_row` adds the dimension of the rows to these outputs, so that the rows are
+        # `t2tp.optim.per_row` adds the dimension of the rows to these outputs. The rows are then
         # not summed.
         summed = [dim for dim in whole.shape.dims if dim not in self.outputs[1].shape.dims]
         products = [dy * normed, dy][: len(self.outputs) - 1]

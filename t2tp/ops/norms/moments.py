@@ -14,9 +14,9 @@ def combined_moments(
 
     If `axes` are given, one collective all-gathers the means and variances.
 
-    The formula squares the differences between the slices' means, not the means. So a mean far from
-    0 costs no accuracy (T. Chan et al., "Updating Formulae and a Pairwise Algorithm for Computing
-    Sample Variances", 1979).
+    The formula squares the differences between the slices' means, not the means. A mean far from 0
+    therefore costs no accuracy (T. Chan et al., "Updating Formulae and a Pairwise Algorithm for
+    Computing Sample Variances", 1979).
 
     Args:
       collectives: this processor's collectives.

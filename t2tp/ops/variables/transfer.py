@@ -8,12 +8,12 @@ and with the small sizes, and each variable is compared with its counterpart:
     small   layer_00/feed_forward/output   MATRIX  inputs d_ff=512    outputs d_model=128
     wide    layer_00/feed_forward/output   MATRIX  inputs d_ff=4096   outputs d_model=1024
 
-The variable's inputs have grown 8 times, so its initial values are `8 ** -0.5` times the small
-model's, and with Adam its learning rate is an eighth
+The variable's inputs have grown 8 times. Its initial values are therefore `8 ** -0.5` times the
+small model's, and with Adam its learning rate is an eighth
 (`t2tp.optim.optimizer.Optimizer.rate_factor`). A head's logits must be divided by the growth of the
 head's inputs. Dividing the head's initial values and its learning rate has the same effect. For
 logits that use the embedding table, `t2tp.layers.embedding` divides the activations. There are no
-rules for depth: the number of layers has no influence.
+rules for depth.
 """
 
 from __future__ import annotations

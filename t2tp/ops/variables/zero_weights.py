@@ -3,9 +3,8 @@
 With ZeRO, each processor stores only a part of a variable *at rest*, between its uses, and gathers
 the whole variable before a use (`t2tp.mesh.storage`). In stages 1 and 2 a variable is gathered once
 a step (`ShardedVariable`). In stage 3 each `get_variable` call gathers the weight
-(`WeightGatherOperation`) for all operations that use the returned tensor. If the backward pass
-needs this tensor, one more gather is added for it: all operations of the backward pass read that
-gather's output instead. So the whole weight exists only while its layer is computed.
+(`WeightGatherOperation`), and the backward pass gathers it again. The whole weight then exists only
+while its layer is computed.
 """
 
 import functools
@@ -230,15 +229,10 @@ def gradients(
 
 
 def _gathering_again(backward: list[upstream.Operation]) -> list[upstream.Operation]:
-    """Adds gathers to a backward pass, which then reads no gather of the forward pass.
+    """Returns the operations of a backward pass and new gathers, in program order.
 
-    So the weights that the forward pass gathered need not stay in memory.
-
-    Args:
-      backward: the operations of the backward pass, in program order.
-
-    Returns:
-      these operations and the new gathers, in program order.
+    The backward pass then reads no gather of the forward pass, so that gathered weights need not
+    stay in memory.
     """
     inside = set(backward)
     again: dict[upstream.Tensor, upstream.Tensor] = {}
@@ -262,10 +256,9 @@ def _gathering_again(backward: list[upstream.Operation]) -> list[upstream.Operat
 def _added_before_scatter(grad: upstream.Tensor) -> upstream.Tensor:
     """Adds up the gradients of a weight's uses before the reduce-scatter, which then runs once.
 
-    In stage 3 each `get_variable` call gathers the weight. The gather's gradient is a reshape to
-    the shape at rest, which is lowered to a reduce-scatter. If `grad` is the sum of such reshapes,
-    and their inputs have the same shape, returns one reshape, of the sum of the inputs. Otherwise,
-    and with `exact_sums`, returns `grad` itself.
+    The gradient of a gather is a reshape to the shape at rest, which is lowered to a
+    reduce-scatter. If `grad` is a sum of such reshapes, whose inputs have the same shape, returns
+    one reshape of the sum of the inputs. Otherwise, and with `exact_sums`, returns `grad` itself.
     """
     addends = _addends(grad)
     if (
@@ -281,10 +274,10 @@ def _added_before_scatter(grad: upstream.Tensor) -> upstream.Tensor:
 
 
 def separate_sums(grad: upstream.Tensor) -> list[upstream.Tensor]:
-    """Returns a gradient's addends if each is reduced over the batch by itself.
+    """Returns a gradient's addends if each must be reduced over the batch by itself.
 
-    With `exact_sums`, the addends of a non-scalar gradient, one for each use of the variable, are
-    reduced separately. In all other cases the result is the gradient alone.
+    This is the case for non-scalar gradients with `exact_sums`: there is one addend for each use of
+    the variable. Otherwise the result is the gradient alone.
     """
     return _addends(grad) if grad.shape.dims and _are_summed_first(grad) else [grad]
 
@@ -334,12 +327,9 @@ def _at_rest(grad: upstream.Tensor, shape: upstream.Shape) -> upstream.Tensor:
 
 
 def _move_to_inputs(graph: upstream.Graph, moved: Sequence[upstream.Operation]) -> None:
-    """Moves operations right after the operation that computes their input.
+    """Moves operations, with one input each, right after the operation that computes their input.
 
-    Args:
-      graph: the graph whose operations are reordered.
-      moved: the operations to move, with one input each. If the input is a cast, the cast moves
-        too, to right after the operation that computes the cast's input.
+    If the input is a cast, the cast also moves right after the operation that computes its input.
     """
     casts = [
         op.inputs[0].operation for op in moved if isinstance(op.inputs[0].operation, CastOperation)
