@@ -24,7 +24,7 @@ _FIRST_SYMBOL = 2
 
 
 class AlgorithmicProblem(PairProblem):
-    """Sequences of symbols: a sample has "inputs" and "targets", lists of symbols from 0.
+    """Sequences of symbols; a sample's "inputs" and "targets" are lists of symbols from 0.
 
     Attributes:
       base: number of different digits.
@@ -40,7 +40,7 @@ class AlgorithmicProblem(PairProblem):
 
     @property
     def num_symbols(self) -> int:
-        """The number of symbols: the digits, unless a problem has more."""
+        """The number of symbols."""
         return self.base
 
     def inputs(self, generator: random.Random) -> list[int]:
@@ -56,7 +56,7 @@ class AlgorithmicProblem(PairProblem):
         return [generator.randrange(self.base) for _ in range(generator.randint(1, max_digits))]
 
     def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
-        """Returns the samples; the problem, the split and the index determine each sample."""
+        """Returns the samples; problem, split and index determine each sample."""
 
         def sample(number: int) -> Sample:
             generator = random.Random(f"{type(self).__name__} {split} {number}")
@@ -87,7 +87,7 @@ class AlgorithmicProblem(PairProblem):
         }
 
     def codec(self, data_dir: AnyPath) -> SymbolCodec:
-        """Returns the codec that writes symbols as numbers; it needs no prepared data."""
+        """Returns the codec that writes symbols as numbers."""
         return self._codec
 
     @property
@@ -95,7 +95,7 @@ class AlgorithmicProblem(PairProblem):
         return SymbolCodec(self.name, self.num_symbols, _FIRST_SYMBOL)
 
     def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
-        """Returns the number of different tokens, the same for inputs and targets."""
+        """Returns the number of different tokens."""
         return dict.fromkeys(("inputs", "targets"), self._vocab_size)
 
     @property
@@ -141,7 +141,7 @@ class AlgorithmicShiftBinary40(AlgorithmicProblem):
 
     @property
     def num_symbols(self) -> int:
-        """The number of symbols: twice the digits."""
+        """Twice the number of digits."""
         return 2 * self.base
 
     def targets(self, inputs: list[int]) -> list[int]:
@@ -162,7 +162,7 @@ class AlgorithmicAdditionBinary40(AlgorithmicProblem):
 
     @property
     def num_symbols(self) -> int:
-        """The number of symbols: the digits and the separator."""
+        """The number of digits and the separator."""
         return self.base + 1
 
     def inputs(self, generator: random.Random) -> list[int]:
@@ -172,7 +172,7 @@ class AlgorithmicAdditionBinary40(AlgorithmicProblem):
         return [*one, self.base, *other]
 
     def targets(self, inputs: list[int]) -> list[int]:
-        """Computes the digits of the result."""
+        """Computes the digits of the sum or product."""
         middle = inputs.index(self.base)
         one, other = (
             sum(digit * self.base**power for power, digit in enumerate(digits))

@@ -1,8 +1,7 @@
 """Codecs: convert between lines of text and a model's tokens.
 
 `Problem.codec` returns a problem's codec; for problems with text it is the vocabulary. Decoding,
-scoring, samples for TensorBoard and exported models all use the codec, so that they encode a line
-in the same way.
+scoring, samples for TensorBoard and exported models all encode a line with the codec.
 """
 
 from collections.abc import Iterable
@@ -22,12 +21,9 @@ class SymbolCodec:
     end_ids = (END_OF_DOCUMENT,)
 
     def __init__(self, problem: str, num_symbols: int, first_token: int):
-        """Sets the range of symbols.
+        """Sets the problem's name, for errors, and the range of symbols.
 
-        Args:
-          problem: name of the problem, for errors.
-          num_symbols: number of symbols.
-          first_token: the token of symbol 0; smaller tokens are not symbols.
+        Tokens below `first_token`, the token of symbol 0, are not symbols.
         """
         self._problem = problem
         self._num_symbols = num_symbols
@@ -48,7 +44,7 @@ class SymbolCodec:
         return self.tokens(int(word) for word in words)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Returns the symbols of tokens as numbers, with spaces between them."""
+        """Returns the symbols of tokens as numbers with spaces between them."""
         return " ".join(map(str, self.symbols(tokens)))
 
     def tokens(self, symbols: Iterable[int]) -> list[int]:
@@ -60,5 +56,5 @@ class SymbolCodec:
         return [token - self._first_token for token in tokens if token >= self._first_token]
 
 
-# Both have `encode`, `decode`, `end_of_document` and `end_ids`.
+# The common interface: `encode`, `decode`, `end_of_document` and `end_ids`.
 Codec = Vocabulary | SymbolCodec

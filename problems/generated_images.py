@@ -12,7 +12,7 @@ class GeneratedImages(NamedTuple):
 
     Attributes:
       shape: height, width and channels.
-      levels: number of possible values of a pixel's channel. `levels` - 1 is full brightness.
+      levels: number of possible values of a pixel's channel; `levels` - 1 is full brightness.
     """
 
     shape: tuple[int, int, int]
@@ -20,7 +20,7 @@ class GeneratedImages(NamedTuple):
 
     @property
     def num_values(self) -> int:
-        """The number of values of an image: the length of its sequence of tokens."""
+        """The number of values of an image, which is the length of its sequence of tokens."""
         return math.prod(self.shape)
 
     def from_tokens(self, tokens: Sequence[Sequence[int]]) -> np.ndarray:

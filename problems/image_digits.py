@@ -50,9 +50,8 @@ class ImageDigits(_Digits, Image2ClassProblem):
 class ImageDigitsGen(_Digits, ImageGenerationProblem):
     """Generation of digits, in 16 shades: shade 16 is stored as 15.
 
-    Decoding the stored data returns the images with 16 shades. A pixel is the count of black pixels
-    in a block of 4 x 4 pixels of the scan, so 16 is an all-black block. `image_digits` keeps all 17
-    shades.
+    A pixel is the count of black pixels in a block of 4 x 4 pixels of the scan, 0 to 16.
+    `image_digits` keeps all 17 shades.
     """
 
     levels = 16
@@ -63,7 +62,7 @@ class ImageDigitsGen(_Digits, ImageGenerationProblem):
         return [{"image": image} for image in np.minimum(images, self.levels - 1)]
 
     def provenance(self, directory: Path, tmp_dir: Path) -> dict[str, Any]:
-        """Returns the source of the digits, and how their shades were changed."""
+        """Returns the source of the digits, and the change of their shades."""
         return {**super().provenance(directory, tmp_dir), "shades": "16, as 16 counts as 15"}
 
 

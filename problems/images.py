@@ -1,7 +1,6 @@
 """Problems with images, to classify or to generate.
 
-`Image2ClassProblem` classifies them; `ImageGenerationProblem` generates them autoregressively, one
-channel of one pixel at a time.
+`ImageGenerationProblem` generates images autoregressively, one channel of one pixel at a time.
 
 The stored columns are `image` (uint8, or the bytes of a JPEG file) and, for classes, `targets`.
 """
@@ -30,8 +29,8 @@ class ImageProblem(Problem):
     Attributes:
       image_shape: height, width and channels.
       levels: number of possible values of a pixel's channel: 0 to `levels` - 1.
-      stored_as_jpeg: whether images are stored as JPEG files of quality 95, which suits large
-        images. The files are about ten times smaller, but slower to read, and lossy.
+      stored_as_jpeg: whether to store images as JPEG files of quality 95: about ten times smaller,
+        but slower to read, and lossy.
     """
 
     image_shape: tuple[int, int, int]
@@ -71,7 +70,7 @@ class ImageProblem(Problem):
         return values.reshape(self.image_shape)
 
     def image_field(self, column: Column, scale: float | None) -> PixelField:
-        """Returns the field that reads the images; see `PixelField`."""
+        """Returns the field that reads the images; `scale` as for `PixelField`."""
         if self.stored_as_jpeg:
             return EncodedPixelField(
                 column, self.image_shape, scale, lambda file: _from_jpeg(file, self.image_shape)
@@ -140,7 +139,7 @@ class ImageGenerationProblem(ImageProblem):
 
     @property
     def generated_images(self) -> GeneratedImages:
-        """The format of generated images: the problem's shape and levels."""
+        """The problem's shape and levels."""
         return GeneratedImages(self.image_shape, self.levels)
 
     def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
@@ -171,13 +170,7 @@ def _from_jpeg(file: bytes, shape: tuple[int, int, int]) -> np.ndarray:
 def shrink_to_cover(image: np.ndarray, height: int, width: int) -> np.ndarray:
     """Scales an image to the smallest size that covers height and width, and crops the center.
 
-    Args:
-      image: uint8 [any, any, 3].
-      height: height of the result.
-      width: width of the result.
-
-    Returns:
-      uint8 [height, width, 3].
+    `image` is uint8 [any, any, 3]; the result is uint8 [height, width, 3].
     """
     pillow = _pillow()
     scale = max(height / image.shape[0], width / image.shape[1])

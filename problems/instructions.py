@@ -1,17 +1,16 @@
 r"""Instruction data: conversations, or prompts with their completions.
 
 A model learns the replies, and only reads the other text. An example is tokenized as a whole,
-because a tokenizer may split the same words differently at the beginning of a text. The position of
-a token in the text then determines whether the token belongs to a reply:
+because a tokenizer may split the same words differently at the beginning of a text. A token's
+position in the text then determines whether the model learns it:
 
     text     "[user] fox?\n[assistant] quick<end>\n"
     learned                           ^^^^^^^^^^^
     tokens   [user]  _fox  ?  \n  [assistant]  _quick  <end>  \n
     weights       0     0  0   0            0       1      1   0
 
-The directory of the data contains the manifest, the vocabulary, the chat template if samples are
-conversations, and for each split the columns `targets` (tokens) and `targets_weights` (1 for tokens
-to learn, 0 for tokens to read).
+The stored columns of a split are `targets` (tokens) and `targets_weights` (1 for tokens to learn, 0
+for tokens to read). The chat template is stored too if samples are conversations.
 """
 
 import hashlib
@@ -74,9 +73,9 @@ class Instructions(RecordProblem, TextProblem):
     - `messages`, a list of objects with `role` and `content`;
     - `prompt` and `completion`, two texts;
     - ShareGPT's: `conversations`, a list of objects with `from` and `value`;
-    - Alpaca's: `instruction`, `output`, and optionally `input`. The input follows the instruction
-      after an empty line. Without a chat template, both together are the prompt, and the output is
-      its completion.
+    - Alpaca's: `instruction`, `output`, and optionally `input`, which follows the instruction after
+      an empty line. Without a chat template, both together are the prompt, and the output is its
+      completion.
 
     The chat template in `vocabulary_from` formats conversations. A model learns completions, and
     messages of the role "assistant", each with its end tokens.
@@ -102,21 +101,21 @@ class Instructions(RecordProblem, TextProblem):
         return options
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the state to pickle, without the template, which has a process and a lock."""
+        """Returns the state to pickle, without the template's process and lock."""
         return {name: value for name, value in vars(self).items() if name != "_template"}
 
     @cached_property
     def _template(self) -> ChatTemplate | None:
-        """The chat template next to the tokenizer, if there is one."""
+        """The chat template next to the tokenizer, if any."""
         if not self.options.vocabulary_from or not has_template(self._lender):
             return None
         return ChatTemplate.from_directory(self._lender)
 
     def data_dependencies(self) -> dict[str, Any]:
-        """Returns the dependencies of the data, with the chat template."""
+        """Returns the dependencies of the data, including the chat template."""
         dependencies = super().data_dependencies()
         if self._template is not None:
-            # Hashes a formatted conversation, because the template may be in different files.
+            # Hashes a formatted conversation, because several files may contain the template.
             text = self._template.render(
                 [{"role": "user", "content": "a"}, {"role": _LEARNED_ROLE, "content": "b"}]
             )
@@ -124,7 +123,7 @@ class Instructions(RecordProblem, TextProblem):
         return dependencies
 
     def make_vocabulary(self, directory: Path, samples: Callable[[str], ShuffledSamples]) -> str:
-        """Writes the vocabulary, and the template if the first sample is a conversation."""
+        """Writes the vocabulary, and the chat template if the first sample is a conversation."""
         is_chat = samples(self.splits[0]).each(lambda sample: not sample["adds_end"])
         if self._template is not None and next(is_chat, False):
             self._template.write(directory)
@@ -138,7 +137,7 @@ class Instructions(RecordProblem, TextProblem):
             hparams.set("bos_token_id", hparams.bos_token_id if first is None else first)
 
     def read(self, files: Sequence[Sequence[Path]], scratch: Path) -> Samples:
-        """Opens the records. A sample has a text and the spans of its replies."""
+        """Opens the records; a sample has a text and the spans of its replies."""
         records = Records(files[0], scratch)
         return GeneratedSamples(
             len(records), lambda number: self._sample(records[number], records.location(number))
@@ -148,7 +147,7 @@ class Instructions(RecordProblem, TextProblem):
         options = self.options
         try:
             record = self._in_our_shape(record)
-            adds_end = options.messages not in record  # A template writes the ends itself.
+            adds_end = options.messages not in record  # A chat template writes the ends itself.
             if not adds_end:
                 text, spans = self._conversation(messages_of(record[options.messages]))
             elif options.prompt in record and options.completion in record:
@@ -172,11 +171,7 @@ class Instructions(RecordProblem, TextProblem):
         return {"text": text, "spans": spans, "adds_end": adds_end}
 
     def _in_our_shape(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Converts a record of ShareGPT's or Alpaca's shape; returns other records unchanged.
-
-        Raises:
-          ValueError: a value is not a text, or a role is unknown.
-        """
+        """Converts a record of ShareGPT's or Alpaca's shape; returns other records unchanged."""
         options = self.options
         if options.messages in record or options.prompt in record:
             return record
@@ -202,8 +197,8 @@ class Instructions(RecordProblem, TextProblem):
         """Returns a conversation as text, and the spans of its replies.
 
         Raises:
-          ValueError: a message has no content, there is no template, or the template does not
-            format a conversation message by message.
+          ValueError: a message has no content, there is no template, or the template formats a
+            message differently when other messages follow.
         """
         if self._template is None:
             raise ValueError(
@@ -231,7 +226,7 @@ class Instructions(RecordProblem, TextProblem):
         return whole, spans
 
     def texts(self, sample: Sample) -> list[str]:
-        """Returns the texts of a sample that the vocabulary is trained on."""
+        """Returns the sample's text, on which the vocabulary is trained."""
         return [sample["text"]]
 
     def columns(self, directory: Path) -> dict[str, np.dtype]:
@@ -288,7 +283,7 @@ class Instructions(RecordProblem, TextProblem):
         return {"targets": len(self.vocabulary(data_dir))}
 
     def examples(self, data_dir: AnyPath, split: str, length: int) -> FieldSource:
-        """Returns the examples of a split, one per row, without examples that are too long."""
+        """Returns the examples of a split, one per row; examples that are too long are dropped."""
         return self._source(data_dir, split, length, one_per_row)
 
     def train_examples(self, data_dir: AnyPath, length: int) -> FieldSource:
@@ -312,7 +307,7 @@ class Instructions(RecordProblem, TextProblem):
 
 
 def _first_token(directory: Path) -> int | None:
-    """Returns the first token of conversations in the chat template of prepared data, if any."""
+    """Returns the first token of conversations in prepared data's chat template, if any."""
     if not has_template(directory):
         return None
     return ChatTemplate.from_directory(directory).first_token(load_vocabulary(directory).encode)

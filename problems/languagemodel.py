@@ -1,7 +1,6 @@
 """Language modelling: predict each token of running text from the earlier tokens.
 
-The directory of the data contains the manifest, the vocabulary, and for each split the column
-`targets`: the tokens of the documents, with EOS after each document.
+The only stored column is `targets`: the tokens of the documents, with EOS after each document.
 """
 
 from collections.abc import Callable, Mapping
@@ -80,12 +79,12 @@ class LanguageModelProblem(TextProblem):
         )
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        """Counts "bytes": the UTF-8 length of the batch's text without EOS; see `PackedWindows`."""
+        """Counts "bytes", the UTF-8 length of the batch's text without EOS."""
         assert isinstance(batch.source, PackedWindows)  # as `examples` made it
         return {"bytes": float(batch.source.count_bytes(batch.examples))}
 
     def split_text(self, data_dir: AnyPath, split: str) -> bytes:
-        """Returns the text of a split: its documents concatenated, in UTF-8."""
+        """Returns a split's concatenated documents in UTF-8."""
         self.check_split(split)
         vocabulary = self.vocabulary(data_dir)
         column = self.stored(data_dir, split)["targets"]

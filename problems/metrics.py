@@ -1,8 +1,8 @@
 """The metrics of an evaluation, computed from sums over all its batches.
 
-The sums are totals over all batches and devices; empty rows have weight 0. So the metrics cover the
-whole split, and do not depend on the batch size or the mesh. Models compute the sums with the
-functions in `t2tp.metrics`.
+The sums cover all batches and devices, and empty rows have weight 0. So the metrics cover the whole
+split, and do not depend on the batch size or the mesh. Models compute the sums with the functions
+in `t2tp.metrics`.
 """
 
 import math
@@ -21,7 +21,7 @@ class Metric(NamedTuple):
       sums: names of the sums that the metric is computed from. A name that ends in "/" stands for
         all sums with this prefix.
       value: sums -> metric.
-      not_with: name of a sum; the metric would be misleading for a model with this sum. "": none.
+      not_with: name of a sum; the metric would mislead for a model with this sum. "": none.
     """
 
     sums: tuple[str, ...]
@@ -41,7 +41,7 @@ def _nats(sums: Sums) -> float:
 
 
 def loss_terms(sums: Sums) -> dict[str, float]:
-    """Returns the terms of the loss, each averaged over its weight; see `t2tp.optim.loss`."""
+    """Returns each term of the loss, averaged over its weight; see `t2tp.optim.loss`."""
     totals = {name: total for name, total in sums.items() if name.startswith(_TERM)}
     weights = {name: sums[f"loss_weight/{name.removeprefix(_TERM)}"] for name in totals}
     return {name: total / weights[name] if weights[name] else 0.0 for name, total in totals.items()}
@@ -91,7 +91,7 @@ _NOT_OF_MASKED = (
 
 
 def needed_sums(names: Iterable[str]) -> set[str]:
-    """Returns the names of the sums that metrics are computed from."""
+    """Returns the names of the sums that metrics need."""
     return {name for metric in names for name in METRICS[metric].sums}
 
 
@@ -103,7 +103,7 @@ def possible(names: Iterable[str], sums: Sums) -> list[str]:
 
 
 def why_not(names: Iterable[str], sums: Sums, model: str = "the model") -> str:
-    """Explains why metrics cannot be computed from the sums of a model; "" if they can."""
+    """Explains why metrics cannot be computed from a model's sums; "" if they can."""
     reasons = []
     if missing := _missing(names, sums):
         reasons.append(f"{model} does not count {', '.join(missing)}")
@@ -113,7 +113,7 @@ def why_not(names: Iterable[str], sums: Sums, model: str = "the model") -> str:
 
 
 def _missing(names: Iterable[str], sums: Sums) -> list[str]:
-    """Returns the names of sums that metrics need but `sums` lacks."""
+    """Returns the needed names that `sums` lacks."""
     return [
         each
         for each in sorted(needed_sums(names))
@@ -122,14 +122,10 @@ def _missing(names: Iterable[str], sums: Sums) -> list[str]:
 
 
 def reported(names: Iterable[str], sums: Sums) -> dict[str, float]:
-    """Returns all metrics to report, so that no sum of a model is lost.
+    """Returns all metrics to report.
 
     They are the named metrics that can be computed, the terms of the loss if it has several, the
     model's own metrics, and the sums that no metric reads.
-
-    Args:
-      names: a problem's metrics, in `METRICS`.
-      sums: sums over all batches.
     """
     own = [name for name in METRICS if name not in _PROBLEMS_CHOOSE and name not in names]
     figures = compute(possible([*names, *own], sums), sums)
@@ -140,15 +136,10 @@ def reported(names: Iterable[str], sums: Sums) -> dict[str, float]:
 
 
 def compute(names: Iterable[str], sums: Sums) -> dict[str, float]:
-    """Returns metrics by name.
-
-    Args:
-      names: keys of `METRICS`.
-      sums: sums over all batches.
+    """Returns metrics by name, computed from sums over all batches.
 
     Raises:
-      ValueError: no token was predicted, a sum is missing, or a metric is misleading for the
-        model; the message names the sum or the metric.
+      ValueError: no token was predicted, a sum is missing, or a metric is misleading for the model.
     """
     if not sums.get("tokens", 0) > 0:
         raise ValueError(f"no metrics without a predicted token: the sums are {dict(sums)}")

@@ -1,7 +1,7 @@
 """Mixtures: `mixture:a=0.7,b=0.3` with exact proportions, `mixture:a,b` by size of the data.
 
 Problems that train a vocabulary need a common vocabulary. So their mixture has its own directory,
-with new data of the problems in subdirectories. Other mixtures use the existing data of their
+with new data of each problem in a subdirectory. Other mixtures use the existing data of their
 problems.
 """
 
@@ -42,15 +42,12 @@ _OPTIONS = ("temperature", "max_rows")
 class Mixture(Problem):
     """Problems whose batches have the same features, mixed row by row.
 
-    An evaluation includes all examples of all problems. To evaluate on one problem, pass only this
-    problem's name as `--problem`.
+    An evaluation includes all examples of all problems. To evaluate on one problem, pass its name
+    as `--problem`.
 
     Options, if the name has no proportions; see `mixture_name.proportional_parts`:
         temperature: temperature of the proportions.
         max_rows: cap on a problem's rows when proportions are computed; 0: none.
-
-    Attributes:
-      parts: the problems.
     """
 
     def __init__(
@@ -75,8 +72,8 @@ class Mixture(Problem):
         if self._sharing:
             agree(name, self._sharing)
             for part in parts:
-                # The mixture warns instead: the shared data can be regenerated only with the
-                # mixture's own `t2tp_datagen` command.
+                # The mixture warns instead: only its own `t2tp_datagen` command can regenerate the
+                # shared data.
                 part.warns_of_changes = False
         self.given_options |= self._dotted(lambda part: part.given_options)
         self.splits = tuple(self._common(lambda part: part.splits))
@@ -112,7 +109,7 @@ class Mixture(Problem):
         return self._name
 
     def directory(self, data_dir: AnyPath) -> Path:
-        """Returns the directory of the mixture's data, or else the first problem's directory."""
+        """Returns the mixture's directory if it has its own data, or else the first problem's."""
         if not self._sharing:
             return self.parts[0].directory(data_dir)
         names = dict.fromkeys(part.directory(data_dir).name for part in self.parts)
@@ -126,11 +123,11 @@ class Mixture(Problem):
         return self.directory(data_dir) if self._sharing else data_dir
 
     def generation_options(self) -> dict[str, Any]:
-        """Returns the options of all problems, under names such as "b.documents"."""
+        """Returns the options of all problems, with names such as "b.documents"."""
         return self._dotted(lambda part: part.generation_options())
 
     def default_generation_options(self) -> dict[str, Any]:
-        """Returns the defaults of the options of all problems."""
+        """Returns the defaults of all problems' options."""
         return self._dotted(lambda part: part.default_generation_options())
 
     def _prepare(
@@ -140,7 +137,7 @@ class Mixture(Problem):
         overwrite: bool,
         settings: GenerationSettings,
     ) -> Manifest:
-        """Makes the data of the mixture, or of all its problems."""
+        """Prepares the mixture's own data, or the data of its problems."""
         if self._sharing:
             super()._prepare(data_dir, tmp_dir, overwrite, settings)
         else:
@@ -149,14 +146,14 @@ class Mixture(Problem):
         return self.check_prepared(data_dir)
 
     def data_dependencies(self) -> dict[str, Any]:
-        """Returns the problems' dependencies, and what determines `_shares`."""
+        """Returns the problems' dependencies and `_shares_rule`."""
         return {
             "shares": self._shares_rule(),
             **self._dotted(lambda part: part.data_dependencies()),
         }
 
     def parts_in(self, directory: Path) -> Mapping[Path, Problem]:
-        """Returns the problems that share a vocabulary, one per directory of data."""
+        """Returns the problems that share a vocabulary, by the directory of their data."""
         return {part.directory(directory): part for part in self._sharing}
 
     def download(self, directory: Path, tmp_dir: Path) -> None:
@@ -166,7 +163,7 @@ class Mixture(Problem):
             part.download(part_dir, tmp_dir)
 
     def make_vocabulary(self, directory: Path, samples: Callable[[str], ShuffledSamples]) -> str:
-        """Makes one vocabulary from the texts of all problems, and writes a copy for each."""
+        """Makes one vocabulary from the texts of all problems, and copies it to each problem."""
         assert isinstance(samples, OpenSamples)  # as `prepare` gives it
         parts = [
             (part, part_dir, samples.inside(part, part_dir)(part.splits[0]))
@@ -176,7 +173,7 @@ class Mixture(Problem):
         return make_shared_vocabulary(parts, self._shares, directory)
 
     def provenance(self, directory: Path, tmp_dir: Path) -> dict[str, Any]:
-        """Returns each problem's provenance, and what determines `_shares`."""
+        """Returns each problem's provenance and `_shares_rule`."""
         parts = self.parts_in(directory).items()
         of_parts = {part.name: Manifest.read(part_dir).origin for part_dir, part in parts}
         return {"shares": self._shares_rule(), **of_parts}
@@ -184,8 +181,7 @@ class Mixture(Problem):
     def _shares(self, rows: Sequence[int]) -> list[float]:
         """Returns the proportions in which the problems' texts train the vocabulary.
 
-        A proportion is the mean over the stages of the schedule (`Stage`). Each stage counts once,
-        whatever its number of steps.
+        They are averaged over the stages of the schedule, with equal weights.
         """
         parts = np.array([stage.parts for stage in self._stages(rows)], float)
         return (parts / parts.sum(1, keepdims=True)).mean(0).round(6).tolist()
@@ -196,7 +192,7 @@ class Mixture(Problem):
         return self._schedule or [Stage(0, proportional_parts(rows, temperature, max_rows))]
 
     def _shares_rule(self) -> Any:
-        """Returns what determines `_shares`, as JSON: the proportions, or the options."""
+        """Returns the proportions in the name, or the options that determine them."""
         return self._shares([]) if self._schedule else self.options.values()
 
     def changed_sources(self, directory: Path) -> str:
@@ -215,13 +211,13 @@ class Mixture(Problem):
         return "; ".join(sources)
 
     def digest(self, data_dir: AnyPath) -> str:
-        """Returns a digest that identifies the data of the mixture's problems."""
+        """Returns a digest of the problems' data."""
         self.check_prepared(data_dir)
         digests = [part.digest(self.parts_dir(data_dir)) for part in self.parts]
         return hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
     def check_prepared(self, data_dir: AnyPath) -> Manifest:
-        """Checks the data of all problems, and that they have the same vocabulary.
+        """Checks the data of all problems, and that their vocabularies and classes are the same.
 
         Raises:
           FileNotFoundError, ValueError: see `Problem.check_prepared`; or the problems cannot be
@@ -246,13 +242,13 @@ class Mixture(Problem):
         return own_manifest or manifests[0]
 
     def check_contents(self, data_dir: AnyPath, num_workers: int = 1) -> Manifest:
-        """Checks every byte of the data of all problems; see `Problem.check_contents`."""
+        """Checks every byte of all problems' data; see `Problem.check_contents`."""
         for part in self.parts:
             part.check_contents(self.parts_dir(data_dir), num_workers)
         return self.check_prepared(data_dir)
 
     def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
-        """Returns the sizes; all problems have the same sizes."""
+        """Returns the sizes, which all problems have in common."""
         self.check_prepared(data_dir)
         return self.parts[0].vocab_sizes(self.parts_dir(data_dir))
 
@@ -273,7 +269,7 @@ class Mixture(Problem):
         return MixtureStream(source, stages, batch_size, seed)
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        """Adds up the counts of all problems; each problem counts its own rows."""
+        """Adds up the counts of all problems, each for its own rows."""
         assert isinstance(batch.source, ConcatenatedSource)  # as `examples` made it
         sums: dict[str, float] = {}
         for part, rows in zip(self.parts, batch.source.parts(batch), strict=True):
@@ -283,7 +279,7 @@ class Mixture(Problem):
 
     @property
     def generated_images(self) -> GeneratedImages | None:
-        """The format of generated images, from the first problem; all have the same features."""
+        """The format of generated images, the same for all problems."""
         return self.parts[0].generated_images
 
     def codec(self, data_dir: AnyPath) -> Codec | None:
@@ -292,7 +288,7 @@ class Mixture(Problem):
         return self.parts[0].codec(self.parts_dir(data_dir))
 
     def vocabulary(self, data_dir: AnyPath) -> Vocabulary | None:
-        """Returns the vocabulary of the first problem; all problems have the same vocabulary."""
+        """Returns the vocabulary that all problems have in common."""
         return self.parts[0].vocabulary(self.parts_dir(data_dir))
 
     def change_hparams(self, hparams: HParams, data_dir: AnyPath | None = None) -> None:
@@ -316,7 +312,7 @@ class Mixture(Problem):
         return self.parts[0].decoder(directory)
 
     def decode_example(self, data_dir: AnyPath, split: str, number: int) -> dict[str, Any]:
-        """Returns a sample, indexed over all problems; see `Problem.decode_example`."""
+        """Returns a sample by its index over all problems; see `Problem.decode_example`."""
         self.check_split(split)
         parts_dir, before = self.parts_dir(data_dir), 0
         for part in self.parts:
@@ -343,7 +339,7 @@ def find_mixture(name: str, options: str, find: Callable[[str, str], Problem]) -
 
     Args:
       name: see `mixture_name.read_name`.
-      options: options of the mixture and of its problems; see `mixture_name.find_parts`.
+      options: options of the mixture, and of its problems (see `mixture_name.find_parts`).
       find: name and options -> problem.
 
     Raises:

@@ -11,7 +11,7 @@ from t2tp.suggestions import nearest
 
 PREFIX = "mixture:"
 
-# Max rows of a block: four digits are precise enough for proportions.
+# Max rows of a block, which gives proportions a precision of four digits.
 _LARGEST_BLOCK = 10_000
 
 
@@ -19,13 +19,9 @@ def read_name(name: str) -> tuple[list[str], list[Stage]]:
     """Parses a mixture's name.
 
     "mixture:a=0.7,b=0.3" has seven rows of a for every three rows of b.
-    "mixture:a=1,b=0;1000:a=1,b=1" has only rows of a before step 1000, and from then on the same
-    number of rows of a and b. In "mixture:a,b" the problems' numbers of rows determine the
-    proportions; see `proportional_parts`.
-
-    Args:
-      name: "mixture:" and problems, with or without proportions. A ";" and a step begin a stage:
-        other proportions from this step on.
+    "mixture:a=1,b=0;1000:a=1,b=1" has a second stage, which begins at step 1000: before that step
+    it has only rows of a, and then equally many rows of a and b. In "mixture:a,b" the problems'
+    numbers of rows determine the proportions; see `proportional_parts`.
 
     Returns:
       The names of the problems, and the stages; no stages if the name has no proportions.
@@ -68,8 +64,8 @@ def proportional_parts(rows: Sequence[int], temperature: float, max_rows: int) -
     The proportions are min(rows, max_rows) ** (1 / temperature), as in "Exploring the Limits of
     Transfer Learning with a Unified Text-to-Text Transformer" (Raffel et al., 2020, section 3.5.2):
     temperature 1 is examples-proportional mixing, and a high temperature approaches equal
-    proportions. The proportions are rounded to integers in a block of about 10,000 rows. Each
-    problem has at least one row.
+    proportions. The proportions are rounded to integers in a block of about 10,000 rows, with at
+    least one row of each problem.
 
     Args:
       rows: number of training rows of each problem.
@@ -95,7 +91,7 @@ def find_parts(
     """Returns the problems of a mixture, each with its options.
 
     Args:
-      name: name of the mixture.
+      name: the mixture's name, for errors.
       names: names of its problems.
       options: options of the problems. "b.documents=lines" applies to the problem b, and
         "vocab_size=4096" to all problems that have this option.

@@ -7,9 +7,9 @@ A problem is a registered class:
     stream = problem.stream(data_dir, "train", batch_size=64, length=256, seed=1)
     stream[1000]["targets"][0:8, :]  # rows 0 to 7 of the batch of step 1000
 
-Its data are in `data_dir/<name>/`. A family of problems (`Text2TextProblem`, `Image2ClassProblem`,
-...) defines how a sample is encoded and stored as an example, and the features of a batch. A
-problem of the family provides the samples (`samples`).
+A family of problems (`Text2TextProblem`, `Image2ClassProblem`, ...) defines how a sample is encoded
+and stored as an example, and the features of a batch. A problem of the family provides the samples
+(`samples`). The data are in `data_dir/<name>/`.
 """
 
 from __future__ import annotations
@@ -71,11 +71,10 @@ class Problem(Preparable):
         "exact_match".
       eos_id: the token that ends a sequence of targets, or `NO_EOS`.
       class_names: the names of classes 0, 1, ..., if targets are classes.
-      making_options: the options of this class that determine the stored data, in addition to
-        the options of its base classes.
+      making_options: the options that this class adds to its base classes' options and that
+        determine the stored data.
       hparams_changes: values that suit the problem, by hparam; hparams that the model's set lacks
         are ignored.
-      options: the problem's options.
       given_options: the options that were given, with their values.
       warns_of_changes: whether the next check of the data warns of changed sources.
     """
@@ -112,15 +111,14 @@ class Problem(Preparable):
     def changed_sources(self, directory: Path) -> str:
         """Describes the sources that have changed since the data were made.
 
-        Returns:
-          A phrase; "" if no source has changed or the sources are not available.
+        Returns "" if no source has changed or the sources are not available.
         """
         return ""
 
-    # Methods that a family of problems defines, in addition to those of `Preparable`.
+    # Methods that a family defines, in addition to those of `Preparable`.
 
     def default_options(self) -> HParams:
-        """Declares the options, with their defaults."""
+        """Declares the options with their defaults."""
         return HParams()
 
     @abc.abstractmethod
@@ -150,7 +148,7 @@ class Problem(Preparable):
         return ShuffledStream(self.train_examples(data_dir, length), batch_size, seed)
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        """Returns the counts of a batch that `metrics` needs in addition to the model's counts."""
+        """Returns a batch's counts that `metrics` needs and the model does not count."""
         return {}
 
     # Inputs and outputs of the problem's models. The defaults follow from `features`.
@@ -172,18 +170,11 @@ class Problem(Preparable):
 
     @property
     def generated_images(self) -> GeneratedImages | None:
-        """The format of the images that models of this problem generate; None without images."""
+        """The format of the images that models generate; None without images."""
         return None
 
     def codec(self, data_dir: AnyPath) -> Codec | None:
-        """Returns the codec that converts between text and tokens, for decoding.
-
-        Args:
-          data_dir: directory of the prepared data.
-
-        Returns:
-          The codec; None if targets are not text.
-        """
+        """Returns the codec that converts between text and tokens; None if targets are not text."""
         return None
 
     def vocabulary(self, data_dir: AnyPath) -> Vocabulary | None:
@@ -221,18 +212,18 @@ class Problem(Preparable):
         """Returns the evaluation metrics by the names in `metric_names`.
 
         Args:
-          sums: sums over all batches of the model's counts and the results of `counts`; "tokens"
-            is the number of predicted tokens. See `metrics.METRICS`.
+          sums: sums over all batches of the model's counts and of the results of `counts`; see
+            `metrics.METRICS`.
 
         Raises:
-          ValueError: a sum that a metric needs is missing, or nothing was predicted.
+          ValueError: a sum that a metric needs is missing, or no token was predicted.
         """
         return compute(self.metric_names, sums)
 
     def decode_metrics(
         self, predictions: Sequence[str], references: Sequence[str]
     ) -> dict[str, float]:
-        """Scores decoded texts, by the names in `decode_metric_names`; see `text_scores.score`."""
+        """Scores decoded texts by the names in `decode_metric_names`; see `text_scores.score`."""
         return score(self.decode_metric_names or _DEFAULT_SCORES, predictions, references)
 
     def directory(self, data_dir: AnyPath) -> Path:
@@ -251,13 +242,13 @@ class Problem(Preparable):
     ) -> Manifest:
         """Generates the data atomically, unless they exist already.
 
-        Reuses the finished shards of a killed or interrupted attempt.
+        Reuses the finished shards of an interrupted attempt.
 
         Args:
           data_dir: directory with a subdirectory for each problem.
           tmp_dir: directory that keeps downloads. Default: a temporary directory.
           overwrite: generate the data again; the old data are replaced only on success.
-          num_shards: number of shards of the train split. The batches do not depend on it. None:
+          num_shards: number of shards of the train split; the batches do not depend on it. None:
             one per 500 samples, at most 64.
           num_workers: max number of encoding processes; the files do not depend on it. None: the
             number that is estimated to be fastest, at most 32 and at most one per core.
@@ -265,9 +256,6 @@ class Problem(Preparable):
             None: one in 1,000.
           beam: settings for generating the shards with Apache Beam instead of local processes. The
             files do not depend on it.
-
-        Returns:
-          The manifest of the directory.
 
         Raises:
           ValueError: existing data are damaged (and `overwrite` is off), or no data can be made
@@ -291,7 +279,7 @@ class Problem(Preparable):
         return manifest or self.check_prepared(data_dir)
 
     def digest(self, data_dir: AnyPath) -> str:
-        """Returns a digest that identifies these data: a SHA-256 of the files' checksums.
+        """Returns a digest that identifies the data: a SHA-256 of the files' checksums.
 
         Raises:
           FileNotFoundError, DamagedDataError: see `check_prepared`.
@@ -304,13 +292,9 @@ class Problem(Preparable):
         Compares the sizes of all files, and the checksums of small files such as the vocabulary,
         with the manifest. Blocks of large files are checked when they are first read.
 
-        Returns:
-          The manifest of the directory.
-
         Raises:
           FileNotFoundError: there are no data; the message has the command that generates them.
-          ValueError: the data are damaged, or were generated with other options; the message has
-            the fault and the command.
+          ValueError: the data are damaged, or were generated with other options.
         """
         directory, command = self.directory(data_dir), self.datagen_command(data_dir)
         manifest = prepared.check(self.name, directory, self.given_options, command)
@@ -324,13 +308,9 @@ class Problem(Preparable):
         return manifest
 
     def check_contents(self, data_dir: AnyPath, num_workers: int = 1) -> Manifest:
-        """Checks every byte of the data.
+        """Checks every byte of the data, reading `num_workers` files at a time.
 
         Reports examples that occur in two splits, as `prepare` does.
-
-        Args:
-          data_dir: directory of the prepared data.
-          num_workers: number of files read at a time.
         """
         directory, command = self.directory(data_dir), self.datagen_command(data_dir)
         manifest = prepared.check(self.name, directory, self.given_options, command)
@@ -359,10 +339,10 @@ class Problem(Preparable):
           split: one of `splits`.
           batch_size: examples of the global batch.
           length: tokens of an example.
-          seed: seed of the shuffled order; only the first of `splits` is shuffled.
+          seed: seed of the shuffled order.
 
         Returns:
-          An endless stream for the first of `splits`; a `OnePassStream` for any other split.
+          An endless, shuffled stream for the first split; a `OnePassStream` for any other split.
 
         Raises:
           FileNotFoundError, ValueError: see `check_prepared`; or an argument is invalid.
@@ -389,12 +369,7 @@ class Problem(Preparable):
         return IndexDirectory(directory / ".index", Manifest.read(directory).digest())
 
     def decode_example(self, data_dir: AnyPath, split: str, number: int) -> dict[str, Any]:
-        """Returns the sample that a stored example was made from.
-
-        Args:
-          data_dir: directory of the prepared data.
-          split: one of `splits`.
-          number: index of the example, in the order of the files.
+        """Returns the sample of the stored example `number`, in the order of the files.
 
         Raises:
           IndexError: the split has fewer examples.
@@ -408,5 +383,5 @@ class Problem(Preparable):
         return decode({name: column.example(number) for name, column in columns.items()})
 
     def check_split(self, split: str) -> None:
-        """Raises ValueError, with the nearest name, if the problem has no such split."""
+        """Raises ValueError if the problem has no such split."""
         check_known(split, self.splits, f"splits of {self.name}", f"unknown split {split!r}")

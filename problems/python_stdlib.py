@@ -14,7 +14,7 @@ from t2tp.problems.languagemodel import LanguageModelProblem
 
 _NOT_OURS = {"site-packages", "dist-packages", "__pycache__"}
 
-# Percentage of the files in each held-out split; the other files are train.
+# Percentage of the files in each held-out split.
 _PERCENT = {"validation": 3, "test": 3}
 
 
@@ -23,7 +23,7 @@ class LanguagemodelPythonStdlib(LanguageModelProblem):
     """The standard library's .py sources, about 30 MB; the same Python gives the same data."""
 
     def source_dir(self) -> Path:
-        """Returns the directory of the sources: the standard library of the running Python."""
+        """Returns the directory of the running Python's standard library."""
         return Path(sysconfig.get_path("stdlib"))
 
     def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
@@ -40,7 +40,7 @@ class LanguagemodelPythonStdlib(LanguageModelProblem):
                     # Not read_text(): it would turn "\r\n" into "\n".
                     texts.append((sources / path).read_bytes().decode("utf-8"))
                 except UnicodeDecodeError:
-                    # Tests of the standard library itself need some files in other encodings.
+                    # The standard library's own tests have some files in other encodings.
                     num_skipped += 1
         documents = [{"text": text} for text in texts if text]
         num_skipped += len(texts) - len(documents)
@@ -52,7 +52,7 @@ class LanguagemodelPythonStdlib(LanguageModelProblem):
         return {"python": _python()}
 
     def data_dependencies(self) -> dict[str, Any]:
-        """Returns the version of Python and the path of its library."""
+        """Returns Python's version and the path of its library."""
         sources = {"python": _python(), "sources": str(self.source_dir())}
         return {**super().data_dependencies(), **sources}
 
@@ -86,7 +86,7 @@ def source_files(directory: Path) -> list[str]:
 
 
 def split_of(path: str) -> str:
-    """Returns the split of a file; it depends only on the file's path."""
+    """Returns the split of a file, which depends only on the path."""
     percentile = int.from_bytes(hashlib.sha256(path.encode("utf-8")).digest()[:8], "big") % 100
     for split, percent in _PERCENT.items():
         if percentile < percent:

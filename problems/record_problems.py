@@ -32,7 +32,7 @@ _CLASSES_FILE = "classes.json"
 # Max number of classes: more distinct targets are probably texts.
 _MAX_CLASSES = 1000
 
-# Names of the splits of Hugging Face's datasets.
+# Names of the splits in Hugging Face's datasets.
 _SPLIT_NAMES = {
     "files": ("train",),
     "validation_files": ("validation", "valid", "dev"),
@@ -40,8 +40,8 @@ _SPLIT_NAMES = {
 }
 
 
-# Patterns of a directory's data files. They exclude other files of `datasets`: JSON metadata, and
-# Arrow files of cached results.
+# A directory's data files, without other files of `datasets`: JSON metadata, and Arrow files of
+# cached results.
 _IN_DIRECTORIES = (
     "data-*.arrow",
     *(f"*{ending}" for ending in (".parquet", ".arrow", ".jsonl", ".ndjson")),
@@ -53,9 +53,8 @@ class RecordProblem(FileProblem):
     """Samples from records; a mixin that precedes the problem's family among the bases.
 
     Options:
-        files: a path, a pattern, or a directory. The directory was saved by `datasets`
-            (`save_to_disk`), or contains files such as Parquet. If the directory has splits, they
-            are used.
+        files: a path, a pattern, or a directory: one saved by `datasets` (`save_to_disk`), or one
+            with files such as Parquet. If the directory has splits, they are used.
         validation_files, test_files: the same, for held-out data.
 
     Attributes:
@@ -65,7 +64,7 @@ class RecordProblem(FileProblem):
     field_defaults: Mapping[str, str]
 
     def __init__(self, options: str = ""):
-        """Parses options, and finds the files of the directories that the options name."""
+        """Parses options, and finds the files of directories."""
         super().__init__(options)
         for option in _SPLIT_NAMES:
             directory = Path(self.options.get(option)).expanduser()
@@ -83,7 +82,7 @@ class RecordProblem(FileProblem):
         return options
 
     def _take_directory(self, option: str, directory: Path) -> None:
-        """Replaces a directory by patterns of its files."""
+        """Sets the options to patterns of a directory's files."""
         patterns = {option: find_pattern(directory, ())}
         if option == "files":
             by_split = {
@@ -119,16 +118,12 @@ class RecordProblem(FileProblem):
 
 
 def find_pattern(directory: Path, words: Sequence[str]) -> str:
-    """Returns a pattern for the files of one format in a directory.
+    """Returns a pattern for the files of one format in a directory, or "" if there are none.
 
     Args:
       directory: directory of the files.
-      words: names of a split. A file matches if it is in a directory with one of these names, at
-        any depth. It also matches if its own name is or begins with a word, as in
-        "train-00000.parquet". Without words all files match.
-
-    Returns:
-      The pattern; "" if no file matches.
+      words: names of a split; without words all files match. A file matches if a directory on its
+        path, or the beginning of its own name, is one of these names, as in "train-00000.parquet".
     """
     for file in _IN_DIRECTORIES:
         patterns = [f"**/{word}/**/{file}" for word in words]

@@ -11,18 +11,18 @@ from t2tp.problems.vocab.subwords import SAMPLE_BYTES
 from t2tp.problems.vocab.vocabulary import Vocabulary
 from t2tp.problems.vocab.vocabulary_file import find_vocabulary, load_vocabulary, write_vocabulary
 
-# Options that the problems of a mixture must have in common.
+# Options that must be the same for all problems of a mixture.
 _OPTIONS = ("vocab_size", "vocabulary_from")
 
 
 def sharing(parts: Sequence[Problem]) -> list[TextProblem]:
     """Returns the problems for which a common vocabulary has to be trained: all or none.
 
-    The list is empty if there is a single problem, if the vocabulary is bytes and needs no
-    training, or if a problem has no text.
+    No vocabulary has to be trained for a single problem, for a vocabulary of bytes, or if a problem
+    has no text.
 
     Raises:
-      ValueError: some problems have a vocabulary that the others cannot use.
+      ValueError: the problems' vocabularies are of different kinds.
     """
     texts = [part for part in parts if isinstance(part, TextProblem)]
     for first, other in itertools.pairwise(texts):
@@ -38,7 +38,7 @@ def sharing(parts: Sequence[Problem]) -> list[TextProblem]:
 def agree(mixture: str, parts: Sequence[TextProblem]) -> None:
     """Gives all problems the vocabulary options that were given to one of them.
 
-    If `vocab_size` was given to none, the largest default is used.
+    Without a given `vocab_size`, the largest default is used.
 
     Raises:
       ValueError: the given values differ, or the options of two problems on the same data differ.
@@ -68,16 +68,13 @@ def make_shared_vocabulary(
     shares: Callable[[Sequence[int]], Sequence[float]],
     directory: Path,
 ) -> str:
-    """Writes the vocabulary into the directories of the mixture and of its problems.
+    """Writes the vocabulary for the mixture and its problems; returns the name of its file.
 
     Args:
       parts: the problems, each with the directory in which its data are being made and the
         samples of its train split.
       shares: numbers of the problems' samples -> their proportions, with any sum.
       directory: directory of the mixture's data.
-
-    Returns:
-      The name of the vocabulary's file.
     """
     first, _, _ = parts[0]
     if first.options.vocabulary_from:
@@ -141,7 +138,7 @@ def _copy(vocabulary: Vocabulary, directories: Iterable[Path]) -> str:
 
 
 def _kind(part: TextProblem) -> str:
-    """Describes the kind of a problem's vocabulary."""
+    """Describes a problem's vocabulary, for comparison and errors."""
     if part.vocabulary_kind == "subword":
         return f"{part.subword_model} sub-words of texts with normalization {part.normalization}"
     return f"{part.vocabulary_kind}s"

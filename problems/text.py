@@ -41,7 +41,7 @@ class TextProblem(Problem):
     Options:
         vocab_size: overrides `vocabulary_size`; it is an error if the texts allow fewer tokens.
         vocabulary_from: directory of another problem's data, whose vocabulary is used. A model that
-            is trained on several problems in succession needs the same vocabulary for all.
+            is trained on one problem after another needs the same vocabulary for all.
     """
 
     vocabulary_kind: ClassVar[str] = "subword"
@@ -63,7 +63,7 @@ class TextProblem(Problem):
         return Path(self.options.vocabulary_from).expanduser()
 
     def data_dependencies(self) -> dict[str, Any]:
-        """Returns the checksum of another problem's vocabulary, if `vocabulary_from` names one."""
+        """Returns the dependencies, with the checksum of `vocabulary_from`'s vocabulary."""
         checksums = {}
         if self.options.vocabulary_from:
             checksums["vocabulary"] = vocabulary_sha256(self._lender)
@@ -110,7 +110,7 @@ class TextProblem(Problem):
             vocabulary = self.train_vocabulary(digested, is_ceiling)
             write_text(note, json.dumps([digested.count, digested.hexdigest()]))
             return write_vocabulary(directory, vocabulary)
-        if note.is_file():  # a vocabulary that a mixture copied has no digest of its texts
+        if note.is_file():  # A vocabulary that a mixture copied has no digest of its texts.
             count, known = json.loads(note.read_text(encoding="utf-8"))
             for _ in itertools.islice(digested, count):
                 pass
@@ -122,7 +122,7 @@ class TextProblem(Problem):
         return existing.name
 
     def train_vocabulary(self, texts: Iterable[str], is_ceiling: bool = False) -> Vocabulary:
-        """Trains a vocabulary of the problem's kind; `is_ceiling`: see `make_vocabulary_of`."""
+        """Trains a vocabulary of the problem's kind; `is_ceiling` as in `make_vocabulary_of`."""
         size = self.options.vocab_size
         if self.vocabulary_kind == "byte":
             return CharacterVocabulary()
@@ -145,8 +145,7 @@ class TextProblem(Problem):
     def vocabulary(self, data_dir: AnyPath) -> Vocabulary:
         """Loads the vocabulary of prepared data.
 
-        If there are no data, loads a `tokenizer.json` in `data_dir` itself: this is enough for
-        decoding.
+        Without data, loads a `tokenizer.json` in `data_dir` itself, which is enough for decoding.
         """
         directory = self.directory(data_dir)
         if not directory.exists() and (Path(data_dir) / TOKENIZER_FILE).is_file():

@@ -1,4 +1,4 @@
-"""Problems on a user's own files; options name the files."""
+"""Problems on a user's own files, which options name."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -32,11 +32,11 @@ class FileProblem(Problem):
         `validation_` name held-out files. Without held-out files, validation and test each get 3 %
         of the samples, chosen at random. If there are held-out files, options with the prefix
         `test_` name test files. Without test files, test gets half of the held-out samples.
-      dataset: distinguishes data of the same problem in one `data_dir`; "" for none. It is a
-        suffix of the problem's name, as in "translate_tsv:news".
+      dataset: a suffix of the problem's name, as in "translate_tsv:news", which distinguishes data
+        of the same problem in one `data_dir`; "" for none.
 
-    A file is in only one split. If the patterns of several splits match a file, it belongs to the
-    last of them, in the order train, validation, test.
+    If the patterns of several splits match a file, it belongs only to the last of them, in the
+    order train, validation, test.
     """
 
     dataset = ""
@@ -59,11 +59,11 @@ class FileProblem(Problem):
 
     @property
     def name(self) -> str:
-        """The name of the problem and of the data set: "translate_tsv:news"."""
+        """The name of the problem and of the data set, as in "translate_tsv:news"."""
         return f"{super().name}:{self.dataset}" if self.dataset else super().name
 
     def directory(self, data_dir: AnyPath) -> Path:
-        """Returns the directory of the data; each data set has its own directory."""
+        """Returns the directory of the data, different for each data set."""
         directory = super().directory(data_dir)
         if not self.dataset:
             return directory
@@ -82,11 +82,9 @@ class FileProblem(Problem):
         return options
 
     def read(self, files: Sequence[Sequence[Path]], scratch: Path) -> Samples:
-        """Opens the samples of files.
+        """Opens the samples of the files of each of `file_options`.
 
-        Args:
-          files: the files of each of `file_options`.
-          scratch: directory for state, such as indexes, that the encoding processes share.
+        The encoding processes share `scratch`, a directory for state such as indexes.
         """
         raise NotImplementedError
 
@@ -106,11 +104,11 @@ class FileProblem(Problem):
         return _subset(both, np.arange([validation, test].index(split), len(both), 2))
 
     def more_samples(self) -> str:
-        """Returns an option that would make more samples from the same files, or ""."""
+        """Returns an option that makes more samples from the same files, or ""."""
         return ""
 
     def _held_out(self) -> dict[str, tuple[str, ...]]:
-        """Returns the options of each held-out split that has files."""
+        """Returns each held-out split's options that name files."""
         options = dict(
             zip(self.splits[1:], (self.validation_options, self.test_options), strict=True)
         )
@@ -144,7 +142,7 @@ class FileProblem(Problem):
         )
 
     def _files_of(self, split: str) -> list[list[Path]]:
-        """Returns the files of a split, without files that a later split also names."""
+        """Returns a split's files, without files that a later split also names."""
         names = self._options_of(split)
         files = self._files(names)
         later, taken = self._taken(split)
@@ -158,12 +156,12 @@ class FileProblem(Problem):
         return rows
 
     def _taken(self, split: str) -> tuple[list[str], set[Path]]:
-        """Returns the options that name files of later splits, and these files."""
+        """Returns the options of later splits, and the files that they name."""
         names = self._file_options_given(self.splits[self.splits.index(split) + 1 :])
         return names, {path.resolve() for path in self._all_files(names)}
 
     def _report_taken(self) -> None:
-        """Warns of files that are left out of a split because a later split also names them."""
+        """Warns of files that a split lacks because a later split also names them."""
         for split in self.splits[:-1]:
             _, taken = self._taken(split)
             own = self._all_files(self._options_of(split))
@@ -172,7 +170,7 @@ class FileProblem(Problem):
                 logging.warning(f"{self.name}: left out of {split}, as they are held out: {files}")
 
     def data_dependencies(self) -> dict[str, Any]:
-        """Returns the number of files, and a fingerprint that changes with any file."""
+        """Returns the dependencies, with the number and a fingerprint of the files."""
         return {**super().data_dependencies(), **self._files_state()}
 
     def _files_state(self) -> dict[str, Any]:
@@ -195,7 +193,7 @@ class FileProblem(Problem):
         return "; ".join(filter(None, changed))
 
     def _options_of(self, split: str) -> tuple[str, ...]:
-        """Returns the options that name a split's files; none if it has no files."""
+        """Returns the options that name a split's files, if any."""
         if split == self.splits[0]:
             return self.file_options
         return self._held_out().get(split, ())
@@ -227,10 +225,8 @@ class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
     """Language modelling on a user's text files: --problem_options='files=texts/**/*.txt'.
 
     Options, with the options of `LanguageModelProblem`:
-        files: a path or pattern.
-        validation_files: the same, for held-out data.
-        test_files: the same, for test.
-        documents: "files" or "lines": the unit of a document.
+        files, validation_files, test_files: a path or pattern; see `FileProblem`.
+        documents: unit of a document, "files" or "lines".
     """
 
     making_options = ("documents",)
@@ -250,7 +246,7 @@ class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
         return GeneratedSamples(len(lines), lambda number: {"text": lines[number]})
 
     def download(self, directory: Path, tmp_dir: Path) -> None:
-        """Records the state of the files, and warns if they are JSON instead of running text."""
+        """Records the state of the files, and warns if they contain JSON lines."""
         super().download(directory, tmp_dir)
         (files,) = self._files(self.file_options)
         if names := json_names(files[0]):
@@ -265,7 +261,7 @@ class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
             )
 
     def more_samples(self) -> str:
-        """Returns the option that splits a file into several documents; "" if it is already set."""
+        """Returns the option that splits a file into several documents, if not yet set."""
         return "documents=lines" if self.options.documents == "files" else ""
 
 
@@ -277,9 +273,7 @@ class TranslateTsv(FileProblem, Text2TextProblem):
     counted.
 
     Options, with the options of `Text2TextProblem`:
-        files: a path or pattern.
-        validation_files: the same, for held-out data.
-        test_files: the same, for test.
+        files, validation_files, test_files: a path or pattern; see `FileProblem`.
     """
 
     def read(self, files: Sequence[Sequence[Path]], scratch: Path) -> Samples:
@@ -306,9 +300,8 @@ class TranslateTextfiles(FileProblem, Text2TextProblem):
     empty line is skipped and counted.
 
     Options, with the options of `Text2TextProblem`:
-        inputs, targets: paths or patterns.
-        validation_inputs, validation_targets: the same, for held-out data.
-        test_inputs, test_targets: the same, for test.
+        inputs, targets: paths or patterns; see `FileProblem`.
+        validation_inputs, validation_targets, test_inputs, test_targets: the same.
     """
 
     file_options = ("inputs", "targets")

@@ -64,12 +64,7 @@ SCORES: dict[str, Callable[[Texts, Texts], float]] = {
 
 
 def score(names: Sequence[str], predictions: Texts, references: Texts) -> dict[str, float]:
-    """Scores predictions.
-
-    Args:
-      names: keys of `SCORES`.
-      predictions: decoded texts.
-      references: the expected texts, one per prediction.
+    """Scores decoded texts by names in `SCORES`, given an expected text for each prediction.
 
     Raises:
       ValueError: the numbers of predictions and references differ, or are 0.

@@ -28,9 +28,7 @@ class Text2ClassProblem(TextProblem):
     """Text to class. A sample has "inputs", a text, and "label", the index of its class.
 
     Batches have inputs with segmentation and position, targets (the class) and weights.
-
-    Attributes:
-      class_names: names of the classes 0, 1, ...
+    `class_names` are the names of the classes 0, 1, ...
     """
 
     metric_names: tuple[str, ...] = ("loss", "accuracy", "neg_log_perplexity")
@@ -48,7 +46,7 @@ class Text2ClassProblem(TextProblem):
         }
 
     def encoder(self, directory: Path) -> Callable[[Sample], StoredExample]:
-        """Returns a function that encodes a text and its class; it refuses unknown classes."""
+        """Returns a function that encodes a text and its class; unknown classes are an error."""
         vocabulary = load_vocabulary(directory)
 
         def encode(sample: Sample) -> StoredExample:
@@ -74,7 +72,7 @@ class Text2ClassProblem(TextProblem):
         return {"inputs": len(self.vocabulary(data_dir)), "targets": len(self.class_names)}
 
     def examples(self, data_dir: AnyPath, split: str, length: int) -> FieldSource:
-        """Returns all texts of a split, for evaluation; texts that are too long are truncated."""
+        """Returns all texts of a split; texts that are too long are truncated."""
         stored = self.stored(data_dir, split)
         plan = truncated(self._texts(data_dir, split, stored), length)
         return self._source(stored, plan, length)
@@ -100,7 +98,7 @@ class Text2ClassProblem(TextProblem):
 
 
 def check_label(label: int, class_names: tuple[str, ...]) -> int:
-    """Returns the label; raises ValueError if there is no such class."""
+    """Returns the label; raises ValueError if it is not the index of a class."""
     if not isinstance(label, int | np.integer) or not 0 <= label < len(class_names):
         raise ValueError(
             f"a sample has label {label!r}, and there are {len(class_names)} classes, from 0"

@@ -30,12 +30,12 @@ class PairProblem(Problem):
     """Pairs of token sequences, inputs and targets; the tokens need not be text.
 
     The suffix `_rev` of a problem's name swaps inputs and targets; `_copy` uses the inputs as
-    targets. All these problems share the same data.
+    targets. The problem and its suffixed variants share the same data.
 
     Options:
-        arrangement: arrangement of training rows: "padded" has one pair per row; "packed" fills
-            rows with several pairs, separated by segments; "bucketed" batches pairs of similar
-            length. Other splits are always padded, so that each row has one pair.
+        arrangement: arrangement of training rows. "padded": one pair per row. "packed": several
+            pairs per row, separated by segments. "bucketed": batches of pairs of similar length.
+            Other splits are always padded.
     """
 
     metric_names: tuple[str, ...] = (
@@ -55,7 +55,7 @@ class PairProblem(Problem):
         return super().name + "_rev" * self.is_reversed + "_copy" * self.is_copy
 
     def directory(self, data_dir: AnyPath) -> Path:
-        """Returns the directory of the data; the problem shares it with its suffixed variants."""
+        """Returns the directory of the data, shared by all suffixed variants."""
         return pulled(Path(data_dir) / super().name)
 
     def default_options(self) -> HParams:
@@ -70,11 +70,7 @@ class PairProblem(Problem):
         return _source(texts.columns, one_per_row(texts, length), length)
 
     def train_examples(self, data_dir: AnyPath, length: int) -> FieldSource:
-        """Returns the training rows, padded or packed.
-
-        Raises:
-          ValueError: the arrangement is bucketed, so that rows have several lengths.
-        """
+        """Returns the training rows, padded or packed; raises ValueError if they are bucketed."""
         arrangement, split = self.options.arrangement, self.splits[0]
         if arrangement == "bucketed":
             raise ValueError(
@@ -87,7 +83,7 @@ class PairProblem(Problem):
         return _source(texts.columns, pack(texts, length), length)
 
     def train_stream(self, data_dir: AnyPath, batch_size: int, length: int, seed: int) -> Stream:
-        """Returns the training batches, arranged as the option specifies."""
+        """Returns the training batches in the option's arrangement."""
         if self.options.arrangement != "bucketed":
             return super().train_stream(data_dir, batch_size, length, seed)
         texts = self._texts(data_dir, self.splits[0])
@@ -98,7 +94,7 @@ class PairProblem(Problem):
         return BucketedStream(buckets, batch_size, seed)
 
     def _texts(self, data_dir: AnyPath, split: str) -> Texts:
-        """Returns the texts that are inputs and targets."""
+        """Returns the stored texts that are inputs and targets, given the suffixes."""
         stored = self.stored(data_dir, split)
         inputs, targets = ("targets", "inputs") if self.is_reversed else ("inputs", "targets")
         names = (inputs, inputs if self.is_copy else targets)

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 PREFIX = "tfds:"
 
-# The value of an option that names no feature.
+# Value of the option `inputs` for no feature.
 _NONE = "-"
 
-# Larger images are stored as JPEG.
+# Max pixels of an image that is not stored as JPEG.
 _LARGEST_PLAIN = 128 * 128
 
 
@@ -62,7 +62,7 @@ class TfdsProblem(TfdsSource, Problem):
     )
 
     def __init__(self, dataset: str, info: tfds.core.DatasetInfo, options: str):
-        """Parses the options. `dataset` is the name as the user typed it; `info` is TFDS's info."""
+        """Parses the options; `dataset` is the name as the user typed it."""
         self.dataset = dataset
         super().__init__(options)
         inputs, targets = chosen_features(info, self.options.inputs, self.options.targets)
@@ -89,7 +89,7 @@ class TfdsProblem(TfdsSource, Problem):
         return options
 
     def dataset_split(self, split: str, info: tfds.core.DatasetInfo) -> str:
-        """Returns the split that the option names, or else `tfds_splits.default_splits`."""
+        """Returns the split that the option names, or its default."""
         given = {name: self.options.get(name) for name in self.splits if self.options.get(name)}
         return given.get(split) or default_splits(self.splits, given, info.splits)[split]
 
@@ -186,8 +186,7 @@ def find_tfds(name: str, options: str) -> Problem:
 
     Args:
       name: "tfds:" and the dataset's name in TFDS's catalog.
-      options: options of `TfdsProblem` and of the family; the types of the features determine the
-        family.
+      options: options of `TfdsProblem` and of the family, which follows from the features' types.
 
     Raises:
       ValueError: there is no such dataset or feature, or no family for its features.
@@ -206,7 +205,7 @@ def find_tfds(name: str, options: str) -> Problem:
 
 
 def _dataset_info(dataset: str) -> tfds.core.DatasetInfo:
-    """Returns the description of a dataset of TFDS; see `find_tfds`."""
+    """Returns the description of a dataset; raises ValueError if TFDS cannot open it."""
     tfds = import_tfds()
     try:
         return tfds.builder(dataset).info
@@ -225,7 +224,7 @@ def _dataset_info(dataset: str) -> tfds.core.DatasetInfo:
 
 
 def _given(options: str, name: str) -> str:
-    """Returns an option's value; the other options belong to a family that is not known yet."""
+    """Returns an option's value, before the problem's family and its other options are known."""
     match = re.search(rf"(?:^|,)\s*{name}\s*=\s*([^,]*)", options)
     return match.group(1).strip() if match else ""
 
@@ -239,7 +238,7 @@ def chosen_features(info: tfds.core.DatasetInfo, inputs: str, targets: str) -> t
       targets: value of the option; "" for the dataset's supervised key.
 
     Raises:
-      ValueError: the dataset lacks such a feature, or has no supervised keys to use as default.
+      ValueError: the dataset lacks such a feature, or has no supervised keys.
     """
     if not targets:
         made_for: tuple[Any, ...] = (info.supervised_keys or ())[:2]
@@ -260,7 +259,7 @@ def chosen_features(info: tfds.core.DatasetInfo, inputs: str, targets: str) -> t
 
 
 def flat_features(info: tfds.core.DatasetInfo) -> dict[str, Any]:
-    """Returns the features by name; a nested feature by its path, as in "question/stem"."""
+    """Returns the features by name; nested features by their path, as in "question/stem"."""
     flat: dict[str, Any] = {}
 
     def add(prefix: str, features: Mapping[str, Any]) -> None:

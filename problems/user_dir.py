@@ -15,15 +15,9 @@ _imported: list[Path] = []
 def import_user_dir(directory: str | PathLike[str]) -> ModuleType:
     """Imports a directory as a package, to register its problems, models and hparams sets.
 
-    The package has the directory's name, and its `__init__.py` imports the modules. If there is no
-    `__init__.py`, or if it has no code, every module of the directory is imported. `sys.path` is
-    not changed, so that files next to the directory cannot shadow installed packages.
-
-    Args:
-      directory: the directory.
-
-    Returns:
-      The package.
+    The package has the directory's name, and its `__init__.py` imports the modules. If this file is
+    missing or has no code, every module of the directory is imported. `sys.path` is not changed, so
+    that files next to the directory cannot shadow installed packages.
 
     Raises:
       NotADirectoryError: there is no such directory.

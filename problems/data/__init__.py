@@ -7,6 +7,5 @@ text. A shard has a file of values and a file of offsets for each column, and ch
 (`atomic_directory.py`). Examples are arranged into rows: padded, packed or bucketed
 (`row_layout.py`). A plan (`row_plan.py`) lists the examples of each row; it is stored as an index
 (`row_index.py`). Fields (`fields.py`, `pixels.py`) read the features of rows. A stream
-(`batch_stream.py`) is a pure function from the step to a batch; `permutation.py` shuffles without
-state.
+(`batch_stream.py`) computes the batch of a step without state; `permutation.py` shuffles.
 """

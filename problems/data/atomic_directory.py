@@ -11,19 +11,18 @@ from absl import logging
 
 from t2tp.atomic_file import remove_unfinished, sync, write_text
 
-# File with the plan of an unfinished directory: it describes everything that determines the data.
+# File with the plan of an unfinished directory: a description of all that determines the data.
 PLAN_FILE = ".plan"
 
-# Name of the default directory for downloads, inside the unfinished directory.
+# Default directory for downloads, inside the unfinished directory.
 _SCRATCH = "scratch"
 
 
 @contextmanager
 def exclusive_build(directory: Path) -> Iterator[None]:
-    """Holds the lock for making this directory; waits while another process has it.
+    """Holds the lock for making this directory; waits while another process has the lock.
 
     If a process was killed while it replaced the old directory, the replacement is completed first.
-    The operating system releases the lock when a process dies.
 
     Raises:
       OSError: the parent directory cannot be made or written; the message names it.
@@ -50,15 +49,14 @@ def atomic_directory(
 ) -> Iterator[Path]:
     """Yields a temporary directory next to `directory`; replaces `directory` if the block succeeds.
 
-    If the process is killed or interrupted, or the disk is full, the temporary directory is kept,
-    and the next attempt with the same plan continues from it. So every file in it must be complete
-    or have a name that marks it as unfinished. After other failures the temporary directory is kept
-    only if `is_worth_keeping` returns True. Use this context inside `exclusive_build`.
+    If the process is interrupted or the disk is full, the temporary directory is kept, and the next
+    attempt with the same plan continues from it. So every file in it must be complete or have a
+    name that marks it as unfinished. Use this context inside `exclusive_build`.
 
     Args:
       directory: the directory to make.
       plan: description of the content. The output of an attempt with another plan is removed.
-      is_worth_keeping: whether a later attempt can reuse anything in the temporary directory.
+      is_worth_keeping: whether to keep the temporary directory after other failures.
     """
     partial, replaced = _neighbours(directory)
     shutil.rmtree(replaced, ignore_errors=True)
@@ -81,14 +79,14 @@ def atomic_directory(
 
 
 def _neighbours(directory: Path) -> tuple[Path, Path]:
-    """Returns the paths of the temporary directory, and of the old directory during replacement."""
+    """Returns the paths of the temporary directory and, during replacement, the old directory."""
     return directory.with_name(f".{directory.name}.partial"), directory.with_name(
         f".{directory.name}.replaced"
     )
 
 
 def _finish(directory: Path) -> None:
-    """Completes the replacement if a process was killed after it renamed the old directory."""
+    """Completes a replacement during which a process was killed."""
     partial, replaced = _neighbours(directory)
     if directory.exists() or not replaced.exists():
         return
@@ -99,7 +97,7 @@ def _finish(directory: Path) -> None:
 
 
 def _begin(partial: Path, plan: str) -> None:
-    """Makes the temporary directory, or keeps it if an earlier attempt had the same plan."""
+    """Makes the temporary directory, unless an earlier attempt with the same plan has left it."""
     written = partial / PLAN_FILE
     if written.is_file() and written.read_text(encoding="utf-8") == plan:
         logging.info("resuming the interrupted work in %s", partial)
@@ -114,7 +112,7 @@ def _begin(partial: Path, plan: str) -> None:
 
 
 def clear(partial: Path) -> None:
-    """Empties the temporary directory except for its plan and the `scratch_directory`."""
+    """Empties the temporary directory, except for its plan and the `scratch_directory`."""
     for path in partial.iterdir():
         if path.name in (PLAN_FILE, _SCRATCH):
             continue
@@ -125,7 +123,7 @@ def clear(partial: Path) -> None:
 def scratch_directory(directory: Path, tmp_dir: str | os.PathLike[str] | None) -> Iterator[Path]:
     """Yields `tmp_dir`, or a new directory inside `directory` if `tmp_dir` is None.
 
-    The new directory is removed if the block succeeds; otherwise the next attempt can use it.
+    The new directory is removed if the block succeeds; otherwise it stays for the next attempt.
     """
     if tmp_dir is not None:
         Path(tmp_dir).mkdir(parents=True, exist_ok=True)
@@ -138,7 +136,7 @@ def scratch_directory(directory: Path, tmp_dir: str | os.PathLike[str] | None) -
 
 
 def flush(directory: Path) -> None:
-    """Syncs the directory and everything in it to disk."""
+    """Syncs the directory and its contents to disk."""
     for path in directory.rglob("*"):
         sync(path)
     sync(directory)

@@ -20,14 +20,14 @@ class BatchSizes:
     """The global batch size of each step of a run.
 
     Attributes:
-      changes: pairs (first step, batch size) in the order of steps; the first pair is for step 0.
+      changes: (first step, batch size) pairs in the order of steps; the first pair is for step 0.
     """
 
     changes: tuple[tuple[int, int], ...]
 
     @classmethod
     def of(cls, batch_size: int | BatchSizes) -> BatchSizes:
-        """Converts a batch size to the `BatchSizes` of a run; returns `BatchSizes` unchanged."""
+        """Converts a constant batch size to `BatchSizes`; returns `BatchSizes` unchanged."""
         return batch_size if isinstance(batch_size, BatchSizes) else cls(((0, batch_size),))
 
     @property
@@ -48,7 +48,7 @@ class BatchSizes:
         )
 
     def changed(self, step: int, batch_size: int) -> BatchSizes:
-        """Returns the same batch sizes before a step, and `batch_size` from the step on."""
+        """Returns these batch sizes before a step, and `batch_size` from the step on."""
         before = tuple(change for change in self.changes if change[0] < step)
         if before and before[-1][1] == batch_size:
             return BatchSizes(before)

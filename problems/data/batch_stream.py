@@ -7,9 +7,8 @@ neither repeats nor skips a row; see `batch_sizes.py`.
     stream[k]                          # the batch of step k; nothing is read yet
     stream[k]["targets"][2:4, 0:128]   # reads only rows 2 and 3
 
-`ShuffledStream` is endless and shuffles each epoch separately; `OnePassStream` has each example
-once, in the order of the files, and pads its last batch with empty rows. `BucketedStream` and
-`MixtureStream` are in other files.
+`ShuffledStream` is endless and shuffles each epoch separately. `OnePassStream` has each example
+once, in the order of the files, and pads its last batch with empty rows.
 """
 
 from __future__ import annotations
@@ -23,24 +22,18 @@ import numpy as np
 from t2tp.problems.data.batch_sizes import BatchSizes
 from t2tp.problems.data.permutation import permute
 
-# The example index of an empty row. In such a row, the feature named `index_name` (see `Batch`) has
-# this value, and all other features are 0.
+# The example index of an empty row, whose other features are 0.
 EMPTY = -1
 
 
 class FeatureSpec(NamedTuple):
-    """A feature of a batch.
-
-    Attributes:
-      dimensions: the names of its dimensions, "batch" first.
-      dtype: element type.
-    """
+    """The dimensions ("batch" first) and dtype of a batch's feature."""
 
     dimensions: tuple[str, ...]
     dtype: np.dtype
 
 
-# The spec of a feature with the index of each row's example.
+# The spec of the feature that contains each row's example index.
 INDEX_SPEC = FeatureSpec(("batch",), np.dtype(np.int64))
 
 
@@ -58,15 +51,12 @@ class ExampleSource(Protocol):
         """Returns the sizes of the feature's dimensions without "batch"."""
 
     def read(self, feature: str, examples: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
-        """Reads a feature of examples.
+        """Reads a feature of examples as an array [rows, *parts].
 
         Args:
           feature: name of the feature.
           examples: int64 [rows], indices of examples; `EMPTY` gives a row of zeros.
           parts: a slice for each dimension except "batch".
-
-        Returns:
-          An array [rows, *parts] of the feature's dtype.
         """
 
 
@@ -77,10 +67,9 @@ class Stream(Protocol):
         """Returns the batch of this step, counted from 0; nothing is read yet."""
 
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
-        """Returns a dictionary of the features' shapes for each bucket.
+        """Returns the features' shapes for each bucket; one dictionary without buckets.
 
-        Without buckets there is one dictionary. If the batch size changes during the training, the
-        shapes have the last batch size.
+        If the batch size changes during the training, the shapes have the last batch size.
         """
 
 
@@ -89,7 +78,6 @@ class BatchFeature:
 
     Attributes:
       shape: sizes of all dimensions, the global batch first.
-      dtype: element type.
     """
 
     def __init__(self, source: ExampleSource, name: str, examples: np.ndarray):
@@ -100,11 +88,7 @@ class BatchFeature:
         self.dtype = source.features[name].dtype
 
     def __getitem__(self, index: slice | tuple[slice, ...]) -> np.ndarray:
-        """Reads the part that `index` selects.
-
-        Args:
-          index: a Python slice for each dimension; trailing dimensions may be omitted.
-        """
+        """Reads a part: a Python slice for each dimension; trailing slices may be omitted."""
         parts = index if isinstance(index, tuple) else (index,)
         if len(parts) > len(self.shape) or not all(isinstance(part, slice) for part in parts):
             raise TypeError(
@@ -122,18 +106,11 @@ class Batch(Mapping[str, BatchFeature | np.ndarray]):
     """The examples of one step, read on access: features by name.
 
     Attributes:
-      source: source of the examples.
       examples: int64 [batch], indices in the source; `EMPTY` for an empty row.
     """
 
     def __init__(self, source: ExampleSource, examples: np.ndarray, index_name: str = ""):
-        """Sets the examples.
-
-        Args:
-          source: source of the features.
-          examples: int64 [batch], indices in the source; `EMPTY` for an empty row.
-          index_name: name of a feature that contains `examples`; "" for none.
-        """
+        """Sets the examples; `index_name` ("" for none) names a feature that contains them."""
         self.source = source
         self.examples = examples
         self._index_name = index_name
@@ -163,12 +140,9 @@ def shuffled(positions: np.ndarray, size: int, *key: int | str) -> np.ndarray:
     """Returns the example at each position of an endless shuffle.
 
     Args:
-      positions: int64 [any shape], positions from the beginning of the first epoch.
+      positions: int64 of any shape, positions from the beginning of the first epoch.
       size: number of examples; each epoch has every example once, in a different order.
       *key: identifies the shuffle.
-
-    Returns:
-      int64 of the shape of `positions`.
     """
     examples = np.empty(np.shape(positions), np.int64)
     epochs = positions // size
@@ -179,12 +153,7 @@ def shuffled(positions: np.ndarray, size: int, *key: int | str) -> np.ndarray:
 
 
 class ShuffledStream:
-    """An endless stream, reshuffled every epoch; a batch may span two epochs.
-
-    Attributes:
-      batch_sizes: the batch size of each step.
-      examples_per_epoch: number of examples.
-    """
+    """An endless stream, reshuffled every epoch; a batch may span two epochs."""
 
     def __init__(self, source: ExampleSource, batch_size: int | BatchSizes, seed: int):
         self._source = source
@@ -193,7 +162,7 @@ class ShuffledStream:
         self.examples_per_epoch = len(source)
 
     def with_batch_sizes(self, batch_sizes: BatchSizes) -> ShuffledStream:
-        """Returns the same rows in batches of these sizes."""
+        """Returns a stream of the same rows in batches of these sizes."""
         return ShuffledStream(self._source, batch_sizes, self._seed)
 
     def __getitem__(self, step: int) -> Batch:
@@ -204,26 +173,15 @@ class ShuffledStream:
         return Batch(self._source, examples)
 
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
-        """Returns the shapes of a batch of the last batch size."""
+        """Returns the shapes with the last batch size."""
         return [batch_shapes(self._source, self.batch_sizes.last)]
 
 
 class OnePassStream:
-    """A stream that has each example once, in order. Empty rows pad its last batch.
-
-    Attributes:
-      examples_per_epoch: number of examples.
-    """
+    """A stream that has each example once, in order. Empty rows pad its last batch."""
 
     def __init__(self, source: ExampleSource, batch_size: int, index_name: str = ""):
-        """Sets the examples and the batch size.
-
-        Args:
-          source: source of the examples.
-          batch_size: number of rows of a batch.
-          index_name: name of a feature with the index of each row's example (`EMPTY` for an empty
-            row); "" for none.
-        """
+        """Sets the examples and the batch size; `index_name` as for `Batch`."""
         self._source = source
         self._batch_size = batch_size
         self._index_name = index_name

@@ -17,7 +17,7 @@ from t2tp.problems.data.batch_sizes import BatchSizes
 from t2tp.problems.data.batch_stream import EMPTY, Batch, ExampleSource, batch_shapes, checked_step
 from t2tp.problems.data.permutation import permute
 
-# Min length of a bucket. Shorter buckets would save little, and each bucket needs a program.
+# Min length of a bucket: shorter buckets would save little, and each bucket needs a program.
 _SHORTEST = 16
 
 
@@ -35,8 +35,7 @@ class _Epoch(NamedTuple):
     Attributes:
       number: the epoch, counted from 0.
       step: the step of its first batch.
-      read: int64 [buckets], rows of each bucket that were read before `step`, in batches of other
-        sizes.
+      read: int64 [buckets], rows that were read before `step`, in batches of other sizes.
       rows: int64 [buckets], rows of a batch.
       batches: int64 [buckets], number of batches.
     """
@@ -90,7 +89,7 @@ class BucketedStream:
         self.batches_per_epoch = int(self._batches(0, self._changes[-1].rows).sum())
 
     def with_batch_sizes(self, batch_sizes: BatchSizes) -> BucketedStream:
-        """Returns the same rows of each bucket in batches of these sizes."""
+        """Returns a stream of the same rows of each bucket in batches of these sizes."""
         return BucketedStream(self._buckets, batch_sizes, self._seed)
 
     def __getitem__(self, step: int) -> Batch:
@@ -99,8 +98,8 @@ class BucketedStream:
         order, offset = self._bucket_order(epoch), step - epoch.step
         bucket = int(order[offset])
         source, rows = self._buckets[bucket][0], int(epoch.rows[bucket])
-        # A bucket's batches read its examples in order, so one position per bucket determines the
-        # remaining examples when the batch size changes.
+        # A bucket's batches read its examples in order. So when the batch size changes, one
+        # position per bucket determines the remaining examples.
         before = int(epoch.read[bucket]) + rows * np.count_nonzero(order[:offset] == bucket)
         positions = before + np.arange(rows)
         examples = np.full(rows, EMPTY, np.int64)
@@ -122,7 +121,7 @@ class BucketedStream:
         return _Epoch(number, step, read, rows, self._batches(read, rows))
 
     def _epoch(self, step: int) -> _Epoch:
-        """Returns the epoch of a step."""
+        """Returns the epoch that contains a step."""
         first = next(each for each in reversed(self._changes) if each.step <= step)
         after = step - first.step - int(first.batches.sum())
         if after < 0:
@@ -132,7 +131,7 @@ class BucketedStream:
         return whole._replace(number=whole.number + epochs, step=step - offset)
 
     def _bucket_order(self, epoch: _Epoch) -> np.ndarray:
-        """Returns the bucket of each batch of an epoch; keeps the last result."""
+        """Returns the bucket of each batch of an epoch; caches the last result."""
         key = (epoch.number, *epoch.batches.tolist())
         if self._order[0] != key:
             edges = np.cumsum(epoch.batches)

@@ -16,7 +16,7 @@ from t2tp.problems.data.manifest import DamagedDataError
 class CheckedFile:
     """The numbers in a file, as an array that can be indexed.
 
-    A process verifies each block only once, although training reads the file every epoch.
+    A process verifies each block only once.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class CheckedFile:
         """
         self._path = path
         self._cached = ranges.CachedRanges(path) if hole_of(path) else None
-        # The lock is held during a read, so that other threads do not drop the chunks being read.
+        # Held during a read, so that other threads do not drop the chunks being read.
         self._lock = self._cached.lock if self._cached else contextlib.nullcontext()
         self._content = self._cached.path if self._cached else path
         self._array = mapped(self._content, dtype)
@@ -80,9 +80,9 @@ class CheckedFile:
     def searchsorted(self, values: Sequence[int]) -> np.ndarray:
         """Returns, for each value, how many numbers of a sorted file are at most this value.
 
-        The search itself verifies nothing: in a large file it touches about twenty pages, and
-        verifying their blocks would read megabytes. Only the two numbers next to each result are
-        verified: if they are right, the result is right.
+        The search itself verifies nothing: it touches about twenty pages of a large file, and
+        verifying their blocks would read megabytes. Verifying the two numbers next to each result
+        is enough to verify the result.
         """
         with self._lock:
             self._fetch(slice(None))
@@ -129,7 +129,7 @@ class CheckedFile:
         return np.unique(blocks[self._is_unchecked[blocks]])
 
     def _check(self, blocks: np.ndarray, contents: bytes | memoryview, first: int = 0) -> None:
-        """Verifies blocks; `contents` are the bytes of the file from the block `first` on."""
+        """Verifies blocks; `contents` are the file's bytes from the block `first` on."""
         for block in blocks.tolist():
             begin = block * self._block_bytes
             offset = begin - first * self._block_bytes

@@ -1,7 +1,7 @@
 """Memory-mapped columns of a split, with random access to examples in O(1).
 
-`shards.py` defines the files. The shards of a split appear as one array: example indices and value
-positions count through all shards. Blocks are verified when they are read: see `checked_file.py`.
+The shards of a split (`shards.py`) appear as one array: example indices and value positions count
+through all shards. Blocks are verified when they are read; see `checked_file.py`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,13 +23,7 @@ class Column:
     """
 
     def __init__(self, files: Sequence[Path], dtype: np.dtype):
-        """Maps the files.
-
-        Args:
-          files: files of the values, one per shard, in order, with the ".begins" files next to
-            them.
-          dtype: type of the values.
-        """
+        """Maps the files of the values, one per shard, and the ".begins" files next to them."""
         self.dtype = np.dtype(dtype)
         self._none = np.empty(0, self.dtype)
         checks = [_checks_of(path) for path in files]
@@ -64,7 +58,7 @@ class Column:
         def begin(shard: int, inside: np.ndarray) -> np.ndarray:
             return self._begins[shard][inside] + self._first_value[shard]
 
-        # `len(self)` belongs to no shard: 0 is looked up in its place.
+        # `len(self)` belongs to no shard; 0 is looked up instead.
         is_end = examples == len(self)
         if not len(self):
             return np.zeros(np.shape(examples), np.int64)
@@ -79,10 +73,7 @@ class Column:
         return pieces[0] if len(pieces) == 1 else np.concatenate([self._none, *pieces])
 
     def span_lengths(self, begin: int, end: int) -> np.ndarray:
-        """Returns how many positions of a span belong to each example in it: int64 [examples].
-
-        Parts of the first and the last example may be outside the span.
-        """
+        """Returns how many positions of a span belong to each example in it: int64 [examples]."""
         lengths = []
         for shard, low, high in self._pieces(begin, end):
             begins = self._begins[shard]
@@ -109,7 +100,7 @@ class Column:
     def read_lengths(self, begin: int, end: int) -> np.ndarray:
         """Reads the lengths of examples `begin` (included) to `end` (excluded): int64 [examples].
 
-        The files are read, not mapped: mapped pages would count as memory of the process.
+        Does not map the files, because mapped pages would count as memory of the process.
         """
         lengths = [np.empty(0, np.int64)]
         firsts = self._first_example.tolist()
@@ -127,9 +118,7 @@ class Column:
     def counts(self, size: int, at_once: int = 1 << 22) -> np.ndarray:
         """Returns the frequency of each number below `size` among the values: int64 [size].
 
-        Args:
-          size: number of counts; must exceed the largest value.
-          at_once: number of values to count at a time.
+        All values must be below `size`. `at_once` is the number of values to count at a time.
         """
         counts = np.zeros(size, np.int64)
         for values in self._values:
@@ -158,14 +147,7 @@ class Column:
 def open_columns(
     directory: Path, split: str, shards: int, dtypes: Mapping[str, np.dtype]
 ) -> dict[str, Column]:
-    """Opens the columns of a split.
-
-    Args:
-      directory: directory of the shards.
-      split: name of the split.
-      shards: number of shards.
-      dtypes: type of the values of each column.
-    """
+    """Opens the columns of a split, given the dtype of each column's values."""
     names = [shard_name(split, shard, shards) for shard in range(shards)]
     return {
         column: Column([directory / f"{name}.{column}" for name in names], dtype)

@@ -29,11 +29,7 @@ class Field(Protocol):
 
 
 class FieldSource:
-    """Rows whose features are fields; an `ExampleSource`.
-
-    Attributes:
-      features: specs by name.
-    """
+    """Rows whose features are fields; an `ExampleSource`."""
 
     def __init__(self, rows: int, fields: Mapping[str, Field]):
         self._rows = rows
@@ -96,7 +92,7 @@ class TokenField:
 def fill_rows(
     column: Column, begins: np.ndarray, ends: np.ndarray, length: int, kind: str
 ) -> np.ndarray:
-    """Copies spans of a column into rows.
+    """Copies spans of a column into rows, int32 [rows, length].
 
     Args:
       column: the tokens.
@@ -104,9 +100,6 @@ def fill_rows(
       ends: int64 [rows], position after each span, at most `length` later.
       length: length of a row.
       kind: one of the kinds of `TokenField`.
-
-    Returns:
-      int32 [rows, length].
     """
     filled = np.zeros((len(begins), length), INT)
     positions = np.arange(length)

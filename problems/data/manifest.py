@@ -1,7 +1,7 @@
 """The manifest of a problem's directory: counts, versions, and the size and SHA-256 of every file.
 
-The manifest is written last, so a directory with a manifest is complete. Checking it finds files
-that are truncated, missing, or from another version of the data.
+The manifest is written last, so a directory with a manifest is complete. Checking the manifest
+finds files that are truncated, missing, or from another version of the data.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OPTIONS_FILE = "options.json"
 # The state of the user's files when the data were made; see `sources/source_changes.py`.
 SOURCES_FILE = "sources.json"
 
-# Files that describe the data; all others are data.
+# Files that describe the data and do not change the data's digest.
 _ABOUT = (OPTIONS_FILE, SOURCES_FILE)
 
 # Suffix of the file with a shard's checksums.
@@ -37,11 +37,11 @@ CHECKS_END = ".checks"
 # The key of `SplitSizes.skipped` for unusable samples.
 BAD = "bad"
 
-# Incremented when the layout of the files changes, so that old data is rejected, not misread.
+# Incremented when the layout of the files changes, so that old data is rejected.
 FORMAT = 2
 
-# Files up to this size are hashed when data are checked. For larger files only the size is
-# compared; their blocks are verified when they are read.
+# Files up to this size are hashed when data are checked. The blocks of larger files are verified
+# when they are read.
 _SMALL_BYTES = 4 << 20
 
 
@@ -93,12 +93,7 @@ class SplitSizes:
 
 @dataclass(frozen=True)
 class FileState:
-    """The state of a file when it was written.
-
-    Attributes:
-      bytes: size of the file.
-      sha256: hexadecimal digest of the file.
-    """
+    """The size of a file, and its hexadecimal SHA-256, when it was written."""
 
     bytes: int
     sha256: str
@@ -127,8 +122,8 @@ class Manifest:
       vocabulary: SHA-256 of the vocabulary; "" without one.
       files: the state of every other file of the directory, by relative path.
       format: version of the layout of the files.
-      overlaps: split -> earlier split -> number of examples of the split that also occur in the
-        earlier split; see `prepare/overlap.py`.
+      overlaps: split -> earlier split -> number of examples that occur in both; see
+        `prepare/overlap.py`.
     """
 
     problem: str
@@ -143,7 +138,7 @@ class Manifest:
     overlaps: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def write(self, directory: Path) -> None:
-        """Writes the manifest into the directory, with its checksum."""
+        """Writes the manifest with its checksum into the directory."""
         fields = asdict(self)
         fields["checksum"] = _checksum(fields)
         write_text(directory / FILE_NAME, json.dumps(fields, indent=2) + "\n")
@@ -178,22 +173,19 @@ class Manifest:
         """Checks the sizes of all files, and the contents of small files and checksum files.
 
         Raises:
-          DamagedDataError: a file is missing or changed; the message names it.
+          DamagedDataError: a file is missing or changed.
         """
         for name, state in self.files.items():
             is_read = name.endswith(CHECKS_END) or state.bytes <= _SMALL_BYTES
             check_file(directory / name, state, read_up_to=state.bytes if is_read else 0)
 
     def check_contents(self, directory: Path, num_workers: int, what: str) -> None:
-        """Checks the contents of every file, whatever its size.
+        """Checks the contents of every file, `num_workers` files at a time.
 
-        Args:
-          directory: directory of the files.
-          num_workers: number of files read at a time.
-          what: the name of the data, for the progress bar.
+        `what` is the name of the data in the progress bar.
 
         Raises:
-          DamagedDataError: a file is missing or changed; the message names it.
+          DamagedDataError: a file is missing or changed.
         """
         total = sum(file_state.bytes for file_state in self.files.values())
         bytes_done = 0
@@ -212,7 +204,7 @@ class Manifest:
                 progress.show(bytes_done)
 
     def digest(self) -> str:
-        """Returns a SHA-256 that identifies the data, whatever their origin."""
+        """Returns a SHA-256 that identifies the data, independent of their origin."""
         data = {
             name: state
             for name, state in self.files.items()
@@ -237,7 +229,7 @@ def write_options(directory: Path, options: Mapping[str, Any]) -> None:
 
 
 def read_options(directory: Path) -> dict[str, Any]:
-    """Returns the options that data were made with; {} if they are unknown."""
+    """Returns the options that data were made with; {} if unknown."""
     with contextlib.suppress(DamagedDataError):
         return Manifest.read(directory).options
     try:
@@ -252,8 +244,7 @@ def check_file(path: Path, expected: FileState, read_up_to: int) -> None:
     Args:
       path: the file.
       expected: state of the file when it was written.
-      read_up_to: size in bytes up to which a file's contents are compared, too. For a larger file
-        only the size is compared.
+      read_up_to: compare contents of files up to this size in bytes, and only the size otherwise.
 
     Raises:
       DamagedDataError: the file is missing or changed.

@@ -76,18 +76,14 @@ class ConcatenatedSource:
         return values
 
     def parts(self, batch: Batch) -> Iterable[Batch]:
-        """Yields the rows of each source as a batch of that source."""
+        """Yields each source's rows of a batch, as a batch of the source."""
         for number, source in enumerate(self.sources):
             inside = batch.examples - self.first[number]
             yield Batch(source, inside[(inside >= 0) & (inside < len(source))])
 
 
 class MixtureStream:
-    """An endless stream of batches in which every problem has its proportion of the rows.
-
-    Attributes:
-      batch_sizes: the batch size of each step.
-    """
+    """An endless stream of batches in which every problem has its proportion of the rows."""
 
     def __init__(
         self,
@@ -101,7 +97,7 @@ class MixtureStream:
         Args:
           source: the rows of all problems.
           schedule: the stages.
-          batch_size: rows of a batch; or `BatchSizes`, if it changes during the run.
+          batch_size: rows of a batch, or `BatchSizes` if the number changes during the run.
           seed: seed of the order.
         """
         self._source = source
@@ -115,7 +111,7 @@ class MixtureStream:
             self._before[number] = self._before[number - 1] + self._rows_of(number - 1, rows)
 
     def with_batch_sizes(self, batch_sizes: BatchSizes) -> MixtureStream:
-        """Returns the same rows of each problem in batches of these sizes."""
+        """Returns a stream of the same rows of each problem in batches of these sizes."""
         return MixtureStream(self._source, self._schedule, batch_sizes, self._seed)
 
     def __getitem__(self, step: int) -> Batch:
@@ -130,7 +126,7 @@ class MixtureStream:
         for number, source in enumerate(self._source.sources):
             is_chosen = problem == number
             if is_chosen.any():
-                # Problems of the same size would have the same order without separate keys.
+                # Without separate keys, problems of the same size would have the same order.
                 key = ("epoch", self._seed, number)
                 own_examples = shuffled(positions[is_chosen], len(source), *key)
                 examples[is_chosen] = own_examples + self._source.first[number]
@@ -163,7 +159,7 @@ class MixtureStream:
         rank = permute(np.arange(size), size, "mixture", self._seed, stage, block)
         edges = np.cumsum(parts)
         problem = np.searchsorted(edges, rank, side="right")
-        # Within a block a problem's rows are numbered in their order of appearance. So a stage that
+        # A problem's rows are numbered in their order of appearance in the block. So a stage that
         # ends inside a block has used the problem's first rows, and the next stage continues after
         # these rows.
         before = np.empty_like(rank)

@@ -39,9 +39,6 @@ class PackedWindows:
         0 if a document begins with the window.
 
     Attributes:
-      column: the tokens.
-      length: length of a window.
-      vocabulary: vocabulary of the tokens.
       separate: whether each document of a window is a segment. Otherwise the window is a single
         segment, and tokens attend to earlier documents.
       text_bytes: UTF-8 length of the split's texts. Default: the sum of their tokens' lengths.
@@ -80,15 +77,15 @@ class PackedWindows:
     def count_bytes(self, examples: np.ndarray) -> float:
         """Returns the UTF-8 length of the text of windows.
 
-        A tokenizer that changes texts has no exact length per token. The result is then an
-        estimate, scaled so that the total over all windows is exact.
+        If the tokenizer changes texts, the result is an estimate, scaled so that the total over all
+        windows is exact.
         """
         tokens = self.read("targets", examples, (slice(None),))
         return int(self.vocabulary.byte_lengths[tokens].sum()) * self._bytes_of_a_byte
 
     @cached_property
     def _bytes_of_a_byte(self) -> float:
-        """Bytes of text per byte of the tokens; 1 if the vocabulary is lossless."""
+        """Bytes of text per byte of the tokens; 1 for a lossless vocabulary."""
         if self.vocabulary.is_lossless or self.text_bytes is None:
             return 1
         lengths = self.vocabulary.byte_lengths

@@ -2,7 +2,7 @@
 
 An input piece is (index of the first example, lengths [columns, examples], mask of examples that
 fit). An output piece is (examples in the order of rows, number of examples per row). A row has room
-for the same number of tokens in each column.
+for `length` tokens in each column.
 """
 
 from collections.abc import Iterable, Iterator
@@ -52,7 +52,7 @@ def _packed_windows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the examples in the order of their rows, and the number of examples per row."""
     windows = -(-len(examples) // window)
-    # The last window is padded with texts of length 0: they fit anywhere.
+    # The last window is padded with texts of length 0, which fit anywhere.
     filled = np.zeros((len(lengths), windows * window), np.int64)
     filled[:, : len(examples)] = lengths
     rows = _rows_of_windows(filled.reshape(len(lengths), windows, window), length)
@@ -73,7 +73,7 @@ def _rows_of_windows(lengths: np.ndarray, length: int) -> np.ndarray:
     each = np.arange(windows)
     num_rows = 0
     for rank, row in enumerate(chosen):
-        # One row more than any window has used, so that there is always room.
+        # One more row than any window has used, so that there is always room.
         has_room = free[0][:, : num_rows + 1] >= needed[0][rank][:, None]
         for room, need in zip(free[1:], needed[1:], strict=True):
             has_room &= room[:, : num_rows + 1] >= need[rank][:, None]

@@ -20,12 +20,10 @@ DIMENSIONS = ("batch", "height", "width", "channels")
 class PixelField:
     """Images stored as pixels: [batch, height, width, channels].
 
-    As float32 the values are divided by `scale`; as int32 they are unchanged.
-
     Attributes:
       column: the values of the images.
       shape: height, width and channels.
-      scale: the largest possible value of a pixel, to read float32; None: read int32.
+      scale: divisor of the values, to read float32 from 0 to 1; None: read int32.
     """
 
     column: Column
@@ -73,7 +71,7 @@ class EncodedPixelField(PixelField):
 
 @cache
 def _decoders() -> ThreadPoolExecutor:
-    """Returns the pool of decoding threads; all fields of this process share it."""
+    """Returns the pool of decoding threads, shared by all fields of this process."""
     return ThreadPoolExecutor(len(os.sched_getaffinity(0)), "decode")
 
 

@@ -16,12 +16,7 @@ class ProgressBar:
     """Shows how many items of a total are done; a context manager."""
 
     def __init__(self, total: int, what: str):
-        """Shows the start of the task.
-
-        Args:
-          total: number of items.
-          what: the human-readable name of the task ("encoding train").
-        """
+        """Shows the start of the task, named `what`, with `total` items."""
         self._total = total
         self._what = what
         self._said = time.monotonic()

@@ -1,8 +1,8 @@
 """Indexes: row plans on disk, computed in one pass over the examples and mapped by every process.
 
 Without an index, each process would recompute the rows of all examples at each start, and hold them
-in memory. Indexes are in `.index/` in the directory of the data, and are replaced together with the
-data. The name of an index contains the digest of its data.
+in memory. Indexes are in the subdirectory `.index/` of the data. The name of an index contains the
+digest of its data.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from t2tp.problems.data.checked_file import mapped
 
 _RECORD = "index.json"
 
-# Increment this when the computation of indexes changes, so that old indexes are not used.
+# Increment this when the computation of indexes changes.
 _VERSION = 1
 
 # Errors of a file system that is read-only, is full, or has no locks (some network file systems).
@@ -36,19 +36,14 @@ _NOT_WRITABLE = (
 
 
 class IndexDirectory(NamedTuple):
-    """The directory of the indexes of a problem's data.
-
-    Attributes:
-      path: the directory.
-      data: the digest of the data.
-    """
+    """The path of the directory of a problem's indexes, and the digest of the problem's data."""
 
     path: Path
     data: str
 
 
 class IndexWriter:
-    """A writer of the arrays of an index, piece by piece.
+    """A writer of an index's arrays, piece by piece.
 
     Attributes:
       facts: other fields of the index: names to JSON values.
@@ -72,12 +67,7 @@ class IndexWriter:
 
 
 class Index(NamedTuple):
-    """An open index.
-
-    Attributes:
-      facts: other fields, as `IndexWriter` has set them.
-      arrays: integers by name, mapped.
-    """
+    """An open index: the fields that `IndexWriter` has set, and mapped integers by name."""
 
     facts: dict[str, Any]
     arrays: dict[str, np.ndarray]
@@ -88,8 +78,8 @@ def open_index(
 ) -> Index:
     """Opens an index; computes it if it does not exist.
 
-    One process of a host computes it while the others wait. If the directory cannot be written,
-    each process computes it in temporary files.
+    One process of a host computes the index while the others wait. If the directory cannot be
+    written, each process computes the index in temporary files.
 
     Args:
       directory: directory of the index; None: do not store it.
@@ -120,10 +110,10 @@ def open_index(
 def _keep(path: Path, examples: int, make: Callable[[IndexWriter], None]) -> None:
     """Computes an index and stores it under its name, inside `exclusive_build`.
 
-    Hosts that share a file system may not see each other's locks, and see each other's files late.
-    So each host writes a separate directory, and the first complete directory is kept. It is never
-    replaced, because other processes may have mapped its files: on a network file system, a deleted
-    file can no longer be read through a mapping.
+    Hosts that share a file system may not see each other's locks. So each host writes a separate
+    directory, and the first complete directory is kept. It is never replaced, because other
+    processes may have mapped its files: on a network file system, a deleted file can no longer be
+    read through a mapping.
     """
     logging.info("making the index %s", path)
     own_path = path.with_name(f".{path.name}.{platform.node()}")
@@ -138,7 +128,7 @@ def _keep(path: Path, examples: int, make: Callable[[IndexWriter], None]) -> Non
 
 
 def _give_name(own_path: Path, path: Path) -> None:
-    """Renames an index, unless another host has stored the same index meanwhile."""
+    """Renames an index, unless another host has already stored the same index."""
     try:
         own_path.rename(path)
     except OSError as error:
@@ -150,7 +140,7 @@ def _give_name(own_path: Path, path: Path) -> None:
 
 
 def _temporary(examples: int, make: Callable[[IndexWriter], None]) -> Index:
-    """Computes an index in files that are deleted, but stay mapped while they are used."""
+    """Computes an index in deleted files, which stay mapped while they are used."""
     with tempfile.TemporaryDirectory(prefix="t2tp-index-") as directory:
         _write(Path(directory), examples, make)
         return _read(Path(directory))

@@ -1,8 +1,7 @@
 """Arranges the texts of stored examples in rows of a fixed length.
 
-Each arrangement is an index (`row_index.py`). One pass over the lengths of the examples computes
-it; then it is stored. The pass reads lengths in pieces, so that memory does not grow with the
-corpus.
+Each arrangement is an index (`row_index.py`), computed once in a pass over the examples' lengths.
+The pass reads lengths in pieces, so that memory does not grow with the corpus.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,8 +26,8 @@ class Texts:
       split: name of the split.
       what: name of the examples in messages.
       directory: directory of the indexes; None: indexes are not stored.
-      stored: names of the stored columns, if `columns` has other names. Indexes are named after
-        them, so that problems that read the same data in different ways share the indexes.
+      stored: names of the stored columns, if `columns` has other names. Problems that read the same
+        stored columns under different names share the indexes.
       examples_at_once: number of examples whose lengths to read at a time.
     """
 
@@ -44,10 +43,7 @@ class Texts:
         return len(next(iter(self.columns.values())))
 
     def lengths(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yields the texts' lengths in pieces: (first example, int64 [columns, examples]).
-
-        The files are read and not mapped, because mapped pages count as memory of the process.
-        """
+        """Yields the texts' lengths in pieces: (first example, int64 [columns, examples])."""
         columns = list(self.columns.values())
         for begin, end in pieces(len(self), self.examples_at_once):
             yield begin, np.stack([column.read_lengths(begin, end) for column in columns])
@@ -60,10 +56,6 @@ class Texts:
 
 def one_per_row(texts: Texts, length: int) -> RowPlan:
     """Makes a row for each example, except for examples that are longer than a row.
-
-    Args:
-      texts: texts of the examples.
-      length: length of a row.
 
     Raises:
       ValueError: no example fits.
@@ -82,12 +74,7 @@ def one_per_row(texts: Texts, length: int) -> RowPlan:
 
 
 def truncated(texts: Texts, length: int) -> RowPlan:
-    """Puts each example into a separate row, for readers that truncate long examples.
-
-    Args:
-      texts: texts of the examples.
-      length: length of a row.
-    """
+    """Puts each example into a separate row, for readers that truncate long examples."""
 
     def make(writer: IndexWriter) -> None:
         counts = _Counts(length)
@@ -100,13 +87,7 @@ def truncated(texts: Texts, length: int) -> RowPlan:
 
 
 def pack(texts: Texts, length: int) -> RowPlan:
-    """Packs several examples into a row.
-
-    An example is in the same row in all columns. The row length is the same for all columns.
-
-    Args:
-      texts: texts of the examples.
-      length: length of a row.
+    """Packs several examples into a row; an example is in the same row in all columns.
 
     Raises:
       ValueError: no example fits.
@@ -133,9 +114,7 @@ def pack(texts: Texts, length: int) -> RowPlan:
 def bucketed(texts: Texts, length: int) -> list[tuple[int, RowPlan]]:
     """Distributes examples to buckets by length; leaves out examples that are too long.
 
-    Args:
-      texts: texts of the examples.
-      length: length of the longest bucket.
+    `length` is the length of the longest bucket.
 
     Returns:
       (length, rows with one example each) of each bucket that is not empty.

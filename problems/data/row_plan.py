@@ -15,9 +15,9 @@ class RowPlan:
 
         Args:
           rows: number of rows.
-          examples: integers, indices of the examples, row by row. Default: row i has example i.
-          offsets: integers [rows + 1], positions in `examples`: row i has the examples from
-            `offsets[i]` to before `offsets[i + 1]`. Default: each row has one example.
+          examples: indices of the examples, row by row. Default: row i has example i.
+          offsets: integers [rows + 1]; row i has `examples[offsets[i] : offsets[i + 1]]`. Default:
+            each row has one example.
         """
         self._rows = rows
         self._examples = examples
@@ -34,7 +34,7 @@ class RowPlan:
           rows: int64 [rows], indices of rows; `EMPTY` for a row without examples.
 
         Returns:
-          The number of examples of each row, int64 [rows]; and their indices, concatenated,
+          The number of examples of each row, int64 [rows]; and the examples' indices, concatenated,
           int64 [examples].
         """
         real = rows != EMPTY

@@ -40,12 +40,7 @@ class GeneratedSamples:
 
 
 class StoredExample(NamedTuple):
-    """An encoded example.
-
-    Attributes:
-      columns: integers [any number] for each column.
-      text_bytes: length of its text in UTF-8; 0 without text.
-    """
+    """An encoded example: integers for each column, and the UTF-8 length of its text, or 0."""
 
     columns: dict[str, np.ndarray]
     text_bytes: int = 0
@@ -63,8 +58,7 @@ def text_of(sample: Sample, name: str) -> str:
     """Returns a text of a sample.
 
     Raises:
-      KeyError: the sample has no value of this name.
-      ValueError: the value is not a str.
+      KeyError, ValueError: the sample has no value of this name, or the value is not a str.
     """
     text = sample[name]
     if not isinstance(text, str):

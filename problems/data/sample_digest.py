@@ -73,11 +73,7 @@ class SampleDigest:
 
 
 class DigestedTexts:
-    """Texts, with a digest of the texts that were iterated so far.
-
-    Attributes:
-      count: number of texts iterated.
-    """
+    """Texts, with the number and a digest of the texts that were iterated so far."""
 
     def __init__(self, texts: Iterable[str]):
         self._texts = texts

@@ -44,7 +44,7 @@ from t2tp.problems.data.sample_digest import SampleDigest
 # Signed, because NumPy compares uint64 with int64 in floating point.
 OFFSET = np.dtype("<i8")
 
-# Bytes per checksum. Reading an example verifies whole blocks. The operating system reads about
+# Bytes per checksum. Reading an example verifies whole blocks, but the operating system reads about
 # this many bytes ahead anyway.
 _BLOCK_BYTES = 1 << 16
 
@@ -66,7 +66,7 @@ class Checks(NamedTuple):
     """The checksums of a shard.
 
     Attributes:
-      samples: a digest of the samples that the shard was made from; see `sample_digest.py`.
+      samples: digest of the samples that the shard was made from.
       bad: the first unusable samples, and why they are unusable.
       block_bytes: number of bytes per checksum.
       crc32: file -> the CRC-32 of each of its blocks.
@@ -119,10 +119,8 @@ def read_checks(directory: Path, name: str) -> Checks:
 class ShardWriter:
     """Writes the examples of a shard, in order.
 
-    Use it as a context manager: on an exit without an error the shard is complete.
-
-    Attributes:
-      samples: the digest of the samples that the examples are made from.
+    On an exit from the context without an error, the shard is complete. `samples` is the digest of
+    the samples that the examples are made from.
     """
 
     def __init__(self, directory: Path, name: str, dtypes: Mapping[str, np.dtype]):
@@ -139,10 +137,10 @@ class ShardWriter:
         self.samples = SampleDigest()
 
     def add(self, example: Mapping[str, np.ndarray], text_bytes: int = 0) -> None:
-        """Writes an example: integers [any number] for each column; in case of an error, nothing.
+        """Writes an example: integers [any number] for each column.
 
         Raises:
-          ValueError: the columns are wrong, or values do not fit their dtype.
+          ValueError: the columns are wrong, or values do not fit their dtype; nothing is written.
         """
         if example.keys() != self._columns.keys():
             raise ValueError(
@@ -160,7 +158,7 @@ class ShardWriter:
         self._skipped[reason] += 1
 
     def skip_bad(self, which: str) -> None:
-        """Counts an unusable sample, and records the sample if it is one of the first ten."""
+        """Counts an unusable sample, and records the first ten."""
         self.skip(BAD)
         if len(self._bad) < _NAMED:
             self._bad.append(which)
@@ -232,12 +230,7 @@ class _ColumnWriter:
 
 
 class _HashedFile:
-    """A file that gets its name only when it is complete and synced to disk.
-
-    Attributes:
-      path: path of the complete file.
-      block_sums: the CRC-32 of each block.
-    """
+    """A file that gets its name `path` only when it is complete and synced to disk."""
 
     def __init__(self, path: Path):
         self.path = path
