@@ -2,22 +2,19 @@
 
 Floats are rounded after each addition, so a sum depends on the order of its additions. With
 `exact_sums=8`, each dimension that a layout may split, except `length`, is cut into 8 equal parts.
-(A size that is not a multiple of 8 gives fewer parts: its greatest common divisor with 8.) The
+(If 8 does not divide its size, the number of parts is the greatest common divisor of both.) The
 *global* dimension is cut, so the parts are the same on every layout. An operation that sums over
-the dimension is lowered once for each part. The sums of the parts are added in a fixed order, as a
-binary tree of additions:
+the dimension is lowered once for each part. The sums of the parts are added as a binary tree:
 
     ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7))
 
-On `data:2`, each processor computes the sums of 4 parts of the batch and adds them. This is one
-half of the tree. The collective adds the two halves. With two microbatches, each microbatch
-computes 2 of a processor's 4 parts. One device computes all parts: the same additions in the same
-order.
+On `data:2`, each processor computes the sums of 4 parts of the batch and adds them. The collective
+adds the two halves of the tree. With two microbatches, each microbatch computes 2 of a processor's
+4 parts. One device computes all 8 parts, with the same additions in the same order.
 
 A sum over rows and positions, such as a weight's gradient on `seq:2` with `length:seq`, is computed
 from whole rows: an all-to-all gives each processor all positions of half of its rows. The axis then
-splits rows instead of positions. So each processor again has some parts of the batch and computes
-one half of the tree.
+splits rows instead of positions, and each processor again computes one half of the tree.
 """
 
 import contextlib
@@ -48,9 +45,8 @@ def lower_in_parts(
     Args:
       op: the operation.
       lowering: the lowering of the graph, or the `PartLowering` of a part of an outer dimension.
-      rule: the rule that lowers the operation.
-      dims: the dimensions to sum over. The sum over the last dimension is completed first. The
-        parts of the first dimension, the outermost, are added last.
+      rule: the operation's lowering rule.
+      dims: the dimensions to sum over, the outermost first. The innermost sum is completed first.
     """
     dim, *inner = dims
     mesh_impl, rows = lowering.mesh_impl(op), None
@@ -69,8 +65,7 @@ def lower_in_parts(
     for y, parts in results.items():
         names = y.shape.dimension_names
         if inner and parts:
-            # Completes the sum over the inner dimension before the outer dimension's parts are
-            # added.
+            # The inner sum must be complete before the parts of the outer dimension are added.
             axis = mesh_impl.tensor_dimension_to_mesh_axis(inner[0])
             if axis is not None and inner[0].name not in names:
                 stacked = tf.stack(parts)
@@ -84,13 +79,7 @@ def lower_in_parts(
 
 
 class _RowExchange(NamedTuple):
-    """Exchanges slices so that an axis splits rows instead of positions, and back.
-
-    Attributes:
-      collectives: the processor's collectives.
-      axis: the axis that splits positions.
-      processors: number of processors along this axis.
-    """
+    """Makes an axis of `processors` split rows instead of positions, and back."""
 
     collectives: Collectives
     axis: int
@@ -129,16 +118,10 @@ class PartLowering:
         count: int,
         results: dict[upstream.Tensor, list[tf.Tensor]],
     ) -> None:
-        """Restricts a lowering.
+        """Restricts the lowering `base` to part `number` of a processor's `count` parts of `dim`.
 
-        Args:
-          base: the enclosing lowering.
-          mesh_impl: the mesh implementation of `base`, or of the layout with whole rows.
-          rows: the exchange after which slices have whole rows; None: no exchange.
-          dim: the dimension that is cut into parts.
-          number: the index of this part, from 0 to `count - 1`.
-          count: number of parts on this processor.
-          results: receives the part's value of each output.
+        `rows`, if given, exchanges slices for slices with whole rows. `results` receives the part's
+        value of each output.
         """
         self._base, self._rows = base, rows
         self._dim, self._number, self._count = dim, number, count
@@ -150,7 +133,7 @@ class PartLowering:
         return getattr(self._base, name)
 
     def mesh_impl(self, of: Any) -> SpmdMeshImpl:
-        """Returns the mesh implementation, with the slice shapes of the part."""
+        """Returns the mesh implementation with the slice shapes of the part."""
         del of
         return self._mesh_impl
 
@@ -274,9 +257,8 @@ def in_vectors(x: tf.Tensor) -> tf.Tensor:
 def lower_in_vectors(op: upstream.SlicewiseOperation, lowering: Any) -> None:
     """Applies an elementwise function to slices that are padded to whole SIMD vectors.
 
-    The elements of an incomplete vector would be rounded differently. Scalars are not padded: all
-    layouts compute them alike anyway, and padding would move them to vectorized code, in which 1/1
-    is slightly less than 1.
+    TensorFlow rounds the elements of an incomplete vector differently. Scalars are not padded: they
+    are the same on all layouts, and vectorized code computes 1/1 as slightly less than 1.
     """
     x = lowering.slice(op.inputs[0])
     if math.prod(x.shape) % VECTOR == 0 or not x.shape.rank:

@@ -1,21 +1,17 @@
 """Schedules the all-gathers of ZeRO-sharded weights.
 
 Each processor stores only a part of a weight and all-gathers the whole weight before its use
-(`t2tp.mesh.storage`). At ZeRO stage 3 a layer's weights are gathered for this layer alone. If the
-gather started only when the layer uses the weights, the layer would have to wait. So the gather
-starts `prefetch` layers earlier:
+(`t2tp.mesh.storage`). At ZeRO stage 3 each layer gathers its own weights. The gather starts
+`prefetch` layers earlier, so that the layer need not wait for it:
 
     prefetch=0    gather0  layer0  gather1  layer1  gather2  layer2
     prefetch=1    gather0  gather1  layer0  gather2  layer1  layer2
 
-TensorFlow runs a device's collectives in the order in which they were traced. So in the backward
-pass, a prefetched gather runs before the reduce-scatters of the layers that are computed between
-its start and its use.
+TensorFlow runs a device's collectives in the order in which they were traced. With `prefetch=1`,
+the backward pass therefore gathers layer 0's weights before it reduce-scatters layer 1's gradients.
 
-At stages 1 and 2 all weights are gathered once, at the start of the step.
-
-The gathers of one layer (at stages 1 and 2: all gathers) are lowered together, so that small
-weights share one collective.
+At stages 1 and 2 all weights are gathered once, at the start of the step. Gathers of the same layer
+(at stages 1 and 2: all gathers) are lowered together, so that small weights share a collective.
 """
 
 import re
@@ -41,13 +37,8 @@ def lowering_order(
 ) -> list[list[upstream.Operation]]:
     """Orders operations for lowering and groups weight gathers that can share a collective.
 
-    Args:
-      operations: the program's operations, in program order.
-      storage: the ZeRO configuration.
-
     Returns:
-      the operations in groups, in the order in which to lower them. The gathers of a group share
-      collectives; an operation that is not a gather is a group by itself.
+      groups in lowering order: gathers that share collectives, or one other operation.
     """
     if storage.stage == 3:
         return _prefetch_gathers(operations, storage.prefetch)
@@ -63,8 +54,8 @@ def _prefetch_gathers(
 ) -> list[list[upstream.Operation]]:
     """Moves each weight gather to the start of the layer `prefetch` layers before its use."""
     layer_starts: list[int] = []  # Index of the first gather of each layer.
-    # Variables and gathers to move, by the index of the operation before which they go. The second
-    # key of `moved_gathers` is the number of a layer: different layers do not share a group.
+    # Variables and gathers to move, by the index of the operation before which they go.
+    # `moved_gathers` also has the layer's number as a key: different layers do not share a group.
     moved_variables: dict[int, list[upstream.Operation]] = defaultdict(list)
     moved_gathers: dict[int, dict[int, list[upstream.Operation]]] = defaultdict(
         lambda: defaultdict(list)
@@ -75,8 +66,8 @@ def _prefetch_gathers(
         if variable is None:
             continue
         layer = _LAYER.match(variable)[0]  # type: ignore[index]
-        # If the variable was gathered in this layer already, a new pass over the layers has begun:
-        # the backward pass gathers each weight again, and so does recomputation.
+        # A second gather of a variable begins a new pass over the layers: the backward pass, or a
+        # recomputation.
         if not layer_starts or layer != current_layer or variable in layer_variables:
             layer_starts.append(index)
             current_layer, layer_variables = layer, set()
@@ -90,8 +81,7 @@ def _prefetch_gathers(
     for index, op in enumerate(operations):
         variables = [[variable] for variable in moved_variables[index] if variable in known]
         for group in (*variables, *moved_gathers[index].values(), [op]):
-            # An operation that was moved is not added again at its old place. Several gathers may
-            # have moved the same variable.
+            # Skips an operation that was moved away, and a variable that another gather moved.
             if group[0] not in done:
                 groups.append(group)
                 done.update(group)

@@ -27,7 +27,7 @@ def lower_generic_gradient(op: upstream.GenericGradOperation, lowering: Lowering
 
 
 def lower_pool_gradient(op: upstream.PoolBackPropOperation, lowering: Lowering) -> None:
-    """Computes the gradient of pooling; tied maxima of a window share its gradient."""
+    """Computes the gradient of pooling; tied maxima of a window share the window's gradient."""
     if not op._pool_fn_string.startswith("MAX"):
         op.lower(lowering)
         return

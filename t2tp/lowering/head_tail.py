@@ -2,10 +2,10 @@
 
 In causal attention a query attends to all earlier positions. With consecutive queries, the last
 processor would compute more scores than any other, and the others would wait for it. For head-tail
-order, processors k and n-1-k of an axis of n exchange the second halves of their slices. Each slice
-then has an early and a late half, so all processors have equal work: A. Grattafiori et al., "The
-Llama 3 Herd of Models" (arXiv:2407.21783), section 3.3.2. Four processors hold these
-eighths of the positions:
+order, processors k and n-1-k along an axis of n processors exchange the second halves of their
+slices. Each slice then has an early and a late half, so all processors have equal work (A.
+Grattafiori et al., "The Llama 3 Herd of Models", arXiv:2407.21783, section 3.3.2). Four processors
+hold these eighths of the positions:
 
     consecutive    0 1    2 3    4 5    6 7
     head-tail      0 7    2 5    4 3    6 1
@@ -34,8 +34,8 @@ class Orders:
     """The order of each tensor of a lowering.
 
     Attributes:
-      current: the order of the operation that is being lowered. Its inputs and outputs are in this
-        order along the axes that split them.
+      current: the order in which the operation that is being lowered reads its inputs and computes
+        its outputs.
     """
 
     def __init__(self, lowering: Lowering, mesh_impl: SpmdMeshImpl) -> None:
@@ -44,7 +44,7 @@ class Orders:
         self._mesh_impl = mesh_impl
         self.current = CONSECUTIVE
         self._of: dict[upstream.Tensor, Order] = {}
-        # The axes along which all slices of a tensor are equal, so that no exchange is necessary.
+        # Axes along which a tensor needs no exchange, because all its slices are equal.
         self._uniform: dict[upstream.Tensor, Order] = {}
         # The value of `current` when an operation was lowered.
         self._of_operation: dict[upstream.Operation, Order] = {}
@@ -83,7 +83,7 @@ class Orders:
     def _for_operation(self, op: upstream.Operation) -> Order:
         """Returns the order of an operation's inputs and outputs."""
         if isinstance(op, upstream.GenericGradOperation):
-            # Reads the tensors that the forward operation read, so it needs their order.
+            # A gradient reads the tensors of the forward operation, so it needs their order.
             return self._of_operation.get(op._forward_op, CONSECUTIVE)
         axes = CONSECUTIVE.union(*(self.of(x) for x in _own_inputs(op)))
         return frozenset(axis for axis in axes if self._accepts(op, axis))
@@ -94,11 +94,9 @@ class Orders:
         op: upstream.Operation,
         read_by: Callable[[upstream.Operation], Sequence[upstream.Tensor]],
     ) -> Iterator[None]:
-        """Converts the tensors that an operation reads to one order while it is lowered.
+        """While an operation is lowered, converts the tensors that it reads to one order.
 
-        Args:
-          op: the operation.
-          read_by: returns all tensors that an operation reads, including those read in loop bodies.
+        `read_by` returns all tensors that an operation reads, also inside loop bodies.
         """
         if not self._head_tail_dims or hooks(op).chooses_orders:
             yield
@@ -127,7 +125,7 @@ class Orders:
 
     @contextlib.contextmanager
     def isolated(self) -> Iterator[None]:
-        """Discards the orders that were set inside the context when it ends."""
+        """When the context ends, discards the orders that were set inside it."""
         before = self._of
         self._of = dict(before)
         try:
@@ -175,10 +173,7 @@ class Orders:
         return all(self.has_halves(axis, d) and not _depends_on_order(op, d) for d in split)
 
     def _uniform_axes(self, op: upstream.Operation, y: upstream.Tensor) -> Order:
-        """Returns the axes along which all slices of an output are equal.
-
-        The order of the inputs does not change the output along these axes.
-        """
+        """Returns the axes along which all slices of an output are equal."""
         varying = CONSECUTIVE.union(
             *(self._axes_of(x) - self._uniform.get(x, CONSECUTIVE) for x in _own_inputs(op))
         )
@@ -189,11 +184,7 @@ class Orders:
         )
 
     def _keeps_split(self, old: upstream.Shape, new: upstream.Shape, axis: int) -> bool:
-        """Whether a reshape only renames the dimension that an axis splits.
-
-        The slices are then the same before and after the reshape (the same *factor*; see
-        `t2tp.lowering.reshape`).
-        """
+        """Whether an axis splits the same *factor* of both shapes (`t2tp.lowering.reshape`)."""
         factors = [
             (begin, dim.size)
             for shape in (old, new)
@@ -232,8 +223,8 @@ def _depends_on_order(op: upstream.Operation, dim: upstream.Dimension) -> bool:
     if isinstance(op, upstream.Constant):
         return np.ndim(op._value) > 0
     if isinstance(op, upstream.EinsumOperation):
-        # The einsum may be lowered to a look-up. The look-up does not read the converted one-hot
-        # tensor: it reads the ids, which are still in their own order.
+        # An einsum with a one-hot tensor may be lowered to a look-up. The look-up reads the ids
+        # instead of the one-hot tensor, and the ids have not been converted to the new order.
         return any(isinstance(x.operation, upstream.OneHotOperation) for x in op.inputs)
     ordered = hooks(op).ordered_dims
     return ordered is None or dim in ordered

@@ -29,7 +29,7 @@ def is_linear(op: upstream.Operation) -> bool:
 
 
 def can_defer_past(op: upstream.Operation, users: Users) -> bool:
-    """Whether to defer a sum past an operation: it pays, and nothing else uses the sum."""
+    """Whether it pays to defer a sum past an operation, and nothing else uses the sum."""
     if not is_linear(op) or len(users(op.inputs[0])) != 1 or len(users(op.outputs[0])) != 1:
         return False
     (user,) = users(op.outputs[0])
@@ -65,7 +65,7 @@ def lower_linear(op: upstream.Operation, lowering: Lowering) -> None:
 def lower_add(op: upstream.AddOperation, lowering: Lowering) -> None:
     """Adds two tensors.
 
-    If both are deferred sums that other operations need anyway, the reduced sums are added: adding
+    If both are deferred sums whose values other operations need, the reduced sums are added: adding
     the partial sums would cost a third all-reduce. If a reshape follows, a bias is added to the
     partial sum, because all-reduce and reshape may become one reduce-scatter.
     """

@@ -41,8 +41,8 @@ from t2tp.mesh.layout_text import LayoutError
 
 T = TypeVar("T")
 
-# Number of input elements. Compilation takes 0.1 s of a core per device. For smaller inputs, the
-# compiled function does not save that time.
+# Minimum number of input elements. Compilation takes 0.1 s of a core per device, and saves less
+# time than that for smaller inputs.
 _WORTH_COMPILING = 1 << 18
 
 # Operations with side effects.
@@ -102,10 +102,7 @@ def outer_tensors_read(op: upstream.Operation) -> list[upstream.Tensor]:
 
 
 def _producers(op: upstream.Operation) -> set[upstream.Operation]:
-    """Returns the operations that must run before `op`.
-
-    They compute the tensors that `op` reads. An assignment also needs the variable that it writes.
-    """
+    """Returns the producers of the tensors that `op` reads, and the variables that it assigns."""
     producers = {tensor.operation for tensor in tensors_read(op)}
     for inner in all_operations([op]):
         if isinstance(inner, upstream.Assign):
@@ -164,11 +161,8 @@ class GraphLowering(upstream.Lowering):
     ) -> None:
         """Lowers the operations on which side effects and the tensors in `needed` depend.
 
-        Args:
-          operations: the operations, in program order.
-          needed: the tensors to compute.
-          addends: the tensors in `needed` that a loop adds up. The loop needs only their partial
-            sums: it reduces the total once, after the last iteration.
+        `addends` are those tensors in `needed` that a loop adds up. The loop needs only their
+        partial sums, because it reduces the total once, after the last iteration.
         """
         needed = list(needed)
         live = live_operations(operations, needed)
@@ -191,7 +185,7 @@ class GraphLowering(upstream.Lowering):
     def _note_users(
         self, operations: Iterable[upstream.Operation], needed: Iterable[upstream.Tensor]
     ) -> None:
-        """Records the users of each tensor, also inside loops, before the loops are lowered."""
+        """Records the users of each tensor, inside and outside loops."""
         for op in all_operations(operations):
             if op not in self._users_known:
                 self._users_known.add(op)
@@ -220,9 +214,9 @@ class GraphLowering(upstream.Lowering):
 
     @contextlib.contextmanager
     def isolated(self) -> Iterator[None]:
-        """Discards the tensors that were lowered inside the context when it ends.
+        """When the context ends, discards the tensors that were lowered inside it.
 
-        Used for branches: one branch of a condition cannot use another branch's tensors.
+        One branch of a condition cannot use another branch's tensors.
         """
         before, in_place = self.tensors, self.updated_in_place
         self.tensors, self.updated_in_place = dict(before), set(in_place)
@@ -236,9 +230,8 @@ class GraphLowering(upstream.Lowering):
     def inside_loop(self, iteration: tf.Tensor) -> Iterator[None]:
         """Lowers a loop's body inside the context.
 
-        Args:
-          iteration: the index of the iteration, an int64 scalar: random operations of the body
-            differ between iterations.
+        The body's random numbers depend on `iteration`, the index of the iteration, an int64
+        scalar.
         """
         self._loop_iterations.append(iteration)
         try:
@@ -261,9 +254,8 @@ class GraphLowering(upstream.Lowering):
     def compiled(self, fn: Callable[..., T]) -> Callable[..., T]:
         """Returns `fn`, compiled by XLA if the program allows it and the inputs are large.
 
-        Args:
-          fn: a function of slices without collectives. Compilation pays if the function makes
-            several passes over large slices.
+        `fn` is a function of slices without collectives. Compilation pays for several passes over
+        large slices.
         """
         target = self._mesh_impl.target
 
@@ -284,8 +276,6 @@ class GraphLowering(upstream.Lowering):
     def shared(self, key: Hashable, make: Callable[[], T]) -> T:
         """Returns a value that several operations need, computed by the first of them.
 
-        In a loop of small operations, such as decoding, each additional operation costs time.
-
         Args:
           key: everything that the value depends on.
           make: computes the value. It must not use tensors of a conditional branch.
@@ -297,14 +287,8 @@ class GraphLowering(upstream.Lowering):
     ) -> tf.Tensor:
         """Returns 32 random bits (uint32) for each element of this processor's slice.
 
-        The bits depend on the program's seed, the name, the step, the iteration inside a loop, and
-        the element's index in the global tensor. A microbatch's elements are numbered as in the
-        tensor of the full batch.
-
-        Args:
-          name: name of the operation, which keys its numbers.
-          shape: global shape.
-          order: order of the slice.
+        The bits depend on the program's seed, the operation's name, the step, the iteration inside
+        a loop, and the element's index in the global tensor of the full batch.
         """
         return self._mesh_impl.random_bits(
             name, shape, self._loop_iterations, self._rng_dependency, self._microbatch, order
@@ -313,16 +297,10 @@ class GraphLowering(upstream.Lowering):
     def random_mask(
         self, name: str, shape: upstream.Shape, probability: float, order: Order
     ) -> tf.Tensor:
-        """Returns a random boolean for each element of this processor's slice.
+        """Returns a boolean for each element of this processor's slice, true with `probability`.
 
         The backward pass gets the same tensor as the forward pass. Recomputation gets another
         tensor with the same values, because its random operations wait for the backward pass.
-
-        Args:
-          name: name of the operation, which keys its numbers.
-          shape: global shape.
-          probability: probability of True.
-          order: order of the slice.
         """
         return self.shared_random(
             ("mask", name, *shape.dims, probability, order),
@@ -332,26 +310,20 @@ class GraphLowering(upstream.Lowering):
     def shared_random(self, key: Hashable, make: Callable[[], T]) -> T:
         """Like `shared`, for a value computed from random bits.
 
-        Args:
-          key: everything that the value depends on, except the iteration, the microbatch and the
-            control dependency of recomputation, which this method adds.
-          make: computes the value.
+        Adds the iteration, the microbatch and the control dependency of recomputation to the key.
         """
         microbatch = self._microbatch
         tensors = [self._rng_dependency, microbatch and microbatch.number, *self._loop_iterations]
         return self.shared((key, *(x if x is None else x.ref() for x in tensors)), make)
 
     def element_index(self, shape: upstream.Shape) -> tf.Tensor:
-        """Returns each slice element's row-major index in the global tensor, uint64.
-
-        A microbatch's elements are numbered as in the tensor of the full batch.
-        """
+        """Returns each slice element's row-major index in the tensor of the full batch, uint64."""
         return self._mesh_impl.element_index(shape, self._microbatch)
 
     def slice(self, tensor: upstream.Tensor) -> tf.Tensor:
-        """Returns the processor's slice of a lowered tensor; a deferred sum is reduced.
+        """Returns the processor's slice of a lowered tensor, in the current operation's order.
 
-        The slice is in `orders.current`, the order of the operation that is being lowered.
+        A deferred sum is reduced.
         """
         return self.slice_in_order(tensor, self.orders.current)
 
@@ -374,10 +346,7 @@ class GraphLowering(upstream.Lowering):
     ) -> Iterator[None]:
         """Masks the padding of tensors along `dims` while an operation reduces them.
 
-        Args:
-          tensors: the inputs of the operation.
-          dims: the reduced dimensions.
-          value: `min` or `max`, the attribute of the dtype to mask with. Default: zero.
+        `value` is `min` or `max`, the attribute of the dtype to mask with. Default: zero.
         """
         padded = [dim for dim in dims if self._mesh_impl.layout.is_padded(dim)]
         before = {x: self.tensors[x] for x in tensors if padded and {*padded} & {*x.shape.dims}}
@@ -390,7 +359,7 @@ class GraphLowering(upstream.Lowering):
             self.tensors.update(before)
 
     def slice_in_order(self, tensor: upstream.Tensor, order: Order) -> tf.Tensor:
-        """Returns the slice in an order, for operations with `Hooks.chooses_orders`."""
+        """Returns the slice in the given order, for operations with `Hooks.chooses_orders`."""
         return self.orders.converted(tensor, order).slice
 
     def needs_value(self, tensor: upstream.Tensor) -> bool:
@@ -439,8 +408,8 @@ class GraphLowering(upstream.Lowering):
     ) -> None:
         """Sets the processor's partial sum of a tensor that is a sum over `summed` dimensions.
 
-        The all-reduce over the mesh axes that split these dimensions is deferred: other sums may
-        join this all-reduce, or no operation may need the value.
+        The all-reduce over the mesh axes that split these dimensions is deferred: it may be shared
+        with other sums, or no operation may need the value.
         """
         mesh_impl = self.mesh_impl(tensor)
         axes = {mesh_impl.tensor_dimension_to_mesh_axis(dim) for dim in summed} - {None}
@@ -448,10 +417,6 @@ class GraphLowering(upstream.Lowering):
 
     def parts_of(self, dim: upstream.Dimension, layout: Layout | None = None) -> tuple[int, int]:
         """Returns the number of parts in which a dimension is summed: (all, this processor's).
-
-        Args:
-          dim: the dimension.
-          layout: the layout that splits the dimension. Default: the program's.
 
         Raises:
           LayoutError: the parts cannot be divided among processors and microbatches.
@@ -491,12 +456,10 @@ class GraphLowering(upstream.Lowering):
         """Adds two deferred sums part by part, unless their values are needed.
 
         Sums over the batch, except scalars, are not added part by part. In a pipeline, the addends
-        of a weight's gradient are on different stages, so each sum must be completed before sums
-        are added.
+        of a weight's gradient are on different stages, so each sum must be completed first.
 
         Returns:
-          whether it added them. The result depends only on the graph, so all meshes have the same
-          result.
+          whether it added them. This depends only on the graph, so it is the same on all meshes.
         """
         sums = [self.tensors[x] for x in addends]
         if any(
@@ -516,10 +479,10 @@ class GraphLowering(upstream.Lowering):
     def map_parts(
         self, y: upstream.Tensor, x: upstream.Tensor, fn: Callable[[tf.Tensor], tf.Tensor]
     ) -> bool:
-        """Sets `y` to the parts of `x`, each mapped by `fn`, unless the value of `x` is needed.
+        """Maps the parts of `x` by `fn`, if `x` is a sum in parts whose value nothing needs.
 
         Returns:
-          whether it set `y`: `x` is a deferred sum in parts, and no operation needs its value.
+          whether it set `y` to the mapped parts.
         """
         value = self.tensors[x]
         if not isinstance(value, DeferredSum) or value.cut is None or x in self._needed:
@@ -531,11 +494,11 @@ class GraphLowering(upstream.Lowering):
     def tree_leaf(self, tensor: upstream.Tensor) -> tuple[tf.Tensor, list[int]]:
         """Returns the value that a microbatch adds to the sum over all microbatches.
 
-        With `exact_sums` this sum is a fixed binary tree of additions, and the value is a leaf.
+        With `exact_sums` this sum is a binary tree of additions, and the value is a leaf.
 
         Returns:
-          the leaf, and the mesh axes over which to sum the total after the last microbatch. If
-          microbatches are spread over the processors, there are no axes: each leaf is already
+          the leaf, and the mesh axes over which to sum the total after the last microbatch. There
+          are no axes if microbatches are spread over the processors: each leaf is then already
           summed over the processors.
 
         Raises:

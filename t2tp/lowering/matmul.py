@@ -45,10 +45,10 @@ def einsum(
 
 
 def einsum_of_any_slice(equation: str, *slices: tf.Tensor) -> tf.Tensor:
-    """Computes `einsum` of float32 with the same kernel for slices of any size.
+    """Computes a float32 `einsum` with the same kernel for slices of any size.
 
-    A batch of small products is computed one product at a time, to avoid the kernel for batches of
-    small products.
+    TensorFlow has a separate kernel for batches of small products. To avoid it, small products are
+    computed one at a time.
     """
     terms, _, out = equation.partition("->")
     x, _, y = terms.partition(",")
@@ -68,10 +68,7 @@ def einsum_of_any_slice(equation: str, *slices: tf.Tensor) -> tf.Tensor:
 
 
 def _matrix_terms(equation: str) -> tuple[str, str, str, str] | None:
-    """Returns the letters of the first matrix, the second matrix, their product, and the output.
-
-    None: the einsum is no matmul.
-    """
+    """Returns the letters of both matrices, their product and the output; None if no matmul."""
     terms, _, out = equation.partition("->")
     if terms.count(",") != 1:
         return None
@@ -95,13 +92,8 @@ def _transposed(x: tf.Tensor, letters: str, wanted: str) -> tf.Tensor:
 def _product(x: tf.Tensor, y: tf.Tensor, of_x: str, of_y: str, product: str) -> tf.Tensor:
     """Multiplies two tensors as matrices.
 
-    Args:
-      x: the first operand.
-      y: the second operand.
-      of_x: letters of `x`; the letters to sum over are first or last.
-      of_y: letters of `y`; the letters to sum over are first or last.
-      product: letters of the result, which are not summed over: first the letters of one operand,
-        then the letters of the other.
+    The summed letters are the first or last ones of `of_x` and of `of_y`. `product` has the other
+    letters of one operand, then the other letters of the other operand.
     """
     summed = "".join(letter for letter in of_x if letter in of_y)
     transpose_x, transpose_y = of_x.startswith(summed), of_y.endswith(summed)
@@ -122,7 +114,7 @@ def _matrix(x: tf.Tensor, num_summed: int, sums_first: bool) -> tuple[list[int],
     free = last if sums_first else first
     if len(sizes) == 2:
         return free, x
-    # Weights are reshaped in their own graph, so outside the loop that uses them. Inside the loop,
-    # XLA would fuse the reshape and a product with a vector into one naive loop.
+    # A weight is reshaped in its own graph, outside the loop that uses it. Inside the loop, XLA
+    # would fuse the reshape with a matrix-vector product into slow scalar code.
     with x.graph.as_default():
         return free, tf.reshape(x, [math.prod(first), math.prod(last)])

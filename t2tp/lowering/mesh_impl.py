@@ -27,11 +27,7 @@ _MERGE_OPS = {"SUM": "Add", "MAX": "Max", "MIN": "Min"}
 
 
 class LaidOutTensor:
-    """The processor's slice of a tensor, with the interface that mesh-tensorflow expects.
-
-    mesh-tensorflow expects a list with one slice for each processor of a program. Our programs are
-    written for one processor.
-    """
+    """The processor's slice of a tensor, as the list of one slice that mesh-tensorflow expects."""
 
     def __init__(self, tensor_list: Sequence[tf.Tensor]) -> None:
         """Wraps a list of one slice."""
@@ -53,7 +49,7 @@ class LaidOutTensor:
         return self.slice.shape.as_list()
 
     def to_laid_out_tensor(self) -> LaidOutTensor:
-        """Returns the tensor itself, because it is not deferred."""
+        """Returns the tensor itself: it is not deferred."""
         return self
 
 
@@ -298,13 +294,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
     def element_index(
         self, shape: upstream.Shape, microbatch: Microbatch | None = None
     ) -> tf.Tensor:
-        """Returns each slice element's row-major index in the global tensor, uint64.
-
-        Args:
-          shape: the global shape.
-          microbatch: the microbatch of the tensor, if any. The index is then the index in the
-            tensor of the full batch.
-        """
+        """Returns each slice element's row-major index in the tensor of the full batch, uint64."""
         return random.sum_of_offsets(self._offsets(shape, microbatch, frozenset()))
 
     def _offsets(
@@ -376,8 +366,8 @@ class SpmdMeshImpl(upstream.MeshImpl):
     def _counter(self, offsets: Sequence[tf.Tensor], rng_dependency: tf.Tensor | None) -> tf.Tensor:
         """Returns the counter of each element for the random generator, from `_offsets`.
 
-        The first dimension's offsets, and the sum of the other dimensions' offsets, are two smaller
-        tensors. Only the sum of these two is as large as the random tensor.
+        The counter is the sum of two small tensors that other random tensors may share: the offsets
+        of the first dimension, and the offsets of all other dimensions.
         """
         outer, inner = offsets[:1], offsets[1:]
 

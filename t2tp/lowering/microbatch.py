@@ -4,8 +4,8 @@ Usually a microbatch has some of each processor's rows of the batch; with
 `Layout.spreads_microbatches` it has consecutive rows of the batch. A random tensor must be the same
 for any number of microbatches and on any mesh, so its elements are numbered by their index in the
 tensor of the full batch. For this the engine must know which dimensions count rows: `batch`, and
-dimensions that `batch` is reshaped to, such as groups of tokens for experts, or rows and heads in
-one dimension. The engine finds these dimensions by following reshapes in the graph.
+dimensions that `batch` is reshaped to, such as groups of tokens for experts. The engine finds these
+dimensions by following reshapes in the graph.
 """
 
 import itertools
@@ -51,11 +51,7 @@ class Microbatch:
         return dim.size * self.count if dim in self.per_row else dim.size
 
     def whole_index(self, dim: upstream.Dimension, index: tf.Tensor) -> tf.Tensor:
-        """Converts indices along a dimension from a microbatch's tensor to the full batch's tensor.
-
-        Args:
-          dim: the dimension, of a microbatch's tensor.
-          index: int32.
+        """Converts int32 indices along a dimension from a microbatch's tensor to the full batch's.
 
         Raises:
           ValueError: dimensions of this name and size count rows in two different ways.
@@ -77,12 +73,10 @@ class Microbatch:
 
 
 def rows_of_microbatch(part: upstream.Dimension, layout: Layout) -> int:
-    """Returns how many consecutive rows of the batch a microbatch has.
+    """Returns the length of a microbatch's ranges of consecutive rows of the batch.
 
-    Args:
-      part: the batch dimension of a microbatch.
-      layout: decides whether the consecutive rows are on each processor or on all together. With
-        `exact_sums` the axes that split positions also divide a processor's rows.
+    With `Layout.spreads_microbatches` there is one range; otherwise there is one per processor.
+    `part` is the batch dimension of a microbatch.
     """
     if layout.spreads_microbatches:
         return part.size
@@ -97,12 +91,7 @@ def elements_per_row(
     """Finds the dimensions that count rows, and how many elements of each belong to a row.
 
     The number is a fraction if a dimension counts groups of several rows. Random tensors have no
-    inputs, so dimensions are identified by name and size only. The result for one tensor is assumed
-    to hold for all tensors with this dimension.
-
-    Args:
-      batch: the dimension that counts each row once.
-      operations: the operations whose inputs and outputs are searched for other dimensions.
+    inputs to follow, so dimensions of the same name and size are assumed to count rows alike.
     """
     pairs: dict[tuple[bool, Dims, Dims], None] = {}  # Ordered, unlike a set.
     for op in operations:

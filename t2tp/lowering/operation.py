@@ -36,8 +36,8 @@ def sum_of_squares(x, dim):
   operation reads must be an input: the engine follows inputs to find live operations, and
   `recompute_grad` copies an operation with other inputs. The graph makes the name unique, and the
   name determines the operation's random numbers.
-* `gradient` builds the gradients w.r.t. the inputs from the gradients w.r.t. the outputs: a list of
-  tensors or None. An entry of `grad_ys` is None if the loss does not depend on that output. If a
+* `gradient` gets the gradients w.r.t. the outputs, and returns a list with the gradient w.r.t. each
+  input, or None. An entry of `grad_ys` is None if the loss does not depend on that output. If a
   gradient built from existing operations would be slow, write a second operation for it.
 * `lower` is called once for all processors: the processor's number is a `tf.Tensor`.
   `lowering.slice(x)` is the processor's slice, and `set_slice` sets the slice of an output. For a
@@ -66,8 +66,8 @@ class Hooks:
 
     Attributes:
       accepts_deferred_sums: whether `lower` passes on a deferred sum without reducing it (see
-        `lowering.partial_sum`). This is correct for linear operations. A small sum that is used
-        only by operations with this attribute is not reduced early together with other sums.
+        `lowering.partial_sum`). This is correct for linear operations. A small sum is not reduced
+        early, together with other sums, if all operations that use it have this attribute.
       rng_dependency: a zero that must be computed before the operation's random numbers.
         `recompute_grad` sets it, so that the backward pass generates a mask again instead of
         storing it. An operation that uses `lowering.random_bits` must set the same zero on its
@@ -75,7 +75,7 @@ class Hooks:
       predicate: a boolean scalar; if it is false, the operation is not executed. Only for
         operations without outputs: see `conditional_updates`.
       joint_shape: dimensions that must not be split over the same mesh axis, though no tensor has
-        all of them. None: the shapes of inputs and outputs are enough to check.
+        all of them. None: only the shapes of inputs and outputs are checked.
       gathered_variable: name of the variable that the operation gathers, if the variable is sharded
         at rest. `to_gather` then returns the slice to gather.
       ordered_dims: the dimensions along which the order of the positions matters; None: all. Along
@@ -94,8 +94,9 @@ class Hooks:
         sum over them. `kept`: the operation does not add up floats over them. Empty: unknown, so
         `exact_sums` rejects the operation.
       own_sums: the names of dimensions that `lower` itself sums in parts.
-      suits_any_slice: whether `exact_sums` allows slices that do not fill vectors: each output
-        element is a sum of two elements, a product or a copy, or `lower` pads the slices.
+      suits_any_slice: whether `exact_sums` allows slices that do not fill SIMD vectors. It may if
+        each output element is a copy, a product or a sum of two elements, or if `lower` pads the
+        slices.
       cost_kind: the operation's kind of work for `t2tp_plan`, one of `t2tp.planner.work.KINDS`.
         `view`: the outputs are the inputs. `free`: it takes no time.
     """
@@ -127,7 +128,7 @@ class Hooks:
         """Returns the fraction of `product_sizes` that is not padding in the lowered program.
 
         `t2tp_plan` lowers few layers and scales their work up, but not the padding: in the full
-        model, the weights of further layers take the padding's place.
+        model, weights of other layers are in the place of this padding.
         """
         del layout
         return 1.0
@@ -236,8 +237,7 @@ def summed_in_parts(op: upstream.Operation, layout: Layout) -> list[upstream.Dim
 
     Raises:
       LayoutError: it is unknown whether the operation sums over a split dimension, the layout
-        splits a third summed dimension, or the layout splits positions that are not summed with the
-        batch.
+        splits a third summed dimension, or it splits positions that are not summed with the batch.
     """
     if not layout.exact_sums or not op.outputs:
         return []
@@ -318,9 +318,8 @@ def check_operation(op: upstream.Operation, layout: Layout) -> None:
     """Checks that an operation can be computed with a layout.
 
     Raises:
-      LayoutError: the operation cannot be computed if a dimension is split or padded, and the rules
-        split or pad this dimension. Or the rules split two dimensions over one axis, and the
-        operation combines the two, though no tensor has both.
+      LayoutError: the rules split or pad a dimension that the operation needs whole or unpadded, or
+        they split two dimensions that the operation combines over one axis.
     """
     declared = hooks(op)
     if isinstance(op, upstream.EinsumOperation):
@@ -353,10 +352,9 @@ def check_operation(op: upstream.Operation, layout: Layout) -> None:
 
 
 def check_rows(op: upstream.Operation, layout: Layout, rows: Sequence[upstream.Dimension]) -> None:
-    """Rejects slices of one row with `exact_sums`: TensorFlow multiplies them with another kernel.
+    """Rejects slices of one row with `exact_sums`.
 
-    Raises:
-      LayoutError: a processor has only one of several rows.
+    TensorFlow multiplies a single row with another kernel, which may round differently.
     """
     is_one = math.prod(layout.slice_size(upstream.Shape(rows))) == 1
     is_slice = any(dim.size > 1 or dim.name in ROWS for dim in rows)

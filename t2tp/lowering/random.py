@@ -30,15 +30,9 @@ def make_key(*parts: object) -> int:
 def slice_index(
     shape: Sequence[int], begin: Sequence[int | tf.Tensor], size: Sequence[int]
 ) -> tf.Tensor:
-    """Returns the global (row-major) index of each element of a slice.
+    """Returns the row-major index of each element of a slice in the global tensor, uint64.
 
-    Args:
-      shape: the global shape.
-      begin: where the slice begins, integers or int32 scalars.
-      size: the slice's shape.
-
-    Returns:
-      a uint64 tensor of shape `size`.
+    `begin`, where the slice begins, has integers or int32 scalars.
     """
     along = [tf.range(n, dtype=tf.int32) + first for n, first in zip(size, begin, strict=True)]
     return sum_of_offsets([offsets(shape, axis, index) for axis, index in enumerate(along)])
@@ -74,19 +68,10 @@ def sum_of_offsets(each: Sequence[tf.Tensor]) -> tf.Tensor:
 def slice_bits(
     key: int, shape: Sequence[int], begin: Sequence[int], size: Sequence[int]
 ) -> tf.Tensor:
-    """Returns 32 random bits for each element of a slice, computed eagerly.
+    """Returns 32 random bits (uint32) for each element of a slice, computed eagerly.
 
     A model has hundreds of small variables. For a few elements TensorFlow takes milliseconds to
     compute `bits`, and NumPy microseconds.
-
-    Args:
-      key: key of the tensor.
-      shape: the global shape.
-      begin: where the slice begins.
-      size: the slice's shape.
-
-    Returns:
-      a uint32 tensor of shape `size`.
     """
     if math.prod(size) > _SMALL:
         return bits(key, slice_index(shape, begin, size))
@@ -140,8 +125,8 @@ def _squares_graph() -> tf.types.experimental.ConcreteFunction:
     return _squares.get_concrete_function()
 
 
-# A function that is traced once. Adding its twenty or so operations for each use would take a third
-# of the tracing time of a training step with dropout.
+# Traced once: its twenty or so operations, added for each use, would take a third of the tracing
+# time of a training step with dropout.
 @tf.function(input_signature=[tf.TensorSpec(None, tf.uint64)] * 2, autograph=False)
 def _squares(key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
     half = tf.constant(32, tf.uint64)

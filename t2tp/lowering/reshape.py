@@ -1,29 +1,29 @@
 """Reshapes between any two layouts.
 
-Write the row-major index of an element as a mixed-radix number. An axis splits a tensor by one of
-its digits, which we call a *factor*. Let `n` be the size of the axis, `p` the product of the sizes
-of the dimensions before the split dimension, and `total` the number of elements of the tensor. Then
-element number `index` has the digit `index // (total / (p * n)) % n`, the number of its slice.
+Write the row-major index of an element as a mixed-radix number. An axis splits a tensor by one
+digit of this number, which we call a *factor*. Let `n` be the size of the axis, `p` the product of
+the sizes of the dimensions before the split dimension, and `total` the number of elements of the
+tensor. Then element number `index` is in slice `index // (total / (p * n)) % n`.
 
 If an axis splits two shapes of a tensor at the same factor, their slices are the same: [8] and [4,
 2], each split in two along its first dimension, have the same 4 elements on each processor. A
 reshape is local if each axis either splits both shapes at the same factor, or splits only the new
 shape. In the second case each processor selects its part of the result. An axis that splits only
 the old shape is gathered. If an axis splits the two shapes at different factors, a collective first
-moves it to the new factor. If several axes split a dimension, the second axis splits the slices of
-the first.
+moves the axis to the new factor. If several axes split a dimension, the second axis splits the
+slices of the first.
 
 For example, `data:2;model:2` reshapes [batch=4/data, d_model=6] to [groups=2/data, rows=2,
-d_model=6/model]. `data` distinguishes the 24 indices by `index // 12 % 2` (p=1, n=2) in both
-shapes, so it stays. `model` splits only the new shape, so each processor selects its half of
-d_model. No communication is necessary.
+d_model=6/model]. `data` divides the 24 indices by `index // 12 % 2` (p=1, n=2) in both shapes, so
+it stays. `model` splits only the new shape, so each processor selects its half of d_model. No
+communication is necessary.
 
 Where an axis does not divide its dimension, factors are counted in the padded tensor: [5] split
 over 3 processors has slices [2] of [6]. If only one of the two shapes splits the dimension, the
 other shape has all 5 elements on each processor. An unsplit old shape is padded to 6 before the
 reshape. An unsplit new shape is cut to 5 after the reshape. If the reshape merges the dimension
-with others, or another axis splits it afterwards, the padding cannot stay in place, so the
-dimension is gathered first.
+with others, or another axis splits it afterwards, the dimension is gathered first, because its
+padding cannot stay in place.
 """
 
 from __future__ import annotations
@@ -74,12 +74,7 @@ def lower_reshape(op: upstream.ReshapeOperation, lowering: Lowering) -> None:
 
 
 def relayout_all(mesh_impl: SpmdMeshImpl, relayouts: Sequence[Relayout]) -> list[tf.Tensor]:
-    """Converts slices to new layouts. Small slices that need only a gather share a collective.
-
-    Args:
-      mesh_impl: the mesh of the slices.
-      relayouts: the conversions.
-    """
+    """Converts slices to new layouts. Small slices that need only a gather share a collective."""
     plans = [_ReshapePlan(mesh_impl, w.name, w.old_shape, w.new_shape) for w in relayouts]
     results: dict[int, tf.Tensor] = {}
     for bucket in _gather_buckets(relayouts, [plan.gather_only_axes() for plan in plans]):
@@ -103,12 +98,7 @@ def relayout_all(mesh_impl: SpmdMeshImpl, relayouts: Sequence[Relayout]) -> list
 def _gather_buckets(
     relayouts: Sequence[Relayout], axes: Sequence[Sequence[int] | None]
 ) -> list[list[int]]:
-    """Groups conversions that share a collective; returns their indices.
-
-    Args:
-      relayouts: the conversions.
-      axes: the mesh axes to gather each conversion over; None: a gather is not enough.
-    """
+    """Groups the indices of conversions that share a gather; `axes` is None if one needs more."""
     buckets: list[list[int]] = []
     open_buckets: dict[tuple, list[int]] = {}
     for i, (relayout, gather_axes) in enumerate(zip(relayouts, axes, strict=True)):
@@ -182,12 +172,7 @@ class _FactoredSlice:
         self.factors = [factor for factor in cut if factor not in places]
 
     def put(self, factors: Collection[Factor], x: tf.Tensor) -> None:
-        """Sets the value to `x`, which has additional factors in front: the inverse of `take`.
-
-        Args:
-          factors: factors to add.
-          x: [sizes of `factors`..., sizes of `self.factors`...].
-        """
+        """The inverse of `take`: `x` is [sizes of `factors`..., sizes of `self.factors`...]."""
         all_factors = [*factors, *self.factors]
         x = tf.reshape(x, [factor.size for factor in all_factors])
         order = sorted(range(len(all_factors)), key=lambda i: all_factors[i].begin)
@@ -247,11 +232,7 @@ class _ReshapePlan:
 
     @property
     def communicates(self) -> bool:
-        """Whether processors exchange elements.
-
-        If they do, a deferred sum is reduced first. Reducing it afterwards would be cheaper only if
-        the reshape also selects a slice; this case is not treated separately.
-        """
+        """Whether processors exchange elements; a deferred sum is then reduced first."""
         return any(self._new.get(axis) != factor for axis, factor in self._old.items())
 
     def splits_over(self, axes: Collection[int]) -> bool:
@@ -267,21 +248,14 @@ class _ReshapePlan:
     def from_gathered(self, x: tf.Tensor, whole: tf.Tensor) -> tf.Tensor:
         """Returns the slice of the new shape, for a reshape that needs only a gather.
 
-        Args:
-          x: the slice of the old shape.
-          whole: the gathered slices, [member, number of elements of `x`].
+        `whole` has the gathered slices: [member, number of elements of the old slice `x`].
         """
         part = self._padded_slice(x)
         part.put([self._old[axis] for axis in self.gather_only_axes() or []], whole)
         return self._cut_slice(part.value)
 
     def only_scatter(self, x: tf.Tensor, summed_axes: list[int]) -> Scatter | None:
-        """Returns the reduce-scatter if the reshape needs only this collective; otherwise None.
-
-        Args:
-          x: the partial sum.
-          summed_axes: the mesh axes of the sum.
-        """
+        """Returns the reduce-scatter of a partial sum if the reshape needs only this collective."""
         added = {axis: factor for axis, factor in self._new.items() if axis not in self._old}
         stay = {axis: factor for axis, factor in self._new.items() if axis in self._old}
         part = self._padded_slice(x)
@@ -301,15 +275,11 @@ class _ReshapePlan:
         return Scatter(self._name, parts, list(added), self._slice_shape, finish)
 
     def execute(self, x: tf.Tensor, summed_axes: list[int]) -> tuple[tf.Tensor, list[int]]:
-        """Converts the processor's slice from the old shape and layout to the new ones.
-
-        Args:
-          x: the slice, or the partial sum of a deferred sum.
-          summed_axes: the mesh axes of the deferred sum; empty for a slice.
+        """Converts a slice, or a partial sum over `summed_axes`, to the new shape and layout.
 
         Returns:
-          the slice or partial sum, and the axes still to be summed over. Axes that split the
-          result have been summed over by a reduce-scatter.
+          the slice or partial sum, and the axes still to be summed over. Axes that split the result
+          have been summed over by a reduce-scatter.
         """
         self._summed_axes = list(summed_axes)
         part = self._padded_slice(x)
@@ -332,12 +302,12 @@ class _ReshapePlan:
     def _bring_axes_to_new_factors(self, part: _FactoredSlice) -> Collection[int]:
         """Makes each axis split its new factor, or nothing.
 
-        Each step is the cheapest possible one. A selection from the local slice moves nothing and
-        makes later steps smaller. An all-to-all moves a slice. An all-gather multiplies the size of
-        the slice. Axes that can do the same step share a collective. An axis can only move to a
-        factor that no other axis splits. If axes wait for each other (two that swap their factors),
-        an all-gather frees one of them. The loop ends because no step moves an axis away from its
-        new factor, and a gathered axis moves only to its new factor.
+        Each step is the cheapest possible one. A selection from the local slice moves nothing, an
+        all-to-all moves a slice, and an all-gather multiplies the size of the slice. Axes that can
+        do the same step share a collective. An axis can only move to a factor that no other axis
+        splits. If two axes swap their factors, an all-gather frees one of them. The loop ends
+        because no step moves an axis away from its new factor, and a gathered axis moves only to
+        its new factor.
 
         Returns:
           the axes that split their new factors.
@@ -371,8 +341,8 @@ class _ReshapePlan:
     def _keep_own_part(self, part: _FactoredSlice, factors: dict[int, Factor]) -> None:
         """Makes axes split factors that no axis splits yet.
 
-        If the tensor is a partial sum over one of these axes, a processor needs only its part of
-        the sum. That is a reduce-scatter, which moves half the bytes of an all-reduce.
+        A partial sum over one of these axes is reduce-scattered, which moves half the bytes of an
+        all-reduce.
         """
         summed = {axis: f for axis, f in factors.items() if axis in self._summed_axes}
         places = {f: self._collectives.coordinate(a) for a, f in factors.items() if a not in summed}
@@ -389,10 +359,9 @@ def _aligned(
 ) -> tuple[list[int], list[int]] | None:
     """Returns the sizes of the old and of the new dimensions, both with the same padding.
 
-    Returns None if a padded dimension cannot keep its padding during the reshape. It keeps the
-    padding if both shapes have this dimension, and the axes that split it in one shape are a prefix
-    of the axes that split it in the other shape. The padded size of the dimension must also
-    be the same in both shapes, unless one of the shapes does not split the dimension.
+    Returns None if a padded dimension cannot keep its padding during the reshape. It can if both
+    shapes have the dimension, and the axes that split it in one shape are a prefix of the axes that
+    split it in the other. If both shapes split it, its padded size must be the same in both.
     """
     olds, news = (
         {(begin, dim.size): i for i, (begin, dim) in enumerate(begins(shape))}

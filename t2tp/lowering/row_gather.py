@@ -68,14 +68,9 @@ class TableRows:
         self._row = tf.reshape(number, [-1])  # meaningless where `is_here` is false
 
     def pick(self, weights: tf.Tensor, absent: tf.Tensor) -> tf.Tensor:
-        """Returns the rows of this processor's slice of the weights.
+        """Returns the rows of this processor's slice of the weights: [ids..., rest...].
 
-        Args:
-          weights: the slice.
-          absent: the value for rows that this processor does not hold: a scalar, or one per id.
-
-        Returns:
-          [ids..., rest...].
+        `absent` is the value for rows that this processor does not hold: a scalar, or one per id.
         """
         ordered = tf.transpose(weights, self._order) if self._is_reordered else weights
         table = tf.reshape(ordered, [self._table_length, -1])
@@ -84,15 +79,11 @@ class TableRows:
         return tf.reshape(picked, [*self._ids_sizes, *self._rest_sizes])
 
     def add_up(self, rows: tf.Tensor) -> tf.Tensor:
-        """Sums rows by id, for ids whose table rows this processor holds: the gradient of `pick`.
+        """Sums rows [ids..., rest...] by id: the gradient of `pick`.
 
-        16-bit floats are summed in float32, because an id may occur thousands of times.
-
-        Args:
-          rows: [ids..., rest...].
-
-        Returns:
-          the sums, with the shape of the processor's slice of the weights and the dtype of `rows`.
+        Ids whose table rows another processor holds are left out. The sums have the shape of the
+        processor's slice of the weights. 16-bit floats are summed in float32, because an id may
+        occur thousands of times.
         """
         dtype = rows.dtype
         is_short = dtype.is_floating and dtype.size < 4

@@ -1,7 +1,7 @@
 """Reduce-scatters of small partial sums, several in one collective.
 
-The gradient of a variable that is sharded at rest is reduce-scattered. The cost of a small
-collective is its latency. So small gradients wait until they fill a bucket, or until one is read.
+The gradient of a variable that is sharded at rest is reduce-scattered. A small collective costs
+only its latency, so small gradients wait until they fill a bucket, or until one of them is read.
 """
 
 from __future__ import annotations

@@ -17,10 +17,8 @@ _LARGEST = 256  # Bytes. Larger constants are not compared with others.
 def shared_constants() -> Iterator[None]:
     """Within this context, equal small constants of the current graph are one node.
 
-    Graphs inside the current graph, such as loop bodies, do not share its constants: each of them
-    needs its own context.
-    Constants with control dependencies, or made for another device or in a TensorFlow 1 condition,
-    stay separate.
+    Graphs inside the current graph, such as loop bodies, need their own context. Constants with
+    control dependencies, or made for another device or in a TensorFlow 1 condition, stay separate.
     """
     graph = tf1.get_default_graph()
     create = graph._create_op_internal

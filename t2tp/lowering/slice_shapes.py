@@ -22,18 +22,15 @@ def reshaped(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
 
 
 def expanded(x: tf.Tensor, dims: upstream.Shape, wanted: upstream.Shape) -> tf.Tensor:
-    """Transposes and reshapes a slice so that it broadcasts with slices of another shape.
+    """Transposes and reshapes a slice so that it broadcasts with slices of shape `wanted`.
 
     Args:
       x: the slice.
       dims: the named shape of `x`.
-      wanted: the other shape; it has all dimensions of `dims`.
+      wanted: a shape that has all dimensions of `dims`.
 
     Returns:
       the slice, with size 1 in each dimension that `dims` lacks. A scalar is returned unchanged.
-
-    Raises:
-      ValueError: `wanted` lacks a dimension.
     """
     upstream.ops.verify_no_new_dims([wanted], dims)
     if dims == wanted or not dims.dims:

@@ -3,9 +3,8 @@
 On CPUs, XLA adds the elements of a sum over several dimensions one after the other. With two
 million elements, the last ones are added to a number so large that four digits are lost. XLA
 computes a sum over one dimension of more than 32 elements in stages, but stores the elements first.
-So this module computes sums that XLA compiles for CPUs in stages of at most 32 elements. The stages
-also save time and memory: XLA fuses the first stage with the computation of the elements, and later
-stages are small.
+So this module divides sums that XLA compiles for CPUs into stages of at most 32 elements. XLA then
+fuses the first stage with the computation of the elements, which saves time and memory.
 
 16-bit floats are summed in float32. A sum of ones would stop at 2048 in float16, and at 256 in
 bfloat16.

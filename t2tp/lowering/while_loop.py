@@ -47,8 +47,8 @@ def lower_while_loop(
     Args:
       op: the loop.
       lowering: the lowering of the graph.
-      inside: returns the context to lower condition and body in, given the index of the iteration
-        (an int64 scalar). Default: `lowering.inside_loop`.
+      inside: returns the context in which to lower condition and body, given the index of the
+        iteration (an int64 scalar). Default: `lowering.inside_loop`.
       tree_size: the number of iterations, a power of two, if accumulators are added up as a binary
         tree. 0: they are added one after the other.
     """
@@ -98,7 +98,7 @@ def lower_while_loop(
     sums *= tree_levels(tree_size)
     decided: tuple[tf.Tensor, ...] = ()
     if condition.has_rows:
-        with inside(zero):  # The collectives of the body are not known yet: all processors agree.
+        with inside(zero):  # The body's collectives are not known yet, so all processors agree.
             decided = (condition.agreed(condition.of(variables), mesh_impl.shape.dimension_names),)
     # Collectives of two iterations must not run at the same time: they share an instance key.
     kwargs = {**op._tf_kwargs, "parallel_iterations": 1}
@@ -153,9 +153,9 @@ class _Condition:
     """The condition of a loop: a boolean scalar, or one boolean per row.
 
     Attributes:
-      has_rows: whether the condition has dimensions. The loop then continues while any of its
-        booleans is true, and the body evaluates the condition, because only the body knows which
-        collectives it has.
+      has_rows: whether there is one boolean per row. The loop then continues while any of them is
+        true. The body evaluates the condition, because only the body knows which collectives it
+        has.
     """
 
     def __init__(self, op: upstream.WhileLoopOperation, lowering: Lowering) -> None:

@@ -56,9 +56,6 @@ class ShapesAtRest:
     def of(self, shape: upstream.Shape) -> upstream.Shape:
         """Returns the shape at rest of a trainable variable or, in stage 3, of a frozen weight.
 
-        Args:
-          shape: the shape in use.
-
         Raises:
           LayoutError: a storage rule shards over an axis that splits the variable already, or over
             axes that do not divide the slices of a split dimension.
@@ -103,7 +100,7 @@ class ShapesAtRest:
         return _with(shape, dim, axes)
 
     def stays_whole(self, shape: upstream.Shape) -> bool:
-        """Whether no dimension of a weight can be sharded, although there are axes for it."""
+        """Whether no dimension of a weight can be sharded, although axes are free for it."""
         return (
             shape.ndims > 1
             and not self._rules

@@ -21,11 +21,7 @@ class MeshAxes:
     """The axes of a mesh by index, joint ones included."""
 
     def __init__(self, mesh_shape: upstream.Shape) -> None:
-        """Begins with the mesh's own axes.
-
-        Args:
-          mesh_shape: the axes and their sizes.
-        """
+        """Begins with the mesh's own axes."""
         self.mesh_shape = mesh_shape
         self._parts: list[tuple[int, ...]] = [(i,) for i in range(mesh_shape.ndims)]
         self._dims = list(mesh_shape.dims)
@@ -36,10 +32,9 @@ class MeshAxes:
         return upstream.Shape(self._dims)
 
     def index(self, parts: Sequence[int]) -> int:
-        """Returns the index of the axis that consists of the given axes; adds it if it is new.
+        """Returns the index of the axis that consists of `parts`; adds the axis if it is new.
 
-        Args:
-          parts: indices of one or more axes of the mesh, the major axis first.
+        `parts` are the indices of one or more axes of the mesh, the major axis first.
         """
         parts = tuple(parts)
         if parts not in self._parts:
@@ -70,14 +65,11 @@ class MeshAxes:
         return math.prod(self.mesh_shape.to_integer_list[axis + 1 :])
 
     def groups(self, names: Collection[str]) -> list[list[int]]:
-        """Returns each processor's group along some axes of the mesh.
-
-        Args:
-          names: names of the axes.
+        """Returns each processor's group along the axes of the mesh with the given names.
 
         Returns:
           a list for each processor: the processors that differ from it only in their coordinates on
-          these axes, in order.
+            these axes, in order.
         """
         numbers = np.arange(self.mesh_shape.size).reshape(self.mesh_shape.to_integer_list)
         along = [i for i, axis in enumerate(self.mesh_shape.dims) if axis.name in names]

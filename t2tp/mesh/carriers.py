@@ -46,10 +46,7 @@ def as_int64(reduce: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor, merge_op: s
 
 
 def carried(move: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
-    """Moves a tensor in its carrier dtype.
-
-    A complex tensor [...] is moved as its real and imaginary parts [..., 2].
-    """
+    """Moves a tensor in its carrier dtype."""
     carrier = carrier_of(x.dtype)
     if carrier.size == x.dtype.size or x.dtype.is_complex:
         return tf.bitcast(move(tf.bitcast(x, carrier)), x.dtype)

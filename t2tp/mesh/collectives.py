@@ -60,14 +60,10 @@ def _first_key(identity: tuple, count: int) -> int:
 
 
 def head_and_tail(place: int | tf.Tensor, count: int) -> tuple:
-    """Returns the two parts of a dimension that form a slice in head-tail order.
+    """Returns the indices of the two parts that form a slice in head-tail order.
 
-    The dimension has 2 * count parts. In head-tail order a slice has an early and a late part; see
-    `t2tp.lowering.head_tail`.
-
-    Args:
-      place: the processor's coordinate on the mesh axis that splits the dimension.
-      count: number of processors along this axis.
+    `count` processors split the dimension, which has 2 * count parts. `place` is the processor's
+    coordinate. See `t2tp.lowering.head_tail`.
     """
     return 2 * place, 2 * (count - 1 - place) + 1
 
@@ -182,8 +178,8 @@ class Collectives:
     ) -> tf.Tensor:
         """Sums floats over the group, in the order of its members, as a binary tree.
 
-        A small tensor is gathered by all members. A large one is cut into parts: each member sums
-        one part.
+        Every member gathers and sums a small tensor. A large tensor is cut into parts, and each
+        member sums one part.
         """
         axes = sorted(self._real_axes(axes))
         if not axes:
@@ -324,9 +320,9 @@ class Collectives:
         if all(s in (None, k) for k, s in enumerate(source)):
             return result
         # NCCL's kernels wait for each other on the device, so all processes must launch them in the
-        # same order. In a round every member takes part in exactly one exchange, so all members
-        # launch the rounds in the same order. Without NCCL, or if the number of members is odd and
-        # they cannot be paired, each member sends `x` to its receiver only.
+        # same order. With NCCL, members therefore exchange tensors in rounds. In each round every
+        # member takes part in exactly one exchange. Without NCCL, or if the number of members is
+        # odd and they cannot be paired, each member sends `x` to its receiver only.
         rounds = pairings(source) if self._nccl else None
         if rounds is None:
             return self._send_to_receiver(x, axis, source, result)
@@ -339,12 +335,8 @@ class Collectives:
     def exchange_tails(self, x: tf.Tensor, axis: int, dim: int) -> tf.Tensor:
         """Converts a slice to head-tail order along an axis, or back (both are the same exchange).
 
-        Members k and n-1-k of an axis of n exchange the second halves of their slices.
-
-        Args:
-          x: a slice whose size in dimension `dim` is even.
-          axis: a mesh axis.
-          dim: index of the dimension that the axis splits.
+        Members k and n-1-k of the axis's n members exchange the second halves of their slices. The
+        axis splits dimension `dim`, in which the slice must have an even size.
         """
         head, tail = tf.split(x, 2, dim)
         tail = self.permute(tail, axis, [*reversed(range(self._axes.size(axis)))])
@@ -368,7 +360,7 @@ class Collectives:
         sent = wire.send(x, x.shape, when(wire.receivers))
         arrived = wire.receive(x.shape, x.dtype, when(wire.senders), otherwise)
         # Nothing reads the result of a send, so TensorFlow would prune it without this dependency.
-        # Send and receive have no order between them, so both are under way at once.
+        # Send and receive do not depend on each other, so both run at the same time.
         with tf.control_dependencies([sent]):
             return tf.ensure_shape(arrived, x.shape)
 
@@ -483,10 +475,7 @@ class Collectives:
         )
 
     def _pair_key(self) -> int:
-        """Returns the first key of device pairs: (a, b) has key `first + a * count + b`.
-
-        The pair depends on `pnum`, an argument of the program, so the program computes the key.
-        """
+        """Returns the first key of device pairs: (a, b) has key `first + a * count + b`."""
         return _first_key((self._devices, "pairs"), len(self._devices) ** 2)
 
     def _coordinate_of(self, pnum: int | tf.Tensor, axis: int) -> int | tf.Tensor:

@@ -1,7 +1,7 @@
 """A memo of values that are computed once in each TensorFlow graph.
 
-The body of a loop is a separate graph. Its tensors cannot be used in another graph, so a memo of
-tensors must have the graph in its keys.
+The body of a loop is a separate graph. Its tensors cannot be used in another graph, so the memo has
+the graph in its keys.
 """
 
 from collections.abc import Callable, Hashable
@@ -21,9 +21,7 @@ class GraphMemo:
     def __call__(self, key: Hashable, make: Callable[[], T]) -> T:
         """Returns the value of a key in the current graph, computed when it is first needed.
 
-        Args:
-          key: everything that the value depends on.
-          make: computes the value.
+        `key` must contain everything that the value depends on.
         """
         where = (tf.compat.v1.get_default_graph(), key)
         if where not in self._values:

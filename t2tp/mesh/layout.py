@@ -26,9 +26,7 @@ from t2tp.mesh.storage import Storage, axes_at_rest, name_in_use
 # padded.
 _PADDED = ("vocab",)
 
-# The rows of the batch, and the positions of a row. With `exact_sums`, a sum over both is computed
-# in another layout (`with_whole_rows`). In that layout, the axes that split positions split the
-# rows further, so each processor has whole rows.
+# The rows of the batch, and the positions of a row.
 BATCH, POSITIONS = "batch", "length"
 
 # Dimensions along which the batch is split: its rows, and the groups of tokens that are assigned to
@@ -38,10 +36,9 @@ ROWS = (BATCH, "expert_groups")
 # A dimension with one index per processor, for values that differ between processors.
 PROCESSORS = "processors"
 
-# Dimensions that `exact_sums` cuts into parts: it sums each part and then adds the parts in a fixed
-# order, as a tree of additions (`t2tp.lowering.exact_sums`). So a layout may split them. If an
-# operation sums over two of them, the dimension earlier in this list is outer: each part of the
-# outer dimension is first summed over the whole inner dimension, and then these sums are added.
+# Dimensions that `exact_sums` cuts into parts, so that a layout may split them
+# (`t2tp.lowering.exact_sums`). If an operation sums over two of them, the dimension earlier in this
+# list is outer: each of its parts is first summed over the whole inner dimension.
 _SUMMED_IN_PARTS = (*ROWS, "heads", "kv_heads", "d_ff", "experts", "vocab")
 
 # Dimensions that inherit axes if no rule splits them over an axis of the mesh: `expert_groups`
@@ -106,9 +103,7 @@ class Layout:
     def _check_stages(self) -> None:
         """Rejects rules and storage settings that use the axis of the stages.
 
-        The processors along this axis have different layers, so they have different variables. A
-        rule may not split another dimension over it, and a storage setting may not shard variables
-        over it.
+        The processors along this axis have different layers, and so different variables.
         """
         if self.num_stages == 1:
             return
@@ -132,8 +127,8 @@ class Layout:
     def _check_exact_sums(self) -> None:
         """Rejects rules with which the parts of a sum would be out of order.
 
-        A rule must name its axes in the mesh's order. In the mesh's order, the axes that split
-        `length` must come after the axes that split `batch`.
+        A rule must name its axes in the mesh's order, and the mesh must name the axes that split
+        `length` after the axes that split `batch`.
         """
         for dim, parts in self._parts.items() if self.exact_sums else ():
             rows = self._parts_of(BATCH) if dim == POSITIONS else ()
@@ -152,8 +147,7 @@ class Layout:
     def num_parts(self, name: str, size: int) -> int:
         """Returns the number of parts into which a summed dimension other than `length` is cut.
 
-        1: the dimension is not cut. With `exact_sums` a sum over it is then computed in one piece,
-        and no axis may split it.
+        1: the dimension is not cut, and with `exact_sums` no axis may split it.
         """
         if name not in self.exactly_split:
             return 1
@@ -198,14 +192,13 @@ class Layout:
     def spreads_microbatches(self) -> bool:
         """Whether the rows of a microbatch are one consecutive range of the batch.
 
-        This range is then divided among the slices of the batch. Otherwise a microbatch has a
-        range of rows from each slice.
+        Otherwise a microbatch has a range of rows from each slice of the batch.
 
-        With `exact_sums`, consecutive rows are needed if the sums of each microbatch are completed
-        over all processors before the sums of the microbatches are added. Each microbatch is then
-        one subtree of the tree of additions, and a subtree covers consecutive rows. This is so in
-        two cases: with ZeRO stage 2 or 3, and if an axis of the batch also splits the experts (an
-        expert then computes rows of several processors).
+        With `exact_sums` and ZeRO stage 2 or 3, the sums of each microbatch are completed over all
+        processors before the sums of the microbatches are added. Each microbatch is then one
+        subtree of the tree of additions, and a subtree covers consecutive rows. The same is true if
+        an axis of the batch also splits the experts, because an expert then computes rows of
+        several processors.
         """
         gathers = self.axis_index("expert_groups") != self.axis_index(BATCH)
         return self.exact_sums > 0 and (self.storage.stage >= 2 or gathers)

@@ -20,12 +20,7 @@ if TYPE_CHECKING:
 
 
 def check_tensor(layout: Layout, name: str, shape: upstream.Shape) -> None:
-    """Rejects a tensor that the rules cannot lay out.
-
-    Args:
-      layout: the rules.
-      name: what to call the tensor in the error.
-      shape: its global shape.
+    """Rejects a tensor that the rules cannot lay out; `name` is its name in the error.
 
     Raises:
       LayoutError: two of its dimensions are split over one axis, or an axis does not divide its
@@ -37,10 +32,7 @@ def check_tensor(layout: Layout, name: str, shape: upstream.Shape) -> None:
 def check_dimensions(layout: Layout, what: str, dims: Iterable[upstream.Dimension]) -> None:
     """Rejects dimensions of one tensor or operation that cannot be split together.
 
-    Args:
-      layout: the rules.
-      what: the tensor or operation, as the subject of the error's sentence.
-      dims: dimensions with different names.
+    `what` names the tensor or operation, as the subject of the error's sentence.
     """
     dims = list(dims)
     if layout.exact_sums:
@@ -75,7 +67,7 @@ def check_vectors(layout: Layout, what: str, shape: upstream.Shape, is_part: boo
 
     Args:
       layout: the rules, with `exact_sums`.
-      what: what to call the tensor in the error.
+      what: the tensor's name in the error.
       shape: its global shape.
       is_part: whether the tensor may belong to a microbatch. The tensor then has only a part of the
         batch, even if no axis splits the batch.
