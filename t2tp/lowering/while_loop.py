@@ -84,8 +84,8 @@ def lower_while_loop(
         summed_axes[:] = [axes for _, axes in addends]
         decided: tuple[tf.Tensor, ...] = ()
         if condition.has_rows:
-            # If a processor left the loop earlier than the processors that share collectives with
-            # it, these would wait forever. The collectives' axes are known only after the body.
+            # A processor must not leave the loop before the processors that share collectives with
+            # it: they would wait forever. The collectives' axes are known only after the body.
             with inside(state.iteration + 1):
                 here = condition.of(variables)
             met = {axis for c in collectives.log[collectives_before:] for axis in c.axes}

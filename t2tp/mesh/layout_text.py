@@ -51,9 +51,7 @@ def parse_mesh_shape(mesh_shape: str | upstream.Shape) -> upstream.Shape:
 def parse_rules(rules: str, what: str = "Layout") -> list[tuple[str, tuple[str, ...]]]:
     """Reads layout rules such as `batch:data+expert;d_ff:model` as (dimension, axes) pairs.
 
-    Args:
-      rules: the text.
-      what: noun for the text in errors.
+    `what` is the noun for the text in errors.
 
     Raises:
       LayoutError: a pair is malformed, or names an axis twice.

@@ -31,9 +31,7 @@ _USUALLY_SPLIT = (
 def layout_warnings(layout: Layout, shapes: Iterable[upstream.Shape]) -> list[str]:
     """Returns warnings about rules and axes without effect on a model: probably typos.
 
-    Args:
-      layout: the rules and the mesh.
-      shapes: the shapes of all tensors of the model.
+    `shapes` are the shapes of all tensors of the model.
     """
     mesh_axes = layout.mesh_shape.dimension_names
     seen = {name_in_use(dim.name) for shape in shapes for dim in shape.dims}

@@ -8,15 +8,15 @@ def pairings(source: Sequence[int | None]) -> list[list[int]] | None:
 
     If each slice has at most one receiver, each member has at most two partners. Two rounds are
     then enough for any number of members (three for a ring of odd length). So a member sends two or
-    three slices. In an all-to-all it would send a slice to every member.
+    three slices; in an all-to-all it would send a slice to every member.
 
     Args:
-      source: the member whose slice each member receives. A member with None or itself receives
-        nothing.
+      source: for each member, the member whose slice it receives. None or the member itself: it
+        receives nothing.
 
     Returns:
       The partners of all members in each round. None if there is no such schedule: a slice has
-      several receivers, or the number of members is odd, so that not all can be paired.
+        several receivers, or the number of members is odd.
     """
     size = len(source)
     edges = [(s, k) for k, s in enumerate(source) if s is not None and s != k]

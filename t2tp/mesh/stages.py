@@ -20,8 +20,8 @@ class Pipeline:
       schedule: `gpipe`, `1f1b`, `interleaved`, `zero_bubble`, or the path of a `.csv` file; see
         `t2tp.pipeline.schedules`.
       chunks: number of chunks into which each stage's layers are cut.
-      layers: numbers of layers, such as `7,8,8,7`: of each stage in chunk 0, then of each stage in
-        chunk 1, and so on. Empty: as equal as possible.
+      layers: the number of layers of each stage in chunk 0, then of each stage in chunk 1, and so
+        on: `7,8,8,7`. Empty: as equal as possible.
     """
 
     schedule: str = "1f1b"
@@ -32,13 +32,9 @@ class Pipeline:
 def names_by_stage(mesh: upstream.Mesh, name: str) -> tuple[str | None, ...] | None:
     """Returns the names of a layer's variable or operation on each stage.
 
-    All stages share a graph that has the layers of one stage. The graph's `layer_00/w` has this
-    name on the first stage only. In its place, another stage has, for example, `layer_06/w`, or
-    no such layer (None).
-
-    Args:
-      mesh: the mesh of the graph; see `Mesh.scopes_by_stage`.
-      name: name in the graph.
+    All stages share one graph, which has the layers of one stage. Only the first stage has the
+    graph's `layer_00/w` under this name. Another stage has, for example, `layer_06/w` in its place,
+    or no such layer (None).
 
     Returns:
       the names by stage, or None if `name` belongs to no layer, or there are no stages.

@@ -2,13 +2,12 @@
 
 Processors that differ only in their part of the batch hold the same weights and the same optimizer
 state. With ZeRO, each processor stores only a part of a variable *at rest*, while no operation uses
-the variable, and all-gathers a weight before it is used: S. Rajbhandari et al., arXiv:1910.02054,
-section 5; FSDP: Y. Zhao et al., arXiv:2304.11277.
-A gather is an operation of `t2tp.ops.variables.zero_weights`; `t2tp.lowering.gather_schedule`
-decides when it runs.
+the variable, and all-gathers a weight before its use (S. Rajbhandari et al., arXiv:1910.02054,
+section 5; FSDP: Y. Zhao et al., arXiv:2304.11277). `t2tp.ops.variables.zero_weights` makes the
+gathers; `t2tp.lowering.gather_schedule` decides when they run.
 
-A variable has two shapes. The model sees the shape in use; the optimizer, checkpoints and
-initial values see the shape at rest. In the shape at rest, the sharded dimension has another name,
+A variable has two shapes. The model sees the shape in use; the optimizer, checkpoints and initial
+values see the shape at rest. In the shape at rest, the sharded dimension has another name,
 `d_model@data`. It is split first over the axes that split `d_model`, and then over `data`. A gather
 is a reshape from the shape at rest to the shape in use, and the reduce-scatter of a gradient is a
 reshape back.
@@ -22,9 +21,9 @@ are padded. On `data:4`
 
 `vocab` may be padded even in use, because its size comes from the data. `Layout.slice_size` counts
 padding, and `Layout.slices` returns slices without it. Initial values, checkpoints and gathers
-leave padding out. An operation that reduces a padded dimension masks the padding first
-(`SpmdMeshImpl.masked`). An operation that does not declare `accepts_padding` is rejected. So means
-and norms exclude padding, and a checkpoint fits every mesh.
+leave padding out, so a checkpoint fits every mesh. An operation that reduces a padded dimension
+masks the padding first (`SpmdMeshImpl.masked`). An operation that does not declare
+`accepts_padding` is rejected.
 """
 
 from collections.abc import Sequence

@@ -4,7 +4,6 @@ Messages are TensorFlow's `CollectiveBcastSendV2` and `CollectiveBcastRecvV2` in
 Unlike other collectives, they may be inside a condition that differs between processors. The stages
 of a pipeline need this: they send only when a microbatch is ready. Sender and receiver read the
 same table, which lists the iterations of a loop in which a message is sent.
-`Collectives.permute` also uses such messages.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,12 +16,11 @@ from t2tp.mesh.carriers import carrier_of
 
 @dataclass(frozen=True, eq=False)
 class Wire:
-    """Messages from each processor to another one, at most one at a time.
+    """Messages from each processor to another one, at most one at a time. See `Collectives.wire`.
 
     Sender and receiver must both decide, in the same iteration of a loop, that there is a message.
     A send ends when the message has been received. A receive may begin long before the send. Sends
-    and receives wait only for the operations that compute their inputs. `Collectives.wire` creates
-    wires.
+    and receives wait only for the operations that compute their inputs.
 
     Attributes:
       pnum: the processor's number, an int32 scalar.
@@ -50,7 +48,7 @@ class Wire:
 
         Returns:
           whether there was a message; computed after the message has been received. A later
-          operation must depend on this result. Otherwise TensorFlow drops the send.
+          operation must depend on this result, or TensorFlow drops the send.
         """
 
         def send() -> tf.Tensor:

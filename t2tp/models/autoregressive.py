@@ -82,9 +82,7 @@ def previous_tokens(
 ) -> mtf.Tensor:
     """Returns `tokens` with `bos_token_id` at position 0.
 
-    Args:
-      tokens: int32 [batch...], argument of `decode_step`.
-      positions: int32 [batch...], argument of `decode_step`.
-      bos_token_id: the input token at position 0: one for all rows, or int32 [batch...].
+    `tokens` and `positions` are the arguments of `decode_step`. `bos_token_id` is one id for all
+    rows, or int32 [batch...].
     """
     return mtf.where(mtf.equal(positions, 0), mtf.zeros_like(tokens) + bos_token_id, tokens)

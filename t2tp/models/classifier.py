@@ -12,12 +12,7 @@ class Classifier(Protocol):
     """A model that classifies features into the classes of `targets`."""
 
     def class_logits(self, mesh: Mesh, features: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
-        """Computes the logits of the classes, without dropout.
+        """Computes the logits of the classes, [batch, classes], without dropout.
 
-        Args:
-          mesh: the program's mesh.
-          features: the problem's features, without `targets` and `weights`.
-
-        Returns:
-          [batch, classes].
+        `features` are the problem's features, without `targets` and `weights`.
         """

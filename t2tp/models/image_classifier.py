@@ -20,15 +20,10 @@ class ImageClassifier(Model):
 
     @abc.abstractmethod
     def logits(self, mesh: Mesh, inputs: mtf.Tensor, training: bool) -> mtf.Tensor:
-        """Computes the logits of the classes.
+        """Computes logits [batch, classes] from images [batch, height, width, channels].
 
-        Args:
-          mesh: the program's mesh.
-          inputs: [batch, height, width, channels], in the activation dtype.
-          training: whether dropout is on and batch norms use batch statistics.
-
-        Returns:
-          [batch, classes].
+        `inputs` has the activation dtype. In training dropout is on, and batch norms use batch
+        statistics.
         """
 
     def loss(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> LossOutput:

@@ -33,10 +33,7 @@ class LayerFactory:
     def __init__(self, hparams: HParams, dtype: tf.DType, has_experts: bool) -> None:
         """Reads the hparams.
 
-        Args:
-          hparams: see `hparams/declarations.toml`.
-          dtype: activation dtype.
-          has_experts: whether every `moe_every`-th layer has experts.
+        `has_experts`: whether every `moe_every`-th layer has experts.
 
         Raises:
           ValueError: two options contradict each other, or a value is invalid.

@@ -43,9 +43,8 @@ class Model(abc.ABC):
 
     Attributes:
       takes: names of the required features.
-      may_take: names of the optional features that the model supports: `targets_weights`, which
-        changes the targets, and `first_token`, which decoders set. Other optional features are not
-        listed.
+      may_take: whether the model supports the features `targets_weights`, which changes the
+        targets, and `first_token`, which decoders set: the names of those that it supports.
       hparams: the model's `HParams`.
       vocab_sizes: feature -> number of ids. It always has `targets`: the tokens, classes or pixel
         values to predict.
@@ -74,8 +73,8 @@ class Model(abc.ABC):
         """Checks that a problem's features fit the model.
 
         Raises:
-          FeatureMismatchError: the model's required features are missing, or the model does not use
-            a feature that changes the targets. The error names these features.
+          FeatureMismatchError: a required feature is missing, or the model does not use a feature
+            that changes the targets.
         """
         names = set(names)
         unknown = sorted((names & _CHANGING) - {*self.takes, *self.may_take})
@@ -96,19 +95,14 @@ class Model(abc.ABC):
     def loss(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> LossOutput:
         """Builds the loss of a batch.
 
-        Args:
-          mesh: the program's mesh.
-          features: the problem's features by name.
-          training: whether dropout is on.
+        `features` are the problem's features by name. In training, dropout is on.
         """
 
 
 def classes_of(hparams: HParams, size: int) -> mtf.Dimension:
     """Returns the dimension of the classes.
 
-    Args:
-      hparams: the model's hparams. `num_classes`, if declared and not 0, must equal `size`.
-      size: the problem's number of classes.
+    The hparam `num_classes`, if declared and not 0, must equal `size`, the problem's number.
 
     Raises:
       ValueError: `num_classes` and `size` differ.
@@ -126,10 +120,8 @@ def classes_of(hparams: HParams, size: int) -> mtf.Dimension:
 def layer_settings(mesh: Mesh, **settings: object) -> Iterator[None]:
     """Sets attributes of a mesh while the context is active; layers read them when they are built.
 
-    Args:
-      mesh: the program's mesh.
-      **settings: `adapters` (`Adapters`), `initial_values` (`InitialValues`) or `transfer`
-        (`Transfer`).
+    The attributes are `adapters` (`Adapters`), `initial_values` (`InitialValues`) or `transfer`
+    (`Transfer`).
     """
     with contextlib.ExitStack() as stack:
         for name, value in settings.items():
@@ -183,9 +175,7 @@ def _small_variables(
 def vocab_of(hparams: HParams, size: int) -> mtf.Dimension:
     """Returns the dimension of a vocabulary.
 
-    Args:
-      hparams: the model's hparams. `vocab_size`, if declared and not 0, replaces `size`.
-      size: the problem's number of tokens.
+    The hparam `vocab_size`, if declared and not 0, replaces `size`, the problem's number of tokens.
 
     Raises:
       ValueError: the problem has more tokens than `vocab_size`.

@@ -26,7 +26,7 @@ class MtfResnet(ImageClassifier):
     also split `filters`, the inner dimension of a block, like a transformer's `d_ff`. `d_model` is
     the dimension of the residual. Height and width halve from stage to stage. A mesh axis that
     divides 56 rows may not divide 7, so from stage `num_partitioned_stages` on the two dimensions
-    are named `whole_height` and `whole_width`.
+    are named `whole_height` and `whole_width`, and their rules no longer apply.
     """
 
     def logits(self, mesh: Mesh, inputs: mtf.Tensor, training: bool) -> mtf.Tensor:

@@ -120,7 +120,7 @@ class Transformer(AutoregressiveModel):
     ) -> DecodeState:
         """See `AutoregressiveModel`.
 
-        It also requires the features `inputs` and `inputs_segmentation` (1: token, 0: padding).
+        Also requires the features `inputs` and `inputs_segmentation` (1: token, 0: padding).
         """
         memory, _ = self._encode(mesh, features, training=False)
         state: DecodeState = {"inputs_segmentation": memory.segments}

@@ -35,7 +35,7 @@ _OF_CLASSES = ("inputs", "inputs_segmentation", "inputs_position", "targets", "w
 _OF_MASKED = ("targets", "targets_segmentation", "targets_position")
 
 # BERT (arXiv:1810.04805), section 3.1: `_MASKED` is the fraction of tokens to predict. A fraction
-# `_AS_MASK` of these becomes the mask token, and `_AS_ANY` a random token. The rest is unchanged.
+# `_AS_MASK` of the tokens to predict becomes the mask token, and `_AS_ANY` a random token.
 _MASKED, _AS_MASK, _AS_ANY = 0.15, 0.8, 0.1
 
 
@@ -158,11 +158,9 @@ class TransformerEncoder(Model):
         return with_experts(out, self.hparams, totals, {"": segments})
 
     def token_logits(self, mesh: Mesh, features: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
-        """Computes the logits of all tokens of a masked language model, without dropout.
+        """Computes a masked language model's logits of all tokens, without dropout.
 
-        Args:
-          mesh: the program's mesh.
-          features: the features of `loss`. `targets` are the model's input; no tokens are masked.
+        The features are as in `loss`. `targets` is the model's input; no tokens are masked.
 
         Returns:
           [batch, length, vocab].
@@ -180,20 +178,11 @@ class TransformerEncoder(Model):
     def _masked(
         self, targets: mtf.Tensor, segments: mtf.Tensor, examples: mtf.Tensor | None = None
     ) -> tuple[mtf.Tensor, mtf.Tensor]:
-        """Masks tokens.
+        """Masks tokens; also returns float32 [batch, length]: 1 for tokens to predict, otherwise 0.
 
-        In training the mask differs from step to step. The mask depends on the seed and the row's
-        index in the batch, not on the mesh. In evaluation the mask depends only on the example and
-        the position in the row, not on batch size or step.
-
-        Args:
-          targets: integers [batch, length].
-          segments: integers [batch, length]; 0: padding.
-          examples: integers [batch], the index of each example in evaluation; None in training.
-
-        Returns:
-          the tokens after masking, integers [batch, length], and float32 [batch, length]: 1 for
-          tokens to predict, otherwise 0.
+        In training the mask depends on the seed, the step and the row's index in the batch. In
+        evaluation it depends only on the row's number in `examples`, int [batch], and the position
+        in the row.
         """
         mask_uniform, kind_uniform, random_tokens = self._masking_randoms(targets, examples)
         random_tokens = mtf.cast(random_tokens, targets.dtype)

@@ -73,7 +73,7 @@ def with_experts(
                 share = mtf.reduce_sum(total * (coefficient / layers))
                 terms[f"{prefix}{name}"] = LossTerm(share, tokens)
         if hparams.moe_balance_rate:
-            # The term is 0, and so is its gradient, except w.r.t. the routers' `balance`; see
+            # The term is 0. Its gradient is 0 too, except w.r.t. the routers' `balance`; see
             # `gating.imbalance`.
             excess = each.choices - mtf.stop_gradient(each.choices)
             terms[f"{prefix}balance"] = LossTerm(mtf.reduce_sum(excess), tokens)
@@ -90,11 +90,7 @@ TARGETS_WEIGHTS = "targets_weights"
 
 
 def weights_of_targets(features: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
-    """Returns the targets' weights, float32 [batch, length]: 0 for padding and read-only tokens.
-
-    Args:
-      features: `targets_segmentation` and, optionally, `targets_weights`.
-    """
+    """Returns the targets' weights, float32 [batch, length]: 0 for padding and read-only tokens."""
     weights = weights_of(features["targets_segmentation"])
     if TARGETS_WEIGHTS not in features:
         return weights

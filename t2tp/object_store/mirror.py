@@ -91,7 +91,7 @@ class Mirror:
             locally, and is not downloaded again.
 
         Raises:
-          StoreError: the store rejects a request or does not answer, or the run is missing there.
+          StoreError: the store rejects a request or does not answer, or it has lost the run.
         """
         with self._locked() as entries:
             listed = self.store.list()
@@ -132,11 +132,7 @@ class Mirror:
                     self._note(entries, name, _state(path), version)
 
     def _set_aside(self, *known: Mapping[str, object]) -> None:
-        """Renames checkpoints that were written here after another host had taken over the run.
-
-        Args:
-          known: the files that were uploaded, and the objects in the store, by name.
-        """
+        """Renames checkpoints that were written here after another host had taken over the run."""
         for step in filter(None, set(map(_step_of, self._names()))):
             if not any(f"{step}/{_MARKER}" in names for names in known):
                 aside = self.path / f"{step}.diverged-{time.time_ns()}"
@@ -149,9 +145,9 @@ class Mirror:
     ) -> bool:
         """Whether to delete a local checkpoint because it was deleted in the store.
 
-        A checkpoint with holes is deleted, because the holes cannot be filled any more. A complete
-        checkpoint is deleted if it has not changed since its upload, the store has a later
-        checkpoint, and this process does not train.
+        The holes of such a checkpoint cannot be filled any more. A complete checkpoint is deleted
+        if it has not changed since its upload, the store has a later checkpoint, and this process
+        does not train.
         """
         states = {name: _state(self.path / name) for name in self._names(step)}
         later = (name for name in objects if name.endswith(f"/{_MARKER}"))
@@ -164,8 +160,7 @@ class Mirror:
     def push(self, *, is_last: bool = False) -> None:
         """Uploads changed files, markers last; then deletes the objects of deleted checkpoints.
 
-        Args:
-          is_last: whether to upload files that grow even if they were uploaded recently.
+        The last push also uploads growing files that were uploaded recently.
         """
         has_all = True
         with self._locked() as entries:
@@ -225,7 +220,7 @@ class Mirror:
         return is_missing and not any(path.parent.parent.glob(f"{path.parent.name}.damaged*"))
 
     def _names(self, directory: str = "") -> Iterator[str]:
-        """Yields the names of the files to upload, of all files or of the files in `directory`."""
+        """Yields the names of the files to upload, in the whole mirror or in `directory`."""
         for path in [self.path / directory, *(self.path / directory).rglob("*")]:
             name = self.name_of(path)
             if path.is_file() and not _is_local(name):
@@ -253,7 +248,7 @@ class Mirror:
             yield entries
 
     def _note(self, entries: dict[str, Any], name: str, *entry: object) -> None:
-        """Sets or deletes an entry; adds a line to the record at once, in case of a later kill."""
+        """Sets or deletes an entry, and adds a line to the record at once, in case of a kill."""
         entries[name] = entry
         with self._record.open("a") as file:
             file.write(_line((name, entry)))
@@ -266,8 +261,8 @@ class Session:
 
     Attributes:
       mirrors: the open mirrors.
-      uploads: whether this process uploads changes. Of the processes that share a directory, only
-        one uploads changes.
+      uploads: whether this process uploads changes. Only one of the processes that share a
+        directory does.
     """
 
     def __init__(self) -> None:
@@ -279,10 +274,7 @@ class Session:
     def open(self, address: str, *, is_watched: bool = True) -> None:
         """Opens the mirror of an address, or of the run that contains the address.
 
-        Args:
-          address: the address.
-          is_watched: whether the thread uploads changes of this mirror; otherwise they are uploaded
-            at the end.
+        The thread uploads changes if `is_watched`; otherwise they are uploaded at the end.
         """
         if self.find(_local(address)) is not None:
             return
@@ -417,11 +409,8 @@ def hole_of(path: Path) -> tuple[Store, str] | None:
 def fill(path: Path, ranges: Sequence[tuple[int, int]], *, again: bool = False) -> None:
     """Fetches byte ranges (begin, end) into a hole; does nothing for an ordinary file.
 
-    Args:
-      path: the file.
-      ranges: the ranges.
-      again: whether to fetch ranges again that this process has already fetched, because they may
-        be damaged.
+    `again`: whether to fetch ranges that this process has already fetched, because they may be
+    damaged.
     """
     hole = hole_of(path)
     if hole is not None:

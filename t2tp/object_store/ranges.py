@@ -42,10 +42,7 @@ class CachedRanges:
     lock = _lock
 
     def __init__(self, path: Path) -> None:
-        """Creates the file; fetches nothing.
-
-        Args:
-          path: a hole.
+        """Creates the file for a hole; fetches nothing.
 
         Raises:
           ValueError: T2TP_DATA_CACHE_GB is not a number.

@@ -160,12 +160,7 @@ class Store:
     ) -> Any:
         """Calls a method of fsspec, and repeats it after errors that may be temporary.
 
-        Args:
-          method: the method.
-          name: name of the object.
-          *arguments: the method's arguments after the first one, the object's path.
-          at: the first argument, if it is not the object's path.
-          **options: the method's named arguments.
+        The method's first argument is the path of object `name`, unless `at` replaces it.
         """
         path = f"{self._root}/{name}".rstrip("/")
         verb = "written" if method in ("put_file", "pipe_file", "rm_file") else "read"

@@ -32,7 +32,7 @@ class StoreLock:
 
         Args:
           store: the store.
-          name: name of the object.
+          name: name of the lock's object.
           note: fields that describe this process; `word` is unique to it.
           place: the id of the mirror in which the trainer works.
         """
