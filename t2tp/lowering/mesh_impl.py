@@ -257,13 +257,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
         return LaidOutTensor([self.collectives.coordinate(mesh_axis)])
 
     def of_part(self, name: str, number: int, count: int) -> SpmdMeshImpl:
-        """Returns a mesh implementation for one of `count` equal parts of a processor's slice.
-
-        Args:
-          name: the dimension to divide into parts.
-          number: index of the part.
-          count: number of parts.
-        """
+        """Returns a copy for one of `count` equal parts of a slice along dimension `name`."""
         part = self.with_layout(self.layout.of_part(name, count))
         part._part_of = {**self._part_of, name: (number, count)}
         return part

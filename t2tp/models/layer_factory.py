@@ -139,12 +139,7 @@ class LayerFactory:
         return relative(mesh, heads, hparams.relative_buckets, hparams.relative_max_distance)
 
     def stack(self, num_layers: int, *, causal: bool, cross: bool = False) -> Stack:
-        """Returns the stack of an encoder or a decoder.
-
-        Args:
-          num_layers: number of layers.
-          causal: whether a position attends only to itself and to earlier positions.
-          cross: whether layers have cross-attention to a memory.
+        """Returns the stack of an encoder or a decoder; `cross`: with cross-attention to a memory.
 
         Raises:
           ValueError: a causal stack has experts with expert-choice gating.

@@ -8,16 +8,11 @@ from t2tp.lowering.operation import Operation
 
 
 def cast(x: upstream.Tensor, dtype: tf.DType, name: str = "cast") -> upstream.Tensor:
-    """Converts `x` to another dtype.
+    """Converts `x` to another dtype; returns `x` itself if it already has this dtype.
 
     If `x` is a partial sum that is not all-reduced yet, it is reduced in the wider of the two
     floating-point dtypes. For example, a bfloat16 gradient that is cast to float32 is all-reduced
     in float32.
-
-    Args:
-      x: any tensor.
-      dtype: dtype of the result. If `x` already has this dtype, `x` is returned.
-      name: operation name.
     """
     dtype = tf.as_dtype(dtype)
     return x if dtype == x.dtype else CastOperation(x, dtype, name).outputs[0]

@@ -9,18 +9,11 @@ from t2tp.lowering.staged_sums import reduce_sum
 
 
 def cumsum(x: upstream.Tensor, dim: upstream.Dimension, exclusive: bool = False) -> upstream.Tensor:
-    """Computes cumulative sums along `dim`.
+    """Computes cumulative sums along `dim`, which may be split.
 
     mesh-tensorflow multiplies by a triangular matrix, so its cost grows with the square of the
     dimension. Here each processor sums along its slice, and the slices' totals are all-gathered.
-
-    Args:
-      x: [..., dim, ...], numbers; 16-bit floats are summed in float32.
-      dim: a dimension of `x`.
-      exclusive: whether to exclude the element itself.
-
-    Returns:
-      a tensor like `x`.
+    16-bit floats are summed in float32. With `exclusive`, a sum excludes the element itself.
 
     Raises:
       ValueError: `x` has no `dim`.

@@ -15,10 +15,7 @@ def matmul_flops(operations: Iterable[upstream.Operation]) -> int:
     other operations that define `matmul_flops` are included; element-wise operations are not.
     Attention counts every pair of query and key; with a window, every pair inside the window. Pairs
     that a causal mask hides are counted too, as in PaLM's formula 6N + 12LHQT (arXiv:2204.02311,
-    appendix B).
-
-    Args:
-      operations: operations of the forward pass. The body of a loop is counted once.
+    appendix B). The body of a loop is counted once.
     """
     return sum(_flops(op) for op in all_operations(operations))
 

@@ -1,8 +1,8 @@
 """Imports TensorFlow tensors into a step; features that are mtf tensors already are accepted too.
 
 An Estimator's `model_fn` receives features as TensorFlow tensors and imports them. A step of
-`t2tp.Program` receives features as mtf tensors, and each processor has its slice. So that a
-`model_fn` can be used as a step, its imports must accept both kinds of tensors.
+`t2tp.Program` receives features as mtf tensors. The imports accept both, so that a `model_fn` can
+be used as a step.
 """
 
 import tensorflow as tf

@@ -44,14 +44,9 @@ class MicrobatchSums(Operation, upstream.WhileLoopOperation):
     ) -> None:
         """Builds the graph of a microbatch.
 
-        Args:
-          sums_of: maps the index of a microbatch (int32) to its addends.
-          count: number of microbatches.
-          microbatch_dim: the batch dimension of a microbatch.
-          mesh: the program's mesh.
-          name: operation name.
-          following: an earlier loop over the same microbatches. This loop's graph begins with the
-            earlier loop's operations, so `sums_of` may read their tensors.
+        `sums_of` maps the index of a microbatch (int32) to its addends. `following` is an earlier
+        loop over the same microbatches. This loop's graph begins with the earlier loop's
+        operations, so `sums_of` may read their tensors.
         """
         self.count = count
         self.microbatch_dim = microbatch_dim

@@ -23,10 +23,7 @@ class RandomOperation(Operation, upstream.RandomOperation):
 def random_uniform(mesh: upstream.Mesh, shape: upstream.Shape, **kwargs: object) -> upstream.Tensor:
     """Returns uniform random numbers.
 
-    Args:
-      mesh: the program's mesh.
-      shape: shape of the result.
-      **kwargs: arguments of `tf.random.uniform`: `minval` (0), `maxval` (1), `dtype`, `name`.
+    `kwargs` are arguments of `tf.random.uniform`: `minval` (0), `maxval` (1), `dtype`, `name`.
     """
     return _random(mesh, shape, tf1.random.uniform, kwargs)
 
@@ -34,10 +31,7 @@ def random_uniform(mesh: upstream.Mesh, shape: upstream.Shape, **kwargs: object)
 def random_normal(mesh: upstream.Mesh, shape: upstream.Shape, **kwargs: object) -> upstream.Tensor:
     """Returns normal random numbers.
 
-    Args:
-      mesh: the program's mesh.
-      shape: shape of the result.
-      **kwargs: arguments of `tf.random.normal`: `mean` (0), `stddev` (1), `dtype`, `name`.
+    `kwargs` are arguments of `tf.random.normal`: `mean` (0), `stddev` (1), `dtype`, `name`.
     """
     return _random(mesh, shape, tf1.random.normal, kwargs)
 

@@ -98,9 +98,9 @@ class ZeroAfterOperation(Operation):
 
         Args:
           x: the tensor to wait for.
-          others: more tensors to wait for: the gradients of weights that are computed with `x`.
-            Tensors of another TensorFlow graph are ignored. Without waiting, TensorFlow's executor
-            would compute these gradients last, and keep their inputs in memory until then.
+          others: more tensors to wait for: gradients of weights. Otherwise TensorFlow's executor
+            would compute these last, and keep their inputs in memory until then. Tensors of another
+            TensorFlow graph are ignored.
         """
         super().__init__([x], name="zero_after")
         self._others = others
@@ -128,11 +128,9 @@ class Copies:
     def __init__(
         self, inputs: dict[upstream.Tensor, upstream.Tensor], rng_dependency: upstream.Tensor | None
     ) -> None:
-        """Stores the replacements.
+        """Stores the replacements, from inputs of the forward pass to inputs of the recomputation.
 
-        Args:
-          inputs: maps inputs of the forward pass to inputs of the recomputation.
-          rng_dependency: a zero that random operations wait for; None: they do not wait.
+        `rng_dependency` is a zero that random operations wait for; None: they do not wait.
         """
         self._tensors = dict(inputs)
         self._operations: dict[upstream.Operation, upstream.Operation] = {}

@@ -16,8 +16,8 @@ from t2tp.lowering.slice_shapes import expanded
 class RotaryScaling:
     """Makes the rotation slower, for sequences longer than in pretraining.
 
-    A pair that rotates by `f` radians per position rotates by `share * f + (1 - share) * f /
-    factor` instead. The kind determines the share:
+    A pair of elements that rotates by `f` radians per position rotates by `share * f + (1 - share)
+    * f / factor` instead. The kind determines the share:
 
     - `linear`: 0 for all pairs.
     - `llama3` (Llama 3.1): it depends on the number of turns that the pair makes in
@@ -88,9 +88,8 @@ class RotaryScaling:
 def turns_of(size: int, base: float, scaling: RotaryScaling | None = None) -> np.ndarray:
     """Returns each pair's angle per position for `size` elements, in radians, float32.
 
-    Exponent, power and reciprocal are each rounded to float32, as in Hugging Face. Otherwise
-    pretrained models would see other angles: an error in the last bit of an angle per position is
-    an error of 0.0005 radians at position 8000.
+    Exponent, power and reciprocal are each rounded to float32, as in Hugging Face. An angle with an
+    error in its last bit would be wrong by 0.0005 radians at position 8000 for pretrained models.
     """
     exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
     # On some CPUs the last bit of NumPy's float32 power is wrong in a fifth of the cases.

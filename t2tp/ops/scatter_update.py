@@ -170,7 +170,7 @@ def with_rows(table: tf.Tensor, rows: Rows, new: tf.Tensor, target: Target) -> t
 
     On CPUs, `tensor_scatter_nd_update` would always copy the table. Instead, a first operation
     writes one number, and copies the table if anything else needs it. A second operation writes the
-    rest and never copies. This is safe because nothing else reads the first operation's result.
+    rest and never copies, which is safe because nothing else reads the first operation's result.
     """
     if not target.scatters_copy:
         return tf.tensor_scatter_nd_update(table, rows.numbers[:, None], new)

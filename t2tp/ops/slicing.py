@@ -8,13 +8,6 @@ def mtf_slice(
 ) -> upstream.Tensor:
     """Returns `size` elements of `x` from `begin` on, along a dimension that no layout may split.
 
-    Args:
-      x: [..., dim, ...].
-      begin: index of the first element.
-      size: number of elements.
-      slice_dim_name: name of the dimension.
-      name: operation name.
-
     Raises:
       ValueError: `x` has no such dimension, or the range is out of bounds.
     """

@@ -21,10 +21,10 @@ def while_loop(
     Args:
       cond_fn: maps the loop variables to a boolean scalar, or to booleans [rows...]. With booleans,
         the loop continues while one of them is true, and the body must not change a row whose
-        boolean is false. A processor then exits the loop when its own rows are done, without
-        waiting for processors with other rows, unless the body has collectives between these
-        processors. Loop variables without the dimensions of the rows, such as a number of
-        iterations, may then end with different values.
+        boolean is false. A processor then exits the loop when its own rows are done, unless the
+        body has collectives between processors with different rows. Loop variables without the
+        dimensions of the rows, such as a number of iterations, may then differ between processors
+        at the end.
       body_fn: maps the loop variables to their next values.
       inputs: the initial values.
       num_loop_vars: number of loop variables to return. (mesh-tensorflow would create model

@@ -25,7 +25,7 @@ class RelativeBias:
 
     Attributes:
       table: [heads, buckets].
-      max_distance: all distances of at least this share the last bucket.
+      max_distance: the distance from which on all distances share the last bucket.
     """
 
     table: upstream.Tensor
@@ -54,12 +54,12 @@ def attention(
 
     The *memory* is the sequence of keys and values. Batch dimensions, `heads`, `kv_heads`, `length`
     and `memory_length` may be split. If `kv_heads` is split like `heads` and the memory is not
-    split, no collectives are needed. Both passes all-gather the keys and values of a split memory.
-    If `length` is split too, this is context parallelism (A. Grattafiori et al., "The Llama 3 Herd
-    of Models", arXiv:2407.21783, section 3.3.2). As in that paper, causal blockwise attention gives
-    all processors equal work. `ring` does not gather: each processor sends its keys and values on
-    to the next processor (H. Liu et al., "Ring Attention with Blockwise Transformers for
-    Near-Infinite Context", arXiv:2310.01889).
+    split, no collectives are needed. If the memory is split, the forward and the backward pass
+    all-gather its keys and values. If `length` is split too, this is context parallelism (A.
+    Grattafiori et al., "The Llama 3 Herd of Models", arXiv:2407.21783, section 3.3.2). As in that
+    paper, causal blockwise attention gives all processors equal work. With the method `ring`, each
+    processor sends its keys and values on to the next processor instead (H. Liu et al., "Ring
+    Attention with Blockwise Transformers for Near-Infinite Context", arXiv:2310.01889).
 
     Args:
       q: [batch..., heads, length, d_kv].

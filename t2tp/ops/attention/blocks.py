@@ -14,7 +14,7 @@ from t2tp.mesh.collectives import tree_sum
 # that matmul kernels add it in the same order for any number of queries.
 _EXACT_KEYS = 64
 # TensorFlow has other kernels for small products and for products of a single row. To avoid these
-# kernels, a matrix is padded to this number of rows more than in the largest small product.
+# kernels, a matrix is padded to more rows than the largest small product has.
 _MORE_ROWS = 8
 
 
@@ -44,13 +44,7 @@ class Queries:
     """
 
     def __init__(self, size: int, slices: int = 1, place: int | tf.Tensor = 0) -> None:
-        """Selects a slice.
-
-        Args:
-          size: queries per slice.
-          slices: number of slices.
-          place: index of the slice, an integer or an int32 scalar.
-        """
+        """Selects slice number `place` (an integer or int32 scalar) of `slices` equal slices."""
         self.size = size
         self.offsets = range(0, slices * size, size)
         self.begin = place * size
@@ -134,12 +128,9 @@ def weighted_values(
 
 
 def in_key_blocks(x: tf.Tensor, axis: int, value: float = 0.0) -> tf.Tensor:
-    """Splits the dimension of the keys: [..., memories, ...] -> [..., blocks, keys, ...].
+    """Splits the dimension `axis` of the keys: [..., memories, ...] -> [..., blocks, keys, ...].
 
-    Args:
-      x: the tensor.
-      axis: the index of the keys' dimension.
-      value: padding of the last block.
+    The last block is padded with `value`.
     """
     pads = [[0, -x.shape[axis] % _EXACT_KEYS if i == axis else 0] for i in range(x.shape.rank)]
     x = tf.pad(x, pads, constant_values=value)

@@ -44,9 +44,7 @@ def padded_sizes(length: int, memory_length: int, key_block: int) -> tuple[int, 
 def key_block_of(memory_length: int, rows: int) -> int:
     """Returns the number of keys of a block; it is even, because dropout needs pairs of keys.
 
-    Args:
-      memory_length: number of keys.
-      rows: batch x heads of the queries.
+    `rows` is the batch size times the number of the queries' heads.
     """
     size = _KEYS_OF_FEW_ROWS if rows < _FEW_ROWS and threads_of_an_operation() > 1 else _KEYS
     return min(size, memory_length + memory_length % 2)
@@ -83,12 +81,7 @@ class Attended(NamedTuple):
 
     @classmethod
     def nothing(cls, q: tf.Tensor, d: int) -> Attended:
-        """Returns the state before the first key.
-
-        Args:
-          q: queries [batch, heads, length, d_kv].
-          d: size of a value.
-        """
+        """Returns the state before the first key, for values of size `d`."""
         batch, heads, length, _ = q.shape
         size = _query_block(length)
         shape = [-(-length // size), batch, heads, size]
@@ -217,11 +210,8 @@ class BackwardQueries(NamedTuple):
 def mean_weight_gradient(y: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
     """Returns the mean of the gradients w.r.t. each query's weights, weighted by the weights.
 
-    The mean equals the dot product of the unrounded result with its gradient.
-
-    Args:
-      y: the result before rounding, [batch, heads, length, d_v].
-      dy: gradient w.r.t. `y`.
+    It equals the dot product of the unrounded result `y` [batch, heads, length, d_v] with its
+    gradient.
 
     Returns:
       float32 [batch, heads, length].
@@ -326,15 +316,7 @@ class _BackwardBlocks:
     def __init__(
         self, ours: BackwardQueries, terms: ScoreTerms, k: tf.Tensor, v: tf.Tensor, index: tf.Tensor
     ) -> None:
-        """Stores the keys.
-
-        Args:
-          ours: the part of the queries.
-          terms: the part's score terms.
-          k: one block of keys, [batch, kv_heads, size, d_kv].
-          v: values, like `k`, of size d_v.
-          index: index of the block of keys.
-        """
+        """Stores block number `index` of the keys and values, [batch, kv_heads, size, d]."""
         self._ours = ours
         self._terms = terms
         self._k = k
@@ -344,14 +326,7 @@ class _BackwardBlocks:
     def added(
         self, begin: tf.Tensor, end: tf.Tensor, sums: Sums, d_kv: tuple[tf.Tensor, tf.Tensor]
     ) -> tuple[Sums, tuple[tf.Tensor, tf.Tensor]]:
-        """Adds the gradients from a range of query blocks.
-
-        Args:
-          begin: the first block.
-          end: one after the last.
-          sums: the sums so far.
-          d_kv: the gradients w.r.t. these keys and values so far, float32.
-        """
+        """Adds the gradients from query blocks `begin` to `end - 1` to `sums` and `d_kv`."""
 
         def step(i: tf.Tensor, sums: Sums, d_kv: tuple[tf.Tensor, tf.Tensor]) -> tuple:
             return i + 1, *self._with_block(i, sums, d_kv)
@@ -391,10 +366,9 @@ def _loop(condition: Callable, body: Callable, start: Sequence) -> tuple:
 
 
 def _visible_blocks(mask: Mask, queries: int, memories: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns, for each query block, the range of key blocks that it attends to.
+    """Returns the begin and end of the key blocks that each query block attends to, int32.
 
-    Returns:
-      begin and end, int32 [query block]. An empty range has end <= begin.
+    An empty range has end <= begin.
     """
     first = np.arange(0, mask.queries.size, queries)
     count = np.minimum(queries, mask.queries.size - first)
@@ -403,10 +377,9 @@ def _visible_blocks(mask: Mask, queries: int, memories: int) -> tuple[tf.Tensor,
 
 
 def _seeing_blocks(mask: Mask, queries: int, memories: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns, for each key block, the range of query blocks that attend to it.
+    """Returns the begin and end of the query blocks that attend to each key block, int32.
 
-    Returns:
-      begin and end, int32 [key block]. An empty range is (0, 0).
+    An empty range is (0, 0).
     """
     begin, end = _visible_blocks(mask, queries, memories)
     blocks = tf.range(-(-mask.keys.size // memories))[:, None]
