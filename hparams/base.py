@@ -10,7 +10,7 @@ from t2tp.toml import read_packaged
 
 DECLARATIONS = "declarations.toml"
 
-# Groups that every set has: the trainer reads them.
+# Groups that every set has, because the trainer reads them.
 _GROUPS = ("base", "optimizer", "guards", "learning_rate")
 
 # Limits that many hyperparameters share.
@@ -34,8 +34,7 @@ def declare(hparams: HParams, *groups: str) -> None:
     """Declares the hyperparameters in some groups of `declarations.toml`.
 
     Raises:
-      KeyError, TypeError, AttributeError: there is no such group, or a row has an unknown key,
-        type, range or list of choices.
+      KeyError, TypeError, AttributeError: there is no such group, or a row is invalid.
     """
     for group in groups:
         for name, declared in _declarations()[group].items():

@@ -17,14 +17,8 @@ def frequency_tables(
 ) -> list[str]:
     """Counts the tokens of each stored feature that consists of tokens.
 
-    Args:
-      problem: a problem of any family.
-      data_dir: directory of the prepared data.
-      columns: the stored columns of the split.
-      split: name of the split, for the headings.
-
     Returns:
-      A text of several lines for each feature.
+      A text of several lines for each feature; `split` is a word in its heading.
     """
     sizes = problem.vocab_sizes(data_dir)
     return [

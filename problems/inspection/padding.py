@@ -19,13 +19,7 @@ _WINDOWS = (128, 512, 2048)
 def padding_table(problem: Problem, columns: Mapping[str, Column], split: str) -> str:
     """Returns a table of the fraction of padding, for each arrangement that the problem has.
 
-    Args:
-      problem: a problem of any family.
-      columns: the stored columns of the split.
-      split: name of the split, for the heading.
-
-    Returns:
-      The table as text; "" for problems without padding, such as image problems.
+    The table is "" for problems without padding, such as image problems.
     """
     if isinstance(problem, PairProblem):
         texts = {"inputs": columns["inputs"], "targets": columns["targets"]}
@@ -55,7 +49,7 @@ def _of_rows(texts: Texts, arranged: bool) -> str:
 
 
 def _bucketed_share(texts: Texts, length: int) -> float:
-    """Returns the fraction of padding in bucketed rows; empty rows are not counted."""
+    """Returns the fraction of padding in bucketed rows, without empty rows."""
     padding = positions = 0.0
     for size, plan in bucketed(texts, length):
         padding += padding_share(texts, plan, size) * len(plan) * size
@@ -64,7 +58,7 @@ def _bucketed_share(texts: Texts, length: int) -> float:
 
 
 def _of_windows(tokens: int, split: str) -> str:
-    """Returns the table of windows of running text, where only the last window has padding."""
+    """Returns the table of windows of running text; only the last window has padding."""
     table = [[f"padding in windows of a length, in {split}", "windows", "padding"]]
     for length in _WINDOWS:
         windows = -(-tokens // length)

@@ -19,7 +19,7 @@ _SHADES = " .:-=+*#%@"
 
 
 def inspect(problem: Problem, data_dir: AnyPath) -> str:
-    """Describes prepared data, as text of several lines.
+    """Describes prepared data in several lines.
 
     Raises:
       FileNotFoundError, ValueError: as `Problem.check_prepared`.
@@ -59,11 +59,7 @@ def _value(value: Any) -> str:
 
 
 def ascii_image(image: np.ndarray) -> str:
-    """Renders an image as ASCII, a line per pixel row, at most 64 pixels wide.
-
-    Args:
-      image: integers [height, width, channels].
-    """
+    """Renders integers [height, width, channels] as ASCII, a line per pixel row, max 64 columns."""
     step = -(-image.shape[1] // 64)
     grey = image[::step, ::step].mean(-1)
     shades = (grey / max(1.0, image.max()) * (len(_SHADES) - 1)).round().astype(int)

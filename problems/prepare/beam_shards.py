@@ -2,8 +2,9 @@
 
 The runners of clusters process an element again when its worker dies, and may process it twice at
 the same time. The result is the same, because a shard depends only on its index. Each attempt
-writes the shard into a separate directory. Complete files are then renamed, the record of the shard
-last. Beam's runner on this host would wait forever for a worker process that died. So it runs in a
+writes a separate directory, and then renames the complete files, the record of the shard last.
+
+Beam's runner on this host would wait forever for a worker process that died. So it runs in a
 separate process group (`process_group.py`), which is ended when a worker dies. The pipeline then
 starts again with the missing shards.
 """
@@ -43,7 +44,7 @@ def make_with_beam(
     Args:
       builder: makes a shard.
       jobs: the shards.
-      directory: directory for the shards; all workers share it.
+      directory: directory for the shards, shared by all workers.
       settings: the runner and its options.
       is_made: whether the shard of a job is complete.
 

@@ -16,14 +16,12 @@ from t2tp.problems.prepare.preparable import Preparable
 from t2tp.problems.prepare.settings import GenerationSettings
 from t2tp.problems.prepare.split_samples import BadSamples, ShuffledSamples
 
-# Directory for samples from generators, inside the directory of the unfinished data.
+# Subdirectory of the unfinished data, for samples from generators.
 _SPOOLED = ".samples"
 
 
 class OpenSamples:
-    """The samples of a problem's splits, each opened on first use.
-
-    Call it with the name of a split.
+    """The samples of a problem's splits, each opened when first called with the split's name.
 
     Attributes:
       scratch: the directory of downloads.
@@ -46,11 +44,7 @@ class OpenSamples:
 
     @cached_property
     def counts(self) -> Mapping[str, int]:
-        """The number of samples of each split.
-
-        Raises:
-          ValueError: a split has no samples.
-        """
+        """The number of samples of each split; raises ValueError if a split has none."""
         counts = {split: len(self._open(split)) for split in self._problem.splits}
         for split, count in counts.items():
             if not count:
@@ -76,11 +70,7 @@ class OpenSamples:
 def open_samples(problem: Preparable, split: str, directory: Path, tmp_dir: Path) -> Samples:
     """Opens the samples of a split; samples from a generator are written to disk first.
 
-    Args:
-      problem: the problem.
-      split: one of its splits.
-      directory: directory in which its data are being made.
-      tmp_dir: directory of its downloads.
+    `tmp_dir` is the directory of the problem's downloads.
 
     Raises:
       ValueError: the problem's `samples` returned something that is not iterable.
@@ -101,7 +91,7 @@ def open_samples(problem: Preparable, split: str, directory: Path, tmp_dir: Path
 
 
 def remove_spooled(directory: Path) -> None:
-    """Removes the samples that `open_samples` has written, for all problems in a directory."""
+    """Removes the samples that `open_samples` has written below a directory."""
     for spooled in [*directory.rglob(_SPOOLED)]:
         shutil.rmtree(spooled)
 

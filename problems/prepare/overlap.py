@@ -17,12 +17,7 @@ Split = Sequence[Mapping[str, Column]]
 
 
 def report_overlaps(name: str, stored: Mapping[str, Split]) -> dict[str, dict[str, int]]:
-    """Counts the examples that occur in two splits, as `overlaps` does, and warns of them.
-
-    Args:
-      name: name of the problem.
-      stored: the columns of each split, in one or several parts.
-    """
+    """Counts the examples that occur in two splits, as `overlaps` does, and warns of them."""
     overlap_counts = overlaps(stored)
     for split, counts in overlap_counts.items():
         total = sum(len(next(iter(part.values()))) for part in stored[split])
@@ -40,13 +35,12 @@ def overlaps(
     """Counts the examples of each split that occur in an earlier split.
 
     Args:
-      splits: the columns of each split, in one or several parts; the first is the training split.
+      splits: the columns of each split, in one or several parts; the first split is for training.
       examples_at_once: number of examples whose digests are computed at a time.
       values_at_once: number of values to read at a time.
 
     Returns:
-      split -> earlier split -> number of examples of the split that also occur in the earlier
-      split; only numbers above 0.
+      split -> earlier split -> number of examples that occur in both, if above 0.
     """
 
     def all_digests(parts: Split) -> Iterator[np.ndarray]:
@@ -79,7 +73,7 @@ def digests_of(
     """Yields the examples' digests in pieces: uint64 [examples].
 
     The digest is the sum, modulo 2**64, of a hash of each value. The hash depends on the value, its
-    position in the example and its column. See `overlaps` for the arguments.
+    position in the example and its column.
     """
     count = len(next(iter(columns.values())))
     for first in range(0, count, examples_at_once):
@@ -94,7 +88,7 @@ def digests_of(
 def _add_column(
     digests: np.ndarray, column: Column, offsets: np.ndarray, number: int, at_once: int
 ) -> None:
-    """Adds the values of a column to the digests of examples that begin at these offsets."""
+    """Adds a column's values to the digests of the examples that begin at `offsets`."""
     # Salts differ between columns, and between the values and the lengths of a column.
     salt = np.uint64(2 * number + 1) << np.uint64(48)
     digests += mix(np.diff(offsets).astype(np.uint64) ^ (salt << np.uint64(1)))

@@ -17,15 +17,7 @@ _PACKAGES = ("t2tp", "numpy", "sentencepiece", "tensorflow-datasets")
 
 
 def plan_of(problem: Preparable, settings: GenerationSettings, with_neighbours: bool) -> str:
-    """Returns, as JSON, everything that determines the data, except the samples.
-
-    When an interrupted attempt resumes, the samples are compared separately.
-
-    Args:
-      problem: the problem.
-      settings: settings of the generation.
-      with_neighbours: see `code_digest`.
-    """
+    """Returns, as JSON, everything that determines the data, except the samples."""
     fields = [
         problem.name,
         problem.generation_options(),
@@ -48,12 +40,10 @@ def versions() -> dict[str, str]:
 
 
 def code_digest(kind: type, with_neighbours: bool) -> str:
-    """Returns a digest of a problem's code: the modules of its class and base classes.
+    """Returns a digest of the modules of a problem's class and base classes.
 
-    Args:
-      kind: the problem's class.
-      with_neighbours: whether to include all modules of a user's directory, because the problem's
-        modules may import them.
+    `with_neighbours` includes all modules of a user's directory, because the problem's modules may
+    import them.
     """
     files = set()
     for each in kind.__mro__:

@@ -41,9 +41,9 @@ class Preparable(abc.ABC):
     def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
         """Opens the samples of a split: a sequence of mappings from names to values.
 
-        The result may be a list, or a generator; samples from a generator are written to disk.
-        Several processes open the same samples, after `download`. The family of the problem defines
-        the values of a sample.
+        The result may be a list, or a generator, whose samples are written to disk. Several
+        processes open the same samples, after `download`. The family of the problem defines the
+        values of a sample.
 
         Args:
           split: one of `splits`.
@@ -76,7 +76,7 @@ class Preparable(abc.ABC):
     # Methods that a family of problems defines.
 
     def make_vocabulary(self, directory: Path, samples: Callable[[str], ShuffledSamples]) -> str:
-        """Writes the vocabulary into the directory, unless it is there already.
+        """Writes the vocabulary into the directory of the data, unless it is there already.
 
         Args:
           directory: directory in which the data are being made.
@@ -88,11 +88,7 @@ class Preparable(abc.ABC):
         return ""
 
     def parts_in(self, directory: Path) -> Mapping[Path, Preparable]:
-        """Returns subdirectory -> problem, for the problems whose data are made in this directory.
-
-        Args:
-          directory: directory in which the data are being made.
-        """
+        """Returns subdirectory -> problem, for the problems whose data are made in `directory`."""
         return {}
 
     @abc.abstractmethod

@@ -2,9 +2,8 @@
 
 `build` creates a temporary directory, and renames it when it is complete. An attempt (`_attempt`)
 fills the directory (`_fill`) with shards (`_make_shards`) or, for a mixture, with the directories
-of its problems (`_fill_parts`). Then it writes the manifest (`_write_manifest`).
-
-These functions call the problem's methods, which `preparable.py` lists.
+of its problems (`_fill_parts`). Then it writes the manifest (`_write_manifest`). `preparable.py`
+lists the methods of the problem that these functions call.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +26,7 @@ from t2tp.problems.prepare.preparable import Preparable
 from t2tp.problems.prepare.settings import GenerationSettings, beam_for_downloads
 from t2tp.problems.prepare.shard_generation import make_shards
 
-# Max number of bad samples in warnings.
+# Max number of bad samples that warnings name.
 _NAMED = 10
 
 
@@ -40,7 +39,7 @@ class _Contents(NamedTuple):
       columns: the dtype of each stored column.
       splits: the sizes of each split.
       stored: the columns of each split, in one or several parts.
-      files: states of files whose digests are known; other files are read to compute the digest.
+      files: files whose state is known; other files are read to compute the digest.
     """
 
     vocabulary: str
@@ -60,12 +59,7 @@ def build(
 ) -> Manifest | None:
     """Generates a problem's data atomically.
 
-    Args:
-      problem: the problem.
-      directory: the new directory of the data.
-      tmp_dir: see `Problem.prepare`.
-      overwrite: see `Problem.prepare`.
-      settings: settings of the generation.
+    `tmp_dir` and `overwrite` are as for `Problem.prepare`.
 
     Returns:
       The manifest of the directory; None if another process has generated the data meanwhile.
@@ -82,8 +76,8 @@ def build(
             return None
         logging.info("making the data of %s in %s", problem.name, directory)
         plan = plan_of(problem, settings, with_neighbours=True)
-        # The final comparison leaves out other modules of the user's directory, because users may
-        # edit them, for example a model, while the data are made.
+        # The final comparison leaves out other modules of the user's directory, for example a
+        # model, because users may edit them while the data are made.
         while_made = plan_of(problem, settings, with_neighbours=False)
         with atomic_directory.atomic_directory(directory, plan, _has_shards) as partial:
             try:
@@ -110,7 +104,7 @@ def _attempt(
     tmp_dir: str | PathLike[str] | None,
     settings: GenerationSettings,
 ) -> None:
-    """Continues where earlier attempts stopped, completes the directory and writes its manifest."""
+    """Completes the directory, from where earlier attempts stopped, and writes its manifest."""
     remove_spooled(partial)
     with atomic_directory.scratch_directory(partial, tmp_dir) as scratch:
         contents = _fill(problem, partial, OpenSamples(problem, partial, scratch, settings))
@@ -200,7 +194,7 @@ def _write_manifest(problem: Preparable, directory: Path, contents: _Contents) -
 
 
 def _files_in(directory: Path) -> Iterable[tuple[str, Path]]:
-    """Yields the files that a manifest lists, with their paths in the directory."""
+    """Yields the names of the files that a manifest lists, with their paths."""
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory).as_posix()
         if path.is_file() and name not in (atomic_directory.PLAN_FILE, manifest.FILE_NAME):

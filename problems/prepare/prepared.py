@@ -12,18 +12,14 @@ from t2tp.problems.data import manifest
 from t2tp.problems.data.manifest import DamagedDataError, Manifest
 from t2tp.problems.user_dir import imported_user_dirs
 
-# Texts that an option string may have without quotes.
+# Option values that need no quotes.
 _PLAIN = re.compile(r"[\w./*?:~+%@-]+")
 
 
 def check(name: str, directory: Path, given_options: Mapping[str, Any], command: str) -> Manifest:
     """Checks that data exist and are undamaged; see `Problem.check_prepared`.
 
-    Args:
-      name: name of the problem.
-      directory: directory of its data.
-      given_options: the options that were given to the problem.
-      command: command that makes the data, for errors.
+    `command` makes the data, for errors.
     """
     if not directory.exists():
         raise FileNotFoundError(
@@ -76,7 +72,7 @@ def datagen_command(
       name: name of the problem.
       package: package of the problem's class; if it is a user's directory, the command imports it.
       data_dir: directory with the data of all problems.
-      directory: directory of the existing data, if any; it records the options of the data.
+      directory: directory of the existing data, if any, which records the options of the data.
       default_options: default values of the options, by name.
       given_options: values of the options that were given to the problem, by name.
     """
@@ -95,6 +91,6 @@ def datagen_command(
 
 
 def _as_option(value: Any) -> str:
-    """Formats a value for an option string; quotes text with special characters, such as commas."""
+    """Formats a value for an option string; quotes text with special characters."""
     is_plain = not isinstance(value, str) or _PLAIN.fullmatch(value)
     return str(value) if is_plain else repr(value)

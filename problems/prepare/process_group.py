@@ -16,15 +16,12 @@ from t2tp.problems.prepare.shard_workers import WorkerDeathError, when_parent_en
 def run_apart(function: Callable[..., None], *arguments: Any) -> None:
     """Calls a function in a new process and waits for its end; the function may start processes.
 
-    When this call returns or raises, the new process and all processes that it started have ended.
-    They also end when the calling process dies.
-
-    Args:
-      function: function to call; its threads may fail, for instance because a process died.
-      *arguments: arguments of the call.
+    When this call returns or raises, or the calling process dies, the new process and all processes
+    that it started end.
 
     Raises:
-      WorkerDeathError: a thread of the function failed, or its process was killed.
+      WorkerDeathError: a thread of the function failed, for instance because a process died; or
+        the function's process was killed.
       Exception: the error that the function raised.
     """
     # Not forked: if TensorFlow is loaded, its threads do not survive a fork.

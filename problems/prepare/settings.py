@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-# By default one in this many samples may be bad.
+# By default, one in this many samples may be bad.
 _GOOD_FOR_A_BAD_ONE = 1000
 
 
@@ -25,11 +25,7 @@ class BeamSettings:
     options: Sequence[str] = ()
 
     def check_installed(self) -> None:
-        """Checks that Apache Beam is installed.
-
-        Raises:
-          ModuleNotFoundError: it is not installed; the message says how to install it.
-        """
+        """Raises ModuleNotFoundError, with the remedy, if Apache Beam is not installed."""
         if find_spec("apache_beam") is None:
             raise ModuleNotFoundError("--beam_runner needs Apache Beam: pip install -e '.[beam]'")
 
@@ -71,11 +67,7 @@ class GenerationSettings:
     beam: BeamSettings | None = None
 
     def __post_init__(self) -> None:
-        """Checks the values.
-
-        Raises:
-          ValueError: a value is too small.
-        """
+        """Raises ValueError if a value is too small."""
         minima = {"num_shards": 1, "num_workers": 1, "max_bad_samples": 0}
         for name, min_value in minima.items():
             value = getattr(self, name)

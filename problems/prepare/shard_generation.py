@@ -1,8 +1,8 @@
 """Writes the missing shards of a problem's splits, several at a time.
 
 The samples of a split have a fixed shuffled order, and each shard is a contiguous range of this
-order. So any number of processes can make the shards in any order, with the same result.
-Neighbours in a source are often similar; shuffling makes every shard and batch representative.
+order. So any number of processes can make the shards in any order, with the same result. Shuffling
+makes every shard and batch representative, because neighbours in a source are often similar.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from t2tp.problems.prepare.settings import GenerationSettings
 from t2tp.problems.prepare.shard_workers import Report, make_in_processes
 from t2tp.problems.prepare.split_samples import BadSamples, ShuffledSamples
 
-# By default a shard has about `_SHARD_SAMPLES` samples or more, and a split at most `_MOST_SHARDS`
-# shards.
+# By default, a shard has at least about `_SHARD_SAMPLES` samples, and a split at most
+# `_MOST_SHARDS` shards.
 _SHARD_SAMPLES = 500
 _MOST_SHARDS = 64
 
 # The total time is estimated by encoding at most `_TRIED_SAMPLES` samples, for about
-# `_TRIED_SECONDS`. Starting a worker takes seconds, so a worker is worthwhile only if it has
-# `_WORKER_SECONDS` of work.
+# `_TRIED_SECONDS`. Starting a worker takes seconds, so each worker must have `_WORKER_SECONDS` of
+# work.
 _TRIED_SAMPLES = 500
 _TRIED_SECONDS = 0.5
 _WORKER_SECONDS = 5.0
@@ -109,7 +109,7 @@ def make_shards(
       directory: directory for the shards; it has the problem's vocabulary.
       tmp_dir: directory of the problem's downloads.
       sample_counts: number of samples of each split.
-      settings: settings of the generation. There is a worker for each 500 samples at most.
+      settings: settings of the generation.
 
     Returns:
       The sizes of each split, and all files of the shards.
@@ -139,7 +139,7 @@ def make_shards(
             todo.append(job)
     builder = _ShardBuilder(problem, directory, tmp_dir, settings.bad_limit(sample_counts))
     total = sum(job.size for job in todo)
-    # Beam has its own workers, so with Beam this process encodes nothing.
+    # Beam has its own workers, so no local workers are started.
     requested = settings.num_workers if settings.beam is None else 1
     num_workers = min(
         builder.workers_worth(todo, total) if requested is None else requested,
@@ -168,7 +168,7 @@ def make_shards(
             report = _LocalReport(progress, num_bad)
             for job in todo:
                 builder.carry_out(job, report)
-    remove_unfinished(directory)  # Workers that were killed left these files.
+    remove_unfinished(directory)  # Files of workers that were killed.
     sizes: dict[str, list[SplitSizes]] = {split: [] for split in sample_counts}
     files: dict[str, FileState] = {}
     for job in jobs:
@@ -216,16 +216,13 @@ class _ShardBuilder:
         self._encode: Callable[[Sample], StoredExample] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the state without open samples: they cannot be pickled."""
+        """Returns the state without open samples, which cannot be pickled."""
         return {**self.__dict__, "_samples": {}, "_encode": None}
 
     def carry_out(self, job: _Job, report: Report, directory: Path | None = None) -> None:
         """Generates a shard, or checks that the samples of an existing shard are unchanged.
 
-        Args:
-          job: the shard.
-          report: counts samples.
-          directory: directory for the shard. Default: the directory of all shards.
+        Writes a new shard into `directory` if given, else into the directory of all shards.
         """
         if job.made_from:
             self._compare(job, report)

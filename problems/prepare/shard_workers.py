@@ -72,7 +72,7 @@ def make_in_processes(
     num_bad: Callable[[], int],
     is_made: Callable[[Any], bool],
 ) -> None:
-    """Carries out jobs in worker processes; the jobs of a killed process are carried out again.
+    """Carries out jobs in worker processes; repeats the jobs of a killed process.
 
     Args:
       builder: makes a shard.
@@ -140,7 +140,7 @@ def _make_until_death(
     # Not forked: if TensorFlow is loaded, its threads do not survive a fork.
     context = multiprocessing.get_context("spawn")
     report = _SharedReport(context, num_bad)
-    # A worker imports users' directories first, because the problem's class may be in one.
+    # A worker imports users' directories first, because one may contain the problem's class.
     arguments = (imported_user_dirs(), pickle.dumps(builder), report)
     with ProcessPoolExecutor(
         num_workers, mp_context=context, initializer=_begin_worker, initargs=arguments

@@ -23,20 +23,12 @@ _POSITIONS_AT_ONCE = 1 << 16
 
 
 class BadSamples:
-    """Counts bad samples, and raises an error when there are too many.
-
-    Attributes:
-      problem: the problem's name.
-      limit: max number of samples skipped.
-    """
+    """Counts bad samples, and raises an error when there are too many."""
 
     def __init__(self, problem: str, limit: int, count: Callable[[], int] | None = None):
-        """Sets the limit.
+        """Sets the problem's name and the max number of samples to skip.
 
-        Args:
-          problem: the problem's name.
-          limit: max number of samples skipped.
-          count: counts one bad sample, and returns the number so far in all processes.
+        `count` counts one bad sample, and returns the number so far in all processes.
         """
         self.problem = problem
         self.limit = limit
@@ -44,16 +36,13 @@ class BadSamples:
         self._known: set[tuple[str, int]] = set()
 
     def add(self, split: str, number: int, error: Exception, sample: Any = None) -> str:
-        """Counts a bad sample, unless it has been counted before.
+        """Counts a bad sample, unless it has been counted before; returns a message about it.
 
         Args:
           split: split of the sample.
           number: index of the sample in the problem's own, unshuffled order.
           error: the error that was raised.
           sample: the sample, if it could be read.
-
-        Returns:
-          A sentence with the sample's number and location, and the reason.
 
         Raises:
           BadSampleError: there are more bad samples than the limit.
@@ -90,10 +79,7 @@ class ShuffledSamples:
     def __init__(self, samples: Samples, split: str = "", bad: BadSamples | None = None):
         """Sets the samples.
 
-        Args:
-          samples: the samples, with random access.
-          split: name of the split, for errors.
-          bad: counts the bad samples. Default: the first one raises an error.
+        `split` is the split's name, for errors. Without `bad`, the first bad sample is an error.
         """
         self._samples = samples
         self._split = split

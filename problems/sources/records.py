@@ -24,7 +24,7 @@ Record = Mapping[str, Any]
 # Rows of a Parquet file that are converted at a time.
 _BATCH_ROWS = 4096
 
-# Max length of a field: Python's csv rejects fields above 128 KiB by default.
+# Max length of a field; the default of Python's csv is 128 KiB.
 _LONGEST_FIELD = 1 << 31
 
 # The advice in errors about an unbalanced quote, which merges rows.
@@ -48,11 +48,9 @@ class Records:
     """The concatenated records of several files."""
 
     def __init__(self, paths: Sequence[Path], scratch: Path):
-        """Opens the files.
+        """Opens the files; their suffixes determine the formats.
 
-        Args:
-          paths: paths of the files; the suffix determines the format.
-          scratch: directory for indexes that all processes share.
+        All processes share `scratch`, a directory for indexes.
 
         Raises:
           ValueError: a file's format is unknown, or does not match its suffix.

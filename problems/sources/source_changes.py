@@ -15,12 +15,7 @@ _State = list[int]
 
 
 def write_sources(directory: Path, patterns: Iterable[str]) -> None:
-    """Records the present state of the files in the directory of the data.
-
-    Args:
-      directory: directory in which the data are being made.
-      patterns: patterns of the files; see `user_files.find_files`.
-    """
+    """Records the present state of the files that match `patterns` (see `find_files`)."""
     absolute = [os.path.abspath(Path(pattern).expanduser()) for pattern in patterns]
     record = {"patterns": absolute, "files": _states(_matching(absolute))}
     write_text(directory / SOURCES_FILE, json.dumps(record, indent=0) + "\n")
@@ -59,6 +54,6 @@ def _states(paths: Iterable[str]) -> Mapping[str, _State]:
 
 
 def named(paths: Sequence[str]) -> str:
-    """Formats paths: the first path, and the number of further paths."""
+    """Formats the first path and the number of further paths."""
     more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
     return f"{paths[0]}{more}"

@@ -39,8 +39,8 @@ class TfdsSource:
 
     Attributes:
       dataset: name in TFDS's catalog, for instance "wmt14_translate/de-en".
-      dataset_splits: the dataset's split for each of the problem's splits; it may be a slice, as
-        in "train[:95%]".
+      dataset_splits: the dataset's split for each of the problem's splits, or a slice, as in
+        "train[:95%]".
       sample_features: name in a sample -> the dataset's feature. If empty, the samples are the
         dataset's examples.
     """
@@ -58,11 +58,7 @@ class TfdsSource:
         """Returns the builder of the dataset.
 
         Its files need random access, as in ArrayRecord. TFDS's default, TFRecord, can only be read
-        sequentially.
-
-        Args:
-          directory: directory in which the problem's data are being made; files in it are kept.
-          tmp_dir: directory for temporary files.
+        sequentially. Only files in `directory` are kept with the problem's data.
         """
         tfds = import_tfds()
         return tfds.builder(self.dataset, data_dir=tmp_dir / "tfds", file_format="array_record")
@@ -70,8 +66,8 @@ class TfdsSource:
     def sample(self, example: Mapping[str, Any]) -> Sample:
         """Converts an example of the dataset to a sample of the family; texts are str.
 
-        By default returns the `sample_features`. If one of them is a text that is not UTF-8, the
-        example is skipped and counted.
+        By default returns the `sample_features`. An example with a text that is not UTF-8 is
+        skipped and counted.
         """
         named = self.sample_features
         return {name: example[named[name]] for name in named} if named else example
@@ -122,7 +118,7 @@ class TfdsSource:
 
 
 def _download_config() -> tfds.download.DownloadConfig:
-    """Returns TFDS's settings for preparing a dataset, including the settings of Beam."""
+    """Returns TFDS's settings for preparing a dataset, including Beam's."""
     tfds = import_tfds()
     config = tfds.download.DownloadConfig(try_download_gcs=False)
     beam = beam_of_downloads()
@@ -135,7 +131,7 @@ def _download_config() -> tfds.download.DownloadConfig:
 
 @contextmanager
 def _few_retries() -> Iterator[None]:
-    """Reduces TFDS's retries: without a network, its ten retries would take minutes."""
+    """Reduces TFDS's retries, which would take minutes without a network."""
     from tensorflow_datasets.core.download import downloader
 
     before = downloader.MAX_RETRIES
@@ -148,7 +144,7 @@ def _few_retries() -> Iterator[None]:
 
 @contextmanager
 def _one_sentence(dataset: str, tmp_dir: Path) -> Iterator[None]:
-    """Converts TFDS's errors in preparing a dataset to errors with one sentence."""
+    """Converts TFDS's errors in preparing a dataset to one-sentence errors."""
     import requests
     import tensorflow as tf
     import tensorflow_datasets as tfds
@@ -185,7 +181,7 @@ def _one_sentence(dataset: str, tmp_dir: Path) -> Iterator[None]:
 
 
 class _Example(Mapping[str, Any]):
-    """An example that decodes only the features that are read: other bytes may not be text."""
+    """An example that decodes only the features that are read; others may not be UTF-8."""
 
     def __init__(self, example: Mapping[str, Any]):
         self._example = example

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-# Percentage of train that becomes a held-out split which the dataset lacks.
+# Percentage of train for each held-out split that the dataset lacks.
 _PERCENT_HELD_OUT = 5
 
 
@@ -31,7 +31,7 @@ def default_splits(
       info: the dataset's own splits, by name: `tfds.core.SplitInfo`.
 
     Raises:
-      ValueError: no examples are left for a split; the message names the split and the remedy.
+      ValueError: no examples are left for a split.
     """
     train, *held_out = splits
     missing = [split for split in held_out if split not in info and split not in given]
@@ -65,7 +65,7 @@ def without(ranges: Iterable[Range], taken: Sequence[Range]) -> list[Range]:
     """Returns the parts of ranges that are not in the taken ranges."""
     remaining = list(ranges)
     for split, begin, end in taken:
-        # Each range of the same split leaves the pieces before and after the taken range.
+        # A range of the same split leaves the pieces before and after the taken range.
         remaining = [
             piece
             for each in remaining

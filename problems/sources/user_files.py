@@ -77,7 +77,7 @@ def decode(contents: bytes, path: Path, first_line: int = 1) -> str:
     """Decodes UTF-8, without a byte-order mark at the beginning of a file.
 
     Raises:
-      BadSampleError: the bytes are not UTF-8; the message names the file and the line.
+      BadSampleError: the bytes are not UTF-8.
     """
     try:
         return contents.decode("utf-8-sig" if first_line == 1 else "utf-8")
@@ -95,7 +95,7 @@ def read_file(path: Path) -> str:
 
 
 def json_names(path: Path) -> list[str]:
-    """Returns the keys in the first line of a file if this line is a JSON object; else no keys."""
+    """Returns the keys of the JSON object in the first line of a file; [] if there is none."""
     with path.open("rb") as file:
         line = file.readline(_PIECE)
     try:
@@ -161,12 +161,7 @@ class Lines:
 def _line_ends(path: Path, index_dir: Path, quoted: bool, piece_bytes: int) -> np.ndarray:
     """Returns the mapped positions of a file's line ends: int64 [lines].
 
-    Args:
-      path: the file.
-      index_dir: the directory of the index. If the index has the positions of this version of the
-        file, the file is not read.
-      quoted: see `Lines`.
-      piece_bytes: see `Lines`.
+    Reads the file only if `index_dir` has no positions of this version of the file.
     """
     name = fingerprint([path.absolute()]) + "-quoted" * quoted
     ends = index_dir / name

@@ -97,11 +97,9 @@ class CharacterVocabulary(Vocabulary):
 
 
 def count_characters(texts: Iterable[str], size: int) -> CharacterVocabulary:
-    """Returns the vocabulary of the most frequent characters.
+    """Returns the vocabulary of the most frequent characters of texts.
 
-    Args:
-      texts: the texts whose characters are counted.
-      size: max number of tokens, including the 259 special tokens and byte tokens.
+    `size` is the max number of tokens, including the 259 special tokens and byte tokens.
     """
     counts: Counter[str] = Counter()
     for text in texts:

@@ -115,7 +115,7 @@ class ChatTemplate:
         """Returns the first token of all prompts, usually BOS; None if prompts begin differently.
 
         Args:
-          encode: function from a text to its tokens.
+          encode: text -> tokens.
           conversations: the conversations. Default: examples that differ in their content.
 
         Raises:
@@ -139,10 +139,7 @@ def has_template(directory: Path) -> bool:
 
 
 def messages_of(value: Any) -> Messages:
-    """Checks a conversation read from JSON.
-
-    Args:
-      value: a list of messages, or an object with such a list as `messages`.
+    """Checks a conversation read from JSON: a list of messages, or an object with `messages`.
 
     Raises:
       ValueError: the value is neither.

@@ -1,7 +1,7 @@
 """Special tokens of a tokenizer: tokens that begin a text, end it, or mask other tokens.
 
-The files of a model name the special tokens in several places. Older models, such as GPT-2 and
-BERT, name them only in `config.json`, or not at all.
+A model's files name the special tokens in several places. Older models, such as GPT-2 and BERT,
+name them only in `config.json`, or not at all.
 """
 
 from dataclasses import dataclass
@@ -43,8 +43,7 @@ def read_special_tokens(directory: Path) -> SpecialTokens:
     """Reads the special tokens of the tokenizer in a directory.
 
     Raises:
-      ValueError: a file is damaged.
-      OSError: a file cannot be read.
+      ValueError, OSError: a file is damaged or cannot be read.
     """
     ids = token_ids(directory / TOKENIZER_FILE)
     named = named_tokens(directory)
@@ -66,8 +65,7 @@ def named_tokens(directory: Path) -> dict[str, str]:
     """Returns the special tokens that a directory's files name, such as `bos_token`, as text.
 
     Raises:
-      ValueError: a file is damaged.
-      OSError: a file cannot be read.
+      ValueError, OSError: a file is damaged or cannot be read.
     """
     found: dict[str, str] = {}
     for file in CONFIG_FILES:
@@ -82,8 +80,7 @@ def token_ids(path: Path) -> dict[str, int]:
     """Returns the ids of the tokens in a `tokenizer.json`, by token; {} without the file.
 
     Raises:
-      ValueError: the file is damaged.
-      OSError: the file cannot be read.
+      ValueError, OSError: the file is damaged or cannot be read.
     """
     tokenizer = read_if_there(path)
     with untrusted_json.as_damaged(path):

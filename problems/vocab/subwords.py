@@ -33,14 +33,14 @@ SAMPLE_BYTES = 32 << 20
 # Training texts are split, because SentencePiece drops texts above max_sentence_length.
 _CHUNK_CHARACTERS = 2000
 
-# SentencePiece's marker of an unknown piece (U+2585). SentencePiece ignores training texts with it.
+# SentencePiece's marker of an unknown piece (U+2585). Training ignores texts that contain it.
 _UNKNOWN_SIGN = "\N{LOWER FIVE EIGHTHS BLOCK}"
 
 # SentencePiece's error if a vocabulary is larger than the texts allow.
 _TOO_MANY = re.compile(r"Please set it to a value <= (\d+)")
 
 _NORMALIZED_AWAY = "\N{LATIN SMALL LIGATURE FI}  x"  # A ligature and two spaces.
-# Our names of normalizations, and SentencePiece's; only "none" differs.
+# Our names of normalizations -> SentencePiece's names.
 _NORMALIZATIONS = {"none": "identity", "nfkc": "nfkc", "nmt_nfkc": "nmt_nfkc"}
 
 
@@ -48,13 +48,13 @@ class SubwordVocabulary(Vocabulary):
     """Pieces of words, and bytes for characters without a piece.
 
     Attributes:
-      model: the serialized SentencePiece ModelProto; tensorflow-text can read it too.
+      model: the serialized SentencePiece ModelProto.
     """
 
     file_name = "vocabulary.model"
 
     def __init__(self, model: bytes):
-        import sentencepiece  # here, so that importing this package does not load its library
+        import sentencepiece  # Here, so that importing this package does not load its library.
 
         self.model = model
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -87,18 +87,15 @@ class SubwordVocabulary(Vocabulary):
 
     @cached_property
     def _boundary(self) -> re.Pattern[str] | None:
-        """Matches where a text may be cut: before a space. None if a piece may span this place.
-
-        Pieces of vocabularies that are trained here have spaces only at their beginning.
-        """
+        """Matches where a text may be cut, before a space; None if a piece may span such a place."""
         pieces = map(self._processor.id_to_piece, range(self._processor.vocab_size()))
         reach = re.compile(f"[^{_SPACE}]{_SPACE}")
         return None if any(map(reach.search, pieces)) else re.compile("(?<=[!-~])(?= [!-~])")
 
     def _encode_part(self, text: str) -> list[int]:
         # SentencePiece would decode its own space sign as a space, so a sign in the text becomes
-        # byte tokens. The parts are not encoded as one list, because SentencePiece would start
-        # threads, which takes longer than encoding.
+        # byte tokens. Encoding the parts as one list would start threads, which takes longer than
+        # encoding.
         first, *others = map(self._processor.encode, text.split(_SPACE))
         return first + [token for ids in others for token in (*byte_fallback(_SPACE), *ids)]
 
@@ -167,9 +164,8 @@ def train_subwords(
         the normalized text.
 
     Raises:
-      ValueError: the texts have too few distinct pieces for the size, have too many distinct
-        characters for it, or are empty; or the normalization or the model type is unknown.
-      BaseException: any error of iterating over `texts`, unchanged.
+      ValueError: the texts have too few distinct pieces or too many distinct characters for the
+        size, or are empty; or the normalization or the model type is unknown.
     """
     if normalization not in _NORMALIZATIONS:
         known = ", ".join(_NORMALIZATIONS)
@@ -226,13 +222,9 @@ def _sample(
 ) -> list[str]:
     """Samples pieces of the texts, in the texts' order.
 
-    Each piece has a pseudorandom number that depends on its position. The pieces with the smallest
-    numbers are kept, so that every piece is equally likely to be kept.
-
-    Args:
-      texts: the texts.
-      max_bytes: size of the sample.
-      min_texts: min number of texts to read, so that a few large texts do not dominate.
+    The pieces with the smallest pseudorandom numbers are kept, so that every piece is equally
+    likely to be kept. At least `min_texts` texts are read, so that a few large texts do not
+    dominate.
     """
     sampled: list[tuple[int, int, str]] = []  # a heap of (minus the random number, position, piece)
     size = position = 0
@@ -256,7 +248,7 @@ def _sample(
 
 
 def _in_order(sampled: list[tuple[int, int, str]]) -> list[str]:
-    """Returns the pieces of `_sample` in the texts' order, split at SentencePiece's own sign."""
+    """Returns the pieces in the texts' order, split at SentencePiece's own sign."""
     pieces = (piece for _, _, piece in sorted(sampled, key=lambda each: each[1]))
     return [part for piece in pieces for part in piece.split(_UNKNOWN_SIGN) if part]
 

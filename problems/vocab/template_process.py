@@ -14,7 +14,7 @@ _PROGRAM = Path(__file__).with_name("template_program.py")
 
 
 class TemplateProcess:
-    """A process that renders a template. A rendering restarts the process if it has ended."""
+    """A process that renders a template; started again for a rendering if it has ended."""
 
     def __init__(self, source: str, max_seconds: float) -> None:
         self._source, self._max_seconds = source, max_seconds
@@ -39,10 +39,7 @@ class TemplateProcess:
         self._ask(self._source)
 
     def render(self, variables: dict[str, Any]) -> str:
-        """Renders the template.
-
-        Args:
-          variables: values that JSON can store.
+        """Renders the template with variables that JSON can store.
 
         Raises:
           ValueError: the template fails, or takes too long or too much memory.

@@ -25,7 +25,7 @@ _MAX_LENGTH = 16_000_000
 
 def main() -> None:
     """Answers the requests on stdin; the argument is the max processor seconds of a request."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program that started this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent program.
     # Imports must not find the modules next to this file. (Python 3.10 has no option -P.)
     here = str(Path(__file__).resolve().parent)
     sys.path[:] = [directory for directory in sys.path if directory != here]

@@ -22,10 +22,9 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 class TokenizerVocabulary(Vocabulary):
     """The tokens of a tokenizer, with the ids that its model knows.
 
-    The byte pieces of GPT-2 and Llama 3 are lossless. Other tokenizers change texts: they convert
-    them to lower case, for example, or remove spaces. Decoding then returns the changed text. A
-    token may decode to other bytes at the beginning of a text; `token_bytes` has its bytes in the
-    middle of a text.
+    The byte pieces of GPT-2 and Llama 3 are lossless. Other tokenizers change texts, for example to
+    lower case, and decoding then returns the changed text. A token may decode to other bytes at the
+    beginning of a text; `token_bytes` has its bytes in the middle of a text.
     """
 
     file_name = "vocabulary.tokenizer.json"
@@ -124,11 +123,7 @@ class TokenizerVocabulary(Vocabulary):
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def encode_in_graph(self, texts: tf.Tensor) -> tf.RaggedTensor:
-        """Raises an error, because the tokenizer has no TensorFlow operations.
-
-        Raises:
-          ValueError: always.
-        """
+        """Raises ValueError, because TensorFlow has no operations of the tokenizer."""
         raise ValueError(f"TensorFlow has no operations of {TOKENIZER_FILE}")
 
     def decode(self, ids: Iterable[int]) -> str:

@@ -1,11 +1,12 @@
 """The base class of vocabularies: they convert text to token ids and back.
 
 Every token stands for fixed bytes, so decoding concatenates bytes, and the UTF-8 length of a text
-is the sum of its tokens' lengths. So bits per byte are exact. All vocabularies that t2tp trains
-have the same first ids: 0 to 2 are special, and 3 to 258 are the single bytes. The bytes encode
-characters without a token, so that any text can be encoded. These vocabularies are lossless, unless
-a normalization is chosen.
-A `tokenizer.json` has other ids, and may change texts (`tokenizer.py`).
+is the sum of its tokens' lengths. So bits per byte are exact.
+
+All vocabularies that t2tp trains have the same first ids: 0 to 2 are special, and 3 to 258 are the
+single bytes. The bytes encode characters without a token, so that any text can be encoded. These
+vocabularies are lossless, unless a normalization is chosen. A `tokenizer.json` has other ids, and
+may change texts (`tokenizer.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ UNKNOWN = 2  # SentencePiece requires it; no text needs it, because there are by
 
 _SPECIAL_NAMES = {PADDING: "<pad>", END_OF_DOCUMENT: "</s>", UNKNOWN: "<unk>"}
 
-# The token of byte b is FIRST_BYTE + b; then come the tokens that differ between vocabularies.
+# The token of byte b is FIRST_BYTE + b; the tokens from FIRST_PIECE on differ between vocabularies.
 FIRST_BYTE = 3
 FIRST_PIECE = FIRST_BYTE + 256
 
@@ -60,7 +61,7 @@ class Vocabulary(abc.ABC):
         """Returns the token ids of a text, without an EOS.
 
         Raises:
-          UnicodeEncodeError: the text has a lone surrogate: UTF-8 cannot encode it.
+          UnicodeEncodeError: the text has a lone surrogate, which UTF-8 cannot encode.
         """
 
     def encode_spans(self, text: str) -> list[tuple[int, int, int]]:
@@ -86,19 +87,14 @@ class Vocabulary(abc.ABC):
     def encode_parts(self, text: str, characters: int = 1 << 16) -> Iterator[list[int]]:
         """Yields the token ids of a text in parts; concatenated, they are the result of `encode`.
 
-        Parts save memory: the ids of a long text need much more memory than the text.
-
-        Args:
-          text: the text.
-          characters: approximate size of a part, in characters.
+        Parts save memory: the ids of a long text need much more memory than the text. `characters`
+        is the approximate size of a part.
         """
         yield self.encode(text)
 
     @abc.abstractmethod
     def encode_in_graph(self, texts: tf.Tensor) -> tf.RaggedTensor:
         """Returns the token ids of texts, as `encode`, with TensorFlow's operations.
-
-        Exported models that take text contain these operations.
 
         Args:
           texts: string [texts], UTF-8.
@@ -127,7 +123,7 @@ class Vocabulary(abc.ABC):
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of token ids; the inverse of `encode`.
 
-        Padding and EOS are dropped. A model may generate invalid UTF-8: it becomes U+FFFD.
+        Padding and EOS are dropped. Invalid UTF-8 from a model becomes U+FFFD.
 
         Raises:
           ValueError: an id is outside the vocabulary.
@@ -145,13 +141,9 @@ class Vocabulary(abc.ABC):
         return b"".join(map(self.token_bytes.__getitem__, ids.tolist()))
 
     def decode_in_graph(self, ids: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
-        """Returns the bytes of token ids, as `decode_bytes`, with TensorFlow's operations.
+        """Returns the bytes, string [texts], of token ids with TensorFlow's operations.
 
-        Args:
-          ids: integers [texts, tokens], padded or ragged.
-
-        Returns:
-          string [texts].
+        `ids` are integers [texts, tokens], padded or ragged.
         """
         import tensorflow as tf
 
@@ -164,7 +156,7 @@ class Vocabulary(abc.ABC):
 
 
 def reserved_token_bytes() -> list[bytes]:
-    """Returns the bytes of the tokens 0 to 258: the special tokens, which are empty, and bytes."""
+    """Returns the bytes of tokens 0 to 258; special tokens have none."""
     return [b""] * FIRST_BYTE + [bytes([byte]) for byte in range(256)]
 
 

@@ -12,24 +12,20 @@ from t2tp.problems.vocab.vocabulary import Vocabulary
 
 
 def write_vocabulary(directory: Path, vocabulary: Vocabulary) -> str:
-    """Writes a vocabulary into a problem's directory, and returns the name of its file."""
+    """Writes a vocabulary into a problem's directory; returns the name of its file."""
     write_bytes(directory / vocabulary.file_name, vocabulary.contents())
     return vocabulary.file_name
 
 
 def find_vocabulary(directory: Path) -> Path | None:
-    """Returns the file of the vocabulary in a problem's directory; None if there is none."""
+    """Returns the file of the vocabulary in a problem's directory, or None."""
     kinds = (SubwordVocabulary, CharacterVocabulary, TokenizerVocabulary)
     names = (*(kind.file_name for kind in kinds), TOKENIZER_FILE)
     return next((directory / name for name in names if (directory / name).is_file()), None)
 
 
 def load_vocabulary(directory: Path) -> Vocabulary:
-    """Reads the vocabulary in a problem's directory.
-
-    Raises:
-      FileNotFoundError: there is no vocabulary.
-    """
+    """Reads the vocabulary in a problem's directory; raises FileNotFoundError if there is none."""
     file = _existing_file(directory)
     if file.name == SubwordVocabulary.file_name:
         return SubwordVocabulary(file.read_bytes())
@@ -49,7 +45,7 @@ def vocabulary_sha256(directory: Path) -> str:
     file = _existing_file(directory)
     # A problem's data have the tokenizer and its end tokens in one file. In a Hugging Face
     # directory, files next to `tokenizer.json` list the end tokens. So the digest of such a
-    # directory is computed from the contents that the file in a problem's data would have.
+    # directory is the digest of the file that a problem's data would have.
     is_theirs = file.name == TOKENIZER_FILE
     contents = load_vocabulary(directory).contents() if is_theirs else file.read_bytes()
     return hashlib.sha256(contents).hexdigest()
