@@ -6,8 +6,8 @@
     program = t2tp.Program(step_fn, features, mesh_shape="data:2;model:4",
     layout="batch:data;d_ff:model")
 
-The names of this package, and TensorFlow, are imported on first use. TensorFlow's messages are
-hidden, unless TF_CPP_MIN_LOG_LEVEL is set.
+TensorFlow and the names of this package are imported on first use. TensorFlow's messages are hidden
+unless TF_CPP_MIN_LOG_LEVEL is set.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from t2tp.processes.cluster import Cluster, connect
     from t2tp.program.program import Feature, Mesh, Program
 
-    # `plan` is not imported: mypy does not resolve names of mtf in a circle of imports.
+    # `plan` is not imported: mypy cannot resolve names of `mtf` in circular imports.
     plan: Callable[..., Any]
 
 _HOMES = {
@@ -68,7 +68,7 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    # Completion reads the names before anything is loaded.
+    # Completion lists the names before any module is imported.
     return [*__all__, "mtf", *(name for name in globals() if name.startswith("__"))]
 
 

@@ -15,7 +15,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Writes or replaces a file (UTF-8) atomically, even if the process is killed meanwhile.
 
     If the path is a symlink, its target is replaced. The file's mode is kept. Devices and pipes are
-    not replaced, but written to.
+    written to, not replaced.
 
     Raises:
       OSError: the file cannot be written; the error names it. An existing file is unchanged.
@@ -36,7 +36,7 @@ def write_bytes(path: str | os.PathLike[str], contents: bytes) -> None:
 
 
 def is_written_into(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is a device, a pipe or an open file: `write_text` does not replace it."""
+    """Whether `write_text` writes into a path (device, pipe, open file) instead of replacing it."""
     path = os.path.abspath(path)
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if not stat.S_ISREG(os.stat(path).st_mode):
@@ -71,12 +71,12 @@ def sync(path: Path) -> None:
 
 
 def unfinished_path(path: Path) -> Path:
-    """Returns the path to which to write a file until it is complete."""
+    """Returns the temporary path of a file that is being written."""
     return path.with_name(f"{path.name}.tmp-{os.getpid()}")
 
 
 def is_unfinished(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is being written, or was left behind by a killed process."""
+    """Whether a path is a temporary one, of a running or a killed process."""
     return _UNFINISHED.fullmatch(Path(path).name) is not None
 
 
@@ -86,11 +86,11 @@ def remove_unfinished(
     """Deletes the unfinished files of killed processes in a directory.
 
     Args:
-      directory: the directory; may be missing. Subdirectories are ignored.
-      min_age_seconds: min age of the files to delete. Another process may be writing younger files.
+      directory: may be missing. Subdirectories are ignored.
+      min_age_seconds: min age of a file to delete. Another process may be writing younger files.
 
     Returns:
-      The files that were deleted.
+      The deleted files.
 
     Raises:
       OSError: the directory cannot be listed, or a file cannot be deleted.

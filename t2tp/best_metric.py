@@ -13,7 +13,7 @@ class BestMetric:
     """The criterion of the best checkpoint.
 
     Attributes:
-      metric: name of a metric.
+      metric: name of the metric.
       is_min: whether smaller values are better.
     """
 

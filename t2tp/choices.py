@@ -1,15 +1,13 @@
 """Lists of allowed values of hyperparameters.
 
-A list is here if the code reads it too: layers check their arguments against it. The declarations
-of hparams name these lists. The allowed values of other hyperparameters are in
-`hparams/declarations.toml`.
+The declarations of hyperparameters use these lists, and layers check their arguments against them.
+The allowed values of other hyperparameters are in `hparams/declarations.toml`.
 """
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 
 # Transformers.
-# Maps a feed-forward network to the activation of its layer or gate, in `t2tp.ops.activations` or
-# `mtf`.
+# Maps a feed-forward network to the activation function of its layer or gate.
 PLAIN_MLPS = {"relu": "relu", "gelu": "gelu", "gelu_erf": "gelu_erf", "silu": "swish"}
 GATED_MLPS = {"swiglu": "swish", "geglu": "gelu", "clamped_swiglu": "clamped_swiglu"}
 MLPS = (*PLAIN_MLPS, *GATED_MLPS)

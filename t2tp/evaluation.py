@@ -19,18 +19,17 @@ from t2tp.problems.codec import Codec
 from t2tp.problems.vocab.chat_template import ChatTemplate, Messages
 from t2tp.problems.vocab.tokenizer import TokenizerVocabulary
 
-# A continuation is decoded in parts, so that rows with a stop string need no further decoding. The
-# first part has this number of tokens, and each next part has twice the tokens of the previous one.
-# A remainder shorter than two parts is one part, because tracing another program would take longer.
+# A continuation is decoded in parts. Rows that contain a stop string are not decoded further. The
+# first part has this number of tokens, and each next part is twice as long. A remainder shorter
+# than two parts is one part, because tracing another program would take longer.
 _FIRST_PART = 32
 _MAX_GENERATED = 256  # As in `--model hf`.
 
 
 class HarnessModel(TemplateLM):
-    """A language model of t2tp as the harness sees it.
+    """A language model of t2tp for the harness.
 
-    With several processes, each process has its own `HarnessModel`, and all processes evaluate the
-    same requests.
+    With several processes, each has a `HarnessModel`, and all evaluate the same requests.
     """
 
     def __init__(
@@ -47,13 +46,13 @@ class HarnessModel(TemplateLM):
         """Sets the functions that score and decode.
 
         Args:
-          score: scores rows, see `Scorer`.
-          decode: decodes requests, see `Decoder`.
+          score: scores rows, as `Scorer` does.
+          decode: decodes requests, as `Decoder` does.
           codec: the run's codec. With a `tokenizer.json`, the tokenizer adds special tokens to a
             text. Otherwise the text begins with `prefix_token`.
           max_length: the model's max number of positions.
-          prefix_token: the token before a text without context: BOS if there is one, otherwise EOS.
-          template: the chat template.
+          prefix_token: the first token of a text without context: BOS if there is one, else EOS.
+          template: the run's chat template, if it has one.
           reads_first_token: whether the model has the feature `first_token`. Otherwise all rows
             must begin with `prefix_token`.
         """
@@ -72,7 +71,7 @@ class HarnessModel(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """The token before a text without context."""
+        """The first token of a text without context."""
         return self._prefix_token
 
     @property
@@ -94,7 +93,7 @@ class HarnessModel(TemplateLM):
         return self._begun(before), after
 
     def _begun(self, tokens: list[int]) -> list[int]:
-        """Prepends the token with which texts began in training, if it is missing."""
+        """Prepends `prefix_token`, unless it is there or the tokenizer adds special tokens."""
         is_begun = self._own is not None or tokens[:1] == [self._prefix_token]
         return tokens if is_begun else [self._prefix_token, *tokens]
 
@@ -117,8 +116,7 @@ class HarnessModel(TemplateLM):
         """Splits tokens into the input of position 0 and the targets.
 
         Raises:
-          ValueError: the model begins all rows with the same token, and this row begins with
-            another token.
+          ValueError: the model cannot begin a row with this token.
         """
         first, *targets = tokens
         if self._reads_first_token:
@@ -166,7 +164,7 @@ class HarnessModel(TemplateLM):
         return found
 
     def _continued(self, requests: list[tuple[str, dict[str, Any]]]) -> list[str]:
-        """Continues prompts with equal options."""
+        """Continues prompts that have the same options."""
         options = normalize_gen_kwargs(requests[0][1], self.max_gen_toks)
         stops, limit = options.pop("until"), options.pop("max_gen_toks")
         samples, temperature = options.pop("do_sample"), options.pop("temperature", 0.0)
@@ -209,9 +207,8 @@ class HarnessModel(TemplateLM):
         """Returns a conversation as text.
 
         Args:
-          chat_history: the messages of the conversation.
-          add_generation_prompt: whether to append the beginning of a reply; otherwise the text ends
-            with the last message.
+          chat_history: the messages.
+          add_generation_prompt: whether to append the beginning of a reply.
 
         Raises:
           ValueError: the run has no chat template, or the template rejects the conversation.

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 def without_garbage_collection() -> Iterator[None]:
     """Disables the cyclic garbage collector while the context is active.
 
-    Importing modules and building and tracing a graph create many long-lived objects, which each
-    collection visits. Collections took a sixth of the time of TensorFlow's import. With variables
-    for 64 devices, they took as long as the rest of tracing.
+    Importing modules and tracing a graph create many long-lived objects, which each collection
+    visits. Collections took a sixth of TensorFlow's import time. With variables for 64 devices,
+    they took as long as the rest of tracing.
     """
     was_enabled = gc.isenabled()
     gc.disable()

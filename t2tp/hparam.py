@@ -5,8 +5,7 @@
     hparams.learning_rate  # 0.2
 
 Every hyperparameter is declared once, with a default and limits. The default determines the type.
-Setting an undeclared name, a value of another type or a value out of range raises an error, both in
-code and on the command line.
+Setting an undeclared name, a value of another type or a value out of range raises an error.
 """
 
 from __future__ import annotations
@@ -84,12 +83,12 @@ class HParams:
         Args:
           name: an identifier that is not a method of HParams.
           default: the initial value: a bool, int, float, str, list of one, or None.
-          help: a description, with its unit.
+          help: a description, with the unit.
           type: bool, int, float, str, list[...] of one of these, or any of these with `| None`.
-            Default: the type of `default`. If `default` is None, None is allowed too. If `type` is
-            then omitted, any value is allowed.
-          min: the min value; for a list, the min of each element.
-          max: the max value; for a list, the max of each element.
+            Default: the type of `default`. A default of None allows None too, and without a type
+            any value.
+          min: the min value, or the min of each element of a list.
+          max: the max value, or the max of each element of a list.
           above: an exclusive lower bound, in place of `min`.
           below: an exclusive upper bound, in place of `max`.
           choices: the allowed values.
@@ -123,7 +122,7 @@ class HParams:
         self._declarations[name] = declaration
 
     def set(self, name: str, value: Any) -> None:
-        """Sets a declared hyperparameter; the same as assigning to the attribute.
+        """Sets a declared hyperparameter, as assigning to the attribute does.
 
         Raises:
           AttributeError: the name is not declared; the error suggests similar names.
@@ -133,7 +132,7 @@ class HParams:
         self._values[name] = self._declaration(name).check(name, value)
 
     def get(self, name: str) -> Any:
-        """Returns the value of a declared hyperparameter; the same as reading the attribute.
+        """Returns the value of a declared hyperparameter, as reading the attribute does.
 
         Raises:
           AttributeError: the name is not declared; the error suggests similar names.
@@ -142,16 +141,16 @@ class HParams:
         return self._values[name]
 
     def help(self, name: str) -> str:
-        """Returns the help text of the hyperparameter."""
+        """Returns the help text of a hyperparameter."""
         return self._declaration(name).help
 
     def default(self, name: str) -> Any:
-        """Returns the default of the hyperparameter."""
+        """Returns the default of a hyperparameter."""
         declaration = self._declaration(name)
         return declaration.check(name, declaration.default)
 
     def limits(self, name: str) -> Limits:
-        """Returns the limits of the hyperparameter."""
+        """Returns the limits of a hyperparameter."""
         return self._declaration(name).limits
 
     def expected(self, name: str) -> str:
@@ -162,8 +161,8 @@ class HParams:
     def values(self) -> dict[str, Any]:
         """Returns all values by name, in the order of declaration.
 
-        The lists are copies. If code has changed a list in place and its elements now have another
-        type or are out of range, raises TypeError or ValueError.
+        Lists are copied. Raises TypeError or ValueError if code has changed a list in place to a
+        value that `set` rejects.
         """
         return {
             name: self._declarations[name].check(name, value)
@@ -182,7 +181,7 @@ class HParams:
 
         Args:
           other: the HParams with the declarations.
-          names: names of the hyperparameters to add; those already declared stay unchanged.
+          names: hyperparameters to add; those already declared stay unchanged.
 
         Raises:
           AttributeError: a name is not declared in `other`.
@@ -250,8 +249,8 @@ class HParams:
         return f"HParams({inside})"
 
     def __getattr__(self, name: str) -> Any:
-        # Python calls this only for missing attributes. Names with a leading '_' are never
-        # hyperparameters: copy and pickle look up some before the instance has its own attributes.
+        # Python calls this only for missing attributes. copy and pickle look up names with a
+        # leading '_' before the instance has its own attributes.
         if name.startswith("_"):
             raise AttributeError(f"HParams has no attribute {name!r}")
         return self.get(name)
@@ -282,9 +281,9 @@ def describe_differences(
       overrides: the values given on the command line, as `HParams.parse` returns them.
 
     Returns:
-      A line per hyperparameter with different values. The line ends in the value that is used: the
-      override, or else the saved value, or else the default (if the hyperparameter was declared
-      after the run was saved).
+      A line per hyperparameter with different values. The line ends with the value used: the
+      override, else the saved value, else the default (of a hyperparameter that was declared after
+      the run was saved).
 
     Raises:
       ValueError: neither `saved` nor `preset` declares the name of an override.

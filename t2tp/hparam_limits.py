@@ -5,8 +5,7 @@ from typing import Any
 
 from t2tp.suggestions import nearest
 
-# Max magnitude of numbers, in addition to the declared limits: on the devices, steps and sizes are
-# int64, and other numbers are float32.
+# Max magnitude of any number: on the devices, steps and sizes are int64, other numbers float32.
 _LARGEST = {int: 10**12, float: 1e38}
 
 
@@ -17,9 +16,9 @@ class Limits:
     Attributes:
       min: the min number.
       max: the max number.
-      above: an exclusive lower bound, in place of `min`.
-      below: an exclusive upper bound, in place of `max`.
-      choices: the allowed values.
+      above: an exclusive lower bound.
+      below: an exclusive upper bound.
+      choices: the allowed values, in place of bounds.
     """
 
     min: float | None = None

@@ -1,8 +1,4 @@
-"""Types of hyperparameters: checks values, and parses them from text.
-
-A value is a bool, int, float or str, a list of one of these types, or None if the declaration
-allows None.
-"""
+"""Types of hyperparameters: checks values, and parses them from text."""
 
 import ast
 import dataclasses
@@ -23,7 +19,7 @@ class ValueType:
     """The declared type of one hyperparameter.
 
     Attributes:
-      scalar: type of the value or of its elements: bool, int, float or str; None: any of these.
+      scalar: type of the value or of its elements: bool, int, float or str; None: any of them.
       is_list: whether the value is a list.
       nullable: whether the value may be None.
     """
@@ -45,8 +41,7 @@ class ValueType:
         An int is accepted as a float, and an integral float as an int. A bool is not an int.
 
         Raises:
-          TypeError: the value has another type, or is not finite; the error names the
-            hyperparameter.
+          TypeError: the value has another type, or is not finite.
         """
         if value is None and self.nullable:
             return None
@@ -68,10 +63,10 @@ class ValueType:
         raise _mismatch(name, self, full_value)
 
     def read(self, name: str, text: str) -> Any:
-        """Parses a value from text, the part after the `=` in `name=text`.
+        """Parses the text after the `=` in `name=text`.
 
         Raises:
-          ValueError: the text is not of this type; the error names the hyperparameter.
+          ValueError: the text is not of this type.
         """
         text = text.strip()
         if self.nullable and text.lower() == "none":
@@ -90,7 +85,7 @@ class ValueType:
         return [self._read_scalar(name, element.strip(), text) for element in elements]
 
     def format(self, value: Any) -> str:
-        """Returns the text that `read` parses to the value."""
+        """Returns the text from which `read` parses the value."""
         if isinstance(value, list):
             return f"[{','.join(map(self.format, value))}]"
         if isinstance(value, str):
@@ -142,7 +137,7 @@ _BY_NAME: dict[Any, ValueType] = {str(each): each for each in (*_BY_ANNOTATION.v
 def declared_type(name: str, annotation: Any) -> ValueType:
     """Returns the type of a declaration: a scalar type, a list[...] of it, or one with `| None`.
 
-    The annotation may be the type itself or its name, as `str(ValueType)` writes it.
+    The annotation is the type itself or its name, as `str(ValueType)` writes it.
 
     Raises:
       TypeError: the type is not supported.
@@ -159,7 +154,7 @@ def declared_type(name: str, annotation: Any) -> ValueType:
 
 
 def inferred_type(name: str, default: Any) -> ValueType:
-    """Returns the type of a default value; for None, a type that accepts any value.
+    """Returns the type of a default; for None, a type that accepts any value.
 
     Raises:
       TypeError: the type of the value is not supported.
@@ -186,7 +181,7 @@ def _scalar_type(value: Any) -> type | None:
     """Returns the value's type if it is bool, int, float or str; else None."""
     if isinstance(value, bool):
         return bool
-    # numpy's numbers are Integral or Real too; they become plain ints and floats.
+    # numpy's numbers are Integral or Real too.
     if isinstance(value, numbers.Integral):
         return int
     if isinstance(value, numbers.Real):
@@ -237,7 +232,7 @@ def _inferred_scalar(name: str, value: Any, full_value: Any) -> type:
 
 
 def _exact_number(scalar: type, value: Any) -> int | float | None:
-    """Returns the number as an int or float; None if it is not integral (int) or not finite."""
+    """Returns the number as an int or float; None if `scalar` cannot represent it."""
     try:
         number = scalar(value)
     except (OverflowError, ValueError):  # infinity or NaN as an int, a huge int as a float
@@ -266,7 +261,7 @@ def _read_as(scalar: type, text: str) -> Any:
 
 
 def _guess(text: str) -> Any:
-    """Parses text of undeclared type as the type that it looks like."""
+    """Parses text of undeclared type as a bool, int, float or str."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for scalar in (int, float):

@@ -2,8 +2,8 @@
 
 Models are written with `from t2tp import mtf`: `mtf.Dimension`, `mtf.Tensor`, `mtf.einsum`,
 `mtf.layers.dense`. Operations that are wrong in mesh-tensorflow are replaced by t2tp's operations
-with the same name. Within this module, mesh-tensorflow's layers, optimizers and searches use the
-replacements too. The installed package is not changed.
+of the same name. `mtf.layers`, `mtf.optimize` and `mtf.beam_search` use the replacements too. The
+installed package is not changed.
 """
 
 from __future__ import annotations
@@ -51,10 +51,7 @@ globals().update(
 
 
 def _on_our_operations(module: types.ModuleType) -> types.ModuleType:
-    """Returns a second instance of a mesh-tensorflow module that uses this module's operations.
-
-    The installed module is not changed.
-    """
+    """Returns a second instance of a mesh-tensorflow module that uses this module's operations."""
     spec = importlib.util.spec_from_file_location(
         f"{__name__}.{module.__name__.rpartition('.')[2]}", module.__file__
     )

@@ -5,10 +5,10 @@
     from mesh_tensorflow import transformer
 
 From then on `mesh_tensorflow` is `t2tp.mtf`, and its modules `layers`, `ops`, `optimize` and
-`beam_search` are the modules of `t2tp.mtf`. Other packages of mesh_tensorflow, such as
-`transformer`, `auto_mtf` and `bert`, are the installed packages, but they use t2tp's operations. If
-they need a name that TensorFlow has removed, a stand-in is provided while they are imported. To run
-a graph, use `t2tp.Program`: see docs/porting.md.
+`beam_search` are those of `t2tp.mtf`. Other packages, such as `mesh_tensorflow.transformer`,
+`auto_mtf` and `bert`, are the installed packages, but they use t2tp's operations. While they are
+imported, stand-ins replace the names that TensorFlow has removed. To run a graph, use
+`t2tp.Program`: see docs/porting.md.
 """
 
 import importlib.abc
@@ -52,7 +52,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 def _refuse_ortools_after_tensorflow() -> None:
-    """Raises an error if loading OR-Tools now would end in a segmentation fault."""
+    """Raises an error, because loading OR-Tools now would end in a segmentation fault."""
     solver = "ortools.sat.python.cp_model"
     if solver not in sys.modules and importlib.util.find_spec("ortools") is not None:
         raise ImportError(
@@ -83,7 +83,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _refuse_lowering(*args: object, **kwargs: object) -> NoReturn:
-    """Raises an error. Replaces the functions that programs call to lower a graph themselves."""
+    """Raises an error; replaces the functions with which programs lower a graph themselves."""
     del args, kwargs
     raise NotImplementedError(
         "A graph is lowered and run by t2tp.Program(step_fn, features, mesh_shape=..., layout=...),"

@@ -11,9 +11,8 @@ def optional_import(
     """Raises an error with advice if an import inside the context finds no module.
 
     Args:
-      advice: the error's sentence. It names the feature that needs the package, and says how to
-        install the package.
-      error: the type of the error.
+      advice: the message: which feature needs the package, and how to install it.
+      error: type of the error.
     """
     try:
         yield

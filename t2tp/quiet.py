@@ -1,7 +1,7 @@
 """Suppresses TensorFlow's output during import.
 
 While TensorFlow is imported, its C++ code writes lines about CPU instructions and GPU libraries to
-file descriptor 2. It writes them before it reads the log level, so no setting disables these lines.
+file descriptor 2. No setting disables them: TensorFlow reads the log level only afterwards.
 """
 
 import contextlib
@@ -19,9 +19,8 @@ from t2tp.garbage_collection import without_garbage_collection
 def quiet_import() -> Iterator[None]:
     """Captures file descriptor 2, and shows the output only if an exception is raised.
 
-    Afterwards TensorFlow's C++ code logs at TF_CPP_MIN_LOG_LEVEL. By default only fatal errors are
-    logged, because other errors are raised as exceptions, and the remaining messages concern
-    TensorFlow's internals.
+    Afterwards TensorFlow's C++ code logs at TF_CPP_MIN_LOG_LEVEL. By default it logs only fatal
+    errors, because other errors are raised as exceptions.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.stderr.flush()

@@ -20,7 +20,7 @@ from t2tp.suggestions import check_known
 
 LINEAR, LOG, REVERSE_LOG = "linear", "log", "reverse_log"
 
-# Maps a hyperparameter to the values with which another hyperparameter is drawn.
+# Maps other hyperparameters to the values they must be drawn with.
 Condition = Mapping[str, Sequence[Any]]
 
 
@@ -85,7 +85,7 @@ class Interval:
 
 
 class RangedHParams:
-    """Ranges of hyperparameters and how their values are sampled.
+    """Ranges of hyperparameters, from which trials are drawn.
 
     A value depends only on the names of the set and of the hyperparameter, and on the trial's
     index. So adding a range changes no other value.
@@ -100,7 +100,7 @@ class RangedHParams:
 
     LINEAR_SCALE: ClassVar[str] = LINEAR
     LOG_SCALE: ClassVar[str] = LOG  # as likely between 1 and 10 as between 10 and 100
-    REVERSE_LOG_SCALE: ClassVar[str] = REVERSE_LOG  # the mirror image: denser towards the maximum
+    REVERSE_LOG_SCALE: ClassVar[str] = REVERSE_LOG  # mirrors LOG: denser towards the maximum
 
     def __init__(self, name: str):
         self.name = name
@@ -118,11 +118,11 @@ class RangedHParams:
 
         Raises:
           ValueError: there are no values, the hyperparameter already has a range, or the condition
-            names something other than an earlier choice and its values.
+            does not name values of an earlier choice.
         """
         self._add(Choice(name, list(categories), when or {}))
 
-    # tensor2tensor's name for the method if the values are numbers.
+    # tensor2tensor's name for ranges of numbers.
     set_discrete = set_categorical
 
     def set_float(
@@ -160,8 +160,7 @@ class RangedHParams:
         """Returns the values of a trial by name.
 
         Args:
-          value_of: function that draws from a range. It is called in order, for ranges whose
-            conditions hold.
+          value_of: draws from a range. It is called in order, for ranges whose conditions hold.
         """
         values: dict[str, Any] = {}
         for each in self._ranges.values():
@@ -185,10 +184,10 @@ class RangedHParams:
         )
 
     def grid(self, points: int) -> list[dict[str, Any]]:
-        """Returns the values of each point of a grid over all ranges, by name.
+        """Returns the values of each point of a grid over all ranges.
 
         Args:
-          points: number of values per interval. The grid has all values of choices.
+          points: number of values per interval. A choice contributes all its values.
         """
         found: list[dict[str, Any]] = [{}]
         for each in self._ranges.values():

@@ -81,15 +81,14 @@ class Registry:
 
         Args:
           target: the class or function itself (bare decorator), or the name under which to register
-            the decorated class or function. Default: its Python name in snake_case.
+            the decorated object. Default: the object's Python name in snake_case.
           model: the model of an hparams set, if the set's name does not begin with the model's.
 
         Returns:
-          The unchanged class or function if `target` is one; otherwise the decorator.
+          The class or function if `target` is one; otherwise the decorator.
 
         Raises:
-          ValueError: the target is not callable, or the name is not a single word or is already
-            taken.
+          ValueError: the target is not callable, or the name is invalid or taken.
         """
         if target is not None and not isinstance(target, str):
             self._add(target, None, model)
@@ -134,7 +133,7 @@ class Registry:
         return self.entry(name).value
 
     def entry(self, name: str) -> _Entry:
-        """Returns the class or function, where it was registered, and its model; see `get`."""
+        """Returns an entry with its location and model; see `get`."""
         what, sentence = f"registered {self.kind}s", f"unknown {self.kind} {name!r}"
         check_known(name, self._entries, what, sentence, UnknownNameError)
         return self._entries[name]
@@ -147,7 +146,7 @@ class Registry:
         """Lists the names, grouped by first word, each with the first paragraph of its docstring.
 
         Args:
-          note: function that maps a name to a note, shown in parentheses; "" for no note.
+          note: maps a name to a note, shown in parentheses; "" for no note.
         """
         heading = f"{self.kind[0].upper()}{self.kind[1:]}s:"
         if not self._entries:
@@ -162,14 +161,14 @@ class Registry:
 
     def _summary(self, name: str) -> str:
         """Returns the first paragraph of an entry's docstring."""
-        # inspect.getdoc would return the base class's docstring for a class without one.
+        # inspect.getdoc would return the base class's docstring.
         doc = inspect.cleandoc(self._entries[name].value.__doc__ or "")
         paragraph = " ".join(doc.split("\n\n")[0].split())
         return f": {paragraph}" if paragraph else ""
 
 
 def _caller_location() -> str:
-    """Returns "file:line" of the nearest frame outside this file, the line of the decorator."""
+    """Returns "file:line" of the decorator, the nearest frame outside this file."""
     frame = sys._getframe()
     this_file = frame.f_code.co_filename
     while frame.f_back and frame.f_code.co_filename == this_file:
@@ -181,7 +180,7 @@ _registries: dict[str, Registry] = {}
 
 
 def _open(kind: str) -> tuple[_Register, Callable[[str], Any], Callable[[], list[str]]]:
-    """Creates the registry of a kind; returns the functions to register, look up and list."""
+    """Creates the registry of a kind; returns its functions register, get and names."""
     opened = _registries[kind] = Registry(kind)
     return opened.register, opened.get, opened.names
 
@@ -244,7 +243,7 @@ def ranged_hparams(name: str) -> RangedHParams:
 
 
 def help_text() -> str:
-    """Lists everything registered: one section per kind, grouped by the first word of the name."""
+    """Lists everything registered, one section per kind."""
 
     def for_model(name: str) -> str:
         try:

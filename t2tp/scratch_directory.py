@@ -1,4 +1,4 @@
-"""Temporary directories that are deleted eventually, even after their process was killed."""
+"""Temporary directories that are deleted eventually, even if their process is killed."""
 
 import contextlib
 import fcntl
@@ -16,9 +16,8 @@ _LOCK = ".t2tp-scratch.lock"
 def scratch_directory(parent: Path, prefix: str) -> Iterator[Path]:
     """Creates a directory `<parent>/<prefix>...` and deletes it at the end.
 
-    First deletes directories with the same prefix that killed processes left behind. Directories
-    without a lock file, and directories whose process still holds the lock, are not deleted. The
-    operating system releases a lock when its process ends.
+    First deletes directories with the same prefix that killed processes left behind. It recognizes
+    them by their lock file, because the operating system releases a lock when its process ends.
 
     Args:
       parent: an existing directory.
@@ -33,7 +32,7 @@ def scratch_directory(parent: Path, prefix: str) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     try:
         with (directory / _LOCK).open("w") as lock:
-            # If the file system has no locks, other processes cannot lock the file either, and
+            # In a file system without locks, other processes cannot lock the file either, and
             # delete nothing.
             with contextlib.suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_EX)

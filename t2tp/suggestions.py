@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Callable, Iterable
 
-# Max number of names to list if none is similar; of more names, only the nearest are listed.
+# Max number of names to list if none is similar.
 _MAX_LISTED = 100
 
 
@@ -11,9 +11,9 @@ def nearest(name: str, known: Iterable[str], what: str) -> str:
     """Suggests known names, as the end of an error's sentence.
 
     Args:
-      name: the given name; case is ignored.
+      name: the unknown name; case is ignored.
       known: the known names.
-      what: a plural noun for them ("models").
+      what: a plural noun for the known names ("models").
 
     Returns:
       "did you mean a, b?" with up to three similar names. If none is similar, all names, or the
@@ -41,11 +41,11 @@ def check_known(
     """Raises an error unless a name is known.
 
     Args:
-      name: the given name.
+      name: the name to check.
       known: the known names.
-      what: a plural noun for them ("models").
-      sentence: the beginning of the error ("norm_type is 'rsm'"); the suggestions follow.
-      error: the type of the error.
+      what: a plural noun for the known names ("models").
+      sentence: the beginning of the error ("norm_type is 'rsm'"); suggestions follow.
+      error: type of the error.
     """
     known = list(known)
     if name not in known:
@@ -56,7 +56,7 @@ def similar(name: str, known: Iterable[str], cutoff: float = 0.6) -> list[str]:
     """Returns up to three similar names, most similar first.
 
     Args:
-      name: the given name.
+      name: a name; case is ignored.
       known: the known names.
       cutoff: min similarity, from 0 to 1; see `difflib.get_close_matches`.
     """

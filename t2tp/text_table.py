@@ -7,9 +7,8 @@ def text_table(rows: Sequence[Sequence[str]], left: Container[int] = ()) -> str:
     """Formats rows of cells with aligned columns.
 
     Args:
-      rows: the rows, with the same number of cells each. The first row is the headings.
-      left: indices of the columns to align on the left, such as texts. Other columns, such as
-        numbers, are aligned on the right.
+      rows: rows with equal numbers of cells. The first row has the headings.
+      left: indices of the columns to align on the left. Other columns are aligned on the right.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []

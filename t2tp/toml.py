@@ -16,7 +16,7 @@ def read_packaged(package: str, name: str) -> dict[str, Any]:
     """Reads a TOML file that is installed with a package.
 
     Args:
-      package: the full name of the package.
-      name: the name of the file in the package.
+      package: full name of the package.
+      name: name of the file in the package.
     """
     return tomllib.loads(importlib.resources.files(package).joinpath(name).read_text("utf-8"))

@@ -1,8 +1,7 @@
 """Reads JSON from untrusted sources, such as a downloaded model or another person's run.
 
-Such a file may be a pipe without a writer, a link to a device, or a gigabyte of brackets, or it may
-have a list in place of a number. All of these raise an `UntrustedFileError` that names the file,
-before the contents are used.
+The file may be a pipe without a writer, a link to a device, or a gigabyte of brackets, or it may
+have a list in place of a number. All of these raise an `UntrustedFileError` that names the file.
 """
 
 import contextlib
@@ -29,7 +28,7 @@ def open_regular(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Opens a file for reading.
 
     Raises:
-      UntrustedFileError: the path names something else, such as a pipe, a device or a directory.
+      UntrustedFileError: the path is not a regular file.
       OSError: the file cannot be opened.
     """
     # Without O_NONBLOCK, opening a pipe would wait for a writer.
@@ -45,7 +44,7 @@ def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> byte
     """Reads a regular file.
 
     Raises:
-      UntrustedFileError: the path names something else, or the file is too large.
+      UntrustedFileError: the path is not a regular file, or the file is too large.
       OSError: the file cannot be read.
     """
     with open_regular(path) as file:
@@ -56,7 +55,7 @@ def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> byte
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """Reads a regular file with UTF-8 text; see `read_bytes`."""
+    """Reads a regular file as UTF-8 text; see `read_bytes`."""
     try:
         return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -75,7 +74,7 @@ def parse_object(
 
     Args:
       text: the JSON text.
-      source: path of the text's file, for errors.
+      source: path of the JSON text's file, for errors.
       types: expected types of entries.
 
     Raises:
@@ -129,7 +128,7 @@ def check_values(content: Mapping[str, Any], source: str | os.PathLike[str], kin
 
 @contextlib.contextmanager
 def as_damaged(source: str | os.PathLike[str]) -> Iterator[None]:
-    """Converts errors of code that reads nested entries to an `UntrustedFileError`."""
+    """Converts errors of code that reads nested entries to `UntrustedFileError`."""
     try:
         yield
     except (TypeError, LookupError, AttributeError, ArithmeticError) as error:
@@ -139,8 +138,8 @@ def as_damaged(source: str | os.PathLike[str]) -> Iterator[None]:
 def file_inside(directory: Path, name: str) -> Path:
     """Returns the path of a file in a directory, given a name from an untrusted file.
 
-    A link must not leave the directory. There is one exception: in the Hub's cache, all files of a
-    snapshot are links into the directory `blobs` of the same model.
+    The file must not be a link out of the directory. In the Hub's cache, however, all files of a
+    snapshot are links into the same model's directory `blobs`, and these links are allowed.
 
     Raises:
       UntrustedFileError: the name is not a plain file name, or is a link that leaves the directory.

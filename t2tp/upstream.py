@@ -4,13 +4,13 @@ The engine and t2tp's operations use this module. Models use `from t2tp import m
 with t2tp's operations. mesh-tensorflow 0.1.21, the last release, is for TensorFlow 2.11. It imports
 names that TensorFlow has moved or removed since:
 
-* `tensorflow.compat.v1.estimator` (removed in 2.16), and two modules of TPUEstimator.
-  mesh-tensorflow uses two of Estimator's classes as base classes, and both exist in
-  `tf.compat.v1.train`. Models use Estimator's `ModeKeys`.
-* `register_tensor_conversion_function` and `register_dense_tensor_like_type` in
-  `tensorflow.python.framework.ops` (moved and removed, respectively).
+* `tensorflow.compat.v1.estimator` (removed in 2.16) and two modules of TPUEstimator. The two
+  Estimator classes that mesh-tensorflow uses as base classes also exist in `tf.compat.v1.train`.
+  Models use Estimator's `ModeKeys`.
+* `register_tensor_conversion_function` (moved) and `register_dense_tensor_like_type` (removed) in
+  `tensorflow.python.framework.ops`.
 
-The stand-ins exist only while the package is imported.
+Stand-ins for these names exist only while mesh-tensorflow is imported.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ with stand_ins():
     from mesh_tensorflow import *  # noqa: F403
     from mesh_tensorflow import beam_search, layers, ops, optimize, placement_mesh_impl, utils  # noqa: F401
 
-# Hides a message for each variable without an initializer, logged whenever a step is built.
+# Hides a message that is logged for each variable without an initializer.
 _tf.get_logger().addFilter(
     lambda record: not record.getMessage().startswith("Using default tf glorot_uniform_initializer")
 )

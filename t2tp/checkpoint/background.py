@@ -8,17 +8,12 @@ from collections.abc import Callable
 class BackgroundWorker:
     """A thread that runs one task at a time. The next call raises the error of a failed task.
 
-    All tasks run in one thread. New threads may allocate from different arenas of glibc, and cannot
-    reuse buffers that were freed in another arena. The thread does not keep an exiting program
-    alive.
+    The thread is reused: glibc may give a new thread another arena, in which it cannot reuse the
+    buffers that earlier tasks freed. The thread does not keep an exiting program alive.
     """
 
     def __init__(self, name: str) -> None:
-        """Prepares the thread without starting it.
-
-        Args:
-          name: name of the thread.
-        """
+        """Prepares a thread with this name without starting it."""
         self._name = name
         self._thread: threading.Thread | None = None
         self._tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
@@ -32,7 +27,7 @@ class BackgroundWorker:
         return not self._idle.is_set()
 
     def start(self, task: Callable[[], object]) -> None:
-        """Waits for the previous task, raises its error if it failed, and starts this task."""
+        """Waits for the previous task, raises its error if there is one, and starts this task."""
         self.wait()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -41,12 +36,12 @@ class BackgroundWorker:
         self._tasks.put(task)
 
     def check(self) -> None:
-        """Raises the last task's error if the task has failed; does not wait."""
+        """Raises the last task's error if there is one; does not wait."""
         if not self.is_busy:
             self.wait()
 
     def wait(self) -> None:
-        """Waits for the current task, if there is one; raises its error if it failed, only once."""
+        """Waits for the current task; raises its error, if there is one, only once."""
         self._idle.wait()
         error, self._error = self._error, None
         if error is not None:

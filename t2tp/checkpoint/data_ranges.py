@@ -1,8 +1,8 @@
 """Finds the byte ranges of a checkpoint's data files that contain given slices.
 
 TensorFlow's index is a sorted table (LevelDB's format, uncompressed) from keys to descriptions. The
-key of a tensor is its name. The key of a saved slice consists of the name, a terminator, and the
-slice's begins and sizes. Their encoding preserves order, so the keys are sorted by begin and size.
+key of a tensor is its name. The key of a saved slice is the name, a terminator, and the slice's
+begins and sizes, encoded such that the keys are sorted by begin and size.
 """
 
 import bisect
@@ -22,7 +22,7 @@ def data_ranges(table: Table, slices: Sequence[Slice]) -> dict[int, list[tuple[i
 
     Args:
       table: the checkpoint's index.
-      slices: slices of any size and position.
+      slices: slices to read, of any size and position.
 
     Returns:
       Number of the data file -> ranges (begin, end) in it, ascending. Adjacent ranges are joined.
@@ -53,7 +53,7 @@ def data_ranges(table: Table, slices: Sequence[Slice]) -> dict[int, list[tuple[i
 
 
 def read_index(path: Path) -> Table:
-    """Reads the keys and values of an index, ascending."""
+    """Reads the keys and values of an index, ascending by key."""
     content = path.read_bytes()
     _, _, begin, size = _varints(content, len(content) - _FOOTER_BYTES, 4)[0]
     handles = [_varints(handle, 0, 2)[0] for _, handle in _block(content, begin, size)]
@@ -61,7 +61,7 @@ def read_index(path: Path) -> Table:
 
 
 def _block(content: bytes, begin: int, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yields a block's keys and values; each key is stored without the previous key's prefix."""
+    """Yields a block's keys and values. A key is stored without the prefix of the previous key."""
     restarts = int.from_bytes(content[begin + size - 4 : begin + size], "little")
     at, end, key = begin, begin + size - 4 * (restarts + 1), b""
     while at < end:
@@ -72,7 +72,7 @@ def _block(content: bytes, begin: int, size: int) -> Iterator[tuple[bytes, bytes
 
 
 def _varints(content: bytes, at: int, count: int) -> tuple[list[int], int]:
-    """Decodes numbers of seven bits per byte, lowest first; returns them and where they end."""
+    """Decodes numbers of seven bits per byte, lowest first; returns them and the end position."""
     numbers = []
     for _ in range(count):
         number = shift = 0

@@ -1,4 +1,4 @@
-"""Errors of checkpoints, with messages for users."""
+"""Errors of checkpoints."""
 
 import contextlib
 import errno
@@ -17,9 +17,9 @@ _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 class UnusableCheckpointError(OSError):
     """A checkpoint cannot be used.
 
-    The subclasses mean that the checkpoint is damaged (`DamagedCheckpointError`) or has a newer
-    format (`NewerFormatError`). An error of this class itself means that the checkpoint cannot be
-    read at the moment; it may be intact.
+    The subclasses mean that it is damaged (`DamagedCheckpointError`) or has a newer format
+    (`NewerFormatError`). An error of this class itself means that the checkpoint cannot be read at
+    the moment; it may be intact.
     """
 
 
@@ -39,12 +39,12 @@ class DifferentCheckpointsError(ValueError):
 def as_unusable(what: str) -> Iterator[None]:
     """Converts reading errors to `UnusableCheckpointError`s while the context is active.
 
-    A missing file, or a path that is not a file, proves damage. Other file-system errors prove
-    nothing: missing permissions, a server that does not answer, a failing disk. TensorFlow's
-    out-of-memory errors are not converted, because the checkpoint is not to blame.
+    A missing file, or a path that is not a file, proves damage. Other file-system errors do not:
+    missing permissions, a server that does not answer, a failing disk. TensorFlow's out-of-memory
+    errors are not converted, because the checkpoint is not to blame.
 
     Args:
-      what: a name for the checkpoint or file that is read, to begin the message with.
+      what: the checkpoint or file that is read, as the beginning of the message.
     """
     try:
         yield

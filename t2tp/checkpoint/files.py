@@ -1,4 +1,4 @@
-"""Files and directories of checkpoints. A directory with a final name is complete."""
+"""Names of checkpoint directories. A directory with a final name is complete."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from t2tp.atomic_file import sync
 from t2tp.checkpoint.errors import as_unusable
 
 _STEP_DIRECTORY = re.compile(r"step-(\d{8,})")
-# Endings of directories that are being written or deleted. A checkpoint's name has no ending.
+# Endings of directories that are being written or deleted.
 _TEMPORARY, _DISCARDED = ".tmp", ".discarded"
 # Ending of a directory that could not be read, kept for inspection.
 _DAMAGED = ".damaged"
@@ -50,13 +50,13 @@ def _directories(directory: Path, ending: str) -> Iterator[tuple[int, Path]]:
         paths = list(directory.iterdir()) if directory.is_dir() else []
     for path in paths:
         match = _STEP_DIRECTORY.fullmatch(path.name.removesuffix(ending))
-        # Exact names only: step-000000300 would be a second directory of step 300.
+        # Exact names only: "step-000000300" would be a second directory of step 300.
         if match and path.name == step_directory(directory, int(match[1])).name + ending:
             yield int(match[1]), path
 
 
 def is_pattern(path: Path) -> bool:
-    """Whether TensorFlow reads a path as a pattern, so that it may not find the path itself."""
+    """Whether TensorFlow reads a path as a pattern and may not find the path itself."""
     return _PATTERN.search(str(path)) is not None
 
 
@@ -64,10 +64,9 @@ def is_pattern(path: Path) -> bool:
 def tensorflow_path(directory: Path) -> Iterator[bytes]:
     """Yields a path by which TensorFlow's operations find a directory.
 
-    TensorFlow first lists the files that match a path as a pattern, then opens the path itself. If
-    the path contains characters such as `*`, the path fails at the first step, and an escaped path
-    would fail at the second. So such a directory is opened, and the yielded path names its file
-    descriptor.
+    TensorFlow lists the files that match a path as a pattern, then opens the path itself. A path
+    with characters such as `*` fails at the first step, and an escaped path at the second. So the
+    directory is opened, and the yielded path names its file descriptor.
     """
     if not is_pattern(directory):
         yield os.fsencode(directory)  # Bytes, as the path need not be UTF-8.
@@ -80,7 +79,7 @@ def tensorflow_path(directory: Path) -> Iterator[bytes]:
 
 
 def discard(step_dir: Path) -> None:
-    """Renames a checkpoint before deleting it: no partly deleted one has a checkpoint's name."""
+    """Deletes a checkpoint; first renames it, so that no partly deleted one has a final name."""
     rubbish = step_dir.with_name(step_dir.name + _DISCARDED)
     remove(rubbish)
     step_dir.rename(rubbish)
@@ -89,7 +88,7 @@ def discard(step_dir: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Deletes a directory with its contents, a file or a link; a missing path is no error."""
+    """Deletes a directory, a file or a link; a missing path is no error."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -97,7 +96,7 @@ def remove(path: Path) -> None:
 
 
 def set_aside(step_dir: Path) -> Path:
-    """Renames a directory or file that has a checkpoint's name but is damaged or no checkpoint.
+    """Renames a path that has a checkpoint's name but is damaged or no checkpoint.
 
     Returns:
       the new path.

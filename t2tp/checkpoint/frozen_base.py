@@ -1,7 +1,8 @@
 """The frozen base of adapters (LoRA): the checkpoint with the weights that are not trained.
 
 Frozen weights do not change, so a checkpoint of adapters does not store them. Its metadata refer to
-the base by path and by the id of the save, because another checkpoint may have that path later:
+the base by path. They also have the id of the save, because another checkpoint may have that path
+later:
 
     {"path": "/runs/llama/checkpoints/step-00000000", "save_id": "5f3e...", "names": {}}
 """
@@ -15,7 +16,7 @@ from t2tp.checkpoint.errors import UnusableCheckpointError
 from t2tp.checkpoint.reading import Checkpoint
 from t2tp.object_store.mirror import address_of, local_path
 
-# Key of the metadata.
+# Key of the reference in the metadata.
 BASE = "base"
 
 
@@ -24,7 +25,7 @@ class BaseError(ValueError):
 
 
 def reference(base: Checkpoint, names: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the reference to a base for a checkpoint's metadata, as plain JSON.
+    """Returns the reference to a base, as plain JSON for a checkpoint's metadata.
 
     Args:
       base: the checkpoint with the frozen weights.
@@ -51,7 +52,7 @@ def open_base(saved: Checkpoint, elsewhere: Path | None = None) -> Checkpoint | 
     if record is None:
         return None
     recorded = Path(local_path(record["path"]))
-    # Both runs may have been moved together with their parent directory.
+    # The two runs may have been moved together with their parent directory.
     sibling = Path(*saved.path.absolute().parts[:-3], *recorded.parts[-3:])
     for path in (elsewhere, recorded, sibling):
         try:
@@ -73,7 +74,7 @@ def base_with(
     """Finds the checkpoint that stores the frozen weights.
 
     Args:
-      source: the checkpoint with the frozen weights, or a checkpoint with adapters of them.
+      source: the checkpoint with the frozen weights, or a checkpoint of their adapters.
       names: frozen variable -> its name in `source`.
       elsewhere: see `open_base`.
 
@@ -81,8 +82,7 @@ def base_with(
       the base, and frozen variable -> its name in the base.
 
     Raises:
-      BaseError: the base was not found, or `source` stores a trained value of a weight that is
-        frozen here.
+      BaseError: the base was not found, or a weight that is frozen here was trained in `source`.
     """
     base = open_base(source, elsewhere)
     if base is None:
@@ -101,7 +101,7 @@ def check_has(base: Checkpoint, shapes: Iterable[tuple[str, str, tuple[int, ...]
     """Checks that a base has the frozen weights of a program.
 
     Args:
-      base: the checkpoint with the frozen weights.
+      base: the checkpoint.
       shapes: (name in the program, name in the base, shape) of each weight.
 
     Raises:

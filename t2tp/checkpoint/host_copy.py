@@ -8,14 +8,7 @@ from t2tp.checkpoint.slices import Slice
 
 
 def copy_to_host(values: Iterable[tuple[Slice, tf.Tensor]]) -> list[tuple[Slice, tf.Tensor]]:
-    """Copies slices into host memory that nothing else writes to.
-
-    Args:
-      values: slices and their values (`tf.Tensor`s or `tf.Variable`s), on any device.
-
-    Returns:
-      the same slices with their current values, on the CPU.
-    """
+    """Copies slices, from any device, into host memory that nothing else writes to."""
     with tf.device("CPU:0"):
         return [(each, _copied(value)) for each, value in values]
 

@@ -23,7 +23,7 @@ def describe(saved: Checkpoint) -> str:
 def differences(first: Checkpoint, second: Checkpoint) -> list[str]:
     """Returns one line per variable that differs between two checkpoints.
 
-    Values are read one slice at a time, in the slices of the first checkpoint.
+    Reads one slice at a time, in the slices of the first checkpoint.
 
     Raises:
       UnusableCheckpointError: one of the checkpoints is damaged.
@@ -37,7 +37,7 @@ def differences(first: Checkpoint, second: Checkpoint) -> list[str]:
 
 
 def _difference(first: Checkpoint, second: Checkpoint, name: str) -> str:
-    """Describes how a variable differs; returns "" if it does not."""
+    """Describes how a variable differs; "" if it does not."""
     for one, other in ((first, second), (second, first)):
         if name not in other.shapes():
             return f"only in {one.path}"
@@ -53,10 +53,7 @@ def _difference(first: Checkpoint, second: Checkpoint, name: str) -> str:
 
 
 def _distance(first: Checkpoint, second: Checkpoint, name: str) -> tuple[float, int]:
-    """Returns the largest difference between two values, and the number of values that differ.
-
-    The largest difference is NaN if some value is NaN in only one checkpoint.
-    """
+    """Returns the largest difference (NaN if one value is NaN), and how many values differ."""
     max_distance, count = 0.0, 0
     for each in slices_as_saved(first, name):
         (one,) = first.read([each])
@@ -95,7 +92,7 @@ def _row(saved: Checkpoint, name: str) -> tuple[str, ...]:
 
 
 def _split(saved: Checkpoint, name: str) -> str:
-    """Formats the dimensions of a variable that were split, each with its mesh axis."""
+    """Formats the split dimensions of a variable, each with its mesh axis."""
     named, layout = named_shape(saved, name), saved_layout(saved)
     if named is None or layout is None:
         return "?"
@@ -106,7 +103,7 @@ def _split(saved: Checkpoint, name: str) -> str:
 
 
 def _totals(saved: Checkpoint) -> list[str]:
-    """Returns lines with the totals of trainable and of other variables."""
+    """Formats the totals of trainable and of other variables."""
     trainable = saved.metadata.get(TRAINABLE)
     names = sorted(saved.shapes())
     if trainable is None:

@@ -1,7 +1,7 @@
 """The marker of a finished checkpoint: a directory without a valid marker is not a checkpoint.
 
 The marker is the last file that a save writes. It lists the other files except `metrics.json`,
-which later evaluations change. `Marker.check_files` compares the list with the files.
+which later evaluations change.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class FileRecord:
 
     Attributes:
       size: number of bytes.
-      sha256: hash of the content, in hexadecimal. It is "" for a data file, because the index has
+      sha256: hash of the content, in hexadecimal; "" for a data file, because the index has
         TensorFlow's checksum of each slice.
     """
 
@@ -43,7 +43,7 @@ class FileRecord:
 
     @classmethod
     def from_file(cls, path: Path) -> FileRecord:
-        """Records a file's size and hash; reads the whole file into memory."""
+        """Records a file's size and hash; reads the whole file."""
         content = path.read_bytes()
         return cls(len(content), hashlib.sha256(content).hexdigest())
 
@@ -53,12 +53,11 @@ class Marker:
     """The marker: a description of a finished checkpoint.
 
     Attributes:
-      step: the training step that was saved.
+      step: the training step.
       files: the other files of the directory except `metrics.json`, by name.
       float16: names of the float16 tensors; see `t2tp.checkpoint.writing`.
-      writers: the id of the writer of each part. A part is the group of slices that a process holds
-        in memory and writes together (see `save_in_parts`). An id identifies one process in one
-        save.
+      writers: the id of the writer of each part. A part is a group of slices that a process writes
+        together (see `save_in_parts`). An id identifies one process in one save.
       saved_at: time of the save, in seconds since 1970.
     """
 
@@ -69,13 +68,13 @@ class Marker:
     saved_at: float
 
     def write(self, directory: Path) -> None:
-        """Writes the marker. After that, the directory only has to be renamed."""
+        """Writes the marker. Afterwards only the directory's renaming is left."""
         body = json.dumps({"format": FORMAT, **asdict(self)}, indent=1).encode()
         files.write_synced(directory / NAME, body + b"\n" + _digest(body) + b"\n")
 
     @classmethod
     def read(cls, directory: Path) -> Marker:
-        """Reads the directory's marker and verifies the marker itself, not the other files.
+        """Reads a directory's marker, and verifies the marker but not the other files.
 
         Raises:
           DamagedCheckpointError: the marker is missing or damaged.
@@ -128,8 +127,8 @@ class Marker:
     def check_files(self, directory: Path) -> None:
         """Checks the sizes of all files, and the content of the index and the metadata.
 
-        Index and metadata are small, so they are always read: TensorFlow does not notice a flipped
-        bit in an index. The content of data files is checked when it is read.
+        TensorFlow does not notice a flipped bit in an index, so these small files are always
+        hashed. The content of data files is checked when it is read.
 
         Raises:
           DamagedCheckpointError: a file is missing or has changed.
@@ -160,7 +159,7 @@ class Marker:
 
 
 def wrong_content(directory: Path, name: str) -> DamagedCheckpointError:
-    """Returns the error about a file whose content has changed."""
+    """Returns the error about a file with changed content."""
     return DamagedCheckpointError(
         f"{checkpoint_in(directory)} is damaged: the content of its file {name} has changed since"
         " it was written."
@@ -168,10 +167,7 @@ def wrong_content(directory: Path, name: str) -> DamagedCheckpointError:
 
 
 def data_file(number: int, count: int) -> str:
-    """Returns the name of data file `number` of `count`.
-
-    There is one data file for each part (`save_in_parts`) that has slices.
-    """
+    """Returns the name of data file `number` of `count`, one for each part that has slices."""
     return f"{VARIABLES}.data-{number:05d}-of-{count:05d}"
 
 

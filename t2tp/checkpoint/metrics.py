@@ -1,7 +1,7 @@
 """Evaluation metrics of checkpoints, and which checkpoint is best.
 
-The metrics are a small file in the checkpoint's directory, so they are deleted with the checkpoint.
-The marker does not list the file, because a checkpoint may be evaluated after it is finished.
+A checkpoint's metrics are a small file in its directory. The marker does not list this file,
+because a checkpoint may be evaluated after it is finished.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ METRICS = "metrics.json"
 
 
 def record_metrics(directory: Path, metrics: Mapping[str, float]) -> None:
-    """Writes a checkpoint's metrics into its directory, replacing earlier metrics.
+    """Writes a checkpoint's metrics, replacing earlier metrics.
 
     Raises:
       OSError: the file cannot be written.
@@ -31,7 +31,7 @@ def record_metrics(directory: Path, metrics: Mapping[str, float]) -> None:
 
 
 def read_metrics(directory: Path) -> dict[str, float]:
-    """Returns the metrics of a checkpoint, by name; {} if it was not evaluated.
+    """Returns a checkpoint's metrics by name; {} if there are none.
 
     If the file is unreadable or damaged, logs a warning and returns {}.
     """
@@ -54,11 +54,11 @@ def _is_number(value: object) -> bool:
 
 
 def best_of(goal: BestMetric, directories: Mapping[int, Path]) -> tuple[int, float] | None:
-    """Finds the best of some checkpoints; the oldest, if several are equally good.
+    """Finds the best checkpoint; the oldest, if several are equally good.
 
     Args:
       goal: the metric, and whether high or low values are better.
-      directories: directories of the checkpoints, by step.
+      directories: the checkpoints' directories, by step.
 
     Returns:
       the step and the metric's value; None if no checkpoint has the metric.

@@ -3,7 +3,7 @@
     t2tp.save_checkpoint("run", program, step)
     step = t2tp.restore_checkpoint("run", program)
 
-These two functions suffice for a custom training loop. The trainer saves in the same format, but in
+A custom training loop needs only these two functions. The trainer saves in the same format, but in
 the background.
 """
 
@@ -33,25 +33,24 @@ def save_checkpoint(
 ) -> Path:
     """Saves the variables of a program as `<directory>/step-<step>`; returns when they are on disk.
 
-    Each process writes the slices of its devices, so no device and no process ever needs the full
-    value of a variable. With several processes, each process calls this function at the same step,
-    with a shared directory. If a process is killed during the save, earlier checkpoints are
-    unaffected.
+    Each process writes the slices of its devices, so no device or process needs the full value of a
+    variable. With several processes, each calls this function at the same step, with a shared
+    directory. If a process is killed during the save, earlier checkpoints are unaffected.
 
     Args:
       directory: directory of the checkpoints; created if missing.
-      program: the program whose variables are saved, including variables that other programs share.
+      program: the program. Variables that it shares with other programs are saved too.
       step: number of training steps done.
       metadata: plain JSON to save with the variables. Read it as
         `t2tp.checkpoint.latest(directory).metadata`.
-      max_to_keep: number of latest checkpoints to keep; older ones are deleted. None keeps all.
+      max_to_keep: number of latest checkpoints to keep; None keeps all.
 
     Returns:
-      the directory of the checkpoint.
+      the checkpoint's directory.
 
     Raises:
-      ValueError: the step is already saved there, the metadata are not plain JSON or use a reserved
-        name, or `max_to_keep` is below 1.
+      ValueError: the step is already saved, the metadata are not plain JSON or use a reserved name,
+        or `max_to_keep` is below 1.
       OSError: the checkpoint could not be written.
       MissingProcessError: another process did not call this function.
     """
@@ -81,28 +80,28 @@ def restore_checkpoint(
 
     The checkpoint may have been saved on any mesh, in any layout, by any number of processes, and
     in another floating-point precision. Each process reads only the slices of its devices. With
-    several processes, each process calls this function.
+    several processes, each calls this function.
 
     Args:
       directory: directory of the checkpoints; `<output_dir>/checkpoints` for a run of
         `t2tp_trainer`.
-      program: the program whose variables are restored.
-      step: the step of the checkpoint. None restores the latest one. Damaged checkpoints are
-        skipped with a warning.
+      program: the program.
+      step: the checkpoint's step. None restores the latest checkpoint, and skips damaged ones with
+        a warning.
       missing_ok: whether to return 0 and leave the variables unchanged if there is no checkpoint.
         Then the same command can start and resume a training.
-      allow_extra: whether the checkpoint may have variables that the program lacks. A program that
-        only evaluates lacks the optimizer's variables.
+      allow_extra: whether the checkpoint may have variables that the program lacks, such as the
+        optimizer's variables in a program that only evaluates.
 
     Returns:
-      the step of the checkpoint.
+      the checkpoint's step.
 
     Raises:
       FileNotFoundError: there is no checkpoint, and `missing_ok` is False.
       CheckpointMismatchError: the checkpoint lacks a variable of the program, or has it in another
         shape; or it has extra variables and `allow_extra` is False.
-      UnusableCheckpointError: the requested checkpoint is damaged or cannot be read; or, without
-        `step`, all checkpoints are damaged, or the latest cannot be read.
+      UnusableCheckpointError: the checkpoint of `step` is damaged or cannot be read. Without
+        `step`: all checkpoints are damaged, or the latest cannot be read.
       DifferentCheckpointsError: the processes do not share the directory.
     """
     strict = not allow_extra

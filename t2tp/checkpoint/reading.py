@@ -27,7 +27,7 @@ from t2tp.suggestions import check_known
 
 _PREFIX = b"/" + VARIABLES.encode()
 
-# TensorFlow's errors if data files contradict the index.
+# TensorFlow's errors about data files that contradict the index.
 _WRONG_DATA = (tf.errors.DataLossError, tf.errors.OutOfRangeError, tf.errors.NotFoundError)
 
 
@@ -66,12 +66,12 @@ class Checkpoint:
 
     @property
     def save_id(self) -> str:
-        """An id of the save: copies of the checkpoint have the same id, other saves do not."""
+        """The id of the save. Copies of a checkpoint have the same id, other saves do not."""
         return "-".join(self._marker.writers)
 
     @property
     def prefix(self) -> str:
-        """The checkpoint's prefix for TensorFlow's functions (`tf.train.load_checkpoint`)."""
+        """The path to pass to TensorFlow's functions, such as `tf.train.load_checkpoint`."""
         return str(self.path / VARIABLES)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -129,7 +129,7 @@ class Checkpoint:
             ]
 
     def _fetch(self, slices: Sequence[Slice], again: bool = False) -> None:
-        """Downloads the saved slices that overlap `slices` from the object store, if any."""
+        """Downloads the slices from the object store, if the checkpoint is there."""
         if mirror.mirror_of(self.path) is None:
             return
         for number, ranges in data_ranges(self._index, slices).items():
@@ -145,10 +145,10 @@ class Checkpoint:
         return sum(not record.sha256 for record in self._marker.files.values())
 
     def verify(self) -> None:
-        """Checks all files, and verifies the checksums of all slices by reading each tensor.
+        """Checks all files, and the checksums of all slices by reading each tensor.
 
         Raises:
-          DamagedCheckpointError: a file has changed; the error names it.
+          DamagedCheckpointError: a file has changed.
           UnusableCheckpointError: a file cannot be read.
         """
         self._marker.check_files(self.path)
@@ -156,7 +156,7 @@ class Checkpoint:
             self.read([Slice.full(name, shape, self._dtypes[name])])
 
     def _data_file(self, error: tf.errors.DataLossError) -> str:
-        """Returns the data file with the wrong checksum; the files' prefix if it is unknown."""
+        """Returns the data file with the wrong checksum; the common prefix if it is unknown."""
         shard = re.search(r"\bshard (\d+)", error.message)
         return data_file(int(shard[1]), self._num_data_files) if shard else VARIABLES
 
@@ -174,8 +174,7 @@ class Checkpoint:
 def latest(directory: str | PathLike[str], before: int | None = None) -> Checkpoint | None:
     """Opens the latest finished checkpoint of a directory; None if there is none.
 
-    Unfinished and damaged checkpoints are skipped with a warning. A checkpoint that cannot be read
-    is an error, because it may be intact.
+    Unfinished and damaged checkpoints are skipped with a warning.
 
     Args:
       directory: directory of the checkpoints.
@@ -183,7 +182,8 @@ def latest(directory: str | PathLike[str], before: int | None = None) -> Checkpo
 
     Raises:
       NewerFormatError: the latest checkpoint has a newer format; older ones are not tried.
-      UnusableCheckpointError: the directory or the latest checkpoint cannot be read.
+      UnusableCheckpointError: the directory or the latest checkpoint cannot be read. The checkpoint
+        is not skipped, because it may be intact.
     """
     directory = Path(directory)
     unfinished = files.temporary_directories(directory) if before is None else {}
@@ -207,10 +207,10 @@ class CheckpointPath(NamedTuple):
 
 
 def last_finished(directory: str | PathLike[str]) -> CheckpointPath | None:
-    """Finds the latest finished checkpoint of a directory; None if there is none.
+    """Finds the checkpoint that `latest` would try to open; None if there is none.
 
-    It is the checkpoint that `latest` would try to open. A newer format or an unreadable file is no
-    error here. The function does not use TensorFlow and logs no warnings.
+    Unlike `latest`, it returns a checkpoint of a newer format or with an unreadable file, does not
+    use TensorFlow, and logs no warnings.
     """
     for step, path in reversed(files.step_directories(Path(directory)).items()):
         try:
@@ -228,7 +228,7 @@ def last_finished(directory: str | PathLike[str]) -> CheckpointPath | None:
 def all_steps(directory: str | PathLike[str]) -> list[int]:
     """Returns the steps of a directory's finished checkpoints, ascending.
 
-    Checkpoints that are damaged, of a newer format, or unreadable are skipped with a warning.
+    Damaged or unreadable checkpoints, and newer formats, are skipped with a warning.
     """
     steps = []
     for path in files.step_directories(Path(directory)).values():

@@ -28,7 +28,7 @@ class Restored:
     Attributes:
       step: the step of the checkpoint.
       damaged: directories of newer checkpoints that are damaged.
-      metadata: the metadata of the checkpoint.
+      metadata: the checkpoint's metadata.
     """
 
     step: int
@@ -37,7 +37,7 @@ class Restored:
 
 
 def check_same_save(saved: Checkpoint, cluster: Cluster) -> None:
-    """Checks that all processes, which all call this function, have opened the same checkpoint.
+    """Checks that all processes have opened the same checkpoint; all call this function.
 
     Raises:
       DifferentCheckpointsError: two processes have opened different checkpoints. All raise it.
@@ -77,7 +77,7 @@ def restore_latest(
       last_step: the last step to consider; None: all steps.
 
     Returns:
-      the restored step and its metadata; None, with unchanged variables, if there is no checkpoint.
+      the result; None, with unchanged variables, if there is no checkpoint.
 
     Raises:
       CheckpointMismatchError: the checkpoint has other variables.
@@ -113,9 +113,9 @@ def restore_latest(
 
 
 def restore_step(directory: Path, step: int, variables: Variables, *, strict: bool) -> None:
-    """Restores the variables from the checkpoint of one step.
+    """Restores the variables from the checkpoint of one step, like `restore_latest`.
 
-    For arguments and errors see `restore_latest`. A damaged checkpoint is an error here.
+    A damaged checkpoint is an error here.
     """
     step_dir = step_directory(directory, step)
     choice = _choose(variables.cluster, directory, lambda: Checkpoint(step_dir))
@@ -125,14 +125,7 @@ def restore_step(directory: Path, step: int, variables: Variables, *, strict: bo
 
 @dataclass(frozen=True)
 class _Choice:
-    """The checkpoint chosen by process 0 for all processes.
-
-    Attributes:
-      step_dir: the directory of the checkpoint.
-      step: the step of the checkpoint.
-      save_id: the `save_id` of the checkpoint.
-      opened: the open checkpoint, in process 0.
-    """
+    """The checkpoint that process 0 chose for all processes, open only in process 0."""
 
     step_dir: Path
     step: int
@@ -143,7 +136,7 @@ class _Choice:
 def _choose(
     cluster: Cluster, directory: Path, choose: Callable[[], Checkpoint | None]
 ) -> _Choice | None:
-    """Lets process 0 choose a checkpoint; its failure is raised in all processes."""
+    """Lets process 0 choose a checkpoint, or raises its error in all processes."""
     opened: Checkpoint | None = None
     failure: UnusableCheckpointError | None = None
     if cluster.is_main_process:

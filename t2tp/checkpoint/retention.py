@@ -11,7 +11,7 @@ from t2tp.checkpoint.marker import Marker
 from t2tp.checkpoint.metrics import best_of
 from t2tp.checkpoint.reading import all_steps
 
-# After this time, an evaluation that was writing metrics into a checkpoint has ended or was killed.
+# A file of metrics that has been unfinished for this time was left by a killed evaluation.
 _EVALUATORS_SECONDS = 600.0
 
 
@@ -22,8 +22,8 @@ class Retention:
     Attributes:
       max_to_keep: number of latest checkpoints to keep, at least 1.
       every_n_hours: hours between checkpoints to keep in addition, beginning with the oldest; None:
-        no additional checkpoints.
-      best: metric by which to keep the best checkpoint in addition; None: no additional checkpoint.
+        none in addition.
+      best: metric by which to keep the best checkpoint in addition; None: none in addition.
     """
 
     max_to_keep: int
@@ -37,7 +37,7 @@ class Retention:
             raise ValueError(f"One checkpoint every {self.every_n_hours} hours cannot be kept.")
 
     def steps_to_keep(self, directories: dict[int, Path]) -> set[int]:
-        """Selects the steps whose checkpoints are kept.
+        """Selects the steps of the checkpoints to keep.
 
         Args:
           directories: directories of the finished checkpoints, by step, ascending.
@@ -53,13 +53,9 @@ class Retention:
 def apply_retention(directory: str | PathLike[str], retention: Retention) -> None:
     """Deletes old finished checkpoints of a directory, and leftovers of crashes.
 
-    Checkpoints that are damaged or have a newer format do not count, and are not deleted. Temporary
-    directories are deleted up to the latest finished step. A later step's temporary directory may
-    be a save in progress. With several processes, one process calls this function.
-
-    Args:
-      directory: directory of the checkpoints.
-      retention: which checkpoints to keep.
+    Checkpoints that are damaged or have a newer format are not counted and not deleted. Temporary
+    directories are deleted up to the latest finished step. The temporary directory of a later step
+    may be a save in progress. With several processes, one process calls this function.
     """
     directory = Path(directory)
     steps = all_steps(directory)
@@ -81,8 +77,7 @@ def apply_retention(directory: str | PathLike[str], retention: Retention) -> Non
 def _every(seconds: float, directories: dict[int, Path]) -> set[int]:
     """Selects the oldest checkpoint, then the next that is at least `seconds` younger, and so on.
 
-    The result depends only on the checkpoints, so a restart does not change it. Deleting the
-    checkpoints that are not selected does not change it either.
+    Neither a restart nor deleting the other checkpoints changes the result.
     """
     chosen: set[int] = set()
     last: float | None = None

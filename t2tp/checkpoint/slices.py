@@ -47,7 +47,7 @@ class Slice:
 
     @classmethod
     def full(cls, name: str, shape: Iterable[int], dtype: tf.DType) -> Slice:
-        """Returns the slice that covers the full tensor."""
+        """Returns the slice that is the full tensor."""
         shape = tuple(shape)
         return cls(name, shape, (0,) * len(shape), shape, dtype)
 
@@ -73,11 +73,11 @@ class Slice:
 def check_tiling(slices: Iterable[Slice]) -> None:
     """Checks that every tensor's slices cover each of its elements exactly once.
 
-    TensorFlow reports overlapping or missing slices only when it reads them, not when it writes.
+    TensorFlow writes overlapping slices, or too few, without an error and fails only in reading.
 
     Raises:
-      ValueError: some elements are in no slice or in several, or two slices of one tensor
-        disagree about its shape or dtype.
+      ValueError: some elements are in no slice or in several, or two slices of one tensor have
+        different shapes or dtypes of it.
     """
     by_name: dict[str, list[Slice]] = {}
     for each in slices:
@@ -92,7 +92,7 @@ def check_tiling(slices: Iterable[Slice]) -> None:
 
 
 def _check_tiling_of_one(parts: list[Slice]) -> None:
-    """Counts the slices that cover each cell of the grid formed by the slices' borders."""
+    """Counts the slices that cover each cell of the grid of all slices' borders."""
     name, shape = parts[0].name, parts[0].shape
     if 0 in shape:
         if len(parts) > 1:

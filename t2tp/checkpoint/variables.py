@@ -1,4 +1,4 @@
-"""Converts the variables of a program to slices of a checkpoint, and back."""
+"""Converts a program's variables to a checkpoint's slices, and back."""
 
 from collections.abc import Collection, Iterator, Mapping
 from os import PathLike
@@ -38,8 +38,8 @@ class CheckpointMismatchError(ValueError):
 def values_of(variables: Variables) -> Iterator[tuple[Slice, tf.Variable | tf.Tensor]]:
     """Yields the slices that this process saves, with their values, without padding.
 
-    If several processors have a slice, the process of the first one saves it. Frozen weights are
-    not saved if they are in a base.
+    If several processors have a slice, the first one's process saves it. Frozen weights that are in
+    a base are not saved.
     """
     for variable in _saved(variables):
         for pnum in variable.owners().values():
@@ -91,10 +91,7 @@ def saved_layout(saved: Checkpoint) -> Layout | None:
 
 
 def slices_as_saved(saved: Checkpoint, name: str) -> list[Slice]:
-    """Returns the slices in which a variable was saved; one full slice if the layout is unknown.
-
-    A caller that reads one slice at a time needs memory for only one of them.
-    """
+    """Returns the slices in which a variable was saved; one full slice if the layout is unknown."""
     shape, dtype = saved.shapes()[name], saved.dtypes()[name]
     named, layout = named_shape(saved, name), saved_layout(saved)
     if named is None or layout is None:
@@ -117,7 +114,7 @@ def check_fit(
       variables: variables of the program.
       strict: whether variables that only the checkpoint has are an error. Evaluation allows them,
         because it does not need the optimizer's variables.
-      zero_if_missing: names of counters that are set to 0 if an older checkpoint lacks them.
+      zero_if_missing: names of counters to set to 0 if an older checkpoint lacks them.
 
     Raises:
       CheckpointMismatchError: variables differ; the error names the first differences.
@@ -167,7 +164,7 @@ def restore(
 ) -> None:
     """Restores variables from a checkpoint of any mesh and floating-point precision.
 
-    Each process reads a slice only once, and copies it to all of its processors that need it.
+    Each process reads a slice only once, and copies it to its processors that need it.
 
     Args:
       saved: the checkpoint.
@@ -178,7 +175,7 @@ def restore(
     Raises:
       CheckpointMismatchError: the checkpoint has other variables. No variable was changed.
       BaseError: the checkpoint is of adapters, and their base was not found or lacks a weight.
-      DamagedCheckpointError: the checkpoint is damaged, or was deleted.
+      DamagedCheckpointError: the checkpoint is damaged or was deleted.
       UnusableCheckpointError: the checkpoint cannot be read.
     """
     check_fit(saved, variables, strict, zero_if_missing)
@@ -207,7 +204,7 @@ def load_base(
     """Loads the frozen weights that are not loaded yet, and records their base in `variables`.
 
     Args:
-      source: a checkpoint with the frozen weights, or a checkpoint with adapters of these weights.
+      source: a checkpoint with the frozen weights, or a checkpoint of their adapters.
       variables: variables of the program.
       names: frozen variable -> its name in `source`, if the names differ.
 
@@ -232,13 +229,7 @@ def load_base(
 
 
 def load(saved: Checkpoint, name: str, variable: SlicedVariable) -> None:
-    """Restores a variable from a tensor of a checkpoint, in the variable's dtype.
-
-    Args:
-      saved: the checkpoint.
-      name: name of a tensor in the checkpoint that has the variable's shape.
-      variable: the variable to restore.
-    """
+    """Restores a variable, in its dtype, from a checkpoint's tensor `name` of the same shape."""
     stored = saved.dtypes()[name]
     owners = variable.local_owners()
     values = saved.read([_slice(variable, pnum, name, stored) for pnum in owners.values()])
@@ -248,7 +239,7 @@ def load(saved: Checkpoint, name: str, variable: SlicedVariable) -> None:
 def assign_slices(
     variable: SlicedVariable, values: Mapping[tuple[int, ...], tf.Tensor | np.ndarray]
 ) -> None:
-    """Assigns a variable's slices in this process, converted to the variable's dtype.
+    """Assigns this process's slices of a variable, converted to the variable's dtype.
 
     Args:
       variable: the variable.
@@ -264,7 +255,7 @@ def assign_slices(
 def _slice(
     variable: SlicedVariable, pnum: int, name: str = "", dtype: tf.DType | None = None
 ) -> Slice:
-    """Returns processor `pnum`'s slice of a variable, by default under its own name and dtype."""
+    """Returns a processor's slice of a variable, by default under its own name and dtype."""
     spec = variable.spec
     return Slice(
         name or spec.name,
@@ -276,12 +267,12 @@ def _slice(
 
 
 def _converts(stored: tf.DType, dtype: tf.DType) -> bool:
-    """Whether a value that was saved in one dtype can be restored in another."""
+    """Whether a value that was saved in `stored` can be restored in `dtype`."""
     return stored == dtype or (stored.is_floating and dtype.is_floating)
 
 
 def _fits_but_for_the_optimizer(saved: Checkpoint, variables: Variables) -> bool:
-    """Whether the checkpoint has all trainable variables in the same shapes."""
+    """Whether the checkpoint has all trainable variables in the program's shapes."""
     saved_shapes = saved.shapes()
     return all(
         saved_shapes.get(v.spec.name) == tuple(v.spec.shape.to_integer_list)

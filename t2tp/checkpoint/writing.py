@@ -5,9 +5,9 @@ marker is written, and then the directory is renamed to `step-00000300`. A crash
 leaves a `.tmp` directory. Readers ignore it, and the next save of the step or `retention` deletes
 it.
 
-TensorFlow saves slices of float16 tensors but cannot restore them ("Dtype half not supported"),
-so they are stored as float32. This is exact: float32 has every value of float16. The marker lists
-the names of these tensors.
+TensorFlow saves slices of float16 tensors but cannot restore them ("Dtype half not supported"), so
+they are stored as float32, which has every value of float16. The marker lists the names of these
+tensors.
 """
 
 import json
@@ -56,9 +56,9 @@ def save(
       directory: directory of the checkpoints; created if missing.
       step: the training step, at least 0.
       values: slices and their values (`tf.Tensor`s or `tf.Variable`s of the slice's size and
-        dtype). Over all processes, the slices of a tensor cover each element exactly once.
-      metadata: plain JSON that is saved with the values. Only the metadata of process 0 is used.
-      metrics: metrics of an evaluation of the step; see `record_metrics`.
+        dtype). The slices of all processes cover each element of a tensor exactly once.
+      metadata: plain JSON to save with the values. Only the metadata of process 0 are used.
+      metrics: metrics of an evaluation of the step.
       cluster: the processes that save together. Default: this process alone.
 
     Returns:
@@ -93,8 +93,8 @@ def save_in_parts(
     """Saves like `save`, with only one part in memory at a time.
 
     Args:
-      directory: directory of the checkpoints; created if missing.
-      step: the training step, at least 0.
+      directory: see `save`.
+      step: see `save`.
       parts: slices and their values, computed lazily. Each part that has slices becomes one data
         file. Each process passes its own `Cluster.share` of the parts. A process other than 0 whose
         share is empty returns normally even if another process fails.
@@ -150,11 +150,7 @@ class _Saving:
         return files.temporary_directory(self.directory, self.step)
 
     def go_through(self, phases: Mapping[str, Callable[[], None]]) -> None:
-        """Calls the phases in order, with a barrier of all processes after each phase.
-
-        Raises:
-          Exception: a phase failed; later phases were not called.
-        """
+        """Calls the phases in order until one fails, with a barrier of all processes after each."""
         failure: Exception | None = None
         for name, phase in phases.items():
             if failure is None:
@@ -162,7 +158,7 @@ class _Saving:
                     phase()
                 except Exception as error:
                     failure = error
-            # A failed process must reach the barriers too, or the others would wait forever.
+            # A failed process must reach the barriers too: the others wait there.
             self.cluster.barrier(f"checkpoint-{self.step}-{name}")
         if failure is not None:
             if self.cluster.is_main_process:
@@ -186,7 +182,7 @@ class _Saving:
         self.temporary.mkdir()
 
     def write(self, number: int, values: Sequence[tuple[Slice, tf.Tensor]]) -> None:
-        """Writes a data file, and then a note: a small file that lists the contents of the data."""
+        """Writes a data file and a note, a small file that lists the data file's contents."""
         if not self.temporary.is_dir():
             raise OSError("process 0 did not begin the checkpoint, see its error")
         note: dict = {"writer_id": self.writer_id, "slices": [_encode(each) for each, _ in values]}
@@ -267,7 +263,7 @@ class _Saving:
         return marker.step == self.step  # A user may have renamed another step's directory.
 
     def check_finished(self) -> None:
-        """Checks that the finished checkpoint includes this process's data file."""
+        """Checks that the finished checkpoint includes this process's part."""
         try:
             writers = Marker.read(self.final).writers
         except DamagedCheckpointError:
@@ -279,7 +275,7 @@ class _Saving:
             raise self.explained(failure) from None
 
     def explained(self, failure: Exception) -> Exception:
-        """Returns file-system errors with a message for the user, other errors unchanged."""
+        """Returns a file-system error with a message for the user; other errors unchanged."""
         if isinstance(failure, tf.errors.OpError):
             cause = reason(failure)
         elif isinstance(failure, OSError):

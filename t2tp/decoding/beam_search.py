@@ -2,8 +2,8 @@
 
 As in tensor2tensor (`beam_search.py`), each row keeps the `beam_size` most probable unfinished
 sequences and the `beam_size` best finished sequences. A row is done at its length limit, or when no
-unfinished sequence can become better than the best finished one. If the whole beam is returned, the
-row is done only when no unfinished sequence can become better than the worst finished one.
+unfinished sequence can become better than the best finished one. With `return_beams`, it must be
+unable to become better than the worst finished one.
 """
 
 import math
@@ -26,18 +26,18 @@ _NONE = -math.inf  # the score of an empty entry of the beam
 class _Beams(NamedTuple):
     """The sequences of each row, as tensors of the graph or as a processor's slices.
 
+    A log-probability or score of -infinity means that there is no sequence.
+
     Attributes:
       alive: int32 [batch, beam, written], the tokens of the unfinished sequences, the most probable
         sequence first.
-      log_probs: float32 [batch, beam], log-probabilities of the unfinished sequences; -infinity:
-        there is no sequence.
-      finished: int32 [batch, beam, written], the tokens, without EOS, of the finished sequences,
-        the best sequence first.
+      log_probs: float32 [batch, beam], log-probabilities of the unfinished sequences.
+      finished: int32 [batch, beam, written], the tokens of the finished sequences, without EOS, the
+        best sequence first.
       finished_log_probs: float32 [batch, beam], log-probabilities of the finished sequences,
         including EOS.
-      scores: float32 [batch, beam], `finished_log_probs` divided by the length penalty; -infinity:
-        there is no sequence.
-      sizes: int32 [batch, beam], the number of tokens of each finished sequence.
+      scores: float32 [batch, beam], `finished_log_probs` divided by the length penalty.
+      sizes: int32 [batch, beam], number of tokens of each finished sequence.
       done: int32 [batch], 1 once the row no longer changes.
     """
 
@@ -59,19 +59,6 @@ def search(
 ) -> dict[str, mtf.Tensor]:
     """Builds the beam search of a batch.
 
-    The search returns these tensors, with each row's sequences sorted by score, the best first:
-
-    - `symbols`: int32 [batch, beam, written], the tokens after the prefix, zero-padded, without
-      EOS.
-    - `sizes`: int32 [batch, beam], the number of these tokens.
-    - `log_probs`: float32 [batch, beam], the log-probability of the tokens, including EOS.
-    - `scores`: float32 [batch, beam], `log_probs` divided by the length penalty; -infinity: there
-      is no sequence.
-    - `ended`: int32 [batch, beam], 1 if EOS ended the sequence.
-    - `steps`: int32 scalar, the number of decode steps.
-
-    Unfinished sequences are returned only for rows without a finished one.
-
     Args:
       model: predicts the tokens.
       mesh: the program's mesh.
@@ -80,7 +67,17 @@ def search(
       options: beam size, length penalty and end tokens.
 
     Returns:
-      the tensors by name.
+      these tensors by name, with each row's sequences sorted by score, the best first. Unfinished
+      sequences are returned only for rows without a finished one.
+
+      - `symbols`: int32 [batch, beam, written], the tokens after the prefix, zero-padded, without
+        EOS.
+      - `sizes`: int32 [batch, beam], the number of these tokens.
+      - `log_probs`: float32 [batch, beam], the log-probability of the tokens, including EOS.
+      - `scores`: float32 [batch, beam], `log_probs` divided by the length penalty; -infinity: there
+        is no sequence.
+      - `ended`: int32 [batch, beam], 1 if EOS ended the sequence.
+      - `steps`: int32 scalar, the number of decode steps.
     """
     batch, beam = rows.batch, mtf.Dimension("beam", options.width)
     ranking = _Ranking(options, rows.length.size)
@@ -94,9 +91,8 @@ def search(
             mesh, last, mtf.broadcast(positions, last.shape), state_before
         )
         may_end = mtf.greater_equal(mtf.broadcast(step, [batch]), options.min_length)
-        # Each of the `width` sequences has at most one candidate for each end token. So at most
-        # `width * end tokens` candidates are finished, and at least `width` candidates are
-        # unfinished.
+        # Each of the `width` sequences has one candidate for each end token. So among
+        # `width * (1 + end tokens)` candidates, at least `width` are unfinished.
         continuations = top_candidates(
             logits,
             now.log_probs,
@@ -115,7 +111,7 @@ def search(
             splittable_dims=[batch],
         )
         # A sequence extends its parent, so it gets a copy of the parent's cache. Tensors that the
-        # model did not change are the same for all sequences of a row.
+        # model did not change are equal for all sequences of a row.
         next_state = {
             name: state_after[name]
             if state_after[name] is state_before[name] or beam not in state_after[name].shape.dims
@@ -145,8 +141,8 @@ def search(
 def _start(rows: PromptBatch, beam: mtf.Dimension) -> _Beams:
     """Returns one empty sequence per row and no finished ones; a row with limit 0 is done.
 
-    The row's other beam entries have the log-probability -infinity. If all entries began with
-    probability 1, the first candidates would be copies of the same sequence.
+    Other beam entries begin with the log-probability -infinity. Otherwise the first candidates
+    would be copies of the same sequence.
     """
     mesh, one_each = rows.mesh, mtf.Shape([rows.batch, beam])
     first = mtf.constant(mesh, [0.0] + [_NONE] * (beam.size - 1), [beam])
@@ -167,7 +163,7 @@ def _start(rows: PromptBatch, beam: mtf.Dimension) -> _Beams:
 def _last_tokens(
     step: mtf.Tensor, alive: mtf.Tensor, rows: PromptBatch, beam: mtf.Dimension
 ) -> mtf.Tensor:
-    """Returns each sequence's last token [batch, beam]; in step 0, the prefix's last token."""
+    """Returns each sequence's last token [batch, beam]; in step 0, the prompt's last token."""
 
     def last(step: tf.Tensor, alive: tf.Tensor, previous: tf.Tensor) -> tf.Tensor:
         tokens = tf.gather(alive, tf.maximum(step - 1, 0), axis=2)
@@ -188,7 +184,7 @@ def _for_each(tensor: mtf.Tensor, batch: mtf.Dimension, beam: mtf.Dimension) -> 
 def _of_parents(
     tensor: mtf.Tensor, parents: mtf.Tensor, batch: mtf.Dimension, beam: mtf.Dimension
 ) -> mtf.Tensor:
-    """Returns for each new sequence the state of its parent, the sequence that it extends."""
+    """Returns the state of each new sequence's parent, the sequence that it extends."""
     beam_axes = [tensor.shape.dims.index(dim) for dim in (batch, beam)]
 
     def pick(x: tf.Tensor, parents: tf.Tensor) -> tf.Tensor:
@@ -203,15 +199,15 @@ def _of_parents(
 
 
 class _Ranking:
-    """Decides which sequences stay in the beams, on one processor's slices."""
+    """Decides which sequences stay in the beams, on a processor's slices."""
 
     def __init__(self, options: DecodeOptions, length: int) -> None:
         self._beam_size = options.width
         self._alpha = options.alpha
         self._end_ids = options.end_ids
         self._length = length
-        # If only the best sequence is returned, the search can end as soon as no unfinished
-        # sequence can beat the best finished one.
+        # If only the best sequence is returned, the search can end once no unfinished sequence can
+        # beat the best finished one.
         self._score_to_beat = tf.reduce_min if options.return_beams else tf.reduce_max
 
     def advance(
@@ -226,12 +222,12 @@ class _Ranking:
         ends = is_any(candidates.tokens, self._end_ids)
         log_probs, alive, parents = self._unfinished(step, candidates, now, ends)
         after = self._finish(step, candidates, now, ends)._replace(log_probs=log_probs, alive=alive)
-        # A log-probability only falls, and the penalty (alpha is at least 0) is largest at the
-        # limit: no unfinished sequence can end with a better score than `best_possible`.
+        # A log-probability only falls, and its divisor, the penalty, is largest at the limit (alpha
+        # is at least 0). So no unfinished sequence can end with a score above `best_possible`.
         best_possible = log_probs[:, 0] / self._penalty(limits)
         is_settled = self._score_to_beat(after.scores, -1) >= best_possible
-        # A row that is done must not change: the loop goes on until the processor's other rows are
-        # done too, and a row's result must not depend on other rows.
+        # A row that is done must not change, because a row's result must not depend on other rows:
+        # the loop goes on until the processor's other rows are done too.
         is_done = tf.not_equal(now.done, 0)
         beams = [
             tf.where(tf.reshape(is_done, [-1] + [1] * (new.shape.rank - 1)), old, new)
@@ -251,7 +247,7 @@ class _Ranking:
         def best(finished: tf.Tensor, ending: tf.Tensor) -> tf.Tensor:
             return tf.gather(tf.concat([finished, ending], 1), chosen, batch_dims=1)
 
-        # EOS is not written: a candidate that ends has the tokens of its parent.
+        # EOS is not written, so a candidate that ends has the tokens of its parent.
         return now._replace(
             scores=scores,
             finished=best(now.finished, tf.gather(now.alive, candidates.parents, batch_dims=1)),

@@ -1,4 +1,4 @@
-"""The best continuations of a beam's sequences, with a vocabulary that may be split."""
+"""The best continuations of a beam's sequences, on a vocabulary that may be split."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ def top_candidates(
     end_ids: Sequence[int],
     count: int,
 ) -> Candidates:
-    """Returns the most probable extensions of the sequences by one token, the most probable first.
+    """Returns the most probable extensions of sequences by one token, the most probable first.
 
     Args:
       logits: float [batch, beam, vocab].
@@ -42,7 +42,7 @@ def top_candidates(
         sequence.
       may_end: booleans [batch], whether an end token may be chosen.
       vocab_size: number of tokens; ids from this number on are padding and never chosen.
-      end_ids: the end tokens.
+      end_ids: ids of the end tokens.
       count: number of candidates.
     """
     dim = mtf.Dimension("candidate", count)
@@ -51,11 +51,7 @@ def top_candidates(
 
 
 class CandidatesOperation(Operation):
-    """Finds the best continuations on a split vocabulary.
-
-    The inputs are logits [batch, beam, vocab], log-probabilities [batch, beam] and may_end [batch].
-    The outputs are log-probabilities, parents and tokens [batch, candidate].
-    """
+    """Finds the best continuations on a split vocabulary; see `top_candidates`."""
 
     accepts_padding = True
     dropped_dims = "kept"
@@ -78,7 +74,7 @@ class CandidatesOperation(Operation):
         self._outputs = [mtf.Tensor(self, shape, dtype) for dtype in dtypes]
 
     def lower(self, lowering: Lowering) -> None:
-        """Finds the best candidates in each vocabulary slice, then the best of all slices."""
+        """Finds the best candidates of each vocabulary slice, then the best of these."""
         logits, log_probs, may_end = self.inputs
         part = VocabSlice(lowering, logits)
         allowed = part.choosable(self._vocab_size, lowering.slice(may_end)[:, None], self._end_ids)

@@ -1,9 +1,9 @@
 """Decides whether compiling the decoding program with XLA saves more time than it costs.
 
-Decoding is a loop of many small steps. XLA makes the loop up to twice as fast on one device. On
-several devices decoding has collectives, which XLA does not compile. Compilation takes seconds for
-each batch shape, so it pays off only for many batches. Large models spend their time in matmuls,
-and XLA's matmuls are slower than TensorFlow's.
+XLA makes the loop of small decode steps up to twice as fast on one device. It does not compile the
+collectives of several devices. Compilation takes seconds for each batch shape, so it pays off only
+for many batches. Large models spend their time in matmuls, and XLA's matmuls are slower than
+TensorFlow's.
 """
 
 from t2tp.mesh.layout import Layout
@@ -18,7 +18,7 @@ def should_compile(layout: Layout, num_prompts: float, batch_size: int, num_weig
     Args:
       layout: layout of the model.
       num_prompts: number of prompts to decode; `math.inf` if unknown.
-      batch_size: number of prompts that are decoded together.
+      batch_size: prompts that are decoded together.
       num_weights: number of trainable weights.
     """
     is_plain = layout.size == 1 and not layout.exact_sums

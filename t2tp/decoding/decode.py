@@ -1,4 +1,4 @@
-"""The step of a decoding program: generates the tokens that continue prompts."""
+"""The step of a decoding program: continues prompts."""
 
 from collections.abc import Mapping
 
@@ -26,7 +26,7 @@ def decode(
       options: how to decode.
 
     Returns:
-      tensors by name; see `greedy_and_sampling.greedy_or_sample` and `beam_search.search`.
+      tensors by name; see `greedy_or_sample` and `search`.
     """
     rows = PromptBatch.from_features(features)
     prompt_features = {
