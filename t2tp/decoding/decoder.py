@@ -26,8 +26,8 @@ from t2tp.processes.cluster import Cluster
 from t2tp.program.program import Feature, Program
 from t2tp.program.variables import Variables
 
-# Runs a decoding program: (features, arrays of a batch) -> global output arrays. The features'
-# shapes select the program.
+# Runs the program that the features' shapes select: (features, arrays of a batch) -> global output
+# arrays.
 Predict = Callable[[Mapping[str, Feature], Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 
 
@@ -56,8 +56,8 @@ class Hypothesis:
     Attributes:
       tokens: the tokens after the prefix, without EOS.
       log_prob: log-probability (natural logarithm) of the tokens and EOS, given the prefix.
-      score: `log_prob`; in beam search, divided by the length penalty. Sequences are ranked by
-        their scores.
+      score: the number that ranks sequences: `log_prob`, in beam search divided by the length
+        penalty.
       has_ended: whether the sequence ends with EOS; otherwise it was truncated at its limit.
     """
 
@@ -78,9 +78,6 @@ class Decoder:
     Rows are decoded in batches of similar length; see `ProgramShapes`. A row's result depends
     neither on its batch nor on the mesh. Samples depend on the seed and the row's index in the list
     of requests.
-
-    Attributes:
-      options: the `DecodeOptions`.
     """
 
     def __init__(
@@ -95,10 +92,9 @@ class Decoder:
         """Creates a decoder from a function that runs the programs.
 
         Args:
-          predict: a function that runs `decode` for the model with `options`, such as
-            `Estimator.predict`.
-          layout: the mesh's layout. The batch size is rounded up so that slices of the batch are
-            equal; see `padded_rows`.
+          predict: runs `decode` for the model with `options`, as `Estimator.predict` does.
+          layout: the mesh's layout. The batch size is rounded up to equal slices; see
+            `padded_rows`.
           options: how to decode.
           seed: seed of the samples.
           max_length: the model's max number of inputs, and of targets; None: unlimited.
@@ -130,9 +126,9 @@ class Decoder:
           options: how to decode; by default beam search of width 4.
           mesh_shape: mesh axes and their sizes, such as `data:2;model:4`.
           layout: rules such as `batch:data;heads:model`, or a `Layout` with its own mesh shape.
-          variables: variables to share with another program of the model on the same mesh. Default:
+          variables: variables of another program of the model on the same mesh, to share. Default:
             new variables.
-          cluster: the devices; see `Program`.
+          cluster: see `Program`.
           seed: seed of the samples and of new variables.
           xla: see `Program`.
         """
@@ -160,14 +156,11 @@ class Decoder:
         return cls(predict, on_mesh, chosen, seed=seed, max_length=model.max_length)
 
     def __call__(self, requests: Sequence[Request]) -> list[list[Hypothesis]]:
-        """Decodes rows.
+        """Decodes rows; see `iterate`.
 
         Returns:
           a list for each row: its best sequence, or, with `return_beams`, up to `beam_size`
           sequences, the best first.
-
-        Raises:
-          ValueError: see `iterate`.
         """
         hypotheses = dict(self.iterate(requests))
         return [hypotheses[number] for number in range(len(requests))]
@@ -204,15 +197,14 @@ class Decoder:
             check_length("prompt", request.prefix, self._max_length)
 
     def smallest_features(self, reads_inputs: bool) -> dict[str, Feature]:
-        """Returns the features of the smallest program: one new token, at most one input."""
+        """Returns the features of the smallest program: one new token, and one input if any."""
         request = Request(inputs=[0] if reads_inputs else None, limit=1)
         return self._batch([0], [request], [1], self._sizes(0, request)[1])[0]
 
     def _sizes(self, number: int, request: Request) -> tuple[int, Lengths]:
         """Returns a row's max number of new tokens, and its lengths.
 
-        The lengths are the numbers of inputs, of prefix tokens and of positions, rounded up. A
-        number of 0 is not rounded up.
+        The lengths are the numbers of inputs, of prefix tokens and of positions, rounded up.
         """
         inputs, prefix = len(request.inputs or ()), len(request.prefix)
         limit = request.limit
@@ -245,7 +237,7 @@ class Decoder:
         limits: Sequence[int],
         lengths: Lengths,
     ) -> tuple[dict[str, Feature], dict[str, np.ndarray]]:
-        """Returns features and arrays for some of the requests, padded to `lengths`."""
+        """Returns features and arrays of some requests, padded to `lengths`."""
         rows = self._batch_size
         inputs_length, prefix_length, length = lengths
         reads_inputs = requests[numbers[0]].inputs is not None
@@ -263,12 +255,12 @@ class Decoder:
         return first_token(features, batch, [requests[number].first_token for number in numbers])
 
     def _rounded(self, size: int) -> int:
-        """Rounds a length up, so that few programs are traced; returns 0 for 0."""
+        """Rounds a length up, so that few programs are traced; 0 stays 0."""
         rounded = round_up(size) if size else 0
         return rounded if self._max_length is None else min(rounded, self._max_length)
 
     def _hypotheses(self, row: Mapping[str, np.ndarray]) -> list[Hypothesis]:
-        """Converts the program's outputs for one row to sequences."""
+        """Converts one row's outputs to hypotheses."""
         count = len(row["scores"]) if self.options.return_beams else 1
         return [
             Hypothesis(
@@ -300,7 +292,7 @@ def check_length(name: str, tokens: Sequence[int], max_length: int) -> None:
 def padded_rows(batch_size: int, layout: Layout) -> int:
     """Rounds a batch size up, so that every processor has the same number of rows.
 
-    With `exact_sums`, the number of rows per processor is a multiple of a CPU's vector size.
+    With `exact_sums`, that number is a multiple of a CPU's vector size.
     """
     multiple = layout.batch_slices * (VECTOR if layout.exact_sums else 1)
     return -(-batch_size // multiple) * multiple

@@ -26,7 +26,7 @@ class _Sequences(NamedTuple):
       written: int32 [batch, written], the tokens after the prompt, without EOS, zero-padded.
       sizes: int32 [batch], the number of tokens in `written`.
       log_probs: float32 [batch], the log-probability of the tokens in `written` and EOS.
-      status: int32 [batch], whether the row is unfinished, has ended, or is at its limit.
+      status: int32 [batch], see the constants above.
     """
 
     previous: Any
@@ -44,17 +44,7 @@ def greedy_or_sample(
     state: DecodeState,
     options: DecodeOptions,
 ) -> dict[str, mtf.Tensor]:
-    """Generates token after token until every row has ended or is at its limit.
-
-    The decoding returns these tensors, where `beam` has size 1:
-
-    - `symbols`: int32 [batch, beam, written], the tokens after the prefix, zero-padded, without
-      EOS.
-    - `sizes`: int32 [batch, beam], the number of these tokens.
-    - `log_probs` and `scores`: both float32 [batch, beam], the log-probability (natural logarithm)
-      of the tokens, including EOS.
-    - `ended`: int32 [batch, beam], 1 if EOS was chosen.
-    - `steps`: int32 scalar, the number of decode steps.
+    """Adds one token at a time until every row has ended or is at its limit.
 
     Args:
       model: predicts the tokens.
@@ -64,7 +54,15 @@ def greedy_or_sample(
       options: how tokens are chosen.
 
     Returns:
-      the tensors by name.
+      these tensors by name, where `beam` has size 1:
+
+      - `symbols`: int32 [batch, beam, written], the tokens after the prefix, zero-padded, without
+        EOS.
+      - `sizes`: int32 [batch, beam], the number of these tokens.
+      - `log_probs` and `scores`: both float32 [batch, beam], the log-probability (natural
+        logarithm) of the tokens, including EOS.
+      - `ended`: int32 [batch, beam], 1 if EOS was chosen.
+      - `steps`: int32 scalar, the number of decode steps.
     """
     batch = rows.batch
     update = _RowUpdate(options, rows.length.size)
@@ -119,7 +117,7 @@ def _start(rows: PromptBatch) -> _Sequences:
 
 
 class _RowUpdate:
-    """The update of the rows in one iteration, on one processor's slices."""
+    """The update of the rows in one iteration, on a processor's slices."""
 
     def __init__(self, options: DecodeOptions, length: int) -> None:
         self._end_ids = options.end_ids
@@ -133,7 +131,7 @@ class _RowUpdate:
         limits: tf.Tensor,
         now: _Sequences,
     ) -> _Sequences:
-        """Adds the new tokens to the unfinished rows, and updates the rows' status."""
+        """Adds the new tokens to the unfinished rows, and updates their status."""
         is_active = tf.equal(now.status, _UNFINISHED)
         is_end = is_any(tokens, self._end_ids)
         ends, is_written = is_active & is_end, is_active & ~is_end
@@ -141,7 +139,7 @@ class _RowUpdate:
         is_full = is_written & (step + 1 >= limits)
         return _Sequences(
             previous=tf.where(is_active, tokens, now.previous),
-            # The model still computes rows that are done, so their position must be valid.
+            # The model still computes rows that are done, so their positions must be valid.
             positions=tf.minimum(now.positions + 1, self._length - 1),
             written=tf.where(is_here, tokens[:, None], now.written),
             sizes=now.sizes + tf.cast(is_written, tf.int32),

@@ -1,8 +1,8 @@
 """Nucleus sampling: the smallest set of tokens with total probability p.
 
-No logits are gathered or sorted. Instead, the bits of the smallest logit in the nucleus are found
-as four digits of eight bits. Each pass selects the logits whose bits begin with the digits found so
-far, and adds up their probabilities by the next digit.
+No logits are gathered or sorted. Instead, four passes find the bits of the smallest logit in the
+nucleus, eight bits (a digit) at a time. Each pass selects the logits that begin with the digits
+found so far, and adds up their probabilities by the next digit.
 """
 
 import tensorflow as tf
@@ -23,13 +23,13 @@ def nucleus_mask(part: VocabSlice, logits: tf.Tensor, top_p: float) -> tf.Tensor
       top_p: total probability of the nucleus, between 0 and 1.
 
     Returns:
-      booleans [rows, part]. All tokens with the smallest logit in the nucleus are in the nucleus.
+      booleans [rows, part]. All tokens that share the nucleus's smallest logit are included.
     """
     highest = part.highest(tf.reduce_max(logits, -1, keepdims=True))
     weights = tf.exp(logits - highest)
     total = part.add_up(tf.reduce_sum(weights, -1))
     keys = _ordered(logits)
-    prefix = tf.zeros_like(total, tf.int64)  # the digits found so far, of each row
+    prefix = tf.zeros_like(total, tf.int64)  # each row's digits found so far
     above = tf.zeros_like(total)  # the weight of all logits above those with this prefix
     for shift in (24, 16, 8, 0):
         has_prefix = tf.equal(_shifted(keys, shift + _DIGIT_BITS), prefix[:, None])

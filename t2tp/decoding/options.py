@@ -18,8 +18,8 @@ class DecodeOptions:
     """How rows are decoded.
 
     The method is sampling if `temperature`, `top_k` or `top_p` is set, beam search if `beam_size`
-    is above 1, and greedy decoding if `beam_size` is 1 or `temperature` is 0. By default the method
-    is beam search of width 4; the command-line programs decode language models greedily by default.
+    is above 1, and greedy decoding if `beam_size` is 1 or `temperature` is 0. The default is beam
+    search of width 4; the command-line programs decode language models greedily by default.
 
     Attributes:
       beam_size: width of beam search; 1: greedy decoding.
@@ -28,7 +28,7 @@ class DecodeOptions:
       temperature: divides logits before a token is sampled; 0: no sampling.
       top_k: number of most probable tokens to sample from; 0: all tokens.
       top_p: total probability of the smallest set of tokens to sample from (A. Holtzman et al.,
-        arXiv:1904.09751); 1: all tokens.
+        arXiv:1904.09751), a fraction; 1: all tokens.
       extra_length: max number of new tokens of a row, in addition to the number of its inputs.
       min_length: min number of new tokens of a row, without EOS.
       return_beams: whether all finished sequences of a row are returned, the best first.
@@ -52,11 +52,7 @@ class DecodeOptions:
     eos_id: int | Sequence[int] | None = None
 
     def __post_init__(self) -> None:
-        """Checks the options.
-
-        Raises:
-          ValueError: a number is out of its range, or two options contradict each other.
-        """
+        """Raises ValueError if a number is out of range, or two options contradict each other."""
         at_least = {"alpha": 0, "temperature": 0, "top_k": 0, "extra_length": 0, "min_length": 0}
         for name, min_value in {
             **at_least,
@@ -95,7 +91,7 @@ class DecodeOptions:
         If the text selects a decoding method, defaults of options for other methods are ignored.
 
         Args:
-          text: options.
+          text: assignments of options.
           **defaults: values of options that the text does not set.
 
         Raises:
@@ -133,14 +129,14 @@ class DecodeOptions:
 
     @property
     def width(self) -> int:
-        """The number of sequences that are decoded in parallel for each row."""
+        """The number of sequences decoded in parallel for each row."""
         if self.beam_size is None:
             return 1 if self._samples or self.temperature == 0 else _DEFAULT_BEAM_SIZE
         return self.beam_size
 
     @property
     def sampling_temperature(self) -> float:
-        """The divisor of logits before a token is sampled."""
+        """The divisor of logits before sampling."""
         return 1.0 if self.temperature is None else self.temperature
 
     @property

@@ -1,4 +1,4 @@
-"""Chooses the lengths of the programs that compute batches of rows."""
+"""Chooses the lengths to which batches of rows are padded."""
 
 import operator
 from collections import Counter
@@ -11,7 +11,7 @@ Lengths = tuple[int, ...]
 
 
 class ProgramShapes:
-    """Pads batches to few different lengths.
+    """Pads batches to few different lengths, because each needs a program.
 
     A new program is traced only if tracing costs less than the padding that it saves. Costs are
     counted in tokens, not measured, so all processes make the same choice.
@@ -22,8 +22,8 @@ class ProgramShapes:
 
         Args:
           rows: number of rows in a batch.
-          tracing_tokens: cost of tracing a program, in tokens. 0: each batch has a program with
-            exactly its lengths.
+          tracing_tokens: cost of tracing a program, in tokens. 0: no padding, a program for each
+            batch's lengths.
         """
         self._rows, self._tracing_tokens = rows, tracing_tokens
         self._traced: set[Lengths] = set()
@@ -47,10 +47,7 @@ class ProgramShapes:
     def _padded(self, batches: Sequence[Lengths]) -> dict[Lengths, Lengths]:
         """Chooses the program of each batch so that the total cost is minimal.
 
-        Batches that share a new program are adjacent in the order of their lengths.
-
-        Args:
-          batches: the lengths of each batch, such as the lengths of its prompts and sequences.
+        Batches that share a new program are adjacent when sorted by their lengths.
 
         Returns:
           lengths of a batch -> lengths of its program.

@@ -1,4 +1,4 @@
-"""The input of decoding: a batch of prompts, with positions for the tokens to generate."""
+"""The input of decoding: a batch of prompts, with positions for new tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from t2tp.program.program import Feature
 
 Array = TypeVar("Array", np.ndarray, tf.Tensor)
 
-# A Weyl sequence with the golden ratio: the keys of adjacent rows differ in many bits.
+# A Weyl sequence with the golden ratio, so that the keys of adjacent rows differ in many bits.
 _STRIDE = np.uint64(0x9E3779B97F4A7C15).astype(np.int64)
 
 # The features that the decoding loops need in addition to the model's features.
@@ -29,8 +29,8 @@ class PromptBatch:
 
     Attributes:
       previous: int32 [batch], the last token of each row's prefix; 0 if the prefix is empty.
-      positions: int32 [batch], the position of the first token to generate: the prefix's length.
-      limits: int32 [batch], max number of tokens to generate, EOS included; 0: generate none.
+      positions: int32 [batch], the position of the first new token: the prefix's length.
+      limits: int32 [batch], max number of new tokens, EOS included; 0: generate none.
       keys: int64 [batch], the keys of the rows' random numbers.
       length: the dimension of the positions, including the prefix.
     """
@@ -54,7 +54,7 @@ class PromptBatch:
 
     @property
     def written(self) -> mtf.Dimension:
-        """The dimension of the generated tokens: `length`, with a name that no layout splits."""
+        """The dimension of the new tokens: `length`, with a name that no layout splits."""
         return mtf.Dimension("written", self.length.size)
 
     @property
@@ -71,7 +71,7 @@ def row_features(
     Args:
       batch: number of rows.
       length: number of positions, including the prefix.
-      prefix_length: length of the longest prefix; 0: there is none.
+      prefix_length: length of the longest prefix; 0: none.
       inputs_length: length of the longest inputs; 0: the model has no inputs.
     """
     rows = mtf.Shape([mtf.Dimension("batch", batch)])
@@ -98,8 +98,8 @@ def prompt_arrays(
 
     Args:
       prefix: int32 [rows, prefix_length], padded with zeros; prefix_length may be 0.
-      sizes: int32 [rows], the number of tokens in each row's prefix.
-      limits: int32 [rows], max number of tokens to generate, EOS included.
+      sizes: int32 [rows], the number of tokens in each prefix.
+      limits: int32 [rows], max number of new tokens, EOS included.
       keys: int64 [rows], results of `row_keys`.
       length: number of positions, including the prefix.
     """
@@ -109,7 +109,7 @@ def prompt_arrays(
     features = {
         "room": xp.zeros([rows, length], np.int32),
         "previous": xp.sum(xp.where(is_last, prefix, xp.zeros_like(prefix)), 1, dtype=np.int32),
-        # A row that is already full (limit 0) has no next position.
+        # A full row (limit 0) has no next position.
         "positions": xp.minimum(sizes, np.int32(length - 1)),
         "limits": limits,
         "keys": keys,
@@ -142,16 +142,13 @@ def sequence_arrays(name: str, tokens: Array, sizes: Array) -> dict[str, Array]:
 def first_token(
     features: dict[str, Feature], batch: dict[str, np.ndarray], tokens: Sequence[int | None]
 ) -> tuple[dict[str, Feature], dict[str, np.ndarray]]:
-    """Adds the feature `first_token`, int32 [batch], if the rows have such tokens.
+    """Adds the feature `first_token`, int32 [batch], to features and arrays, if the rows have it.
 
     Args:
       features: features of a batch.
       batch: arrays of these features.
-      tokens: the input token of each row at position 0, or None. The batch may have further rows,
-        which are empty.
-
-    Returns:
-      the features and arrays, with `first_token` if the rows have such tokens.
+      tokens: the input token of each row at position 0, or None. The batch may have further, empty
+        rows.
 
     Raises:
       ValueError: only some rows have a first token.
@@ -180,7 +177,7 @@ def pad(
 
 
 def _array_namespace(array: np.ndarray | tf.Tensor) -> Any:
-    """Returns `numpy`; for the tensors of exported models, `tf.experimental.numpy`."""
+    """Returns `numpy`; for tensors (in exported models), `tf.experimental.numpy`."""
     return np if isinstance(array, np.ndarray) else tf.experimental.numpy
 
 
@@ -190,14 +187,6 @@ def max_loop_steps(steps: mtf.Tensor, batch: mtf.Dimension) -> mtf.Tensor:
 
 
 def row_keys(seed: int, numbers: Array) -> Array:
-    """Returns the keys of rows' random numbers, from the seed and the rows' indices.
-
-    Args:
-      seed: the run's seed.
-      numbers: the rows' indices, an int64 array or tensor.
-
-    Returns:
-      int64 keys of the same shape.
-    """
+    """Returns int64 keys of the rows' random numbers, from the run's seed and the rows' indices."""
     base = np.uint64(random.make_key(seed, "rows")).astype(np.int64)
     return numbers * _STRIDE + base  # modulo 2**64

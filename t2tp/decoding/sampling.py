@@ -2,9 +2,8 @@
 
 Each processor chooses in its slice. Only these choices are gathered: a few numbers per row.
 Sampling is an argmax, too: if an independent Gumbel variable is added to each logit, the index of
-the largest sum is a sample from the softmax. The Gumbel variables are functions of the row's key,
-the position and the token (`t2tp.lowering.random`), so neither the mesh nor the batch changes the
-sample.
+the largest sum is a sample from the softmax. A Gumbel variable is a function of the row's key, the
+position and the token (`t2tp.lowering.random`), so neither the mesh nor the batch changes a sample.
 """
 
 import tensorflow as tf
@@ -37,8 +36,8 @@ def choose_tokens(
       options: how to choose.
 
     Returns:
-      tokens, int32 [batch]; and the natural logarithms of their probabilities, float32 [batch].
-      These are the model's probabilities, before temperature, top-k and top-p.
+      tokens, int32 [batch]; and the natural logarithms of the model's probabilities of the tokens
+      (before temperature, top-k and top-p), float32 [batch].
     """
     operation = ChooseOperation(logits, keys, positions, may_end, vocab_size, options)
     tokens, log_probs = operation.outputs
@@ -46,11 +45,7 @@ def choose_tokens(
 
 
 class ChooseOperation(Operation):
-    """Chooses tokens on a split vocabulary.
-
-    The inputs are logits [batch, vocab], and keys, positions and may_end [batch]. The outputs are
-    tokens and log-probabilities [batch].
-    """
+    """Chooses tokens on a split vocabulary; see `choose_tokens`."""
 
     accepts_padding = True
     dropped_dims = "kept"
@@ -93,7 +88,7 @@ class ChooseOperation(Operation):
 
 
 class _Sampler:
-    """A sampler of tokens for the rows of a decode step."""
+    """A sampler of one token per row."""
 
     def __init__(self, keys: tf.Tensor, positions: tf.Tensor, options: DecodeOptions) -> None:
         self._keys = random.fold_in(tf.bitcast(keys, tf.uint64), positions)
@@ -130,8 +125,8 @@ class _Sampler:
     def _gumbel(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns a Gumbel variable for each token: float32 [rows, tokens]."""
         bits = random.bits(self._keys[:, None], tf.cast(ids, tf.uint64))
-        # Computes an exponential variable first. It is near 0 for tokens that are sampled, and
-        # float32 is most precise near 0.
+        # The exponential variable is computed first, because it is near 0 for sampled tokens, where
+        # float32 is most precise.
         share = (tf.cast(bits, tf.float32) + 0.5) * 2.0**-32
         exponential = -tf.math.log1p(-tf.minimum(share, 1 - 2.0**-24))
         return -tf.math.log(exponential)

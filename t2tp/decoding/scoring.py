@@ -22,10 +22,10 @@ class ScoredRow:
     """Targets to score.
 
     Attributes:
-      targets: tokens to score, preceded by tokens that are only read. EOS is scored if these tokens
-        include it.
+      targets: tokens that are only read, then tokens to score. EOS is scored only if it is one of
+        them.
       inputs: tokens that an encoder reads; None for a model without inputs.
-      start: index of the first target to score. Earlier targets are only read.
+      start: index of the first target to score.
       first_token: the input token at position 0; None: the model's `bos_token_id`.
     """
 
@@ -92,8 +92,7 @@ class Scorer:
 
         Args:
           evaluate: runs `score` for a model.
-          layout: the mesh's layout. Batches are padded so that every processor has the same number
-            of rows.
+          layout: the mesh's layout. Batches are padded to equal slices; see `padded_rows`.
           max_length: max number of targets, and of inputs.
           batch_size: number of rows scored together. It should be 1 for experts with a capacity,
             because one row can displace another row's tokens.
@@ -102,7 +101,7 @@ class Scorer:
         self._max_length = max_length
         self._rows = padded_rows(batch_size, layout)
         self._count = min(batch_size, self._rows)
-        # A row that is scored alone keeps its own length, on which the experts' capacity depends.
+        # A row scored alone keeps its own length, because the experts' capacity depends on it.
         self._shapes = ProgramShapes(self._rows, TRACING_TOKENS if self._count > 1 else 0)
 
     def __call__(self, rows: Sequence[ScoredRow]) -> list[Score]:
@@ -128,12 +127,12 @@ class Scorer:
             outputs = self._evaluate(*batch)
             log_probs, mistakes = (np.asarray(outputs[name]) for name in ("log_probs", "mistakes"))
             for row, number in enumerate(numbers):
-                # Adds in the same order as decoding, so that the results are equal.
+                # Adds in the same order as decoding, so that the sums are equal.
                 total = np.cumsum(log_probs[row])[-1]
                 yield number, Score(float(total), not mistakes[row])
 
     def _sizes(self, row: ScoredRow) -> Lengths:
-        """Returns the lengths of the targets and, if there are any, of the inputs, rounded up."""
+        """Returns the lengths of the targets and of the inputs, if any, rounded up."""
         read = [row.targets] if row.inputs is None else [row.targets, row.inputs]
         # With several rows per batch, `ProgramShapes` rounds further.
         parts = 8 if self._count > 1 else 2
@@ -142,7 +141,7 @@ class Scorer:
     def _batch(
         self, rows: Sequence[ScoredRow], lengths: Lengths
     ) -> tuple[dict[str, Feature], dict[str, np.ndarray]]:
-        """Returns features and arrays of some rows, whose sequences are padded to `lengths`."""
+        """Returns features and arrays of some rows, padded to `lengths`."""
         read = {"targets": [each.targets for each in rows]}
         if rows[0].inputs is not None:
             read["inputs"] = [each.inputs or () for each in rows]

@@ -1,4 +1,4 @@
-"""The decoding loop over positions. Its state is the sequences and the model's decoding state."""
+"""The decoding loop over positions."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
@@ -29,10 +29,10 @@ def token_loop(
       goes_on: maps the sequences to booleans [batch]: whether each row is unfinished. The loop ends
         on each processor when all of its rows are done.
       body: maps the index of the iteration (an int32 scalar), the sequences and the model's state
-        to the next sequences and state. The body must not change rows that are done.
+        to the next sequences and state. It must not change rows that are done.
 
     Returns:
-      the number of iterations, and the sequences after the last one.
+      the number of iterations, and the last sequences.
     """
     names = list(state)
 

@@ -1,4 +1,4 @@
-"""The logits of one processor's slice of the vocabulary in a decode step."""
+"""A processor's slice of the vocabulary in a decode step."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from t2tp import mtf
 from t2tp.lowering.context import Lowering
 from t2tp.lowering.exact_sums import sum_in_parts
 
-# Token ids are sent as float32, which represents integers exactly up to this number.
+# Token ids are sent as float32, which represents integers up to this number exactly.
 _MOST_TOKENS = 1 << 24
 
 
@@ -22,11 +22,7 @@ class VocabSlice:
     """
 
     def __init__(self, lowering: Lowering, logits: mtf.Tensor) -> None:
-        """Reads the slice. The vocabulary must be the last dimension.
-
-        Raises:
-          ValueError: there are more token ids than float32 can represent exactly.
-        """
+        """Reads the slice. The vocabulary must be the last dimension, of at most 2**24 tokens."""
         if logits.shape.dims[-1].size > _MOST_TOKENS:
             raise ValueError(
                 f"{logits.shape.dims[-1].size} tokens to choose from: the max is {_MOST_TOKENS}"
@@ -35,7 +31,7 @@ class VocabSlice:
         vocab = mtf.Shape(logits.shape.dims[-1:])
         (self._axis,) = mesh_impl.tensor_layout(vocab)
         self._collectives = mesh_impl.collectives
-        # A slice may be all padding. If all its logits were -infinity, sums would be NaN.
+        # A slice may be all padding. If all its logits were -infinity, its sums would be NaN.
         self.logits = mesh_impl.masked(
             tf.cast(lowering.slice(logits), tf.float32), logits.shape, vocab.dims, tf.float32.min
         )
@@ -52,9 +48,9 @@ class VocabSlice:
         """Returns the logits, with -infinity for tokens that must not be chosen.
 
         Args:
-          vocab_size: number of tokens; ids from this number on are padding of the vocabulary.
+          vocab_size: number of tokens; ids from this number on are padding.
           may_end: booleans [rows...], whether an end token may be chosen; None: always.
-          end_ids: the end tokens.
+          end_ids: ids of the end tokens.
         """
         allowed = self.ids < vocab_size
         if may_end is not None:
@@ -73,7 +69,7 @@ class VocabSlice:
         return tf.concat([highest, total[..., None]], -1)
 
     def gather(self, x: tf.Tensor) -> tf.Tensor:
-        """Gathers [rows..., n] from each slice to [rows..., parts, n] on every processor."""
+        """Gathers [rows..., n] of each slice as [rows..., parts, n] on every processor."""
         if self._axis is not None:
             x = self._collectives.allgather(x, self._axis, x.shape.rank - 1)
         sizes = x.shape.as_list()
@@ -89,11 +85,11 @@ class VocabSlice:
 
 
 def log_probs_of(logits: tf.Tensor, parts: tf.Tensor) -> tf.Tensor:
-    """Computes the log-probabilities of tokens, rounded in the same way as in the loss.
+    """Computes the log-probabilities of tokens, rounded as in the loss.
 
     Args:
       logits: [rows..., any], the logits of the tokens.
-      parts: [rows..., parts, 2], results of `VocabSlice.normalizer_parts` on all processors.
+      parts: [rows..., parts, 2], `VocabSlice.normalizer_parts` of all slices.
     """
     highest = tf.reduce_max(parts[..., 0], -1)
     totals = parts[..., 1] * tf.exp(parts[..., 0] - highest[..., None])
@@ -104,15 +100,15 @@ def log_probs_of(logits: tf.Tensor, parts: tf.Tensor) -> tf.Tensor:
 
 
 def is_any(tokens: tf.Tensor, end_ids: Sequence[int]) -> tf.Tensor:
-    """Returns whether each token is one of the end tokens."""
+    """Returns whether each token is an end token."""
     return tf.reduce_any([tf.equal(tokens, each) for each in (-1, *end_ids)], axis=0)
 
 
 def as_floats(ids: tf.Tensor) -> tf.Tensor:
-    """Converts tokens exactly to float32, so that one collective sends them with floats."""
+    """Converts token ids exactly to float32, so that one collective sends them with floats."""
     return tf.cast(ids, tf.float32)
 
 
 def as_ids(floats: tf.Tensor) -> tf.Tensor:
-    """Converts the results of `as_floats` back to tokens."""
+    """Reverses `as_floats`."""
     return tf.cast(floats, tf.int32)

@@ -4,8 +4,8 @@ PEFT has two matrices for each adapted module, `lora_A.weight` [rank, in] and `l
 rank] (https://huggingface.co/docs/peft/developer_guides/checkpoint). A module of a Hugging Face
 model may join several of our weights: GPT-2's `c_attn` joins queries, keys and values. The adapters
 of these weights then become one adapter of a larger rank, with the A matrices stacked and the B
-matrices in block-diagonal form. One of our weights may have all experts; a Hugging Face model has a
-module per expert.
+matrices in block-diagonal form. Conversely, one of our weights may have all experts, and Hugging
+Face's model a module per expert.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TASKS = {
 
 
 class MergedCheckpoint(Checkpoint):
-    """The base model's checkpoint, read as if the adapters were part of its weights.
+    """The base model's checkpoint, read as if its weights included the adapters.
 
     `path` is the base's path. The metadata do not list trainable variables.
     """
@@ -83,7 +83,7 @@ class MergedCheckpoint(Checkpoint):
         return {name: self._dtype if self._is_adapted(name) else found[name] for name in found}
 
     def read(self, slices: Sequence[Slice]) -> list[tf.Tensor]:
-        """Reads slices of weights, and adds the products of adapters to them in float32."""
+        """Reads slices of weights, and adds the adapters' products to them in float32."""
         return [self._read(each) for each in slices]
 
     def _read(self, part: Slice) -> tf.Tensor:
@@ -116,7 +116,7 @@ def _trained(saved: Checkpoint) -> list[str]:
 
 
 def _product(tuned: Checkpoint, part: Slice) -> np.ndarray:
-    """Returns a slice of the product A B, in the shape of a slice of the adapted weight."""
+    """Returns a slice of the product A B, in the shape of the adapted weight's slice."""
     down, up = (tuned.shapes()[f"{part.name}{end}"] for end in (DOWN, UP))
     rank = down[-1]
     experts = len(down) + len(up) - len(part.shape) - 2  # 1 if each expert has an adapter, else 0
@@ -143,7 +143,6 @@ class _Module:
     """A module of the Hugging Face model, with its adapter.
 
     Attributes:
-      name: name of the module.
       down: the A matrix, [rank, in].
       up: the B matrix, [out, rank].
       is_in_out: whether the module's weight is [in, out], as in GPT-2's `Conv1D`.
@@ -200,7 +199,7 @@ def export_adapters(
 
 
 def _modules(tuned: Checkpoint, variables: Sequence[Variable]) -> list[_Module]:
-    """Returns the modules of the Hugging Face model that have adapters."""
+    """Returns the adapted modules of the Hugging Face model."""
     shapes = tuned.shapes()
     of_module: dict[str, list[_Part]] = {}
     for variable in variables:
@@ -252,7 +251,7 @@ class _Part:
 
 
 def _module(name: str, parts: Sequence[_Part]) -> _Module:
-    """Joins the adapters of a module's weights; the weights' outputs follow each other."""
+    """Joins the adapters of a module's weights, each with its own outputs of the module."""
     rank = sum(len(part.down) for part in parts)
     up = np.zeros((parts[0].size, rank), np.float32)
     column = 0
@@ -266,7 +265,7 @@ def _module(name: str, parts: Sequence[_Part]) -> _Module:
 
 
 def _of_piece(saved: Checkpoint, name: str, piece: Piece) -> np.ndarray:
-    """Reads a matrix of an adapter or of one expert's adapter, [in..., rank] or [rank, out...]."""
+    """Reads a matrix of a weight's or an expert's adapter, [in..., rank] or [rank, out...]."""
     shape = saved.shapes()[name]
     if piece.expert is None:
         return _read(saved, name, [0] * len(shape), shape)
@@ -302,11 +301,10 @@ def _config(
         "r": adapters.rank,
         "lora_alpha": adapters.alpha,
         "target_modules": sorted(set(ends.values())),
-        # The scale, alpha / rank, is the same in all modules.
+        # The scale, alpha / rank, is equal in all modules.
         "rank_pattern": joined,
         "alpha_pattern": {end: adapters.scale * rank for end, rank in joined.items()},
-        # PEFT keeps all experts' matrices in one parameter, and rejects dropout for such
-        # parameters.
+        # PEFT keeps all experts' matrices in one parameter, and rejects dropout for it.
         "lora_dropout": 0.0 if has_experts else adapters.dropout,
         "bias": "none",
         "fan_in_fan_out": modules[0].is_in_out,
@@ -315,5 +313,5 @@ def _config(
 
 
 def _end(name: str, count: int) -> str:
-    """Returns the last `count` words of a module's name."""
+    """Returns the last `count` words of a dotted name."""
     return ".".join(name.split(".")[-count:])

@@ -18,7 +18,7 @@ from t2tp.huggingface.safetensors_file import DTYPES, TensorInfo, create
 from t2tp.huggingface.tensor_map import MOST_ELEMENTS, Piece, Variable
 from t2tp.processes.cluster import ALONE, Cluster
 
-# Size limit of a file in bytes, as in `transformers`. A larger tensor gets a separate file.
+# Size limit of a file in bytes, as in `transformers`.
 MOST_BYTES = 5_000_000_000
 
 # dtype and shape of tensors, by name.
@@ -28,11 +28,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMG])(I?)B)?", re.IGNORECASE)
 
 
 def bytes_of(size: str) -> int:
-    """Parses a size such as 500MB or 5GB, as `save_pretrained` of `transformers` accepts it.
-
-    Raises:
-      ConversionError: the text is not such a size.
-    """
+    """Parses a size such as 500MB or 5GB, as `save_pretrained` of `transformers` accepts it."""
     parts = _SIZE.fullmatch(size.strip())
     if parts is None or not float(parts[1]):
         raise ConversionError(
@@ -60,8 +56,8 @@ def export_tensors(
       dtype: dtype of the tensors; "": the dtype of each variable in the checkpoint.
       progress: callback with the number of values written since the last call.
       most_bytes: size limit of a file; a larger tensor gets its own file.
-      cluster: the processes that write; each writes its share of the files. (Two processes that
-        write into the same file on a file server might lose values.)
+      cluster: the processes that write. Each writes whole files, because two processes that write
+        into the same file on a file server might lose values.
 
     Raises:
       OSError: a file cannot be read or written.
@@ -89,8 +85,8 @@ def check_fits(saved: Checkpoint, variables: Sequence[Variable]) -> None:
     """Checks that a checkpoint has the variables, and no other trainable variables.
 
     Raises:
-      ConversionError: a variable is missing, has another shape, or has no counterpart in the
-        directory.
+      ConversionError: a variable is missing, has another shape, or has no tensor in models of this
+        type.
     """
     shapes = saved.shapes()
     for each in variables:
@@ -117,7 +113,7 @@ def check_fits(saved: Checkpoint, variables: Sequence[Variable]) -> None:
 def _files(
     saved: Checkpoint, variables: Sequence[Variable], dtype: str, most_bytes: int
 ) -> dict[str, Tensors]:
-    """Distributes the tensors over files; returns the dtype and shape of each, by file and name."""
+    """Distributes the tensors over files; returns their dtypes and shapes, by file and name."""
     names = {kind: name for name, kind in DTYPES.items()}
     kinds = {
         piece.theirs: (
@@ -145,7 +141,7 @@ def _files(
 
 
 def _write_index(directory: Path, files: Mapping[str, Tensors]) -> None:
-    """Writes the index, a map from each tensor to its file."""
+    """Writes the map from each tensor to its file."""
     weight_map = {name: file for file, tensors in files.items() for name in tensors}
     sizes = [
         math.prod(shape) * DTYPES[kind].itemsize
@@ -161,7 +157,7 @@ def _kind(saved: Checkpoint, variable: Variable) -> tf.DType:
 
 
 def _slices(saved: Checkpoint, variable: Variable) -> Iterator[Slice]:
-    """Yields slices to read: the slices that were saved, or boxes of an imported checkpoint."""
+    """Yields slices to read: the saved slices, or boxes of an imported checkpoint."""
     if MESH_SHAPE in saved.metadata:
         yield from slices_as_saved(saved, variable.name)
         return
@@ -171,7 +167,7 @@ def _slices(saved: Checkpoint, variable: Variable) -> Iterator[Slice]:
 
 
 def _write(view: np.ndarray, piece: Piece, part: Slice, value: np.ndarray) -> None:
-    """Writes the part of a slice that overlaps a piece of our variable into the piece's view."""
+    """Writes a slice's overlap with a piece of our variable into the piece's view."""
     offsets = (piece.expert or 0, *(0 for _ in part.begin[1:]))
     to, of = [], []
     for begin, size, offset, limit in zip(part.begin, part.size, offsets, view.shape, strict=True):

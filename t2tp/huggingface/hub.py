@@ -38,8 +38,7 @@ def local_directory(name: str, cluster: Cluster) -> Path:
 
     Raises:
       ConversionError: the model cannot be downloaded, or t2tp does not support its type.
-      ModuleNotFoundError: the library `huggingface_hub` is not installed; the message says how to
-        install it.
+      ModuleNotFoundError: the library `huggingface_hub` is not installed.
     """
     path, match = Path(name).expanduser(), _NAME.fullmatch(name)
     if match is None or path.exists():
@@ -53,7 +52,7 @@ def local_directory(name: str, cluster: Cluster) -> Path:
 
 
 def _download(model: str, revision: str | None) -> Path:
-    """Downloads config and tokenizer, and the weights if the config is of a known type."""
+    """Downloads config and tokenizer; and the weights, if t2tp supports the config's type."""
     directory = _snapshot(model, revision, _SMALL_FILES)
     config = read_json(directory / CONFIG_FILE, {"model_type": str, "architectures": list})
     find_type(str(config.get("model_type")), config.get("architectures"))
@@ -62,14 +61,14 @@ def _download(model: str, revision: str | None) -> Path:
         files = read_json(directory / INDEX_FILE, {"weight_map": dict}).get("weight_map") or {}
         untrusted_json.check_values(files, directory / INDEX_FILE, str)
         weights = sorted(set(files.values()))
-    # The directory's name is the commit, so that all files come from the same commit.
+    # The directory's name is the commit, so all files come from the same commit.
     return _snapshot(model, directory.name, weights)
 
 
 def _snapshot(model: str, revision: str | None, files: list[str] | tuple[str, ...]) -> Path:
     """Downloads files of a model.
 
-    Error messages do not quote the library's messages, so that no access token is ever printed.
+    Errors do not quote the library's messages, so that no access token is ever printed.
     """
     with optional_import(
         f"there is no directory {model}, and to download it needs the library huggingface_hub:"
@@ -92,7 +91,7 @@ def _snapshot(model: str, revision: str | None, files: list[str] | tuple[str, ..
             errors.HFValidationError: f"{model} is neither a directory nor a name on the Hub",
         }
         known = next((text for kind, text in kinds.items() if isinstance(error, kind)), None)
-        # The library reports some answers of the server only as the cause of a missing local file.
+        # Some of the server's answers are only the cause of the error about a missing local file.
         status = next((s for s in map(_status, (error, error.__cause__)) if s), None)
         if known is None and status is not None:
             known = f"{where} cannot be downloaded: the server answers {status}"

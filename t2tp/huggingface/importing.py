@@ -20,7 +20,7 @@ Progress = Callable[[int], object]
 
 @dataclass(frozen=True)
 class _Box:
-    """A slice of a variable that is part of one tensor of the source."""
+    """A slice of a variable that is part of one tensor of the source directory."""
 
     variable: Variable
     piece: Piece
@@ -28,9 +28,9 @@ class _Box:
     size: tuple[int, ...]
 
     def read(self, source: ModelDirectory, dtype: tf.DType) -> tuple[Slice, np.ndarray]:
-        """Returns the slice and its values, converted to a dtype."""
+        """Returns the slice and its values in a dtype."""
         view = self.piece.view(source.tensor(self.piece.theirs).opened())
-        # The view of one expert's piece has size 1 along the experts.
+        # An expert's view has size 1 along the experts.
         begin = self.begin if self.piece.expert is None else (0, *self.begin[1:])
         value = _read(view, begin, self.size, dtype.as_numpy_dtype)
         return Slice(self.variable.name, self.variable.shape, self.begin, self.size, dtype), value
@@ -78,7 +78,7 @@ def import_tensors(
 
 
 def _dtype(source: ModelDirectory, variable: Variable, dtype: str) -> tf.DType:
-    """Returns the dtype of a variable: the requested dtype, or else the dtype of its tensors."""
+    """Returns the requested dtype, or else the dtype of the variable's tensors."""
     if dtype:
         return tf.as_dtype(dtype)
     kinds = {source.tensor(each.theirs).opened().dtype for each in variable.read_pieces}
@@ -104,7 +104,7 @@ def _plan(variables: Sequence[Variable]) -> list[list[_Box]]:
 def _part(
     source: ModelDirectory, boxes: Sequence[_Box], dtypes: dict[str, tf.DType], progress: Progress
 ) -> list[tuple[Slice, tf.Tensor]]:
-    """Reads the slices of a part of the checkpoint."""
+    """Reads a part of the checkpoint."""
     part = []
     for box in boxes:
         each, value = box.read(source, dtypes[box.variable.name])

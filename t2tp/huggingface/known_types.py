@@ -5,7 +5,7 @@ The table of a type is `model_types/NAME.toml`. Its keys are the attributes of `
     parent      a table to start from. This table overrides its keys; tables in it are merged entry
                 by entry
     [hparams]   hparams of the architecture: a value that all models of the type have, or the entry
-                of config.json that it comes from:
+                of config.json with the value:
                     norm_type = "rms"
                     d_model = { from = "hidden_size" }
                     mlp = { from = "hidden_act", as = "gated_activation" }  # a name in CONVERSIONS
@@ -126,7 +126,7 @@ def find_types(name: str) -> list[ModelType]:
     """
     found = [each for each in MODEL_TYPES if each.name == name]
     if not found:
-        # Suggests no similar name, because a similar name would load the wrong model.
+        # Suggests no similar name: a user might load the wrong model with it.
         known = ", ".join(dict.fromkeys(each.name for each in MODEL_TYPES))
         raise ConversionError(f"t2tp has no models of type {name!r}, only {known}")
     return found
@@ -137,7 +137,7 @@ def find_type(name: str, architectures: Sequence[str] | None = None) -> ModelTyp
 
     Args:
       name: the type, `model_type` in a config.
-      architectures: the architectures that a config names. Default: the type's first architecture.
+      architectures: the config's entry `architectures`. Default: the type's first architecture.
 
     Raises:
       ConversionError: there is no such type or architecture.

@@ -8,7 +8,7 @@ from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.part import Config, Part
 
 _KINDS = {"full_attention": "full", "sliding_attention": "local"}
-# For some types, transformers builds a mask with a window even if no layer has a window.
+# For some types, transformers builds a mask with a window even if no layer uses it.
 _UNUSED_WINDOW = 4096
 
 
@@ -28,22 +28,21 @@ def pattern_of(kinds: Sequence[str]) -> dict[str, Any]:
 
 
 def _layers(config: Config, kinds: Sequence[str]) -> dict[str, Any]:
-    """Returns the hparams for layers of these kinds, and the size of the window."""
+    """Returns the hparams for layers of these kinds, with the window's size."""
     if any(kind.startswith("local") for kind in kinds):
         return {**pattern_of(kinds), "attention_window": config.get("sliding_window")}
     return pattern_of(kinds)
 
 
 def _layer_types(config: Config, defaults: Sequence[bool]) -> list[str]:
-    """Returns the kind of each layer, from `layer_types`.
+    """Returns the kind of each layer, from the entry `layer_types`.
 
     Args:
       config: the config.
-      defaults: whether each layer has a window if the entry `layer_types` is missing.
+      defaults: whether each layer has a window if the entry is missing.
 
     Raises:
-      ConversionError: t2tp does not support a layer's kind, or the number of kinds is not the
-        number of layers.
+      ConversionError: t2tp does not support a kind, or the number of kinds is wrong.
     """
     if config.get("layer_types") is None:
         return ["local" if is_local else "full" for is_local in defaults]
@@ -77,7 +76,7 @@ def _write_window(hparams: HParams) -> dict[str, Any]:
     return {"sliding_window": hparams.attention_window if is_local else None}
 
 
-# The part of models in which all layers have a window, or none.
+# For models in which all layers have a window, or none.
 WINDOW = Part(("sliding_window",), _read_window, _write_window)
 
 
@@ -89,7 +88,7 @@ def _with_switch(entries: dict[str, Any]) -> dict[str, Any]:
     return {**entries, "use_sliding_window": entries["sliding_window"] is not None}
 
 
-# As WINDOW, for models that ignore the window unless `use_sliding_window` is true.
+# Like WINDOW, for models that ignore the window unless `use_sliding_window` is true.
 SWITCHED_WINDOW = Part(
     ("sliding_window", "use_sliding_window"),
     lambda config: _read_window({**config, "sliding_window": _used_window(config)}),
@@ -113,7 +112,7 @@ def _read_last(config: Config) -> dict[str, Any]:
     return _layers(config, _switched_types(config, [has_window and n >= first for n in numbers]))
 
 
-# The part of models in which layers from `max_window_layers` on have a window.
+# For models in which layers from `max_window_layers` on have a window.
 WINDOW_OF_LAST_LAYERS = Part(
     ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers"),
     _read_last,
@@ -122,10 +121,10 @@ WINDOW_OF_LAST_LAYERS = Part(
 
 
 def window_except_every(period: int | str) -> Part:
-    """Returns the part for layers that have a window, except every `period`-th layer.
+    """Returns the part for models in which all but every `period`-th layer have a window.
 
     Args:
-      period: a number, or the name of the entry with the number.
+      period: a number, or the name of the config's entry with the number.
     """
 
     def read(config: Config) -> dict[str, Any]:
@@ -160,7 +159,7 @@ def _write_nope(hparams: HParams) -> dict[str, Any]:
     return {**_with_switch(_written(hparams, None)), "no_rope_layers": has_rope}
 
 
-# The part of models with layers that have no positions. Such a layer may have a window.
+# For models in which some layers have no positions. Such a layer may have a window.
 WITHOUT_POSITIONS = Part(
     (
         *("layer_types", "sliding_window", "use_sliding_window"),

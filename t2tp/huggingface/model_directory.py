@@ -116,7 +116,7 @@ class ModelDirectory:
             )
 
     def check_tokenizer(self, vocab_size: int) -> None:
-        """Checks that the vocabulary has all tokens of the directory's tokenizer, if there is one.
+        """Checks that the vocabulary has all tokens of the tokenizer, if there is one.
 
         Raises:
           ConversionError: the tokenizer has more tokens than the model.
@@ -143,7 +143,7 @@ class ModelDirectory:
         )
 
     def _names(self, name: str) -> list[str]:
-        """Returns the names that a tensor may have in the files, the usual name first."""
+        """Returns a tensor's possible names in the files, the usual name first."""
         names = [name, *filter(None, [self.model_type.stands_in.get(name)])]
         return names + [each.removeprefix(self.model_type.prefix) for each in names]
 
@@ -151,7 +151,7 @@ class ModelDirectory:
         return any(each in self.tensors for each in self._names(name))
 
     def _has_logits(self) -> bool:
-        """Whether logits have a separate tensor, which is not merely a copy of the embedding."""
+        """Whether logits have their own tensor, which is not merely a copy of the embedding."""
         if self.model_type.logits not in self.tensors:
             return False
         default = self.model_type.defaults.get("tie_word_embeddings", True)
@@ -159,7 +159,7 @@ class ModelDirectory:
 
     @cached_property
     def _is_copy(self) -> bool:
-        """Whether the tensor of logits has the same values as the embedding."""
+        """Whether the tensor of logits has the embedding's values."""
         tensors = self.model_type.tensors(self.model_type.hparams(self.config))
         (embedding,) = (each.theirs for each in tensors if each.ours == "embedding")
         table = self.tensor(embedding).opened()
@@ -198,7 +198,7 @@ def _mask_token(path: Path) -> int | None:
 
 
 def _image_channels(path: Path) -> dict[str, list[float]]:
-    """Returns the channels' mean and standard deviation, on a scale of 0 to 1; {} if unknown."""
+    """Returns the channels' mean and standard deviation, for pixels from 0 to 1; {} if unknown."""
     if not (path / IMAGES_FILE).exists():
         return {}
     names = (IMAGE_MEAN, IMAGE_STD)
@@ -206,7 +206,7 @@ def _image_channels(path: Path) -> dict[str, list[float]]:
     config = read_json(path / IMAGES_FILE, types)
     if not config.get("do_normalize", True):
         return {}
-    # The image processor multiplies bytes by this factor. Our images are bytes divided by 255.
+    # The image processor multiplies bytes by this factor; t2tp divides them by 255.
     factor = config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 1.0
     with untrusted_json.as_damaged(path / IMAGES_FILE):
         scale = round(factor * 255, 9)

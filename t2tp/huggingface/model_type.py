@@ -15,7 +15,7 @@ from t2tp.toml import read_packaged
 from t2tp.untrusted_json import Types, check_types
 
 # Entries that are added to `config.json`: whether logits have a separate tensor; the mask token,
-# from the tokenizer's files; and mean and standard deviation of images' channels, from the image
+# from the tokenizer's files; and the image channels' mean and standard deviation, from the image
 # processor's file.
 HAS_LOGITS = "has_logits"
 MASK_TOKEN = "mask_token_id"
@@ -41,13 +41,13 @@ class ModelType:
       name: `model_type` in the config.
       architecture: name of the class with the table's tensors, as in the config's `architectures`.
       model: our registered model.
-      hparams_set: our hparams set; a converted run gets the set's training hparams.
+      hparams_set: our hparams set, which provides a converted run's training hparams.
       problem: the default problem of a converted run.
       parts: the conversions of the architecture's hparams, in the order in which to set hparams.
-      training: the conversions of hparams that are not part of the architecture.
-      entries: function that maps canonical hparams to the table of tensors.
-      without_effect: entries that do not change the logits of this type in `transformers`, in
-        addition to the entries that have no effect for any type. All unknown entries are rejected.
+      training: the conversions of other hparams.
+      entries: maps canonical hparams to the table of tensors.
+      without_effect: entries that do not change this type's logits in `transformers`, in addition
+        to the entries that have no effect for any type. All unknown entries are rejected.
       defaults: values of entries that configs may lack.
       required: entry -> the only value that t2tp supports.
       logits: name of the tensor of logits, if it is not tied to the embedding.
@@ -104,7 +104,7 @@ class ModelType:
         return self.entries(canonical(hparams))
 
     def completed(self, hparams: HParams, shapes: Shapes) -> HParams:
-        """Sets hparams whose values depend on the problem, from the shapes of variables.
+        """Sets hparams that depend on the problem, from the shapes of variables.
 
         Raises:
           ConversionError: a variable is missing.
@@ -120,7 +120,7 @@ class ModelType:
         return completed
 
     def config(self, hparams: HParams) -> dict[str, Any]:
-        """Returns a config; `self.hparams` of this config returns the same architecture.
+        """Returns a config from which `self.hparams` returns the same architecture.
 
         Raises:
           ConversionError: no model of this type has the hparams' architecture.
@@ -155,7 +155,7 @@ class ModelType:
         changed = {**kept, **new}
         if not self.different(changed, hparams):
             return changed
-        # An entry may mean something else now, because an entry that it depends on has changed.
+        # Another changed entry may have changed the meaning of an entry.
         read = self._entries(self.parts)
         return {name: value for name, value in kept.items() if name not in read} | after
 
@@ -197,7 +197,7 @@ class ModelType:
         }
 
     def _check(self, config: Config) -> None:
-        """Checks that every entry is known, of its type, and has a value that t2tp supports."""
+        """Checks that t2tp supports every entry and its value."""
         check_types(config, "config.json", _TYPES)
         for name, value in {"is_encoder_decoder": False, **self.required}.items():
             found = config.get(name, value)
@@ -233,7 +233,7 @@ def _set(hparams: HParams, values: Mapping[str, Any]) -> None:
 
 
 def _image_sizes(values: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the sizes of an image model's patches and sequence; {} for other models."""
+    """Returns the sizes of an image model's patches and sequence, if it is one."""
     if not values.get("image_shape") or "patch_size" not in values:
         return {}
     height, width, channels = values["image_shape"]
@@ -251,7 +251,7 @@ def canonical(hparams: HParams) -> HParams:
 
     `use_bias` is replaced by `attention_bias`, `mlp_bias` and `qkv_bias`. If `attention_bias` is
     set, `qkv_bias` is false. The pattern of layers is the shortest equivalent one. An
-    `attention_multiplier` of 0, the default, is replaced by its value; `d_v` is 0 if it equals
+    `attention_multiplier` of 0, the default, is replaced by its value. `d_v` is 0 if it equals
     `d_kv`.
     """
     result = hparams.copy()

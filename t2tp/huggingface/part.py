@@ -2,8 +2,8 @@
 
 Most entries correspond to one hparam each: `hidden_size` is `d_model`, and `hidden_act` is `mlp`
 with other names for the values. A type's table (`model_types/*.toml`) lists these entries, with a
-`Conversion` if the values differ. Other hparams depend on several entries, such as the hparams of
-rotary positions. A `Part` converts such a group of entries and hparams.
+`Conversion` if the values differ. Other hparams, such as those of rotary positions, depend on
+several entries. A `Part` converts such a group of entries and hparams.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -24,8 +24,8 @@ class Part:
       entries: names of the entries that `read` uses.
       read: returns the hparams from a config.
       write: returns the entries from canonical hparams; see `model_type.canonical`.
-      from_shapes: maps the shapes of a run's variables to hparams that may be unset in the run,
-        because its problem determines them.
+      from_shapes: returns hparams from the shapes of a run's variables. The run may have left these
+        hparams unset, because its problem determines them.
     """
 
     entries: Collection[str]
@@ -36,12 +36,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Conversion:
-    """Converts between the values of an entry and of the corresponding hparam.
+    """Converts between the values of an entry and of its hparam.
 
     Attributes:
       read: returns the hparam's value from a config and the entry's name.
       write: returns the entry's value from canonical hparams and the hparam's name.
-      also: names of further entries that `read` uses.
+      also: further entries that `read` uses.
     """
 
     read: Callable[[Config, str], Any]
@@ -53,7 +53,7 @@ SAME_VALUE = Conversion(lambda config, entry: config[entry])
 
 
 def of_entry(hparam: str, entry: str, conversion: Conversion) -> Part:
-    """Returns the part for an hparam that corresponds to one entry."""
+    """Returns the part for an hparam with one entry."""
     return Part(
         (entry, *conversion.also),
         lambda config: {hparam: conversion.read(config, entry)},
@@ -62,5 +62,5 @@ def of_entry(hparam: str, entry: str, conversion: Conversion) -> Part:
 
 
 def of_values(hparams: Mapping[str, Any]) -> Part:
-    """Returns the part for hparams with the same values in all models of a type."""
+    """Returns the part for hparams with fixed values."""
     return Part((), lambda config: dict(hparams))

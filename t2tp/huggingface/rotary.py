@@ -40,12 +40,12 @@ _GPT_OSS = {
 }
 _FRACTION = "partial_rotary_factor"
 _ENTRIES = ("rope_parameters", "rope_scaling", "rope_theta", _FRACTION)
-# Kinds of layers that may have separate rotary positions in `rope_parameters`.
+# Kinds of layers in `rope_parameters`.
 _KINDS = ("full_attention", "sliding_attention")
 
 
 def _rope(config: Config, default: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Returns the entries of rotary positions, which newer configs nest in one entry."""
+    """Returns the entries of rotary positions. Newer configs nest them in one entry."""
     fraction = config.get(_FRACTION, 1.0)
     rope = config.get("rope_scaling") or config.get("rope_parameters") or default or {}
     return {"rope_theta": config.get("rope_theta", 10000.0), _FRACTION: fraction, **rope}
@@ -65,7 +65,7 @@ def _read_gpt_oss(config: Config) -> dict[str, Any]:
 
 
 def _write_gpt_oss(hparams: HParams) -> dict[str, Any]:
-    # In gpt_oss, a config without rope_scaling has yarn.
+    # A gpt_oss config without rope_scaling has yarn.
     return {"rope_scaling": {"rope_type": "default"}, **_write(hparams)}
 
 
@@ -92,7 +92,7 @@ def _by_kind(base: float, local_base: float | str) -> Part:
 
     Args:
       base: default base of layers without a window.
-      local_base: default base of layers with a window, or name of the entry with this base.
+      local_base: default base of layers with a window, or the name of its entry.
     """
 
     def read(config: Config) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def _scaling(rope: Mapping[str, Any], config: Config) -> dict[str, Any]:
 
 
 def _written_scaling(hparams: HParams) -> dict[str, Any]:
-    """Returns the entry of scaled rotary positions; {}: they are not scaled."""
+    """Returns the entry of scaled rotary positions; {} if they are not scaled."""
     if hparams.rotary_scaling_factor == 1:
         return {}
     kind, _, unrounded = hparams.rotary_scaling.partition("_")

@@ -3,8 +3,8 @@
 A file consists of the header's size (8 bytes, little-endian), the header, and the values. The
 header is JSON with the dtype, shape and position of each tensor
 (https://github.com/huggingface/safetensors#format). The library `safetensors` checks the header. We
-map the values into memory ourselves, for two reasons: a slice of our variable is a strided view of
-the file's tensor, and the library can only write whole files.
+map the values into memory ourselves, because a slice of our variable is a strided view of the
+file's tensor, and because the library can only write whole files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from t2tp import untrusted_json
 from t2tp.huggingface.errors import ConversionError
 from t2tp.optional_import import optional_import
 
-# The dtypes of weights, by their names in the files.
+# The dtypes of weights, by their names in files.
 DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
@@ -38,9 +38,7 @@ class TensorInfo:
     """A tensor's dtype, shape and position in a file.
 
     Attributes:
-      path: path of the file.
-      dtype: name of the tensor's dtype in the file.
-      shape: shape of the tensor.
+      dtype: name of the dtype in the file.
       begin: index of the tensor's first byte in the file.
     """
 
@@ -50,10 +48,7 @@ class TensorInfo:
     begin: int
 
     def opened(self, mode: Literal["r", "r+"] = "r") -> np.ndarray:
-        """Maps the tensor into memory: its values are read when they are used.
-
-        Args:
-          mode: `r` to read, `r+` to write.
+        """Maps the tensor into memory, to read (`r`) or write (`r+`) its values later.
 
         Raises:
           ConversionError: the dtype is none of `DTYPES`.
@@ -79,8 +74,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
 
     Raises:
       ConversionError: the file is damaged or incomplete.
-      ModuleNotFoundError: the library `safetensors` is not installed; the message says how to
-        install it.
+      ModuleNotFoundError: the library `safetensors` is not installed.
       OSError: the file cannot be read.
     """
     with optional_import("reading weights needs the library safetensors: pip install -e '.[text]'"):
@@ -104,14 +98,11 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
 
 
 def create(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, TensorInfo]:
-    """Creates a file whose tensors are zeros; write them with `TensorInfo.opened`.
+    """Creates a file with tensors of zeros; write their values with `TensorInfo.opened`.
 
     Args:
       path: path of the file.
-      tensors: dtype, as in `DTYPES`, and shape of each tensor, by name.
-
-    Returns:
-      The tensors, by name.
+      tensors: name -> dtype, as in `DTYPES`, and shape.
     """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     begins, end = {}, 0
@@ -124,7 +115,7 @@ def create(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> di
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         file.flush()
-        # Reserves disk space: writing to a mapped file would kill the process if the disk is full.
+        # Reserves disk space: if the disk is full, writing to a mapped file kills the process.
         try:
             os.posix_fallocate(file.fileno(), 0, 8 + len(text) + end)
         except OSError as error:

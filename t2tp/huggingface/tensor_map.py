@@ -7,11 +7,11 @@ Entry("h.{layer}.attn.c_attn.weight", "d_model (part heads d_kv)",
 
 maps GPT-2's matrix [768, 2304] to our three variables [768, 12, 64]. The matrix's second dimension
 merges `part`, `heads` and `d_kv`, where `part` is the index of our variable. The last string gives
-the order of our dimensions. `{layer}` stands for the index of a layer. `{expert}` stands for the
-index of an expert: their model has a tensor per expert, and our variable has all experts in its
-first dimension. A sum such as `(heads d_kv + kv_heads d_kv)` means that the tensor's rows are the
-rows of several variables, one variable after another. Each of these variables has a separate entry,
-whose `term` is the variable's index in the sum.
+the order of our dimensions. `{layer}` stands for the index of a layer, and `{expert}` for the index
+of an expert, if their model has a tensor per expert. Our variable has all experts in its first
+dimension. A sum such as `(heads d_kv + kv_heads d_kv)` means that the tensor's rows are the rows of
+several variables, one after another. Each of these variables has a separate entry, whose `term` is
+the variable's index in the sum.
 """
 
 import math
@@ -23,7 +23,7 @@ import numpy as np
 
 _PART = "part"
 
-# Max number of elements of a slice that is read or written at once; 32 MiB in float32.
+# Max elements of a slice that is read or written at once; 32 MiB in float32.
 MOST_ELEMENTS = 1 << 23
 
 Index = tuple[int, ...]
@@ -40,7 +40,7 @@ class Entry:
       our_dims: the dimensions of each of our variables.
       layers: the key of the number of layers in `sizes`; see `variables`.
       is_copy: whether another entry has the same values, so that reading skips this one.
-      term: the index of our variable's term, if their first dimension is a sum.
+      term: index of our variable's term, if their first dimension is a sum.
     """
 
     theirs: str
@@ -71,7 +71,7 @@ def dense(
 
 
 def layer_norm(theirs: str, ours: str, dim: str = "d_model") -> list[Entry]:
-    """Returns the entries of a layer norm's scale and bias."""
+    """Returns the entries of a layer norm."""
     return [
         Entry(f"{theirs}.weight", dim, f"{ours}/norm_scale", dim),
         Entry(f"{theirs}.bias", dim, f"{ours}/norm_bias", dim),
@@ -80,7 +80,7 @@ def layer_norm(theirs: str, ours: str, dim: str = "d_model") -> list[Entry]:
 
 @dataclass(frozen=True)
 class Piece:
-    """The correspondence of one of their tensors, or a part of it, and a part of our variable.
+    """Where one of their tensors, or a part of it, is in our variable.
 
     Attributes:
       theirs: the tensor's name.
@@ -89,8 +89,7 @@ class Piece:
       sizes: the sizes of these rows' dimensions, with merged dimensions split.
       order: the permutation of these dimensions to our order.
       part: the index along `part`, the first of the permuted dimensions; None: there are no parts.
-      expert: the index along the first dimension of our variable; None: the piece is the full
-        variable.
+      expert: the index along our variable's first dimension; None: the piece is the full variable.
       is_copy: whether another piece has the same values, so that reading skips this one.
     """
 
@@ -104,7 +103,7 @@ class Piece:
     is_copy: bool = False
 
     def view(self, tensor: np.ndarray) -> np.ndarray:
-        """Returns a view of their tensor with the dimensions of our variable."""
+        """Returns a view of their tensor with our variable's dimensions."""
         ordered = tensor[slice(*self.rows)].reshape(self.sizes).transpose(self.order)
         view = ordered if self.part is None else ordered[self.part]
         return view if self.expert is None else view[None]
@@ -116,9 +115,9 @@ class Variable:
 
     Attributes:
       name: the variable's name.
-      dims: the names of the variable's dimensions.
-      shape: the variable's shape.
-      pieces: the pieces with the variable's values, including copies.
+      dims: the names of its dimensions.
+      shape: its shape.
+      pieces: the pieces with its values, including copies.
     """
 
     name: str
@@ -128,7 +127,7 @@ class Variable:
 
     @property
     def read_pieces(self) -> tuple[Piece, ...]:
-        """The pieces to read: those that are not copies."""
+        """The pieces that are not copies."""
         return tuple(each for each in self.pieces if not each.is_copy)
 
     def boxes(self, piece: Piece, most_elements: int) -> Iterator[tuple[Index, Index]]:
@@ -139,7 +138,7 @@ class Variable:
 
 
 def variables(entries: Iterable[Entry], sizes: Mapping[str, int]) -> list[Variable]:
-    """Returns our variables, in the order of the table.
+    """Returns our variables, in the order of the table `entries`.
 
     Args:
       entries: the table.
@@ -156,7 +155,7 @@ def variables(entries: Iterable[Entry], sizes: Mapping[str, int]) -> list[Variab
 
 
 def _boxes(shape: Index, most_elements: int) -> Iterator[tuple[Index, Index]]:
-    """Divides a tensor into boxes of at most `most_elements`; yields begin and size of each."""
+    """Divides a tensor into boxes of at most `most_elements`; yields their begins and sizes."""
     if not shape:
         yield (), ()
         return
@@ -172,7 +171,7 @@ def _boxes(shape: Index, most_elements: int) -> Iterator[tuple[Index, Index]]:
 
 
 def _numbers(entry: Entry, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Yields the indices of layers and experts, for each tensor of an entry."""
+    """Yields the indices of layer and expert of each tensor of an entry."""
     layers = range(sizes[entry.layers]) if "{layer}" in entry.theirs else range(1)
     experts = range(sizes["expert"]) if "{expert}" in entry.theirs else range(1)
     for layer in layers:
@@ -183,7 +182,7 @@ def _numbers(entry: Entry, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]
 def _pieces(
     entry: Entry, numbers: Mapping[str, int], sizes: Mapping[str, int]
 ) -> Iterator[tuple[str, tuple[str, ...], Piece]]:
-    """Yields our variables of an entry: name, dimensions, and the piece of the tensor."""
+    """Yields our variables of an entry: name, dimensions, and piece of the tensor."""
     ours = (entry.ours,) if isinstance(entry.ours, str) else entry.ours
     has_parts = re.search(rf"\b{_PART}\b", entry.their_dims) is not None
     known = {**sizes, _PART: len(ours), "1": 1}

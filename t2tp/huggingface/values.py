@@ -10,7 +10,7 @@ from t2tp.suggestions import check_known
 
 _ONE_CLASS = "single_label_classification"
 
-# Activation in configs -> our name. If several map to one of our names, exports write the first.
+# Activation in configs -> our name. Exports write the first activation with our name.
 ACTIVATIONS = {
     "gelu_new": "gelu",
     "gelu_pytorch_tanh": "gelu",
@@ -20,7 +20,7 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-# As ACTIVATIONS, for networks with a gate.
+# Like ACTIVATIONS, for networks with a gate.
 _GATED = {
     "silu": "swiglu",
     "swish": "swiglu",
@@ -31,16 +31,13 @@ _GATED = {
 
 
 def read_name(config: Config, entry: str, names: Mapping[str, str], what: str) -> str:
-    """Returns our name of an entry's value.
+    """Returns our name of an entry's value, or raises ConversionError.
 
     Args:
       config: the config.
       entry: the entry.
       names: our names, by the names in configs.
       what: a plural noun for the names, for the error.
-
-    Raises:
-      ConversionError: the value is not one of the names.
     """
     value = config[entry]
     sentence = f"config.json has {entry}={value!r}"
@@ -49,7 +46,7 @@ def read_name(config: Config, entry: str, names: Mapping[str, str], what: str) -
 
 
 def their_name(ours: str, names: Mapping[str, str]) -> str:
-    """Returns the name in configs for one of our names; returns unknown names unchanged."""
+    """Returns the name in configs of one of our names; unknown names unchanged."""
     return next((name for name, each in names.items() if each == ours), ours)
 
 
@@ -81,7 +78,7 @@ GEMMA_ACTIVATION = Conversion(_read_gemma, GATED_ACTIVATION.write, ("hidden_acti
 
 
 def _first_token(value: Any) -> int:
-    """Returns a token, or the first token of a list; 0 if there is no token."""
+    """Returns a token, or a list's first token; 0 if there is none."""
     if isinstance(value, list):
         value = value[0] if value else None
     return value or 0
@@ -91,8 +88,8 @@ TOKEN = Conversion(lambda config, entry: _first_token(config[entry]))
 FIRST_TOKEN = Part(
     ("bos_token_id",),
     lambda config: {"bos_token_id": _first_token(config["bos_token_id"])},
-    # In `transformers`, default pad tokens may be outside a small vocabulary, and the model could
-    # then not be created.
+    # A default pad token of `transformers` may be outside a small vocabulary, and then the model
+    # could not be created.
     lambda hparams: {"bos_token_id": hparams.bos_token_id, "pad_token_id": None},
 )
 
@@ -128,11 +125,11 @@ GPT2_HIDDEN_SIZE = Conversion(lambda config, entry: _or(config.get(entry), 4 * c
 
 
 def equal_heads(size: str, heads: str) -> Part:
-    """Returns the part for heads that divide the hidden size equally; arguments name entries."""
+    """Returns the part for heads that divide the hidden size equally; the arguments are entries."""
     return Part((), lambda config: {"d_kv": config[size] // config[heads]})
 
 
-# The coefficient of the experts' balancing loss, which a separate entry enables.
+# The coefficient of the experts' load-balancing loss, which a separate entry enables.
 ROUTER_LOSS = Conversion(
     lambda config, entry: config[entry] if config.get("output_router_logits") else 0.0,
     also=("output_router_logits",),
@@ -147,11 +144,7 @@ HALF_OF_EXPERTS = Conversion(
 
 
 def classes(bias: str) -> Part:
-    """Returns the part for a classifier's number of classes.
-
-    Args:
-      bias: the name of our variable for the classifier's bias.
-    """
+    """Returns the part for a classifier's number of classes; `bias` is our name of its bias."""
     return Part(
         ("num_labels", "id2label", "problem_type"),
         _read_classes,
@@ -173,7 +166,7 @@ def _read_classes(config: Config) -> dict[str, int]:
 
 
 def _labels(count: int) -> dict[str, Any]:
-    """Returns the entries that name classes, with the names of `transformers`."""
+    """Returns the entries that name classes, as `transformers` names them."""
     names = [f"LABEL_{number}" for number in range(count)]
     return {
         "id2label": {str(number): name for number, name in enumerate(names)},

@@ -8,6 +8,6 @@ Variables are created on first use, by name in the current variable scope. The s
 scope is the same variable. Trained variables are stored in float32, frozen variables in the
 activation dtype. Layers read both in the activation dtype.
 
-Attention layers share one interface (`attention.AttentionLayer`), and `Stack` runs them in one of
-three forward passes (`passes`): full, prefill, or a decode step.
+Attention layers share one interface (`attention.AttentionLayer`). `Stack` runs them in one of three
+forward passes (`passes`): full, prefill, or a decode step.
 """

@@ -3,8 +3,8 @@
 E. Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv:2106.09685), section 4.1:
 a weight W is frozen, and `x W` becomes `x W + (alpha / rank) (x A) B` with A [in, rank] and B
 [rank, out]. B is initially 0. `t2tp.layers.linear` adds A and B as the variables `<weight>_lora_a`
-and `<weight>_lora_b`. `t2tp.layers.variables` freezes all other variables, except variables whose
-names match `also_trained`.
+and `<weight>_lora_b`. `t2tp.layers.variables` freezes all other variables except those that match
+`also_trained`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ class Adapters:
       rank: the number of columns of A.
       alpha: numerator of the scale alpha / rank.
       targets: kinds of weights that have adapters; each is in `t2tp.choices.ADAPTED`.
-      also_trained: regular expression for names of variables that are trained although they belong
-        to no adapter; empty: none.
+      also_trained: regular expression for names of further trained variables; empty: none.
       dropout: dropout rate of the adapters' inputs in training.
     """
 
@@ -39,7 +38,7 @@ class Adapters:
 
     @classmethod
     def from_hparams(cls, hparams: HParams) -> Adapters | None:
-        """Reads the `lora_*` hyperparameters; returns None if `lora_rank` is missing or 0.
+        """Reads the `lora_*` hyperparameters; None if `lora_rank` is missing or 0.
 
         Raises:
           ValueError: `lora_targets` is empty, or `lora_also_trained` is no regular expression.
@@ -71,15 +70,11 @@ class Adapters:
         return self.alpha / self.rank
 
     def freezes(self, name: str) -> bool:
-        """Whether a variable is frozen; `name` must not be an adapter's variable."""
+        """Whether a variable that is not an adapter's is frozen."""
         return not (self.also_trained and re.search(self.also_trained, name))
 
     def check_also_trained(self, graph: mtf.Graph) -> None:
-        """Checks that `also_trained` matches a variable of a model's graph.
-
-        Raises:
-          ValueError: `also_trained` is set and matches no variable.
-        """
+        """Raises ValueError if `also_trained` is set and matches no variable of a model's graph."""
         names = [variable.name for variable in graph.all_variables]
         if self.also_trained and all(map(self.freezes, names)):
             raise ValueError(
@@ -89,5 +84,5 @@ class Adapters:
 
 
 def of_mesh(mesh: mtf.Mesh) -> Adapters | None:
-    """Returns the adapters of the layers that are being built on a mesh."""
+    """Returns the adapters of the model that is being built on a mesh."""
     return getattr(mesh, "adapters", None)

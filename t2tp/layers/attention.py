@@ -35,7 +35,7 @@ class SelfAttention:
     Attributes:
       heads: the projections.
       causal: whether a position attends only to itself and to earlier positions.
-      window: number of positions that a position attends to, itself included (local attention).
+      window: number of positions that a position attends to, itself included; None: all.
       rotary_base: base of rotary positions; None: no rotary positions.
       rotary_scaling: scaling of rotary positions for long sequences.
       rotary_fraction: fraction of each head's elements that are rotated.
@@ -110,9 +110,9 @@ class CrossAttention:
 
     Attributes:
       heads: the projections.
-      soft_cap: soft cap of the scores; see `attention`.
-      dropout: dropout rate of the attention weights.
-      method: attention algorithm; see `attention`.
+      soft_cap: see `SelfAttention`.
+      dropout: see `SelfAttention`.
+      method: see `SelfAttention`.
     """
 
     heads: Heads
@@ -146,8 +146,8 @@ class CrossAttention:
         if segments is None:
             segments = mtf.ones_like(forward.sequence.positions)
         q = self.heads.queries(x, segments.shape.dims[-1])
-        # The gradient w.r.t. the memory is a sum over layers. For `exact_sums`, the reshape makes
-        # each layer's addend a separate sum.
+        # The gradient w.r.t. the memory is a sum over layers. The reshape makes each layer's addend
+        # a separate sum, as `exact_sums` requires.
         each = mtf.reshape(memory.x, memory.x.shape)
         k, v = self.heads.keys_and_values(each, memory.segments.shape.dims[-1])
         if isinstance(forward, Prefill):

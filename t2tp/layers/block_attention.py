@@ -31,7 +31,7 @@ class BlockAttention:
         self._block = list(block)
 
     def __call__(self, x: mtf.Tensor, forward: ForwardPass, name: str) -> mtf.Tensor:
-        """See `AttentionLayer`. Except in decode steps, a position is its index in `space`."""
+        """See `AttentionLayer`. Outside decode steps, a position is its index in `space`."""
         if isinstance(forward, DecodeStep):
             return self._decode_step(x, forward, name)
         q = self._heads.queries(x, self._space[-1])

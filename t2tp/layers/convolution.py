@@ -9,15 +9,15 @@ from t2tp.ops.conv.convolution import convolution
 from t2tp.ops.norms.batch_norm import batch_norm as normalized_batch
 from t2tp.ops.norms.group_norm import group_norm as normalized_groups
 
-# Names of the running averages with which batch norm evaluates.
+# Names of batch norm's running averages.
 BATCH_STATISTICS = ("moving_mean", "moving_variance")
 
 
 class Convolution:
     """A convolution with the variables `filters` and, optionally, `bias` in the current scope.
 
-    Initialized as in K. He et al. (arXiv:1502.01852), section 2.2: normal, with a variance of
-    2 / (kernel height * kernel width * filters).
+    The initial values are normal with a variance of 2 / (kernel height * kernel width * filters)
+    (K. He et al., arXiv:1502.01852, section 2.2).
     """
 
     def __init__(
@@ -39,13 +39,16 @@ class Convolution:
     def __call__(self, x: mtf.Tensor) -> mtf.Tensor:
         """Applies the convolution; see `t2tp.ops.conv.convolution`.
 
-        It maps [batch..., height, width, channels] to [batch..., height / stride, width / stride,
-        filters].
+        Args:
+          x: [batch..., height, width, channels].
+
+        Returns:
+          [batch..., height / stride, width / stride, filters].
         """
         channels = x.shape.dims[-1]
         if channels.name == self._filters.name:
-            # `filters` has a dimension for input channels and one for output channels, so their
-            # names must differ. The renamed input channels are not split.
+            # The variable has dimensions for input and output channels, whose names must differ.
+            # The renamed input channels are not split.
             x = mtf.rename_dimension(x, channels.name, f"input_{channels.name}")
             channels = x.shape.dims[-1]
         size = self._kernel
@@ -64,8 +67,8 @@ def batch_norm(x: mtf.Tensor, training: bool, momentum: float, epsilon: float) -
     """Normalizes by batch statistics in training, and by running averages otherwise.
 
     S. Ioffe and C. Szegedy (arXiv:1502.03167). Statistics are computed over the global batch in
-    every layout. Training steps, not the optimizer, update the running averages, `moving_mean` and
-    `moving_variance`, with finite statistics.
+    every layout. Training steps, not the optimizer, update the running averages, the variables
+    `moving_mean` and `moving_variance`. The other variables are `norm_scale` and `norm_offset`.
 
     Args:
       x: [..., channels].
@@ -74,7 +77,7 @@ def batch_norm(x: mtf.Tensor, training: bool, momentum: float, epsilon: float) -
       epsilon: added to the variance.
 
     Returns:
-      a tensor like `x`. The variables are `norm_scale`, `norm_offset` and the running averages.
+      a tensor like `x`.
     """
     channels = x.shape.dims[-1]
     scale, offset = _scale_and_offset(x.mesh, channels)
@@ -85,8 +88,8 @@ def batch_norm(x: mtf.Tensor, training: bool, momentum: float, epsilon: float) -
         y, mean, variance = normalized_batch(x, scale, offset, epsilon)
         for average, value in ((moving_mean, mean), (moving_variance, variance)):
             change = mtf.cast(value, average.dtype) - average
-            # A step whose gradients overflow updates the averages, even though it changes no
-            # weights. An average would never recover from infinity.
+            # A step whose gradients overflow changes no weights, but it updates the averages, which
+            # would never recover from infinity.
             change = mtf.cwise(lambda x: tf.where(tf.math.is_finite(x), x, 0.0), [change])
             mtf.assign_add(average, (1.0 - momentum) * change)
         return y

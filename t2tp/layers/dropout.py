@@ -15,9 +15,6 @@ class Dropout:
           rate: the probability with which an element is dropped, in [0, 1).
           broadcast_dims: names of dimensions along which the mask is constant. With `length`, a
             feature of a row is dropped at all positions or at none.
-
-        Raises:
-          ValueError: the rate is out of range.
         """
         if not 0 <= rate < 1:
             raise ValueError(f"the rate of dropout must be in [0, 1), not {rate}.")

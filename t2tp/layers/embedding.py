@@ -53,7 +53,7 @@ class Embedding:
       vocab: the dimension of the token ids.
       d_model: the dimension of the vectors.
       stddev: standard deviation of the initial values.
-      is_tied: whether logits use the embedding table (O. Press and L. Wolf, arXiv:1608.05859) or
+      is_tied: whether logits use the embedding table (O. Press and L. Wolf, arXiv:1608.05859), not
         the separate table `output_embedding`.
       is_scaled: whether looked-up vectors are multiplied by sqrt(d_model), as in tensor2tensor
         (arXiv:1706.03762, section 3.4).
@@ -81,7 +81,7 @@ class Embedding:
         x = checked_gather(self._table(tokens.mesh, "embedding", dtype), tokens, self.vocab)
         factor = self.multiplier
         if self.is_scaled:
-            # The small model's d_model; see `t2tp.ops.variables.transfer`.
+            # With `transfer_from`, the small model's d_model; see `t2tp.ops.variables.transfer`.
             factor *= (self.d_model.size / ratio(x.mesh, "d_model")) ** 0.5
         return x if factor == 1.0 else x * factor
 
@@ -90,7 +90,7 @@ class Embedding:
         return self.projection(x).logits
 
     def projection(self, x: mtf.Tensor) -> Projection:
-        """Returns a `Projection` of x [..., d_model], from which logits can be computed later."""
+        """Returns the `Projection` of x [..., d_model]."""
         name = "embedding" if self.is_tied else "output_embedding"
         wider = ratio(x.mesh, "d_model")  # Scales by 1 / width (arXiv:2203.03466, table 8).
         factor = 1 / (wider * self.logits_divisor)

@@ -14,11 +14,7 @@ from t2tp.suggestions import check_known
 
 
 def activation_of(mlp: str) -> Callable[[mtf.Tensor], mtf.Tensor]:
-    """Returns the activation function of a network, or of its gate; see `FeedForward`.
-
-    Raises:
-      ValueError: `mlp` is unknown.
-    """
+    """Returns the activation function of a network, or of its gate; see `FeedForward`."""
     check_known(mlp, MLPS, "networks", f"mlp is {mlp!r}")
     name = (PLAIN_MLPS | GATED_MLPS)[mlp]
     return getattr(activations, name, None) or getattr(mtf, name)
@@ -57,9 +53,6 @@ class FeedForward:
           dropout: dropout rate of the hidden activations (tensor2tensor's relu_dropout).
           output_scale: factor of the initial values of `output`.
           experts: dimensions of `x` along which each index has its own variables.
-
-        Raises:
-          ValueError: the name is unknown.
         """
         activation_of(mlp)
         self._mlp = mlp

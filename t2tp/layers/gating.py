@@ -1,4 +1,4 @@
-"""Routers of a mixture of experts: the assignment of tokens to experts."""
+"""Routers of a mixture of experts: they assign tokens to experts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,8 +23,7 @@ class Router:
       scores: `softmax`, or `sigmoid` of each logit.
       balance: float32 [router_experts], added to the scores when experts are chosen, but not to the
         gates (L. Wang et al., arXiv:2408.15664, section 3). None: nothing is added.
-      groups: number of groups of consecutive experts. (In the shapes above, `groups` are groups of
-        tokens.)
+      groups: number of groups of consecutive experts. (In shapes, `groups` are groups of tokens.)
       top_groups: number of groups from which a token chooses experts; see `token_choices`.
     """
 
@@ -46,7 +45,7 @@ class Router:
         return mtf.reduce_sum(x, output_shape=mtf.Shape(self.token_mask.shape.dims[:1]))
 
     def probabilities(self) -> mtf.Tensor:
-        """Returns the scores [groups, group, router_experts], zero for padding."""
+        """Returns the scores [groups, group, router_experts], 0 for padding."""
         if self.scores == "sigmoid":
             return mtf.sigmoid(self.logits) * self.token_mask
         return mtf.softmax(self.logits, self.experts) * self.token_mask
@@ -77,11 +76,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class ExpertAssignment:
-    """A `Choice` with the token's slot at the chosen expert.
+    """A `Choice`, with the token's slot at the chosen expert.
 
     Attributes:
-      slots: int32 [groups, group], the token's index into [experts * capacity]; out of range if the
-        token is dropped.
+      slots: int32 [groups, group], index into [experts * capacity]; out of range if the token is
+        dropped.
       gate: float32 [groups, group], the factor of the expert's output; 0 if dropped.
       is_dropped: float32 [groups, group], 1 for a real token whose expert is full.
     """
@@ -112,10 +111,10 @@ def token_choices(
       scale: factor of the gates.
 
     Returns:
-      the k choices, and the load-balancing loss of each row. A group's loss is experts * sum_e f_e
-      * P_e (Switch, equation 4): f_e is the fraction of the group's tokens whose first choice is e,
-      and P_e their mean score for e. Sigmoid scores are normalized over the experts first. A row's
-      loss is the loss of each token's group, summed over the row's tokens.
+      the k choices, and the load-balancing loss of each row: the sum of the losses of its tokens'
+      groups. A group's loss is experts * sum_e f_e * P_e (Switch, equation 4): f_e is the fraction
+      of the group's tokens whose first choice is expert e, and P_e their mean score for e. Sigmoid
+      scores are normalized over the experts first.
     """
     experts = router.experts
     probabilities = router.probabilities()
@@ -141,7 +140,7 @@ def token_choices(
 def _highest(
     scores: mtf.Tensor, dim: mtf.Dimension, k: int
 ) -> Iterator[tuple[mtf.Tensor, mtf.Tensor]]:
-    """Yields, for each of the k highest scores, its index along `dim` and the one-hot index."""
+    """Yields the k highest scores' indices along `dim`, each as a number and one-hot."""
     for _ in range(k):
         pick = mtf.argmax(scores, dim)
         chosen = mtf.one_hot(pick, dim, dtype=tf.float32)
@@ -167,8 +166,7 @@ def _in_top_groups(scores: mtf.Tensor, router: Router) -> mtf.Tensor:
 def imbalance(router: Router, choices: Sequence[Choice]) -> mtf.Tensor:
     """Returns zeros [rows]. Their gradient w.r.t. `balance` is each expert's load minus the mean.
 
-    Subtracting the gradient's sign times a rate from `balance` is the update in arXiv:2408.15664,
-    algorithm 1.
+    The update in arXiv:2408.15664, algorithm 1, subtracts this gradient's sign times a rate.
     """
     load = mtf.add_n([choice.chosen for choice in choices])
     load -= mtf.reduce_mean(load, reduced_dim=router.experts)
@@ -179,7 +177,7 @@ def imbalance(router: Router, choices: Sequence[Choice]) -> mtf.Tensor:
 def assigned(router: Router, choices: Sequence[Choice], capacity: int) -> list[ExpertAssignment]:
     """Assigns slots at the experts, up to `capacity` slots per expert and group.
 
-    First choices take precedence over second choices, and earlier tokens over later tokens.
+    First choices take precedence over second choices, and earlier tokens over later ones.
     """
     assignments = []
     taken = None

@@ -1,4 +1,4 @@
-"""Groups of tokens. An expert's capacity is a number of tokens per group."""
+"""Groups of tokens: an expert's capacity is a number of tokens per group."""
 
 import math
 
@@ -14,9 +14,9 @@ def grouped_shape(shape: mtf.Shape, group_size: int) -> mtf.Shape:
         consists of whole groups, or a group of whole rows.
 
     Returns:
-      [batch, group, d_model]. The first dimension is the number of groups. It has the name of
-      `shape`'s first dimension, so that the same rule splits it. If `shape` is [batch, length,
-      d_model] and rows have several groups, the result is [batch, length_groups, group, d_model].
+      [groups, group, d_model]. The first dimension has the name of `shape`'s first dimension, so
+      that the same rule splits it. If `shape` is [batch, length, d_model] and rows have several
+      groups: [batch, length_groups, group, d_model].
     """
     rows, *within, d_model = shape.dims
     per_row = math.prod(dim.size for dim in within)

@@ -17,9 +17,9 @@ class Heads:
     """The query, key, value and output projections of attention (arXiv:1706.03762, section 3.2.2).
 
     With fewer key-value heads than query heads, this is grouped-query attention (J. Ainslie et al.,
-    arXiv:2305.13245). With one key-value head, it is multi-query attention (N. Shazeer,
-    arXiv:1911.02150). In both cases the dimension of the key-value heads is named `kv_heads`. If
-    there are as many key-value heads as query heads, both have the dimension `heads`.
+    arXiv:2305.13245), or with one key-value head multi-query attention (N. Shazeer,
+    arXiv:1911.02150). The dimension of the key-value heads is then named `kv_heads`; otherwise it
+    is `heads`, too.
 
     Attributes:
       heads: the dimension of the query heads.
@@ -48,7 +48,7 @@ class Heads:
         Args:
           num_heads: number of query heads.
           d_kv: size of a head's queries and keys.
-          num_kv_heads: number of key-value heads; 0: num_heads.
+          num_kv_heads: number of key-value heads, which must divide num_heads; 0: num_heads.
           use_bias: whether to add a bias after each matrix.
           qkv_bias: whether to add a bias to queries, keys and values; None: `use_bias`.
           d_v: size of a head's values; 0: d_kv.
@@ -59,9 +59,6 @@ class Heads:
           score_multiplier: factor of the scores; 0: 1 / sqrt(d_kv).
           has_sinks: whether each head has an attention sink; see `attention`.
           output_scale: factor of the initial values of `output`.
-
-        Raises:
-          ValueError: num_kv_heads does not divide num_heads.
         """
         if num_kv_heads and num_heads % num_kv_heads:
             raise ValueError(
@@ -86,7 +83,7 @@ class Heads:
         """Projects [batch..., length, d_model] by the variable `q`; the norm's scope is `q_norm`.
 
         Returns:
-          [batch..., heads, length, d_kv]; without the length if `length` is None.
+          [batch..., heads, length, d_kv], without the length if `length` is None.
         """
         q = self._normed("q_norm", self._project(x, "q", [self.heads, self.d_kv], length))
         # With `transfer_from`, scores fall as 1 / d_kv (arXiv:2203.03466, definition 4.1).
@@ -126,9 +123,9 @@ class Heads:
         return mtf.reshape(spread, mtf.Shape([*before, self.heads, *after]))
 
     def output(self, attended: mtf.Tensor, shape: mtf.Shape) -> mtf.Tensor:
-        """Projects [batch..., heads, length, d_v] to `shape` by the variable `output`.
+        """Projects [batch..., heads, length, d_v] by the variable `output`.
 
-        The shape is [batch..., length, d_model].
+        The result has the shape `shape`, [batch..., length, d_model].
         """
         d_model = shape.dims[-1]
         stddev = (self.heads.size * self.d_v.size) ** -0.5 * self._output_scale
@@ -170,18 +167,13 @@ class Heads:
 
 
 def padded_to(x: mtf.Tensor, dim: mtf.Dimension, length: mtf.Dimension) -> mtf.Tensor:
-    """Zero-pads `x` along `dim` and renames the dimension: `dim` becomes `length`.
-
-    Raises:
-      ValueError: `length` is shorter than `dim`.
-    """
+    """Zero-pads `x` along `dim`, which becomes `length`; raises ValueError if it is too long."""
     beyond = length.size - dim.size
     if beyond < 0:
         raise ValueError(f"{dim.size} tokens do not fit into the {length.size} that are decoded.")
     name = dim.name
     if beyond:
-        # A padded dimension must not be split. The space in the name keeps layout rules from
-        # matching it.
+        # A padded dimension must not be split: no layout rule matches a name with a space.
         name = f"whole {dim.name}"
         x = mtf.pad(mtf.rename_dimension(x, dim.name, name), [0, beyond], name)
     return mtf.rename_dimension(x, name, length.name) if name != length.name else x

@@ -1,8 +1,8 @@
 """Rules for initial values: a matrix's standard deviation from its numbers of inputs and outputs.
 
 A layer requests a standard deviation of `inputs ** -0.5 * gain`. The first factor is the rule
-`fan_in`. The gain is the layer's: sqrt(2) before ReLUs (He), or below 1 for outputs of deep stacks.
-Another rule replaces the first factor and keeps the gain.
+`fan_in`; another rule replaces it. The layer determines the gain: sqrt(2) before ReLUs (He), or
+below 1 for outputs of deep stacks.
 
 Example: `attention/output` [heads=4, d_kv=32, d_model=128] in a stack of 2 layers has 4 * 32 = 128
 inputs and the gain (2 * 2) ** -0.5 = 0.5. Its standard deviation is 128 ** -0.5 * 0.5 = 0.044 with
@@ -45,7 +45,7 @@ class InitialValues:
 
     @classmethod
     def from_hparams(cls, hparams: HParams) -> InitialValues | None:
-        """Reads `initializer` and `initializer_stddev`; returns None for `fan_in`."""
+        """Reads `initializer` and `initializer_stddev`; None for `fan_in`."""
         if "initializer" not in hparams or hparams.initializer == "fan_in":
             return None
         return cls(hparams.initializer, hparams.initializer_stddev)
@@ -57,5 +57,5 @@ class InitialValues:
 
 
 def of_mesh(mesh: mtf.Mesh) -> InitialValues:
-    """Returns the rule for the layers that are being built on a mesh."""
+    """Returns the rule of the model that is being built on a mesh."""
     return getattr(mesh, "initial_values", None) or InitialValues()

@@ -1,4 +1,4 @@
-"""A linear map, to which an adapter may be added."""
+"""A linear map, which may have an adapter."""
 
 import math
 from collections.abc import Sequence
@@ -25,9 +25,9 @@ def linear(
 ) -> mtf.Tensor:
     """Computes `x W`, plus `scale * (x A) B` if W has an adapter, plus a bias.
 
-    W is the variable `name`. The adapter computes `x A` [..., rank] first, so that it needs only
+    W is the variable `name`. The adapter computes `x A` [..., rank] first, which needs only
     `rank * (in + out)` multiplications per token. Adding A B to W instead would require a gradient
-    of the size of W in the backward pass.
+    of W's size in the backward pass.
 
     Args:
       x: [..., inputs].
@@ -40,9 +40,6 @@ def linear(
       bias: name of the bias [experts, outputs]. Empty: no bias.
       experts: dimensions of `x` along which each index has its own weights.
       is_head: whether the outputs are scores; see `mtf.Role`.
-
-    Returns:
-      a tensor of `output_shape`.
     """
     matrix = variables.matrix(
         x.mesh, name, inputs, outputs, stddev, x.dtype, experts=experts, is_head=is_head

@@ -66,7 +66,7 @@ class ExpertTotals(NamedTuple):
 
     @classmethod
     def zero(cls, mesh: mtf.Mesh, rows: mtf.Dimension, layers: int) -> ExpertTotals:
-        """Returns the statistics before the first layer, for `MixtureOfExperts.rows_of` rows."""
+        """Returns the statistics before the first layer; see `MixtureOfExperts.rows_of`."""
         zero = mtf.zeros(mesh, mtf.Shape([rows]), tf.float32)
         return cls(zero, zero, zero, zero, layers)
 
@@ -76,12 +76,12 @@ class ExpertTotals(NamedTuple):
         return ExpertSums(*self[:-1])
 
     def with_sums(self, sums: Sequence[mtf.Tensor]) -> ExpertTotals:
-        """Returns totals with these tensors and the same number of layers."""
+        """Returns totals with these sums and the same number of layers."""
         load_balance, router_z, choices, dropped = sums
         return ExpertTotals(load_balance, router_z, choices, dropped, self.layers)
 
 
-# The statistics of each stack of a model, in order; None for a stack without experts.
+# The statistics of each stack of a model; None for a stack without experts.
 Totals = tuple[ExpertTotals | None, ...]
 
 
@@ -132,7 +132,7 @@ class RoutingConfig:
         return self.dispatch == "dropless"
 
     def check(self) -> None:
-        """Raises a ValueError for unknown options, numbers out of range and contradictions."""
+        """Raises ValueError if an option is invalid or two contradict each other."""
         for name, value, known in (
             ("moe_gating", self.gating, GATINGS),
             ("moe_router_scores", self.scores, ROUTER_SCORES),
@@ -164,7 +164,7 @@ class RoutingConfig:
             )
 
     def capacity(self, group: int, training: bool) -> int:
-        """Returns an expert's capacity in a group of `group` tokens."""
+        """Returns an expert's capacity in a group of `group` tokens, at least 1."""
         factor = self.capacity_factor_train if training else self.capacity_factor_eval
         capacity = group * self.choices * factor / self.num_experts
         # Without 1e-9, a rounding error could raise a whole number to the next one.
@@ -178,9 +178,9 @@ class MixtureOfExperts:
     layout `batch:data+expert;experts:expert`. The reshape from [batch, expert_slots, d_model] to
     [expert_groups, experts, capacity, d_model] then sends tokens to their experts by an all-to-all
     over `expert`. A second all-to-all sends the results back (GShard, arXiv:2006.16668, section
-    3.2). Between the two all-to-alls, the dimension of the groups is `expert_groups`. Without a
-    rule of its own, it inherits the batch's axes, minus the experts' axes: in the example it is
-    split over `data`.
+    3.2). Between the two, the dimension of the groups is `expert_groups`. Without a rule of its
+    own, it inherits the batch's axes, minus the experts' axes: in the example it is split over
+    `data`.
 
     A row may have several groups of tokens, along `length_groups` (`expert_length_groups` between
     the all-to-alls). Then the axis of `experts` may split the length instead of the batch: with the
@@ -204,9 +204,6 @@ class MixtureOfExperts:
           routing: routing hyperparameters.
           shared_d_ff: hidden size of the shared expert, which all tokens use; 0: none.
           **feed_forward: arguments of each expert's `FeedForward`.
-
-        Raises:
-          ValueError: see `RoutingConfig.check`.
         """
         routing.check()
         self._routing = routing
@@ -222,8 +219,8 @@ class MixtureOfExperts:
     ) -> tuple[mtf.Tensor, ExpertSums]:
         """Applies the experts to the tokens.
 
-        A token's output is the sum of its experts' outputs times the gates, plus the output of the
-        shared expert, if there is one.
+        A token's output is the sum of its experts' outputs times the gates, plus the shared
+        expert's output, if there is one.
 
         Args:
           x: [batch, ..., d_model].
@@ -262,7 +259,7 @@ class MixtureOfExperts:
     def _routed(
         self, x: mtf.Tensor, token_mask: mtf.Tensor | None, group_size: int | None = None
     ) -> tuple[mtf.Tensor, Router]:
-        """Returns the grouped tokens and their router. The router computes in float32."""
+        """Returns the grouped tokens and their router, which computes in float32."""
         routing = self._routing
         size = routing.group_size if group_size is None else group_size
         tokens = mtf.reshape(x, self._grouped(x.shape, size))
@@ -326,8 +323,8 @@ class MixtureOfExperts:
         num_choices = router.row_sums(router.token_mask) * float(k)
         if router.balance is not None:
             # `imbalance` is 0, but its gradient w.r.t. `balance` is the experts' load minus the
-            # mean. `transformer_losses` adds `choices - stop_gradient(choices)` to the loss: it is
-            # 0, but it has this gradient.
+            # mean. `transformer_losses` gives the loss this gradient: it adds
+            # `choices - stop_gradient(choices)`, which is 0.
             num_choices += imbalance(router, choices)
         if routing.is_dropless:
             y = self._dropless(tokens, router, choices)
@@ -355,8 +352,8 @@ class MixtureOfExperts:
     ) -> mtf.Tensor:
         """Applies the experts to [batch, ..., d_model] without a capacity.
 
-        The reshapes before the experts all-gather the tokens over the axis that splits the experts.
-        The reshape after the experts reduce-scatters the results.
+        The reshapes before the experts all-gather the tokens over the axis that splits the experts,
+        and the reshape after the experts reduce-scatters the results.
         """
         rows = tokens.shape.dims[:-1]
         names = [*("expert_groups", "expert_length")[: len(rows)], *(d.name for d in rows[2:])]
@@ -376,7 +373,7 @@ class MixtureOfExperts:
     def _by_expert(
         self, tokens: mtf.Tensor, router: Router, capacity: int, training: bool
     ) -> tuple[mtf.Tensor, ...]:
-        """Expert choice: returns the same tensors as `_by_token`; the load balance is 0."""
+        """Expert choice: returns tensors like `_by_token`; the load balance is 0."""
         *groups, group, d_model = tokens.shape.dims
         capacity_dim = mtf.Dimension("capacity", capacity)
         chosen, gates = expert_choices(router, capacity_dim)
@@ -413,15 +410,12 @@ class MixtureOfExperts:
         at_experts = mtf.reshape(
             dispatched, mtf.Shape([*group_dims, self._experts, capacity_dim, d_model])
         )
-        # Makes each expert's tokens contiguous, so matmuls and their gradients need no copies.
+        # Makes each expert's tokens contiguous, so that matmuls and gradients need no copies.
         contiguous = mtf.Shape([self._experts, *group_dims, capacity_dim, d_model])
         y = self._feed_forward(mtf.transpose(at_experts, contiguous), training)
         return mtf.reshape(mtf.transpose(y, at_experts.shape), dispatched.shape)
 
 
 def _one_hot(choice: ExpertAssignment, slots: mtf.Dimension, dtype: tf.DType) -> mtf.Tensor:
-    """Returns the one-hot slots [groups, group, expert_slots].
-
-    `t2tp.lowering.einsum` multiplies by this tensor without materializing it.
-    """
+    """Returns the one-hot slots, which `t2tp.lowering.einsum` multiplies without storing them."""
     return mtf.one_hot(choice.slots, slots, dtype=dtype)

@@ -19,9 +19,6 @@ class Norm:
           norm_type: `rms` (arXiv:1910.07467) has a scale. `rms_unit_offset` multiplies by
             1 + scale, as Gemma does. `layer` (arXiv:1607.06450) has a scale and a bias.
           epsilon: added to the mean square, or to the variance.
-
-        Raises:
-          ValueError: the type is unknown.
         """
         check_known(norm_type, NORM_TYPES, "norms", f"norm_type is {norm_type!r}")
         self._norm_type = norm_type
@@ -31,7 +28,7 @@ class Norm:
         """Normalizes by the variables `norm_scale` and, for `layer`, `norm_bias`.
 
         Args:
-          x: activations of any shape.
+          x: [...].
           dims: dimensions to normalize over. Default: the last one; `layer` supports only this.
         """
         dims = x.shape.dims[-1:] if dims is None else dims

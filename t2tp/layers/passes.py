@@ -9,7 +9,7 @@ which attends to the stored keys and values:
     DecodeStep     x [batch, d_model]                  reads and extends the stored k, v
 
 A forward pass object has the tensors that all layers share: positions, segments, the memory of
-cross-attention, the decoding state. Layers are called with x, the forward pass, and their name in
+cross-attention, the decoding state. Layers are called with x, the forward pass, and their key in
 the decoding state.
 """
 
@@ -87,8 +87,8 @@ class Prefill:
       sequence: positions; each row is one segment.
       length: the dimension of the stored positions: the max length of a row.
       state: the decoding state, filled in place.
-      memory: the memory of cross-attention.
-      relative_bias: bias of self-attention's scores.
+      memory: see `FullForward`.
+      relative_bias: see `FullForward`.
       training: False.
     """
 
@@ -112,7 +112,7 @@ class DecodeStep:
       positions: int32 [batch...], the tokens' positions.
       state: decoding state from `Prefill` or the previous step, updated in place.
       memory_segments: int32 [batch..., memory_length]: 1 for memory, 0 for padding.
-      relative_bias: bias of self-attention's scores.
+      relative_bias: see `FullForward`.
       training: False.
     """
 
@@ -127,10 +127,9 @@ class DecodeStep:
         return self.state[f"{name}/k"], self.state[f"{name}/v"]
 
     def extend(self, name: str, k: mtf.Tensor, v: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:
-        """Stores keys and values of one token per row at `positions`, then returns all stored ones.
+        """Stores the tokens' keys and values at `positions`, then returns all stored ones.
 
-        `k` and `v` are [batch..., kv_heads, d_kv or d_v]. The results are like the results of
-        `stored`.
+        `k` and `v` are [batch..., kv_heads, d_kv or d_v].
         """
         for key, new in (("k", k), ("v", v)):
             cache = self.state[f"{name}/{key}"]

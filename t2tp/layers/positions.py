@@ -23,9 +23,6 @@ def sinusoidal(positions: mtf.Tensor, d_model: mtf.Dimension, dtype: tf.DType) -
 
     Returns:
       [..., d_model].
-
-    Raises:
-      ValueError: d_model is odd.
     """
     if d_model.size % 2:
         raise ValueError(f"sines and cosines come in pairs: the size of {d_model} must be even.")
@@ -63,13 +60,7 @@ def relative(mesh: mtf.Mesh, heads: mtf.Dimension, buckets: int, max_distance: i
     """Returns a learned bias per head and distance bucket, shared by all layers of a stack.
 
     The variable is `relative_bias` in the current scope (C. Raffel et al., arXiv:1910.10683,
-    section 2.1).
-
-    Args:
-      mesh: the program's mesh.
-      heads: the dimension of the heads.
-      buckets: number of buckets.
-      max_distance: this distance and all larger ones share a bucket.
+    section 2.1). The distance `max_distance` and all larger ones share a bucket.
     """
     dims = [heads, mtf.Dimension("relative_buckets", buckets)]
     stddev = heads.size**-0.5

@@ -1,4 +1,4 @@
-"""Sequence parallelism: between blocks, the length has another name and so another layout rule.
+"""Sequence parallelism: between blocks, the length has another name and another layout rule.
 
 V. Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models"
 (arXiv:2205.05198), section 4.2.2. Inside a block, the length is named `length`, and a mesh axis
@@ -17,8 +17,8 @@ def between_blocks(x: mtf.Tensor) -> mtf.Tensor:
     """Renames the length of `x`, if it has one, to its name between blocks.
 
     Raises:
-      LayoutError: axes split `length` but not `residual_length`. Activations would be gathered over
-        these axes between blocks.
+      LayoutError: axes split `length` but not `residual_length`, so that activations would be
+        gathered over these axes between blocks.
     """
     _check(x.mesh.layout)
     return _renamed(x, INSIDE, BETWEEN)

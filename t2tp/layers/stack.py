@@ -20,7 +20,7 @@ from t2tp.pipeline.boundary import chunk_number, enter_stage, exit_stage
 from t2tp.pipeline.chain import ChainResults, RowGroups, StageChain
 from t2tp.suggestions import check_known
 
-# The input of a layer: activations, the forward pass, expert statistics of earlier layers.
+# The input of a layer: activations, the forward pass, statistics of earlier layers.
 _LayerInput = tuple[mtf.Tensor, ForwardPass, Totals]
 
 
@@ -28,7 +28,6 @@ class _StageTensors:
     """The tensors that a pipeline stage receives and passes on.
 
     Attributes:
-      forward: the forward pass.
       tensors: the activations, the memory of cross-attention, and expert statistics.
     """
 
@@ -42,12 +41,12 @@ class _StageTensors:
         self.tensors += [tensor for each in totals if each is not None for tensor in each.sums]
 
     def mapped(self, fn: Callable[[mtf.Tensor], mtf.Tensor]) -> _StageTensors:
-        """Returns a copy with `fn` applied to all tensors, including the forward pass's."""
+        """Returns a copy with `fn` applied to all tensors, including the forward pass's tensors."""
         x, forward, totals = self.with_tensors([fn(tensor) for tensor in self.tensors])
         return _StageTensors(x, _mapped(fn, forward), totals)
 
     def with_tensors(self, tensors: Sequence[mtf.Tensor]) -> _LayerInput:
-        """Returns the input of a layer, with these tensors in place of `self.tensors`."""
+        """Returns the input of a layer, with `tensors` in place of `self.tensors`."""
         x, *rest = tensors
         forward = self.forward
         if self._memory is not None:
@@ -89,9 +88,6 @@ class Stack:
           residual: wraps each block.
           recompute: the activations that the backward pass recomputes instead of storing them:
             `none`, all of a `layer`, or its `attention` or `feed_forward` blocks.
-
-        Raises:
-          ValueError: the choice is unknown.
         """
         check_known(recompute, RECOMPUTE, "choices", f"recompute is {recompute!r}")
         self._layers = list(layers)
@@ -105,8 +101,8 @@ class Stack:
 
         Args:
           x: [batch..., d_model].
-          forward: the forward pass; see `ForwardPass`.
-          earlier: the statistics of stacks before this one.
+          forward: the forward pass.
+          earlier: the statistics of earlier stacks.
 
         Returns:
           a tensor like `x`, and the expert statistics of all stacks so far.
@@ -135,7 +131,7 @@ class Stack:
     def _apply_layer(
         self, number: int, layer: Layer, x: mtf.Tensor, forward: ForwardPass, totals: Totals
     ) -> tuple[mtf.Tensor, Totals]:
-        """Applies one layer; returns its output and the expert statistics including this layer."""
+        """Applies one layer; returns its output and the expert statistics so far."""
         name = _name(number)
         with tf1.variable_scope(name):
             apply = partial(
@@ -157,7 +153,7 @@ class Stack:
     def _in_stages(
         self, x: mtf.Tensor, forward: ForwardPass, totals: Totals
     ) -> tuple[mtf.Tensor, Totals]:
-        """Applies the layers of each pipeline stage in one graph that all stages share."""
+        """Applies the layers of all pipeline stages, which share one graph."""
         assigned = assign_layers(len(self._layers), x.mesh.layout)
         check_layers_match(assigned, [layer.kind for layer in self._layers])
         first_chunk = chunk_number(x.mesh.graph)
@@ -185,8 +181,8 @@ class Stack:
     ) -> _LayerInput:
         """Applies a chunk like `_chunk`, but stage after stage, for groups of rows."""
         x, forward = received.tensors[0], received.forward
-        # Expert statistics are sums over all rows, so all rows form one group. In decoding there
-        # are no statistics.
+        # Expert statistics are sums over all rows, so all rows form one group. Decoding has no
+        # statistics.
         counts = len(received.tensors) > 1 and isinstance(forward, FullForward)
         groups = RowGroups(x.shape.dims[0], 1) if counts else RowGroups.from_activations(x, x.mesh)
         state: DecodeState = getattr(forward, "state", {})

@@ -17,7 +17,7 @@ from t2tp.layers.sequence_parallel import between_blocks, inside_blocks
 from t2tp.suggestions import check_known
 
 _Block = Callable[[mtf.Tensor], mtf.Tensor]
-# A part of the network: x -> its output, then the fields of `ExpertSums` if it has experts.
+# x -> output, then the fields of `ExpertSums` if the part of the network has experts.
 _Part = Callable[[mtf.Tensor], tuple[mtf.Tensor, ...]]
 
 
@@ -31,7 +31,7 @@ class Residual:
         output  x + norm(block(x))
         both    x + output_norm(block(norm(x)))
 
-    In the last formula, the variables of the outer norm are in the scope `output_norm`.
+    `output_norm` has its own variables, in the scope `output_norm`.
     """
 
     def __init__(
@@ -53,9 +53,6 @@ class Residual:
           multiplier: factor of the block's output.
           sequence_parallel: whether to rename the length between blocks; see
             `t2tp.layers.sequence_parallel`.
-
-        Raises:
-          ValueError: the position is unknown.
         """
         sentence = f"norm_position is {norm_position!r}"
         check_known(norm_position, NORM_POSITIONS, "positions", sentence)

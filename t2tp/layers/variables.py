@@ -1,7 +1,7 @@
 """Variables of layers: stored in float32, read in the activation dtype.
 
 Each function declares the role of its variable (`t2tp.ops.variables.role`). If a model has adapters
-(`t2tp.layers.adapters`), the model's own variables are frozen, and stored in the activation dtype.
+(`t2tp.layers.adapters`), its own variables are frozen and stored in the activation dtype.
 """
 
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ def embedding(
     stddev: float,
     dtype: tf.DType,
 ) -> mtf.Tensor:
-    """Returns a table [rows, features] of vectors; arguments as for `matrix`."""
+    """Returns a table [rows, features] of vectors; for the arguments see `matrix`."""
     role = mtf.Role(EMBEDDING, rows, [features])
     return _variable(mesh, name, role, _normal(stddev), dtype)
 
@@ -69,13 +69,13 @@ def bias(
     experts: Sequence[mtf.Dimension] = (),
     stddev: float = 0.0,
 ) -> mtf.Tensor:
-    """Returns a bias [experts, outputs], by default initially 0; arguments as for `matrix`."""
+    """Returns a bias [experts, outputs], by default 0; for the arguments see `matrix`."""
     role = mtf.Role(BIAS, (), outputs, experts)
     return _variable(mesh, name, role, _normal(stddev), dtype)
 
 
 def balance(mesh: mtf.Mesh, name: str, experts: mtf.Dimension) -> mtf.Tensor:
-    """Returns `Router.balance`, float32 [experts], initially 0."""
+    """Returns the variable `Router.balance`, float32 [experts], initially 0."""
     return _variable(mesh, name, mtf.Role(BALANCE, (), [experts]), _normal(0.0), tf.float32)
 
 

@@ -3,7 +3,7 @@
 Both steps compute in float64 (`double_program`), with 15 exact digits. A difference beyond rounding
 is an error in an operation's lowering, in a layout, or in a model whose results depend on how it is
 sliced. `check` runs both steps and compares loss, gradients, random masks and updated variables. If
-these differ, it runs both steps again, compares all tensors, and finds the first operation with a
+they differ, it runs both steps again, compares all tensors, and finds the first operation with a
 difference.
 """
 

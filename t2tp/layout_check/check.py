@@ -22,10 +22,10 @@ from t2tp.program.outputs import Outputs
 from t2tp.program.program import Feature, Mesh, StepFn
 from t2tp.program.variables import padded, real_part
 
-# Gradients below this fraction of the largest gradient are zero except for rounding. Their updates
-# are not compared, because optimizers that divide by a gradient's size make them large.
+# Gradients below this fraction of the largest gradient are rounding errors. Their updates are not
+# compared, because optimizers that divide by a gradient's size make them large.
 _NEGLIGIBLE = 1e-9
-# Standard deviation of the noise added to weights; initial values of 0 or 1 would hide differences.
+# Standard deviation of the noise added to weights; initial zeros and ones would hide differences.
 _NOISE = 0.05
 
 _Tensors = dict[str, upstream.Tensor]
@@ -62,7 +62,7 @@ def check_layout(
       LayoutError: the layout cannot work for a tensor of the model.
       ValueError: TensorFlow has started up with fewer devices than the mesh needs.
     """
-    # The graph becomes float64, which `exact_sums` does not support and does not need.
+    # `exact_sums` does not support float64, and is not needed in it.
     layout = Layout.from_arguments(mesh_shape, layout).without_exact_sums()
     cluster = virtual_devices(layout.size)
     pair = _Pair(step_fn, dict(features or {}), layout, cluster, seed)
@@ -101,10 +101,10 @@ class _Pair:
     _gradients: dict[str, np.ndarray] = field(default_factory=dict, init=False)
 
     def run(self, choose: _Choose, batch: dict[str, np.ndarray]) -> list[Compared]:
-        """Runs the step on the mesh and on one device, with equal variables, and compares tensors.
+        """Runs both steps, with equal variables, and compares tensors.
 
         Args:
-          choose: function that returns the tensors to compare in addition to the outputs.
+          choose: returns the tensors to compare.
           batch: global arrays by name.
         """
         alone = Cluster(self.cluster.devices[:1])
@@ -116,16 +116,16 @@ class _Pair:
         self._gradients = {
             name.partition(" ")[2]: wanted[name] for name in wanted if name.startswith("gradient ")
         }
-        # Tensors of pipeline stages are inside a loop and differ between stages, so they are not
-        # compared. The updates show whether the stages' gradients are right.
+        # Tensors of pipeline stages differ between stages and are not compared. The updates show
+        # whether the stages' gradients are right.
         return [self._compare(name, wanted, found) for name in wanted if name in found]
 
     def compare_updates(self) -> list[Compared]:
-        """Compares the values of variables after the step that `run` has done."""
+        """Compares the variables' values after `run`."""
         after = {v.spec.name: self._one.value_of(v, 0) for v in self._one.variables}
         trained = [v.spec.name for v in self._one.variables if v.spec.trainable]
-        # All slots of a kind have one scale, because the values of a slot may be only rounding
-        # errors: the slot of a weight whose gradient is zero except for rounding.
+        # All slots of a kind have one scale: the slot of a weight whose gradient is zero except for
+        # rounding has only rounding errors.
         scales: dict[str, float] = defaultdict(float)
         for name, value in after.items():
             kind = _slot(name, trained)
@@ -145,13 +145,13 @@ class _Pair:
         return compared
 
     def _counts(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Returns a mask of a variable's elements: whether the gradient is larger than rounding."""
+        """Returns a mask of the elements whose gradient is larger than rounding errors."""
         if name not in self._gradients:
             return np.ones(shape, bool)
         return np.abs(self._gradients[name]) > _NEGLIGIBLE * self._largest_gradient()
 
     def explain(self, compared: Compared) -> FirstDifference:
-        """Names the operation that computes a tensor, and the operation's inputs."""
+        """Names the operation that computes a tensor, and its inputs."""
         op = self._operations[f"{compared.kind} {compared.name}"]
         inputs = tuple(
             f"{x.name.removesuffix(':0')} {self._split(x.shape)}" for x in dict.fromkeys(op.inputs)
@@ -174,7 +174,7 @@ class _Pair:
         )
 
     def _compare(self, key: str, wanted: Mapping[str, np.ndarray], found: Outputs) -> Compared:
-        """Compares each processor's slice with the same part of the tensor on one device."""
+        """Compares each processor's slice with its part of the tensor on one device."""
         kind, _, name = key.rpartition(" ")
         kind = kind or "output"  # A scalar summary has no kind.
         whole, shape = wanted[key], found.shapes[key]
@@ -197,7 +197,7 @@ class _Pair:
 
 
 def _gradients_and_masks(mesh: Mesh, outputs: _Tensors, gradients: _Tensors) -> _Tensors:
-    """The outputs, the gradients of variables, and random tensors outside of loops."""
+    """Returns the outputs, the gradients of variables, and random tensors outside of loops."""
     chosen = {f"output {name}": tensor for name, tensor in outputs.items()}
     chosen |= {f"gradient {name}": tensor for name, tensor in gradients.items()}
     for op in live_operations(mesh.graph.operations, outputs.values()):
@@ -207,7 +207,7 @@ def _gradients_and_masks(mesh: Mesh, outputs: _Tensors, gradients: _Tensors) -> 
 
 
 def _all_tensors(mesh: Mesh, outputs: _Tensors, gradients: _Tensors) -> _Tensors:
-    """The tensors that the step computes outside of loops, in order."""
+    """Returns the tensors that the step computes outside of loops, in order."""
     del gradients
     operations = live_operations(mesh.graph.operations, outputs.values())
     return {
@@ -218,7 +218,7 @@ def _all_tensors(mesh: Mesh, outputs: _Tensors, gradients: _Tensors) -> _Tensors
 
 
 def _gradients(mesh: Mesh) -> _Tensors:
-    """Returns the gradient of each variable that the step has taken, by the variable's name."""
+    """Returns the gradients that the step has taken, by the variable's name."""
     outside = set(mesh.graph.operations)
     found = {}
     for variable in mesh.graph.all_variables:
@@ -231,7 +231,7 @@ def _gradients(mesh: Mesh) -> _Tensors:
 
 
 def _sum_of_loop(gradient: upstream.Tensor, mesh: Mesh) -> upstream.Tensor | None:
-    """The output of the loop over microbatches that sums a gradient of its body, or None."""
+    """Returns the output of the microbatch loop that sums a gradient of its body, or None."""
     for op in mesh.graph.operations:
         if isinstance(op, upstream.WhileLoopOperation):
             for total, part in zip(op.outputs, op._body_outputs, strict=False):
@@ -242,7 +242,7 @@ def _sum_of_loop(gradient: upstream.Tensor, mesh: Mesh) -> upstream.Tensor | Non
 
 
 def _perturb(program: DoubleProgram) -> None:
-    """Adds noise to the weights, because initial zeros and ones would hide differences."""
+    """Adds noise to the weights; see `_NOISE`."""
     for variable in program.variables:
         if not variable.spec.trainable:
             continue
@@ -254,13 +254,13 @@ def _perturb(program: DoubleProgram) -> None:
 
 
 def _slot(name: str, trained: Sequence[str]) -> str:
-    """The kind of a variable: a slot's name without its weight's name; empty for weights."""
+    """Returns the kind of a slot: its name without its weight's name; "" for weights."""
     of = [weight for weight in trained if name.startswith(weight)]
     return name[max(map(len, of)) :] if of else name
 
 
 def _difference(value: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """The absolute differences; 0 for equal infinities and for two NaNs."""
+    """Returns absolute differences; 0 for equal infinities and for two NaNs."""
     value, wanted = (np.asarray(each, np.float64) for each in (value, wanted))
     same = (value == wanted) | (np.isnan(value) & np.isnan(wanted))
     with np.errstate(invalid="ignore"):
@@ -268,12 +268,12 @@ def _difference(value: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def _relative(difference: np.ndarray, scale: float) -> float:
-    """The largest difference divided by `scale`; infinite if a difference is NaN."""
+    """Returns the largest difference divided by `scale`; infinite if a difference is NaN."""
     largest = float(np.max(difference, initial=0.0)) / scale
     return np.inf if np.isnan(largest) else largest
 
 
 def _largest(value: np.ndarray) -> float:
-    """The largest finite absolute value."""
+    """Returns the largest finite absolute value."""
     numbers = np.abs(np.asarray(value, np.float64))
     return float(np.max(numbers, initial=0.0, where=np.isfinite(numbers)))

@@ -1,8 +1,8 @@
 """Runs the program of a float32 or 16-bit step in float64.
 
-The model is not changed. Its traced graph is rewritten: every float32, bfloat16 and float16 becomes
-float64. So the graph is the same as in training, with the same collectives, but without rounding to
-the model's dtypes.
+The traced graph of the model is rewritten: every float32, bfloat16 and float16 becomes float64. So
+the graph is the same as in training, with the same collectives, but without rounding to the model's
+dtypes.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -22,8 +22,7 @@ _WIDE = dict.fromkeys(_NARROW, types_pb2.DT_DOUBLE)
 class DoubleProgram(Program):
     """A program that computes in float64 only.
 
-    It works on copies of the variables (`value_of`). The variables themselves, in `variables`, keep
-    their values.
+    It works on float64 copies of the variables (`value_of`). `variables` keep their values.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -33,7 +32,7 @@ class DoubleProgram(Program):
         self._widened: Callable[..., dict[str, tf.Tensor]] | None = None
 
     def value_of(self, variable: SlicedVariable, pnum: int) -> np.ndarray:
-        """The current value of a processor's slice of a variable."""
+        """Returns the current value of a processor's slice of a variable."""
         return self._wide_slices(pnum)[variable.spec.name].numpy()
 
     def set_value(self, variable: SlicedVariable, pnum: int, value: np.ndarray) -> None:
@@ -41,7 +40,7 @@ class DoubleProgram(Program):
         self._wide_slices(pnum)[variable.spec.name].assign(value)
 
     def _wide_slices(self, pnum: int) -> dict[str, tf.Variable]:
-        """The copies of a processor's slices, by the variable's name."""
+        """Returns the copies of a processor's slices, by variable."""
         if pnum not in self._wide:
             with tf.device(self.cluster.devices[pnum]):
                 self._wide[pnum] = {
@@ -53,7 +52,7 @@ class DoubleProgram(Program):
         return self._wide[pnum]
 
     def trace(self) -> Any:
-        """The program of one processor in float64; a function of pnum, step, handles, features."""
+        """Returns a processor's program in float64: a function of pnum, step, handles, features."""
         if self._widened is None:
             self._widened = _widen(super().trace())
         return self._widened
@@ -97,11 +96,11 @@ def _widen(traced: tf.types.experimental.ConcreteFunction) -> Callable[..., dict
 
 
 class _Widening:
-    """The rewriting of a graph and the functions that it calls, such as the bodies of loops."""
+    """The rewriting of a graph and of the functions that it calls, such as the bodies of loops."""
 
     def __init__(self, definition: graph_pb2.GraphDef) -> None:
         self._definition = definition
-        # New names, because TensorFlow has registered the narrow functions under their names.
+        # New names, because TensorFlow has registered the narrow functions under the old ones.
         self._functions = {
             function.signature.name: f"{function.signature.name}_float64"
             for function in definition.library.function
@@ -110,7 +109,7 @@ class _Widening:
     def apply(self) -> None:
         """Rewrites the graph in place."""
         self._nodes(self._definition.node)
-        del self._definition.library.gradient[:]  # The graph contains the gradients already.
+        del self._definition.library.gradient[:]  # The graph already has the gradients.
         for function in self._definition.library.function:
             function.signature.name = self._functions[function.signature.name]
             for arg in (*function.signature.input_arg, *function.signature.output_arg):
@@ -156,5 +155,5 @@ class _Widening:
 
 
 def _inputs(node: node_def_pb2.NodeDef) -> set[str]:
-    """Returns the names of the nodes whose outputs a node reads."""
+    """Returns the names of the nodes that a node reads."""
     return {name.partition(":")[0] for name in node.input}

@@ -15,7 +15,7 @@ class Compared:
       name: name of the output, the variable, or the operation.
       shape: dimensions with the axes of the mesh, as in `[batch=8/data, d_ff=16/model]`.
       error: the largest difference in any processor's slice, divided by `scale`.
-      scale: the absolute value by which differences are divided.
+      scale: the largest absolute value of the tensor, or of all gradients.
     """
 
     kind: str
@@ -37,7 +37,7 @@ class FirstDifference:
     Attributes:
       tensor: the tensor's comparison.
       operation: the operation that computes it, as in `einsum_3 (EinsumOperation)`.
-      inputs: inputs of the operation; all of them agree.
+      inputs: the operation's inputs, which agree.
     """
 
     tensor: Compared
@@ -74,7 +74,7 @@ class LayoutCheck:
         return all(each.agrees for each in self.compared)
 
     def __str__(self) -> str:
-        """The table and the finding."""
+        """Returns the table and the finding."""
         width = max(len(each.name) for each in self.compared)
         lines = [f"{self.layout}, in float64, against one device"]
         lines += [
@@ -85,7 +85,7 @@ class LayoutCheck:
         return "\n".join([*lines, self.finding()])
 
     def finding(self) -> str:
-        """The result in a sentence."""
+        """Returns the result as sentences."""
         if self.agrees:
             return (
                 f"All {len(self.compared)} agree to {TOLERANCE:.0e}: differences in float32 are"

@@ -4,7 +4,7 @@
 variable and activation with its slices, and each collective with the tensors that it serves
 (`attribution`). Tensors of several layers that differ only in the layer's index become one line
 (`layer_groups`, `grouping`). The data are then written as text for a terminal (`text`) or as an
-HTML page with diagrams (`html`, `svg`). Text and page use the phrases in `wording`.
+HTML page with diagrams (`html`, `svg`). Both use the phrases in `wording`.
 """
 
 from t2tp.layout_report.analyze import LayoutReport, explain

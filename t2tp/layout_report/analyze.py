@@ -24,7 +24,7 @@ from t2tp.mesh.layout import Layout
 from t2tp.mesh.layout_warnings import layout_warnings
 from t2tp.program.program import Program
 
-# An optimizer's slot is named after its variable: name, one of these suffixes, name of the slot.
+# A slot's name consists of its variable's name, one of these suffixes, and the kind of slot.
 _SLOT_SUFFIXES = ("/", "_slot_", "_momentum_")
 
 
@@ -87,10 +87,9 @@ def _shapes(graph: upstream.Graph) -> list[upstream.Shape]:
 def _phases(operations: list[upstream.Operation]) -> dict[str, Phase]:
     """Returns the phase of each operation by name.
 
-    Operations in a loop have the phase of the loop. The exception is a loop that contains a
-    backward pass, such as a loop over microbatches: its operations have separate phases. The
-    results of such a loop belong to the backward pass, and the operations after the loop belong to
-    the update.
+    Operations in a loop have the loop's phase. Only if a loop contains a backward pass, such as a
+    loop over microbatches, its operations have separate phases. Then the loop's results belong to
+    the backward pass, and the operations after the loop to the update.
     """
     phases: dict[str, Phase] = {}
     otherwise = Phase.FORWARD
@@ -131,7 +130,7 @@ def _collectives(
 
 
 def _variables(graph: upstream.Graph, layout: Layout) -> list[VariableLine]:
-    """Lists the variables with their slots; finds a slot by the prefix of its name."""
+    """Lists the variables with their slots, which are recognized by their names."""
     owners = [v for v in graph.all_variables if v.trainable]
     slots: dict[str, list[SlicedTensor]] = {v.name: [] for v in owners}
     lines = []
@@ -154,7 +153,7 @@ def _variables(graph: upstream.Graph, layout: Layout) -> list[VariableLine]:
 
 
 def _gathered(graph: upstream.Graph, layout: Layout) -> Iterable[SlicedTensor]:
-    """Lists the weights that a step gathers once, with shape and dtype of the gathered value."""
+    """Lists the weights that a step gathers once, as gathered values."""
     for variable in graph.all_variables:
         value = variable.value
         if value.shape != variable.shape:
@@ -162,7 +161,7 @@ def _gathered(graph: upstream.Graph, layout: Layout) -> Iterable[SlicedTensor]:
 
 
 def _owner(name: str, variables: Container[str]) -> str | None:
-    """Returns the variable to which the slot `name` belongs; None if it is not a slot."""
+    """Returns the variable of the slot `name`; None if it is not a slot."""
     ends = (
         match.start() for suffix in _SLOT_SUFFIXES for match in re.finditer(f"(?={suffix})", name)
     )
@@ -176,7 +175,7 @@ def _activations(
     phases: Mapping[str, Phase],
     collectives: Iterable[CollectiveLine],
 ) -> Iterable[Activation]:
-    """Lists the tensors that the step uses: features and computed tensors."""
+    """Lists the features and computed tensors that the step uses."""
     with_collective = {collective.operation for collective in collectives}
     operations = list(all_operations(live))
     views = {op for op in operations if _is_view(op, with_collective)}
@@ -205,7 +204,7 @@ def _activations(
 
 
 def _is_view(op: upstream.Operation, with_collective: set[str]) -> bool:
-    """Whether an operation's output shares the memory of its input."""
+    """Whether an operation's output shares its input's memory."""
     if isinstance(op, upstream.ReshapeOperation):
         return op.name not in with_collective
     return hooks(op).cost_kind == "view"

@@ -10,12 +10,12 @@ from t2tp.lowering.operation import hooks
 from t2tp.mesh.collective_log import Collective
 from t2tp.mesh.layout import Layout
 
-# mtf.gradients puts this scope after an operation's name, for the operation's gradients.
+# mtf.gradients appends this scope to an operation's name, for the operation's gradients.
 GRADIENTS = "/gradients/"
 
 
 class Attribution:
-    """Finds the tensors in a program's mtf graph that each collective serves."""
+    """Finds the tensors in an mtf graph that each collective serves."""
 
     def __init__(self, operations: Sequence[upstream.Operation], layout: Layout) -> None:
         self._layout = layout
@@ -23,7 +23,7 @@ class Attribution:
         self._tensors = {tensor.name: tensor for op in operations for tensor in op.outputs}
 
     def uses(self, collective: Collective) -> tuple[CollectiveUse, ...]:
-        """Returns the tensors that a collective serves."""
+        """Returns the tensors that a collective serves, with the reasons."""
         if not collective.sums:
             return (self._of_operation(collective),)
         if collective.kind == "allgather":
@@ -37,7 +37,7 @@ class Attribution:
         )
 
     def _of_operation(self, collective: Collective) -> CollectiveUse:
-        """Attributes a collective that an operation's `lower` emitted itself."""
+        """Attributes a collective that an operation emits in `lower`."""
         op = self._operations.get(collective.operation)
         gathered = _gathered_variable(op)
         if gathered is not None:
@@ -48,7 +48,7 @@ class Attribution:
         return CollectiveUse(collective.operation, collective.bytes, tuple(over))
 
     def _of_gathers(self, collective: Collective) -> tuple[CollectiveUse, ...]:
-        """Attributes a collective that gathers several variables."""
+        """Attributes an all-gather of several variables."""
         variables = [_gathered_variable(self._operations[name]) for name in collective.sums]
         elements = [math.prod(self._layout.slice_size(v.shape)) for v in variables if v]
         itemsize = collective.bytes // sum(elements)
@@ -83,10 +83,9 @@ class Attribution:
         )
 
     def _gradient_of(self, tensor: upstream.Tensor) -> str | None:
-        """Returns the variable whose gradient the tensor is; None if there is none.
+        """Returns the variable whose gradient the tensor is; None if it is unknown.
 
-        The variable is the input of the differentiated operation that has the tensor's shape, if
-        only one input has it.
+        The variable is the only input of the differentiated operation with the tensor's shape.
         """
         scope, separator, _ = tensor.operation.name.rpartition(GRADIENTS)
         differentiated = self._operations.get(scope)
@@ -101,7 +100,7 @@ class Attribution:
         return candidates.pop() if len(candidates) == 1 else None
 
     def _split(self, tensor: upstream.Tensor, axes: Sequence[str]) -> list[str]:
-        """Returns the names of the dimensions that are split over one of the axes."""
+        """Returns the dimensions that are split over one of the axes."""
         return [
             name
             for name in tensor.shape.dimension_names
@@ -110,18 +109,18 @@ class Attribution:
 
 
 def _gathered_variable(op: upstream.Operation | None) -> upstream.Variable | None:
-    """Returns the variable, sharded at rest, that an operation gathers; None if there is none."""
+    """Returns the variable, sharded at rest, that an operation gathers, if any."""
     if isinstance(op, upstream.Variable) or op is None:
         return op
     return op.inputs[0].operation if hooks(op).gathered_variable is not None else None
 
 
 def _sources(tensor: upstream.Tensor) -> Iterator[upstream.Tensor]:
-    """Yields the tensors that a sum was computed from, through linear operations and loops."""
+    """Yields the tensors whose sum a tensor is, behind linear operations and loops."""
     op = tensor.operation
     if isinstance(op, upstream.WhileLoopOperation):
         of_body = dict(zip(op.outputs, op._body_outputs, strict=False))
-        if tensor in of_body:  # A loop may also output measurements, with no tensor in its body.
+        if tensor in of_body:  # The body has no tensor for a loop's measurements.
             yield from _sources(of_body[tensor])
         else:
             yield tensor
@@ -134,7 +133,7 @@ def _sources(tensor: upstream.Tensor) -> Iterator[upstream.Tensor]:
 
 
 def _variable_behind(tensor: upstream.Tensor) -> upstream.Variable | None:
-    """Returns the variable if the tensor is a variable's cast or transpose; else None."""
+    """Returns the variable of which the tensor is a cast or transpose, if it is one."""
     operation = tensor.operation
     while not isinstance(operation, upstream.Variable):
         if len(operation.inputs) != 1:

@@ -14,7 +14,7 @@ from t2tp.layout_report.report import (
     VariableLine,
 )
 
-# Number of activation groups that are shown.
+# Number of activation groups to show.
 LARGEST = 20
 
 _Line = TypeVar("_Line", bound=VariableLine | Activation)
@@ -60,7 +60,7 @@ def activations(data: ReportData) -> list[Card]:
 
 
 def _cards(lines: Iterable[_Line], facts: Callable[[_Line], list[str]]) -> list[Card]:
-    """Returns a card for each group of tensors with the same facts."""
+    """Returns a card for each group of tensors with equal facts."""
     groups: list[LayerGroup[_Line]] = group_layers(
         lines,
         lambda line: line.tensor.name,
@@ -96,6 +96,6 @@ def collectives(
 
 
 def _without_layer(use: CollectiveUse) -> tuple:
-    """Returns a key of the use without layer indices."""
+    """Returns a key without layer indices."""
     of = without_layer_indices(use.gradient_of or "")
     return (without_layer_indices(use.tensor), use.bytes, use.over, of)

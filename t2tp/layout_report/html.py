@@ -1,4 +1,4 @@
-"""A layout report as one self-contained HTML file without JavaScript."""
+"""A layout report as one self-contained HTML file."""
 
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -62,7 +62,7 @@ def _pipeline(data: ReportData) -> Iterator[str]:
 
 
 def _mesh_as_tensor(layout: Layout) -> SlicedTensor:
-    """Returns a tensor with one element per processor, to draw the mesh itself."""
+    """Returns a tensor with one element per processor, as a drawing of the mesh."""
     rules = ";".join(f"{axis.name}:{axis.name}" for axis in layout.mesh_shape.dims)
     return SlicedTensor("mesh", layout.mesh_shape, tf.int32, Layout(layout.mesh_shape, rules))
 

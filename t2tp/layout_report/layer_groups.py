@@ -19,7 +19,7 @@ class LayerGroup(Generic[T]):
 
     Attributes:
       name: a pattern of all names, such as `layer_{00..11}/attention/q`.
-      members: one or more items, in order.
+      members: the items, at least one.
     """
 
     name: str
@@ -43,7 +43,7 @@ def group_layers(
 
     Args:
       items: the items.
-      name: returns the name of an item. Numbers in its scopes are ignored.
+      name: returns an item's name. The numbers in its scopes are ignored.
       key: returns a key that is equal within a group.
     """
     groups: dict[Hashable, list[T]] = {}
@@ -73,7 +73,7 @@ def common_name(names: Sequence[str]) -> str:
 
 
 def _parts(name: str) -> list[tuple[str, bool]]:
-    """Splits a name into pieces, each with a flag: whether the piece consists of scopes."""
+    """Splits a name into pieces, each with a flag: whether it consists of scopes."""
     pieces: list[tuple[str, bool]] = []
     for number, each in enumerate(name.split(GRADIENTS)):
         scopes, slash, last = each.rpartition("/")

@@ -72,12 +72,7 @@ def _ranges(names: tuple[str, ...]) -> str:
 
 
 def chart(schedule: Schedule, columns: int) -> Iterator[str]:
-    """Draws the table, with a line per stage and a column per tick, up to `columns` ticks.
-
-    Args:
-      schedule: the table.
-      columns: max number of letters in a line.
-    """
+    """Draws a schedule, with a line per stage of up to `columns` letters, and a column per tick."""
     widest = max(len(str(entry)) for _, _, entry in schedule.entries()) + 1
     shown = min(schedule.ticks, (columns - 12) // widest)
     for stage in range(schedule.stages):

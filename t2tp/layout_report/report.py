@@ -43,7 +43,7 @@ class SlicedTensor:
 
     @property
     def axes(self) -> tuple[str | None, ...]:
-        """The mesh axis that splits each dimension, or None; `data+expert`: both axes split it."""
+        """The mesh axis that splits each dimension, or None; `data+expert` means both axes."""
         axes = (self.layout.axis_of(dim.name) for dim in self.shape.dims)
         return tuple(axis.name if axis and axis.size > 1 else None for axis in axes)
 
@@ -64,12 +64,12 @@ class SlicedTensor:
 
     @property
     def copies(self) -> int:
-        """The number of devices that have the same slice."""
+        """The number of devices with the same slice."""
         axes = (self.layout.axis_of(dim.name) for dim in self.shape.dims)
         return self.layout.size // math.prod(axis.size for axis in axes if axis)
 
     def holders(self) -> dict[tuple[range, ...], list[int]]:
-        """Maps each distinct slice, as index ranges, to the processors that have it."""
+        """Maps each distinct slice, as index ranges, to its processors."""
         holders: dict[tuple[range, ...], list[int]] = {}
         for pnum in range(self.layout.size):
             part = self.layout.slices(self.shape, pnum)
@@ -77,7 +77,7 @@ class SlicedTensor:
         return holders
 
     def describe(self) -> str:
-        """Formats the shape: `[batch=8/data, d_ff=12]`, where `/data` splits `batch`."""
+        """Formats the shape: `[batch=8/data, d_ff=12]`, where the axis `data` splits `batch`."""
         dims = zip(self.shape.dims, self.axes, strict=True)
         formatted = (
             f"{name_in_use(dim.name)}={dim.size}" + (f"/{axis}" if axis else "")
@@ -95,7 +95,7 @@ class CollectiveUse:
       bytes: input bytes per processor.
       over: names of the summed or exchanged dimensions, as far as known.
       is_sum: whether the collective reduces a deferred sum.
-      used: the variables that the sum is computed from, or the gathered variable.
+      used: the variables from which the sum is computed, or the gathered variable.
       gradient_of: the variable whose gradient the tensor is.
       together: number of tensors that the collective serves.
     """
@@ -151,8 +151,7 @@ class Activation:
     """A tensor that a step computes or is fed.
 
     Attributes:
-      tensor: the tensor.
-      operation: type of the operation that computes the tensor, such as `Einsum`.
+      operation: type of the operation that computes it, such as `Einsum`.
       phase: phase that computes it.
       is_fed: whether it is a feature.
       is_kept: whether the forward pass computes it and a later phase reads it.
@@ -218,7 +217,7 @@ class ReportData:
 
     @functools.cached_property
     def uses_by_tensor(self) -> dict[str, list[tuple[CollectiveLine, CollectiveUse]]]:
-        """The collectives that reduce each tensor, or that its operation emits, by tensor."""
+        """The collectives that reduce each tensor or that its operation emits."""
         uses: dict[str, list[tuple[CollectiveLine, CollectiveUse]]] = {}
         for collective, use in self._uses():
             uses.setdefault(use.tensor.removesuffix(":0"), []).append((collective, use))
@@ -228,7 +227,7 @@ class ReportData:
         return ((line, use) for line in self.collectives for use in line.uses)
 
     def splits(self) -> dict[str, tuple[str, ...]]:
-        """Returns the dimensions that each mesh axis splits in this program."""
+        """Returns the dimensions that each mesh axis splits."""
         tensors = [*(v.tensor for v in self.variables), *(a.tensor for a in self.activations)]
         of_stages = {axis.name for axis in self.layout.axes_of(LAYERS)}
         return {
@@ -251,10 +250,7 @@ class ReportData:
         return sorted(computed, key=lambda a: -a.tensor.slice_bytes)
 
     def device_bytes(self) -> int:
-        """Estimates the bytes of a step per device.
-
-        This is the sum of `memory()` and, in training, the float32 gradients.
-        """
+        """Estimates a step's bytes per device: `memory()` and, in training, float32 gradients."""
         num_bytes = sum(line.on_device for line in self.memory())
         trains = any(v.slots for v in self.variables) or any(a.is_kept for a in self.activations)
         if not trains:

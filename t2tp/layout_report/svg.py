@@ -1,8 +1,8 @@
 """Diagrams of sliced tensors, in SVG.
 
-A tensor is drawn as boxes with two sides: its last two split dimensions. Other split dimensions
-give one box per slice along them. Dimensions that are not split are left out, unless fewer than two
-dimensions are split: then the unsplit dimensions form the other side, or both.
+A tensor is drawn as boxes with two sides: its last two split dimensions. Each slice along other
+split dimensions has its own box. Unsplit dimensions are left out, unless fewer than two dimensions
+are split: then the unsplit dimensions form the other side, or both.
 """
 
 import math
@@ -15,8 +15,8 @@ from t2tp.layout_report.report import SlicedTensor
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.storage import name_in_use
 
-# Lengths in pixels. A side with at most `_FEW` parts is long enough for the parts' processor
-# numbers. A side with more parts has a limited length, but its parts stay distinguishable.
+# Lengths in pixels. A side with at most `_FEW` parts is long enough for the processor numbers in
+# them. A side with more parts has a limited length, but its parts stay distinguishable.
 _SHORTEST, _LONGEST = 48.0, 190.0
 _FEW, _ROOMY = 6, 36.0
 _NARROW, _LONGEST_CUT, _VISIBLE = 15.0, 480.0, 3.0
@@ -72,7 +72,7 @@ def render_svg(tensor: SlicedTensor) -> str:
 def colour(layout: Layout, pnum: int) -> str:
     """Returns a processor's colour. Dark text is readable on it.
 
-    The coordinate on the first axis of the mesh gives the lightness, the other coordinates the hue.
+    The coordinate on the mesh's first axis gives the lightness, the other coordinates the hue.
     """
     sizes = [axis.size for axis in layout.mesh_shape.dims if axis.size > 1]
     hues = math.prod(sizes[1:] if len(sizes) > 1 else sizes)
@@ -83,7 +83,7 @@ def colour(layout: Layout, pnum: int) -> str:
 
 
 def _sides(tensor: SlicedTensor) -> tuple[_Side, _Side, tuple[int, ...]]:
-    """Returns the two sides of a box and the dimensions that have one box per slice."""
+    """Returns the two sides of a box, and the dimensions whose slices have separate boxes."""
     dims = range(len(tensor.axes))
     split = [dim for dim in dims if tensor.axes[dim]]
     whole = [dim for dim in dims if not tensor.axes[dim]]
@@ -109,7 +109,7 @@ def _side(tensor: SlicedTensor, dims: Sequence[int]) -> _Side:
 
 
 def _dimension(tensor: SlicedTensor, dim: int) -> str:
-    """Formats a dimension, `heads=8/model`, or an axis of the mesh itself, `model=2`."""
+    """Formats a dimension, `heads=8/model`, or an axis of the mesh, `model=2`."""
     name, axis = name_in_use(tensor.shape.dims[dim].name), tensor.axes[dim]
     split = f"/{axis}" if axis not in (None, name) else ""
     return f"{name}={tensor.shape.dims[dim].size}{split}"

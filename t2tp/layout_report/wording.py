@@ -14,7 +14,7 @@ from t2tp.layout_report.report import (
 from t2tp.mesh.layout import Layout
 from t2tp.mesh.storage import axes_at_rest
 
-# Number of names in a list of examples.
+# Number of names that a list of examples shows.
 _FEW = 4
 
 # Memory of common devices, in GB.
@@ -77,13 +77,13 @@ def slice_of(tensor: SlicedTensor) -> str:
 
 
 def precision(line: VariableLine) -> str:
-    """Describes the dtype in which a variable is read, if it is not its dtype."""
+    """Describes the dtype in which a variable is read, if it is not the variable's dtype."""
     dtype = line.activation_dtype
     return f"read as {dtype.name}" if dtype != line.tensor.dtype else ""
 
 
 def slots(line: VariableLine) -> str:
-    """Describes a variable's optimizer slots; returns "" if there are none."""
+    """Describes a variable's optimizer slots, if there are any."""
     if not line.slots:
         return ""
     names = [slot.name.removeprefix(line.tensor.name).lstrip("/_") for slot in line.slots]
@@ -93,7 +93,7 @@ def slots(line: VariableLine) -> str:
 
 
 def facts(activation: Activation) -> str:
-    """Describes when and by which operation an activation is computed."""
+    """Describes an activation's phase, operation and lifetime."""
     if activation.is_fed:
         return "fed"
     origin = f"{activation.phase.value}, by {activation.operation}"
@@ -110,7 +110,7 @@ def axes(collective: CollectiveLine) -> str:
 
 
 def collectives_of_variable(data: ReportData, variable: str) -> list[str]:
-    """Returns one sentence per collective that involves a variable."""
+    """Returns a sentence per collective that involves a variable."""
     return [
         f"{collective.kind} over {axes(collective)} of {_part_of(variable, collective, use)},"
         f" {size(use.bytes)}{_over(use)}{_coalesced(use)}"
@@ -119,7 +119,7 @@ def collectives_of_variable(data: ReportData, variable: str) -> list[str]:
 
 
 def _part_of(variable: str, collective: CollectiveLine, use: CollectiveUse) -> str:
-    """Describes the role of a variable in a sum."""
+    """Describes a variable's role in a sum."""
     if use.gradient_of == variable:
         return "its gradient"
     if not use.is_sum:

@@ -11,8 +11,8 @@ def lower(self, lowering):  # y = tanh(x)
 An operation that sums over a split dimension calls `set_partial_sum` instead. The all-reduce is
 then deferred (`t2tp.lowering.deferred_sums`), and `slice` completes it.
 
-`GraphLowering` implements the protocol. Operations, and the functions that lower mesh-tensorflow's
-own operations (`_RULES` in `lowering.py`), import only the protocol. This avoids circular imports.
+`GraphLowering` implements the protocol. Operations, and the rules for mesh-tensorflow's operations
+(`_RULES` in `lowering.py`), import only the protocol, which avoids circular imports.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
@@ -38,7 +38,7 @@ class Relayout(NamedTuple):
     Attributes:
       x: the slice.
       name: name of the operation that converts the slice.
-      old_shape: global shape of the old tensor; `x` is a slice of this tensor.
+      old_shape: global shape of the old tensor, of which `x` is a slice.
       new_shape: global shape of the new tensor.
     """
 
@@ -92,12 +92,11 @@ class Lowering(Protocol):
     ) -> AbstractContextManager[None]:
         """Masks the padding of `tensors` along `dims` inside the context.
 
-        The padding becomes zero. If `value` is `min` or `max`, it becomes the dtype's smallest or
-        largest value.
+        The padding becomes 0. If `value` is `min` or `max`, it becomes the dtype's min or max.
         """
 
     def partial_sum(self, tensor: upstream.Tensor) -> tuple[tf.Tensor, list[int]]:
-        """Returns the processor's partial sum of a tensor, and the mesh axes to sum over."""
+        """Returns a tensor's partial sum on the processor, and the mesh axes to sum over."""
 
     def set_slice(self, tensor: upstream.Tensor, value: tf.Tensor) -> None:
         """Sets the processor's slice of an output."""
@@ -108,7 +107,7 @@ class Lowering(Protocol):
         """Sets a partial sum over split dimensions; the all-reduce is deferred."""
 
     def parts_of(self, dim: upstream.Dimension, layout: Layout | None = None) -> tuple[int, int]:
-        """Returns the number of parts in a sum over `dim`: on all processors, and on this one."""
+        """Returns the number of parts of a sum over `dim`: on all processors, and on this one."""
 
     def set_parts(
         self,
@@ -137,8 +136,8 @@ class Lowering(Protocol):
     def tree_leaf(self, tensor: upstream.Tensor) -> tuple[tf.Tensor, list[int]]:
         """With `exact_sums`: returns this microbatch's addend of the sum over all microbatches.
 
-        This sum is a fixed tree of additions (`t2tp.lowering.exact_sums`).
-        Also returns the mesh axes over which to sum the total after the last microbatch.
+        The sum is a fixed tree of additions (`t2tp.lowering.exact_sums`). Also returns the mesh
+        axes over which to sum the total after the last microbatch.
         """
 
     def set_sum_over_axes(self, tensor: upstream.Tensor, value: tf.Tensor, axes: list[int]) -> None:
@@ -177,7 +176,7 @@ class Lowering(Protocol):
         """Returns `fn`, compiled by XLA if the program allows it and the inputs are large."""
 
     def isolated(self) -> AbstractContextManager[None]:
-        """Discards the tensors lowered inside the context when it ends; used for branches."""
+        """Discards the tensors that are lowered inside the context, such as a branch."""
 
     def inside_loop(self, iteration: tf.Tensor) -> AbstractContextManager[None]:
         """Lowers a loop's body inside the context."""

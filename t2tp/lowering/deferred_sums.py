@@ -10,11 +10,10 @@ The all-reduce of `y` is deferred, because a later operation can make it cheaper
 another partial sum over `model`, one all-reduce serves both. If a reshape splits `y` over `model`,
 the all-reduce becomes a reduce-scatter.
 
-If an operation needs the value of `y` itself, neither saving is possible. A large sum
-(above `SMALL`) is then reduced at once, and its all-reduce overlaps with later operations. A small
-sum waits for other small sums over the same axes, such as the gradients of all norms, until one of
-them is read or they fill a collective. The cost of a small collective is its latency, not its
-bytes.
+If an operation needs the value of `y` itself, neither saving is possible. A large sum (above
+`SMALL`) is then reduced at once, and its all-reduce overlaps with later operations. A small sum
+waits for other small sums over the same axes, such as the gradients of all norms, until one of them
+is read or they fill a collective: the cost of a small collective is its latency, not its bytes.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from t2tp.lowering.mesh_impl import LaidOutTensor, SpmdMeshImpl
 from t2tp.lowering.operation import hooks
 from t2tp.mesh.collectives import tree_sum
 
-# Bytes. Larger sums share no collective: concatenating them takes as long as another collective.
+# Bytes. Larger sums share no collective: concatenating them takes as long as a collective.
 SMALL = 1 << 20
 # Bytes of small sums that fill a collective, which then runs while later tensors are computed.
 BUCKET = 1 << 22
 
 
 def required_values(operations: list[upstream.Operation], users: Users) -> set[upstream.Tensor]:
-    """Returns the tensors whose value some operation needs, so that their sums must be reduced."""
+    """Returns the tensors whose value some operation needs, so that their sums are reduced."""
     return {
         tensor
         for op in operations
@@ -62,8 +61,7 @@ class DeferredSum(upstream.LazyAllreduceSum):
         Args:
           reductions: the deferred sums of the lowering.
           name: name of the summed tensor.
-          parts: this processor's parts of the sum, in order. There are several only with
-            `exact_sums`.
+          parts: this processor's parts of the sum, in order; several only with `exact_sums`.
           mesh_axes: the axes to sum over.
           cut: with `exact_sums`, the name of the summed dimension and the number of its parts on
             all processors together. None: the sum is not computed in parts.
@@ -91,7 +89,7 @@ class DeferredSum(upstream.LazyAllreduceSum):
 
     @property
     def addend(self) -> tf.Tensor:
-        """The partial sum of this processor."""
+        """This processor's partial sum."""
         if self._addend is None:
             self._addend = tree_sum(self.parts)
         return self._addend
@@ -107,11 +105,11 @@ class DeferredSum(upstream.LazyAllreduceSum):
         return math.prod(self.slice_shape) * self.parts[0].dtype.size
 
     def set_reduced(self, value: tf.Tensor) -> None:
-        """Sets the value of the sum."""
+        """Sets the sum's value."""
         self._reduced = LaidOutTensor([value])
 
     def to_laid_out_tensor(self) -> LaidOutTensor:
-        """Returns the value of the sum; reduces it first if necessary."""
+        """Returns the sum's value; reduces it first if necessary."""
         if self._reduced is None:
             self._reductions.reduce(self)
         assert self._reduced is not None
@@ -119,7 +117,7 @@ class DeferredSum(upstream.LazyAllreduceSum):
 
 
 class Reductions:
-    """The deferred sums of one lowering; needed small sums wait here to share a collective."""
+    """The deferred sums of one lowering; small sums wait here to share a collective."""
 
     def __init__(self, mesh_impl: SpmdMeshImpl) -> None:
         self.mesh_impl = mesh_impl
@@ -137,7 +135,7 @@ class Reductions:
 
         Args:
           name: name of the summed tensor.
-          parts: this processor's parts of the sum; see `DeferredSum`.
+          parts: see `DeferredSum`.
           mesh_axes: the axes to sum over.
           cut: see `DeferredSum`.
           is_needed: whether some operation needs the value. Only then may the sum be reduced
@@ -150,17 +148,17 @@ class Reductions:
         return deferred
 
     def _schedule(self, deferred: DeferredSum) -> None:
-        """Reduces a needed sum if it is large or fills a collective; else it waits for others."""
+        """Reduces a needed sum if it is large or fills a collective; otherwise it waits."""
         if deferred.num_bytes <= SMALL:
             self._waiting.append(deferred)
             if sum(each.num_bytes for each in self._coalesced(deferred)) < BUCKET:
                 return
-        # Waiting longer would not make the collective cheaper. Started now, it overlaps with the
-        # computation of later tensors.
+        # Waiting would not make the collective cheaper. Started now, it overlaps with later
+        # operations.
         self.reduce(deferred)
 
     def reduce(self, required: DeferredSum) -> None:
-        """Reduces a sum, and the sums that fit into the same collective."""
+        """Reduces a sum, and the waiting sums that fit into its collective."""
         group = self._coalesced(required)
         self._waiting = [s for s in self._waiting if s not in group]
         names = [s.name for s in group]
@@ -176,8 +174,8 @@ class Reductions:
     def _allreduce(self, addend: tf.Tensor, required: DeferredSum, names: list[str]) -> tf.Tensor:
         """All-reduces over the axes of `required`.
 
-        Small 16-bit sums are sent and added in float32. This doubles the bytes, which costs almost
-        nothing, because the latency of a small message dominates.
+        Small 16-bit sums are sent and added in float32. The latency of a small message dominates,
+        so that twice the bytes cost almost nothing.
         """
         dtype = addend.dtype
         is_narrow = dtype in (tf.bfloat16, tf.float16)
@@ -189,10 +187,7 @@ class Reductions:
         return tf.cast(collectives.allreduce(addend, required.mesh_axes, "Add", names), dtype)
 
     def _coalesced(self, required: DeferredSum) -> list[DeferredSum]:
-        """Returns a sum and, if it is small, the waiting sums that can share its collective.
-
-        Sums can share a collective if they have the same axes, dtype and graph.
-        """
+        """Returns a sum and, if it is small, the waiting sums that can share its collective."""
         if required.num_bytes > SMALL:
             return [required]
         graph = tf.compat.v1.get_default_graph()
@@ -204,7 +199,7 @@ class Reductions:
                 if other is not required
                 and other.mesh_axes == required.mesh_axes
                 and other.addend.dtype == required.addend.dtype
-                # Sums inside and outside a loop's body cannot share a collective.
+                # Sums inside and outside of a loop's body cannot share a collective.
                 and other.graph is required.graph is graph
             ),
         ]

@@ -3,7 +3,7 @@
 mesh-tensorflow writes a gather and its gradient as einsums with a one-hot tensor. As matmuls, these
 einsums take a fifth of the step of a small language model. Here an einsum over the one-hot
 dimension becomes a look-up. The gradient's einsum becomes a segment sum: for each id, the sum of
-the rows with this id. The one-hot tensor itself is materialized only if another operation needs its
+the rows with this id. The one-hot tensor is materialized only if another operation needs its
 elements. Other einsums become matmuls in `SpmdMeshImpl.einsum` and `t2tp.lowering.matmul`.
 """
 
@@ -32,11 +32,11 @@ class LazyOneHot:
 
 
 def lower_one_hot(op: upstream.ops.OneHotOperation, lowering: Lowering) -> None:
-    """Sets the output to a one-hot tensor that is materialized only if its elements are needed."""
+    """Sets the output to a `LazyOneHot`."""
 
     def make() -> LaidOutTensor:
         # `lower` replaces the lazy tensor by this graph's tensor. The lazy tensor is put back,
-        # because another TensorFlow graph, such as a loop's body, must compute its own tensor.
+        # because another TensorFlow graph, such as a loop's body, needs its own tensor.
         with lowering.orders.during(op, lambda op: op.inputs):
             op.lower(lowering)
         made = lowering.tensors[output]
@@ -72,7 +72,7 @@ def _is_one_hot(tensor: upstream.Tensor) -> bool:
 def _is_look_up(
     ids: upstream.Tensor, dim: upstream.Dimension, table: upstream.Tensor, output: upstream.Tensor
 ) -> bool:
-    """Whether the einsum sums over `dim` only, so that it looks up rows of a table."""
+    """Whether the einsum sums only over `dim`, so that it looks up rows of a table."""
     union = {*ids.shape.dims, *table.shape.dims}
     return dim in table.shape.dims and union - {dim} == set(output.shape.dims)
 

@@ -9,7 +9,7 @@ _ROWS = "vocab d_model"
 
 
 def _around(hparams: HParams) -> list[Entry]:
-    """Returns the entries of embeddings and layers, common to all architectures."""
+    """Returns the entries of embeddings and layers, in all architectures."""
     embeddings, layer = "bert.embeddings", "bert.encoder.layer.{layer}"
     tables = {
         "word": ("vocab d_model", "embedding"),
@@ -62,7 +62,7 @@ def tensors_of_masked(hparams: HParams) -> list[Entry]:
     bias = Entry(f"{head}.bias", "vocab", "logits_bias", "vocab")
     of_logits = [bias]
     if not hparams.tie_embeddings:
-        # Their code adds the decoder's bias. The head's bias is the same tensor, or unused.
+        # Their code adds the decoder's bias. The head's bias is a copy of it, or unused.
         of_logits = [
             Entry(f"{head}.decoder.weight", _ROWS, "output_embedding", _ROWS),
             Entry(f"{head}.decoder.bias", "vocab", "logits_bias", "vocab"),

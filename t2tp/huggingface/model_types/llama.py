@@ -24,7 +24,7 @@ def tensors(hparams: HParams) -> list[Entry]:
 
 
 def around(hparams: HParams) -> list[Entry]:
-    """Returns the entries of the tensors outside of layers: embedding, final norm and logits."""
+    """Returns the entries outside of layers: embedding, final norm and logits."""
     rows = "vocab d_model"
     logits = [Entry("lm_head.weight", rows, "output_embedding", rows)]
     return [

@@ -1,4 +1,4 @@
-"""The tensors of Mixtral and Qwen3-MoE. In their files each expert has separate tensors."""
+"""The tensors of Mixtral and Qwen3-MoE, whose experts have separate tensors."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,11 +8,11 @@ from t2tp.huggingface.tensor_map import Entry, dense
 
 
 def _tensors(module: str, names: Sequence[str]) -> Callable[[HParams], list[Entry]]:
-    """Returns the function that lists the entries of all tensors.
+    """Returns the function that lists all entries.
 
     Args:
-      module: the name of the experts' module.
-      names: the names of the matrices of an expert: gate, input and output.
+      module: the experts' module.
+      names: the matrices of an expert: gate, input and output.
     """
     theirs, ours = f"{llama.BLOCK}.{module}", f"{llama.LAYER}/experts"
     into, out_of = "experts d_model d_ff", "experts d_ff d_model"

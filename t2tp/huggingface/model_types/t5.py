@@ -1,4 +1,4 @@
-"""T5: its networks, numbers of layers, and its tensors."""
+"""T5: its networks, numbers of layers, and tensors."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from t2tp.huggingface.part import Config, Part
 from t2tp.huggingface.tensor_map import Entry, dense
 from t2tp.huggingface.values import ACTIVATIONS, read_name, their_name
 
-# Maps feed_forward_proj to our networks. "gated-gelu" is the tanh form in their code too.
+# Maps feed_forward_proj to our networks. "gated-gelu" is the tanh form in `transformers`, too.
 _MLPS = {"gated-gelu": "geglu", "gated-gelu_new": "geglu", "gated-silu": "swiglu", **ACTIVATIONS}
 _DENSE = {"gated-gelu": "gelu_new"}  # `dense_act_fn`, if it is not the end of the name
 _ROWS = "vocab d_model"
@@ -38,7 +38,7 @@ def _read(config: Config) -> dict[str, Any]:
         "num_encoder_layers": config["num_layers"],
         "num_decoder_layers": config.get("num_decoder_layers") or config["num_layers"],
         "mlp": ours,
-        # In newer configs all models seem tied. An untied model has a tensor of logits.
+        # Newer configs do not show that a model is untied, but its files have a tensor of logits.
         "tie_embeddings": not config.get(HAS_LOGITS, not is_tied),
         "scale_decoder_outputs": config.get("scale_decoder_outputs", is_tied),
         "bos_token_id": config.get("decoder_start_token_id") or 0,

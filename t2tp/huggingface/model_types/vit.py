@@ -27,7 +27,7 @@ def _read(config: Config) -> dict[str, Any]:
 
 
 def _pair(size: int | list[int]) -> list[int]:
-    """Returns height and width; a single number stands for both."""
+    """Returns height and width, which a single number may give together."""
     both = [size, size] if isinstance(size, int) else size
     if len(both) != 2 or not all(isinstance(each, int) and each > 0 for each in both):
         raise ConversionError(f"config.json has {size!r} as a height and width")
@@ -75,7 +75,7 @@ def _from_shapes(shapes: Shapes) -> dict[str, Any]:
     size, _, channels, _ = shapes["patches/filters"]
     patches = shapes["positions"][0] - ("class_token" in shapes)
     side = round(patches**0.5) * size
-    # The number of positions does not determine the number of rows, unless images are square.
+    # Only for square images the number of patches determines height and width.
     return {"image_shape": [side, side, channels]} if side**2 == patches * size**2 else {}
 
 
