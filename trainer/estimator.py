@@ -86,8 +86,8 @@ class Estimator:
 
         Args:
           model_fn: `(mesh, features, mode, hparams) -> EstimatorSpec`, which builds an mtf graph.
-            It may also have parameters `config` and `decode_options`, which get the config and the
-            options of `predict`.
+            The function may also have parameters `config` and `decode_options`, which get the
+            config and the options of `predict`.
           config: settings of the run, such as its directory and how often to save.
           hparams: `HParams` or a mapping, passed to `model_fn`. Its `mesh_shape` and `layout`
             define the mesh; without them the mesh is one device.
@@ -119,7 +119,7 @@ class Estimator:
     def connect(self) -> Cluster:
         """Finds the devices of the mesh and the other processes; later calls only return them.
 
-        On GPUs it enables TensorFlow's op determinism, because segment sums (the gradients of
+        On GPUs, enables TensorFlow's op determinism, because segment sums (the gradients of
         embeddings) would otherwise differ from run to run.
 
         Raises:
@@ -251,7 +251,7 @@ class Estimator:
     def evaluate(self, inputs: Inputs | InputFn, steps: int = -1) -> dict[str, float]:
         """Sums the model's metrics and `inputs.counts` over the batches.
 
-        Of several processes, only one counts a batch with `inputs.counts`, which runs in Python.
+        `inputs.counts` runs in Python, for each batch in only one process.
 
         Args:
           inputs: see `train`; the stream is finite.

@@ -94,9 +94,7 @@ class _Model:
     """A run's model and data, with changed hparams.
 
     Attributes:
-      hparams: hparams of the model.
       vocab_sizes: vocabulary sizes of the problem, at most `_VOCAB_SIZE`.
-      inputs: the training data.
       size: number of elements of all the graph's tensors together.
       smallest: dimension -> its smallest size on a device.
     """

@@ -39,10 +39,8 @@ class RunSpec:
       model: name of a registered model.
       problem_name: name of the problem; see `problems.find`.
       problem_options: the problem's options, as text.
-      problem: the problem.
       hparams: hyperparameters of model and training, with mesh and layout.
       config: other settings, such as directories and checkpoints.
-      data_dir: the directory of the prepared data.
       train_steps: number of training steps in total.
       saved: settings of the run in `config.output_dir`; None for a new run.
       flags: other flags to save in the run's `run.yaml`.

@@ -43,10 +43,8 @@ class Proposal:
     """A candidate that fits.
 
     Attributes:
-      candidate: the choices of the search.
       hparams: all hparams, with these choices.
       flags: flags of `t2tp_plan` and `t2tp_trainer` with these hparams.
-      plan: the predicted cost.
     """
 
     candidate: Candidate
@@ -66,14 +64,12 @@ class Search:
 
     Attributes:
       request: the model; its hparams give the global batch.
-      cluster: the devices.
-      devices: their number.
       rows: rows of the global batch.
       max_tensor_parallel: max size of the axis `model`. Default: the devices of a host.
       fixed: values of hparams that the search must not change, by name.
       rules: rules that the layout must include, such as `heads:model`.
       top: number of proposals.
-      flags: formats the flags of a proposal's hparams.
+      flags: formats a proposal's hparams as flags.
       progress: wraps the list of programs to lower, to show progress.
     """
 
@@ -189,9 +185,8 @@ class Search:
     def _plan(self, ranked: Sequence[Candidate]) -> list[Proposal]:
         """Plans the first candidates; returns the fastest candidates that fit and are valid.
 
-        Lowering takes most of the time. Candidates that differ only in the pipeline's schedule or
-        number of chunks share one lowered program (`zero_bubble` has a separate program), so they
-        are planned together.
+        Candidates that differ only in the pipeline's schedule or number of chunks are planned
+        together: they share one lowered program, and lowering takes most of the time.
         """
         by_program: dict[Candidate, list[Candidate]] = {}
         for candidate in ranked:

@@ -29,9 +29,7 @@ class Placed:
     """An operation at its place in the program.
 
     Attributes:
-      operation: operation of the mtf graph.
       times: number of executions in a step.
-      phase: phase of the step.
       is_recomputed: whether it repeats a part of the forward pass.
       collectives: collectives that its lowering emits.
       part: pipeline entries that execute it; see `Work.part`.
@@ -57,7 +55,7 @@ class Placed:
 
     @property
     def is_computed(self) -> bool:
-        """Whether it moves bytes. Reading a variable does, only if the variable changes."""
+        """Whether it moves bytes, as does reading a variable that is cast or gathered."""
         op = self.operation
         if isinstance(op, upstream.Variable):
             return op.slice_dtype != op.value.dtype or op.shape != op.value.shape

@@ -70,7 +70,7 @@ def work_of(placed: Placed, layout: Layout) -> Work:
     if kind == PRODUCT:
         is_einsum = isinstance(op, upstream.EinsumOperation)
         sizes = _product_sizes(op, layout) if is_einsum else hooks(op).product_sizes(layout)
-        temporaries = hooks(op).temporaries(layout)  # Written and read once per chunk.
+        temporaries = hooks(op).temporaries(layout)  # Written and read, chunk by chunk.
         moved += 2 * math.prod(sizes[:3]) * sum(dtype.size for _, dtype in temporaries)
         flops = 2.0 * math.prod(sizes)
     elif kind in (ATTENTION, ATTENTION_GRAD):

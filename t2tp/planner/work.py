@@ -35,7 +35,6 @@ class Work:
 
     Attributes:
       kind: one of `COMPUTE_BOUND` or `MEMORY_BOUND`.
-      phase: phase of the step.
       times: number of executions in a step.
       dtype: dtype of the largest tensor.
       flops: floating-point operations of its matmuls.
@@ -72,10 +71,8 @@ class Traffic:
 
     Attributes:
       kind: see `t2tp.mesh.collectives.Collective`.
-      axes: axes of the mesh.
-      phase: phase of the step.
       times: number of executions in a step.
-      num_bytes: bytes that a processor puts in.
+      num_bytes: bytes of a processor's input.
       of_state: whether it carries gradients or weights, and not activations.
       is_recomputed: whether it repeats a collective of the forward pass.
       part: see `Work`.
@@ -110,9 +107,8 @@ class Memory:
     """Bytes of one processor by purpose, at one point of a step.
 
     Attributes:
-      point: the part of the step in which the point is, in words.
-      layers: purposes of `Liveness.layer_bytes` to which each further layer adds bytes here.
-      by_purpose: bytes by purpose.
+      point: the part of the step, such as `end of the forward pass`.
+      layers: purposes in `Liveness.layer_bytes` whose bytes grow with the number of layers here.
     """
 
     point: str

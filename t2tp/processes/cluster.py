@@ -49,8 +49,6 @@ class Cluster:
     Attributes:
       devices: the TensorFlow device name of each processor; processor `pnum` runs on
         `devices[pnum]`.
-      process_id: index of this process.
-      num_processes: number of processes.
       coordination: client that talks to the other processes; None in a single process.
       time_limit: max seconds of a step, and of waiting for another process outside steps.
       nccl: whether collectives run on NCCL, because each device is a separate physical GPU.
@@ -156,7 +154,7 @@ def connect(
     Args:
       num_processors: size of the mesh.
       devices: names of the devices to use, in a single process. Default: all GPUs of this machine;
-        if a card is partitioned, its first `num_processors` logical GPUs; if there are no GPUs,
+        if a GPU is partitioned, the first `num_processors` logical GPUs; without GPUs,
         `num_processors` virtual CPU devices.
       num_processes: number of processes.
       process_id: index of this process, from 0.

@@ -49,8 +49,6 @@ class CoordinationClient:
     """This process's client of the coordination service.
 
     Attributes:
-      process_id: index of this process.
-      addresses: `host:port` of each process.
       advice: function that returns a sentence on how to resume, for errors about lost processes.
       notice: the latest announcement of any process.
     """
@@ -58,10 +56,7 @@ class CoordinationClient:
     def __init__(self, process_id: int, addresses: Sequence[str], nccl: bool) -> None:
         """Initializes TensorFlow as one of the processes; blocks until all processes do the same.
 
-        Args:
-          process_id: index of this process.
-          addresses: `host:port` of each process.
-          nccl: whether collectives run on GPUs.
+        `nccl` tells whether collectives run on GPUs.
 
         Raises:
           ValueError: TensorFlow is initialized already, or cannot serve at this address.
@@ -262,7 +257,7 @@ class CoordinationClient:
     def _watch(self) -> None:
         """Watches the other processes; if one is lost, aborts this process's collectives.
 
-        If this process is in a collective or at a barrier, it then ends by itself with an error.
+        A process that is then in a collective or at a barrier ends by itself with an error.
         Otherwise it is killed after `ENDING_SECONDS`.
         """
         answered = time.monotonic()

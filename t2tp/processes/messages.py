@@ -34,7 +34,11 @@ def run_secret() -> bytes:
 
 
 class Channel:
-    """A connection to one other process."""
+    """A connection to one other process.
+
+    A deadline is a time of the clock `time.monotonic()`. Methods with a deadline raise OSError if
+    it passes or the connection is lost.
+    """
 
     def __init__(self, connection: socket.socket, secret: bytes) -> None:
         """Takes ownership of a connection; `secret` is the run's secret."""
@@ -51,7 +55,6 @@ class Channel:
         """Receives the challenge. Other processes call this before any message.
 
         Raises:
-          OSError: the connection is lost or timed out.
           ValueError: the other side is not process 0 of a run.
         """
         line = self._receive_line(deadline)
@@ -60,15 +63,7 @@ class Channel:
         self._before = line
 
     def send(self, message: Any, deadline: float) -> None:
-        """Sends a message.
-
-        Args:
-          message: a value that JSON can represent.
-          deadline: time limit, on the clock `time.monotonic()`.
-
-        Raises:
-          OSError: the connection is lost or timed out.
-        """
+        """Sends a message, a value that JSON can represent."""
         nonce = secrets.token_hex(16).encode()
         body = json.dumps(message).encode()
         signature = self._signature(nonce, body)
@@ -78,11 +73,7 @@ class Channel:
     def receive(self, deadline: float) -> Any:
         """Receives a message.
 
-        Args:
-          deadline: time limit, on the clock `time.monotonic()`.
-
         Raises:
-          OSError: the connection is lost or timed out.
           WrongSecretError: the sender does not have this process's secret.
           ValueError: the data are not a message from a process of a run.
         """

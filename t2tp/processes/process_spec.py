@@ -24,7 +24,6 @@ class ProcessSpec:
 
     Attributes:
       process_id: index of this process, from 0.
-      num_processes: number of processes.
       coordinator: `host:port` at which process 0 serves the others.
       address: `host:port` at which this process serves the others, if known beforehand.
     """
@@ -146,15 +145,7 @@ def _from_slurm() -> ProcessSpec:
 
 
 def split_address(address: str, what: str) -> tuple[str, int]:
-    """Splits `host:port`.
-
-    Args:
-      address: an address such as `node7:8476`.
-      what: name of the address in the error.
-
-    Raises:
-      ValueError: the text is not of that form.
-    """
+    """Splits `host:port`; raises a ValueError that names the address `what` for another form."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(f"{what} is {address!r}, and must be host:port, such as node7:8476.")

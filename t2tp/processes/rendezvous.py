@@ -69,9 +69,9 @@ class _JoiningProcess:
 
     Attributes:
       channel: the connection that awaits the answer.
-      process_id: index of the process, as sent by the process.
-      num_processes: number of processes, as sent by the process.
-      brings: the description of settings that must be equal in all processes.
+      process_id: index that the process has sent.
+      num_processes: number of processes that the process has sent.
+      brings: its settings that must be equal in all processes.
       address: `host:port` at which the process serves the others.
     """
 
@@ -161,12 +161,7 @@ class _RendezvousServer:
     """
 
     def __init__(self, spec: ProcessSpec, deadline: float) -> None:
-        """Listens at the coordinator address.
-
-        Args:
-          spec: the spec of process 0.
-          deadline: when the last process may join, on the clock `time.monotonic()`.
-        """
+        """Listens at the coordinator address until `deadline`, on the clock `time.monotonic()`."""
         self.num_rejected = 0
         self._joining: queue.Queue[_JoiningProcess] = queue.Queue()
         self._closed = threading.Event()

@@ -50,7 +50,7 @@ class AbstractProgram(Program):
         mesh_shape: str = "",
         layout: str | Layout = "",
     ) -> None:
-        """Builds the graph and refuses a layout that cannot work; arguments as for `Program`.
+        """Builds the graph; arguments as for `Program`.
 
         Raises:
           LayoutError: the layout cannot work for a tensor of the model.

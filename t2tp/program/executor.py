@@ -58,14 +58,9 @@ class Executor:
         )
 
     def __call__(self, call: Callable[[int], T], log: Sequence[Collective]) -> list[T]:
-        """Runs `call(pnum)` for all local processors at the same time.
+        """Runs `call(pnum)` for all local processors at once; returns the results in their order.
 
-        Args:
-          call: runs a processor's program.
-          log: the collectives of the program.
-
-        Returns:
-          the results, in the order of the processors.
+        `log` has the program's collectives, one of which a timeout error names.
 
         Raises:
           CollectiveTimeoutError: the calls took longer than the cluster's time limit.

@@ -18,9 +18,7 @@ class Outputs(Mapping[str, np.ndarray]):
     """The outputs of a step by name; a value is fetched from the devices when it is read.
 
     Attributes:
-      layout: how outputs are split.
       cluster: which processors are in this process.
-      shapes: the outputs' global shapes.
       slices: slices of each local processor, gathered along `dims_to_gather`.
       reads: values that are being read already.
     """

@@ -49,12 +49,7 @@ class Feature:
     """An input of a program: its global shape in named dimensions, and its dtype."""
 
     def __init__(self, shape: upstream.Shape | str, dtype: tf.DType = tf.float32) -> None:
-        """Declares an input.
-
-        Args:
-          shape: an `mtf.Shape`, or text such as `"batch:16;length:128"`.
-          dtype: element type.
-        """
+        """Declares an input; the shape may be text such as `"batch:16;length:128"`."""
         self.shape = upstream.convert_to_shape(shape)
         self.dtype = tf.as_dtype(dtype)
 
@@ -63,7 +58,6 @@ class Mesh(upstream.Mesh):
     """The mesh on which a step creates its tensors. It also provides the step's number.
 
     Attributes:
-      layout: the layout of the program.
       adapters: adapters of the layers that are being built; see `t2tp.layers.adapters`.
       scopes_by_stage: scope of a layer in the graph -> the layer's scope on each stage of a
         pipeline, or None on a stage without this layer. The stages share one graph; see

@@ -73,7 +73,6 @@ class VariableSpec:
     """The properties of a variable, known before it exists.
 
     Attributes:
-      name: its full name.
       shape: its global shape.
       dtype: dtype in which its slices are stored and updated.
       initializer: see `initial_slice`.
@@ -114,7 +113,6 @@ class SlicedVariable:
     """A variable laid out over the mesh, or over one stage of it.
 
     Attributes:
-      spec: its `VariableSpec`.
       pnums: the processors that have a slice: all of them, or the processors of a stage.
       local_pnums: the processors of this process that have a slice.
       slices: the `tf.Variable`s of the processors in `local_pnums`, in this order.
@@ -238,8 +236,6 @@ class StagedVariable:
     Attributes:
       spec: spec of the variable in the graph, which all stages share.
       by_stage: the variable of each stage.
-      layout: the mesh's layout.
-      cluster: the devices.
     """
 
     spec: VariableSpec
@@ -275,13 +271,7 @@ class Variables:
     """
 
     def __init__(self, layout: Layout, cluster: Cluster, seed: int = 0) -> None:
-        """Creates an empty collection.
-
-        Args:
-          layout: how variables are split.
-          cluster: the devices that hold the slices, and which of them are in this process.
-          seed: seed of the initial values.
-        """
+        """Creates an empty collection; `seed` is the seed of the initial values."""
         self._layout = layout
         self.cluster = cluster
         self._seed = seed

@@ -77,8 +77,6 @@ class Positional(NamedTuple):
 
     Attributes:
       name: name in help and messages, such as PATH.
-      help: its description.
-      is_optional: whether it may be omitted.
       takes_rest: whether it consists of the rest of the command line, flags included.
       groups: the flags of the program that gets the arguments after --, if there is such a program.
     """

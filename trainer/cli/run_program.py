@@ -34,7 +34,6 @@ class Invocation(NamedTuple):
     """One invocation of a program.
 
     Attributes:
-      flags: the flags and their values.
       arguments: the command line without flags.
       process: this process of a run; None if the run has no other processes.
     """
@@ -52,12 +51,9 @@ class ProgramSpec:
     """The command line of a program and the function that it runs.
 
     Attributes:
-      name: name of the command.
       intro: the beginning of the help.
-      groups: the flags, in groups.
       body: `module:function` that does the work. The module is imported only if the command line
         is valid. The function takes an `Invocation` and returns the exit code, None for 0.
-      required: flags that must be given.
       answers: boolean flag -> `module:function` that prints something, called instead of the body.
         With such a flag, no other flags are required.
       positional: the arguments that are not flags.

@@ -50,7 +50,7 @@ _NOT_FLAGS = ("output_dir", "random_seed")
 def spec_from_flags(flags: absl_flags.FlagValues) -> RunSpec:
     """Merges the flags with the saved run's flags, and checks that they are consistent.
 
-    The flags are `t2tp_trainer`'s, or a program's with some of its groups.
+    `flags` has the flags of `t2tp_trainer`, or of some of its groups.
     """
     check_given(flags, ("output_dir", "data_dir"))
     saved = run_files.read(flags.output_dir)

@@ -54,8 +54,8 @@ class Training:
 class Hook:
     """Base class of hooks; a subclass overrides some methods.
 
-    `outputs` has the step's `loss`, `metrics/...` and `scalars/...`. Reading a value waits for the
-    devices, so a hook reads only at intervals.
+    The `outputs` of `after_step` have the step's `loss`, `metrics/...` and `scalars/...`. Reading a
+    value waits for the devices, so a hook reads only at intervals.
     """
 
     def begin(self, training: Training) -> None:

@@ -49,9 +49,9 @@ class JsonLog:
         """Opens the file for a training and removes the events that will occur again.
 
         A process that was killed after its last checkpoint leaves such events, for example reports
-        of later steps. A file with events of other runs is not changed. Each `began` line names its
-        run's directory. If the run may have been moved, that is, the directory no longer exists and
-        the file has a checkpoint event of `step`, the line counts as this run's too.
+        of later steps. A file with events of other runs, which its `began` lines name, is not
+        changed. But the run may have been moved: a `began` line whose directory no longer exists
+        counts as this run's if the file has a checkpoint event of `step`.
 
         Args:
           run: absolute path of the run.

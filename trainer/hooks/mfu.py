@@ -46,7 +46,6 @@ class Utilization:
 
     Attributes:
       forward_flops: FLOPs of the forward pass's matmuls, on the whole mesh.
-      peak: the peak of the whole mesh.
     """
 
     forward_flops: int

@@ -23,7 +23,6 @@ class ReportHook(Hook):
     Attributes:
       every: steps from one report to the next.
       sinks: functions to send the scalars to.
-      cluster: the devices.
       batch_size: examples per step; None if it varies.
       metrics: names of metrics to compute if a step has their sums.
       utilization: computes the MFU from a step time; None: unknown.

@@ -46,7 +46,7 @@ def without_first(prompts: Iterable[Sequence[int]], token: int) -> list[list[int
 
 
 def parse(lines: Iterable[str], path: str) -> list[Messages]:
-    """Reads a conversation from each line: a list of messages as JSON, or an object with one.
+    """Reads a conversation from each line: a JSON list of messages, or an object with such a list.
 
     Raises:
       ValueError: a line is not a conversation; the message names the line and `path`.

@@ -87,10 +87,9 @@ class RunExporter:
         self._estimator = replace(spec, hparams=on_one_device, config=config).make_estimator()
 
     def export(self, directory: str | PathLike[str]) -> Path:
-        """Writes a SavedModel into a new directory, named after the time, and returns its path.
+        """Writes a SavedModel into `directory`, named after the Unix time, and returns its path.
 
-        The new directory is in `directory`; servers load the latest export there. Errors as for
-        `Estimator.export_saved_model`.
+        Servers load the latest export. Errors as for `Estimator.export_saved_model`.
         """
         path = _new(directory)
         if not self._writes:
@@ -101,7 +100,7 @@ class RunExporter:
         )
 
     def export_litert(self, directory: str | PathLike[str], int8: bool = False) -> Path:
-        """Writes a model file for LiteRT, named after the time, and returns its path.
+        """Writes a model file for LiteRT, named after the Unix time, and returns its path.
 
         The model computes `batch_size` rows at a time. A model that generates maps `ids`, int32
         [rows, max_input_length], and `lengths`, int32 [rows], to `ids`, int32 [rows, tokens], and
@@ -212,7 +211,7 @@ class RunExporter:
 
 
 def _new(directory: str | PathLike[str], suffix: str = "") -> Path:
-    """Returns a new path in a directory, named after the time."""
+    """Returns a new path in a directory, named after the Unix time."""
     stamp = int(time.time())
     while (path := Path(directory, f"{stamp}{suffix}")).exists():
         stamp += 1

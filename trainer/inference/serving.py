@@ -54,7 +54,6 @@ class TokenDecoding:
 
     Attributes:
       features: the program's features.
-      options: decoding options.
       reads_inputs: whether the tokens are inputs; else they are prompts.
       max_tokens: max tokens of a row of inputs or prompt.
     """

@@ -34,7 +34,7 @@ def start(
 
     Args:
       command: the program and its arguments.
-      processes: where to add the process; see `forwarded_signals`.
+      processes: list to add the process to, for `forwarded_signals`.
       cores: cores that the process may use. Default: the cores of this process.
       **options: arguments of `subprocess.Popen`.
 

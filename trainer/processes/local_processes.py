@@ -46,8 +46,8 @@ class Outcome:
     """How the processes of a host ended.
 
     Attributes:
-      code: exit code of the failure that `LocalProcesses.wait` chooses, as in shells; 0: all
-        processes were successful.
+      code: exit code of the process that `LocalProcesses.wait` chooses, as in shells; 0: none
+        failed.
       process: index of the failed process in the run.
     """
 
@@ -96,9 +96,6 @@ def environments_of(
       hosts: `host:port` of each host. The host's processes listen at this port and the following
         ports. Default: this host alone, with a new secret and ports that no other host can reach.
       host_id: index of this host.
-
-    Raises:
-      ValueError: there are too few GPUs.
     """
     check_gpus(num_processes, devices_per_process, gpus)
     if hosts:
@@ -148,9 +145,6 @@ class LocalProcesses:
 
     Call all methods in one thread: the kernel sends the children SIGTERM when the thread that
     started them ends, and a second SIGTERM would end them before they save.
-
-    Attributes:
-      processes: the started processes.
     """
 
     def __init__(self, ending_seconds: float = 40.0, kill_seconds: float = 10.0) -> None:

@@ -38,7 +38,6 @@ class Chunk:
       place: `first` with the model's beginning before it, `last` with the loss after it, or
         `middle`.
       stack: index of its stack.
-      layers: number of its layers.
     """
 
     place: str
@@ -50,10 +49,8 @@ class StagedStep:
     """A step whose layers are in stages.
 
     Attributes:
-      layout: of the whole mesh.
-      table: table of the schedule.
+      layout: the whole mesh's layout.
       stages: the chunks of each stage.
-      lowering: lowered stages.
     """
 
     def __init__(
@@ -134,7 +131,7 @@ class StagedStep:
 
     @functools.cached_property
     def model_flops(self) -> tuple[float, float]:
-        """FLOPs of the forward pass of all stages, and the FLOPs among them for masked scores."""
+        """Forward FLOPs of all stages, and the part of these FLOPs for masked attention scores."""
         steps = self.lowering.of(*self.lowering.stacks.values()).by_place
         first, middle, last = (steps[place] for place in (FIRST, MIDDLE, LAST))
         more = self.microbatches / self.lowering.microbatches
@@ -144,12 +141,7 @@ class StagedStep:
         )
 
     def of_stage(self, stage: int, sends: Sequence[tuple[Traffic, int]] = ()) -> LoweredStep:
-        """Returns the step of a processor of a stage.
-
-        Args:
-          stage: index of the stage.
-          sends: messages to the neighbors, with their counts.
-        """
+        """Returns a stage's step; `sends` has its messages to its neighbors, with their counts."""
         outside = self.lowering.of(*self.layers(stage)).by_place[self.place(stage)]
         work = defaultdict(float, {w: n for w, n in outside.work.items() if not w.part})
         outer = {t: n for t, n in outside.traffic.items() if not t.part and t.kind != "permute"}

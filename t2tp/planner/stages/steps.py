@@ -43,7 +43,7 @@ _STAGES, _MICROBATCHES = 2, 2
 
 @dataclass
 class StageSteps:
-    """A step with some layers in each stage, on a processor of each kind of stage.
+    """The lowered steps of the three kinds of stage, with a given number of layers.
 
     Attributes:
       by_place: the steps of the `first`, a `middle` and the `last` stage.
@@ -164,15 +164,9 @@ class StageLowering:
         software: SoftwareStack,
         lowered_before: dict[Hashable, Any],
     ) -> None:
-        """Prepares the lowering.
+        """Prepares the lowering; arguments as for `StagedStep`.
 
-        Args:
-          program: returns the program of hparams; its second argument changes each feature.
-          hparams: hparams of the whole model.
-          layout: layout of the whole mesh.
-          splits_backward: whether the schedule has separate entries for gradients of weights.
-          software: see `LoweredStep.from_program`.
-          lowered_before: see `Request`.
+        If `splits_backward`, the schedule has separate entries for the gradients of weights.
         """
         self.stacks: Mapping[str, int] = depths(hparams)
         self._program = program

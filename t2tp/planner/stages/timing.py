@@ -46,8 +46,6 @@ class Table:
 
     Attributes:
       name: name of the schedule, or path of its file.
-      stages: number of stages.
-      microbatches: number of microbatches.
       chunks: number of chunks of each stage.
     """
 
