@@ -38,12 +38,7 @@ def with_best_layout(
 ) -> HParams:
     """Returns the hparams with the fastest mesh and layout, and logs the choice.
 
-    Args:
-      model: name of a registered model.
-      hparams: hparams of the model.
-      vocab_size: number of tokens, classes or pixel values of the problem.
-      image_shape: height, width and channels of the problem's images.
-      user_dir: directory of the user's own models, if there is one.
+    `user_dir` is the directory of the user's own models; other arguments are as for `t2tp.plan`.
 
     Raises:
       UsageError: no layout fits into the devices' memory, or the kind of GPU is unknown.

@@ -19,10 +19,7 @@ _SHOWN_SETS = 3
 def check_fits(model: str, set_name: str, hparams: HParams) -> str:
     """Checks that an hparams set has the hyperparameters that all sets of the model share.
 
-    Args:
-      model: name of a registered model.
-      set_name: name of the set, or the file it was read from.
-      hparams: values of the set.
+    `set_name` is the set's name, or the file it was read from.
 
     Returns:
       A warning if the set is for another model but fits this model; else "".
@@ -52,12 +49,8 @@ def check_fits(model: str, set_name: str, hparams: HParams) -> str:
 def declared(values: Mapping[str, Any], set_name: str | None, model: str | None) -> HParams:
     """Returns saved values as hparams, with the types and ranges that the run's set declares.
 
-    If that set is not registered, a set of the run's model is used instead.
-
-    Args:
-      values: values by name. Names that the set does not have get the type of their value.
-      set_name: name of the run's set.
-      model: name of the run's model; ignored if it is not registered.
+    If that set is not registered, a set of the run's model is used instead. Names that the set does
+    not have get the type of their value.
 
     Raises:
       ValueError: a value has the wrong type or is out of range.
@@ -99,11 +92,7 @@ def completed(hparams: HParams, model: str | None) -> HParams:
     """Adds the hparams that a model has gained since the run was started.
 
     These hparams get their declared defaults, which keep the behavior of the code before the
-    hparams existed.
-
-    Args:
-      hparams: the run's hparams.
-      model: name of the run's model. Nothing is added for an unregistered model.
+    hparams existed. Nothing is added for an unregistered model.
     """
     found = hparams.copy()
     names = _common_names(model)

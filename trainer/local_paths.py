@@ -11,14 +11,9 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://")
 
 
 def check_local(name: str, path: str) -> None:
-    """Checks that a path is local: `gs://x` would otherwise be a directory named `gs:`.
+    """Raises ValueError if a path is an address: `gs://x` would be a directory named `gs:`.
 
-    Args:
-      name: name of the flag or setting.
-      path: its value.
-
-    Raises:
-      ValueError: the path is an address, such as gs://bucket/run.
+    `name` is the flag or setting that has the path.
     """
     if _SCHEME.match(path):
         raise ValueError(

@@ -38,9 +38,9 @@ def plan(
       hparams: hparams of the model, or name of a registered set.
       cluster: name or path of a cluster file, or a loaded `ClusterFile`.
       vocab_size: number of tokens, classes or pixel values.
-      mesh_shape: shape of the mesh. Default: `mesh_shape` of the hparams.
-      layout: layout rules. Default: `layout` of the hparams.
-      stack: name of the cluster's software stack. Default: the stack that the cluster file selects.
+      mesh_shape: by default the hparams' `mesh_shape`.
+      layout: layout rules, by default the hparams' `layout`.
+      stack: name of a software stack, by default the stack that the cluster file selects.
       image_shape: height, width and channels of images.
 
     Raises:

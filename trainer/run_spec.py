@@ -125,7 +125,7 @@ class RunSpec:
         plausible. A converted run that uses its tokenizer instead of data passes the check.
 
         Args:
-          checkpoint_path: path of the checkpoint. Default: the path in the config.
+          checkpoint_path: by default the path in the config.
 
         Raises:
           OtherRunError: the data differ.

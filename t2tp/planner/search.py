@@ -98,14 +98,9 @@ class Search:
         return proposals
 
     def fewest_devices(self, tokens: float, days: float) -> list[Proposal]:
-        """Doubles the number of devices, from `devices` on, until the training is fast enough.
+        """Doubles the number of devices, from `devices` on, until training takes at most `days`.
 
-        Args:
-          tokens: tokens of the whole training.
-          days: max days of the training.
-
-        Returns:
-          The proposals for that number of devices, fastest first.
+        Returns the proposals for that number of devices, fastest first.
 
         Raises:
           NothingFitsError: no number of devices is fast enough with this batch.

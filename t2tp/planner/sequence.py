@@ -86,11 +86,7 @@ def program_order(
 ) -> list[Placed]:
     """Lists the operations that a step executes, with each loop's body before the loop.
 
-    Args:
-      operations: operations of the graph.
-      needed: outputs of the program.
-      collectives: in program order.
-      repeats_all: whether recomputation also repeats operations that no gradient needs.
+    If `repeats_all`, recomputation also repeats operations that no gradient needs.
     """
     placed = list(_flat(operations, needed, 1))
     _set_phases(placed)

@@ -382,12 +382,7 @@ def _key(name: str) -> str:
 
 
 def serves(address: str, otherwise: bool = False) -> bool:
-    """Whether a process listens at an address.
-
-    Args:
-      address: `host:port`.
-      otherwise: the result if it cannot be determined.
-    """
+    """Whether a process listens at an address `host:port`; `otherwise` if this is unknown."""
     try:
         socket.create_connection(split_address(address, "address"), timeout=2.0).close()
     except ConnectionRefusedError:

@@ -52,11 +52,8 @@ _VISIT = ctypes.CFUNCTYPE(
 def replaced(name: str, function: Any) -> Iterator[bool]:
     """Redirects TensorFlow's calls of a libc function inside the context.
 
-    The function runs in the thread that makes the call, and acquires the GIL there.
-
-    Args:
-      name: name of the libc function.
-      function: the replacement, an instance of a `ctypes.CFUNCTYPE`.
+    The replacement, an instance of a `ctypes.CFUNCTYPE`, runs in the thread that makes the call,
+    and acquires the GIL there.
 
     Yields:
       Whether TensorFlow's libraries call the function through a table entry.

@@ -61,13 +61,9 @@ def is_loopback(address: str) -> bool:
 
 
 def listeners(ports: Iterable[int] | None = None) -> Iterator[socket.socket]:
-    """Yields the sockets on which this process accepts TCP connections.
+    """Yields the sockets on which this process accepts TCP connections, at all ports or `ports`.
 
-    Args:
-      ports: the ports of the sockets; None: all ports.
-
-    Yields:
-      A duplicate of each socket, open until the next one is requested.
+    Each socket is a duplicate, open until the next one is requested.
     """
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:

@@ -39,12 +39,8 @@ def find_process_spec(
 ) -> ProcessSpec | None:
     """Determines which process of a run this is; None if it is the only process.
 
-    Arguments take precedence over TF_CONFIG, and TF_CONFIG over Slurm.
-
-    Args:
-      num_processes: number of processes. Pass all three arguments or none.
-      process_id: index of this process, from 0.
-      coordinator: `host:port`, the same in all processes: a free port on the host of process 0.
+    Arguments take precedence over TF_CONFIG, and TF_CONFIG over Slurm. Pass all three arguments or
+    none. `coordinator` is `host:port`, the same in all processes: a free port on process 0's host.
 
     Raises:
       ValueError: the arguments or the environment are inconsistent.

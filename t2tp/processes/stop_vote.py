@@ -31,7 +31,10 @@ class _Outcome(NamedTuple):
 
 
 class StopVote:
-    """The vote of one training, in which each process votes once."""
+    """The vote of one training, in which each process votes once.
+
+    Its methods raise MissingProcessError if other processes are lost.
+    """
 
     def __init__(
         self,
@@ -60,11 +63,7 @@ class StopVote:
         threading.Thread(target=self._listen, name="stop-vote", daemon=True).start()
 
     def stops_after(self, steps_done: int) -> bool:
-        """Returns whether all processes stop after this step; call it when the step is done.
-
-        Raises:
-          MissingProcessError: other processes were lost.
-        """
+        """Returns whether all processes stop after this step; call it when the step is done."""
         # The lock ensures that a later vote of this process includes the step that begins now.
         with self._lock:
             if not self._has_voted:
@@ -74,11 +73,7 @@ class StopVote:
         return outcome.signal != 0 and steps_done >= outcome.step
 
     def result(self) -> int:
-        """Returns the signal that stops all processes, 0 if none; call it after the last step.
-
-        Raises:
-          MissingProcessError: other processes were lost.
-        """
+        """Returns the signal that stops all processes, 0 if none; call it after the last step."""
         self._vote()
         return self._outcome.result().signal
 

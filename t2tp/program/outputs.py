@@ -70,11 +70,6 @@ def dims_to_gather(layout: Layout, cluster: Cluster, shape: upstream.Shape) -> l
     processors of a process are consecutive. So if a process lacks slices, it lacks them along the
     first axes of the mesh.
 
-    Args:
-      layout: how the tensor is split.
-      cluster: which processors are in which process.
-      shape: the tensor's global shape.
-
     Returns:
       indices of dimensions, the same in all processes.
     """

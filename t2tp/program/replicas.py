@@ -61,9 +61,7 @@ class ReplicaCheck:
     def __init__(self, variables: Variables, chunk: int = CHUNK) -> None:
         """Finds the processors that have the same slice of a variable.
 
-        Args:
-          variables: variables of a run. Variables that are created later are not compared.
-          chunk: number of elements to sum up at a time.
+        Variables that are created later are not compared. `chunk` elements are summed at a time.
         """
         self._cluster = variables.cluster
         holders = [(variable, copies(variable.pnums, variable.begin)) for variable in variables]
@@ -108,9 +106,7 @@ class ReplicaCheck:
 def copies(pnums: Iterable[int], slice_of: Callable[[int], Hashable]) -> list[list[int]]:
     """Returns the groups of processors that have the same slice, without groups of one processor.
 
-    Args:
-      pnums: the processors that have a slice.
-      slice_of: maps a processor to a key that identifies its slice.
+    `slice_of` maps a processor to a key that identifies its slice.
     """
     by_slice: defaultdict[Hashable, list[int]] = defaultdict(list)
     for pnum in pnums:
@@ -135,7 +131,7 @@ def checksums(
       slices: slices of a processor; None counts as 0.
       one: 1, but not a constant. From a constant, TensorFlow would compute the odd numbers of all
         elements (see `_checksum`) in advance and keep them in memory.
-      chunk: see `ReplicaCheck`.
+      chunk: number of elements to sum at a time.
 
     Returns:
       int64 [slices].

@@ -140,7 +140,7 @@ class SlicedVariable:
         return self
 
     def slice_of(self, pnum: int) -> tf.Variable:
-        """The slice of processor `pnum`, a local processor."""
+        """The slice of the local processor `pnum`."""
         return self.slices[self.local_pnums.index(pnum)]
 
     def begin(self, pnum: int) -> tuple[int, ...]:
@@ -156,14 +156,14 @@ class SlicedVariable:
         return real_part(self.slice_of(pnum), self.region(pnum))
 
     def owners(self) -> dict[tuple[int, ...], int]:
-        """Maps the begin of each distinct slice to the first processor with this slice.
+        """Maps the begin of each distinct slice to the first processor that has the slice.
 
         The processor may be in any process. A slice that is all padding has no owner.
         """
         return self._first(self.pnums)
 
     def local_owners(self) -> dict[tuple[int, ...], int]:
-        """Maps the begin of each distinct slice to the first local processor with this slice."""
+        """Like `owners`, with the first local processor."""
         return self._first(self.local_pnums)
 
     def numpy(self) -> np.ndarray:
@@ -253,7 +253,7 @@ class StagedVariable:
         return self.by_stage[self.layout.stage_of(pnum)]
 
     def slice_of(self, pnum: int) -> tf.Variable:
-        """The slice of processor `pnum`, a local processor."""
+        """The slice of the local processor `pnum`."""
         return self.held_by(pnum).slice_of(pnum)
 
 

@@ -43,10 +43,8 @@ class _Lines(logging.Handler):
 def use_plain_lines(process: ProcessSpec | None = None, with_time: bool = False) -> None:
     """Prints this process's `absl.logging` messages as plain lines on stderr.
 
-    Args:
-      process: this process of a run. Processes other than process 0 print only warnings and
-        errors, with their index.
-      with_time: whether each line begins with the time of day.
+    Processes other than process 0 print only warnings and errors, with their index. If `with_time`,
+    each line begins with the time of day.
     """
     index = 0 if process is None else process.process_id
     absl_logging.set_verbosity(absl_logging.WARNING if index else absl_logging.INFO)

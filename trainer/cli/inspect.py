@@ -9,11 +9,7 @@ DIFFERENT = 1
 
 
 def run(invocation: Invocation) -> int:
-    """Prints a checkpoint's variables, or the differences between two checkpoints.
-
-    Returns:
-      The exit code: `DIFFERENT` if two checkpoints differ.
-    """
+    """Prints a checkpoint's variables, or the differences of two; returns the exit code."""
     with as_usage_error(OSError, LookupError, ValueError):
         first, *others = [find(path) for path in invocation.arguments]
         for each in (first, *others):

@@ -35,10 +35,7 @@ class Heartbeat(Hook):
     def beat(self, step: int, state: str, at_once: bool = False) -> None:
         """Writes the file atomically, unless it was written in the last `BEAT_SECONDS`.
 
-        Args:
-          step: number of steps done.
-          state: `training`, `evaluating` or `ended`.
-          at_once: write the file even if it was written just before.
+        The state is `training`, `evaluating` or `ended`. If `at_once`, writes the file in any case.
 
         Raises:
           UsageError: the file cannot be written, for example because the disk is full.

@@ -103,8 +103,7 @@ class EvaluationHook(Hook):
 def wait_for(training: Training, outputs: Mapping[str, np.ndarray]) -> None:
     """Waits until the devices have finished the step, so that the clock includes it.
 
-    Raises:
-      NonfiniteStepError: the step is not finite.
+    Raises NonfiniteStepError if the step is not finite.
     """
     float(outputs["loss"])
     training.confirm()

@@ -27,6 +27,8 @@ class JsonLog:
     Appends to an existing file. A line that a crash left unfinished is truncated, and lines that a
     resumed training will write again are removed. JSON has no NaN and no infinity, so these values
     are written as the strings "nan", "inf" and "-inf".
+
+    Methods raise a UsageError if the file cannot be written.
     """
 
     def __init__(self, path: str = "") -> None:
@@ -36,7 +38,7 @@ class JsonLog:
         self._lock = threading.Lock()  # Checkpoints are written in another thread.
 
     def open(self) -> None:
-        """Opens the file, to fail early with a UsageError if it cannot be written."""
+        """Opens the file, to fail early if it cannot be written."""
         if self._path in ("", STDOUT) or self._file is not None:
             return
         with self._refused():
@@ -56,9 +58,6 @@ class JsonLog:
         Args:
           run: absolute path of the run.
           step: number of steps done.
-
-        Raises:
-          UsageError: the file cannot be written.
         """
         path = Path(self._path)
         with self._refused():
@@ -74,9 +73,6 @@ class JsonLog:
           event: name of the event; see docs/watching.md.
           step: number of steps done.
           facts: other fields of the event; plain JSON values.
-
-        Raises:
-          UsageError: the file cannot be written.
         """
         if not self._path:
             return

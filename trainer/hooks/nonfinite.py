@@ -56,7 +56,7 @@ class NonfiniteHook(Hook):
         Args:
           stops: whether to raise an error at a non-finite step that the graph does not skip.
           log: records each step that the graph has skipped.
-          first_step: number of steps done before this training.
+          first_step: steps done before this training.
         """
         self._stops = stops
         self._log = log

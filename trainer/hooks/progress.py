@@ -26,8 +26,8 @@ class TrainingProgress(Hook):
         """Sets the range of steps; the bar appears on entering the context.
 
         Args:
-          first_step: number of steps done before this training.
-          last_step: number of steps done at the end of this training.
+          first_step: steps done before this training.
+          last_step: steps done at its end.
           next_checkpoint: maps steps done to the bar's text about the next checkpoint.
         """
         self._first_step = first_step
@@ -58,12 +58,7 @@ class TrainingProgress(Hook):
             self._bar.update()
 
     def report(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Shows the scalars of a step.
-
-        Args:
-          step: steps done.
-          scalars: `loss`, and if known `step_time` in seconds and `tokens_per_second`.
-        """
+        """Shows a step's `loss` and, if known, `step_time` in seconds and `tokens_per_second`."""
         parts = [f"loss {scalars['loss']:.4f}"]
         if "tokens_per_second" in scalars:
             parts.append(f"{scalars['tokens_per_second']:,.0f} tokens/s")

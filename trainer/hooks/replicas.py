@@ -113,7 +113,7 @@ def name_wrong_device(
       error: the error of the check.
       variables: variables of the run; the replay overwrites their values.
       replay_to: replays the run up to a number of steps; returns the step of the checkpoint from
-        which it began.
+        which the replay began.
 
     Returns:
       The error to raise.

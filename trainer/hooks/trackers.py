@@ -41,7 +41,7 @@ def check_tracker(spec: str) -> None:
 
 
 def open_tracker(spec: str, output_dir: str, hparams: Mapping[str, Any]) -> Tracker:
-    """Starts or resumes the tracker's run for an `output_dir`; it ends with the process.
+    """Starts or resumes the tracker's run for an `output_dir`; that run ends with the process.
 
     If sending fails later, for example because a server is down, a warning is logged and training
     continues.

@@ -48,7 +48,7 @@ class RunExporter:
           options: decoding options of the exported model; `batch_size` is the number of rows to
             decode together.
           max_input_length: max tokens of inputs or prompt. Default: the model's `max_length`.
-          activation_dtype: dtype of the exported model's activations. Default: as trained.
+          activation_dtype: dtype of the activations. Default: as trained.
 
         Raises:
           UsageError: the model neither generates nor classifies, or the length is out of range.

@@ -185,7 +185,7 @@ class RunDecoder:
         ]
 
     def images(self, count: int) -> np.ndarray:
-        """Generates images, uint8 [count, height, width, channels]; see `GeneratedImages.levels`.
+        """Generates images: uint8 [count, height, width, channels], below `GeneratedImages.levels`.
 
         Raises:
           UsageError: the problem does not generate images.
@@ -277,11 +277,7 @@ def codec_for(problem: Problem, data_dir: str | PathLike[str]) -> Codec:
 def request_for(problem: Problem, codec: Codec, text: str, beginning: str = "") -> Request:
     """Returns the decoding request for a line: inputs, to which EOS is appended, or a prompt.
 
-    Args:
-      problem: the problem that the model was trained on.
-      codec: the problem's codec.
-      text: the line.
-      beginning: prefix of the targets; only for problems with inputs.
+    `beginning` is the prefix of the targets, only for problems with inputs.
 
     Raises:
       ValueError: the codec cannot encode the line, or a language model is given a prefix.

@@ -15,14 +15,10 @@ _INDEX_VARIABLES = ("JOB_COMPLETION_INDEX", "SLURM_NODEID")
 
 
 def parse_hosts(text: str) -> tuple[str, ...]:
-    """Parses a list of hosts in Slurm's notation, with ports.
+    """Parses a list of hosts in Slurm's notation, with ports; returns each host's `host:port`.
 
-    Args:
-      text: `node[07-12,15],other1:8476`, for example, or `run-[0-3].run:8476`. Hosts without a port
-        get the last host's port.
-
-    Returns:
-      The `host:port` of each host, in order.
+    For example, `node[07-12,15],other1:8476` or `run-[0-3].run:8476`. Hosts without a port get the
+    last host's port.
 
     Raises:
       ValueError: the list cannot be parsed, a host has no port, or a host is named twice.

@@ -47,12 +47,8 @@ class InterruptHandler:
     ) -> None:
         """Sets the parameters; entering the context installs the signal handlers.
 
-        Args:
-          cluster: the processes that train.
-          steps_done: steps done before the training.
-          grace_seconds: max time between the signal and the exit. After this time, the process
-            exits without finishing the step and its save; the previous checkpoint stays valid.
-            None: no limit.
+        After `grace_seconds` from the signal, the process exits without finishing the step and its
+        save; the previous checkpoint stays valid. None: no limit.
         """
         self._cluster = cluster
         self._grace_seconds = grace_seconds

@@ -30,7 +30,7 @@ def run_rounds(
 
     Args:
       command: program and arguments.
-      environments: returns the environment of each process of a round.
+      environments: returns the environments of a round's processes.
       first: index of this host's first process in the run.
       max_restarts: max number of restarts after failures.
       local: starts the processes. Default: `LocalProcesses()`.

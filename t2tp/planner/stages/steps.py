@@ -61,12 +61,9 @@ class StageSteps:
     def from_program(
         cls, program: AbstractProgram, stages: int, *, software: SoftwareStack
     ) -> StageSteps:
-        """Lowers a program of a training step.
+        """Lowers a training program of two stages, for a real pipeline of `stages` stages.
 
-        Args:
-          program: the program, with two stages.
-          stages: number of stages of the real pipeline.
-          software: see `LoweredStep.from_program`.
+        `software` is as in `LoweredStep.from_program`.
         """
         layout = program.layout
         log = program.collective_log()

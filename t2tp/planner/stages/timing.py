@@ -105,8 +105,7 @@ class Table:
     def kept(self, sizes: Sequence[Sequence[float]]) -> list[float]:
         """Returns the max bytes that each stage saves at once for its backward passes.
 
-        Args:
-          sizes: bytes that each stage saves of a microbatch, by chunk.
+        `sizes` has the bytes that each stage saves per microbatch, by chunk.
         """
         longer, shorter, _ = self.short
         return list(map(self._grown, longer.max_kept(sizes), shorter.max_kept(sizes)))
