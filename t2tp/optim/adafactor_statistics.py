@@ -48,11 +48,11 @@ class Moments:
     def partial_means(
         self, slots: Sequence[tf.Tensor], grad: tf.Tensor, mesh_impl: SpmdMeshImpl
     ) -> list[tf.Tensor]:
-        """Returns a processor's partial sums of means.
+        """Returns a processor's addends of the means that all processors sum.
 
-        The results are the means of the squared gradient over columns, over rows and over both, and
-        the mean of the first slot over rows. The last two determine the mean of the first slot's
-        next value, so one all-reduce is enough.
+        The means are those of the squared gradient over columns, over rows and over both, and of
+        the first slot over rows. The last two determine the mean of the first slot's next value, so
+        one all-reduce is enough.
         """
         if self.factored is None:
             return []
@@ -80,11 +80,7 @@ class Moments:
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Returns the gradient divided by the root of its moments, and the slots' next values.
 
-        Args:
-          slots: slices of the slots.
-          grad: the gradient's slice.
-          decay_rate: decay of the slots, a scalar.
-          means: the results of `partial_means`, summed over the mesh.
+        `means` are the results of `partial_means`, summed over the mesh.
         """
 
         def moving_average(old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
@@ -114,11 +110,7 @@ class StatisticsOperation(Operation):
     """Computes sums over a variable and its gradient.
 
     Input: the gradient, float32. Outputs, float32: the sum of the variable's squared elements, a
-      scalar; and the means of `Moments.sums`.
-
-    Attributes:
-      variable: the variable.
-      moments: its second moments.
+    scalar; and the means of `Moments.sums`.
     """
 
     accepts_padding = True
@@ -154,10 +146,7 @@ class DirectionSquaresOperation(Operation):
     """Computes the sum of squares of a variable's update before clipping.
 
     Inputs: the decay rate (a scalar), the gradient, and the outputs of the statistics. Output: a
-      float32 scalar.
-
-    Attributes:
-      statistics: the `StatisticsOperation`.
+    float32 scalar.
     """
 
     accepts_padding = True

@@ -78,8 +78,7 @@ def _scaled(grads: Sequence[mtf.Tensor], factor: mtf.Tensor) -> list[mtf.Tensor]
 class SumOfSquaresOperation(Operation):
     """Sums the squares of all its inputs' elements; the output is a float32 scalar.
 
-    One all-reduce serves all tensors that are split over the same mesh axes. `mtf.reduce_sum` would
-    need one all-reduce per tensor.
+    All tensors that are split over the same mesh axes share one all-reduce.
     """
 
     cost_kind = "reduce"
@@ -136,10 +135,10 @@ def _exact_sum_of_squares(
 ) -> tf.Tensor:
     """Sums the squares of tensors in fixed point, so that the order of additions has no effect.
 
-    Each square is a fraction of the largest square, stored in two words. The words of all elements
-    are summed as int64, so a word has 60 bits minus the bits of the number of elements. The
-    relative error of the sum is below 2**-24 for up to 2**31 elements of any sizes. It grows
-    eightfold with each further doubling of the number of elements.
+    Each square is a fraction of the largest square, in two words that are summed as int64. A word
+    has 60 bits minus the bits of the number of elements. The relative error of the sum is below
+    2**-24 for up to 2**31 elements of any sizes. It grows eightfold with each further doubling of
+    the number of elements.
     """
     # The bits of positive floats, read as integers, have the order of the floats, with NaN above
     # infinity.

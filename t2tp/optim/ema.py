@@ -17,7 +17,7 @@ _AVERAGE = "average"
 
 
 def average_weights(variables: Sequence[mtf.Variable], decay: float) -> list[mtf.Operation]:
-    """Updates the average of each variable after the variable's update.
+    """Updates the average of each variable after the variable's update; returns the operations.
 
     The averages are float32 variables `<variable>/average`, initialized to the variables' values
     after the first step with averages.
@@ -25,9 +25,6 @@ def average_weights(variables: Sequence[mtf.Variable], decay: float) -> list[mtf
     Args:
       variables: the variables; their updates must be in the graph already.
       decay: decay of the averages per step, such as 0.999.
-
-    Returns:
-      the update operations.
     """
     if not variables:
         return []

@@ -64,8 +64,7 @@ def accumulate(
 ) -> Accumulated:
     """Computes a loss and its gradients, one microbatch after the other.
 
-    Only one microbatch's activations are saved at a time. In a pipeline, the schedule determines
-    how many microbatches' activations are saved.
+    Only one microbatch's activations are saved at a time, except in a pipeline.
 
     Microbatch i is the i-th slice of each processor's rows, so that no rows move between processors
     (see `Layout.spreads_microbatches` for the exception). In ZeRO stages 0 and 1 the gradients are
@@ -151,16 +150,9 @@ def _in_schedule(loss_fn: LossFn, features: Mapping[str, mtf.Tensor], mesh: Mesh
 def sum_metrics(
     loss_fn: LossFn, features: Mapping[str, mtf.Tensor], microbatches: int, mesh: Mesh
 ) -> dict[str, mtf.Tensor]:
-    """Evaluates a batch in a pipeline; returns its `LossOutput.sums`.
+    """Evaluates a batch in a pipeline, without dropout; returns its `LossOutput.sums`.
 
-    Args:
-      loss_fn: builds the loss of features, without dropout.
-      features: the batch, as in `accumulate`.
-      microbatches: max number of microbatches.
-      mesh: the program's mesh, with pipeline stages.
-
-    Returns:
-      sums over the batch, float32 scalars.
+    `microbatches` is the max number of microbatches.
     """
     count = microbatches
     (dim,) = {dim for x in features.values() for dim in x.shape.dims if dim.name == _BATCH}
@@ -195,8 +187,8 @@ def variable_gradients(
     """
     variables = variables_of(mesh)
     seeds = None if seed is None else [mtf.cast(seed, loss.dtype)]
-    # The gradients w.r.t. a stage's inputs are always built: earlier stages of the pipeline need
-    # them, even if no trainable variable of this graph comes before the inputs.
+    # Earlier stages of the pipeline need the gradients w.r.t. a stage's inputs, even if no
+    # trainable variable of this graph comes before the inputs.
     entered = [x for op in mesh.graph.operations if isinstance(op, EnterStage) for x in op.inputs]
     grads = mtf.gradients([loss], [*(v.value for v in variables), *entered], grad_ys=seeds)
     grads = grads[: len(variables)]
@@ -256,9 +248,8 @@ class MicrobatchLoop(MicrobatchSums):
 class WeightsLoop(MicrobatchLoop):
     """Sums the weights of the loss's terms, before the loop that computes the loss.
 
-    Both loops have the same operations, but this loop lowers only the operations that the weights
-    need. Random numbers are keyed by an operation's name, so both loops mask the same random
-    tokens.
+    Both loops have the same operations, but this loop lowers only the needed operations. Random
+    numbers are keyed by an operation's name, so both loops mask the same random tokens.
     """
 
     repeats = True

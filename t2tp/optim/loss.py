@@ -1,9 +1,9 @@
 """The loss of a batch: a sum of weighted averages, each with its own total and weight.
 
 For example, the cross-entropy is an average over target tokens, and the load balance of an
-encoder's experts is an average over input tokens. Microbatches, and batches of an evaluation,
-differ in their numbers of tokens. So an average of averages would depend on how a batch is divided,
-but totals and weights add up:
+encoder's experts is an average over input tokens. Microbatches and evaluation batches differ in
+their numbers of tokens. An average of averages would depend on how a batch is divided, but totals
+and weights add up:
 
     microbatch 1   cross_entropy 12.0 / 4 tokens   load_balance 9.0 / 6 tokens
     microbatch 2   cross_entropy  6.0 / 2 tokens   load_balance 8.0 / 8 tokens
@@ -26,8 +26,7 @@ class LossTerm:
 
     Attributes:
       total: float32 scalar, the sum of the weighted addends times the term's coefficient.
-      weight: float32 scalar, the sum of the weights. It depends on the features alone, and is not
-        differentiated.
+      weight: float32 scalar, the sum of the weights, which must depend on the features alone.
     """
 
     total: mtf.Tensor

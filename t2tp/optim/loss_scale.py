@@ -27,11 +27,7 @@ class LossScale:
         self._good_steps = self._variable(mesh, "good_steps", 0.0)
 
     def update(self, is_finite: mtf.Tensor) -> list[mtf.Operation]:
-        """Returns the operations that set the next step's factor.
-
-        Args:
-          is_finite: whether this step's gradients are finite, a boolean scalar.
-        """
+        """Returns the operations that set the next step's factor; `is_finite` is a boolean."""
 
         def next_value(value: tf.Tensor, good: tf.Tensor, finite: tf.Tensor) -> tf.Tensor:
             grown = tf.where(good + 1.0 >= _STEPS_TO_GROW, 2.0 * value, value)

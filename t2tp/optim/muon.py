@@ -39,8 +39,7 @@ class Muon(Adam):
     K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024. A step moves
     a matrix along the orthogonalized Nesterov momentum of its gradients. A variable's role
     (`mtf.Role`) defines its matrices, one for each expert: all input dimensions form one side of a
-    matrix, and all output dimensions the other side. Any layout gives the same step; see
-    `t2tp.optim.orthogonalization`.
+    matrix, and all output dimensions the other side. Any layout gives the same step.
     """
 
     is_exact = True
@@ -103,8 +102,7 @@ class Muon(Adam):
         """Yields groups of variables to orthogonalize together.
 
         A group is complete when every owner has the same number of matrices and the slices fill a
-        collective. With several groups, communication of a group overlaps with computation of
-        another.
+        collective. Communication of a group can overlap with computation of another.
         """
         by_placement = defaultdict(list)
         for target in targets:

@@ -21,10 +21,9 @@ class Target(NamedTuple):
     """A variable to update, with its gradient and rates in this step.
 
     Attributes:
-      var: the variable.
-      grad: its gradient, float32.
-      rate: its learning rate, a float32 scalar.
-      decay: its weight decay; the update also subtracts `rate * decay` times the variable.
+      grad: the gradient, float32.
+      rate: the learning rate, a float32 scalar.
+      decay: the weight decay; the update also subtracts `rate * decay` times the variable.
     """
 
     var: mtf.Variable
@@ -73,13 +72,9 @@ class Optimizer(mtf.optimize.Optimizer):
     def rate_factor(self, role: mtf.Role, growth: Growth) -> float:
         """Returns a variable's learning rate divided by its learning rate in the small model.
 
-        The default is the rule for Adam: the elements of Adam's updates are equally large in a wide
-        model and in a small one (G. Yang et al., arXiv:2203.03466, table 3). Weight decay is
-        divided by the result.
-
-        Args:
-          role: the variable's role.
-          growth: the variable's growth; see `t2tp.ops.variables.transfer`.
+        The default is the rule for Adam, whose updates have equally large elements in a wide model
+        and in a small one (G. Yang et al., arXiv:2203.03466, table 3). Weight decay is divided by
+        the result.
         """
         return 1 / growth.inputs if role.kind in (MATRIX, HEAD) else 1.0
 
@@ -92,8 +87,7 @@ class Optimizer(mtf.optimize.Optimizer):
     ) -> mtf.Tensor:
         """Computes a function of the update number, such as a bias correction.
 
-        The update number is a float32 scalar and begins at 1. It does not count skipped steps,
-        because slots are averages over updates.
+        The update number is a float32 scalar and begins at 1. Skipped steps do not count.
         """
         number = self.update_number
         if number is None:
@@ -103,12 +97,7 @@ class Optimizer(mtf.optimize.Optimizer):
         )
 
     def shared(self, key: Hashable, make: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """Returns a small tensor that many variables' updates need; the first update computes it.
-
-        Args:
-          key: everything that the tensor depends on.
-          make: computes the tensor.
-        """
+        """Returns a small tensor that many updates need, made once for each key."""
 
         def make_alone() -> tf.Tensor:
             with tf.control_dependencies(None):  # Else all updates would wait for one gradient.
@@ -157,8 +146,8 @@ class UpdateOperation(mtf.Assign):
           inputs: the gradient, and small tensors.
           update: called with the processor's slices of the variables (`tf.Variable`), then of the
             inputs (`tf.Tensor`); assigns.
-          is_local: whether `update` has no collectives. Abstract programs then skip the operation.
-            By default they lower it, so that reports and plans count its collectives.
+          is_local: whether `update` has no collectives. Abstract programs lower the operation only
+            if it has collectives, which reports and plans count.
         """
         super().__init__(variables, inputs, assign_fn=None, name=name)
         self._update = update
@@ -171,9 +160,8 @@ class UpdateOperation(mtf.Assign):
     def lower(self, lowering: Lowering) -> None:
         slices = [variable_slice(lowering, x) for x in self.variables]
         inputs = [lowering.slice(x) for x in self.inputs]
-        # Without the control dependency, tensors that depend on variables alone, such as `beta1 *
-        # m`, would be computed for all variables at the beginning of the step. They would stay in
-        # memory until the gradients are computed.
+        # Otherwise tensors that depend on variables alone, such as `beta1 * m`, would be computed
+        # for all variables at the beginning of the step, and stay in memory.
         with tf.control_dependencies(inputs):
             self._update(*slices, *inputs)
 

@@ -1,9 +1,8 @@
 """Orthogonalization of matrices whose slices are spread over the mesh.
 
 A Newton-Schulz iteration needs the whole matrix, and is too expensive to repeat on every processor.
-Each matrix is therefore assembled and orthogonalized on one processor, its *owner*: matrices are
-*dealt out* to their owners. (J. Liu et al., arXiv:2502.16982, section 3.3, gather a matrix on the
-first processor that has a slice of it.)
+Each matrix is therefore assembled and orthogonalized on one processor, its *owner*. (J. Liu et al.,
+arXiv:2502.16982, section 3.3, gather a matrix on the first processor that has a slice of it.)
 
 Take 8 matrices [d_model=6/model, d_ff=4] on `data:2;model:2`. Each processor has a slice [3, 4] of
 every matrix, and processors along `data` have the same slices. Each of the 4 processors owns 2
@@ -15,10 +14,10 @@ matrices:
     exchange   4 x [3, 4]   all-to-all over `model`: its own slice of the 4 selected matrices
     gather     8 x [3, 4]   all-gather over `data`: its own slice of all 8 matrices
 
-Matrices with the same shape and split are dealt out together, padded with zero matrices to a
-multiple of the number of owners. An axis of copies is left out if more owners would not reduce the
-largest number of matrices per owner. Each expert's matrix is a separate matrix. If an axis splits
-the experts, the processors along this axis have different matrices.
+Matrices with the same shape and split are distributed together, padded with zero matrices to a
+multiple of the number of owners. An axis along which processors have the same slices is not used if
+it would not reduce the largest number of matrices per owner. Each expert's matrix is a separate
+matrix.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ from t2tp.optim.optimizer import variable_slice
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _LEAST_NORM = 1e-7
 
-# TensorFlow's CPU kernel parallelizes a single product, but not each of several small products. A
-# product is small if it has at most 128 * 128 multiplications (`kMaxCostOuterParallelism`), and
-# then its matrices have fewer rows than `_SMALL`. With `exact_sums`, a single matrix with up to
-# `_SMALL` rows is computed together with a copy of itself, so that it is never parallelized.
+# TensorFlow's CPU kernel parallelizes a single product, but not several small products. A product
+# is small if it has at most 128 * 128 multiplications (`kMaxCostOuterParallelism`); its matrices
+# then have fewer than `_SMALL` rows. With `exact_sums`, a single matrix with up to `_SMALL` rows is
+# computed together with a copy of itself, so that it is never parallelized.
 _SMALL = 128
 
 
@@ -102,9 +101,8 @@ class Placement(NamedTuple):
     def assembly(self, layout: Layout) -> tuple[list[int], list[int]]:
         """Returns how to assemble matrices from [coordinates on `split`..., matrices, slices...].
 
-        Returns:
-          the transposition to [matrices, coordinates and slice of each dimension...]; and the
-          numbers of rows and columns, with padding.
+        These are the transposition to [matrices, coordinates and slice of each dimension...], and
+        the numbers of rows and columns, with padding.
         """
         order, shape, axis = [len(self.split)], [], 0
         slices = itertools.count(len(self.split) + 1)
@@ -135,10 +133,8 @@ class Matrices:
     """A variable as matrices [experts, rows, columns].
 
     Attributes:
-      var: the variable.
       order: the permutation of the variable's dimensions to experts, rows, columns.
       count: number of matrices in a slice.
-      placement: how each matrix is divided among the processors.
       size: the whole matrix's numbers of inputs and outputs.
     """
 
@@ -221,14 +217,10 @@ class OrthogonalizeOperation(Operation):
         momentum: float,
         steps: int,
     ) -> None:
-        """Creates the operation.
+        """Orthogonalizes with `steps` iterations.
 
-        Args:
-          grads: a gradient for each variable.
-          variables: the variables, with the same placement.
-          moments: the averages of the gradients; the operation only reads them.
-          momentum: decay of these averages.
-          steps: number of iterations.
+        `moments`, which the operation only reads, are averages of the gradients with decay
+        `momentum`. All variables have the same placement.
         """
         super().__init__([*grads, *(m.value for m in moments)], name="orthogonalize")
         self._grads = list(grads)

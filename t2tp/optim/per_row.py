@@ -1,16 +1,14 @@
 """Computes the loss and the gradient norm of each row of a batch, in the graph of the batch.
 
-A batch's loss and its gradients are sums over the dimension `batch`. A loop over the rows would be
-slow. Instead, the operations that sum over `batch` are copied, and the copies keep `batch` in their
-outputs. The batch and its rows share all earlier operations. For a dense layer x w, where dy is the
-gradient w.r.t. its output,
+A batch's loss and its gradients are sums over the dimension `batch`. The operations that sum over
+`batch` are copied, and the copies keep `batch` in their outputs. The batch and its rows share all
+earlier operations. For a dense layer x w, where dy is the gradient w.r.t. its output,
 
     gradient w.r.t. w            einsum([dy, x], [d_in, d_out])            [d_in, d_out]
     each row's gradient          einsum([dy, x], [batch, d_in, d_out])     [batch, d_in, d_out]
 
 (I. Goodfellow, "Efficient Per-Example Gradient Computations", arXiv:1510.01799, does this for
-matmuls.) The method works on any mesh, even if the batch is split: a row's gradient is not
-all-reduced over the axes of the batch.
+matmuls.) A row's gradient is not all-reduced over the axes of the batch.
 """
 
 import copy
@@ -72,9 +70,8 @@ def row_losses_and_norms(
 
     Raises:
       RowsMixedError: an operation combines several rows, such as experts that take tokens from
-        several rows; or an operation sums over rows in an unsupported way; or the sum over rows is
-        multiplied by a constant, as in a mean, or added to one. A batch of one row never raises
-        this error.
+        several rows; or sums over rows in an unsupported way; or multiplies the sum over rows by a
+        constant, as in a mean, or adds one to it. A batch of one row never raises this error.
     """
     if batch.size == 1:
         grads = gradients_at_rest(variable_gradients(loss, mesh), variables_of(mesh))

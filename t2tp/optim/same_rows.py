@@ -1,11 +1,11 @@
 """Finds a processor that computes wrongly: all compute the same rows, and the results are compared.
 
 In a training step, processors compute different rows of the batch. The results of a faulty
-processor can then not be compared with other results, and the sum of the gradients hides them. Here
-a step runs on a layout that does not split the batch. On `data:4;model:2`, the four processors with
-the same coordinate on `model` then have equal slices of every tensor, bit for bit. The first tensor
-that differs, in the order of computation, identifies the processor. Later tensors may differ on
-other processors too, because they are computed from wrong values.
+processor can then not be compared with other results. Here a step runs on a layout that does not
+split the batch. On `data:4;model:2`, the four processors with the same coordinate on `model` have
+equal slices of every tensor, bit for bit. The first tensor that differs, in the order of
+computation, identifies the processor. Later tensors may differ on other processors too, because
+they are computed from wrong values.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,14 +31,10 @@ class SameRows:
     def __init__(
         self, loss_fn: LossFn, program: Program, features: Mapping[str, Feature], microbatches: int
     ) -> None:
-        """Builds the step.
+        """Builds the step, with the mesh and the variables of the training program.
 
-        Args:
-          loss_fn: builds the loss of training, without an update.
-          program: the training program, whose mesh and variables are used.
-          features: features of a batch.
-          microbatches: number of microbatches of a training step. This step has as many rows as a
-            processor's part of one microbatch, so that it takes no more memory.
+        This step has as many rows as a processor's part of one of the `microbatches` of a training
+        step, so that it takes no more memory.
         """
         self._layout = program.layout.with_same_rows()
         self._shapes: dict[str, mtf.Shape] = {}
@@ -67,9 +63,7 @@ class SameRows:
     def mismatch(self, batch: Mapping[str, np.ndarray], step: int) -> ReplicaMismatch | None:
         """Returns the first tensor that differs between processors, the same in all processes.
 
-        Args:
-          batch: a batch; its first rows are computed.
-          step: number of the step, which keys random numbers.
+        The first rows of `batch` are computed. `step` keys random numbers.
         """
         rows = {
             name: np.asarray(batch[name][tuple(slice(n) for n in feature.shape.to_integer_list)])

@@ -53,11 +53,10 @@ def learning_rate(step: mtf.Tensor, hparams: HParams, train_steps: int) -> mtf.T
 
 
 def warmup_steps(hparams: HParams, train_steps: int) -> int:
-    """Returns the number of warm-up steps.
+    """Returns `learning_rate_warmup_steps`, or a tenth of the training.
 
-    The number is `learning_rate_warmup_steps`. If this hparam is more than half of the training,
-    the warm-up is a tenth of the training instead: a short fine-tuning may have the hparams of a
-    long training.
+    A tenth if the hparam is more than half of the training: a short fine-tuning may have the
+    hparams of a long training.
     """
     steps = hparams.learning_rate_warmup_steps
     return steps if 2 * steps <= train_steps else max(1, train_steps // 10)
@@ -146,8 +145,8 @@ def cosine_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tens
 def cosdecay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
     """Returns tensor2tensor's cosine, which differs from `cosine_decay`.
 
-    It is 1 during the warm-up and then (1 + cos(pi * step / `learning_rate_decay_steps`)) / 2, with
-    steps counted from the start of the training. After the decay it rises again.
+    The factor is 1 during the warm-up and then (1 + cos(pi * step / `learning_rate_decay_steps`)) /
+    2, with steps counted from the start of the training. After the decay the factor rises again.
     """
     decayed = _half_cosine(step, _decay_steps("cosdecay", hparams))
     return tf.where(step <= warmup_steps(hparams, train_steps), 1.0, decayed)

@@ -32,7 +32,7 @@ SKIPPED_STEPS = "step_guard/skipped_steps"
 class SkippedSteps:
     """Counts skipped steps, in the variable `step_guard/skipped_steps`.
 
-    A checkpoint of a run that could not skip steps lacks the variable. The count then starts at 0.
+    Without this variable in a checkpoint, the count starts at 0.
 
     Attributes:
       total: number of skipped steps, including this step if it is skipped; a float32 scalar.
@@ -40,12 +40,7 @@ class SkippedSteps:
     """
 
     def __init__(self, mesh: Mesh, is_good: mtf.Tensor) -> None:
-        """Adds the count to the graph.
-
-        Args:
-          mesh: the program's mesh.
-          is_good: whether the step is executed, a boolean scalar.
-        """
+        """Adds the count to the graph (`is_good`: whether to execute the step, a boolean)."""
         before = _remembered(mesh, SKIPPED_STEPS)
         # Must precede the assignment: later reads return the assigned value.
         self.update_number = mtf.cast(mesh.step, tf.float32) + 1.0 - before
@@ -58,19 +53,14 @@ def good_step(
 ) -> mtf.Tensor | None:
     """Returns whether to execute a step, a boolean scalar; None if steps are never skipped.
 
-    With `skip_nonfinite_steps` a step is skipped if its loss or the norm of its gradients is
-    infinite or NaN. With `skip_step_sigma` above 0 it is skipped if the loss or the norm is more
-    than `skip_step_sigma` standard deviations above its mean over the last `skip_step_window`
-    steps. At least half of these steps must be recorded. A step that is skipped because of a spike
-    is recorded too, so that a lasting change is accepted. A non-finite step is never recorded.
+    With `skip_nonfinite_steps` a step is skipped if its loss or the norm of its gradients (a
+    float32 scalar) is infinite or NaN. With `skip_step_sigma` above 0 a step is skipped if its loss
+    or norm is more than `skip_step_sigma` standard deviations above the mean over the last
+    `skip_step_window` steps. At least half of these steps must be recorded. A step that is skipped
+    because of a spike is recorded too, so that a lasting change is accepted. A non-finite step is
+    never recorded.
 
     Checkpoints include the recorded values, in the variables `step_guard/...`.
-
-    Args:
-      loss: the step's loss, a scalar.
-      norm: norm of the gradients, a float32 scalar.
-      is_finite: whether loss and norm are finite.
-      hparams: the three hparams above.
     """
     is_good = is_finite if hparams.skip_nonfinite_steps else None
     if hparams.skip_step_sigma:

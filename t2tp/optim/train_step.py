@@ -72,11 +72,7 @@ def train_step(
 
 
 def _idle_shares(of_stages: mtf.Tensor) -> dict[str, mtf.Tensor]:
-    """Returns the measured idle share of a pipeline, and of each stage, by name.
-
-    The pipeline's share is the mean of the stages' shares. The stage with the smallest share is the
-    slowest: the other stages wait for it.
-    """
+    """Returns each stage's measured idle share and their mean, by name."""
     (stages,) = of_stages.shape.dims
     shares = {"pipeline_idle_share": mtf.reduce_mean(of_stages)}
     for number in range(stages.size):

@@ -1,7 +1,7 @@
 """Pipeline parallelism: the layers of a stack are split over a mesh axis, `layers:stage`.
 
 A batch goes through the stages in microbatches. With 4 layers on 2 stages and 2 microbatches, the
-schedule 1F1B is this table, where F0 is the forward pass of microbatch 0:
+schedule 1F1B is this table. F0 is the forward pass of microbatch 0:
 
     tick       0    1    2    3    4    5
     stage 0    F0   F1        B0        B1      layers 0 and 1

@@ -5,9 +5,8 @@ The graph has the layers of one stage, between `EnterStage` and `ExitStage`:
     embedding -> EnterStage -> layers -> ExitStage -> logits, loss
 
 The first stage computes the operations before the layers, and the last stage the operations after
-them. The outputs of a stage's layers are sent to the next stage, as the inputs of its layers.
-Boundaries are identities, forward and backward. `pipeline.partition` cuts the graph at the
-boundaries.
+them. The outputs of a stage's layers are sent to the layers of the next stage. Boundaries are
+identities, forward and backward, at which `pipeline.partition` cuts the graph.
 """
 
 from __future__ import annotations

@@ -85,10 +85,7 @@ class Branches:
     """Builds the branches of one loop.
 
     Attributes:
-      wires: the wires of the schedule.
-      tables: the slot tables, by name.
       saved: the tensors in each table of saved activations, by the table's name.
-      sums: the table of the loop's outputs.
       tree_size: number of microbatches, if their addends are summed as a tree. 0: they are added in
         the order of the schedule.
       axes: the mesh axes over which each of the loop's sums is partial, by the sum's index.
@@ -223,8 +220,8 @@ class _Branch:
     def _inputs_of_layers(self) -> list[tf.Tensor]:
         """Returns the inputs of the chunk's layers.
 
-        The first stage computes them from the features or, for later chunks, from the last stage's
-        output of the previous chunk. All other stages receive them.
+        The first stage computes them from the features or from the previous chunk's output. Other
+        stages receive them.
         """
         before, chunk = self._pieces.before, self._chunk
         name = self._wires.name(Action.FORWARD, chunk)
@@ -316,10 +313,7 @@ class _Branch:
         return [tf.ensure_shape(x, s) for x, s in zip(gradients, self._kind.shapes, strict=True)]
 
     def _backward_before(self, piece: Piece, input_gradients: list[tf.Tensor]) -> None:
-        """Runs the backward pass of the piece before the layers, on the first stage.
-
-        The other stages send the gradients of their layers' inputs to the previous stage.
-        """
+        """Runs the backward pass of the piece before the layers, on the first stage."""
         chunk = self._chunk
         name = self._wires.name(Action.BACKWARD, chunk)
         before_name = self._wires.name(Action.BACKWARD, chunk - 1)

@@ -1,8 +1,8 @@
 """Runs the stages once, one after the other: for programs without a schedule, such as decoding.
 
 The rows go through the stages in groups. While one stage computes its layers for a group, the
-previous stage computes its layers for the next group. The results of the last stage's layers are
-sent to all stages, because all stages compute the operations after the layers.
+previous stage computes its layers for the next group. The last stage sends the results of its
+layers to all stages, because all stages compute the operations after the layers.
 """
 
 from __future__ import annotations
@@ -51,9 +51,7 @@ class RowGroups:
     def from_activations(cls, x: upstream.Tensor, mesh: Mesh) -> RowGroups:
         """Returns two groups for each stage, or fewer if groups would be unequal or too small.
 
-        Args:
-          x: [batch, ..., d_model].
-          mesh: the program's mesh.
+        `x` is [batch, ..., d_model].
         """
         whole, layout = x.shape.dims[0], mesh.layout
         tokens = x.shape.size // x.shape.dims[-1].size
@@ -97,11 +95,8 @@ class StageChain(Operation, upstream.WhileLoopOperation):
     ) -> None:
         """Builds the graph of one stage.
 
-        Args:
-          layers: builds a chunk of layers, from `enter_stage` to `exit_stage`, for a group of rows
-            with a given index (int32).
-          mesh: the program's mesh.
-          groups: groups of rows.
+        `layers` builds a chunk of layers, from `enter_stage` to `exit_stage`, for a group of rows
+        with a given index (int32).
         """
         results: list[ChainResults] = []
 

@@ -38,10 +38,8 @@ class PipelineLoop(MicrobatchSums):
       several stages add has one output for each of these stages.
 
     Attributes:
-      schedule: the schedule of the pipeline.
-      partition: the pieces of the graph.
-      is_per_stage: a boolean for each output sum: whether each stage has its own sum. Otherwise
-        all stages contribute to one sum.
+      is_per_stage: for each output sum, whether each stage has its own sum. Otherwise all stages
+        contribute to one sum.
       idle_share: the measured fraction of the time in which each stage was idle: float32
         [stages_of_pipeline]. NaN on GPUs.
     """
@@ -94,9 +92,8 @@ class PipelineLoop(MicrobatchSums):
     def _addends_of(self, number: int) -> list[tuple[tuple[int, int], upstream.Tensor]]:
         """Returns the outputs of a sum, each with the chunk and the stage that add to it.
 
-        With `exact_sums`, a sum to which the layers of several stages add has an output for each of
-        these stages. Otherwise, or if each stage has its own sum, the sum has one output, whose
-        chunk and stage are given as (0, 0).
+        There are several outputs only with `exact_sums`, if the layers of several stages add to the
+        sum. A single output of several stages has chunk and stage (0, 0).
         """
         output = self._outputs[1 + number]
         if self.is_per_stage[number] or not self.mesh.layout.exact_sums:
@@ -115,23 +112,16 @@ class PipelineLoop(MicrobatchSums):
     def in_order(self, sums: Sequence[upstream.Tensor]) -> list[upstream.Tensor]:
         """Returns a gradient's addends in the order in which one device adds them up.
 
-        This is the order of the backward pass, from the last layer to the first. The gradient of a
-        weight has a sum over microbatches for each use of the weight. If a use runs on several
-        stages, its sum has one addend for each of these stages.
-
-        Args:
-          sums: the gradient's sums over microbatches, in the order of a stage's backward pass.
+        This is the order of the backward pass. `sums` has a sum over microbatches for each use of
+        the weight, in the order of a stage's backward pass. If a use runs on several stages, its
+        sum has one addend for each of these stages.
         """
         addends = [addend for x in sums for addend in self._addends[x]]
         # Addends of the same chunk and stage keep their order.
         return [x for _, x in sorted(addends, key=lambda addend: addend[0], reverse=True)]
 
     def _check_order(self) -> None:
-        """Checks that each stage adds the microbatches in order.
-
-        With `exact_sums` the microbatches are the leaves of a binary tree of additions, which is
-        computed from left to right.
-        """
+        """Checks that each stage adds the microbatches in the order of the tree of additions."""
         if self.schedule.splits_backward:
             raise LayoutError(
                 "exact_sums needs the gradients of weights in the backward pass, and"

@@ -12,12 +12,12 @@ and boundaries. For one chunk the pieces are:
     weights          the weight gradients, if the schedule splits the backward pass
     before_backward  input gradients -> embedding gradients             first stage
 
-A piece begins at tensors that another stage sent or the forward pass saved, and ends at its
-results. Tensors that depend on no boundary, such as masks and positions, belong to no piece: each
-piece computes the ones that it reads.
+A piece begins at tensors that another stage sent or the forward pass saved. Tensors that depend on
+no boundary, such as masks and positions, belong to no piece: each piece computes the ones that it
+reads.
 
-Several pieces may use one variable, such as a tied embedding. The variable's gradient is a sum with
-one addend for each piece. Each piece computes its own addend, and the loop adds them up.
+Several pieces may use one variable, such as a tied embedding. Each piece computes its own addend of
+the variable's gradient, and the loop adds them up.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,7 +35,6 @@ class Piece:
     """A part of the graph.
 
     Attributes:
-      operations: operations in the order of the graph.
       given: tensors that the piece reads and does not compute: received from another stage, or
         saved.
       results: tensors that another piece or another stage reads.
@@ -93,12 +92,10 @@ class Partition:
         *,
         splits_backward: bool,
     ) -> None:
-        """Finds the boundaries.
+        """Finds the boundaries among the operations of the loop's body.
 
-        Args:
-          operations: operations of the loop's body, in order.
-          outputs: tensors that are summed over microbatches.
-          splits_backward: whether the gradients of weights have separate entries.
+        `outputs` are summed over microbatches. With `splits_backward`, the gradients of weights
+        have separate entries.
 
         Raises:
           LayoutError: there are no boundaries, or an operation assigns a variable.
@@ -125,8 +122,7 @@ class Partition:
                 " (t2tp.layers.stack.Stack): drop the rule."
             )
         # For each boundary of the backward pass and for the last exit, the tensors that depend on
-        # it, up to the next boundaries. `_read` uses them to find out to which piece an addend of a
-        # sum belongs.
+        # it, up to the next boundaries. They show to which piece an addend of a sum belongs.
         self._of: dict[Boundary, set[upstream.Tensor]] = {}
         for chunk, exits in enumerate(self.exits):
             for num_layers, exit_op in exits.items():
@@ -154,9 +150,6 @@ class Partition:
 
         A sum to which a chunk's layers add has an addend for each stage. The list is empty if
         several pieces add to the sum.
-
-        Args:
-          number: index of the sum.
         """
         last = len(self.enters) - 1, len(self.enters[-1].layers_by_stage) - 1
         found = [[last] if number in self.after.contributions else []]
@@ -258,10 +251,9 @@ class Partition:
         return {i: t for i, t in enumerate(self._outputs) if t in self._of[root]}
 
     def _boundaries(self, chunk: int, num_layers: int | None = None) -> set[upstream.Operation]:
-        """Returns the boundaries at which a chunk's pieces end.
+        """Returns the boundaries at which pieces of the first `num_layers` layers of a chunk end.
 
-        All boundaries end pieces, except the chunk's own exits after fewer than `num_layers` layers
-        (default: all layers of the chunk).
+        These are all boundaries except the chunk's exits after fewer layers.
         """
         last = max(self.exits[chunk]) if num_layers is None else num_layers
         inner = [op for layers, op in self.exits[chunk].items() if layers < last]
@@ -339,8 +331,8 @@ class Partition:
     ) -> Piece:
         """Makes a piece without the other pieces' addends.
 
-        Where a sum loses other pieces' addends, the remaining addend takes the sum's place. The
-        operations after the sum are copied, so that the copies read this addend.
+        The remaining addend takes the place of the sum. The operations after the sum are copied, so
+        that the copies read this addend.
         """
         copies = Copies({}, None)
         changed: set[upstream.Tensor] = set()

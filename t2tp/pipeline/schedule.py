@@ -95,8 +95,7 @@ class Schedule:
     def requirement(self, stage: int, entry: Entry) -> tuple[int, Entry] | None:
         """Returns the (stage, entry) from which an entry receives its input; None if there is none.
 
-        The sender is another stage, unless there is only one stage. Within a stage and chunk, the
-        order F, B, W is a further requirement.
+        Within a stage and chunk, the order F, B, W is a further requirement.
         """
         action, microbatch, chunk = entry
         if action is Action.FORWARD:
@@ -152,18 +151,14 @@ class Schedule:
                             raise ScheduleError(f"stage {stage} never has {entry}")
 
     def alive(self) -> list[int]:
-        """Returns each stage's max number of forward passes whose activations are in memory.
-
-        A forward pass is for one microbatch and one chunk.
-        """
+        """Returns each stage's max number of forward passes whose activations are in memory."""
         ones = [[1] * self.chunks] * self.stages
         return [int(count) for count in self.max_kept(ones)]
 
     def max_kept(self, sizes: Sequence[Sequence[float]]) -> list[float]:
         """Returns the max size of the activations that each stage saves at the same time.
 
-        Args:
-          sizes: size of the activations that a forward pass saves, by stage and chunk.
+        `sizes` has the size that a forward pass saves, by stage and chunk.
         """
         last = Action.WEIGHTS if self.splits_backward else Action.BACKWARD
         most, now = [0.0] * self.stages, [0.0] * self.stages
@@ -176,13 +171,9 @@ class Schedule:
         return most
 
     def simulate(self, seconds: Callable[[int, Entry], float]) -> tuple[float, list[float]]:
-        """Runs the table; each stage starts an entry as soon as its inputs have arrived.
+        """Runs the table; returns when the last entry ends, and how long each stage works.
 
-        Args:
-          seconds: function from stage and entry to the time that the entry takes.
-
-        Returns:
-          The time at which the last entry ends, and the time that each stage works.
+        A stage starts an entry, which takes `seconds`, as soon as its inputs have arrived.
         """
         ends: dict[tuple[int, Entry], float] = {}
         free, busy = [0.0] * self.stages, [0.0] * self.stages
@@ -198,8 +189,7 @@ class Schedule:
         """Returns the idle fraction of all stages' time, from 0 to 1.
 
         Assumes that a forward pass, the gradients w.r.t. inputs and the gradients of the weights
-        take the same time. Without separate entries for the weights, a backward pass computes both
-        gradients.
+        take the same time.
         """
         backward = 1.0 if self.splits_backward else 2.0
         end, busy = self.simulate(

@@ -12,10 +12,9 @@ class SlotTable:
 
     The tensors of one dtype are elements of one TensorFlow list, slot after slot. TensorFlow passes
     a list on without copying it, and the loop has one variable for each dtype instead of one for
-    each tensor. Clearing a slot writes empty tensors, which frees the tensors it held.
+    each tensor.
 
     Attributes:
-      num_slots: number of slots.
       shapes: shapes of the tensors of a group.
       dtypes: element types of the tensors of a group.
     """
@@ -40,13 +39,7 @@ class SlotTable:
     def write(
         self, handles: list[tf.Tensor], slot: tf.Tensor | int, values: dict[int, tf.Tensor]
     ) -> None:
-        """Writes tensors into a slot, and puts the new handles into `handles`.
-
-        Args:
-          handles: handles of the slots.
-          slot: index of the slot.
-          values: tensors by their number in the group.
-        """
+        """Writes tensors, by their number in the group, into a slot; replaces the handles."""
         for i, (_, numbers) in enumerate(numbers_by_dtype(self.dtypes).items()):
             elements = self._elements(slot, len(numbers))
             for number, element in zip(numbers, elements, strict=True):
@@ -81,7 +74,7 @@ class SlotTable:
         return [values[number] for number in numbers]
 
     def clear(self, handles: list[tf.Tensor], slot: tf.Tensor) -> None:
-        """Frees the tensors of a slot; replaces the handles."""
+        """Frees the tensors of a slot, by writing empty tensors; replaces the handles."""
         for i, (dtype, numbers) in enumerate(numbers_by_dtype(self.dtypes).items()):
             count = len(numbers)
             handles[i] = tf.raw_ops.TensorListScatterIntoExistingList(
@@ -93,8 +86,7 @@ class SlotTable:
     def _shape_if_unset(self, number: int) -> tf.Tensor:
         """Returns -1, an unknown shape, with which TensorFlow refuses to read an unset tensor.
 
-        The subclass `SumTable` overrides this method with the real shape: TensorFlow then reads an
-        unset tensor as zeros.
+        With the real shape, TensorFlow reads an unset tensor as zeros.
         """
         del number
         return tf.constant(-1)

@@ -34,12 +34,10 @@ class Slots:
 
 
 def assign_slots(schedule: Schedule, kinds: Sequence[int]) -> Slots:
-    """Assigns slots.
+    """Assigns slots; each of the `kinds` of messages has its own slots.
 
-    Args:
-      schedule: the table.
-      kinds: kind of the messages that the layers of each chunk send. Messages of different shapes
-        have different kinds, and each kind has its own slots.
+    Messages of different shapes have different kinds. `kinds` has the kind of each chunk's
+    messages.
     """
     at = schedule.ticks_of()
     last = Action.WEIGHTS if schedule.splits_backward else Action.BACKWARD

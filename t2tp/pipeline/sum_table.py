@@ -12,8 +12,7 @@ from t2tp.pipeline.slot_table import SlotTable
 class SumTable(SlotTable):
     """Sums that begin as zeros. They are the tensors of one slot.
 
-    With one loop variable for each sum, a branch that adds to a few sums would have to return all
-    sums. With a table, it returns one list for each dtype.
+    A branch that adds to a few sums returns one list for each dtype, instead of all sums.
     """
 
     def add(self, handles: list[tf.Tensor], number: int, addend: tf.Tensor) -> None:
@@ -28,14 +27,10 @@ class SumTable(SlotTable):
     def add_leaf(
         self, handles: list[tf.Tensor], addends: dict[int, tf.Tensor], leaf: tf.Tensor, size: int
     ) -> None:
-        """Adds a leaf to binary trees; each level of a tree is one of the sums (`add_to_tree`).
+        """Adds leaf number `leaf` of `size` to trees, whose levels are the sums (`add_to_tree`).
 
-        Args:
-          handles: handles of the sums, which are replaced. The sums are the first level of all
-            trees, then the second level of all trees, and so on.
-          addends: the leaf of some trees, by the number of the tree.
-          leaf: index of the leaf.
-          size: number of leaves.
+        `addends` has the leaf of some trees, by the number of the tree. The sums are the first
+        level of all trees, then the second level of all trees, and so on.
         """
         depth = tree_levels(size)
         places = [

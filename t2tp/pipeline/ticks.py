@@ -46,10 +46,9 @@ class Ticks:
         self._collectives = branches.mesh_impl.collectives
 
     def run(self) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Returns this processor's sums, and the measured idle share of its stage.
+        """Returns this processor's sums, and the measured idle share of each stage; NaN on GPUs.
 
-        The idle share is an element of a vector with one element for each stage. The elements of
-        other stages are 0. On GPUs all elements are NaN.
+        The idle shares of other stages are 0.
         """
         table = tf.constant(self._table())
         state = _State(tf.constant(0), self._branches.start(), tf.constant(0.0, tf.float64))
@@ -125,8 +124,8 @@ class Ticks:
             busy = state.busy + tf.where(row.branch > 0, seconds, tf.zeros_like(seconds))
         slots, sends_done = dict(branch_state.slots), []
         for name, slot, sends in zip(wires, row.receives, row.sends, strict=True):
-            # The communication report counts the messages of the processor that sends most. On this
-            # wire, that processor sends one message for each microbatch and chunk.
+            # The communication report counts the messages of the processor that sends most, one for
+            # each microbatch and chunk.
             with self._collectives.repeated(self._count * self._schedule.chunks):
                 parts = zip(wires[name], self._wires.kinds[name].parts, messages[name], strict=True)
                 sends_done += [

@@ -1,7 +1,7 @@
 """Plans changes of hparams, one by one, that may make a step faster or make it fit.
 
-The bottleneck of a plan determines which changes can help. Only changes that the model, mesh and
-layout allow are tried: for example, recomputation is disabled only if it is enabled.
+Only changes that the model, mesh and layout allow, and that may relieve the plan's bottleneck, are
+tried.
 """
 
 import dataclasses

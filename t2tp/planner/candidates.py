@@ -33,8 +33,8 @@ _MUST_SPLIT, _MAY_SPLIT = ("heads", "d_ff"), ("kv_heads", "vocab")
 _EXPERTS, _VOCAB = "experts", "vocab"
 _MOST_MICROBATCHES = 1024
 _MOST_CHUNKS = 8
-# The max ratio of (stages x layers of the largest stage) to all layers. With a higher ratio, the
-# other stages would wait too long for the largest stage.
+# The max ratio of (stages x layers of the largest stage) to all layers. With a higher ratio, other
+# stages would wait too long.
 _MOST_UNEVEN = 1.15
 # `gpipe` takes as long as `1f1b` and saves more activations.
 _SCHEDULES = ("1f1b", "interleaved", "zero_bubble")
@@ -63,13 +63,10 @@ class Candidate:
     Attributes:
       data: number of processors that split the batch.
       model: number of processors that split each layer.
-      microbatches: number of microbatches of a step.
       recompute: `none` or `layer`.
       zero_stage: 0 to 3.
       sequence_parallel: whether `model` also splits the residual stream, along its length.
       expert: number of processors that split the experts; `data` is a multiple of it.
-      stages: number of pipeline stages.
-      schedule: pipeline schedule.
       chunks: number of pieces into which the layers of a stage are divided.
       split: the dimensions that `model` splits.
       order: the axes of the mesh; the members of the last axis are nearest to each other.

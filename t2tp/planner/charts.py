@@ -31,13 +31,9 @@ class Bar:
 def stacked_bars(
     bars: Sequence[Bar], colors: Mapping[str, str], words: Callable[[float], str], limit: float = 0
 ) -> str:
-    """Draws horizontal bars on one scale.
+    """Draws horizontal bars on one scale, from top to bottom.
 
-    Args:
-      bars: bars from top to bottom.
-      colors: colors by the names of the parts.
-      words: formats the size of a part.
-      limit: size at which a line crosses all bars; 0: none.
+    `colors` has the colors by the names of the parts. A line at the size `limit` crosses all bars.
     """
     longest = max([limit, *(sum(size for _, size in bar.parts) for bar in bars)]) or 1.0
     line = f'<b style="left:{100 * limit / longest:.2f}%"></b>' if limit else ""
@@ -61,8 +57,6 @@ class Dot:
     """A point of a scatter chart.
 
     Attributes:
-      x: horizontal position.
-      y: vertical position.
       words: text that is shown when the mouse is on the point.
       is_chosen: whether a line connects it with the other chosen points.
     """
@@ -79,14 +73,7 @@ def scatter(
     x_words: Callable[[float], str],
     y_words: Callable[[float], str],
 ) -> str:
-    """Draws points on axes that span them.
-
-    Args:
-      dots: the points.
-      titles: titles of the two axes.
-      x_words: formats a tick of the horizontal axis.
-      y_words: formats a tick of the vertical axis.
-    """
+    """Draws points on axes that span them, with titles and formats of the two axes."""
     x_axis, y_axis = _axis([dot.x for dot in dots]), _axis([dot.y for dot in dots])
     bottom = _HEIGHT - _BOTTOM
 

@@ -36,12 +36,7 @@ class ComputeCost:
     """The seconds of operations on one device of a cluster."""
 
     def __init__(self, cluster: ClusterFile, devices: int) -> None:
-        """Prepares the model.
-
-        Args:
-          cluster: device and software.
-          devices: number of devices in use; devices that share a host share its peak.
-        """
+        """Prepares the model for `devices` in use, which share the peak of their host."""
         self._cluster = cluster
         self._stack = cluster.software
         self._device = cluster.device
@@ -71,12 +66,10 @@ class ComputeCost:
         return kernel.spread if kernel is not None and is_attention else self._stack.spread
 
     def _measured(self, work: Work) -> tuple[float, float]:
-        """Interpolates the measured curves. If devices outnumber the cores, the devices take turns.
+        """Interpolates the measured curves; returns seconds, and their relative spread.
 
-        A kind without a curve uses the curve of products or of element-wise operations.
-
-        Returns:
-          Seconds, and their relative spread.
+        A kind without a curve uses the curve of products or of element-wise operations. If devices
+        outnumber the cores, the devices take turns.
         """
         cores = self._device.cores or self._devices
         at_once = min(self._devices, cores)

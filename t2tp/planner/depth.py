@@ -26,12 +26,7 @@ class Extensible(Protocol):
 
 
 def lower_by_layers(lower: Callable[[HParams], _Step], hparams: HParams) -> _Step:
-    """Lowers a step with few layers of each kind, and extrapolates.
-
-    Args:
-      lower: builds and lowers the step of hparams.
-      hparams: hparams of the whole model.
-    """
+    """Lowers a step (with `lower`) with few layers of each kind, and extrapolates."""
     counts = depths(hparams)
     # The smallest numbers of layers to extrapolate from: two periods, one of which is subtracted,
     # and the layers that do not fill a period.

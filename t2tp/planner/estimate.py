@@ -1,8 +1,7 @@
 """A quick estimate of a candidate's cost, from two steps that are lowered on one device.
 
-Both steps have a batch of one row. One step is of the whole model, and the other is of the model
-with one layer in each stack. A search uses estimates only to choose the candidates that it lowers.
-It reports plans of lowered programs.
+A search uses estimates only to choose the candidates that it lowers. It reports plans of lowered
+programs.
 """
 
 import functools
@@ -42,18 +41,14 @@ class Estimate:
     def __init__(
         self, row: LoweredStep, one_layer: LoweredStep, hparams: HParams, cluster: ClusterFile
     ) -> None:
-        """Reads the lowered steps.
+        """Reads steps of a batch of one row on one device, without recomputation.
 
-        Args:
-          row: step of a batch of one row on one device, without recomputation.
-          one_layer: the same step of a model with one layer in each stack.
-          hparams: hparams of the model.
-          cluster: the cluster.
+        `row` is a step of the whole model, and `one_layer` of the model with one layer in each
+        stack.
         """
         self._cluster = cluster
         self._layers = max(depths(hparams).values(), default=1)
-        # The two steps differ by `layers - 1` layers. This factor scales the difference to all
-        # layers.
+        # Scales the difference of the two steps, `layers - 1` layers, to all layers.
         more = self._layers / (self._layers - 1) if self._layers > 1 else 0.0
         self.shapes, self._parameters = row.shapes, row.parameters
         # Bytes of optimizer state for each weight, and of one element of an activation.
@@ -91,8 +86,7 @@ class Estimate:
         cost = ComputeCost(self._cluster, 1)
         seconds = dict.fromkeys(itertools.product(PHASES, _BOUND), 0.0)
         for work, number in works.items():
-            # Weights are cast once a step, for any number of rows. Casts therefore count as
-            # updates, whose time does not depend on the number of rows either.
+            # Weights are cast once a step, for any number of rows, and therefore count as updates.
             phase = UPDATE if work.kind == COPY else work.phase
             key = phase, work.kind in COMPUTE_BOUND
             seconds[key] += number * work.times * cost.seconds(work)
@@ -133,8 +127,7 @@ class Estimate:
     ) -> tuple[float, float]:
         """Returns the seconds of a row's forward and backward passes, in layers and outside."""
         # How much tensor parallelism divides memory-bound work. Without sequence parallelism, each
-        # processor repeats the work outside attention and feed-forward network (norms, dropout), so
-        # this is a rough mean.
+        # processor repeats norms and dropout, so this is a rough mean.
         split = model if sequence_parallel else (1 + model) / 2
 
         def seconds(of: Mapping[tuple[str, bool], float], forward: int) -> float:
@@ -164,9 +157,7 @@ class Estimate:
     def _of_weights(self, c: Candidate, busy: float) -> float:
         """Returns the exposed seconds of the collectives of gradients and weights.
 
-        Args:
-          c: the candidate.
-          busy: seconds of computation that the collectives can overlap with.
+        The collectives can overlap with `busy` seconds of computation.
         """
         weights, part = self._local_weights(c), self._local_weights(c, at_rest=True)
         # If no weight has a dimension that can be sharded, the collectives are as in ZeRO stage 0.
@@ -196,12 +187,7 @@ class Estimate:
         return self._collective(c.mesh_shape, kind, over, FORWARD, 1, int(num_bytes), False)
 
     def _local_weights(self, c: Candidate, *, at_rest: bool = False) -> float:
-        """Returns the number of weights of a processor.
-
-        Args:
-          c: the candidate.
-          at_rest: whether to count only the weights that ZeRO stores on the processor between uses.
-        """
+        """Returns the number of weights of a processor, in use or at rest."""
         is_sharded = at_rest and c.zero_stage > 0
         in_layers, all_of_them = self._weights(c.data, c.expert, c.model, c.split, is_sharded)
         # If each stage has only the weights that it uses, one stage has the embedding and another

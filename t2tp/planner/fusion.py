@@ -22,15 +22,9 @@ _VIEWS = (upstream.Depend, upstream.StopGradient)
 def works(
     placed: Sequence[Placed], outputs: Iterable[upstream.Tensor], layout: Layout, *, fuses: bool
 ) -> Mapping[Work, float]:
-    """Counts the operations of a step by their work.
+    """Counts the operations of a step by their work, maybe in fractions (`Hooks.unpadded_share`).
 
-    A count may be a fraction: see `Hooks.unpadded_share`.
-
-    Args:
-      placed: the operations in program order.
-      outputs: outputs of the program.
-      layout: mesh and rules.
-      fuses: whether a chain of element-wise operations moves only the chain's inputs and outputs.
+    With `fuses`, a chain of element-wise operations moves only the chain's inputs and outputs.
     """
     chains = Chains(placed, outputs, layout) if fuses else None
     made: defaultdict[Work, float] = defaultdict(float)

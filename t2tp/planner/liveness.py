@@ -43,14 +43,7 @@ class Liveness:
         layout: Layout,
         software: SoftwareStack,
     ) -> None:
-        """Computes the lifetimes.
-
-        Args:
-          placed: the operations in program order.
-          outputs: outputs of the program.
-          layout: mesh and rules.
-          software: the stack whose kernels determine which tensors are saved.
-        """
+        """Computes the lifetimes; the kernels of `software` determine which tensors are saved."""
         placed = as_soon_as_possible(placed)
         outputs = list(outputs)
         self._placed = placed
@@ -131,10 +124,7 @@ class Liveness:
             held.last_use = max(held.last_use, i)
 
     def _pass_on(self, i: int, op: upstream.WhileLoopOperation) -> None:
-        """Gives each output of a loop a buffer, from the loop's first operation on.
-
-        An output is a sum over the iterations: each addend is added as soon as it is computed.
-        """
+        """Gives each output of a loop (a sum) a buffer from the loop's first operation on."""
         inside = set(op._body_ops)
         begin = next((n for n, p in enumerate(self._placed) if p.operation in inside), 0)
         for y in op.outputs:

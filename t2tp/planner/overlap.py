@@ -27,10 +27,7 @@ def hidden_seconds(
 ) -> dict[Traffic, float]:
     """Returns the hidden seconds of each collective.
 
-    Args:
-      traffic: seconds of all executions of each collective.
-      work: seconds of all executions of each operation.
-      stack: the software.
+    `traffic` and `work` have the seconds of all executions of each collective and operation.
     """
     passes = max((w.times for w in work), default=1)
     compute: defaultdict[tuple[str, bool], float] = defaultdict(float)

@@ -33,12 +33,7 @@ _MOST_STAGES = 16
 
 
 def page(plan: Plan, proposals: Sequence[Proposal] = ()) -> str:
-    """Renders the page.
-
-    Args:
-      plan: the plan.
-      proposals: the proposals of a search, if there was one.
-    """
+    """Renders the page."""
     sections = {"memory": ("Memory of a device", _memory(plan, proposals))}
     sections["step"] = ("The step", _timeline(plan))
     if plan.pipeline is not None:

@@ -27,7 +27,6 @@ class Request:
     """A request for a plan.
 
     Attributes:
-      name: name of the model.
       model: class of the model.
       hparams: hparams, with mesh shape and layout.
       vocab_sizes: vocabulary sizes of the features.

@@ -31,7 +31,6 @@ class Buffer:
     """A buffer of a processor.
 
     Attributes:
-      num_bytes: size.
       first_def: index of the operation that computes it.
       last_use: index of the last operation that reads it.
       purpose: one of `PURPOSES`, or `sums`.

@@ -37,8 +37,7 @@ def takes(dtype: tf.DType, d_kv: int) -> bool:
 def usable(target: Target, dtype: tf.DType, d_kv: int) -> Target | None:
     """Returns the target if its programs can use the kernels, otherwise None.
 
-    The kernels require GPUs and compilation by XLA. They sum gradients in the order in which thread
-    blocks end, so programs with op determinism do not use them.
+    The kernels require GPUs and compilation by XLA. Their sums of gradients are not deterministic.
     """
     compiles = target.compiles_step or target.compiles_regions
     is_fast = compiles and not target.on_cpu and not is_op_determinism_enabled()
@@ -50,12 +49,8 @@ def forward(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Computes the results of `blockwise.forward`, with a rounding error of 0.
 
-    Args:
-      q: [batch, heads, length, d_kv], scaled.
-      k: [batch, kv_heads, memory_length, d_kv].
-      v: like `k`.
-      mask: which keys each query attends to.
-      target: how the program is compiled.
+    `q` (scaled) is [batch, heads, length, d_kv]; `k` and `v` are [batch, kv_heads, memory_length,
+    d_kv].
     """
 
     def call(bias: Sequence[tf.Tensor], q: tf.Tensor, k: tf.Tensor, v: tf.Tensor) -> list[Any]:
@@ -108,7 +103,7 @@ def _run(
     """Calls a kernel, with the mask as a bias if the kernel needs one.
 
     The kernels support causal masks. Any other mask is a bias, which takes time because the kernel
-    reads it once per head. If all rows consist of one segment, no bias is needed.
+    reads it once per head.
     """
     has_one_segment = mask.has_one_segment  # Computed in the caller's graph, once for all layers.
 

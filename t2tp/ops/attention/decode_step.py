@@ -32,15 +32,15 @@ def attention_step(
     soft_cap: float = 0.0,
     sinks: upstream.Tensor | None = None,
 ) -> upstream.Tensor:
-    """Computes attention of one query per row; the memory may extend beyond the query's position.
+    """Computes attention of one query per row, without a gradient.
 
-    The operation has no gradient, because decoding needs none. If the memory is split, each
-    processor attends to its slice, and the partial results are all-reduced.
+    If the memory is split, each processor attends to its slice, and the partial results are
+    all-reduced.
 
     Args:
       q: [batch..., heads, d_kv].
       k: [batch..., kv_heads, memory_length, d_kv], see `attention`.
-      v: [batch..., kv_heads, memory_length, d_v]. `d_v` may be `d_kv` itself.
+      v: [batch..., kv_heads, memory_length, d_v].
       positions: int32 [batch...]. The query attends to keys up to this position. Default: to all.
       window: number of positions that a query attends to, including its own.
       is_seen: booleans [batch..., memory_length]: which keys may be attended to. Default: all.
@@ -200,10 +200,10 @@ def _attended_in_parts(
     collectives: Collectives,
     axis: int,
 ) -> tf.Tensor:
-    """Computes the weighted sum of the values over all processors along a mesh axis.
+    """Computes the sum of `_softmax` over the slices of a memory that a mesh axis splits.
 
-    `scores` are float32 [batch, heads, 1, slice of the memory], and `values` are [batch, kv_heads,
-    slice of the memory, d_v]. The result is [batch, heads, 1, d_v].
+    Shapes: scores [batch, heads, 1, memory], values [batch, kv_heads, memory, d_v], result [batch,
+    heads, 1, d_v].
     """
     if visible is not None:
         scores = tf.where(visible, scores, MASKED)

@@ -13,14 +13,9 @@ def forward(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes the result, and the attention weights before dropout.
 
-    Args:
-      q: [batch, heads, length, d_kv], scaled.
-      k: [batch, kv_heads, memory_length, d_kv].
-      v: [batch, kv_heads, memory_length, d_v].
-      terms: the other terms of the scores.
-
-    Returns:
-      [batch, heads, length, d_v] and [batch, heads, length, memory_length] in the dtype of q.
+    Shapes: q (scaled) [batch, heads, length, d_kv], k [batch, kv_heads, memory_length, d_kv], v
+    [batch, kv_heads, memory_length, d_v], result [batch, heads, length, d_v], weights [batch,
+    heads, length, memory_length].
     """
     exact = terms.exact
     scores = terms.added_to_all(tf.cast(query_key_scores(q, k, exact=exact), tf.float32))

@@ -36,15 +36,9 @@ class GatheredMemory:
         *,
         is_head_tail: bool,
     ) -> None:
-        """Prepares the gathering.
+        """Prepares to gather a memory of `size` keys from `slices` slices.
 
-        Args:
-          shared: selects the kv heads.
-          gathered: gathers the positions.
-          size: number of keys in the memory.
-          slices: number of slices.
-          key_block: number of keys in a block; 0: the memory is not in blocks.
-          is_head_tail: whether slices are in head-tail order.
+        `key_block` is the number of keys in a block; 0: the memory is not in blocks.
         """
         self._shared = shared
         self._gathered = gathered
@@ -68,14 +62,9 @@ class GatheredMemory:
         self.keys = Keys(size, places=places)
 
     def of_slice(self, x: tf.Tensor) -> tf.Tensor:
-        """Gathers keys or values.
+        """Gathers keys or values from a slice x [batch, kv_heads, keys, d_kv].
 
-        Args:
-          x: the slice, [batch, kv_heads, keys, d_kv].
-
-        Returns:
-          keys or values of all positions, for the kv heads that this processor needs: [batch,
-          kv_heads, memory, d_kv], or in blocks.
+        The result is [batch, needed kv_heads, memory, d_kv], or in blocks.
         """
         if self._travels_in_blocks:
             x = blockwise.cut(x, self._block)
@@ -88,9 +77,8 @@ class GatheredMemory:
     def gradient_of_slice(self, dx: tf.Tensor, summed: Collection[int]) -> tf.Tensor:
         """Returns this processor's partial sum of the gradient w.r.t. the input of `of_slice`.
 
-        Args:
-          dx: gradient w.r.t. the result of `of_slice`.
-          summed: single axes of the mesh over which `dx` is a partial sum.
+        `dx` is the gradient w.r.t. the result, itself a partial sum over the single mesh axes
+        `summed`.
         """
         if not self._travels_in_blocks:
             if self._block:

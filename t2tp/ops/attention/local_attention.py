@@ -1,8 +1,7 @@
 """Local attention in blocks of a sequence or an image.
 
-Each block of queries attends to its own block and to neighbouring blocks before it. If the sequence
-or image is split, a processor receives the keys and values of the neighbouring blocks that are in
-other slices (the halo).
+If the sequence or image is split, a processor receives the keys and values of neighbouring blocks
+from other slices (the halo).
 """
 
 import math
@@ -36,9 +35,8 @@ def local_attention(
 
     N. Parmar et al., "Image Transformer" (arXiv:1802.05751), section 3.2. A position of a sequence
     attends to the previous block, and to its own block up to itself. A position of an image attends
-    to its own block and to the blocks on the left, above, above left and above right. Within these
-    blocks it attends to itself and to positions that precede it row by row. Any dimension but
-    `d_kv` may be split.
+    to earlier positions, row by row, in its own block and in the blocks on the left, above, above
+    left and above right. Any dimension but `d_kv` may be split.
 
     Args:
       q: [..., d_kv]; all dimensions of `space` are among `...`.

@@ -19,8 +19,6 @@ class Mask:
     """The keys that each query of one processor's slice attends to.
 
     Attributes:
-      queries: the processor's slice of the queries.
-      keys: the keys that the processor currently holds.
       causal: whether queries attend to no later positions.
       window: see `attention`; None: no window.
       segments: segments of these queries, [batch, queries], or None.
@@ -44,13 +42,9 @@ class Mask:
     def visible_range(self, first: np.ndarray, count: np.ndarray) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns which keys each of n ranges of queries attends to, as a range of indices.
 
-        Args:
-          first: index of the first query of each range, integers [n].
-          count: number of queries of each range, integers [n].
-
-        Returns:
-          begin and end (one after the last key), int32 [n]. An empty range has end <= begin, and
-          its end may be negative.
+        `first` and `count` are the first query and the size of each range. The result is begin and
+        end (one after the last key), int32 [n]. An empty range has end <= begin; end may be
+        negative.
         """
         query = self.queries.begin + tf.constant(first, tf.int32)
         begin, end = tf.zeros_like(query), tf.fill(query.shape, self.keys.size)
@@ -68,10 +62,7 @@ class Mask:
 
     @functools.cached_property
     def has_one_segment(self) -> tf.Tensor | None:
-        """Whether each row of queries and keys is one segment, a boolean scalar.
-
-        None: the mask has a window, or no segments.
-        """
+        """Whether each row is one segment, a boolean scalar; None: a window, or no segments."""
         if self.window is not None or self.segments is None:
             return None
         first = self.segments[:, :1]

@@ -75,8 +75,7 @@ class Options:
     def is_balanced_by_order(self) -> bool:
         """Whether head-tail order of the queries is needed to give all processors equal work.
 
-        With a window each query attends to the same number of keys, and dense attention computes
-        all scores. Both are equal work in any order.
+        With a window, and in dense attention, any order gives equal work.
         """
         return self.is_blockwise and self.causal and self.window is None
 
@@ -144,11 +143,7 @@ class AttentionOperation(Operation):
         return _is_local(self, layout)
 
     def check_layout(self, layout: Layout) -> None:
-        """Rejects layouts that `exact_sums` does not support.
-
-        TensorFlow multiplies a batch of one matrix with a different kernel. If positions are split,
-        blockwise attention, a bias table and sinks sum in no fixed order.
-        """
+        """Rejects layouts for which attention has no exact sums."""
         lengths = [x.shape.dims[-2].name for x in self.inputs[:2]]
         is_split = any(layout.axis_index(name) is not None for name in lengths)
         has_terms = self._options.is_blockwise or {*_TRAINED} & {*self._options.extras}
@@ -233,8 +228,7 @@ class AttentionGradOperation(Operation):
         """Rejects layouts and lengths that `exact_sums` does not support.
 
         The gradient of a kv head must not be a sum over processors. The gradient of a relative bias
-        is a sum over columns of the scores, whose number must be a multiple of the CPU's vector
-        size.
+        sums columns of the scores, which must fill the CPU's vectors.
         """
         heads, kv_heads = (x.shape.dims[-3].name for x in self.inputs[:2])
         lengths = [x.shape.dims[-2].size for x in self.inputs[:2]]
@@ -323,19 +317,16 @@ class _AttentionSlice:
 
     A split memory is all-gathered: context parallelism (A. Grattafiori et al., "The Llama 3 Herd of
     Models", arXiv:2407.21783, section 3.3.2). With `ring`, processors pass slices of the memory on
-    instead. Positions are global, so that queries attend to the same keys as on one device.
+    instead. Positions are global.
 
     Attributes:
       qs: the parts of the queries that the processor computes, scaled by 1 / sqrt(d_kv), with one
         batch dimension: [batch, heads, queries, d_kv].
       k, v: keys and values of the full memory, see `GatheredMemory`; absent if there is a ring.
-      ring: keys and values that are passed from processor to processor, or None.
       target: how the program is compiled, if cuDNN's kernels compute the attention; otherwise None.
-      scale: the factor of q.
       order: order of the queries, and of all other tensors with their length dimension. Head-tail
         order has two parts.
       memory_order: order of k and v, and of their gradients.
-      terms: mask, bias and dropout of each part.
     """
 
     def __init__(
@@ -351,7 +342,7 @@ class _AttentionSlice:
         self._mesh_impl = mesh_impl
         self._shared = SharedHeads(mesh_impl, heads, kv_heads)
         self._memory = GatheredDimension(mesh_impl, memory_axis)
-        # These mesh axes split the queries of a key, so the key's gradient is a sum over them.
+        # The axes that split the queries of a key, whose gradient is a sum over these axes.
         self._summed = {*self._shared.axes, *own_axes(mesh_impl, length_axis)}
         # A vector, because TensorFlow would move a scalar factor behind the matmul with k and fuse
         # factor, matmul and mask. For this fused operation oneDNN has only a slow reference kernel.
@@ -359,7 +350,6 @@ class _AttentionSlice:
         extras = dict(zip(options.extras, inputs[3:], strict=False))
         self.order = _order(lowering, q, options)
         self._queries = _queries(mesh_impl, length, self.order)
-        # Shared with the backward pass, which needs the same scaled queries.
         self.qs = lowering.shared(
             ("scaled", q, self.order, options),
             lambda: self.cut(
@@ -484,18 +474,14 @@ class _AttentionSlice:
         if self._mesh_impl.tensor_dimension_to_mesh_axis(segments.shape.dims[-1]) == axis:
             return _rows(lowering.slice_in_order(segments, self.memory_order))
         assert axis is not None  # It splits k and v.
-        # Head-tail order needs queries and memory that are split over one axis. Here they are not,
-        # so the slice is in consecutive order.
+        # Head-tail order needs one axis that splits queries and memory. The slice is consecutive.
         rows = _whole_rows(lowering, segments)
         size = rows.shape[1] // self._mesh_impl.shape[axis].size
         begin = collectives.coordinate(axis) * size
         return tf.slice(rows, [0, begin], [rows.shape[0], size])
 
     def gradient_of_slice(self, dx: tf.Tensor) -> tuple[tf.Tensor, list[int]]:
-        """Returns a partial sum of the gradient w.r.t. a slice of k or v, and the axes to sum over.
-
-        `dx` is the gradient w.r.t. `self.k` or `self.v`.
-        """
+        """Returns a partial sum of the gradient w.r.t. a slice of k or v, and its mesh axes."""
         if self.ring is None:
             dx = self._gathered.gradient_of_slice(dx, self._summed)
         else:
@@ -591,7 +577,6 @@ def _dropout(
             rng_name, upstream.Shape([upstream.Dimension("halves_of_a_key", 2)])
         )
         key = tf.bitwise.bitwise_or(tf.bitcast(halves, tf.uint64), tf.constant(1, tf.uint64))
-        # Other layers have the same index.
         index = lowering.shared(("pairs", *asked), make_index)
         return AttentionDropout(key, index, options.dropout_rate)
 

@@ -46,8 +46,7 @@ def distance_buckets(
 class Bias:
     """The bias of one processor's slice of the heads, block by block.
 
-    The full bias is never materialized: a block's bias is computed from one number per distance and
-    head.
+    Each block is computed from one number per distance and head.
     """
 
     def __init__(
@@ -60,15 +59,9 @@ class Bias:
         both_ways: bool,
         parts: int = 1,
     ) -> None:
-        """Looks up the bias of every distance.
+        """Looks up the bias of every distance in `table` [heads, buckets].
 
-        Args:
-          table: [heads, buckets].
-          length: number of queries.
-          memory_length: number of keys.
-          max_distance: see `distance_buckets`.
-          both_ways: see `distance_buckets`.
-          parts: number of parts of the batch; each has its own gradient.
+        Each of the `parts` parts of the batch has its own gradient.
         """
         self._parts = parts
         self._lowest = 1 - length
@@ -93,12 +86,9 @@ class Bias:
         return tf.zeros([len(self._buckets), self._parts * self._by_distance.shape[0]])
 
     def with_gradient(self, so_far: tf.Tensor, block: Block, d_scores: tf.Tensor) -> tf.Tensor:
-        """Adds a block's gradient.
+        """Adds the gradient of a block, from `d_scores` [batch, heads, queries, memories].
 
-        Args:
-          so_far: the sum over the previous blocks: [distance, parts * heads].
-          block: a block.
-          d_scores: the gradient w.r.t. the block's scores, [batch, heads, queries, memories].
+        `so_far` [distance, parts * heads] is the sum over the previous blocks.
         """
         queries, memories = block[1::2]
         span, heads = queries + memories - 1, so_far.shape[1]

@@ -13,8 +13,8 @@ never holds more than two slices. With three processors:
 In the backward pass the gradients w.r.t. keys and values follow the keys around the ring, and each
 processor adds its part.
 
-In causal attention both keys and queries are in head-tail order (`t2tp.lowering.head_tail`), so
-that each step is equal work for all processors.
+In causal attention keys and queries are in head-tail order (`t2tp.lowering.head_tail`), so that
+each step is equal work for all processors.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,8 +48,7 @@ class Part(NamedTuple):
     """Consecutive keys of the slice that a processor currently holds.
 
     Attributes:
-      k: keys in blocks, see `blockwise.cut`.
-      v: values in blocks.
+      k, v: in blocks, see `blockwise.cut`.
       keys: positions of the keys.
       segments: a sequence of one tensor, int32 [batch, keys]; empty if there are no segments.
     """
@@ -61,13 +60,7 @@ class Part(NamedTuple):
 
 
 class Ring:
-    """A memory that is split over a mesh axis, and whose slices go around the processors.
-
-    Attributes:
-      count: number of processors.
-      key_block: number of keys of a block.
-      begin: the processor's own slice.
-    """
+    """A memory that is split over a mesh axis; its slices go around the `count` processors."""
 
     def __init__(
         self,
@@ -80,16 +73,9 @@ class Ring:
         rows: int,
         is_head_tail: bool,
     ) -> None:
-        """Begins with the processor's own slice.
+        """Begins with the processor's own slice: k and v [batch, kv_heads, keys, d].
 
-        Args:
-          mesh_impl: the mesh, as this processor sees it.
-          axis: the mesh axis that splits the memory.
-          k: [batch, kv_heads, keys, d_kv].
-          v: [batch, kv_heads, keys, d_v].
-          segments: int32 [batch, keys], or None.
-          rows: the product of the queries' batch size and number of heads.
-          is_head_tail: whether slices are in head-tail order.
+        `segments` are int32 [batch, keys]. `rows` is the queries' batch size times their heads.
         """
         self._collectives = mesh_impl.collectives
         self._axis = axis
@@ -144,13 +130,7 @@ class Ring:
 def forward(
     ring: Ring, qs: Sequence[tf.Tensor], terms: Sequence[ScoreTerms]
 ) -> list[tuple[tf.Tensor, ...]]:
-    """Computes `blockwise.forward` of each part of the queries with the whole memory.
-
-    Args:
-      ring: the memory.
-      qs: parts of the queries [batch, heads, length, d_kv], scaled.
-      terms: the score terms of each part.
-    """
+    """Computes `blockwise.forward` of each part of the queries (scaled), with the whole memory."""
 
     def step(t: tf.Tensor, here: Visiting, states: list[blockwise.Attended]) -> tuple:
         coming = ring.next(here, t)
@@ -173,16 +153,10 @@ def forward(
 def backward(
     ring: Ring, by_query: Sequence[Sequence[tf.Tensor]], terms: Sequence[ScoreTerms]
 ) -> tuple[list[Gradients], tuple[tf.Tensor, tf.Tensor]]:
-    """Computes the gradients w.r.t. q, k, v and the bias.
+    """Computes the gradients w.r.t. each part's q and bias, and w.r.t. this processor's k and v.
 
-    Args:
-      ring: the memory.
-      by_query: `q`, `mean`, `log` and `dy` of each part, as for `blockwise.backward`.
-      terms: the score terms of each part.
-
-    Returns:
-      the gradients w.r.t. each part's q and bias, and the gradients w.r.t. the processor's k and v,
-      at least in float32.
+    The gradients w.r.t. k and v are at least float32. `by_query` has `q`, `mean`, `log` and `dy` of
+    each part, as for `blockwise.backward`.
     """
     ours = [
         blockwise.BackwardQueries.of(q, mean, log, dy, of_part)

@@ -18,9 +18,6 @@ class ScoreTerms:
     """The terms of one processor's slice.
 
     Attributes:
-      mask: which keys a query attends to.
-      bias: bias by distance.
-      dropout: dropout of the weights.
       soft_cap: scores `s` become `soft_cap * tanh(s / soft_cap)`; 0: no cap.
       sinks: float32 [heads], one more logit per head in the softmax, without a value.
       exact: whether results have the same bits for any number of queries and keys.
@@ -71,11 +68,8 @@ def softmax_with_sinks(
 ) -> tf.Tensor:
     """Computes the softmax of scores [batch, heads, queries, memories] and a sink for each head.
 
-    Args:
-      scores: float32.
-      sinks: float32 [heads]; None: no sinks.
-      exact: whether a weight has the same bits for any number of queries, and for any number of
-        masked keys at the end.
+    With `exact`, a weight has the same bits for any number of queries and of masked keys at the
+    end.
     """
     if exact:
         blocks = in_key_blocks(scores, 3, MASKED)

@@ -14,9 +14,9 @@ class SharedHeads:
     """The key-value heads of a processor's slice of the query heads.
 
     J. Ainslie et al., "GQA" (arXiv:2305.13245). Query head h uses kv head h // (heads / kv_heads).
-    If both dimensions are split over one axis, or neither is split, each processor has the kv heads
-    that it needs. Otherwise split kv heads are all-gathered, and each processor selects the ones
-    that it needs. Their gradient is then a sum over the axis of the query heads.
+    If one axis splits both dimensions, or neither is split, each processor has the kv heads that it
+    needs. Otherwise split kv heads are all-gathered, and each processor selects the needed heads.
+    Their gradient is then a sum over the axis of the query heads.
 
     Attributes:
       axes: mesh axes over which the gradients w.r.t. kv heads are partial sums.
@@ -44,10 +44,8 @@ class SharedHeads:
     def restore(self, dx: tf.Tensor, summed: Collection[int]) -> tf.Tensor:
         """Converts the gradient w.r.t. `select(x)` to a partial sum of the gradient w.r.t. x.
 
-        Args:
-          dx: [..., needed kv heads, memory, d].
-          summed: mesh axes over which `dx` is a partial sum. This method reduces over `gathered`'s
-            axis.
+        `dx` is a partial sum over the mesh axes `summed`. This method reduces it over `gathered`'s
+        axis.
         """
         heads = _heads(dx)
         if self._chosen is not None:

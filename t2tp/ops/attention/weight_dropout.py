@@ -20,14 +20,10 @@ class PairIndex:
     def __init__(
         self, rows: tf.Tensor, length: int, memory_length: int, whole: Block, *, may_begin_odd: bool
     ) -> None:
-        """Prepares the index.
+        """Prepares the index; `rows` is uint64 [batch, heads], the index of each row's heads.
 
-        Args:
-          rows: uint64 [batch, heads], the index of each head of each row in the global tensor.
-          length: number of queries.
-          memory_length: number of keys.
-          whole: all queries and keys that the processor has.
-          may_begin_odd: whether blocks may begin at odd keys.
+        `whole` are the processor's queries and keys. Blocks begin at odd keys only if
+        `may_begin_odd`.
         """
         self.may_begin_odd = may_begin_odd
         self._rows = rows * tf.constant(length, tf.uint64)
@@ -40,10 +36,7 @@ class PairIndex:
         return self.parts(self.whole)
 
     def parts(self, block: Block) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns two small tensors whose sum is the index of each pair.
-
-        They are uint64 [batch, heads, queries, 1] and [pairs]. Only their sum is large.
-        """
+        """Returns uint64 [batch, heads, queries, 1] and [pairs]: addends of each pair's index."""
         pairs = (block.memories + 1 + self.may_begin_odd) // 2
         queries = tf.cast(positions(block.query, block.queries), tf.uint64)
         rows = tf.expand_dims(self._rows, -1) + queries
@@ -55,12 +48,9 @@ class AttentionDropout:
     """The dropout mask of a processor's slice: a function of each weight's global index."""
 
     def __init__(self, key: tf.Tensor, index: PairIndex, rate: float) -> None:
-        """Prepares the mask.
+        """Prepares the mask; `key` is a uint64 scalar, the key of the random generator.
 
-        Args:
-          key: key of the random generator, a uint64 scalar.
-          index: index of each pair of weights.
-          rate: the fraction to drop, in (0, 1); rounded to a multiple of 2**-16.
+        `rate` is the fraction to drop, in (0, 1). It is rounded to a multiple of 2**-16.
         """
         self._key = key
         self._index = index
@@ -72,11 +62,10 @@ class AttentionDropout:
         return _LEVELS / self._kept_levels
 
     def dropped(self, block: Block | None, *tensors: tf.Tensor) -> list[tf.Tensor]:
-        """Zeroes dropped elements of tensors; does not scale the others.
+        """Zeroes dropped elements of [batch, heads, queries, memories], without scaling the others.
 
-        Args:
-          block: a block of the score matrix. None: the whole matrix.
-          *tensors: weights, or gradients w.r.t. weights, [batch, heads, queries, memories].
+        The tensors are weights or gradients w.r.t. weights, in a block; None: the whole score
+        matrix.
         """
         if block is None:
             is_kept = self._kept_of_whole

@@ -211,11 +211,7 @@ def _all_but_kernel(op: upstream.Operation, filters: upstream.Shape) -> tuple[fr
 
 
 def _gradient_dtype(mesh_impl: SpmdMeshImpl, x: upstream.Tensor) -> tf.DType:
-    """Returns the dtype of gradients.
-
-    The CPU kernels for 16-bit floats sum in 16 bits. Such sums over all positions of all images are
-    too imprecise, and the kernels are several times slower than in float32.
-    """
+    """Returns float32 on CPUs, whose 16-bit kernels are slow and sum in 16 bits."""
     return wide_dtype(x) if mesh_impl.target.on_cpu else x.dtype
 
 
@@ -228,9 +224,8 @@ def _options(sliding: tuple[Window, Window], windows: Windows) -> dict[str, Any]
 def _steps(sliding: tuple[Window, Window]) -> list[int]:
     """Returns the strides that `_seen` applies: a window's stride if its size is 1, otherwise 1.
 
-    Removing the skipped positions before the convolution costs less than letting the kernels skip
-    them. Also, oneDNN's gradient of strided 1x1 convolutions has crashed programs with several CPU
-    devices.
+    The kernels take longer to skip positions. Also, oneDNN's gradient of strided 1x1 convolutions
+    has crashed programs with several CPU devices.
     """
     return [window.stride if window.size == 1 else 1 for window in sliding]
 
@@ -238,8 +233,7 @@ def _steps(sliding: tuple[Window, Window]) -> list[int]:
 def _seen(x: tf.Tensor, sliding: tuple[Window, Window]) -> tf.Tensor:
     """Removes the rows and columns of [batch, height, width, channels] that no window reads.
 
-    The tensor is reshaped to blocks of the stride, and the first element of each block is kept,
-    because TensorFlow's strided slices take five times as long.
+    Keeps the first element of each block, because strided slices take five times as long.
     """
     rows, columns = _steps(sliding)
     if rows == columns == 1:

@@ -1,7 +1,8 @@
 """Halos: the border elements of neighbouring slices, if a spatial dimension is split.
 
-At the ends of a processor's slice, a sliding window reads elements of the neighbours' slices. So
-each processor sends border elements to its neighbours, with one collective shift per direction.
+At the ends of a processor's slice, a sliding window reads elements of the neighbours' slices. Each
+processor therefore sends border elements to its neighbours, with one collective shift per
+direction.
 """
 
 import tensorflow as tf
@@ -31,15 +32,7 @@ class Halo:
         before: int,
         after: int,
     ) -> None:
-        """Prepares the exchange.
-
-        Args:
-          mesh_impl: the processor's mesh implementation.
-          dim: the dimension.
-          tensor_axis: index of the dimension in slices.
-          before: see the attributes.
-          after: see the attributes.
-        """
+        """Prepares the exchange along `dim`, which is the dimension `tensor_axis` of slices."""
         self.mesh_axis = mesh_impl.tensor_dimension_to_mesh_axis(dim)
         self._collectives = mesh_impl.collectives
         self.tensor_axis = tensor_axis
@@ -63,10 +56,7 @@ class Halo:
         return tf.concat(parts, self.tensor_axis)
 
     def exchange_gradient(self, dy: tf.Tensor) -> tf.Tensor:
-        """Returns the gradient w.r.t. x from the gradient w.r.t. `exchange(x)`.
-
-        The gradients of halos are sent back to the owners of the elements.
-        """
+        """Sends the gradients of halos back: gradient w.r.t. `exchange(x)` -> gradient w.r.t. x."""
         length = dy.shape[self.tensor_axis] - self.before - self.after
         dx = self._part(dy, self.before, length)
         if self.mesh_axis is None:
@@ -95,15 +85,10 @@ class Halo:
 def check_window(
     layout: Layout, what: str, dim: upstream.Dimension, before: int, after: int, stride: int
 ) -> None:
-    """Checks that a layout's slices are long enough for a sliding window.
+    """Checks that a layout's slices along `dim` are long enough for a sliding window.
 
-    Args:
-      layout: the program's layout.
-      what: the operation, as the subject of an error message.
-      dim: the dimension along which the window slides.
-      before: number of elements that windows read before a slice.
-      after: number of elements that windows read after a slice.
-      stride: distance between windows.
+    Windows read `before` and `after` elements outside a slice. `what` is the operation, as the
+    subject of an error message.
 
     Raises:
       LayoutError: a slice is shorter than its neighbours' halos, or the stride does not divide it.

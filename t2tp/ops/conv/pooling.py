@@ -15,10 +15,7 @@ from t2tp.ops.conv.sliding_window import Window, Windows, check_windows, with_on
 
 
 def max_pool(x: upstream.Tensor, size: int, stride: int) -> upstream.Tensor:
-    """Computes the max of each window.
-
-    As in TensorFlow's pooling with padding "SAME", positions beyond the image's edge are ignored.
-    Any dimension may be split.
+    """Computes the max of each window (padding "SAME"). Any dimension may be split.
 
     Args:
       x: [batch..., height, width, channels], floats.

@@ -17,11 +17,6 @@ class Window:
 
     The result has ceil(dim.size / stride) elements. Half of the zero padding goes to each end; an
     odd zero goes to the end of the dimension.
-
-    Attributes:
-      dim: the dimension.
-      size: size of the window.
-      stride: distance between windows.
     """
 
     dim: upstream.Dimension
@@ -46,8 +41,7 @@ class Windows:
 
     Attributes:
       padding: the kernel's padding: "VALID" if height or width is split, or with `pads_all`;
-        otherwise "SAME". (TensorFlow has fast CPU kernels for these two paddings, but not for
-        explicit ones.)
+        otherwise "SAME". TensorFlow has fast CPU kernels only for these two paddings.
     """
 
     def __init__(
@@ -64,11 +58,7 @@ class Windows:
         ]
 
     def with_halo(self, x: tf.Tensor) -> tf.Tensor:
-        """Extends a slice by the neighbours' elements that its windows read.
-
-        This includes the corners, because height is exchanged first, and then width with the new
-        rows.
-        """
+        """Extends a slice by the neighbours' elements (with corners) that its windows read."""
         for halo in self._halos:
             x = halo.exchange(x)
         return x

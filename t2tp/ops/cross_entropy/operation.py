@@ -23,9 +23,8 @@ def softmax_cross_entropy(
 
     If the vocabulary is split over the mesh, three numbers per token are all-reduced instead of the
     logits: first the maximum, then the sum of exponentials and the target's logit in one collective
-    (M. Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3). Label smoothing adds a fourth
-    number to the second collective, the sum of the logits. The logits are the only large tensor
-    that is saved for the gradient.
+    (M. Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3). Label smoothing adds the sum of
+    the logits to the second collective. Only the logits are saved for the gradient.
 
     Args:
       logits: [..., vocab], any float dtype; converted to float32.
@@ -43,8 +42,7 @@ def softmax_cross_entropy(
 
     Raises:
       ValueError: the targets do not have the dimensions of the logits without `vocab_dim`, z_loss
-        is negative, label_smoothing is not in [0, 1), or label_smoothing is above 0 and there is
-        only one class.
+        is negative, or label_smoothing is not in [0, 1) or is above 0 with only one class.
     """
     batch = logits.shape - vocab_dim
     if logits.shape.dims[-1] != vocab_dim:

@@ -7,10 +7,9 @@ tokens. One chunk of tokens is in memory at a time:
     chunk of x [rows, d_model]  ->  logits [rows, vocab]  ->  loss  ->  d_logits [rows, vocab]
                                 ->  d_x [rows, d_model], addend of d_table [vocab, d_model]
 
-The forward pass also computes the gradients of the loss sum, while a chunk's logits are in memory,
-so that nothing is computed twice. The backward pass multiplies them by the gradient w.r.t. the sum,
-a scalar. (P. Hsu et al., "Liger Kernel", arXiv:2410.10989, section 3.2, have the same idea for one
-GPU.)
+The forward pass also computes the gradients of the loss sum, while a chunk's logits are in memory.
+The backward pass multiplies them by the gradient w.r.t. the sum, a scalar. (P. Hsu et al., "Liger
+Kernel", arXiv:2410.10989, section 3.2, have the same idea for one GPU.)
 """
 
 import math
@@ -30,7 +29,7 @@ from t2tp.ops.cross_entropy.sliced_softmax import LossOptions, SlicedSoftmax
 # Fewer logits are computed without chunks: 64 MiB in float32.
 _MIN_CHUNK = 1 << 24
 # Chunks are used if the vocabulary is at least this many times d_model. With a smaller vocabulary,
-# the logits are no larger than the activations of a layer or two.
+# the logits are no larger than the activations of one or two layers.
 _WORTH = 4
 
 
@@ -55,9 +54,8 @@ def projected_cross_entropy(
 ) -> tuple[upstream.Tensor, upstream.Tensor]:
     """Sums the tokens' weighted cross-entropies for the logits `x table + bias`.
 
-    The vocabulary, d_model and the tokens may be split over the mesh. Each chunk needs the same
-    collectives as `softmax_cross_entropy`. If d_model is split, a chunk's logits are all-reduced
-    too.
+    The vocabulary, d_model and the tokens may be split over the mesh. Each chunk needs the
+    collectives of `softmax_cross_entropy` and, if d_model is split, an all-reduce of its logits.
 
     Args:
       x: [..., d_model], any float dtype.
@@ -137,9 +135,9 @@ class ProjectedCrossEntropyOperation(Operation):
         """Returns the number of tokens whose logits a processor computes at once.
 
         The tokens are divided equally into chunks of limited size. By default a chunk's logits may
-        be twice as large as the table, and at least `_MIN_CHUNK`. Reading the table and adding to
-        its gradient then take little time compared with the matmuls. The limit rises to six times
-        the table's size, as long as there are at least three chunks.
+        be twice as large as the table, and at least `_MIN_CHUNK`, so that reading the table and
+        adding to its gradient take little time. The limit rises to six times the table's size, as
+        long as there are at least three chunks.
         """
         _, tokens, vocab, d_model = self.product_sizes(layout)
         if layout.exact_sums:
@@ -231,8 +229,7 @@ class _ChunkKernel:
             written = d_xs if d_x is None else d_xs.write(i, d_x)
             return i + 1, [a + b for a, b in zip(sums, addends, strict=True)], written
 
-        # Sequential iterations: the collectives of all chunks share an instance key, so two chunks
-        # must not run at the same time.
+        # One iteration at a time, because the collectives of all chunks share an instance key.
         _, sums, d_xs = tf.while_loop(
             lambda i, *_: i < count,
             body,

@@ -35,7 +35,6 @@ class Losses(NamedTuple):
     """Per-token results, float32 [tokens].
 
     Attributes:
-      loss: the loss.
       nll: the loss without z-loss and label smoothing.
       log_z: the log of the sum of exponentials.
     """
@@ -141,17 +140,11 @@ class SlicedSoftmax:
 def subtracted_at(
     x: tf.Tensor, columns: tf.Tensor, values: tf.Tensor, *, scatters: bool
 ) -> tf.Tensor:
-    """Subtracts a value from one element of each row.
+    """Subtracts values [rows] from x [rows, columns], each at the row's index in `columns`.
 
-    On CPUs a scatter takes two thirds of the time that comparing each column's index takes. On GPUs
-    the comparison is better: XLA fuses it with other operations, but writes the operand of a
-    scatter to memory in float32 first.
-
-    Args:
-      x: [rows, columns].
-      columns: int32 [rows]; rows with a column out of range stay as they are.
-      values: [rows].
-      scatters: whether to scatter; otherwise all columns are compared.
+    Rows whose index is out of range stay as they are. On CPUs a scatter is faster than comparing
+    each column's index. On GPUs the comparison is faster: XLA fuses it with other operations, but
+    writes the operand of a scatter to memory in float32 first.
     """
     size = x.shape[1]
     if scatters:

@@ -21,9 +21,8 @@ def batch_norm(
     Mean and variance are over all dimensions except the last.
 
     S. Ioffe and C. Szegedy, "Batch Normalization" (arXiv:1502.03167), algorithm 1. The statistics
-    are global, even if the batch or the images are split over the mesh. The forward and the
-    backward pass have one collective each, with two numbers per channel. The norm is computed in at
-    least float32.
+    are over the global batch. If it is split, the forward and the backward pass have one collective
+    each, with two numbers per channel. The norm is computed in at least float32.
 
     Args:
       x: [..., channels].
@@ -235,9 +234,8 @@ class _Composed:
 
 def _norm(lowering: Lowering, tensor: upstream.Tensor, epsilon: float) -> _Kernels | _Composed:
     """Returns the implementation to use for slices of a tensor in this program."""
-    # If XLA compiles only regions of the program, TensorFlow's kernels run between these regions,
-    # on CPUs only: the kernels' gradient for GPUs is not deterministic. The kernels do not support
-    # float64.
+    # TensorFlow's kernels run between compiled regions. Their gradient for GPUs is not
+    # deterministic, and they do not support float64.
     target = lowering.mesh_impl(tensor).target
     uses_kernels = target.compiles_regions and target.on_cpu and tensor.dtype != tf.float64
     return _Kernels(epsilon) if uses_kernels else _Composed(epsilon)

@@ -165,8 +165,7 @@ class NormGradOperation(Operation):
             (projection,) = _means(lowering, whole, dims, scaled * normed)
             dx = inverse * (scaled - normed * projection)
         lowering.set_slice(self.outputs[0], tf.cast(dx, self.outputs[0].dtype))
-        # `t2tp.optim.per_row` adds the dimension of the rows to these outputs. The rows are then
-        # not summed.
+        # `t2tp.optim.per_row` keeps the rows by adding their dimension to these outputs.
         summed = [dim for dim in whole.shape.dims if dim not in self.outputs[1].shape.dims]
         products = [dy * normed, dy][: len(self.outputs) - 1]
         for output, product in zip(self.outputs[1:], products, strict=True):
@@ -177,10 +176,7 @@ class NormGradOperation(Operation):
 def _moments(
     lowering: Lowering, tensor: upstream.Tensor, x: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes mean and variance [..., 1] over the last dimension of `tensor`, which may be split.
-
-    `x` is the tensor's slice.
-    """
+    """Computes mean and variance [..., 1] over the last dimension, from the slice `x`."""
     mean = reduce_mean(x, -1, keepdims=True)
     variance = reduce_mean(tf.math.squared_difference(x, mean), -1, keepdims=True)
     mesh_impl = lowering.mesh_impl(tensor)
@@ -195,9 +191,9 @@ def _means(
     dims: Sequence[upstream.Dimension],
     *parts: tf.Tensor,
 ) -> list[tf.Tensor]:
-    """Computes means over `dims`, which may be split and become dimensions of size 1.
+    """Computes means over `dims`, which become dimensions of size 1, with one collective.
 
-    `parts` are slices of tensors that have the shape of `tensor`. One collective reduces all parts.
+    `parts` are slices of tensors that have the shape of `tensor`.
     """
     mesh_impl = lowering.mesh_impl(tensor)
     split = [mesh_impl.tensor_dimension_to_mesh_axis(dim) for dim in dims]

@@ -12,17 +12,14 @@ def combined_moments(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes mean and variance over slices of equal size, from each slice's mean and variance.
 
-    If `axes` are given, one collective all-gathers the means and variances.
+    If `axes` are given, which split the reduced dimensions, one collective all-gathers the means
+    and variances. Otherwise the statistics are over this processor's slices only.
 
     The formula squares the differences between the slices' means, not the means. A mean far from 0
     therefore costs no accuracy (T. Chan et al., "Updating Formulae and a Pairwise Algorithm for
     Computing Sample Variances", 1979).
 
-    Args:
-      collectives: this processor's collectives.
-      axes: the mesh axes that split the reduced dimensions; without axes, the statistics are over
-        this processor's slices only.
-      own: mean and population variance of each of this processor's slices, tensors of any shape.
+    `own` has the mean and the population variance of each of this processor's slices.
     """
     if not axes and len(own) == 1:
         return own[0]

@@ -26,9 +26,9 @@ def assign(
 
     Args:
       var: a variable, its value, or the result of unary operations on its value.
-      new_val: the new value, in the variable's shape.
+      new_val: the new value.
       assign_fn: `(mtf.Variable, tf.Variable, tf.Tensor) -> tf.Operation`.
-      name: name of the operation.
+      name: operation name.
 
     Raises:
       ValueError: `var` does not come from a variable.

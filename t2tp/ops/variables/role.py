@@ -8,8 +8,8 @@ heads, biases have two dimensions too. The code that creates a variable therefor
     experts' matrix [experts, d_model, d_ff]    MATRIX per expert, input d_model, output d_ff
     experts' bias            [experts, d_ff]    BIAS per expert, output d_ff
 
-Readers of the role are weight decay (`t2tp.optim.weight_decay`), Muon (`t2tp.optim.muon`),
-`transfer_from` (`t2tp.ops.variables.transfer`) and the balancing of experts.
+Weight decay (`t2tp.optim.weight_decay`), Muon (`t2tp.optim.muon`), `transfer_from`
+(`t2tp.ops.variables.transfer`) and the balancing of experts read the role.
 """
 
 from collections.abc import Sequence

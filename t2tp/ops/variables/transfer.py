@@ -89,10 +89,7 @@ class Transfer:
     def scaled_initializer(self, name: str, role: Role, default: object) -> tuple[object, Growth]:
         """Returns the small model's initializer, scaled for a variable, and the variable's growth.
 
-        Args:
-          name: full name of the variable.
-          role: its role.
-          default: the layer's initializer, returned if there are no small variables.
+        Without small variables, returns `default`, the layer's initializer.
 
         Raises:
           ValueError: the small model has no such variable, or its initializer cannot be scaled.

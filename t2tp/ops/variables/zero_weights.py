@@ -53,10 +53,8 @@ def get_variable(
       initializer: a TensorFlow initializer.
       trainable: whether the optimizer changes the variable.
       frozen: whether the variable is a weight that the optimizer does not change. Stage 3 shards
-        frozen weights at rest like other weights. Stages 1 and 2 do not, because frozen weights
-        have no optimizer state.
-      role: the purpose of the variable's dimensions. Weight decay, Muon, `transfer_from` and the
-        balancing of experts read it. None: the purpose is not declared.
+        frozen weights at rest like other weights. Stages 1 and 2 do not.
+      role: the purpose of the variable's dimensions; None: not declared.
       **kwargs: arguments of `tf.get_variable`.
     """
     shape = upstream.convert_to_shape(shape)
@@ -119,17 +117,7 @@ class ShardedVariable(Hooks, upstream.Variable):
         initializer: object,
         **kwargs: object,
     ) -> None:
-        """Creates the variable.
-
-        Args:
-          mesh: the program's mesh.
-          name: name within the variable scope.
-          shape: shape in use.
-          stored: the shape at rest.
-          dtype: the dtypes for storing and reading.
-          initializer: a TensorFlow initializer.
-          **kwargs: arguments of `tf.get_variable`.
-        """
+        """Creates the variable, of `shape` in use and shape `stored` at rest."""
         self._stored = stored
         super().__init__(mesh, name, shape, dtype, initializer, trainable=True, **kwargs)
         self.gathered_variable = self.name
@@ -205,10 +193,9 @@ def gradients(
     grad_ys: Sequence[upstream.Tensor | None] | None = None,
     operations: Sequence[upstream.Operation] | None = None,
 ) -> list[upstream.Tensor | None]:
-    """Returns the gradients of the sum of `ys` w.r.t. each of `xs`.
+    """Returns the gradients of the sum of `ys` w.r.t. each of `xs`; None without a dependency.
 
-    A gradient is None if the sum does not depend on the tensor. In ZeRO stage 3 the backward pass
-    gathers the weights again.
+    In ZeRO stage 3 the backward pass gathers the weights again.
 
     Args:
       ys: the tensors to differentiate.
@@ -231,8 +218,7 @@ def gradients(
 def _gathering_again(backward: list[upstream.Operation]) -> list[upstream.Operation]:
     """Returns the operations of a backward pass and new gathers, in program order.
 
-    The backward pass then reads no gather of the forward pass, so that gathered weights need not
-    stay in memory.
+    Weights that the forward pass gathered can then be freed.
     """
     inside = set(backward)
     again: dict[upstream.Tensor, upstream.Tensor] = {}
@@ -301,9 +287,8 @@ def gradients_at_rest(
 ) -> list[upstream.Tensor]:
     """Reduce-scatters gradients of whole variables to the variables' shapes at rest.
 
-    A reduce-scatter starts as soon as its gradient is computed, while the backward pass continues
-    with earlier layers. With `exact_sums`, a gradient may be the sum of several reduce-scatters.
-    These run at the end of the backward pass.
+    A reduce-scatter starts as soon as its gradient is computed. With `exact_sums`, a gradient may
+    be the sum of several reduce-scatters, which run at the end of the backward pass.
     """
     at_rest = [_at_rest(grad, var.shape) for grad, var in zip(grads, variables, strict=True)]
     scatters = [
@@ -317,10 +302,7 @@ def gradients_at_rest(
 
 
 def _at_rest(grad: upstream.Tensor, shape: upstream.Shape) -> upstream.Tensor:
-    """Reshapes a gradient to a variable's shape at rest.
-
-    If `separate_sums` returns several addends, reshapes each addend and then adds them.
-    """
+    """Reshapes a gradient, or each of its `separate_sums`, to a variable's shape at rest."""
     if grad.shape == shape:
         return grad
     return functools.reduce(operator.add, [upstream.reshape(x, shape) for x in separate_sums(grad)])
