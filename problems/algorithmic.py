@@ -29,7 +29,6 @@ class AlgorithmicProblem(PairProblem):
     Attributes:
       base: number of different digits.
       max_symbols: max length of a sequence without EOS.
-      sample_counts: number of samples of each split.
     """
 
     base = 2

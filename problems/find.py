@@ -29,7 +29,7 @@ def find(name: str, options: str = "") -> Problem:
         problem's name precedes an option for only one problem: "b.arrangement=packed".
 
     Raises:
-      UnknownNameError: there is no such problem; the message has the nearest name.
+      UnknownNameError: there is no such problem.
       ValueError: the options cannot be parsed, or the problem has no inputs to swap.
     """
     if name.startswith(PREFIX):

@@ -82,9 +82,6 @@ class Image2ClassProblem(ImageProblem):
     """Image to class. A sample has "image" and "label", the index of its class.
 
     Batches have inputs (float32, 0 to 1), targets (the class) and weights.
-
-    Attributes:
-      class_names: names of the classes 0, 1, ...
     """
 
     metric_names = ("loss", "accuracy", "accuracy_top5", "neg_log_perplexity")

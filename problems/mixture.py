@@ -337,10 +337,7 @@ def _first(class_names: Sequence[str]) -> str:
 def find_mixture(name: str, options: str, find: Callable[[str, str], Problem]) -> Mixture:
     """Returns the mixture of a name and options.
 
-    Args:
-      name: see `mixture_name.read_name`.
-      options: options of the mixture, and of its problems (see `mixture_name.find_parts`).
-      find: name and options -> problem.
+    See `mixture_name` for the name, and for the options of the problems.
 
     Raises:
       ValueError: the name is invalid, or the problems cannot be mixed.

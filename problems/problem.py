@@ -198,12 +198,7 @@ class Problem(Preparable):
         return [name for kind in kinds for name in vars(kind).get("making_options", ())]
 
     def change_hparams(self, hparams: HParams, data_dir: AnyPath | None = None) -> None:
-        """Sets the problem's values in a model's hparams; call it before setting the user's values.
-
-        Args:
-          hparams: the model's hparams.
-          data_dir: directory of prepared data, if known.
-        """
+        """Sets the problem's values in a model's hparams, before the user's values are set."""
         for name, value in self.hparams_changes.items():
             if name in hparams.values():
                 hparams.set(name, value)
@@ -212,7 +207,7 @@ class Problem(Preparable):
         """Returns the evaluation metrics by the names in `metric_names`.
 
         Args:
-          sums: sums over all batches of the model's counts and of the results of `counts`; see
+          sums: totals over all batches, of the model's counts and of `counts`; see
             `metrics.METRICS`.
 
         Raises:

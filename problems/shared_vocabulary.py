@@ -94,12 +94,8 @@ def interleave(
 ) -> Iterator[str]:
     """Yields texts of several sources, keeping the sources' total bytes in proportion.
 
-    An exhausted source restarts, until every source has been exhausted once.
-
-    Args:
-      texts: texts of each source, iterable any number of times.
-      shares: proportions of the sources, with any sum.
-      most_bytes: stops after this many bytes.
+    An exhausted source is iterated again, until every source has been exhausted once or
+    `most_bytes` bytes were yielded. The proportions `shares` may have any sum.
     """
     running = [iter(each) for each in texts]
     num_bytes = [0] * len(texts)

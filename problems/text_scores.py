@@ -68,7 +68,7 @@ def score(names: Sequence[str], predictions: Texts, references: Texts) -> dict[s
 
     Raises:
       ValueError: the numbers of predictions and references differ, or are 0.
-      ModuleNotFoundError: the package of a score is not installed; the message has the remedy.
+      ModuleNotFoundError: the package of a score is not installed.
     """
     if len(predictions) != len(references) or not references:
         raise ValueError(

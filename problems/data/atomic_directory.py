@@ -25,7 +25,7 @@ def exclusive_build(directory: Path) -> Iterator[None]:
     If a process was killed while it replaced the old directory, the replacement is completed first.
 
     Raises:
-      OSError: the parent directory cannot be made or written; the message names it.
+      OSError: the parent directory cannot be made or written.
     """
     parent = directory.parent
     try:

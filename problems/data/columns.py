@@ -17,9 +17,7 @@ from t2tp.problems.data.shards import OFFSET, Checks, read_checks, shard_name
 class Column:
     """One column of a split.
 
-    Attributes:
-      size: number of values over all examples.
-      dtype: type of the values.
+    `size` is the number of values of all examples.
     """
 
     def __init__(self, files: Sequence[Path], dtype: np.dtype):

@@ -241,10 +241,7 @@ def read_options(directory: Path) -> dict[str, Any]:
 def check_file(path: Path, expected: FileState, read_up_to: int) -> None:
     """Checks that a file has not changed since it was written.
 
-    Args:
-      path: the file.
-      expected: state of the file when it was written.
-      read_up_to: compare contents of files up to this size in bytes, and only the size otherwise.
+    Compares the contents of a file of at most `read_up_to` bytes; otherwise only the size.
 
     Raises:
       DamagedDataError: the file is missing or changed.

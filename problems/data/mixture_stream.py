@@ -92,14 +92,7 @@ class MixtureStream:
         batch_size: int | BatchSizes,
         seed: int,
     ):
-        """Sets the rows and the schedule of the mixture.
-
-        Args:
-          source: the rows of all problems.
-          schedule: the stages.
-          batch_size: rows of a batch, or `BatchSizes` if the number changes during the run.
-          seed: seed of the order.
-        """
+        """Sets the rows and the schedule of the mixture."""
         self._source = source
         self._schedule = schedule
         self._seed = seed

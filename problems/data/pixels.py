@@ -49,9 +49,7 @@ class PixelField:
 class EncodedPixelField(PixelField):
     """Images stored compressed: [batch, height, width, channels].
 
-    Attributes:
-      column: the bytes of the image files.
-      decode: decodes the bytes of an image.
+    `column` has the bytes of the image files, and `decode` decodes them.
     """
 
     decode: Callable[[bytes], np.ndarray]

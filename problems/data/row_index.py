@@ -81,11 +81,7 @@ def open_index(
     One process of a host computes the index while the others wait. If the directory cannot be
     written, each process computes the index in temporary files.
 
-    Args:
-      directory: directory of the index; None: do not store it.
-      name: name of the index, unique within the data.
-      examples: number of examples of the split.
-      make: writes the index.
+    If `directory` is None, the index is not stored. `name` must be unique within the data.
     """
     if directory is None:
         return _temporary(examples, make)

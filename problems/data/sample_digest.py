@@ -16,7 +16,7 @@ TEXTS_NOTE = ".vocabulary_texts"
 
 
 class ChangedSourcesError(Exception):
-    """Raised if an interrupted attempt had other samples; the message names the difference."""
+    """Raised if an interrupted attempt had other samples."""
 
 
 class SampleDigest:

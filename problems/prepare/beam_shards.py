@@ -41,12 +41,7 @@ def make_with_beam(
 ) -> None:
     """Carries out jobs as a pipeline, and waits for its end.
 
-    Args:
-      builder: makes a shard.
-      jobs: the shards.
-      directory: directory for the shards, shared by all workers.
-      settings: the runner and its options.
-      is_made: whether the shard of a job is complete.
+    `is_made` returns whether the shard of a job is complete. All workers share the directory.
 
     Raises:
       ChildProcessError: workers of this host were killed several times without finishing a shard

@@ -23,9 +23,7 @@ _SPOOLED = ".samples"
 class OpenSamples:
     """The samples of a problem's splits, each opened when first called with the split's name.
 
-    Attributes:
-      scratch: the directory of downloads.
-      settings: settings of the generation.
+    `scratch` is the directory of downloads.
     """
 
     def __init__(

@@ -34,10 +34,7 @@ def overlaps(
 ) -> dict[str, dict[str, int]]:
     """Counts the examples of each split that occur in an earlier split.
 
-    Args:
-      splits: the columns of each split, in one or several parts; the first split is for training.
-      examples_at_once: number of examples whose digests are computed at a time.
-      values_at_once: number of values to read at a time.
+    The first of the splits is for training.
 
     Returns:
       split -> earlier split -> number of examples that occur in both, if above 0.

@@ -104,13 +104,6 @@ def make_shards(
 ) -> tuple[dict[str, SplitSizes], dict[str, FileState]]:
     """Generates the shards that `directory` does not have yet, and checks the existing shards.
 
-    Args:
-      problem: the problem.
-      directory: directory for the shards; it has the problem's vocabulary.
-      tmp_dir: directory of the problem's downloads.
-      sample_counts: number of samples of each split.
-      settings: settings of the generation.
-
     Returns:
       The sizes of each split, and all files of the shards.
 

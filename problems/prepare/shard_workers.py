@@ -74,13 +74,8 @@ def make_in_processes(
 ) -> None:
     """Carries out jobs in worker processes; repeats the jobs of a killed process.
 
-    Args:
-      builder: makes a shard.
-      jobs: the shards.
-      num_workers: number of processes.
-      progress: shows the progress.
-      num_bad: returns the number of bad samples of finished shards.
-      is_made: whether the shard of a job is complete.
+    `num_bad` returns the number of bad samples of finished shards, and `is_made` whether the shard
+    of a job is complete.
 
     Raises:
       ChildProcessError: workers were killed three times without finishing a shard in between.
@@ -102,11 +97,8 @@ def repeat_after_deaths(
 ) -> None:
     """Carries out jobs; after the death of a worker, repeats the jobs that are not finished.
 
-    Args:
-      make: carries out jobs, and raises WorkerDeathError when a worker is killed.
-      jobs: the shards.
-      is_made: whether the shard of a job is complete.
-      workers_flag: the flag with the number of workers, for the error.
+    `make` raises WorkerDeathError when a worker is killed. `is_made` returns whether the shard of a
+    job is complete. `workers_flag` is for the error.
 
     Raises:
       ChildProcessError: workers were killed three times without finishing a shard in between.

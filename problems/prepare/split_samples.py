@@ -38,11 +38,7 @@ class BadSamples:
     def add(self, split: str, number: int, error: Exception, sample: Any = None) -> str:
         """Counts a bad sample, unless it has been counted before; returns a message about it.
 
-        Args:
-          split: split of the sample.
-          number: index of the sample in the problem's own, unshuffled order.
-          error: the error that was raised.
-          sample: the sample, if it could be read.
+        `number` is the sample's index in the problem's own, unshuffled order.
 
         Raises:
           BadSampleError: there are more bad samples than the limit.

@@ -50,7 +50,7 @@ class ChatTemplate:
           max_seconds: limit of a rendering's processor time, in seconds.
 
         Raises:
-          ModuleNotFoundError: Jinja is not installed or too old; the message has the remedy.
+          ModuleNotFoundError: Jinja is not installed or too old.
           ValueError: the source is not a template.
         """
         with optional_import("chat templates need the library jinja2: pip install -e '.[text]'"):

@@ -45,11 +45,7 @@ _NORMALIZATIONS = {"none": "identity", "nfkc": "nfkc", "nmt_nfkc": "nmt_nfkc"}
 
 
 class SubwordVocabulary(Vocabulary):
-    """Pieces of words, and bytes for characters without a piece.
-
-    Attributes:
-      model: the serialized SentencePiece ModelProto.
-    """
+    """Pieces of words, and bytes for characters without a piece."""
 
     file_name = "vocabulary.model"
 
@@ -103,7 +99,7 @@ class SubwordVocabulary(Vocabulary):
         """Returns the token ids of texts; see `Vocabulary.encode_in_graph`.
 
         Raises:
-          ModuleNotFoundError: tensorflow-text is not installed; the message has the remedy.
+          ModuleNotFoundError: tensorflow-text is not installed.
         """
         import tensorflow as tf
 

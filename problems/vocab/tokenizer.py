@@ -47,7 +47,7 @@ class TokenizerVocabulary(Vocabulary):
           end_ids: ids of further tokens at which generation stops.
 
         Raises:
-          ModuleNotFoundError: `tokenizers` is not installed; the message has the remedy.
+          ModuleNotFoundError: `tokenizers` is not installed.
           ValueError: the contents are not a tokenizer, or lack a token.
         """
         advice = f"{TOKENIZER_FILE} needs the library tokenizers: pip install -e '.[text]'"

@@ -76,7 +76,7 @@ def _choose_threads(config: RunConfig) -> None:
 
 @contextlib.contextmanager
 def joined(join: Callable[[], Cluster]) -> Iterator[Cluster]:
-    """Joins the other processes, if any; yields the cluster, and passes failures to the others.
+    """Connects the processes; yields the cluster, and passes a failure to the other processes.
 
     Raises:
       UsageError: `join` raised a ValueError.
@@ -93,7 +93,7 @@ def joined(join: Callable[[], Cluster]) -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def _propagate_failure(cluster: Cluster) -> Iterator[None]:
-    """If the context raises an error, makes the other processes end and report it."""
+    """If the context raises an error, makes the other processes end and report the error."""
     try:
         yield
     except (*_OTHERS_FAULT, ProcessMismatchError, TrainingInterrupted):
@@ -115,12 +115,10 @@ def checking_same_checkpoint() -> Iterator[None]:
 def check_same(cluster: Cluster, what: Mapping[str, Any]) -> None:
     """Checks that all processes were started with the same settings.
 
-    Args:
-      cluster: the processes.
-      what: values by name that must be the same in all processes.
+    `what` has the settings by name.
 
     Raises:
-      ProcessMismatchError: a value differs; the message names the value and two processes.
+      ProcessMismatchError: a setting differs.
     """
     own = json.dumps({name: repr(value) for name, value in what.items()})
     first, *others = (json.loads(each) for each in cluster.process_allgather("run", own))

@@ -27,7 +27,7 @@ def follow_checkpoints(
 
     Args:
       directory: directory of the run's checkpoints, which need not exist yet.
-      cluster: the processes that call this function together.
+      cluster: the processes that call this function.
       known: steps of checkpoints to skip.
       timeout_mins: the iteration ends after this many minutes without a new checkpoint.
       look_seconds: polling interval.

@@ -31,7 +31,7 @@ class EvaluationRecord:
         A run that was killed and resumed may reach a step twice.
 
         Raises:
-          UsageError: the file cannot be written, for example because the disk is full.
+          UsageError: the file cannot be written.
         """
         line = {
             "step": step,

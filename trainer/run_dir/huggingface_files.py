@@ -1,4 +1,4 @@
-"""A converted run's copies of files of its Hugging Face checkpoint: tokenizer, config, template.
+"""The Hugging Face files that a converted run keeps: tokenizer, config and chat template.
 
 A warm start from a converted run copies these files again, for decoding and exporting.
 """

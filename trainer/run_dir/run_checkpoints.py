@@ -154,9 +154,9 @@ class RunCheckpoints:
                 inherit_files(self._config.output_dir, self._warm_start, self._matched)
 
     def _base_elsewhere(self) -> Path | None:
-        """Returns where to look first for the base model of adapters; None without a warm start.
+        """Returns the warm start's checkpoint, the first place to look for the base of adapters.
 
-        The path that was recorded with the adapters may be outdated.
+        The path of the base that was recorded with the adapters may be outdated.
         """
         if self._warm_start is None:
             return None
@@ -232,10 +232,7 @@ class RunCheckpoints:
     ) -> RunSaver:
         """Creates the saver of a training.
 
-        Args:
-          variables: the variables to save.
-          batch_sizes: the batch size of each step; None if unknown.
-          saved: called with the step of each complete checkpoint; see `RunSaver`.
+        `saved` is called with the step of each complete checkpoint; see `RunSaver`.
         """
         self.batch_sizes = batch_sizes
         metadata = metadata_of(variables, self._layout)
@@ -283,9 +280,7 @@ class RunCheckpoints:
 def reinitialize(variables: Variables, fresh: Variables) -> None:
     """Resets variables to their initial values.
 
-    Args:
-      variables: the run's variables.
-      fresh: empty `Variables` with the same layout, cluster and seed.
+    `fresh` is empty, with the same layout, cluster and seed.
     """
     variables.loaded_from_base.clear()
     for variable in variables:

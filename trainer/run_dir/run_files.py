@@ -102,7 +102,7 @@ def write(output_dir: str | os.PathLike[str], hparams: HParams, flags: Mapping[s
     """Writes `run.yaml` atomically; creates the directory if needed.
 
     Raises:
-      UsageError: the file cannot be written, for example because the disk is full.
+      UsageError: the file cannot be written.
     """
     directory = Path(output_dir)
     flags = {k: address_of(v) if isinstance(v, str) else v for k, v in flags.items()}
@@ -117,7 +117,7 @@ def check_same_run(output_dir: str, saved: SavedRun, model: str, problem: str) -
     """Checks that the run in a directory has this model and problem.
 
     Raises:
-      OtherRunError: the model or problem differs; the message names both.
+      OtherRunError: the model or problem differs.
     """
     requested = {"model": model, "problem": problem}
     if any(saved.flags.get(name) != requested[name] for name in _FIXED_FLAGS):

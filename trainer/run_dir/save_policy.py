@@ -28,9 +28,7 @@ class EverySteps:
     def __init__(self, steps: int, last_step: int | None = None) -> None:
         """Counts from step 0.
 
-        Args:
-          steps: steps between checkpoints.
-          last_step: the last step of the training, which is saved too; used only by `next`.
+        `last_step` is the last step of the training; only `next` uses it.
         """
         self._steps = steps
         self._last_step = last_step
@@ -64,14 +62,7 @@ class EverySeconds:
         first_step: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Starts the clock.
-
-        Args:
-          seconds: seconds between checkpoints.
-          cluster: the processes of the run.
-          first_step: the step that the training starts from.
-          clock: returns the current time in seconds.
-        """
+        """Starts the clock."""
         self._seconds = seconds
         self._cluster = cluster
         self._clock = clock

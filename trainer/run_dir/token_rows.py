@@ -65,7 +65,8 @@ class TokenRows:
         for text, tokens in _tokens_by_text(new).items():
             found = sources.get(text, [])
             # Several tokens may have the same text, such as a byte and a subword. They are matched
-            # from the last to the first, because texts are encoded with the last, the subword.
+            # from the last to the first, because the last token is the subword, with which texts
+            # are encoded.
             for back, token in enumerate(reversed(tokens) if found else ()):
                 rows[token] = found[max(len(found) - 1 - back, 0)]
         if rows[here.end_of_document] < 0:
@@ -109,10 +110,7 @@ class TokenRows:
 
         Slices that differ only in their rows share one pass over the saved table.
 
-        Args:
-          saved: the checkpoint.
-          name: name of a tensor in the checkpoint; its shape `fits`.
-          variable: the variable to load.
+        `name` is the name of a tensor in the checkpoint, whose shape `fits`.
         """
         axis, shape = vocab_axis(variable), saved.shapes()[name]
         assert axis is not None
@@ -170,9 +168,7 @@ def vocab_axis(variable: SlicedVariable) -> int | None:
 def rows_between(path: str, vocabulary: Vocabulary | None) -> MatchedRows:
     """Matches a new run's vocabulary with the vocabulary of the run that it starts from.
 
-    Args:
-      path: the run or checkpoint to start from; see `find_checkpoint.find`.
-      vocabulary: the new run's vocabulary; None if its problem has no text.
+    `vocabulary` is None if the new run's problem has no text.
     """
     if vocabulary is None:
         return None, ""

@@ -11,12 +11,7 @@ from t2tp.processes.process_spec import THREADS_VARIABLE
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices of one trial; by default, all devices of this host.
-
-    Attributes:
-      gpus: ids of GPUs.
-      cores: ids of cores.
-    """
+    """The devices of one trial; by default, all devices of this host."""
 
     gpus: Sequence[str] = ()
     cores: Sequence[int] = ()

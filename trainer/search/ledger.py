@@ -48,7 +48,11 @@ class Claim(NamedTuple):
 
 
 class Ledger:
-    """The points of a search and the trials of this and other processes."""
+    """The points of a search and the trials of this and other processes.
+
+    Methods that record something about a trial raise LostClaimError if another process has ended
+    the trial.
+    """
 
     def __init__(
         self,
@@ -61,13 +65,7 @@ class Ledger:
     ) -> None:
         """Enqueues a new attempt at each point whose last attempt failed.
 
-        Args:
-          study: the study of the search.
-          ranged: ranges of the hyperparameters.
-          sampling: draws the points.
-          points: number of points.
-          lost_after_seconds: a trial without a heartbeat for this time is lost.
-          clock: returns seconds.
+        A trial without a heartbeat for `lost_after_seconds` is lost.
         """
         self._study = study
         self._ranged = ranged
@@ -142,11 +140,7 @@ class Ledger:
         return claim
 
     def heartbeat(self, claim: Claim) -> None:
-        """Shows other processes that the trial is alive; does nothing after a recent heartbeat.
-
-        Raises:
-          LostClaimError: another process has ended the trial.
-        """
+        """Shows other processes that the trial is alive; does nothing after a recent heartbeat."""
         last = self._last_heartbeats[claim.trial.number]
         if self._clock() - last >= self._lost_after_seconds / 4:
             with _unless_ended(claim):
@@ -158,39 +152,23 @@ class Ledger:
         self._study._storage.record_heartbeat(trial._trial_id)  # type: ignore[attr-defined]
 
     def report(self, claim: Claim, step: int, value: float) -> bool:
-        """Records an evaluation; returns whether the pruner stops the trial.
-
-        Raises:
-          LostClaimError: another process has ended the trial.
-        """
+        """Records an evaluation; returns whether the pruner stops the trial."""
         with _unless_ended(claim):
             claim.trial.report(value, step)
             return claim.trial.should_prune()
 
     def complete(self, claim: Claim, values: Sequence[float]) -> None:
-        """Records the result of a trial.
-
-        Raises:
-          LostClaimError: another process has ended the trial.
-        """
+        """Records the result of a trial."""
         with _unless_ended(claim):
             self._study.tell(claim.trial, values)
 
     def prune(self, claim: Claim) -> None:
-        """Records that a trial was pruned.
-
-        Raises:
-          LostClaimError: another process has ended the trial.
-        """
+        """Records that a trial was pruned."""
         with _unless_ended(claim):
             self._study.tell(claim.trial, state=TrialState.PRUNED)
 
     def fail(self, claim: Claim, error: str) -> None:
-        """Records that a trial failed because of `error`.
-
-        Raises:
-          LostClaimError: another process has ended the trial.
-        """
+        """Records that a trial failed because of `error`."""
         with _unless_ended(claim):
             claim.trial.set_user_attr(ERROR, error)
             self._study.tell(claim.trial, state=TrialState.FAIL)

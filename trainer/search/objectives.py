@@ -7,9 +7,7 @@ from t2tp.trainer.errors import UsageError
 def parse_objectives(text: str, minimize: bool) -> list[BestMetric]:
     """Parses `METRIC`, `min:METRIC` or `max:METRIC`, or several of these, separated by commas.
 
-    Args:
-      text: the value of --metric.
-      minimize: the direction of a metric without `min:` or `max:`.
+    `minimize` is the direction of a metric without `min:` or `max:`.
 
     Raises:
       UsageError: the text cannot be parsed, or a metric occurs twice.

@@ -31,12 +31,8 @@ def table(
 ) -> str:
     """Formats a line per trial: the best trials first, then pruned and failed trials.
 
-    Args:
-      study: the study of the search.
-      results: the ended trials, by the index of their points.
-      objectives: metrics to compare trials by. With several metrics, the Pareto-optimal trials come
-        first, marked by a star.
-      directory: directory of the search.
+    With several objectives, the Pareto-optimal trials come first, marked by a star. `results` are
+    the ended trials, by the index of their points.
     """
     best = {trial.number for trial in study.best_trials} if len(objectives) > 1 else set()
     front = {point for point, trial in results.items() if trial.number in best}

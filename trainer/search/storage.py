@@ -38,12 +38,7 @@ def open_study(
 ) -> optuna.Study:
     """Opens a study; creates it if needed.
 
-    Args:
-      address: URL of a database.
-      name: name of the study.
-      hparams_range: name of the ranged set.
-      objectives: metrics to compare trials by.
-      lost_after_seconds: a trial without a heartbeat for this time is lost.
+    A trial without a heartbeat for `lost_after_seconds` is lost.
 
     Raises:
       UsageError: the study cannot be opened, or belongs to a search with other settings.

@@ -21,10 +21,7 @@ class Sampling:
     def __init__(self, name: str, ranged: RangedHParams, grid_points: int) -> None:
         """Sets the sampler.
 
-        Args:
-          name: value of --sampler.
-          ranged: the ranges.
-          grid_points: number of values of each interval in a grid.
+        `name` is the value of --sampler; `grid_points` is the number of values of each interval.
         """
         self._name = name
         self._ranged = ranged
