@@ -1,10 +1,10 @@
 """Sums in a fixed order, so that every mesh computes the same bits.
 
 Floats are rounded after each addition, so a sum depends on the order of its additions. With
-`exact_sums=8`, each dimension that a layout may split, except `length`, is cut into 8 equal parts.
-(If 8 does not divide its size, the number of parts is the greatest common divisor of both.) The
-*global* dimension is cut, so the parts are the same on every layout. An operation that sums over
-the dimension is lowered once for each part. The sums of the parts are added as a binary tree:
+`exact_sums=8`, each dimension that a layout may split, except `length`, is cut into 8 equal parts
+(into gcd(8, size) parts if 8 does not divide its size). The *global* dimension is cut, so the parts
+are the same on every layout. An operation that sums over the dimension is lowered once for each
+part. The sums of the parts are added as a binary tree:
 
     ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7))
 

@@ -38,7 +38,8 @@ def lowering_order(
     """Orders operations for lowering and groups weight gathers that can share a collective.
 
     Returns:
-      groups in lowering order: gathers that share collectives, or one other operation.
+      the groups in lowering order. A group has either gathers that share collectives, or one other
+      operation.
     """
     if storage.stage == 3:
         return _prefetch_gathers(operations, storage.prefetch)

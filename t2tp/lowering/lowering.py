@@ -80,7 +80,7 @@ def has_effect(op: upstream.Operation) -> bool:
 
 
 def tensors_read(op: upstream.Operation) -> list[upstream.Tensor]:
-    """Returns the tensors that an operation reads. A loop also reads the inputs of its body."""
+    """Returns the tensors that an operation, or an operation inside it, reads."""
     tensors = [*op.inputs]
     tensors += [x for x in (hooks(op).rng_dependency, hooks(op).predicate) if x is not None]
     if isinstance(op, upstream.PrintOperation):

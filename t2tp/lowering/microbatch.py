@@ -73,10 +73,11 @@ class Microbatch:
 
 
 def rows_of_microbatch(part: upstream.Dimension, layout: Layout) -> int:
-    """Returns the length of a microbatch's ranges of consecutive rows of the batch.
+    """Returns the length of a microbatch's ranges of consecutive rows in the batch.
 
-    With `Layout.spreads_microbatches` there is one range; otherwise there is one per processor.
-    `part` is the batch dimension of a microbatch.
+    With `Layout.spreads_microbatches` there is one range. Otherwise there is one for each slice of
+    the batch; with `exact_sums`, the axes that split positions divide it further. `part` is the
+    batch dimension of a microbatch.
     """
     if layout.spreads_microbatches:
         return part.size

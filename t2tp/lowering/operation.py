@@ -127,8 +127,8 @@ class Hooks:
     def unpadded_share(self, layout: Layout) -> float:
         """Returns the fraction of `product_sizes` that is not padding in the lowered program.
 
-        `t2tp_plan` lowers few layers and scales their work up, but not the padding: in the full
-        model, weights of other layers are in the place of this padding.
+        `t2tp_plan` lowers few layers and scales their work up, but not their padding: in the full
+        model, weights of other layers fill the padding.
         """
         del layout
         return 1.0
@@ -136,7 +136,7 @@ class Hooks:
     def slice_flops(self, layout: Layout) -> float:
         """Returns a processor's floating-point operations; gradient operations define it too.
 
-        0: the planner multiplies `matmul_flops` by the fraction of the output in a slice.
+        If it is 0, the planner multiplies `matmul_flops` by the fraction of the output in a slice.
         """
         del layout
         return 0.0

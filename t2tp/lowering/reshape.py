@@ -20,10 +20,9 @@ communication is necessary.
 
 Where an axis does not divide its dimension, factors are counted in the padded tensor: [5] split
 over 3 processors has slices [2] of [6]. If only one of the two shapes splits the dimension, the
-other shape has all 5 elements on each processor. An unsplit old shape is padded to 6 before the
-reshape. An unsplit new shape is cut to 5 after the reshape. If the reshape merges the dimension
-with others, or another axis splits it afterwards, the dimension is gathered first, because its
-padding cannot stay in place.
+other shape has all 5 elements on each processor: they are padded to 6 before the reshape, or 6 are
+cut to 5 after it. If the reshape merges the dimension with others, or another axis splits it
+afterwards, its padding cannot stay in place, so the dimension is gathered first.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ def relayout_all(mesh_impl: SpmdMeshImpl, relayouts: Sequence[Relayout]) -> list
 def _gather_buckets(
     relayouts: Sequence[Relayout], axes: Sequence[Sequence[int] | None]
 ) -> list[list[int]]:
-    """Groups the indices of conversions that share a gather; `axes` is None if one needs more."""
+    """Groups the indices of conversions whose gathers can share a collective."""
     buckets: list[list[int]] = []
     open_buckets: dict[tuple, list[int]] = {}
     for i, (relayout, gather_axes) in enumerate(zip(relayouts, axes, strict=True)):

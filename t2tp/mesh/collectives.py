@@ -1,9 +1,9 @@
 """Collectives of a processor within its groups along mesh axes.
 
 A group consists of the processors that differ only in their coordinates on some axes. The
-collectives are TensorFlow's. They use NCCL if each processor has a separate GPU; otherwise rings,
-with gRPC between processes. All processors run the same program, which computes the processor's
-group from its number `pnum`, an argument of the program.
+collectives are TensorFlow's. If each processor has a separate GPU, they use NCCL; otherwise they
+use rings, with gRPC between processes. All processors run the same program, which computes the
+processor's group from its number `pnum`, an argument of the program.
 """
 
 import contextlib
@@ -245,8 +245,7 @@ class Collectives:
         """Sends one part to each member of the group along some axes: an all-to-all.
 
         Args:
-          parts: [receiver's coordinate on each axis..., part...]. A joint axis has a coordinate on
-            each of its parts.
+          parts: [receiver's coordinate on each axis..., part...]; see `gather`.
           axes: mesh axes.
 
         Returns:
@@ -265,8 +264,7 @@ class Collectives:
         """Sums the group's tensors; each member gets its part: a reduce-scatter.
 
         Args:
-          parts: [receiver's coordinate on each axis..., part...]. A joint axis has a coordinate on
-            each of its parts.
+          parts: [receiver's coordinate on each axis..., part...]; see `gather`.
           axes: mesh axes.
           sums: names of the tensors that are summed.
         """

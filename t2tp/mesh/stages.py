@@ -32,9 +32,9 @@ class Pipeline:
 def names_by_stage(mesh: upstream.Mesh, name: str) -> tuple[str | None, ...] | None:
     """Returns the names of a layer's variable or operation on each stage.
 
-    All stages share one graph, which has the layers of one stage. Only the first stage has the
-    graph's `layer_00/w` under this name. Another stage has, for example, `layer_06/w` in its place,
-    or no such layer (None).
+    All stages share one graph, which has the layers of one stage. A variable's name in the graph is
+    its name on the first stage: `layer_00/w`. On another stage its name is, for example,
+    `layer_06/w`, or None if the stage has no such layer.
 
     Returns:
       the names by stage, or None if `name` belongs to no layer, or there are no stages.

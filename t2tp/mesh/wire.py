@@ -2,8 +2,7 @@
 
 Messages are TensorFlow's `CollectiveBcastSendV2` and `CollectiveBcastRecvV2` in groups of two.
 Unlike other collectives, they may be inside a condition that differs between processors. The stages
-of a pipeline need this: they send only when a microbatch is ready. Sender and receiver read the
-same table, which lists the iterations of a loop in which a message is sent.
+of a pipeline need this: they send only when a microbatch is ready.
 """
 
 from collections.abc import Callable, Sequence

@@ -29,10 +29,8 @@ class ImageClassifier(Model):
     def loss(self, mesh: Mesh, features: Mapping[str, mtf.Tensor], training: bool) -> LossOutput:
         """Computes the mean negative log-likelihood of the classes, in nats.
 
-        The loss includes the hparam `label_smoothing`.
-
-        Features: `inputs`; `targets`, integers [batch], the classes; `weights`, float32 [batch]: 0
-          for padding rows.
+        The hparam `label_smoothing` is included. Features: `inputs`; `targets`, integers [batch],
+        the classes; `weights`, float32 [batch]: 0 for padding rows.
         """
         return predicted(
             self._float_logits(mesh, features, training),

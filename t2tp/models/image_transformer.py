@@ -52,7 +52,7 @@ class MtfImageTransformer(AutoregressiveModel):
             )
         height, width, channels = hparams.image_shape
         self._height = mtf.Dimension("height", height)
-        # The values of a row of pixels; the channels of a pixel are adjacent.
+        # The values of a row of pixels.
         self._width = mtf.Dimension("width", width * channels)
         self._length = mtf.Dimension("length", height * width * channels)
         is_image = hparams.attention_type == "local_2d"

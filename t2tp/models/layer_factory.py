@@ -139,7 +139,7 @@ class LayerFactory:
         return relative(mesh, heads, hparams.relative_buckets, hparams.relative_max_distance)
 
     def stack(self, num_layers: int, *, causal: bool, cross: bool = False) -> Stack:
-        """Returns the stack of an encoder or a decoder; `cross`: with cross-attention to a memory.
+        """Returns the stack of an encoder or a decoder; `cross` adds cross-attention to a memory.
 
         Raises:
           ValueError: a causal stack has experts with expert-choice gating.

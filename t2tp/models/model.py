@@ -43,8 +43,8 @@ class Model(abc.ABC):
 
     Attributes:
       takes: names of the required features.
-      may_take: whether the model supports the features `targets_weights`, which changes the
-        targets, and `first_token`, which decoders set: the names of those that it supports.
+      may_take: names of optional features. Only `targets_weights`, which changes the targets, and
+        `first_token`, which decoders set, are listed.
       hparams: the model's `HParams`.
       vocab_sizes: feature -> number of ids. It always has `targets`: the tokens, classes or pixel
         values to predict.

@@ -87,11 +87,11 @@ class TransformerEncoder(Model):
 
         - `targets`, `targets_segmentation` (0: padding), `targets_position`: integers [batch,
           length].
-        - `example_index`, in evaluation: integers [batch], each row's index in the split. It seeds
-          the row's mask.
+        - `example_index`, in evaluation: integers [batch], each row's index in the split, which
+          seeds its mask.
 
-        With the hparam `token_types`, a third kind of feature is optional: `inputs_types` or
-        `targets_types`, integers [batch, length] below `token_types`. By default all types are 0.
+        With the hparam `token_types`, the feature `inputs_types` or `targets_types` is optional:
+        integers [batch, length] below `token_types`. By default all types are 0.
 
         Raises:
           FeatureMismatchError: a masked language model is evaluated without `example_index`.
@@ -181,8 +181,8 @@ class TransformerEncoder(Model):
         """Masks tokens; also returns float32 [batch, length]: 1 for tokens to predict, otherwise 0.
 
         In training the mask depends on the seed, the step and the row's index in the batch. In
-        evaluation it depends only on the row's number in `examples`, int [batch], and the position
-        in the row.
+        evaluation it depends only on the position in the row and on `examples`, each row's index in
+        the split.
         """
         mask_uniform, kind_uniform, random_tokens = self._masking_randoms(targets, examples)
         random_tokens = mtf.cast(random_tokens, targets.dtype)

@@ -145,9 +145,9 @@ class Mirror:
     ) -> bool:
         """Whether to delete a local checkpoint because it was deleted in the store.
 
-        The holes of such a checkpoint cannot be filled any more. A complete checkpoint is deleted
-        if it has not changed since its upload, the store has a later checkpoint, and this process
-        does not train.
+        A checkpoint with holes is deleted, because the holes cannot be filled any more. A complete
+        checkpoint is deleted if it has not changed since its upload, the store has a later
+        checkpoint, and this process does not train.
         """
         states = {name: _state(self.path / name) for name in self._names(step)}
         later = (name for name in objects if name.endswith(f"/{_MARKER}"))

@@ -96,7 +96,7 @@ class Store:
         logging.getLogger(package).setLevel(logging.CRITICAL)  # gcsfs logs errors that it raises.
 
     def list(self) -> dict[str, tuple[int, str]]:
-        """Returns the size and an id of the content of each object, by name."""
+        """Returns each object's size and an id of its content, by name."""
         found = self._attempt("find", "", detail=True)
         if not found:  # Raises an error if there is no bucket.
             self._attempt("ls", "", at=self._root.partition("/")[0])

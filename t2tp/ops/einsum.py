@@ -5,8 +5,8 @@ einsum that was meant to contract the two then sums over each separately, and th
 plausible.
 
 One tensor may have two dimensions of one name and different sizes, such as a layer's weights
-[channels=3, channels=8]. If two tensors both have dimensions of one name, at least one size of that
-name must occur in both.
+[channels=3, channels=8]. Two tensors with dimensions of one name must have at least one size of
+that name in common.
 """
 
 from collections.abc import Sequence
@@ -90,7 +90,7 @@ def _tensors(xs: Sequence[upstream.Tensor | float]) -> list[upstream.Tensor]:
 def _check_known_sizes(
     argument: str, dims: Sequence[upstream.Dimension], tensors: Sequence[upstream.Tensor]
 ) -> None:
-    """Checks that each dimension whose name occurs in the tensors occurs there with its size."""
+    """Checks that a dimension whose name occurs in the tensors also occurs with its size."""
     for dim in dims:
         owners = [x for x in tensors if dim.name in x.shape.dimension_names]
         if owners and not any(dim in x.shape.dims for x in owners):

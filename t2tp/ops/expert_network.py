@@ -8,8 +8,8 @@ et al., "MegaBlocks", arXiv:2211.15841, section 4). No row is dropped, and none 
     products                    row 1 by matrix 0, row 3 by matrix 1, rows 0 and 2 by matrix 2
 
 Along the axis that splits the experts, all processors have the same rows, and each has some of the
-experts. For each row a processor adds up the outputs of its own experts among the row's choices.
-The result is the sum over these processors.
+experts. A processor adds up the outputs of its own experts for each row. The result is the sum over
+these processors.
 """
 
 import functools

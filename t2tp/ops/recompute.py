@@ -98,9 +98,9 @@ class ZeroAfterOperation(Operation):
 
         Args:
           x: the tensor to wait for.
-          others: more tensors to wait for: gradients of weights. Otherwise TensorFlow's executor
-            would compute these last, and keep their inputs in memory until then. Tensors of another
-            TensorFlow graph are ignored.
+          others: more tensors to wait for: the gradients of weights that are computed along with
+            `x`. Otherwise TensorFlow's executor would compute these last, and keep their inputs in
+            memory until then. Tensors of another TensorFlow graph are ignored.
         """
         super().__init__([x], name="zero_after")
         self._others = others

@@ -23,9 +23,9 @@ def take_microbatch(
       number: index of the microbatch, an int32 scalar.
       whole: the dimension of the rows.
       part: the dimension of a microbatch's rows.
-      rows: the result of `rows_of_microbatch`. If a processor's share of a microbatch has fewer
-        rows, the microbatch is a consecutive part of the whole batch, and the rows are all-gathered
-        first. 0: the microbatch is a consecutive part of each processor's rows.
+      rows: the result of `rows_of_microbatch`, the length of a microbatch's ranges of consecutive
+        rows. If a processor's share of the microbatch is shorter than a range, the rows are
+        all-gathered first. 0: a microbatch is one range of each processor's rows.
     """
     if whole == part or whole not in x.shape.dims:
         return x

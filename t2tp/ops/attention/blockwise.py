@@ -1,16 +1,16 @@
 """Blockwise attention, in memory linear in the length.
 
-The softmax is computed online, one block of keys at a time: M. Milakov and N. Gimelshein, "Online
-normalizer calculation for softmax" (arXiv:1805.02867); M. Rabe and C. Staats, "Self-attention Does
-Not Need O(n^2) Memory" (arXiv:2112.05682). The state of a query consists of `log`, the log of the
-sum of exponentials over the keys seen so far, and `y`, the weighted mean of their values. Another
-block is merged with
+The softmax is computed online, one block of keys at a time (M. Milakov and N. Gimelshein, "Online
+normalizer calculation for softmax", arXiv:1805.02867; M. Rabe and C. Staats, "Self-attention Does
+Not Need O(n^2) Memory", arXiv:2112.05682). The state of a query consists of `log`, the log of the
+sum of exponentials over the keys seen so far, and `y`, the weighted mean of their values. The next
+block of keys changes this state to
 
     log' = logaddexp(log, log_block)
     y' = y * exp(log - log') + y_block * exp(log_block - log')
 
-The forward pass saves `log`; the backward pass recomputes the scores: T. Dao et al.,
-"FlashAttention" (arXiv:2205.14135), section 3.1 and appendix B. Fully masked blocks are skipped.
+The forward pass saves `log`; the backward pass recomputes the scores (T. Dao et al.,
+"FlashAttention", arXiv:2205.14135, section 3.1 and appendix B). Fully masked blocks are skipped.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def attended(
 
 
 def results(state: Attended, q: tf.Tensor, terms: ScoreTerms) -> tuple[tf.Tensor, ...]:
-    """Converts the state of queries that have attended to all keys to the results of `forward`."""
+    """Converts the final state of the online softmax to the results of `forward`."""
     log, wide_y = (joined(x, q.shape[2]) for x in state)
     if terms.dropout is not None:
         wide_y *= terms.dropout.scale
@@ -210,7 +210,7 @@ class BackwardQueries(NamedTuple):
 def mean_weight_gradient(y: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
     """Returns the mean of the gradients w.r.t. each query's weights, weighted by the weights.
 
-    It equals the dot product of the unrounded result `y` [batch, heads, length, d_v] with its
+    This is the dot product of the unrounded result `y` [batch, heads, length, d_v] with its
     gradient.
 
     Returns:
@@ -227,8 +227,8 @@ def backward(
     Args:
       by_query: one tuple per part: `q` (scaled), its `mean_weight_gradient`, `log` from `forward`,
         and `dy`, the gradient w.r.t. the result.
-      k: the memory's keys in blocks, [block, batch, kv_heads, size, d_kv].
-      v: values, like `k`, of size d_v.
+      k: as for `forward`.
+      v: as for `forward`.
       terms: the score terms of each part.
 
     Returns:
