@@ -68,8 +68,6 @@ class Estimator:
     Only process 0 reports and writes summaries.
 
     Attributes:
-      config: the `RunConfig`.
-      layout: the `Layout`.
       steps_done: the number of training steps that led to the variables' current values.
       log: the JSON log of `config.log_json`; only process 0 writes it.
     """
@@ -170,11 +168,7 @@ class Estimator:
         return self._programs[key]
 
     def explain(self, mode: ModeKeys, features: Mapping[str, Feature]) -> LayoutReport:
-        """Reports how the program of a mode is laid out; needs neither devices nor a checkpoint.
-
-        Raises:
-          LayoutError: the layout does not fit the model.
-        """
+        """Reports how the program of a mode is laid out; needs neither devices nor a checkpoint."""
         return explain(AbstractProgram(self._step_fn(mode), features, layout=self.layout))
 
     def lock(self) -> RunLock:
@@ -286,15 +280,9 @@ class Estimator:
         batch: Batch,
         decode_options: DecodeOptions | None = None,
     ) -> Mapping[str, np.ndarray]:
-        """Returns the model's predictions for a batch.
+        """Returns `EstimatorSpec.predictions` for a batch, as global arrays.
 
-        Args:
-          features: the batch's features; the first call with these shapes builds a program.
-          batch: global arrays by name.
-          decode_options: see `build`.
-
-        Returns:
-          `EstimatorSpec.predictions` as global arrays.
+        The first call with these shapes of features builds a program; see `build`.
         """
         return self.build(ModeKeys.PREDICT, features, decode_options)(batch)
 
@@ -310,7 +298,7 @@ class Estimator:
         Args:
           path: the new directory.
           features: inputs of the model function.
-          signatures: builds the signatures of the SavedModel. Default: a single signature,
+          signatures: builds the SavedModel's signatures. Default: a single signature,
             `serving_default`, which maps features of exactly these shapes to predictions.
           decode_options: see `build`.
 

@@ -66,7 +66,7 @@ class Experiment:
 
     Attributes:
       spec: the run's spec.
-      estimator: the `Estimator`.
+      estimator: the run's `Estimator`.
     """
 
     def __init__(
@@ -192,11 +192,7 @@ class Experiment:
         )
 
     def explain(self) -> LayoutReport:
-        """Reports how the training program is laid out; needs no devices and writes no files.
-
-        Raises:
-          LayoutError: the layout does not fit the model.
-        """
+        """Reports how the training program is laid out; needs no devices and writes no files."""
         return self.estimator.explain(ModeKeys.TRAIN, self._train_inputs.features)
 
     def train(self) -> None:
@@ -267,7 +263,7 @@ class Experiment:
         evaluation.
 
         Returns:
-          The problem's metrics by step, for all recorded evaluations.
+          The metrics by step, for all recorded evaluations.
         """
         self.build("continuous_eval")
         evaluation, cluster = self._evaluation(self._eval_split), self.estimator.connect()

@@ -49,8 +49,8 @@ def check_fits(model: str, set_name: str, hparams: HParams) -> str:
 def declared(values: Mapping[str, Any], set_name: str | None, model: str | None) -> HParams:
     """Returns saved values as hparams, with the types and ranges that the run's set declares.
 
-    If that set is not registered, a set of the run's model is used instead. Names that the set does
-    not have get the type of their value.
+    If that set is not registered, a set of the run's model is used instead. A name that the set
+    lacks gets the type of its value.
 
     Raises:
       ValueError: a value has the wrong type or is out of range.

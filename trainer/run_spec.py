@@ -79,8 +79,8 @@ class RunSpec:
     ) -> RunSpec:
         """Looks up model and problem, and reads the run in `config.output_dir`.
 
-        The arguments are the attributes of these names, and `problem` is the attribute
-        `problem_name`. The data need not be prepared yet.
+        The arguments are the attributes of the same names, and `problem` is `problem_name`. The
+        data need not be prepared yet.
 
         Raises:
           UnknownNameError: there is no such model or problem.

@@ -2,8 +2,8 @@
 
 Lowering one program takes about a second, and a search for 3,072 devices has hundreds of thousands
 of candidates. So a quick `Estimate` first rejects the candidates that do not fit, and sorts the
-rest by time. It lowers only one row of the batch, on one device. Then the best candidates are
-lowered and planned, until `top` of them fit or 4 * `top` programs have been lowered.
+rest by time. The estimate lowers only one row of the batch, on one device. Then the best candidates
+are lowered and planned, until `top` of them fit or 4 * `top` programs have been lowered.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ class Proposal:
     """A candidate that fits.
 
     Attributes:
-      hparams: all hparams, with these choices.
+      hparams: all hparams, with the candidate's choices.
       flags: flags of `t2tp_plan` and `t2tp_trainer` with these hparams.
     """
 
@@ -180,8 +180,8 @@ class Search:
     def _plan(self, ranked: Sequence[Candidate]) -> list[Proposal]:
         """Plans the first candidates; returns the fastest candidates that fit and are valid.
 
-        Candidates that differ only in the pipeline's schedule or number of chunks are planned
-        together: they share one lowered program, and lowering takes most of the time.
+        Candidates that differ only in the pipeline's schedule (except `zero_bubble`) or number of
+        chunks are planned together: they share one lowered program, and lowering takes long.
         """
         by_program: dict[Candidate, list[Candidate]] = {}
         for candidate in ranked:

@@ -61,7 +61,7 @@ def work_of(placed: Placed, layout: Layout) -> Work:
     if isinstance(op, upstream.Variable):  # It casts a weight to the dtype of the activations.
         moved += math.prod(layout.slice_size(op.shape)) * op.slice_dtype.size
     if isinstance(op, BatchNormOperation) and placed.collectives:
-        # The slice is normalized twice: once by TensorFlow's kernel that computes its statistics.
+        # Normalized twice: TensorFlow's kernel that computes the statistics also normalizes.
         moved *= 2
     largest = max(tensors, key=lambda x: x.shape.size, default=None)
     sizes: tuple[int, ...] = ()

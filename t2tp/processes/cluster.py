@@ -47,8 +47,7 @@ class Cluster:
     With several processes, each has a block of consecutive processors, in process order.
 
     Attributes:
-      devices: the TensorFlow device name of each processor; processor `pnum` runs on
-        `devices[pnum]`.
+      devices: the TensorFlow device name of each processor.
       coordination: client that talks to the other processes; None in a single process.
       time_limit: max seconds of a step, and of waiting for another process outside steps.
       nccl: whether collectives run on NCCL, because each device is a separate physical GPU.

@@ -257,8 +257,8 @@ class CoordinationClient:
     def _watch(self) -> None:
         """Watches the other processes; if one is lost, aborts this process's collectives.
 
-        A process that is then in a collective or at a barrier ends by itself with an error.
-        Otherwise it is killed after `ENDING_SECONDS`.
+        In a collective or at a barrier, this process then ends by itself with an error. Elsewhere
+        it is killed after `ENDING_SECONDS`.
         """
         answered = time.monotonic()
         while not self._leaving.wait(_WATCH_SECONDS):
@@ -382,7 +382,7 @@ def _key(name: str) -> str:
 
 
 def serves(address: str, otherwise: bool = False) -> bool:
-    """Whether a process listens at an address `host:port`; `otherwise` if this is unknown."""
+    """Whether a process listens at an address `host:port`; returns `otherwise` if unknown."""
     try:
         socket.create_connection(split_address(address, "address"), timeout=2.0).close()
     except ConnectionRefusedError:

@@ -36,8 +36,8 @@ def run_secret() -> bytes:
 class Channel:
     """A connection to one other process.
 
-    A deadline is a time of the clock `time.monotonic()`. Methods with a deadline raise OSError if
-    it passes or the connection is lost.
+    A deadline is a time on the clock `time.monotonic()`. Methods with a deadline raise OSError if
+    the deadline passes or the connection is lost.
     """
 
     def __init__(self, connection: socket.socket, secret: bytes) -> None:

@@ -141,7 +141,7 @@ def _from_slurm() -> ProcessSpec:
 
 
 def split_address(address: str, what: str) -> tuple[str, int]:
-    """Splits `host:port`; raises a ValueError that names the address `what` for another form."""
+    """Splits `host:port`; for another form, raises a ValueError that calls the address `what`."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(f"{what} is {address!r}, and must be host:port, such as node7:8476.")

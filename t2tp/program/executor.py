@@ -58,9 +58,9 @@ class Executor:
         )
 
     def __call__(self, call: Callable[[int], T], log: Sequence[Collective]) -> list[T]:
-        """Runs `call(pnum)` for all local processors at once; returns the results in their order.
+        """Runs `call(pnum)` for all local processors at once; returns the results in pnum order.
 
-        `log` has the program's collectives, one of which a timeout error names.
+        A timeout error names one of the program's collectives, which `log` lists.
 
         Raises:
           CollectiveTimeoutError: the calls took longer than the cluster's time limit.
@@ -154,7 +154,7 @@ def _node(error: BaseException) -> str | None:
 
 
 def _index_in_log(log: Sequence[Collective], node: str) -> int:
-    """Returns a node's index among the program's collectives, or `len(log)` if it is none."""
+    """Returns a node's index among the program's collectives; `len(log)` for another node."""
     scope = node.rpartition("/")[0]
     return next((i for i, c in enumerate(log) if c.name == scope), len(log))
 

@@ -38,8 +38,8 @@ from t2tp.trainer.calibration.samples import (
 
 _FED = {"one": np.zeros([1], np.float32)}
 _FEATURES = {"one": t2tp.Feature("one:1")}
-# Target time of a program's operations in seconds, long enough that tensors are rarely in a cache,
-# as in a real step; and the max number of operations.
+# Target seconds of a program (long enough that tensors are rarely in a cache, as in a real step),
+# and the max number of its operations.
 _WANTED, _MOST_OPERATIONS = 0.12, 96
 # Calls are timed in blocks, until a block in which other programs use few of the cores.
 _REPETITIONS, _BLOCK_SECONDS, _BLOCKS = 4, 0.15, 3

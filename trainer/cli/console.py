@@ -17,7 +17,7 @@ _LIBRARIES = re.compile(r"[/\\](site|dist)-packages[/\\]tensorflow(_datasets)?[/
 
 
 class _Lines(logging.Handler):
-    """A handler that writes messages as lines to stderr, repeated warnings only once."""
+    """Writes messages as lines to stderr, and each warning only once."""
 
     def __init__(self, prefix: str, with_time: bool) -> None:
         super().__init__()

@@ -130,7 +130,10 @@ def default_hooks(
 def _utilization(
     dtype: str, program: Program, inputs: Inputs, loss_fn: LossFn
 ) -> Utilization | None:
-    """Returns a step's FLOPs and the devices' peak; None without matmuls or with several shapes."""
+    """Returns a step's FLOPs and the devices' peak.
+
+    Returns None if there are no matmuls, or several shapes of batches.
+    """
     if len(inputs.kinds) > 1:
         return None
     counted = []

@@ -1,6 +1,6 @@
 """MFU: model FLOPs per second as a fraction of the devices' peak.
 
-A. Chowdhery et al., "PaLM" (arXiv:2204.02311), section 4.1 and appendix B.
+The definition is from A. Chowdhery et al., "PaLM" (arXiv:2204.02311), section 4.1 and appendix B.
 """
 
 import time

@@ -16,7 +16,7 @@ class ProfileHook(Hook):
     def __init__(self, steps: tuple[int, int], directory: str) -> None:
         """Sets the first and the last step, counted from 1, and the run's directory.
 
-        TensorFlow writes into its subdirectory `plugins/profile/`, where TensorBoard looks.
+        TensorFlow writes into the subdirectory `plugins/profile/`, where TensorBoard looks.
         """
         self._first, self._last = steps
         self._directory = directory

@@ -119,7 +119,7 @@ class RunDecoder:
 
         Args:
           lines: the sources or prompts.
-          beginnings: prefix of each source's targets; decoded texts do not include it.
+          beginnings: prefix of each source's targets; decoded texts do not include the prefix.
           path: file of the lines, for errors.
 
         Yields:
@@ -197,14 +197,9 @@ class RunDecoder:
         return images.from_tokens([best.tokens for best, *_ in hypotheses])
 
     def scores(self, lines: Sequence[str], path: str = "") -> list[float]:
-        """Computes the log-probabilities of targets.
+        """Returns the natural logarithm of the probability of each line's targets, EOS included.
 
-        Args:
-          lines: `inputs<TAB>targets`; for a model without inputs, `targets`.
-          path: file of the lines, for errors.
-
-        Returns:
-          The natural logarithm of the probability of each line's targets, EOS included.
+        A line is `inputs<TAB>targets`; for a model without inputs, `targets`.
 
         Raises:
           UsageError: the problem has no text.

@@ -17,7 +17,7 @@ _INDEX_VARIABLES = ("JOB_COMPLETION_INDEX", "SLURM_NODEID")
 def parse_hosts(text: str) -> tuple[str, ...]:
     """Parses a list of hosts in Slurm's notation, with ports; returns each host's `host:port`.
 
-    For example, `node[07-12,15],other1:8476` or `run-[0-3].run:8476`. Hosts without a port get the
+    Examples are `node[07-12,15],other1:8476` and `run-[0-3].run:8476`. Hosts without a port get the
     last host's port.
 
     Raises:

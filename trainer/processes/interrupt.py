@@ -47,8 +47,8 @@ class InterruptHandler:
     ) -> None:
         """Sets the parameters; entering the context installs the signal handlers.
 
-        After `grace_seconds` from the signal, the process exits without finishing the step and its
-        save; the previous checkpoint stays valid. None: no limit.
+        `grace_seconds` after the signal, the process exits without finishing the step and its save;
+        the previous checkpoint stays valid. None: no limit.
         """
         self._cluster = cluster
         self._grace_seconds = grace_seconds

@@ -89,8 +89,8 @@ def environments_of(
 
     Args:
       num_processes: number of processes of each host.
-      devices_per_process: devices of each process. Default: an equal share of the GPUs or, without
-        GPUs, of the virtual CPU devices that the mesh needs.
+      devices_per_process: by default an equal share of the GPUs or, without GPUs, of the virtual
+        CPU devices that the mesh needs.
       environment: environment of this process.
       gpus: ids of the GPUs of this host.
       hosts: `host:port` of each host. The host's processes listen at this port and the following

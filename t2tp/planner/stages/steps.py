@@ -48,8 +48,8 @@ class StageSteps:
     Attributes:
       by_place: the steps of the `first`, a `middle` and the `last` stage.
       kept: bytes of activations that a microbatch's forward pass saves in the layers, by chunk.
-      results: bytes of the results of a chunk's layers.
-      messages: bytes of these results that a processor sends.
+      results: bytes of the activations that a chunk's layers return.
+      messages: bytes of these activations that a processor sends to the next stage.
     """
 
     by_place: dict[str, LoweredStep]
@@ -69,6 +69,7 @@ class StageSteps:
         log = program.collective_log()
         graph, outputs = program.graph()
         (loop,) = (op for op in all_operations(graph.operations) if isinstance(op, PipelineLoop))
+        # The loop reduces one idle share per stage, and the real pipeline has more stages.
         shares = loop.idle_share.name
         more = (stages - layout.num_stages) * loop.idle_share.dtype.size
         log = [
