@@ -25,7 +25,7 @@ class SummaryWriter:
         self._resumed_after: int | None = None  # Until the first write.
 
     def resume(self, step: int) -> None:
-        """Makes TensorBoard discard earlier values of steps after `step`, which will be repeated."""
+        """Makes TensorBoard discard earlier values of steps after `step`: they will be repeated."""
         self._resumed_after = step
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
