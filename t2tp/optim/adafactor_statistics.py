@@ -21,7 +21,6 @@ class Moments:
     """The second moments of a variable, factored or full.
 
     Attributes:
-      shape: shape of the variable.
       factored: the dimensions (rows, columns) along which the moments are factored. None: the
         moments are not factored.
       variables: the slots. Factored: the means over columns [..., rows] and over rows [...,
@@ -48,7 +47,7 @@ class Moments:
     def partial_means(
         self, slots: Sequence[tf.Tensor], grad: tf.Tensor, mesh_impl: SpmdMeshImpl
     ) -> list[tf.Tensor]:
-        """Returns a processor's addends of the means that all processors sum.
+        """Returns this processor's partial sums of the means.
 
         The means are those of the squared gradient over columns, over rows and over both, and of
         the first slot over rows. The last two determine the mean of the first slot's next value, so

@@ -1,7 +1,7 @@
 """Exponential moving averages of weights, which often evaluate better than the last weights.
 
-B. Polyak and A. Juditsky, "Acceleration of stochastic approximation by averaging" (1992). The
-formula is the one of TensorFlow's `ExponentialMovingAverage`.
+B. Polyak and A. Juditsky, "Acceleration of stochastic approximation by averaging" (1992).
+TensorFlow's `ExponentialMovingAverage` has the same formula.
 """
 
 from collections.abc import Sequence

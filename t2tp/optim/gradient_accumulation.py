@@ -34,7 +34,6 @@ class Accumulated:
     """The sums over a batch's microbatches.
 
     Attributes:
-      loss: loss of the batch, a float32 scalar.
       sums: `LossOutput.sums` of the batch.
       gradients: float32 gradients of the loss w.r.t. the graph's trainable variables. From ZeRO
         stage 2 on they have the variables' shapes at rest.

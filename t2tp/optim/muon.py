@@ -28,7 +28,7 @@ def scale_by_shape(inputs: float, outputs: float) -> float:
     return math.sqrt(max(1.0, outputs / inputs))
 
 
-# The factors of updates, as PyTorch names them.
+# Factors of updates, by their names in PyTorch.
 SCALES = {"match_rms_adamw": scale_to_adam, "original": scale_by_shape}
 
 

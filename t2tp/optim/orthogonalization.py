@@ -117,7 +117,7 @@ class Placement(NamedTuple):
         return order, shape
 
     def owners(self, layout: Layout, count: int) -> tuple[list[int], int]:
-        """Returns the axes of `copies` to deal matrices out over, and the matrices per owner."""
+        """Returns the axes of `copies` along which owners differ, and the matrices per owner."""
         axes: list[int] = []
         workers = math.prod(map(layout.axes.size, self.split))
         for axis in self.copies:

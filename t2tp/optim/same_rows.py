@@ -1,11 +1,10 @@
 """Finds a processor that computes wrongly: all compute the same rows, and the results are compared.
 
-In a training step, processors compute different rows of the batch. The results of a faulty
-processor can then not be compared with other results. Here a step runs on a layout that does not
-split the batch. On `data:4;model:2`, the four processors with the same coordinate on `model` have
-equal slices of every tensor, bit for bit. The first tensor that differs, in the order of
-computation, identifies the processor. Later tensors may differ on other processors too, because
-they are computed from wrong values.
+In a training step, processors compute different rows of the batch, so their results cannot be
+compared. Here a step runs on a layout that does not split the batch. On `data:4;model:2`, the four
+processors with the same coordinate on `model` have equal slices of every tensor, bit for bit. The
+first tensor that differs, in the order of computation, identifies the processor. Later tensors may
+differ on other processors too, because they are computed from wrong values.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,8 +32,8 @@ class SameRows:
     ) -> None:
         """Builds the step, with the mesh and the variables of the training program.
 
-        This step has as many rows as a processor's part of one of the `microbatches` of a training
-        step, so that it takes no more memory.
+        The step has the rows of one processor in one training microbatch, so it takes no more
+        memory.
         """
         self._layout = program.layout.with_same_rows()
         self._shapes: dict[str, mtf.Shape] = {}

@@ -17,7 +17,7 @@ class Sgd(Optimizer):
     """Gradient descent, with momentum if `optimizer_momentum` is above 0.
 
     `v = momentum * v - rate * gradient; variable += v`. Without momentum there are no slots.
-    With Nesterov's momentum, the second step is `variable += momentum * v - rate * gradient`
+    With Nesterov's momentum, the second assignment is `variable += momentum * v - rate * gradient`
     (I. Sutskever et al., "On the importance of initialization and momentum in deep learning", 2013,
     as Keras and TensorFlow write it).
     """

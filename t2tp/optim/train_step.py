@@ -27,7 +27,6 @@ class TrainStep:
     """The reported values of a training step.
 
     Attributes:
-      loss: loss of the batch, a float32 scalar.
       sums: `LossOutput.sums` of the batch.
       scalars: see `apply_gradients`; in a pipeline also the idle shares, `pipeline_idle_share` and
         `pipeline_idle_share_stage_<number>`.

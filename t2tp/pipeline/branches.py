@@ -49,8 +49,6 @@ class Row(NamedTuple):
     """A stage's entry in a tick: int32 scalars.
 
     Attributes:
-      branch: index of the branch.
-      microbatch: index of the microbatch.
       saved: slot of the microbatch's saved activations.
       arrived: slot of the message that arrived for this entry; 0 if the entry needs none.
       receives: the slot, on each wire, for the message that arrives in this tick; -1: no message.

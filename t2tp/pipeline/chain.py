@@ -83,7 +83,7 @@ class StageChain(Operation, upstream.WhileLoopOperation):
     stage's layers, and each stage's own tensors.
 
     Attributes:
-      passed: results of the last stage's layers, on all stages.
+      passed: the results of the last stage's layers, on all stages.
       own: tensors that each stage keeps.
     """
 

@@ -29,7 +29,6 @@ class MessageKind:
 
     Attributes:
       shapes: slice shapes of the tensors.
-      dtypes: element types of the tensors.
       copies: (index, size) of the mesh axes along which all processors have the same tensors.
     """
 
@@ -107,7 +106,6 @@ class Wires:
 
     Attributes:
       chunk_kinds: the kind of message that leaves the layers of each chunk.
-      slots: the slots of the schedule.
       kinds: the kind of message of each wire, by name.
       directions: the receiving stage minus the sending stage of each wire, by name: 1 or -1.
       num_slots: the number of slots for unread messages of each wire, by name.

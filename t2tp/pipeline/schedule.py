@@ -23,13 +23,7 @@ class Action(enum.Enum):
 
 
 class Entry(NamedTuple):
-    """A stage's work in a tick.
-
-    Attributes:
-      action: forward pass, backward pass, or the gradients of the weights.
-      microbatch: the index of the microbatch.
-      chunk: the index of the chunk of the stage's layers.
-    """
+    """A stage's work in a tick: an action on a microbatch by one chunk of the stage's layers."""
 
     action: Action
     microbatch: int
@@ -50,7 +44,6 @@ class Schedule:
 
     Attributes:
       table: rows of entries, one row for each tick and one column for each stage; None: idle.
-      microbatches: number of microbatches.
       chunks: number of chunks of each stage.
       trains: whether there are backward passes.
     """
@@ -173,7 +166,7 @@ class Schedule:
     def simulate(self, seconds: Callable[[int, Entry], float]) -> tuple[float, list[float]]:
         """Runs the table; returns when the last entry ends, and how long each stage works.
 
-        A stage starts an entry, which takes `seconds`, as soon as its inputs have arrived.
+        A stage starts an entry as soon as the entry's inputs have arrived.
         """
         ends: dict[tuple[int, Entry], float] = {}
         free, busy = [0.0] * self.stages, [0.0] * self.stages

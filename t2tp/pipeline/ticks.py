@@ -26,7 +26,6 @@ class _State(NamedTuple):
     """The state between ticks.
 
     Attributes:
-      tick: index of the next tick.
       branches: slots and sums.
       busy: seconds in which this processor ran its entries, float64.
     """

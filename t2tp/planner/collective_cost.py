@@ -1,7 +1,7 @@
 """Seconds of collectives, from the latency and bandwidth of each level of links.
 
 R. Thakur et al., "Optimization of Collective Communication Operations in MPICH" (2005), section 4.
-A collective whose group spans several levels is as slow as the slowest of them.
+A collective whose group spans several levels is as slow as the slowest level.
 """
 
 import functools
@@ -20,7 +20,6 @@ class Group:
     """The members of a collective's group, counted by level.
 
     Attributes:
-      size: number of members.
       members: number of members in one unit of each level (a host, a rack), nearest level first.
     """
 

@@ -31,9 +31,7 @@ class Curve:
     """Seconds of one operation on a device, while other devices of its host compute too.
 
     Attributes:
-      kind: kind of work.
       devices: number of devices of the host that computed at the same time.
-      points: points by size.
     """
 
     kind: str = key(choices=(*COMPUTE_BOUND, *MEMORY_BOUND))

@@ -43,8 +43,7 @@ class Estimate:
     ) -> None:
         """Reads steps of a batch of one row on one device, without recomputation.
 
-        `row` is a step of the whole model, and `one_layer` of the model with one layer in each
-        stack.
+        `row` is a step of the whole model. `one_layer` is a step with one layer in each stack.
         """
         self._cluster = cluster
         self._layers = max(depths(hparams).values(), default=1)

@@ -37,7 +37,8 @@ def takes(dtype: tf.DType, d_kv: int) -> bool:
 def usable(target: Target, dtype: tf.DType, d_kv: int) -> Target | None:
     """Returns the target if its programs can use the kernels, otherwise None.
 
-    The kernels require GPUs and compilation by XLA. Their sums of gradients are not deterministic.
+    The kernels require GPUs and compilation by XLA. Their gradients are not deterministic, so
+    programs with op determinism do not use them.
     """
     compiles = target.compiles_step or target.compiles_regions
     is_fast = compiles and not target.on_cpu and not is_op_determinism_enabled()
@@ -100,10 +101,10 @@ def backward(
 def _run(
     call: Callable[..., list[Any]], mask: Mask, target: Target, *inputs: tf.Tensor
 ) -> list[tf.Tensor]:
-    """Calls a kernel, with the mask as a bias if the kernel needs one.
+    """Calls a kernel.
 
-    The kernels support causal masks. Any other mask is a bias, which takes time because the kernel
-    reads it once per head.
+    The kernels support causal masks. Any other mask is passed as a bias, which takes time because
+    the kernel reads it once per head.
     """
     has_one_segment = mask.has_one_segment  # Computed in the caller's graph, once for all layers.
 

@@ -152,7 +152,7 @@ class AttentionStepOperation(Operation):
         lowering.set_slice(self.outputs[0], tf.reshape(y, sizes))
 
     def _seen(self, extras: dict[str, tf.Tensor], places: Places) -> tf.Tensor | None:
-        """Returns booleans [batch, 1, 1, memory]; None: everything is visible."""
+        """Returns which keys are visible, booleans [batch, 1, 1, memory]; None: all keys."""
         conditions = []
         if "positions" in extras:
             here = tf.reshape(extras["positions"], [-1, 1, 1, 1])
@@ -200,7 +200,7 @@ def _attended_in_parts(
     collectives: Collectives,
     axis: int,
 ) -> tf.Tensor:
-    """Computes the sum of `_softmax` over the slices of a memory that a mesh axis splits.
+    """Computes attention to a memory that a mesh axis splits.
 
     Shapes: scores [batch, heads, 1, memory], values [batch, kv_heads, memory, d_v], result [batch,
     heads, 1, d_v].

@@ -10,8 +10,7 @@ from t2tp.ops.attention.blocks import Keys
 from t2tp.ops.attention.shared_heads import SharedHeads
 from t2tp.ops.attention.split_kv import GatheredDimension
 
-# The dimension to gather: positions of [batch, kv_heads, keys, d_kv], or blocks of
-# `blockwise.cut`'s result.
+# The dimension to gather: positions, or blocks of `blockwise.cut`'s result.
 _POSITIONS, _BLOCKS = 2, 0
 
 
@@ -77,8 +76,7 @@ class GatheredMemory:
     def gradient_of_slice(self, dx: tf.Tensor, summed: Collection[int]) -> tf.Tensor:
         """Returns this processor's partial sum of the gradient w.r.t. the input of `of_slice`.
 
-        `dx` is the gradient w.r.t. the result, itself a partial sum over the single mesh axes
-        `summed`.
+        `dx` is the gradient w.r.t. the result. It is a partial sum over the mesh axes `summed`.
         """
         if not self._travels_in_blocks:
             if self._block:

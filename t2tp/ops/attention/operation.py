@@ -227,8 +227,8 @@ class AttentionGradOperation(Operation):
     def check_layout(self, layout: Layout) -> None:
         """Rejects layouts and lengths that `exact_sums` does not support.
 
-        The gradient of a kv head must not be a sum over processors. The gradient of a relative bias
-        sums columns of the scores, which must fill the CPU's vectors.
+        The gradient of a kv head must not be a sum over processors. With a relative bias, lengths
+        must be multiples of the CPU's vector size.
         """
         heads, kv_heads = (x.shape.dims[-3].name for x in self.inputs[:2])
         lengths = [x.shape.dims[-2].size for x in self.inputs[:2]]
@@ -342,7 +342,7 @@ class _AttentionSlice:
         self._mesh_impl = mesh_impl
         self._shared = SharedHeads(mesh_impl, heads, kv_heads)
         self._memory = GatheredDimension(mesh_impl, memory_axis)
-        # The axes that split the queries of a key, whose gradient is a sum over these axes.
+        # These mesh axes split a key's queries. The gradient of the key is a sum over them.
         self._summed = {*self._shared.axes, *own_axes(mesh_impl, length_axis)}
         # A vector, because TensorFlow would move a scalar factor behind the matmul with k and fuse
         # factor, matmul and mask. For this fused operation oneDNN has only a slow reference kernel.
@@ -474,14 +474,14 @@ class _AttentionSlice:
         if self._mesh_impl.tensor_dimension_to_mesh_axis(segments.shape.dims[-1]) == axis:
             return _rows(lowering.slice_in_order(segments, self.memory_order))
         assert axis is not None  # It splits k and v.
-        # Head-tail order needs one axis that splits queries and memory. The slice is consecutive.
+        # Consecutive order, because head-tail order needs one axis that splits queries and memory.
         rows = _whole_rows(lowering, segments)
         size = rows.shape[1] // self._mesh_impl.shape[axis].size
         begin = collectives.coordinate(axis) * size
         return tf.slice(rows, [0, begin], [rows.shape[0], size])
 
     def gradient_of_slice(self, dx: tf.Tensor) -> tuple[tf.Tensor, list[int]]:
-        """Returns a partial sum of the gradient w.r.t. a slice of k or v, and its mesh axes."""
+        """Returns a partial sum of the gradient of a slice, and the mesh axes to sum over."""
         if self.ring is None:
             dx = self._gathered.gradient_of_slice(dx, self._summed)
         else:
@@ -499,7 +499,7 @@ class _AttentionSlice:
 
 
 def _order(lowering: Lowering, q: upstream.Tensor, options: Options) -> Order:
-    """Returns the order to compute queries in; head-tail order only if it saves time."""
+    """Returns the order in which to compute queries; head-tail order only if it saves time."""
     mesh_impl = lowering.mesh_impl(q)
     length = q.shape.dims[-2]
     axis = mesh_impl.tensor_dimension_to_mesh_axis(length)
@@ -558,7 +558,7 @@ def _dropout(
     options: Options,
     rng_name: str,
 ) -> AttentionDropout:
-    """Returns dropout of each weight by its index in the global weights."""
+    """Returns dropout that depends on each weight's index in the global tensor."""
     *rows, length = q.shape.dims[:-1]
     asked = (options, *rows, length, memory_length)
 

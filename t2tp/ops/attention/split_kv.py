@@ -29,8 +29,9 @@ class GatheredDimension:
     def own_part(self, dx: tf.Tensor, dim: int, summed: Collection[int]) -> tf.Tensor:
         """Converts the gradient w.r.t. the result of `whole` to the gradient w.r.t. the slice.
 
-        `dx` is a partial sum over the single mesh axes `summed`. It is reduced over those of them
-        that are in `self.axes`. Along other axes in `self.axes`, processors have equal `dx`.
+        `dx` is a partial sum over the mesh axes `summed`. This method sums `dx` over the axes that
+        are in both `summed` and `self.axes`. Along all other axes in `self.axes`, processors have
+        equal `dx`.
         """
         if self.axis is None:
             return dx

@@ -64,8 +64,7 @@ class AttentionDropout:
     def dropped(self, block: Block | None, *tensors: tf.Tensor) -> list[tf.Tensor]:
         """Zeroes dropped elements of [batch, heads, queries, memories], without scaling the others.
 
-        The tensors are weights or gradients w.r.t. weights, in a block; None: the whole score
-        matrix.
+        The tensors are weights, or gradients w.r.t. weights, of a block; None: of the score matrix.
         """
         if block is None:
             is_kept = self._kept_of_whole

@@ -211,7 +211,7 @@ def _all_but_kernel(op: upstream.Operation, filters: upstream.Shape) -> tuple[fr
 
 
 def _gradient_dtype(mesh_impl: SpmdMeshImpl, x: upstream.Tensor) -> tf.DType:
-    """Returns float32 on CPUs, whose 16-bit kernels are slow and sum in 16 bits."""
+    """Returns the dtype of gradients: wide on CPUs, whose 16-bit kernels are slow and imprecise."""
     return wide_dtype(x) if mesh_impl.target.on_cpu else x.dtype
 
 
@@ -233,7 +233,7 @@ def _steps(sliding: tuple[Window, Window]) -> list[int]:
 def _seen(x: tf.Tensor, sliding: tuple[Window, Window]) -> tf.Tensor:
     """Removes the rows and columns of [batch, height, width, channels] that no window reads.
 
-    Keeps the first element of each block, because strided slices take five times as long.
+    TensorFlow's strided slices take five times as long as a reshape to blocks of the stride.
     """
     rows, columns = _steps(sliding)
     if rows == columns == 1:

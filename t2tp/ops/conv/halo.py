@@ -19,9 +19,7 @@ class Halo:
 
     Attributes:
       mesh_axis: the axis that splits the dimension, or None.
-      tensor_axis: the index of the dimension in slices.
-      before: number of elements that windows read before the slice.
-      after: number of elements that windows read after the slice.
+      before, after: numbers of elements that windows read before and after the slice.
     """
 
     def __init__(

@@ -130,9 +130,9 @@ def _softmax(logits: upstream.Tensor, lowering: Lowering, options: LossOptions) 
 def _flat(
     lowering: Lowering, op: Operation, logits: tf.Tensor, targets: tf.Tensor, *others: tf.Tensor
 ) -> list[tf.Tensor]:
-    """Returns [tokens, classes], int32 [tokens] and others [tokens].
+    """Returns logits [tokens, classes], targets (int32 [tokens]) and others [tokens].
 
-    With `exact_sums` their rows are padded to whole SIMD vectors.
+    With `exact_sums` all rows are padded to whole SIMD vectors.
     """
     flat = [tf.reshape(logits, [-1, logits.shape[-1]])]
     flat += [tf.reshape(x, [-1]) for x in (tf.cast(targets, tf.int32), *others)]

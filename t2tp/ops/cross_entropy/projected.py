@@ -26,10 +26,10 @@ from t2tp.mesh.collectives import tree_sum
 from t2tp.mesh.layout import Layout
 from t2tp.ops.cross_entropy.sliced_softmax import LossOptions, SlicedSoftmax
 
-# Fewer logits are computed without chunks: 64 MiB in float32.
+# Chunks are used only for at least this many logits: 64 MiB in float32.
 _MIN_CHUNK = 1 << 24
-# Chunks are used if the vocabulary is at least this many times d_model. With a smaller vocabulary,
-# the logits are no larger than the activations of one or two layers.
+# Chunks are used only if the vocabulary is at least this many times d_model. Otherwise the logits
+# are no larger than the activations of one or two layers.
 _WORTH = 4
 
 

@@ -21,7 +21,7 @@ def batch_norm(
     Mean and variance are over all dimensions except the last.
 
     S. Ioffe and C. Szegedy, "Batch Normalization" (arXiv:1502.03167), algorithm 1. The statistics
-    are over the global batch. If it is split, the forward and the backward pass have one collective
+    are over the global batch. If x is split, the forward and the backward pass have one collective
     each, with two numbers per channel. The norm is computed in at least float32.
 
     Args:
@@ -192,8 +192,8 @@ class _Kernels:
 class _Composed:
     """Batch norm in elementary operations, where `_Kernels` cannot be used.
 
-    XLA fuses these operations into the same number of passes. It would expand TensorFlow's fused
-    operation into operations that compute the variance as the difference of two large numbers.
+    XLA would expand TensorFlow's fused operation into operations that compute the variance as the
+    difference of two large numbers.
     """
 
     def __init__(self, epsilon: float) -> None:

@@ -29,7 +29,7 @@ def rms_norm(
     Args:
       x: [...].
       scale: [dims].
-      dims: a dimension of x, or several in its order.
+      dims: a dimension of x, or several in the order of x.
       epsilon: added to the mean square.
 
     Returns:

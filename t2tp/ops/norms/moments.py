@@ -12,8 +12,8 @@ def combined_moments(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes mean and variance over slices of equal size, from each slice's mean and variance.
 
-    If `axes` are given, which split the reduced dimensions, one collective all-gathers the means
-    and variances. Otherwise the statistics are over this processor's slices only.
+    `axes` split the reduced dimensions. If there are any, one collective all-gathers the means and
+    variances. Otherwise the statistics are over this processor's slices only.
 
     The formula squares the differences between the slices' means, not the means. A mean far from 0
     therefore costs no accuracy (T. Chan et al., "Updating Formulae and a Pairwise Algorithm for
