@@ -45,7 +45,6 @@ T = TypeVar("T")
 # time than that for smaller inputs.
 _WORTH_COMPILING = 1 << 18
 
-# Operations with side effects.
 _EFFECTS = (upstream.Assign, upstream.PrintOperation)
 
 
@@ -243,7 +242,7 @@ class GraphLowering(upstream.Lowering):
     def inside_microbatch(self, microbatch: Microbatch) -> Iterator[None]:
         """Lowers a microbatch's computation inside the context.
 
-        Its rows then get the random numbers that they have in the full batch.
+        Its rows get the random numbers that they have in the full batch.
         """
         self._microbatch = microbatch
         try:
@@ -254,8 +253,7 @@ class GraphLowering(upstream.Lowering):
     def compiled(self, fn: Callable[..., T]) -> Callable[..., T]:
         """Returns `fn`, compiled by XLA if the program allows it and the inputs are large.
 
-        `fn` is a function of slices without collectives. Compilation pays for several passes over
-        large slices.
+        `fn` is a function of slices without collectives.
         """
         target = self._mesh_impl.target
 
@@ -299,8 +297,7 @@ class GraphLowering(upstream.Lowering):
     ) -> tf.Tensor:
         """Returns a boolean for each element of this processor's slice, true with `probability`.
 
-        The backward pass gets the same tensor as the forward pass. Recomputation gets another
-        tensor with the same values, because its random operations wait for the backward pass.
+        The forward and the backward pass get the same tensor.
         """
         return self.shared_random(
             ("mask", name, *shape.dims, probability, order),
@@ -408,8 +405,7 @@ class GraphLowering(upstream.Lowering):
     ) -> None:
         """Sets the processor's partial sum of a tensor that is a sum over `summed` dimensions.
 
-        The all-reduce over the mesh axes that split these dimensions is deferred: it may be shared
-        with other sums, or no operation may need the value.
+        The all-reduce over the mesh axes that split these dimensions is deferred.
         """
         mesh_impl = self.mesh_impl(tensor)
         axes = {mesh_impl.tensor_dimension_to_mesh_axis(dim) for dim in summed} - {None}

@@ -92,8 +92,8 @@ def _transposed(x: tf.Tensor, letters: str, wanted: str) -> tf.Tensor:
 def _product(x: tf.Tensor, y: tf.Tensor, of_x: str, of_y: str, product: str) -> tf.Tensor:
     """Multiplies two tensors as matrices.
 
-    The summed letters are the first or last ones of `of_x` and of `of_y`. `product` has the other
-    letters of one operand, then the other letters of the other operand.
+    The summed letters are the first or last ones of `of_x` and of `of_y`. `product` has the letters
+    that are not summed, first of one operand and then of the other.
     """
     summed = "".join(letter for letter in of_x if letter in of_y)
     transpose_x, transpose_y = of_x.startswith(summed), of_y.endswith(summed)

@@ -234,11 +234,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
     ) -> tf.Tensor:
         """Replaces the padding of a slice, so that it does not change a sum or a maximum.
 
-        Args:
-          x: a slice.
-          shape: the global shape.
-          dims: the reduced dimensions. Default: all.
-          value: the neutral element of the reduction.
+        `value` is the neutral element of the reduction over `dims` (default: all dimensions).
         """
         for i, dim in enumerate(shape.dims):
             if self.layout.is_padded(dim) and (dims is None or dim in dims):
@@ -358,11 +354,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
         return random.bits(key, counter)
 
     def _counter(self, offsets: Sequence[tf.Tensor], rng_dependency: tf.Tensor | None) -> tf.Tensor:
-        """Returns the counter of each element for the random generator, from `_offsets`.
-
-        The counter is the sum of two small tensors that other random tensors may share: the offsets
-        of the first dimension, and the offsets of all other dimensions.
-        """
+        """Returns the counter of each element for the random generator, from `_offsets`."""
         outer, inner = offsets[:1], offsets[1:]
 
         def first() -> tf.Tensor:

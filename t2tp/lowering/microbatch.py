@@ -106,7 +106,6 @@ def elements_per_row(
     size = 0
     while size != (size := sum(map(len, found.values()))):
         for is_reshape, old, new in pairs:
-            # The dimensions that count rows in exactly one way.
             for dim in [each for each in old if len(found.get(each, ())) == 1]:
                 if is_reshape:
                     _add_reshaped(found, batch.size, old, dim, new)

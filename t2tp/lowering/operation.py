@@ -66,8 +66,7 @@ class Hooks:
 
     Attributes:
       accepts_deferred_sums: whether `lower` passes on a deferred sum without reducing it (see
-        `lowering.partial_sum`). This is correct for linear operations. A small sum is not reduced
-        early, together with other sums, if all operations that use it have this attribute.
+        `lowering.partial_sum`), which is correct for linear operations.
       rng_dependency: a zero that must be computed before the operation's random numbers.
         `recompute_grad` sets it, so that the backward pass generates a mask again instead of
         storing it. An operation that uses `lowering.random_bits` must set the same zero on its
@@ -81,15 +80,14 @@ class Hooks:
       ordered_dims: the dimensions along which the order of the positions matters; None: all. Along
         any other dimension, permuted inputs give equally permuted outputs, so inputs and outputs
         may be in head-tail order (`t2tp.lowering.head_tail`).
-      accepts_padding: whether dimensions may be padded. The last slices of `vocab`, and of weights
-        sharded at rest, are padded if an axis does not divide them (`t2tp.mesh.storage`). True for
+      accepts_padding: whether dimensions may be padded (see `t2tp.mesh.storage`). True for
         elementwise operations, and for operations that mask padding before they reduce it (with
         `lowering.masked_slice`).
       is_feature: whether the outputs are features, or rows of features.
       chooses_orders: whether `lower` chooses the orders of its inputs with
         `lowering.slice_in_order`, and sets the orders of its outputs with `lowering.orders.set`.
       matmul_flops: floating-point operations of the operation's matmuls on the whole mesh, counted
-        for the forward pass only. The trainer computes the devices' utilization from their sum.
+        for the forward pass only.
       dropped_dims: what happens to input dimensions that an output lacks. `summed`: the output is a
         sum over them. `kept`: the operation does not add up floats over them. Empty: unknown, so
         `exact_sums` rejects the operation.

@@ -137,12 +137,7 @@ class Factor(NamedTuple):
 
 
 class _FactoredSlice:
-    """A processor's slice of a tensor, as an array with a dimension for each unsplit factor.
-
-    Attributes:
-      value: the slice.
-      factors: the factors of the tensor that are not split, in order.
-    """
+    """A processor's slice, as an array with a dimension for each factor that is not split."""
 
     def __init__(self, value: tf.Tensor, factors: Sequence[Factor]) -> None:
         self.value = value
@@ -299,17 +294,12 @@ class _ReshapePlan:
         return resized(tf.reshape(x, self._new_slice), self._slice_shape)
 
     def _bring_axes_to_new_factors(self, part: _FactoredSlice) -> Collection[int]:
-        """Makes each axis split its new factor, or nothing.
+        """Makes each axis split its new factor, or nothing; returns the axes that split theirs.
 
-        Each step is the cheapest possible one. A selection from the local slice moves nothing, an
-        all-to-all moves a slice, and an all-gather multiplies the size of the slice. Axes that can
-        do the same step share a collective. An axis can only move to a factor that no other axis
-        splits. If two axes swap their factors, an all-gather frees one of them. The loop ends
-        because no step moves an axis away from its new factor, and a gathered axis moves only to
-        its new factor.
-
-        Returns:
-          the axes that split their new factors.
+        Each step is the cheapest possible one: a selection from the local slice moves nothing, an
+        all-to-all moves a slice, and an all-gather multiplies the size of the slice. If two axes
+        swap their factors, an all-gather frees one of them. The loop ends because no step moves an
+        axis away from its new factor, and a gathered axis moves only to its new factor.
         """
         split_by = dict(self._old)
         while True:

@@ -70,12 +70,7 @@ def head_and_tail(place: int | tf.Tensor, count: int) -> tuple:
 
 @dataclass(frozen=True)
 class _Group:
-    """The processors of one collective.
-
-    Attributes:
-      key: group key, an int32 scalar that depends on the processor.
-      size: number of members.
-    """
+    """The group key (an int32 scalar that depends on the processor) and size of a collective."""
 
     key: tf.Tensor
     size: int
@@ -216,7 +211,7 @@ class Collectives:
     def gather_members(self, x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
         """Gathers `x` from the group along some axes: [member, ...].
 
-        The members are in the same order on every processor.
+        All members get the same order.
         """
         axes = sorted(self._real_axes(axes))
         return tf.reshape(self.gather(x, axes), [-1, *x.shape]) if axes else x[None]

@@ -57,8 +57,8 @@ class Layout:
       mtf_rules: the rules with a single axis, as an `mtf.LayoutRules`.
       storage: how variables are sharded *at rest*, between their uses.
       pipeline: the schedule of the stages, if a rule splits `layers` into stages.
-      exact_sums: number of parts into which a summed dimension is cut, a power of two. The parts
-        are added in a fixed order (`t2tp.lowering.exact_sums`). 0: sums have no fixed order.
+      exact_sums: number of parts into which a summed dimension is cut, a power of two
+        (`t2tp.lowering.exact_sums`). 0: sums have no fixed order.
     """
 
     def __init__(

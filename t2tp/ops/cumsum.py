@@ -11,9 +11,9 @@ from t2tp.lowering.staged_sums import reduce_sum
 def cumsum(x: upstream.Tensor, dim: upstream.Dimension, exclusive: bool = False) -> upstream.Tensor:
     """Computes cumulative sums along `dim`, which may be split.
 
-    mesh-tensorflow multiplies by a triangular matrix, so its cost grows with the square of the
-    dimension. Here each processor sums along its slice, and the slices' totals are all-gathered.
-    16-bit floats are summed in float32. With `exclusive`, a sum excludes the element itself.
+    Each processor sums along its slice, and the slices' totals are all-gathered; mesh-tensorflow
+    multiplies by a triangular matrix. 16-bit floats are summed in float32. With `exclusive`, a sum
+    excludes the element itself.
 
     Raises:
       ValueError: `x` has no `dim`.

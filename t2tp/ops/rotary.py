@@ -105,12 +105,10 @@ def rotary(
     scaling: RotaryScaling | None = None,
     fraction: float = 1.0,
 ) -> upstream.Tensor:
-    """Rotates pairs of elements of `x` by angles proportional to the position.
+    """Rotates pairs of elements of `x` by angles proportional to the position, in float32.
 
     J. Su et al., "RoFormer" (arXiv:2104.09864), section 3.2. Pair i consists of the elements i and
-    i + d / 2, as in Llama. Its angle is `position * base ** (-2 * i / d)` radians. Therefore the
-    dot product of a rotated query and a rotated key depends on the difference of their positions,
-    not on the positions themselves. The rotation is computed in float32.
+    i + d / 2, as in Llama. Its angle is `position * base ** (-2 * i / d)` radians.
 
     Args:
       x: [..., d]; d is even and cannot be split.

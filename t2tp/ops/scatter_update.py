@@ -116,7 +116,7 @@ class ScatterUpdateOperation(Operation):
     def _rows(
         self, lowering: Lowering, positions: upstream.Tensor, leading: upstream.Shape
     ) -> Rows:
-        """Returns the rows; out-of-range positions are -1, or raise an error at run time."""
+        """Returns the rows to write: -1 for a position out of range, which on CPUs is an error."""
         mesh_impl = lowering.mesh_impl(self)
         sizes = mesh_impl.slice_shape(leading)
         count, (length,) = math.prod(sizes), mesh_impl.slice_shape(upstream.Shape([self._dim]))

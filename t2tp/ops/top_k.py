@@ -16,9 +16,7 @@ def top_k(
 ) -> tuple[upstream.Tensor, upstream.Tensor]:
     """Returns the k largest elements in descending order; ties in ascending order of index.
 
-    If k is 2, 3 or 4, mesh-tensorflow finds one element after the other, and adds -1e9 to each that
-    it has found. For the gradient it creates a one-hot tensor. Here each processor finds the k
-    largest elements of its slice, and these candidates are all-gathered.
+    Each processor finds the k largest elements of its slice, and these candidates are all-gathered.
 
     Args:
       x: [..., reduced_dim, ...], numbers.
