@@ -303,8 +303,8 @@ class Estimator:
           decode_options: see `build`.
 
         Raises:
-          UsageError: the directory exists, or the hparams have a mesh of several devices. An
-            exported model runs on one device, from a checkpoint of any mesh.
+          UsageError: the directory exists, or the hparams have a mesh of several devices. (The
+            checkpoint may be from any mesh.)
           FileNotFoundError, CheckpointMismatchError, UnusableCheckpointError: see `build`.
           OSError: the directory cannot be written.
         """

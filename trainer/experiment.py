@@ -146,8 +146,7 @@ class Experiment:
           CheckpointMismatchError: the run's variables differ from the model's.
           FileNotFoundError: there is no checkpoint to evaluate or predict with.
           ProcessMismatchError: another process was started with different settings.
-          OtherRunError: the run, or the checkpoint given as `checkpoint_path`, was trained on
-            different data.
+          OtherRunError: the run or `checkpoint_path` was trained on different data.
         """
         self.spec.check_same_data()
         self._check_same()

@@ -158,7 +158,7 @@ def connect(
       num_processes: number of processes.
       process_id: index of this process, from 0.
       coordinator: `host:port`, a free port on the host of process 0.
-      time_limit: max seconds of a step, and of waiting for another process outside steps.
+      time_limit: see `Cluster`.
 
     Raises:
       ValueError: the number of devices is not the size of the mesh; the processes contradict each

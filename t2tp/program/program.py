@@ -164,7 +164,7 @@ class Program:
         Args:
           step_fn: `(mesh, features) -> outputs`. Features and outputs are dictionaries of tensors.
             It is called more than once, each time to build an mtf graph.
-          features: the inputs of the step.
+          features: inputs of the step.
           mesh_shape: mesh axes and their sizes: `data:2;model:4`.
           layout: rules such as `batch:data;d_ff:model`, or a `Layout` with its own mesh shape.
           cluster: the devices, from `connect`. Default: all GPUs, or virtual CPU devices.
@@ -177,10 +177,9 @@ class Program:
             With `exact_sums` compile nothing.
 
         Raises:
-          LayoutError: the layout cannot work for a tensor of the model, or XLA cannot compile the
-            step on a mesh of several devices.
+          LayoutError: the layout cannot work for the model, or `xla` is set on several devices.
           ValueError: the mesh's size is not the number of devices, a variable is requested in two
-            shapes, or a dimension has two sizes in a sum or product of two tensors.
+            shapes, or a dimension has two sizes in a sum or product.
         """
         self.layout = Layout.from_arguments(mesh_shape, layout)
         self._step_fn = step_fn
@@ -339,8 +338,8 @@ class Program:
     def collectives(self) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:
         """Totals of a step's collectives: (kind, mesh axes) -> (number, bytes from each processor).
 
-        A collective in a loop over microbatches counts once per microbatch. In a loop whose length
-        is known only at run time, it counts once.
+        A collective in a loop over microbatches counts once per microbatch. A collective in a loop
+        whose length is known only at run time counts once.
         """
         return summarize(self.collective_log())
 

@@ -50,9 +50,6 @@ def open_tracker(spec: str, output_dir: str, hparams: Mapping[str, Any]) -> Trac
       spec: see `check_tracker`.
       output_dir: the run's directory; its last component names the tracker's run.
       hparams: the run's hyperparameters.
-
-    Raises:
-      UsageError: the package fails, for example because the user is not logged in.
     """
     package, _, project = spec.partition(":")
     try:

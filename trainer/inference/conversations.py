@@ -14,12 +14,7 @@ SUFFIX = ".jsonl"
 
 
 def read_template(problem: Problem, data_dir: AnyPath, output_dir: AnyPath) -> ChatTemplate:
-    """Reads the chat template from a run's data, or else from the model the run was converted from.
-
-    Raises:
-      FileNotFoundError: neither the data nor the model has a template.
-      ValueError: the template is damaged.
-    """
+    """Reads a run's chat template: from its data, or else from the model it was converted from."""
     of_data = problem.directory(data_dir)
     directory = of_data if has_template(of_data) else huggingface_files.directory_in(output_dir)
     return ChatTemplate.from_directory(directory)
@@ -28,11 +23,7 @@ def read_template(problem: Problem, data_dir: AnyPath, output_dir: AnyPath) -> C
 def prompts(
     template: ChatTemplate, conversations: Iterable[Messages], codec: Codec, path: str = ""
 ) -> list[list[int]]:
-    """Returns the tokens of each conversation, followed by the beginning of a reply.
-
-    Raises:
-      ValueError: the template refuses a conversation; the message names its line in `path`.
-    """
+    """Returns the tokens of each conversation, followed by the beginning of a reply."""
     found = []
     for number, each in enumerate(conversations, start=1):
         with naming_line(path, number):
@@ -46,11 +37,7 @@ def without_first(prompts: Iterable[Sequence[int]], token: int) -> list[list[int
 
 
 def parse(lines: Iterable[str], path: str) -> list[Messages]:
-    """Reads a conversation from each line: a JSON list of messages, or an object with such a list.
-
-    Raises:
-      ValueError: a line is not a conversation; the message names the line and `path`.
-    """
+    """Reads each line's conversation: a JSON list of messages, or an object with such a list."""
     found = []
     for number, line in enumerate(lines, start=1):
         with naming_line(path, number):

@@ -49,9 +49,6 @@ class RunExporter:
             decode together.
           max_input_length: max tokens of inputs or prompt. Default: the model's `max_length`.
           activation_dtype: dtype of the activations. Default: as trained.
-
-        Raises:
-          UsageError: the model neither generates nor classifies, or the length is out of range.
         """
         problem = spec.problem
         self._problem = problem

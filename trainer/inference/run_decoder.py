@@ -158,12 +158,7 @@ class RunDecoder:
             yield fitting[index], [Decoded(*each) for each in zip(texts, scores, strict=True)]
 
     def split(self, split: str, count: int) -> list[DecodedExample]:
-        """Decodes the first `count` examples of a split (-1: all), in the order of evaluation.
-
-        Raises:
-          UsageError: the problem has no inputs to decode from.
-          ValueError: there is no such split.
-        """
+        """Decodes the first `count` examples of a split (-1: all), in the order of evaluation."""
         codec = self._codec
         if not self._problem.reads_inputs:
             raise UsageError(
@@ -185,11 +180,7 @@ class RunDecoder:
         ]
 
     def images(self, count: int) -> np.ndarray:
-        """Generates images: uint8 [count, height, width, channels], below `GeneratedImages.levels`.
-
-        Raises:
-          UsageError: the problem does not generate images.
-        """
+        """Generates images, uint8 [count, height, width, channels]; see `GeneratedImages`."""
         images = self._problem.generated_images
         if images is None:
             raise UsageError(f"{self._problem.name} does not generate images")
@@ -273,9 +264,6 @@ def request_for(problem: Problem, codec: Codec, text: str, beginning: str = "") 
     """Returns the decoding request for a line: inputs, to which EOS is appended, or a prompt.
 
     `beginning` is the prefix of the targets, only for problems with inputs.
-
-    Raises:
-      ValueError: the codec cannot encode the line, or a language model is given a prefix.
     """
     if problem.reads_inputs:
         inputs = [*codec.encode(text), codec.end_of_document]

@@ -41,11 +41,7 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 def number_of_batches(stream: BatchStream, steps: int) -> int:
-    """Returns the number of batches of an evaluation, at most `steps`; 0 or -1: all.
-
-    Raises:
-      ValueError: all batches are requested, and the stream has no length.
-    """
+    """Returns the number of batches of an evaluation, at most `steps`; 0 or -1: all."""
     try:
         length = len(stream)  # type: ignore[arg-type]
     except TypeError as error:
@@ -65,7 +61,7 @@ class Inputs:
     Attributes:
       features: global shape in named dimensions, and dtype, of each feature.
       stream: the batches; for evaluation it has a length.
-      counts: maps a batch to counts that the host computes; the counts are summed like metrics.
+      counts: maps a batch to counts computed in Python, which are summed like metrics.
       other_features: like `features`, for each further shape that batches of the stream have.
       metric_names: metrics to report while training; see `t2tp.problems.metrics`.
     """

@@ -42,9 +42,6 @@ def hosts_of(
       hosts: the flag `--hosts`; "": the tasks of TF_CONFIG.
       host_id: the flag `--host_id`; None: the index set by TF_CONFIG, Kubernetes or Slurm.
       environment: environment of this process.
-
-    Raises:
-      ValueError: flags and environment contradict each other, or the index is not known.
     """
     tasks: tuple[str, ...] = ()
     index: int | None = None

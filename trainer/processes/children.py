@@ -37,9 +37,6 @@ def start(
       processes: list to add the process to, for `forwarded_signals`.
       cores: cores that the process may use. Default: the cores of this process.
       **options: arguments of `subprocess.Popen`.
-
-    Raises:
-      OSError: the command cannot be started.
     """
     parent = os.getpid()
     # Signals are blocked for two reasons. A signal between the child's start and `append` would not

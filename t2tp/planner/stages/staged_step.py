@@ -68,9 +68,6 @@ class StagedStep:
           hparams: hparams of the whole model.
           software: see `LoweredStep.from_program`.
           lowered_before: see `Request`.
-
-        Raises:
-          LayoutError: the layers cannot be divided among the stages, or the schedule is unknown.
         """
         self.layout = layout = Layout.from_hparams(hparams)
         pipeline = layout.pipeline

@@ -59,9 +59,6 @@ class Table:
         """Two short tables, and the number of groups that the first leaves out of the full table.
 
         If the full table is short or from a file, both are the full table and the number is 0.
-
-        Raises:
-          ScheduleError: the schedule is unknown or cannot have these sizes.
         """
         left_out = (self.microbatches - 1) // self.stages - _GROUPS
         if left_out <= 0 or self.name.endswith(".csv"):
