@@ -1,8 +1,7 @@
 """Cluster files: the speed and size of a cluster's devices, links and software, in TOML.
 
 Every number is in SI units: bytes, seconds, bytes/s, FLOP/s. `docs/planning.md` lists the keys.
-Each field of the classes below is a key, with its type and its range. A file with an unknown key, a
-missing key, or a value out of range is rejected with an error that names the key.
+Each field of the classes below is a key, with its type and its range. Errors name the wrong key.
 """
 
 from __future__ import annotations
@@ -52,7 +51,6 @@ class Device:
     """A kind of device.
 
     Attributes:
-      name: product name.
       peak: FLOP/s of large matmuls by activation dtype.
       memory: bytes of memory.
       bandwidth: bytes/s of the memory.
@@ -78,15 +76,14 @@ class Link:
     """The links of a level: inside a host, between hosts, between racks.
 
     Attributes:
-      name: name of the level.
       bandwidth: bytes/s of one link in each direction.
       latency: seconds per message.
       devices: number of devices that the level connects; 0: all.
       shared_by: number of devices that share a link.
-      shared_by_all: whether all devices of the level share the bandwidth, like the devices of a
-        host share its memory.
+      shared_by_all: whether all devices of the level share the bandwidth, as the devices of a host
+        share its memory.
       of_process: whether the level connects the devices of a process, whatever their number.
-      cards: links that a collective uses at this level if several members of its group are in one
+      cards: the links that a collective uses at this level if several of its members are in one
         unit of the level below (such as a host): the links of all these members (`host`), or the
         link of one member (`rank`).
     """
@@ -134,8 +131,7 @@ class SoftwareStack:
     """The share of a device's speed that a software stack reaches, and the tensors that it saves.
 
     Attributes:
-      name: name of the stack.
-      like: name of an earlier stack of the file, from which missing keys are taken.
+      like: an earlier stack of the file, from which missing keys are taken.
       product: share of the peak that large matmuls reach.
       product_inner: length of the summed dimension at which a matmul reaches half of `product`.
       batched: share of the peak that batched matmuls reach (unfused attention).
@@ -231,8 +227,7 @@ class ClusterFile:
     """The contents of a cluster file.
 
     Attributes:
-      name: name of the cluster.
-      device: the kind of its devices.
+      device: the kind of the cluster's devices.
       host_devices: devices of a host.
       links: levels of links, the nearest first.
       stacks: software stacks by name.
@@ -279,11 +274,7 @@ class ClusterFile:
 
     @classmethod
     def from_toml(cls, text: str, name: str) -> ClusterFile:
-        """Parses the text of a cluster file.
-
-        Args:
-          text: the text.
-          name: name of the file, for errors.
+        """Parses the text of a cluster file; `name` is the name of the file, for errors.
 
         Raises:
           ClusterFileError: a key is unknown or missing, or a value is out of range.
@@ -320,11 +311,7 @@ class ClusterFile:
         return cluster
 
     def _check(self, where: str) -> None:
-        """Checks the keys that depend on each other.
-
-        Raises:
-          ClusterFileError: two keys contradict each other.
-        """
+        """Checks the keys that depend on each other."""
         _check_known([self.stack], self.stacks, f"{where}: stack is", "stacks")
         kernels = (*self.kernels, *WITHOUT_KERNEL)
         for name, stack in self.stacks.items():
@@ -403,14 +390,7 @@ def _read(path: str) -> str:
 
 
 def _parsed(kind: type[T], values: Any, where: str, parts: Mapping[str, Any] | None = None) -> T:
-    """Makes a dataclass from a table.
-
-    Args:
-      kind: the dataclass, whose fields are the keys of the table.
-      values: the table.
-      where: name of file and table, for errors.
-      parts: fields that are parsed already.
-    """
+    """Makes a dataclass, whose fields are keys, from a table; `parts` are fields parsed already."""
     if not isinstance(values, dict):
         raise ClusterFileError(f"{where}: a table of keys is missing")
     parts = parts or {}

@@ -30,10 +30,8 @@ class LoweredStep:
     """A step on one processor.
 
     Attributes:
-      layout: mesh and rules.
-      work: number of operations by their work. A number may be below 1 if the lowered layers have
-        fewer matrices than there are processors to share them: see `Hooks.unpadded_share`.
-      traffic: number of collectives by their traffic; a number may be below 1 here, too.
+      work: number of operations by their work; may be a fraction, see `Hooks.unpadded_share`.
+      traffic: number of collectives by their traffic; may be a fraction, too.
       variables: bytes of a processor's variables by purpose: `weights` and `optimizer`.
       shapes: number of the model's trainable variables by their dimensions.
       memory: the peaks of the parts of the step, without variables.
@@ -61,12 +59,10 @@ class LoweredStep:
         *,
         software: SoftwareStack = SoftwareStack(attention="engine", fuses=False),  # noqa: B008  (immutable)
     ) -> LoweredStep:
-        """Lowers a program.
+        """Lowers the program of a training step.
 
-        Args:
-          program: program of a training step.
-          software: the stack whose kernels determine which tensors are saved, and which
-            element-wise operations are fused.
+        The kernels of `software` determine which tensors are saved, and which element-wise
+        operations are fused.
         """
         log = program.collective_log()
         graph, outputs = program.graph()
@@ -85,15 +81,9 @@ class LoweredStep:
         software: SoftwareStack,
         unused: Sequence[upstream.Variable] = (),
     ) -> LoweredStep:
-        """Counts the operations of a processor.
+        """Counts the operations of a processor, which are placed in program order.
 
-        Args:
-          placed: the operations, in program order.
-          needed: outputs of the program.
-          graph: the program's graph.
-          layout: mesh and rules.
-          software: see `from_program`.
-          unused: trainable variables that this processor does not have.
+        `unused` are trainable variables that this processor does not have.
         """
         placed = [each for each in placed if each.operation not in unused]
         liveness = Liveness(placed, needed, layout, software)
@@ -134,8 +124,8 @@ class LoweredStep:
 
         def added(name: str) -> Counter:
             mine, long, short = (Counter(getattr(step, name)) for step in (self, longer, shorter))
-            # Small sums share all-reduces, and the two steps may group them differently. So counts
-            # may be negative.
+            # Small sums share all-reduces, and the two steps may group them differently. Counts may
+            # therefore be negative.
             keys = {**mine, **long, **short}
             totals = {key: mine[key] + times * (long[key] - short[key]) for key in keys}
             return Counter({key: total for key, total in totals.items() if total})
@@ -207,7 +197,7 @@ def _variables(
 
 
 def _model_flops(placed: Sequence[Placed]) -> tuple[float, float]:
-    """Returns the FLOPs of the forward pass, and the part of them for masked scores."""
+    """Returns the FLOPs of the forward pass, and its FLOPs for masked scores."""
     flops = hidden = 0.0
     for each in placed:
         op = each.operation
