@@ -14,8 +14,7 @@ _UNFINISHED = re.compile(r".+\.tmp-\d+")
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Writes or replaces a file (UTF-8) atomically, even if the process is killed meanwhile.
 
-    If the path is a symlink, its target is replaced. The file's mode is kept. Devices and pipes are
-    written to, not replaced.
+    A symlink's target is replaced. The file's mode is kept. Devices and pipes are written to.
 
     Raises:
       OSError: the file cannot be written; the error names it. An existing file is unchanged.
@@ -76,24 +75,16 @@ def unfinished_path(path: Path) -> Path:
 
 
 def is_unfinished(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is a temporary one, of a running or a killed process."""
+    """Whether a path is the temporary file of a running or killed process."""
     return _UNFINISHED.fullmatch(Path(path).name) is not None
 
 
 def remove_unfinished(
     directory: str | os.PathLike[str], min_age_seconds: float = 0.0
 ) -> list[Path]:
-    """Deletes the unfinished files of killed processes in a directory.
+    """Deletes the unfinished files of killed processes in a directory, and returns them.
 
-    Args:
-      directory: may be missing. Subdirectories are ignored.
-      min_age_seconds: min age of a file to delete. Another process may be writing younger files.
-
-    Returns:
-      The deleted files.
-
-    Raises:
-      OSError: the directory cannot be listed, or a file cannot be deleted.
+    Another process may be writing files younger than `min_age_seconds`. Subdirectories are ignored.
     """
     directory = Path(directory)
     removed = []

@@ -22,11 +22,7 @@ class BestMetric:
 
     @classmethod
     def parse(cls, text: str) -> BestMetric:
-        """Reads `min:METRIC` or `max:METRIC`.
-
-        Raises:
-          ValueError: the text has neither form.
-        """
+        """Reads `min:METRIC` or `max:METRIC`."""
         kind, _, metric = text.partition(":")
         if kind not in ("min", "max") or not metric:
             raise ValueError(
@@ -35,11 +31,7 @@ class BestMetric:
         return cls(metric, kind == "min")
 
     def value_of(self, metrics: Mapping[str, float]) -> float:
-        """Returns the metric's value.
-
-        Raises:
-          LookupError: the metric is missing; the error suggests similar names.
-        """
+        """Returns the metric's value, or raises LookupError."""
         sentence = f"{self.metric!r} is not evaluated"
         check_known(self.metric, metrics, "metrics", sentence, LookupError)
         return metrics[self.metric]

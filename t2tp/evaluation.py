@@ -21,7 +21,7 @@ from t2tp.problems.vocab.tokenizer import TokenizerVocabulary
 
 # A continuation is decoded in parts. Rows that contain a stop string are not decoded further. The
 # first part has this number of tokens, and each next part is twice as long. A remainder shorter
-# than two parts is one part, because tracing another program would take longer.
+# than two parts is decoded at once, because tracing a program for a shorter part takes longer.
 _FIRST_PART = 32
 _MAX_GENERATED = 256  # As in `--model hf`.
 
@@ -52,7 +52,7 @@ class HarnessModel(TemplateLM):
             text. Otherwise the text begins with `prefix_token`.
           max_length: the model's max number of positions.
           prefix_token: the first token of a text without context: BOS if there is one, else EOS.
-          template: the run's chat template, if it has one.
+          template: the run's chat template.
           reads_first_token: whether the model has the feature `first_token`. Otherwise all rows
             must begin with `prefix_token`.
         """
@@ -113,11 +113,7 @@ class HarnessModel(TemplateLM):
         return found
 
     def _first_of(self, tokens: list[int]) -> tuple[int | None, list[int]]:
-        """Splits tokens into the input of position 0 and the targets.
-
-        Raises:
-          ValueError: the model cannot begin a row with this token.
-        """
+        """Splits tokens into the input of position 0 and the targets."""
         first, *targets = tokens
         if self._reads_first_token:
             return first, targets
@@ -204,11 +200,7 @@ class HarnessModel(TemplateLM):
     def apply_chat_template(
         self, chat_history: Messages, add_generation_prompt: bool = True
     ) -> str:
-        """Returns a conversation as text.
-
-        Args:
-          chat_history: the messages.
-          add_generation_prompt: whether to append the beginning of a reply.
+        """Returns a conversation as text, with the beginning of a reply if requested.
 
         Raises:
           ValueError: the run has no chat template, or the template rejects the conversation.

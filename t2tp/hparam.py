@@ -85,8 +85,8 @@ class HParams:
           default: the initial value: a bool, int, float, str, list of one, or None.
           help: a description, with the unit.
           type: bool, int, float, str, list[...] of one of these, or any of these with `| None`.
-            Default: the type of `default`. A default of None allows None too, and without a type
-            any value.
+            Default: the type of `default`. If `default` is None, None is allowed too; without
+            `type`, any value is allowed.
           min: the min value, or the min of each element of a list.
           max: the max value, or the max of each element of a list.
           above: an exclusive lower bound, in place of `min`.
@@ -132,11 +132,7 @@ class HParams:
         self._values[name] = self._declaration(name).check(name, value)
 
     def get(self, name: str) -> Any:
-        """Returns the value of a declared hyperparameter, as reading the attribute does.
-
-        Raises:
-          AttributeError: the name is not declared; the error suggests similar names.
-        """
+        """Returns a value, as reading the attribute does; see `set` for errors."""
         self._declaration(name)
         return self._values[name]
 
@@ -177,15 +173,7 @@ class HParams:
         return copied
 
     def inherit(self, other: HParams, names: Iterable[str]) -> None:
-        """Declares hyperparameters as in another HParams, with the same defaults.
-
-        Args:
-          other: the HParams with the declarations.
-          names: hyperparameters to add; those already declared stay unchanged.
-
-        Raises:
-          AttributeError: a name is not declared in `other`.
-        """
+        """Declares the missing `names` as `other` does, with the same defaults."""
         for name in names:
             if name not in self._values:
                 declaration = other._declaration(name)
@@ -284,9 +272,6 @@ def describe_differences(
       A line per hyperparameter with different values. The line ends with the value used: the
       override, else the saved value, else the default (of a hyperparameter that was declared after
       the run was saved).
-
-    Raises:
-      ValueError: neither `saved` nor `preset` declares the name of an override.
     """
     lines = []
     saved_values, preset_values = saved.values(), preset.values()

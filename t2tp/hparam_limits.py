@@ -14,10 +14,8 @@ class Limits:
     """The allowed values of a hyperparameter, or of each element of a list.
 
     Attributes:
-      min: the min number.
-      max: the max number.
-      above: an exclusive lower bound.
-      below: an exclusive upper bound.
+      above: an exclusive lower bound, in place of `min`.
+      below: an exclusive upper bound, in place of `max`.
       choices: the allowed values, in place of bounds.
     """
 
@@ -40,7 +38,7 @@ class Limits:
         return " and ".join(f"{word} {n:,}" for word, n in bounds.items() if n is not None)
 
     def check(self, name: str, value: Any) -> None:
-        """Raises ValueError, naming the hyperparameter, if the value is not within the limits."""
+        """Raises ValueError if the value is not within the limits."""
         for each in value if isinstance(value, list) else [value]:
             if each is not None and not self._allows(each):
                 raise ValueError(self._refusal(name, value))

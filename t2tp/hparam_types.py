@@ -20,7 +20,6 @@ class ValueType:
 
     Attributes:
       scalar: type of the value or of its elements: bool, int, float or str; None: any of them.
-      is_list: whether the value is a list.
       nullable: whether the value may be None.
     """
 
@@ -63,11 +62,7 @@ class ValueType:
         raise _mismatch(name, self, full_value)
 
     def read(self, name: str, text: str) -> Any:
-        """Parses the text after the `=` in `name=text`.
-
-        Raises:
-          ValueError: the text is not of this type.
-        """
+        """Parses the text after the `=` in `name=text`, or raises ValueError."""
         text = text.strip()
         if self.nullable and text.lower() == "none":
             return None
@@ -138,9 +133,6 @@ def declared_type(name: str, annotation: Any) -> ValueType:
     """Returns the type of a declaration: a scalar type, a list[...] of it, or one with `| None`.
 
     The annotation is the type itself or its name, as `str(ValueType)` writes it.
-
-    Raises:
-      TypeError: the type is not supported.
     """
     known = _BY_NAME if isinstance(annotation, str) else _BY_ANNOTATION
     # Compared one by one, because a wrong annotation, such as [int], may not be hashable.
@@ -154,12 +146,7 @@ def declared_type(name: str, annotation: Any) -> ValueType:
 
 
 def inferred_type(name: str, default: Any) -> ValueType:
-    """Returns the type of a default; for None, a type that accepts any value.
-
-    Raises:
-      TypeError: the type of the value is not supported.
-      ValueError: the default is an empty list, whose element type is unknown.
-    """
+    """Returns the type of a default; for None, a type that accepts any value."""
     if default is None:
         return _ANY
     if not isinstance(default, (list, tuple)):
@@ -192,11 +179,8 @@ def _scalar_type(value: Any) -> type | None:
 def split_at_commas(text: str) -> list[str]:
     """Splits at the commas outside quotes and brackets.
 
-    Quotes and brackets are special only at the beginning of a value, so "it's" and "a[0]" are plain
+    Quotes and brackets are special only at the beginning of a value: "it's" and "a[0]" are plain
     text.
-
-    Raises:
-      ValueError: a quote or bracket is never closed.
     """
     pieces, start, depth = [], 0, 0
     quote, escaped, value_begins = "", False, True

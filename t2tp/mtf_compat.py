@@ -32,7 +32,7 @@ _DISTRIBUTIONS = {
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Executes a module of the installed mesh-tensorflow on the current TensorFlow."""
+    """Executes a module of the installed mesh-tensorflow, with stand-ins."""
 
     def exec_module(self, module: types.ModuleType) -> None:
         if module.__name__ == f"{_PACKAGE}.auto_mtf":
@@ -67,7 +67,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Returns the spec of a module of the package, with the custom loader."""
+        """Returns the spec with the custom loader."""
         del target
         if not fullname.startswith(f"{_PACKAGE}."):
             return None

@@ -8,11 +8,9 @@ from collections.abc import Callable, Iterator
 def optional_import(
     advice: str, error: Callable[[str], Exception] = ModuleNotFoundError
 ) -> Iterator[None]:
-    """Raises an error with advice if an import inside the context finds no module.
+    """Raises `error` with advice if an import inside the context finds no module.
 
-    Args:
-      advice: the message: which feature needs the package, and how to install it.
-      error: type of the error.
+    The advice says which feature needs the package, and how to install it.
     """
     try:
         yield

@@ -20,7 +20,7 @@ from t2tp.suggestions import check_known
 
 LINEAR, LOG, REVERSE_LOG = "linear", "log", "reverse_log"
 
-# Maps other hyperparameters to the values they must be drawn with.
+# Other hyperparameters, with the drawn values that satisfy the condition.
 Condition = Mapping[str, Sequence[Any]]
 
 
@@ -29,7 +29,6 @@ class Choice:
     """A hyperparameter that takes one of some values, equally likely.
 
     Attributes:
-      name: name of the hyperparameter.
       values: the possible values, at least one.
       when: the condition under which it is drawn; empty: always.
     """
@@ -52,11 +51,7 @@ class Interval:
     """A number in [low, high].
 
     Attributes:
-      name: name of the hyperparameter.
-      low: the min value.
-      high: the max value.
       scale: LINEAR, LOG, or REVERSE_LOG.
-      is_int: whether it is an integer.
       when: the condition under which it is drawn; empty: always.
     """
 
@@ -71,7 +66,7 @@ class Interval:
         """Returns the value at a fraction of the way from `low` to `high`, on the scale."""
         if not self.is_int:
             return min(self.high, max(self.low, _at(fraction, self.low, self.high, self.scale)))
-        # Integer i stands for the numbers in [i, i + 1), so that `high` can be drawn too.
+        # Without the + 1, floor would never return `high`.
         return min(self.high, math.floor(_at(fraction, self.low, self.high + 1, self.scale)))
 
     def grid(self, points: int) -> Sequence[float]:
@@ -94,8 +89,6 @@ class RangedHParams:
     each hyperparameter in the condition must be drawn with one of its listed values. In other
     trials the hyperparameter keeps its value in the hparams set.
 
-    Attributes:
-      name: name of the set.
     """
 
     LINEAR_SCALE: ClassVar[str] = LINEAR
@@ -122,7 +115,7 @@ class RangedHParams:
         """
         self._add(Choice(name, list(categories), when or {}))
 
-    # tensor2tensor's name for ranges of numbers.
+    # tensor2tensor's name of the method for numbers.
     set_discrete = set_categorical
 
     def set_float(
@@ -157,11 +150,7 @@ class RangedHParams:
         self._add(Interval(name, min_val, max_val, scale, True, when or {}))
 
     def draw(self, value_of: Callable[[Choice | Interval], Any]) -> dict[str, Any]:
-        """Returns the values of a trial by name.
-
-        Args:
-          value_of: draws from a range. It is called in order, for ranges whose conditions hold.
-        """
+        """Returns the values of a trial, drawn by `value_of` in the order of the ranges."""
         values: dict[str, Any] = {}
         for each in self._ranges.values():
             if _holds(each.when, values):
@@ -169,14 +158,7 @@ class RangedHParams:
         return values
 
     def sample_trial(self, trial: int) -> dict[str, Any]:
-        """Returns the values of a trial by name.
-
-        Args:
-          trial: the trial's index, from 0.
-
-        Raises:
-          ValueError: the index is negative.
-        """
+        """Returns the values of a trial by name; `trial` is its index, from 0."""
         if trial < 0:
             raise ValueError(f"trial {trial}: trials are counted from 0")
         return self.draw(

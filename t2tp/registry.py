@@ -66,11 +66,7 @@ class _Register(Protocol):
 
 
 class Registry:
-    """Classes and functions of one kind, by name.
-
-    Attributes:
-      kind: the kind of entry, for errors and help ("hparams set").
-    """
+    """Classes and functions of one kind, such as "hparams set", by name."""
 
     def __init__(self, kind: str):
         self.kind = kind
@@ -83,9 +79,6 @@ class Registry:
           target: the class or function itself (bare decorator), or the name under which to register
             the decorated object. Default: the object's Python name in snake_case.
           model: the model of an hparams set, if the set's name does not begin with the model's.
-
-        Returns:
-          The class or function if `target` is one; otherwise the decorator.
 
         Raises:
           ValueError: the target is not callable, or the name is invalid or taken.
@@ -145,8 +138,7 @@ class Registry:
     def help_text(self, note: Callable[[str], str] = lambda name: "") -> str:
         """Lists the names, grouped by first word, each with the first paragraph of its docstring.
 
-        Args:
-          note: maps a name to a note, shown in parentheses; "" for no note.
+        `note` maps a name to a note, shown in parentheses.
         """
         heading = f"{self.kind[0].upper()}{self.kind[1:]}s:"
         if not self._entries:
@@ -160,7 +152,7 @@ class Registry:
         return "\n".join(lines)
 
     def _summary(self, name: str) -> str:
-        """Returns the first paragraph of an entry's docstring."""
+        """Returns the first paragraph of an entry's docstring, if it has one."""
         # inspect.getdoc would return the base class's docstring.
         doc = inspect.cleandoc(self._entries[name].value.__doc__ or "")
         paragraph = " ".join(doc.split("\n\n")[0].split())
@@ -201,9 +193,6 @@ def model_of_hparams(name: str) -> str:
 
     The model may be given at registration. Otherwise it is the longest model name with which the
     set's name begins: `transformer_lm` for `transformer_lm_tiny`.
-
-    Raises:
-      UnknownNameError: no hparams set has the name, or its model is unknown.
     """
     declared_model = _registries[_SETS].entry(name).model
     begins = [model for model in list_models() if name.startswith(model)]
@@ -232,11 +221,7 @@ def hparams(name: str) -> HParams:
 
 
 def ranged_hparams(name: str) -> RangedHParams:
-    """Fills an empty ranged set with the registered function of this name and returns it.
-
-    Raises:
-      UnknownNameError: no ranged set has the name; the error suggests similar names.
-    """
+    """Fills an empty ranged set with the registered function of this name and returns it."""
     ranged = RangedHParams(name)
     ranged_hparams_function(name)(ranged)
     return ranged

@@ -16,15 +16,8 @@ _LOCK = ".t2tp-scratch.lock"
 def scratch_directory(parent: Path, prefix: str) -> Iterator[Path]:
     """Creates a directory `<parent>/<prefix>...` and deletes it at the end.
 
-    First deletes directories with the same prefix that killed processes left behind. It recognizes
-    them by their lock file, because the operating system releases a lock when its process ends.
-
-    Args:
-      parent: an existing directory.
-      prefix: beginning of the name, to describe the purpose.
-
-    Raises:
-      OSError: the directory cannot be created.
+    First deletes directories with the same prefix that killed processes left behind. Nobody locks
+    their lock files: the operating system releases a lock when its process ends.
     """
     for path in parent.glob(f"{glob.escape(prefix)}*"):
         with contextlib.suppress(OSError):  # In use, or not a scratch directory.

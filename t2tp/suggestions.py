@@ -38,12 +38,12 @@ def check_known(
     sentence: str,
     error: Callable[[str], Exception] = ValueError,
 ) -> None:
-    """Raises an error unless a name is known.
+    """Raises an error unless a name is known; see `nearest`.
 
     Args:
       name: the name to check.
       known: the known names.
-      what: a plural noun for the known names ("models").
+      what: a plural noun for the known names.
       sentence: the beginning of the error ("norm_type is 'rsm'"); suggestions follow.
       error: type of the error.
     """
@@ -53,13 +53,7 @@ def check_known(
 
 
 def similar(name: str, known: Iterable[str], cutoff: float = 0.6) -> list[str]:
-    """Returns up to three similar names, most similar first.
-
-    Args:
-      name: a name; case is ignored.
-      known: the known names.
-      cutoff: min similarity, from 0 to 1; see `difflib.get_close_matches`.
-    """
+    """Returns up to three similar names, most similar first; see `difflib.get_close_matches`."""
     by_lowered = {each.lower(): each for each in sorted(known)}
     near = difflib.get_close_matches(name.lower(), by_lowered, n=3, cutoff=cutoff)
     return [by_lowered[each] for each in near]

@@ -13,10 +13,5 @@ __all__ = ["read_packaged", "tomllib"]
 
 
 def read_packaged(package: str, name: str) -> dict[str, Any]:
-    """Reads a TOML file that is installed with a package.
-
-    Args:
-      package: full name of the package.
-      name: name of the file in the package.
-    """
+    """Reads a TOML file that is installed with a package."""
     return tomllib.loads(importlib.resources.files(package).joinpath(name).read_text("utf-8"))

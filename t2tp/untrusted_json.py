@@ -25,12 +25,7 @@ class UntrustedFileError(ValueError):
 
 @contextlib.contextmanager
 def open_regular(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Opens a file for reading.
-
-    Raises:
-      UntrustedFileError: the path is not a regular file.
-      OSError: the file cannot be opened.
-    """
+    """Opens a file for reading, or raises `UntrustedFileError` if it is not a regular file."""
     # Without O_NONBLOCK, opening a pipe would wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with contextlib.ExitStack() as stack:
@@ -41,12 +36,7 @@ def open_regular(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> bytes:
-    """Reads a regular file.
-
-    Raises:
-      UntrustedFileError: the path is not a regular file, or the file is too large.
-      OSError: the file cannot be read.
-    """
+    """Reads a regular file of at most `max_bytes`."""
     with open_regular(path) as file:
         contents = file.read(max_bytes + 1)
     if len(contents) > max_bytes:
@@ -74,12 +64,8 @@ def parse_object(
 
     Args:
       text: the JSON text.
-      source: path of the JSON text's file, for errors.
+      source: path of the text's file, for errors.
       types: expected types of entries.
-
-    Raises:
-      UntrustedFileError: the text is not JSON, is nested too deeply or is not an object, or an
-        entry has the wrong type.
     """
     try:
         content = json.loads(text)
@@ -95,11 +81,7 @@ def parse_object(
 
 
 def check_types(content: Mapping[str, Any], source: str | os.PathLike[str], types: Types) -> None:
-    """Checks the types of entries.
-
-    Raises:
-      UntrustedFileError: an entry has another type.
-    """
+    """Checks the types of entries."""
     for name, kind in types.items():
         value, kinds = content.get(name), kind if isinstance(kind, tuple) else (kind,)
         if float in kinds:
@@ -113,11 +95,7 @@ def check_types(content: Mapping[str, Any], source: str | os.PathLike[str], type
 
 
 def check_values(content: Mapping[str, Any], source: str | os.PathLike[str], kind: type) -> None:
-    """Checks that all values have the type `kind`.
-
-    Raises:
-      UntrustedFileError: a value is null or has another type.
-    """
+    """Checks that all values have the type `kind`; null is not allowed."""
     null = [name for name, value in content.items() if value is None]
     if null:
         raise UntrustedFileError(
@@ -140,9 +118,6 @@ def file_inside(directory: Path, name: str) -> Path:
 
     The file must not be a link out of the directory. In the Hub's cache, however, all files of a
     snapshot are links into the same model's directory `blobs`, and these links are allowed.
-
-    Raises:
-      UntrustedFileError: the name is not a plain file name, or is a link that leaves the directory.
     """
     path = directory / name
     if Path(name).name != name:

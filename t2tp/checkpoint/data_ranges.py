@@ -20,10 +20,6 @@ _FOOTER_BYTES = 48
 def data_ranges(table: Table, slices: Sequence[Slice]) -> dict[int, list[tuple[int, int]]]:
     """Finds the byte ranges of the saved slices that overlap with given slices.
 
-    Args:
-      table: the checkpoint's index.
-      slices: slices to read, of any size and position.
-
     Returns:
       Number of the data file -> ranges (begin, end) in it, ascending. Adjacent ranges are joined.
     """
@@ -61,7 +57,7 @@ def read_index(path: Path) -> Table:
 
 
 def _block(content: bytes, begin: int, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yields a block's keys and values. A key is stored without the prefix of the previous key."""
+    """Yields a block's keys and values. A stored key lacks the prefix that the previous key has."""
     restarts = int.from_bytes(content[begin + size - 4 : begin + size], "little")
     at, end, key = begin, begin + size - 4 * (restarts + 1), b""
     while at < end:

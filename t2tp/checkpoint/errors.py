@@ -41,10 +41,7 @@ def as_unusable(what: str) -> Iterator[None]:
 
     A missing file, or a path that is not a file, proves damage. Other file-system errors do not:
     missing permissions, a server that does not answer, a failing disk. TensorFlow's out-of-memory
-    errors are not converted, because the checkpoint is not to blame.
-
-    Args:
-      what: the checkpoint or file that is read, as the beginning of the message.
+    errors are not converted, because the checkpoint is not to blame. `what` begins the message.
     """
     try:
         yield

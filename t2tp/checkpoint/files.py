@@ -13,19 +13,19 @@ from t2tp.checkpoint.errors import as_unusable
 _STEP_DIRECTORY = re.compile(r"step-(\d{8,})")
 # Endings of directories that are being written or deleted.
 _TEMPORARY, _DISCARDED = ".tmp", ".discarded"
-# Ending of a directory that could not be read, kept for inspection.
+# Ending of a damaged directory, kept for inspection.
 _DAMAGED = ".damaged"
 # Characters of TensorFlow's path patterns.
 _PATTERN = re.compile(r"[*?\[\]\\]")
 
 
 def step_directory(directory: Path, step: int) -> Path:
-    """Returns the path of the finished checkpoint of a step."""
+    """Returns the path of a step's finished checkpoint."""
     return directory / f"step-{step:08d}"
 
 
 def temporary_directory(directory: Path, step: int) -> Path:
-    """Returns the path of the checkpoint of a step while it is being written."""
+    """Returns the path of a step's checkpoint while it is being written."""
     step_dir = step_directory(directory, step)
     return step_dir.with_name(step_dir.name + _TEMPORARY)
 
@@ -36,7 +36,7 @@ def step_directories(directory: Path) -> dict[int, Path]:
 
 
 def temporary_directories(directory: Path) -> dict[int, Path]:
-    """Returns step -> directory of a checkpoint whose save has begun and may have crashed."""
+    """Returns step -> temporary directory, of a save that is running or has crashed."""
     return dict(sorted(_directories(directory, _TEMPORARY)))
 
 
@@ -96,11 +96,7 @@ def remove(path: Path) -> None:
 
 
 def set_aside(step_dir: Path) -> Path:
-    """Renames a path that has a checkpoint's name but is damaged or no checkpoint.
-
-    Returns:
-      the new path.
-    """
+    """Renames a path that has a checkpoint's name but is none; returns the new path."""
     aside = step_dir.with_name(step_dir.name + _DAMAGED)
     number = 1
     while os.path.lexists(aside):

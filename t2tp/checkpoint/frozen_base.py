@@ -27,23 +27,18 @@ class BaseError(ValueError):
 def reference(base: Checkpoint, names: Mapping[str, str]) -> dict[str, Any]:
     """Returns the reference to a base, as plain JSON for a checkpoint's metadata.
 
-    Args:
-      base: the checkpoint with the frozen weights.
-      names: frozen variable -> its name in the base.
+    `names` maps frozen variables to their names in the base.
     """
     renamed = {ours: theirs for ours, theirs in names.items() if ours != theirs}
     return {"path": address_of(base.path.absolute()), "save_id": base.save_id, "names": renamed}
 
 
 def open_base(saved: Checkpoint, elsewhere: Path | None = None) -> Checkpoint | None:
-    """Opens the base of a checkpoint.
+    """Opens the base of a checkpoint; None if the checkpoint stores all its variables itself.
 
     Args:
       saved: a checkpoint, possibly of adapters.
       elsewhere: a path to try before the recorded path.
-
-    Returns:
-      the base; None if the checkpoint stores all its variables itself.
 
     Raises:
       BaseError: the base was not found.
@@ -98,14 +93,9 @@ def base_with(
 
 
 def check_has(base: Checkpoint, shapes: Iterable[tuple[str, str, tuple[int, ...]]]) -> None:
-    """Checks that a base has the frozen weights of a program.
+    """Raises BaseError unless a base has the frozen weights of a program.
 
-    Args:
-      base: the checkpoint.
-      shapes: (name in the program, name in the base, shape) of each weight.
-
-    Raises:
-      BaseError: the base lacks a weight, or has it in another shape.
+    `shapes` has (name in the program, name in the base, shape) of each weight.
     """
     saved = base.shapes()
     wrong = [

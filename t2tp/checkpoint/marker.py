@@ -68,7 +68,7 @@ class Marker:
     saved_at: float
 
     def write(self, directory: Path) -> None:
-        """Writes the marker. Afterwards only the directory's renaming is left."""
+        """Writes the marker. Afterwards the save only renames the directory."""
         body = json.dumps({"format": FORMAT, **asdict(self)}, indent=1).encode()
         files.write_synced(directory / NAME, body + b"\n" + _digest(body) + b"\n")
 
@@ -78,8 +78,7 @@ class Marker:
 
         Raises:
           DamagedCheckpointError: the marker is missing or damaged.
-          UnusableCheckpointError: the marker cannot be read.
-          NewerFormatError: the checkpoint has a newer format.
+          UnusableCheckpointError: the marker cannot be read, or the format is newer.
         """
         with as_unusable(checkpoint_in(directory)):
             content = cls._content(directory)

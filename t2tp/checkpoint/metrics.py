@@ -21,11 +21,7 @@ METRICS = "metrics.json"
 
 
 def record_metrics(directory: Path, metrics: Mapping[str, float]) -> None:
-    """Writes a checkpoint's metrics, replacing earlier metrics.
-
-    Raises:
-      OSError: the file cannot be written.
-    """
+    """Writes a checkpoint's metrics, replacing earlier metrics."""
     numbers = {name: float(value) for name, value in metrics.items()}
     write_text(directory / METRICS, json.dumps(numbers, indent=1) + "\n")
 
@@ -55,10 +51,6 @@ def _is_number(value: object) -> bool:
 
 def best_of(goal: BestMetric, directories: Mapping[int, Path]) -> tuple[int, float] | None:
     """Finds the best checkpoint; the oldest, if several are equally good.
-
-    Args:
-      goal: the metric, and whether high or low values are better.
-      directories: the checkpoints' directories, by step.
 
     Returns:
       the step and the metric's value; None if no checkpoint has the metric.

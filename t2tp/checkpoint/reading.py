@@ -145,12 +145,7 @@ class Checkpoint:
         return sum(not record.sha256 for record in self._marker.files.values())
 
     def verify(self) -> None:
-        """Checks all files, and the checksums of all slices by reading each tensor.
-
-        Raises:
-          DamagedCheckpointError: a file has changed.
-          UnusableCheckpointError: a file cannot be read.
-        """
+        """Checks all files, and the checksums of all slices by reading each tensor."""
         self._marker.check_files(self.path)
         for name, shape in self._shapes.items():
             self.read([Slice.full(name, shape, self._dtypes[name])])
@@ -176,9 +171,7 @@ def latest(directory: str | PathLike[str], before: int | None = None) -> Checkpo
 
     Unfinished and damaged checkpoints are skipped with a warning.
 
-    Args:
-      directory: directory of the checkpoints.
-      before: exclusive upper bound of the step; None: no bound.
+    `before` is an exclusive upper bound of the step.
 
     Raises:
       NewerFormatError: the latest checkpoint has a newer format; older ones are not tried.

@@ -37,10 +37,9 @@ class Restored:
 
 
 def check_same_save(saved: Checkpoint, cluster: Cluster) -> None:
-    """Checks that all processes have opened the same checkpoint; all call this function.
+    """Raises DifferentCheckpointsError in all processes if they have opened different checkpoints.
 
-    Raises:
-      DifferentCheckpointsError: two processes have opened different checkpoints. All raise it.
+    All processes call this function.
     """
     identity = json.dumps([str(saved.path.absolute()), saved.step, saved.save_id])
     first, *others = (

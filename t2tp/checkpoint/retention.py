@@ -11,7 +11,7 @@ from t2tp.checkpoint.marker import Marker
 from t2tp.checkpoint.metrics import best_of
 from t2tp.checkpoint.reading import all_steps
 
-# A file of metrics that has been unfinished for this time was left by a killed evaluation.
+# An unfinished file of metrics that is older was left by a killed evaluation.
 _EVALUATORS_SECONDS = 600.0
 
 
@@ -37,11 +37,7 @@ class Retention:
             raise ValueError(f"One checkpoint every {self.every_n_hours} hours cannot be kept.")
 
     def steps_to_keep(self, directories: dict[int, Path]) -> set[int]:
-        """Selects the steps of the checkpoints to keep.
-
-        Args:
-          directories: directories of the finished checkpoints, by step, ascending.
-        """
+        """Selects the steps to keep from finished checkpoints, given by ascending step."""
         steps = set(list(directories)[-self.max_to_keep :])
         if self.every_n_hours is not None:
             steps |= _every(3600 * self.every_n_hours, directories)
@@ -53,9 +49,9 @@ class Retention:
 def apply_retention(directory: str | PathLike[str], retention: Retention) -> None:
     """Deletes old finished checkpoints of a directory, and leftovers of crashes.
 
-    Checkpoints that are damaged or have a newer format are not counted and not deleted. Temporary
-    directories are deleted up to the latest finished step. The temporary directory of a later step
-    may be a save in progress. With several processes, one process calls this function.
+    Damaged checkpoints and newer formats are not counted and not deleted. Temporary directories are
+    deleted up to the latest finished step; a later step's save may be in progress. With several
+    processes, one process calls this function.
     """
     directory = Path(directory)
     steps = all_steps(directory)

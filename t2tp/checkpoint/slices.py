@@ -71,13 +71,9 @@ class Slice:
 
 
 def check_tiling(slices: Iterable[Slice]) -> None:
-    """Checks that every tensor's slices cover each of its elements exactly once.
+    """Raises ValueError unless every tensor's slices cover each of its elements exactly once.
 
-    TensorFlow writes overlapping slices, or too few, without an error and fails only in reading.
-
-    Raises:
-      ValueError: some elements are in no slice or in several, or two slices of one tensor have
-        different shapes or dtypes of it.
+    TensorFlow reports overlapping or missing slices only in reading, not in writing.
     """
     by_name: dict[str, list[Slice]] = {}
     for each in slices:
@@ -92,7 +88,7 @@ def check_tiling(slices: Iterable[Slice]) -> None:
 
 
 def _check_tiling_of_one(parts: list[Slice]) -> None:
-    """Counts the slices that cover each cell of the grid of all slices' borders."""
+    """Cuts a tensor at all slices' borders, and counts the slices that cover each cell."""
     name, shape = parts[0].name, parts[0].shape
     if 0 in shape:
         if len(parts) > 1:

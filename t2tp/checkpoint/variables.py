@@ -23,7 +23,6 @@ class CheckpointMismatchError(ValueError):
     """A checkpoint has other variables than the program.
 
     Attributes:
-      path: path of the checkpoint.
       only_optimizer_differs: whether the checkpoint has all trainable variables in the same shapes.
     """
 
@@ -63,11 +62,7 @@ def metadata_of(variables: Variables, layout: Layout) -> dict:
 
 
 def trainable_names(saved: Checkpoint) -> list[str]:
-    """Returns the names of the trainable variables.
-
-    Raises:
-      LookupError: the checkpoint does not record them.
-    """
+    """Returns the names of the trainable variables, or raises LookupError if unrecorded."""
     if TRAINABLE not in saved.metadata:
         raise LookupError(f"the checkpoint {saved.path} does not say which variables are trainable")
     return saved.metadata[TRAINABLE]
@@ -91,7 +86,7 @@ def saved_layout(saved: Checkpoint) -> Layout | None:
 
 
 def slices_as_saved(saved: Checkpoint, name: str) -> list[Slice]:
-    """Returns the slices in which a variable was saved; one full slice if the layout is unknown."""
+    """Returns the slices in which a variable was saved; a full slice if the layout is unknown."""
     shape, dtype = saved.shapes()[name], saved.dtypes()[name]
     named, layout = named_shape(saved, name), saved_layout(saved)
     if named is None or layout is None:
@@ -107,17 +102,14 @@ def slices_as_saved(saved: Checkpoint, name: str) -> list[Slice]:
 def check_fit(
     saved: Checkpoint, variables: Variables, strict: bool, zero_if_missing: Collection[str] = ()
 ) -> None:
-    """Checks that the variables can be restored from a checkpoint.
+    """Raises CheckpointMismatchError unless the variables can be restored from a checkpoint.
 
     Args:
       saved: the checkpoint.
-      variables: variables of the program.
+      variables: the program's variables.
       strict: whether variables that only the checkpoint has are an error. Evaluation allows them,
         because it does not need the optimizer's variables.
       zero_if_missing: names of counters to set to 0 if an older checkpoint lacks them.
-
-    Raises:
-      CheckpointMismatchError: variables differ; the error names the first differences.
     """
     saved_shapes = saved.shapes()
     # `load_base` checks the weights of the base.
@@ -166,11 +158,7 @@ def restore(
 
     Each process reads a slice only once, and copies it to its processors that need it.
 
-    Args:
-      saved: the checkpoint.
-      variables: the variables to restore.
-      strict: see `check_fit`.
-      zero_if_missing: see `check_fit`.
+    See `check_fit` for the arguments.
 
     Raises:
       CheckpointMismatchError: the checkpoint has other variables. No variable was changed.
@@ -205,12 +193,11 @@ def load_base(
 
     Args:
       source: a checkpoint with the frozen weights, or a checkpoint of their adapters.
-      variables: variables of the program.
+      variables: the program's variables.
       names: frozen variable -> its name in `source`, if the names differ.
 
     Raises:
       BaseError: the base was not found, or lacks a weight.
-      UnusableCheckpointError: the base is damaged or cannot be read.
     """
     frozen = {v.spec.name: v for v in variables if v.spec.frozen}
     of_source = {name: (names or {}).get(name, name) for name in frozen}
@@ -241,9 +228,7 @@ def assign_slices(
 ) -> None:
     """Assigns this process's slices of a variable, converted to the variable's dtype.
 
-    Args:
-      variable: the variable.
-      values: begin of each slice -> its value without padding.
+    `values` maps the begin of each slice to its value without padding.
     """
     for pnum, part in zip(variable.local_pnums, variable.slices, strict=True):
         with tf.device(part.device):

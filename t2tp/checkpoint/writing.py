@@ -92,22 +92,10 @@ def save_in_parts(
 ) -> Path:
     """Saves like `save`, with only one part in memory at a time.
 
-    Args:
-      directory: see `save`.
-      step: see `save`.
-      parts: slices and their values, computed lazily. Each part that has slices becomes one data
-        file. Each process passes its own `Cluster.share` of the parts. A process other than 0 whose
-        share is empty returns normally even if another process fails.
-      metadata: see `save`.
-      num_parts: total number of parts in all processes. Required with several processes.
-      metrics: see `save`.
-      cluster: see `save`.
-
-    Returns:
-      The directory of the finished checkpoint.
-
-    Raises:
-      ValueError, OSError: see `save`.
+    `parts` has slices and their values, computed lazily. Each part that has slices becomes one data
+    file. Each process passes its own `Cluster.share` of the parts. `num_parts` is the number of
+    parts in all processes, required with several processes. A process other than 0 whose share is
+    empty returns normally even if another process fails.
     """
     if num_parts is None and cluster.num_processes > 1:
         raise ValueError(f"{cluster.num_processes} processes need the number of all parts.")
@@ -167,7 +155,7 @@ class _Saving:
             raise self.explained(failure) from failure
 
     def begin(self, metadata: dict) -> None:
-        """Checks the arguments; process 0 creates the empty temporary directory."""
+        """Checks the arguments; process 0 creates the temporary directory."""
         _check_destination(self.directory, self.step)
         if not self.cluster.is_main_process:
             return
@@ -201,7 +189,7 @@ class _Saving:
         files.write_synced(_note(self.temporary, number), json.dumps(note).encode())
 
     def finish(self, num_parts: int, metadata: dict, metrics: Mapping[str, float]) -> None:
-        """Merges the data files, writes the marker and renames the directory, in process 0."""
+        """Merges the data files, writes the marker and renames the directory."""
         notes = [self._read_note(number) for number in range(num_parts)]
         slices = [_decode(each) for note in notes for each in note["slices"]]
         if not slices:

@@ -2,8 +2,8 @@
 
 As in tensor2tensor (`beam_search.py`), each row keeps the `beam_size` most probable unfinished
 sequences and the `beam_size` best finished sequences. A row is done at its length limit, or when no
-unfinished sequence can become better than the best finished one. With `return_beams`, it must be
-unable to become better than the worst finished one.
+unfinished sequence can become better than the best finished one. With `return_beams`, the worst
+finished sequence decides instead of the best.
 """
 
 import math
@@ -91,7 +91,7 @@ def search(
             mesh, last, mtf.broadcast(positions, last.shape), state_before
         )
         may_end = mtf.greater_equal(mtf.broadcast(step, [batch]), options.min_length)
-        # Each of the `width` sequences has one candidate for each end token. So among
+        # Each of the `width` sequences has at most one candidate for each end token. So among
         # `width * (1 + end tokens)` candidates, at least `width` are unfinished.
         continuations = top_candidates(
             logits,
@@ -184,7 +184,7 @@ def _for_each(tensor: mtf.Tensor, batch: mtf.Dimension, beam: mtf.Dimension) -> 
 def _of_parents(
     tensor: mtf.Tensor, parents: mtf.Tensor, batch: mtf.Dimension, beam: mtf.Dimension
 ) -> mtf.Tensor:
-    """Returns the state of each new sequence's parent, the sequence that it extends."""
+    """Returns the state of each new sequence's parent."""
     beam_axes = [tensor.shape.dims.index(dim) for dim in (batch, beam)]
 
     def pick(x: tf.Tensor, parents: tf.Tensor) -> tf.Tensor:
@@ -239,7 +239,7 @@ class _Ranking:
     def _finish(
         self, step: tf.Tensor, candidates: Candidates, now: _Beams, ends: tf.Tensor
     ) -> _Beams:
-        """Keeps the best among the finished sequences and the candidates that end now."""
+        """Keeps the best of the finished sequences and the candidates that end now."""
         ended = tf.where(ends, candidates.log_probs, _NONE)
         all_scores = tf.concat([now.scores, ended / self._penalty(step + 1)], -1)
         scores, chosen = tf.math.top_k(all_scores, self._beam_size)

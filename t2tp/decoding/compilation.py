@@ -13,7 +13,7 @@ _MAX_WEIGHTS = 50_000_000
 
 
 def should_compile(layout: Layout, num_prompts: float, batch_size: int, num_weights: int) -> bool:
-    """Decides whether to compile decoding if the user has not decided.
+    """Whether to compile decoding if the user has not decided.
 
     Args:
       layout: layout of the model.

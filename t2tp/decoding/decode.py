@@ -19,14 +19,8 @@ def decode(
 ) -> dict[str, mtf.Tensor]:
     """Builds the decoding of a batch: a prefill and a loop of decode steps.
 
-    Args:
-      model: an autoregressive model.
-      mesh: the program's mesh.
-      features: the features that `row_features` declares, and the model's other features.
-      options: how to decode.
-
-    Returns:
-      tensors by name; see `greedy_or_sample` and `search`.
+    The features are the model's features, and those that `row_features` declares. For the result
+    see `greedy_or_sample` and `search`.
     """
     rows = PromptBatch.from_features(features)
     prompt_features = {

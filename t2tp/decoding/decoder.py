@@ -187,11 +187,7 @@ class Decoder:
                 yield number, self._hypotheses({n: array[row] for n, array in arrays.items()})
 
     def check(self, request: Request) -> None:
-        """Checks that the model has positions for a row.
-
-        Raises:
-          ValueError: the row's inputs or prompt are too long.
-        """
+        """Raises ValueError if the model has too few positions for a row's inputs or prompt."""
         if self._max_length is not None:
             check_length("input", request.inputs or (), self._max_length)
             check_length("prompt", request.prefix, self._max_length)
@@ -202,9 +198,9 @@ class Decoder:
         return self._batch([0], [request], [1], self._sizes(0, request)[1])[0]
 
     def _sizes(self, number: int, request: Request) -> tuple[int, Lengths]:
-        """Returns a row's max number of new tokens, and its lengths.
+        """Returns a row's max number of new tokens, and its rounded lengths.
 
-        The lengths are the numbers of inputs, of prefix tokens and of positions, rounded up.
+        The lengths are the numbers of inputs, of prefix tokens and of positions.
         """
         inputs, prefix = len(request.inputs or ()), len(request.prefix)
         limit = request.limit
@@ -278,11 +274,7 @@ _OUTPUTS = ("symbols", "sizes", "log_probs", "scores", "ended")
 
 
 def check_length(name: str, tokens: Sequence[int], max_length: int) -> None:
-    """Checks that a model has positions for a sequence.
-
-    Raises:
-      ValueError: the sequence is too long.
-    """
+    """Raises ValueError if a model has too few positions for a sequence."""
     if len(tokens) > max_length:
         raise ValueError(
             f"the {name} has {len(tokens)} tokens, and the model's max_length is {max_length}"

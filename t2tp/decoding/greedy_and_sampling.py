@@ -46,12 +46,7 @@ def greedy_or_sample(
 ) -> dict[str, mtf.Tensor]:
     """Adds one token at a time until every row has ended or is at its limit.
 
-    Args:
-      model: predicts the tokens.
-      mesh: the program's mesh.
-      rows: the prompts.
-      state: result of `model.prefill`.
-      options: how tokens are chosen.
+    `state` is the result of `model.prefill`.
 
     Returns:
       these tensors by name, where `beam` has size 1:
@@ -117,7 +112,7 @@ def _start(rows: PromptBatch) -> _Sequences:
 
 
 class _RowUpdate:
-    """The update of the rows in one iteration, on a processor's slices."""
+    """The update of a processor's rows in one iteration."""
 
     def __init__(self, options: DecodeOptions, length: int) -> None:
         self._end_ids = options.end_ids

@@ -28,7 +28,7 @@ class DecodeOptions:
       temperature: divides logits before a token is sampled; 0: no sampling.
       top_k: number of most probable tokens to sample from; 0: all tokens.
       top_p: total probability of the smallest set of tokens to sample from (A. Holtzman et al.,
-        arXiv:1904.09751), a fraction; 1: all tokens.
+        arXiv:1904.09751); 1: all tokens.
       extra_length: max number of new tokens of a row, in addition to the number of its inputs.
       min_length: min number of new tokens of a row, without EOS.
       return_beams: whether all finished sequences of a row are returned, the best first.
@@ -88,11 +88,8 @@ class DecodeOptions:
     def parse(cls, text: str, **defaults: object) -> DecodeOptions:
         """Parses text such as `beam_size=4,alpha=0.6,extra_length=50`.
 
-        If the text selects a decoding method, defaults of options for other methods are ignored.
-
-        Args:
-          text: assignments of options.
-          **defaults: values of options that the text does not set.
+        Options that the text does not set have the values `defaults`. If the text selects a
+        decoding method, defaults of options for other methods are ignored.
 
         Raises:
           ValueError: an option is unknown, a value is out of range, or two options contradict.

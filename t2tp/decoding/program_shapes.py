@@ -29,12 +29,7 @@ class ProgramShapes:
         self._traced: set[Lengths] = set()
 
     def batches(self, rows: Sequence[Lengths], count: int) -> Iterator[tuple[list[int], Lengths]]:
-        """Yields batches of similar lengths: the rows' indices, and the lengths of the program.
-
-        Args:
-          rows: the lengths of each row.
-          count: max number of rows in a batch.
-        """
+        """Yields batches of up to `count` rows: the rows' indices, and the program's lengths."""
         order = sorted(range(len(rows)), key=lambda number: rows[number], reverse=True)
         batches = [order[begin : begin + count] for begin in range(0, len(order), count)]
         longest = [
@@ -45,12 +40,9 @@ class ProgramShapes:
         yield from zip(batches, (padded[each] for each in longest), strict=True)
 
     def _padded(self, batches: Sequence[Lengths]) -> dict[Lengths, Lengths]:
-        """Chooses the program of each batch so that the total cost is minimal.
+        """Chooses the program's lengths for each batch's lengths, at the lowest total cost.
 
         Batches that share a new program are adjacent when sorted by their lengths.
-
-        Returns:
-          lengths of a batch -> lengths of its program.
         """
         counts = Counter(batches)
         lengths = sorted(counts)

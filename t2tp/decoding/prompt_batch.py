@@ -118,7 +118,7 @@ def prompt_arrays(
 
 
 def sequence_features(name: str, batch: int, length: int) -> dict[str, Feature]:
-    """Returns the features of sequences that a model reads; see `sequence_arrays`."""
+    """Returns the features of sequences; see `sequence_arrays`."""
     shape = mtf.Shape([mtf.Dimension("batch", batch), mtf.Dimension("length", length)])
     names = (name, f"{name}_segmentation", f"{name}_position")
     return {each: Feature(shape, tf.int32) for each in names}
@@ -144,11 +144,8 @@ def first_token(
 ) -> tuple[dict[str, Feature], dict[str, np.ndarray]]:
     """Adds the feature `first_token`, int32 [batch], to features and arrays, if the rows have it.
 
-    Args:
-      features: features of a batch.
-      batch: arrays of these features.
-      tokens: the input token of each row at position 0, or None. The batch may have further, empty
-        rows.
+    `tokens` has each row's input token at position 0, or None. The batch may have further, empty
+    rows.
 
     Raises:
       ValueError: only some rows have a first token.

@@ -135,10 +135,7 @@ class _Sampler:
 def top_tokens(part: VocabSlice, allowed: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the largest logits of a slice, descending, and their tokens: [rows..., <= count].
 
-    Args:
-      part: the slice of the vocabulary.
-      allowed: [rows..., part], the logits, -infinity for tokens that must not be chosen.
-      count: number of tokens.
+    `allowed` is float [rows..., part], -infinity for tokens that must not be chosen.
     """
     values, indices = tf.math.top_k(allowed, min(count, allowed.shape[-1]))
     return values, tf.gather(part.ids, indices)

@@ -62,9 +62,6 @@ def score(
       `log_probs`, float32 [batch, length], the scored targets' log-probabilities, 0 elsewhere; and
       `mistakes`, float32 [batch], the number of scored targets that are not the most probable
       token.
-
-    Raises:
-      ValueError: the model has no method `logits`.
     """
     if not hasattr(model, "logits"):
         raise ValueError(
@@ -134,7 +131,7 @@ class Scorer:
     def _sizes(self, row: ScoredRow) -> Lengths:
         """Returns the lengths of the targets and of the inputs, if any, rounded up."""
         read = [row.targets] if row.inputs is None else [row.targets, row.inputs]
-        # With several rows per batch, `ProgramShapes` rounds further.
+        # With several rows, `ProgramShapes` rounds further.
         parts = 8 if self._count > 1 else 2
         return tuple(min(round_up(len(tokens), parts), self._max_length) for tokens in read)
 

@@ -69,7 +69,7 @@ class VocabSlice:
         return tf.concat([highest, total[..., None]], -1)
 
     def gather(self, x: tf.Tensor) -> tf.Tensor:
-        """Gathers [rows..., n] of each slice as [rows..., parts, n] on every processor."""
+        """All-gathers [rows..., n] of each slice to [rows..., parts, n]."""
         if self._axis is not None:
             x = self._collectives.allgather(x, self._axis, x.shape.rank - 1)
         sizes = x.shape.as_list()

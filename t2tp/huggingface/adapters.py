@@ -50,15 +50,12 @@ class MergedCheckpoint(Checkpoint):
     """
 
     def __init__(self, tuned: Checkpoint, adapters: Adapters, dtype: str = "") -> None:
-        """Opens the base model's checkpoint.
+        """Opens the base model's checkpoint, or raises BaseError.
 
         Args:
           tuned: checkpoint of the adapters and of other trained variables.
           adapters: the run's adapters.
           dtype: dtype of adapted weights; "": the base's dtype.
-
-        Raises:
-          BaseError: the base model's checkpoint is missing.
         """
         base = open_base(tuned)
         super().__init__((base or tuned).path)
@@ -174,7 +171,6 @@ def export_adapters(
 
     Raises:
       ConversionError: a trained variable has no counterpart in PEFT.
-      OSError: a file cannot be read or written.
     """
     others = [name for name in _trained(tuned) if not is_adapter(name)]
     if others:
@@ -219,7 +215,7 @@ class _Part:
       up: the B matrix, [out, rank].
       begin: index of the weight's first output in the module.
       size: number of outputs of the module.
-      is_in_out: whether the module's weight is [in, out].
+      is_in_out: see `_Module`.
     """
 
     down: np.ndarray
@@ -251,7 +247,7 @@ class _Part:
 
 
 def _module(name: str, parts: Sequence[_Part]) -> _Module:
-    """Joins the adapters of a module's weights, each with its own outputs of the module."""
+    """Joins the adapters of a module's weights, which compute different outputs of the module."""
     rank = sum(len(part.down) for part in parts)
     up = np.zeros((parts[0].size, rank), np.float32)
     column = 0

@@ -58,9 +58,6 @@ def export_tensors(
       most_bytes: size limit of a file; a larger tensor gets its own file.
       cluster: the processes that write. Each writes whole files, because two processes that write
         into the same file on a file server might lose values.
-
-    Raises:
-      OSError: a file cannot be read or written.
     """
     files = _files(saved, variables, dtype, most_bytes)
     if cluster.is_main_process and len(files) > 1:
@@ -85,8 +82,7 @@ def check_fits(saved: Checkpoint, variables: Sequence[Variable]) -> None:
     """Checks that a checkpoint has the variables, and no other trainable variables.
 
     Raises:
-      ConversionError: a variable is missing, has another shape, or has no tensor in models of this
-        type.
+      ConversionError: a variable is missing, has another shape, or has no tensor in such models.
     """
     shapes = saved.shapes()
     for each in variables:

@@ -38,7 +38,6 @@ def local_directory(name: str, cluster: Cluster) -> Path:
 
     Raises:
       ConversionError: the model cannot be downloaded, or t2tp does not support its type.
-      ModuleNotFoundError: the library `huggingface_hub` is not installed.
     """
     path, match = Path(name).expanduser(), _NAME.fullmatch(name)
     if match is None or path.exists():
@@ -91,7 +90,7 @@ def _snapshot(model: str, revision: str | None, files: list[str] | tuple[str, ..
             errors.HFValidationError: f"{model} is neither a directory nor a name on the Hub",
         }
         known = next((text for kind, text in kinds.items() if isinstance(error, kind)), None)
-        # Some of the server's answers are only the cause of the error about a missing local file.
+        # Some answers of the server are only the cause of an error about a missing local file.
         status = next((s for s in map(_status, (error, error.__cause__)) if s), None)
         if known is None and status is not None:
             known = f"{where} cannot be downloaded: the server answers {status}"

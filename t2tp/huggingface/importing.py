@@ -44,7 +44,7 @@ def import_tensors(
     progress: Progress = lambda count: None,
     cluster: Cluster = ALONE,
 ) -> Path:
-    """Writes the checkpoint of step 0.
+    """Writes the checkpoint of step 0, and returns its directory.
 
     Args:
       source: the directory to read.
@@ -54,12 +54,8 @@ def import_tensors(
       progress: callback with the number of values read since the last call.
       cluster: the processes that write; each writes its share of the slices.
 
-    Returns:
-      The directory of the checkpoint.
-
     Raises:
       ConversionError: the dtype of a tensor is not supported.
-      OSError: a file cannot be read or written.
     """
     dtypes = {each.name: _dtype(source, each, dtype) for each in variables}
     metadata = {
@@ -78,7 +74,7 @@ def import_tensors(
 
 
 def _dtype(source: ModelDirectory, variable: Variable, dtype: str) -> tf.DType:
-    """Returns the requested dtype, or else the dtype of the variable's tensors."""
+    """Returns the requested dtype, or else the tensors' dtype."""
     if dtype:
         return tf.as_dtype(dtype)
     kinds = {source.tensor(each.theirs).opened().dtype for each in variable.read_pieces}
@@ -104,7 +100,7 @@ def _plan(variables: Sequence[Variable]) -> list[list[_Box]]:
 def _part(
     source: ModelDirectory, boxes: Sequence[_Box], dtypes: dict[str, tf.DType], progress: Progress
 ) -> list[tuple[Slice, tf.Tensor]]:
-    """Reads a part of the checkpoint."""
+    """Reads the boxes of a part of the checkpoint."""
     part = []
     for box in boxes:
         each, value = box.read(source, dtypes[box.variable.name])

@@ -98,7 +98,7 @@ def _table(name: str) -> dict[str, Any]:
 
 
 def _parts(hparams: Mapping[str, Any]) -> list[Part]:
-    """Returns the `Part`s that convert the hparams of a table."""
+    """Returns the `Part`s of a table's hparams."""
     sources = {name: value for name, value in hparams.items() if isinstance(value, dict)}
     parts = [of_values({name: hparams[name] for name in hparams if name not in sources})]
     for name, source in sources.items():
@@ -119,11 +119,7 @@ MODEL_TYPES: tuple[ModelType, ...] = tuple(map(_model_type, _TABLES))
 
 
 def find_types(name: str) -> list[ModelType]:
-    """Returns the architectures of a type.
-
-    Raises:
-      ConversionError: there is no such type.
-    """
+    """Returns the architectures of a type, or raises ConversionError."""
     found = [each for each in MODEL_TYPES if each.name == name]
     if not found:
         # Suggests no similar name: a user might load the wrong model with it.
@@ -133,14 +129,11 @@ def find_types(name: str) -> list[ModelType]:
 
 
 def find_type(name: str, architectures: Sequence[str] | None = None) -> ModelType:
-    """Returns an architecture of a type.
+    """Returns the architecture of a type, or raises ConversionError.
 
     Args:
       name: the type, `model_type` in a config.
       architectures: the config's entry `architectures`. Default: the type's first architecture.
-
-    Raises:
-      ConversionError: there is no such type or architecture.
     """
     types = find_types(name)
     if not architectures:

@@ -37,12 +37,7 @@ def _layers(config: Config, kinds: Sequence[str]) -> dict[str, Any]:
 def _layer_types(config: Config, defaults: Sequence[bool]) -> list[str]:
     """Returns the kind of each layer, from the entry `layer_types`.
 
-    Args:
-      config: the config.
-      defaults: whether each layer has a window if the entry is missing.
-
-    Raises:
-      ConversionError: t2tp does not support a kind, or the number of kinds is wrong.
+    `defaults` says whether each layer has a window if the entry is missing.
     """
     if config.get("layer_types") is None:
         return ["local" if is_local else "full" for is_local in defaults]
@@ -123,8 +118,7 @@ WINDOW_OF_LAST_LAYERS = Part(
 def window_except_every(period: int | str) -> Part:
     """Returns the part for models in which all but every `period`-th layer have a window.
 
-    Args:
-      period: a number, or the name of the config's entry with the number.
+    The period is a number, or the name of the config's entry with the number.
     """
 
     def read(config: Config) -> dict[str, Any]:

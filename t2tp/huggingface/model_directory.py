@@ -33,9 +33,7 @@ class ModelDirectory:
     """A directory's config, and the positions of its tensors. Values are read later.
 
     Attributes:
-      path: path of the directory.
       config: the contents of `config.json`.
-      model_type: the type of the model.
       tensors: the positions of the tensors in the files, by name.
     """
 
@@ -61,11 +59,7 @@ class ModelDirectory:
         return cls(path, config, model_type, _tensors(path, model_type.renamed))
 
     def hparams(self) -> HParams:
-        """Returns the hparams of the model.
-
-        Raises:
-          ConversionError: an entry of the config is missing, or t2tp does not support its value.
-        """
+        """Returns the hparams of the model, or raises ConversionError."""
         found = {HAS_LOGITS: self._has_logits(), MASK_TOKEN: _mask_token(self.path)}
         return self.model_type.hparams({**self.config, **found, **_image_channels(self.path)})
 
@@ -116,11 +110,7 @@ class ModelDirectory:
             )
 
     def check_tokenizer(self, vocab_size: int) -> None:
-        """Checks that the vocabulary has all tokens of the tokenizer, if there is one.
-
-        Raises:
-          ConversionError: the tokenizer has more tokens than the model.
-        """
+        """Raises ConversionError if the tokenizer, if there is one, has more tokens."""
         file = self.path / TOKENIZER_FILE
         largest = max(token_ids(file).values(), default=0)
         if largest >= vocab_size:
@@ -130,11 +120,7 @@ class ModelDirectory:
             )
 
     def tensor(self, name: str) -> TensorInfo:
-        """Finds a tensor in the files, with or without the architecture's prefix in its name.
-
-        Raises:
-          ConversionError: there is no such tensor.
-        """
+        """Finds a tensor in the files, with or without the architecture's prefix in its name."""
         for each in self._names(name):
             if each in self.tensors:
                 return self.tensors[each]
@@ -178,12 +164,7 @@ class ModelDirectory:
 
 
 def read_json(path: Path, types: Types | None = None) -> dict[str, Any]:
-    """Reads a JSON object from a file.
-
-    Raises:
-      ConversionError: the file is missing.
-      ValueError: the file is damaged.
-    """
+    """Reads a JSON object from a file; raises ConversionError if the file is missing."""
     try:
         return untrusted_json.read_object(path, types)
     except FileNotFoundError:

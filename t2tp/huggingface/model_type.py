@@ -104,11 +104,7 @@ class ModelType:
         return self.entries(canonical(hparams))
 
     def completed(self, hparams: HParams, shapes: Shapes) -> HParams:
-        """Sets hparams that depend on the problem, from the shapes of variables.
-
-        Raises:
-          ConversionError: a variable is missing.
-        """
+        """Sets hparams that depend on the problem, from the shapes of variables."""
         completed = hparams.copy()
         try:
             found = _joined(part.from_shapes(shapes) for part in self.parts)
@@ -142,11 +138,7 @@ class ModelType:
         return config
 
     def changed(self, config: Config, hparams: HParams) -> dict[str, Any]:
-        """Returns a config with the architecture of `hparams`; other entries stay as they are.
-
-        Raises:
-          ConversionError: no model of this type has the hparams' architecture.
-        """
+        """Returns a config with the architecture of `hparams`; other entries stay as they are."""
         before, after = self.config(self.hparams(config)), self.config(hparams)
         kept = {
             name: value for name, value in config.items() if name in after or name not in before
@@ -155,7 +147,7 @@ class ModelType:
         changed = {**kept, **new}
         if not self.different(changed, hparams):
             return changed
-        # Another changed entry may have changed the meaning of an entry.
+        # A kept entry may mean something else now, if it depends on a changed entry.
         read = self._entries(self.parts)
         return {name: value for name, value in kept.items() if name not in read} | after
 

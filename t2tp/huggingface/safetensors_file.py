@@ -48,11 +48,7 @@ class TensorInfo:
     begin: int
 
     def opened(self, mode: Literal["r", "r+"] = "r") -> np.ndarray:
-        """Maps the tensor into memory, to read (`r`) or write (`r+`) its values later.
-
-        Raises:
-          ConversionError: the dtype is none of `DTYPES`.
-        """
+        """Maps the tensor into memory, to read (`r`) or write (`r+`) its values later."""
         if self.dtype not in DTYPES:
             raise ConversionError(
                 f"{self.path} holds values of dtype {self.dtype}: weights are"
@@ -74,8 +70,6 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
 
     Raises:
       ConversionError: the file is damaged or incomplete.
-      ModuleNotFoundError: the library `safetensors` is not installed.
-      OSError: the file cannot be read.
     """
     with optional_import("reading weights needs the library safetensors: pip install -e '.[text]'"):
         from safetensors import SafetensorError, safe_open
@@ -100,9 +94,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
 def create(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, TensorInfo]:
     """Creates a file with tensors of zeros; write their values with `TensorInfo.opened`.
 
-    Args:
-      path: path of the file.
-      tensors: name -> dtype, as in `DTYPES`, and shape.
+    `tensors` maps each name to the dtype, as in `DTYPES`, and the shape.
     """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     begins, end = {}, 0

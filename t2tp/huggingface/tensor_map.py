@@ -114,9 +114,7 @@ class Variable:
     """One of our variables, and the tensors with its values.
 
     Attributes:
-      name: the variable's name.
       dims: the names of its dimensions.
-      shape: its shape.
       pieces: the pieces with its values, including copies.
     """
 
@@ -140,9 +138,7 @@ class Variable:
 def variables(entries: Iterable[Entry], sizes: Mapping[str, int]) -> list[Variable]:
     """Returns our variables, in the order of the table `entries`.
 
-    Args:
-      entries: the table.
-      sizes: sizes of dimensions, and the numbers of layers and experts.
+    `sizes` has the sizes of dimensions, and the numbers of layers and experts.
     """
     found: dict[str, Variable] = {}
     for entry in entries:

@@ -10,7 +10,7 @@ from t2tp.suggestions import check_known
 
 _ONE_CLASS = "single_label_classification"
 
-# Activation in configs -> our name. Exports write the first activation with our name.
+# Activation in configs -> our name. Exports write the first of several with the same name.
 ACTIVATIONS = {
     "gelu_new": "gelu",
     "gelu_pytorch_tanh": "gelu",
@@ -33,11 +33,7 @@ _GATED = {
 def read_name(config: Config, entry: str, names: Mapping[str, str], what: str) -> str:
     """Returns our name of an entry's value, or raises ConversionError.
 
-    Args:
-      config: the config.
-      entry: the entry.
-      names: our names, by the names in configs.
-      what: a plural noun for the names, for the error.
+    `names` maps the names in configs to ours; `what` is a plural noun for them.
     """
     value = config[entry]
     sentence = f"config.json has {entry}={value!r}"

@@ -108,11 +108,7 @@ class CrossAttention:
     `Prefill` stores the memory's keys and values [batch..., kv_heads, memory_length, d_kv or d_v].
     A decode step attends to the memory's positions with segment number 1.
 
-    Attributes:
-      heads: the projections.
-      soft_cap: see `SelfAttention`.
-      dropout: see `SelfAttention`.
-      method: see `SelfAttention`.
+    The other attributes are as in `SelfAttention`.
     """
 
     heads: Heads
@@ -122,11 +118,7 @@ class CrossAttention:
     method: AttentionMethod | None = None
 
     def __call__(self, x: mtf.Tensor, forward: ForwardPass, name: str) -> mtf.Tensor:
-        """See `AttentionLayer`.
-
-        Raises:
-          ValueError: the forward pass has no memory.
-        """
+        """See `AttentionLayer`."""
         if isinstance(forward, DecodeStep):
             if forward.memory_segments is None:
                 raise ValueError("cross-attention needs a memory.")

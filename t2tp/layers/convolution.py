@@ -75,9 +75,6 @@ def batch_norm(x: mtf.Tensor, training: bool, momentum: float, epsilon: float) -
       training: whether to use batch statistics and update the running averages.
       momentum: the decay of the running averages per step.
       epsilon: added to the variance.
-
-    Returns:
-      a tensor like `x`.
     """
     channels = x.shape.dims[-1]
     scale, offset = _scale_and_offset(x.mesh, channels)
@@ -101,13 +98,8 @@ def batch_norm(x: mtf.Tensor, training: bool, momentum: float, epsilon: float) -
 def group_norm(x: mtf.Tensor, groups: int, epsilon: float) -> mtf.Tensor:
     """Normalizes each image over groups of channels; see `t2tp.ops.norms.group_norm`.
 
-    Args:
-      x: [batch..., height, width, channels].
-      groups: number of groups.
-      epsilon: added to the variance.
-
-    Returns:
-      a tensor like `x`. The variables are `norm_scale` and `norm_offset`.
+    The image x is [batch..., height, width, channels]. The variables are `norm_scale` and
+    `norm_offset`.
     """
     scale, offset = _scale_and_offset(x.mesh, x.shape.dims[-1])
     return normalized_groups(x, scale, offset, groups, epsilon)

@@ -26,9 +26,6 @@ def dense(
       inputs: the dimensions to sum over. Default: the last one.
       gain: factor of the initial standard deviation inputs ** -0.5.
       is_head: whether the outputs are scores; see `mtf.Role`.
-
-    Returns:
-      [..., to].
     """
     inputs = x.shape.dims[-1:] if inputs is None else inputs
     stddev = gain * mtf.Shape(list(inputs)).size ** -0.5

@@ -22,11 +22,7 @@ class Dropout:
         self._broadcast_dims = tuple(broadcast_dims)
 
     def __call__(self, x: mtf.Tensor, training: bool) -> mtf.Tensor:
-        """In training, drops elements of `x` and scales up the rest; otherwise returns `x`.
-
-        Raises:
-          ValueError: `x` lacks one of the broadcast dimensions.
-        """
+        """In training, drops elements of `x` and scales up the rest; otherwise returns `x`."""
         if not self._rate or not training:
             return x
         names = x.shape.dimension_names

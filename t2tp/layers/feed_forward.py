@@ -81,18 +81,14 @@ class FeedForward:
         return self._times(hidden, "output", d_model, stddev)
 
     def chosen(self, x: mtf.Tensor, choices: mtf.Tensor, gates: mtf.Tensor) -> mtf.Tensor:
-        """Applies each token's chosen experts, without a capacity.
+        """Applies each token's chosen experts, without a capacity; see `t2tp.ops.expert_network`.
+
+        Dropout, and adapters on feed-forward layers, are not supported.
 
         Args:
           x: [..., d_model].
           choices: int32 [..., k], the experts of each token.
           gates: float32 [..., k], the factors of the experts' outputs.
-
-        Returns:
-          a tensor like `x`; see `t2tp.ops.expert_network`.
-
-        Raises:
-          ValueError: the network has dropout, or adapters on feed-forward layers.
         """
         adapters = of_mesh(x.mesh)
         if self._has_dropout or (adapters is not None and "feed_forward" in adapters.targets):

@@ -166,7 +166,8 @@ def _in_top_groups(scores: mtf.Tensor, router: Router) -> mtf.Tensor:
 def imbalance(router: Router, choices: Sequence[Choice]) -> mtf.Tensor:
     """Returns zeros [rows]. Their gradient w.r.t. `balance` is each expert's load minus the mean.
 
-    The update in arXiv:2408.15664, algorithm 1, subtracts this gradient's sign times a rate.
+    The update of `balance` subtracts this gradient's sign times a rate (arXiv:2408.15664, algorithm
+    1).
     """
     load = mtf.add_n([choice.chosen for choice in choices])
     load -= mtf.reduce_mean(load, reduced_dim=router.experts)

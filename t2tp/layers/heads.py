@@ -123,10 +123,7 @@ class Heads:
         return mtf.reshape(spread, mtf.Shape([*before, self.heads, *after]))
 
     def output(self, attended: mtf.Tensor, shape: mtf.Shape) -> mtf.Tensor:
-        """Projects [batch..., heads, length, d_v] by the variable `output`.
-
-        The result has the shape `shape`, [batch..., length, d_model].
-        """
+        """Projects [batch..., heads, length, d_v] by the variable `output` to `shape`."""
         d_model = shape.dims[-1]
         stddev = (self.heads.size * self.d_v.size) ** -0.5 * self._output_scale
         dims = [self.heads, self.d_v]

@@ -90,10 +90,9 @@ class RoutingConfig:
     """Routing hyperparameters.
 
     Attributes:
-      num_experts: number of experts.
       gating: `top_1` (Switch), `top_2` (GShard), `top_k` or `expert_choice`.
-      capacity_factor_train: capacity of an expert relative to a perfectly balanced load.
-      capacity_factor_eval: capacity factor in evaluation.
+      capacity_factor_train: capacity of an expert in training, relative to a balanced load.
+      capacity_factor_eval: capacity of an expert in evaluation, relative to a balanced load.
       group_size: max number of tokens per group; see `grouping.grouped_shape`.
       top_k: number of experts per token if the gating is `top_k`.
       normalize_gates: whether `top_k` normalizes a token's gates to a sum of 1.
@@ -227,9 +226,6 @@ class MixtureOfExperts:
           training: whether dropout is on; also selects the capacity factor.
           token_mask: booleans [batch, ...], false for padding, which no expert computes. None: no
             padding.
-
-        Returns:
-          the outputs, a tensor like `x`, and the statistics.
         """
         tokens, router = self._routed(x, token_mask)
         capacity = self._routing.capacity(router.tokens.size, training)
@@ -242,8 +238,7 @@ class MixtureOfExperts:
     def decode(self, x: mtf.Tensor) -> mtf.Tensor:
         """Applies the experts to [batch, ..., d_model] in decoding; no token is dropped.
 
-        Raises:
-          ValueError: gating is expert_choice, which needs all tokens at once.
+        Expert choice is not supported, because it needs all tokens at once.
         """
         if self._routing.gating == "expert_choice":
             raise ValueError(

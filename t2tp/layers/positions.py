@@ -20,9 +20,6 @@ def sinusoidal(positions: mtf.Tensor, d_model: mtf.Dimension, dtype: tf.DType) -
       positions: integers [...].
       d_model: an even dimension; it may be split.
       dtype: dtype of the result.
-
-    Returns:
-      [..., d_model].
     """
     if d_model.size % 2:
         raise ValueError(f"sines and cosines come in pairs: the size of {d_model} must be even.")
@@ -47,9 +44,6 @@ def learned(
       d_model: the dimension of the result.
       stddev: standard deviation of the initial values.
       dtype: dtype of the result.
-
-    Returns:
-      [..., d_model].
     """
     dim = mtf.Dimension("max_length", max_length)
     table = variables.embedding(positions.mesh, "positions", [dim], d_model, stddev, dtype)

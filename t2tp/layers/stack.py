@@ -27,8 +27,7 @@ _LayerInput = tuple[mtf.Tensor, ForwardPass, Totals]
 class _StageTensors:
     """The tensors that a pipeline stage receives and passes on.
 
-    Attributes:
-      tensors: the activations, the memory of cross-attention, and expert statistics.
+    `tensors` are the activations, the memory of cross-attention, and expert statistics.
     """
 
     def __init__(self, x: mtf.Tensor, forward: ForwardPass, totals: Totals) -> None:
@@ -106,9 +105,6 @@ class Stack:
 
         Returns:
           a tensor like `x`, and the expert statistics of all stacks so far.
-
-        Raises:
-          LayoutError: the layout's number of stages does not fit the layers.
         """
         x = self._residual.between(x)
         trains_experts = isinstance(forward, FullForward)

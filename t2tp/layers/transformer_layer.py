@@ -90,9 +90,7 @@ class Layer:
     """The blocks of a layer.
 
     Attributes:
-      self_attention: the first block.
       feed_forward: the last block, possibly a mixture of experts.
-      cross_attention: the middle block; None: no cross-attention.
       pattern: the layer's kind in `t2tp.choices.LAYER_KINDS`; "" if all layers are alike.
     """
 

@@ -55,9 +55,6 @@ def check_layout(
       layout: rules such as `batch:data;d_ff:model`, or a `Layout` with its own mesh shape.
       seed: seed of initial values and random operations.
 
-    Returns:
-      The compared tensors, and the first one that differs.
-
     Raises:
       LayoutError: the layout cannot work for a tensor of the model.
       ValueError: TensorFlow has started up with fewer devices than the mesh needs.
@@ -80,8 +77,7 @@ def check_layout(
 def virtual_devices(count: int) -> Cluster:
     """Creates virtual CPU devices, even on a machine with GPUs.
 
-    Raises:
-      ValueError: TensorFlow has started up with fewer devices.
+    TensorFlow must not have started up with fewer devices.
     """
     with contextlib.suppress(RuntimeError):  # TensorFlow has started up.
         tf.config.set_visible_devices([], "GPU")
@@ -101,12 +97,7 @@ class _Pair:
     _gradients: dict[str, np.ndarray] = field(default_factory=dict, init=False)
 
     def run(self, choose: _Choose, batch: dict[str, np.ndarray]) -> list[Compared]:
-        """Runs both steps, with equal variables, and compares tensors.
-
-        Args:
-          choose: returns the tensors to compare.
-          batch: global arrays by name.
-        """
+        """Runs both steps, with equal variables, and compares the tensors that `choose` returns."""
         alone = Cluster(self.cluster.devices[:1])
         self._one = self._program(choose, Layout(), alone)
         self._many = self._program(choose, self.layout, self.cluster)

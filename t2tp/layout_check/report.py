@@ -15,7 +15,7 @@ class Compared:
       name: name of the output, the variable, or the operation.
       shape: dimensions with the axes of the mesh, as in `[batch=8/data, d_ff=16/model]`.
       error: the largest difference in any processor's slice, divided by `scale`.
-      scale: the largest absolute value of the tensor, or of all gradients.
+      scale: the absolute value by which differences are divided.
     """
 
     kind: str
@@ -35,7 +35,6 @@ class FirstDifference:
     """The first tensor of the step that differs.
 
     Attributes:
-      tensor: the tensor's comparison.
       operation: the operation that computes it, as in `einsum_3 (EinsumOperation)`.
       inputs: the operation's inputs, which agree.
     """

@@ -29,11 +29,7 @@ _SLOT_SUFFIXES = ("/", "_slot_", "_momentum_")
 
 
 class LayoutReport:
-    """The layout of a program: `print` it, or `save` it as an HTML page with diagrams.
-
-    Attributes:
-      data: the contents of the report.
-    """
+    """The layout of a program: `print` it, or `save` it as an HTML page with diagrams."""
 
     def __init__(self, data: ReportData) -> None:
         self.data = data
@@ -42,25 +38,19 @@ class LayoutReport:
         return text(self.data)
 
     def html(self) -> str:
-        """Returns the report as a self-contained HTML page without JavaScript."""
+        """Returns the report as a self-contained HTML page."""
         return page(self.data)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the HTML page atomically.
-
-        Raises:
-          OSError: the file cannot be written.
-        """
+        """Writes the HTML page atomically."""
         write_text(path, self.html())
 
 
 def explain(program: Program) -> LayoutReport:
     """Reports how a program's tensors are sliced over its mesh, and the collectives it needs.
 
-    Traces the program if it has not been traced. Runs nothing.
-
-    Args:
-      program: a `t2tp.Program`, or an `AbstractProgram` for a mesh without devices.
+    Traces the program if it has not been traced. Runs nothing. An `AbstractProgram` needs no
+    devices.
     """
     graph, outputs = program.graph()
     live = live_operations(graph.operations, outputs.values())

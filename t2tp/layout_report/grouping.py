@@ -26,7 +26,6 @@ class Card(NamedTuple):
     Attributes:
       name: the name, or a pattern of the names and the number of tensors.
       tensor: the first tensor.
-      facts: sentences about the tensor.
     """
 
     name: str

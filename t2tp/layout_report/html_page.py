@@ -38,7 +38,7 @@ def html_page(
 
 
 def legend(colors: Mapping[str, str]) -> str:
-    """Renders a legend: color of each name."""
+    """Renders a legend, from names to colors."""
     items = "".join(
         f'<span><i style="background:{color}"></i>{escape(name)}</span>'
         for name, color in colors.items()

@@ -17,9 +17,7 @@ _MAX_LISTED = 4
 class LayerGroup(Generic[T]):
     """Items that differ only in their layer indices.
 
-    Attributes:
-      name: a pattern of all names, such as `layer_{00..11}/attention/q`.
-      members: the items, at least one.
+    `name` is a pattern of all names, such as `layer_{00..11}/attention/q`.
     """
 
     name: str
@@ -41,10 +39,7 @@ def group_layers(
 ) -> list[LayerGroup[T]]:
     """Groups items by name and key, in the order of their first members.
 
-    Args:
-      items: the items.
-      name: returns an item's name. The numbers in its scopes are ignored.
-      key: returns a key that is equal within a group.
+    The numbers in a name's scopes are ignored.
     """
     groups: dict[Hashable, list[T]] = {}
     for item in items:

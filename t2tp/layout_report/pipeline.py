@@ -18,8 +18,6 @@ class PipelineLine:
     """A pipeline's line in a report.
 
     Attributes:
-      name: name of the schedule.
-      schedule: table of the schedule.
       layers: names of each stage's layers.
       message_bytes: bytes of each message of a processor to a neighbor.
     """

@@ -27,14 +27,7 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True)
 class SlicedTensor:
-    """A tensor and its slices.
-
-    Attributes:
-      name: name of the tensor.
-      shape: global shape.
-      dtype: dtype of the slices.
-      layout: mesh and rules.
-    """
+    """A tensor and its slices, in the slices' dtype."""
 
     name: str
     shape: upstream.Shape
@@ -131,7 +124,6 @@ class VariableLine:
     Attributes:
       tensor: the variable, with the dtype of its slices.
       activation_dtype: dtype of the value that the model reads.
-      trainable: whether an optimizer updates it.
       slots: its optimizer slots.
     """
 
@@ -168,13 +160,7 @@ class Activation:
 
 @dataclass(frozen=True)
 class MemoryLine:
-    """Memory for one purpose.
-
-    Attributes:
-      what: the purpose.
-      on_device: bytes per device.
-      whole: bytes of the full tensors.
-    """
+    """Memory for one purpose: bytes on a device, and bytes of the full tensors."""
 
     what: str
     on_device: int
@@ -186,14 +172,12 @@ class ReportData:
     """The data of a report.
 
     Attributes:
-      layout: mesh and rules.
       devices: the device of each processor; empty for an abstract program.
       warnings: rules and axes without effect, one sentence each.
       variables: variables in the order of their creation.
       activations: the tensors of the step that take memory, features first.
       collectives: collectives in program order.
       gathered: weights that a step gathers once.
-      pipeline: the schedule of the pipeline's stages; None without stages.
     """
 
     layout: Layout

@@ -27,14 +27,7 @@ _GREY = "#c3cad3"
 
 @dataclass(frozen=True)
 class _Side:
-    """A side of a box.
-
-    Attributes:
-      dims: indices of the dimensions along this side.
-      parts: the number of slices along the side.
-      label: text next to the side.
-      length: length in pixels.
-    """
+    """A side of a box: dimensions, number of slices along it, label, and length in pixels."""
 
     dims: tuple[int, ...]
     parts: int

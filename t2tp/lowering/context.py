@@ -150,13 +150,13 @@ class Lowering(Protocol):
         """Returns the operations that use a tensor; None stands for an output of the program."""
 
     def needs_value(self, tensor: upstream.Tensor) -> bool:
-        """Whether an operation needs the value. A deferred sum will then be reduced."""
+        """Whether an operation needs a tensor's value, so that a deferred sum will be reduced."""
 
     def latest_activation(self) -> tf.Tensor | None:
         """Returns the most recently lowered activation, if this graph has one."""
 
     def shared(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Returns a value that several operations need; the first one computes it."""
+        """Returns a value that several operations need; the first operation computes it."""
 
     def shared_random(self, key: Hashable, make: Callable[[], T]) -> T:
         """Like `shared`, for a value computed from random bits."""

@@ -131,15 +131,10 @@ class Reductions:
         cut: tuple[str, int] | None,
         is_needed: bool,
     ) -> DeferredSum:
-        """Defers a sum.
+        """Defers a sum; for the arguments see `DeferredSum`.
 
-        Args:
-          name: name of the summed tensor.
-          parts: see `DeferredSum`.
-          mesh_axes: the axes to sum over.
-          cut: see `DeferredSum`.
-          is_needed: whether some operation needs the value. Only then may the sum be reduced
-            before it is read: at once if it is large, otherwise together with other small sums.
+        `is_needed` says whether some operation needs the value. Only then may the sum be reduced
+        before it is read: at once if it is large, otherwise together with other small sums.
         """
         axes = self.mesh_impl.layout.axes.separate(mesh_axes)
         deferred = DeferredSum(self, name, parts, axes, cut)

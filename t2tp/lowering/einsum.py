@@ -19,7 +19,7 @@ from t2tp.mesh.graph_memo import GraphMemo
 
 
 class LazyOneHot:
-    """A one-hot tensor that is materialized only if its elements are needed."""
+    """A one-hot tensor that is computed only if its elements are needed."""
 
     def __init__(self, make: Callable[[], LaidOutTensor], slice_shape: list[int]) -> None:
         self._make = make

@@ -31,10 +31,7 @@ def _around(hparams: HParams) -> list[Entry]:
 def layers(block: str, attention: str, qkv_bias: bool = True) -> list[Entry]:
     """Returns the entries of a layer's matrices and biases, for BERT and ViT.
 
-    Args:
-      block: the layer's name.
-      attention: name, within the layer, of the module of queries, keys and values.
-      qkv_bias: whether queries, keys and values have biases.
+    `attention` is the name, within the layer, of the module of queries, keys and values.
     """
     ours, network, heads = "layer_{layer}/attention", "layer_{layer}/feed_forward", "heads d_kv"
     found = []

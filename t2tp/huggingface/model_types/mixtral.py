@@ -10,9 +10,7 @@ from t2tp.huggingface.tensor_map import Entry, dense
 def _tensors(module: str, names: Sequence[str]) -> Callable[[HParams], list[Entry]]:
     """Returns the function that lists all entries.
 
-    Args:
-      module: the experts' module.
-      names: the matrices of an expert: gate, input and output.
+    `module` is the experts' module; `names` are an expert's matrices: gate, input and output.
     """
     theirs, ours = f"{llama.BLOCK}.{module}", f"{llama.LAYER}/experts"
     into, out_of = "experts d_model d_ff", "experts d_ff d_model"

@@ -27,7 +27,7 @@ def _read(config: Config) -> dict[str, Any]:
 
 
 def _pair(size: int | list[int]) -> list[int]:
-    """Returns height and width, which a single number may give together."""
+    """Returns height and width; a single number means both."""
     both = [size, size] if isinstance(size, int) else size
     if len(both) != 2 or not all(isinstance(each, int) and each > 0 for each in both):
         raise ConversionError(f"config.json has {size!r} as a height and width")
