@@ -25,8 +25,8 @@ def find(name: str, options: str = "") -> Problem:
         inputs and targets), `_copy` (the targets are the inputs) or `_rev_copy` (both). For a
         problem on user files, the name may end in ":" and the name of a data set, as in
         "translate_tsv:news".
-      options: the problem's options, as in "vocab_size=4096,arrangement=packed". In a mixture, the
-        problem's name precedes an option for only one problem: "b.arrangement=packed".
+      options: the problem's options, as in "vocab_size=4096,arrangement=packed". In a mixture, an
+        option for only one problem has the problem's name as a prefix: "b.arrangement=packed".
 
     Raises:
       UnknownNameError: there is no such problem.

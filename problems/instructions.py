@@ -2,7 +2,7 @@ r"""Instruction data: conversations, or prompts with their completions.
 
 A model learns the replies, and only reads the other text. An example is tokenized as a whole,
 because a tokenizer may split the same words differently at the beginning of a text. A token's
-position in the text then determines whether the model learns it:
+position in the text then determines whether the model learns the token (`_` is a space):
 
     text     "[user] fox?\n[assistant] quick<end>\n"
     learned                           ^^^^^^^^^^^

@@ -11,7 +11,7 @@ from t2tp.suggestions import nearest
 
 PREFIX = "mixture:"
 
-# Max rows of a block, which gives proportions a precision of four digits.
+# Max rows of a block (see `Stage`): four digits are precise enough for proportions.
 _LARGEST_BLOCK = 10_000
 
 
@@ -19,9 +19,9 @@ def read_name(name: str) -> tuple[list[str], list[Stage]]:
     """Parses a mixture's name.
 
     "mixture:a=0.7,b=0.3" has seven rows of a for every three rows of b.
-    "mixture:a=1,b=0;1000:a=1,b=1" has a second stage, which begins at step 1000: before that step
-    it has only rows of a, and then equally many rows of a and b. In "mixture:a,b" the problems'
-    numbers of rows determine the proportions; see `proportional_parts`.
+    "mixture:a=1,b=0;1000:a=1,b=1" has two stages: only rows of a before step 1000, and from this
+    step on equally many rows of a and b. In "mixture:a,b" the problems' numbers of rows determine
+    the proportions; see `proportional_parts`.
 
     Returns:
       The names of the problems, and the stages; no stages if the name has no proportions.
@@ -59,7 +59,7 @@ def read_name(name: str) -> tuple[list[str], list[Stage]]:
 
 
 def proportional_parts(rows: Sequence[int], temperature: float, max_rows: int) -> tuple[int, ...]:
-    """Returns the rows of each problem in a block, from the problems' numbers of rows.
+    """Returns the rows of each problem in a block (`Stage.parts`), from the problems' sizes.
 
     The proportions are min(rows, max_rows) ** (1 / temperature), as in "Exploring the Limits of
     Transfer Learning with a Unified Text-to-Text Transformer" (Raffel et al., 2020, section 3.5.2):
@@ -67,10 +67,7 @@ def proportional_parts(rows: Sequence[int], temperature: float, max_rows: int) -
     proportions. The proportions are rounded to integers in a block of about 10,000 rows, with at
     least one row of each problem.
 
-    Args:
-      rows: number of training rows of each problem.
-      temperature: temperature of the proportions, above 0.
-      max_rows: cap on a problem's rows; 0: none.
+    `rows` are the problems' numbers of training rows. `max_rows` is 0 for no cap.
     """
     counted = [min(n, max_rows) if max_rows else n for n in rows]
     # Relative to the largest number of rows, so that no power overflows.
@@ -90,12 +87,8 @@ def find_parts(
 ) -> list[Problem]:
     """Returns the problems of a mixture, each with its options.
 
-    Args:
-      name: the mixture's name, for errors.
-      names: names of its problems.
-      options: options of the problems. "b.documents=lines" applies to the problem b, and
-        "vocab_size=4096" to all problems that have this option.
-      find: name and options -> problem.
+    In `options`, "b.documents=lines" applies to the problem b, and "vocab_size=4096" to all
+    problems that have this option. `find` returns the problem of a name and options.
 
     Raises:
       ValueError: no problem has an option of this name, or a value is invalid.

@@ -40,8 +40,8 @@ _SPLIT_NAMES = {
 }
 
 
-# A directory's data files, without other files of `datasets`: JSON metadata, and Arrow files of
-# cached results.
+# Patterns of data files in a directory. They exclude other files of `datasets`: JSON metadata, and
+# Arrow files of cached results.
 _IN_DIRECTORIES = (
     "data-*.arrow",
     *(f"*{ending}" for ending in (".parquet", ".arrow", ".jsonl", ".ndjson")),
@@ -53,8 +53,8 @@ class RecordProblem(FileProblem):
     """Samples from records; a mixin that precedes the problem's family among the bases.
 
     Options:
-        files: a path, a pattern, or a directory: one saved by `datasets` (`save_to_disk`), or one
-            with files such as Parquet. If the directory has splits, they are used.
+        files: a path, a pattern, or a directory, which was saved by `datasets` (`save_to_disk`) or
+            contains files such as Parquet. If the directory has splits, they are used.
         validation_files, test_files: the same, for held-out data.
 
     Attributes:

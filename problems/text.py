@@ -92,11 +92,8 @@ class TextProblem(Problem):
     def make_vocabulary_of(self, directory: Path, texts: Iterable[str], is_ceiling: bool) -> str:
         """Trains a vocabulary on texts and writes it, unless the directory has a vocabulary.
 
-        Args:
-          directory: directory for the vocabulary.
-          texts: the training texts.
-          is_ceiling: whether the vocabulary may be smaller than `vocab_size`, because the user has
-            not given the size.
+        `is_ceiling` is set if the user has not given `vocab_size`: the vocabulary may then be
+        smaller.
 
         Returns:
           The name of the vocabulary's file.

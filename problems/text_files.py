@@ -82,7 +82,7 @@ class FileProblem(Problem):
         return options
 
     def read(self, files: Sequence[Sequence[Path]], scratch: Path) -> Samples:
-        """Opens the samples of the files of each of `file_options`.
+        """Opens the samples in `files`, which has a list of files for each of `file_options`.
 
         The encoding processes share `scratch`, a directory for state such as indexes.
         """
@@ -108,7 +108,7 @@ class FileProblem(Problem):
         return ""
 
     def _held_out(self) -> dict[str, tuple[str, ...]]:
-        """Returns each held-out split's options that name files."""
+        """Returns the file options of each held-out split that has files."""
         options = dict(
             zip(self.splits[1:], (self.validation_options, self.test_options), strict=True)
         )

@@ -232,10 +232,7 @@ def _given(options: str, name: str) -> str:
 def chosen_features(info: tfds.core.DatasetInfo, inputs: str, targets: str) -> tuple[str, str]:
     """Returns the names of the inputs feature ("" for none) and of the targets feature.
 
-    Args:
-      info: description of the dataset.
-      inputs: value of the option; "" for the dataset's supervised key, "-" for none.
-      targets: value of the option; "" for the dataset's supervised key.
+    An empty option means the dataset's supervised key; inputs "-" mean none.
 
     Raises:
       ValueError: the dataset lacks such a feature, or has no supervised keys.

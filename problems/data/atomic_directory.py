@@ -53,10 +53,8 @@ def atomic_directory(
     attempt with the same plan continues from it. So every file in it must be complete or have a
     name that marks it as unfinished. Use this context inside `exclusive_build`.
 
-    Args:
-      directory: the directory to make.
-      plan: description of the content. The output of an attempt with another plan is removed.
-      is_worth_keeping: whether to keep the temporary directory after other failures.
+    `plan` describes the content; the output of an attempt with another plan is removed. After other
+    failures, the temporary directory is kept only if `is_worth_keeping` returns True.
     """
     partial, replaced = _neighbours(directory)
     shutil.rmtree(replaced, ignore_errors=True)

@@ -24,11 +24,8 @@ class CheckedFile:
     ):
         """Maps the file.
 
-        Args:
-          path: path of the file.
-          dtype: type of the numbers.
-          crc32: the CRC-32 of each block, uint32 [blocks]; None: verify nothing.
-          block_bytes: length of a block in bytes; the last block may be shorter.
+        `crc32` is the CRC-32 of each block, uint32 [blocks]; None: verify nothing. The last block
+        may be shorter than `block_bytes`.
         """
         self._path = path
         self._cached = ranges.CachedRanges(path) if hole_of(path) else None

@@ -22,7 +22,7 @@ class Field(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The sizes of its dimensions without "batch"."""
+        """The sizes of the feature's dimensions without "batch"."""
 
     def read(self, rows: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
         """Reads slices of rows; see `ExampleSource.read`."""
@@ -66,7 +66,7 @@ class TokenField:
         self._kind = kind
 
     def read(self, rows: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
-        """Reads columns of rows."""
+        """Reads slices of rows; see `ExampleSource.read`."""
         length = self.shape[0]
         counts, examples = self._plan.examples_of(rows)
         begins = self._column.offsets(examples)

@@ -60,7 +60,7 @@ class PackedWindows:
         return () if feature == PREVIOUS else (self.length,)
 
     def read(self, feature: str, examples: np.ndarray, parts: tuple[slice, ...]) -> np.ndarray:
-        """Reads columns of windows; see `ExampleSource.read`."""
+        """Reads slices of windows; see `ExampleSource.read`."""
         begins = np.where(examples == EMPTY, 0, examples * self.length)
         if feature == PREVIOUS:
             tokens = self.column.values(np.maximum(begins - 1, 0)).astype(INT)

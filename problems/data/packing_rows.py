@@ -11,7 +11,8 @@ import numpy as np
 
 Piece = tuple[int, np.ndarray, np.ndarray]
 
-# Number of rows that a window's examples fill. More rows per window waste less space.
+# A window is a range of examples that are packed together. They fill about this number of rows;
+# more rows per window waste less space.
 _ROWS_OF_WINDOW = 128
 _MAX_WINDOW = 1 << 14
 
@@ -21,15 +22,12 @@ def first_fit_decreasing(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Packs windows of consecutive examples, each window separately.
 
-    The longest example of a window is placed first; each example is placed in the first row with
-    room (D. S. Johnson, Near-optimal bin packing algorithms, 1973). The steps within a window are
+    The longest example of a window is placed first, and each example in the first row with room (D.
+    S. Johnson, Near-optimal bin packing algorithms, 1973). The steps within a window are
     sequential, so the computation is vectorized over windows.
 
-    Args:
-      pieces: pieces of the examples.
-      length: length of a row.
-      average: average length of the examples; it determines the number of examples in a window.
-      together: number of examples to pack at a time, in several windows.
+    The examples' `average` length determines the number of examples in a window. About `together`
+    examples, in several windows, are packed at a time.
     """
     per_row = max(1.0, length / max(1.0, average))
     window = min(1 << int(np.ceil(np.log2(_ROWS_OF_WINDOW * per_row))), _MAX_WINDOW)

@@ -79,9 +79,8 @@ def open_index(
     """Opens an index; computes it if it does not exist.
 
     One process of a host computes the index while the others wait. If the directory cannot be
-    written, each process computes the index in temporary files.
-
-    If `directory` is None, the index is not stored. `name` must be unique within the data.
+    written, each process computes the index in temporary files. If `directory` is None, the index
+    is not stored. `name` must be unique within the data.
     """
     if directory is None:
         return _temporary(examples, make)
@@ -136,7 +135,7 @@ def _give_name(own_path: Path, path: Path) -> None:
 
 
 def _temporary(examples: int, make: Callable[[IndexWriter], None]) -> Index:
-    """Computes an index in deleted files, which stay mapped while they are used."""
+    """Computes an index in files that are deleted, but stay mapped while they are used."""
     with tempfile.TemporaryDirectory(prefix="t2tp-index-") as directory:
         _write(Path(directory), examples, make)
         return _read(Path(directory))

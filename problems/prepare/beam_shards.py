@@ -2,7 +2,8 @@
 
 The runners of clusters process an element again when its worker dies, and may process it twice at
 the same time. The result is the same, because a shard depends only on its index. Each attempt
-writes a separate directory, and then renames the complete files, the record of the shard last.
+writes into a separate directory, and then renames the complete files. The shard's record (.json),
+which marks the shard as complete, is renamed last.
 
 Beam's runner on this host would wait forever for a worker process that died. So it runs in a
 separate process group (`process_group.py`), which is ended when a worker dies. The pipeline then

@@ -21,7 +21,7 @@ _SPOOLED = ".samples"
 
 
 class OpenSamples:
-    """The samples of a problem's splits, each opened when first called with the split's name.
+    """The samples of a problem's splits; the first call for a split opens the split's samples.
 
     `scratch` is the directory of downloads.
     """

@@ -45,18 +45,14 @@ class Preparable(abc.ABC):
         processes open the same samples, after `download`. The family of the problem defines the
         values of a sample.
 
-        Args:
-          split: one of `splits`.
-          directory: directory in which the data are being made.
-          tmp_dir: the `tmp_dir` of `download`.
+        The data are being made in `directory`; `tmp_dir` is the directory of `download`.
         """
 
     def download(self, directory: Path, tmp_dir: Path) -> None:  # noqa: B027
         """Downloads the sources of the samples, unless they are there already.
 
-        Args:
-          directory: directory in which the data are being made; files written into it are kept.
-          tmp_dir: directory for downloads and other temporary files.
+        The data are being made in `directory`, and files written into it are kept. `tmp_dir` is for
+        downloads and other temporary files.
         """
 
     def provenance(self, directory: Path, tmp_dir: Path) -> dict[str, Any]:
@@ -78,9 +74,7 @@ class Preparable(abc.ABC):
     def make_vocabulary(self, directory: Path, samples: Callable[[str], ShuffledSamples]) -> str:
         """Writes the vocabulary into the directory of the data, unless it is there already.
 
-        Args:
-          directory: directory in which the data are being made.
-          samples: split -> samples of the split.
+        `samples` returns the samples of a split.
 
         Returns:
           The name of the vocabulary's file; "" without a vocabulary.

@@ -76,7 +76,7 @@ def build(
             return None
         logging.info("making the data of %s in %s", problem.name, directory)
         plan = plan_of(problem, settings, with_neighbours=True)
-        # The final comparison leaves out other modules of the user's directory, for example a
+        # The comparison at the end leaves out other modules of the user's directory, for example a
         # model, because users may edit them while the data are made.
         while_made = plan_of(problem, settings, with_neighbours=False)
         with atomic_directory.atomic_directory(directory, plan, _has_shards) as partial:

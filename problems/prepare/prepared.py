@@ -68,13 +68,8 @@ def datagen_command(
 ) -> str:
     """Returns the command that makes data; see `Problem.datagen_command`.
 
-    Args:
-      name: name of the problem.
-      package: package of the problem's class; if it is a user's directory, the command imports it.
-      data_dir: directory with the data of all problems.
-      directory: directory of the existing data, if any, which records the options of the data.
-      default_options: default values of the options, by name.
-      given_options: values of the options that were given to the problem, by name.
+    If `package` is a user's directory, the command imports it. The command has the options that are
+    recorded in `directory` with existing data, and the options that were given.
     """
     words = ["t2tp_datagen", f"--problem={name}", f"--data_dir={data_dir}"]
     words += [f"--t2t_usr_dir={path}" for path in imported_user_dirs() if path.name == package]

@@ -14,7 +14,7 @@ _GOOD_FOR_A_BAD_ONE = 1000
 
 @dataclass(frozen=True)
 class BeamSettings:
-    """Settings of Apache Beam, which generates shards, and TFDS datasets that are Beam pipelines.
+    """Settings for generating shards, and TFDS datasets that are Beam pipelines, with Apache Beam.
 
     Attributes:
       runner: name of a runner, such as DirectRunner.

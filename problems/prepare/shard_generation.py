@@ -66,12 +66,8 @@ def default_workers() -> int:
 class _Job:
     """A shard to generate or to check.
 
-    Attributes:
-      split: name of the split.
-      shard: index of the shard.
-      shards: number of shards of the split.
-      samples: number of samples of the split.
-      made_from: digest of the samples of an existing shard, to compare with; "" for a new shard.
+    `made_from` is the digest of the samples of an existing shard, to compare with; "" for a new
+    shard.
     """
 
     split: str

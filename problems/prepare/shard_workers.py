@@ -44,7 +44,7 @@ class Builder(Protocol):
 
 
 class _SharedReport:
-    """The common report of all workers; a worker can receive it only when it starts."""
+    """The common report of all workers, which a worker can receive only at its start."""
 
     def __init__(self, context: BaseContext, num_bad: int):
         self._done = context.Value("q", 0)

@@ -113,11 +113,8 @@ class Lines:
     ):
         """Sets the files; reads nothing yet.
 
-        Args:
-          paths: paths of the files.
-          scratch: directory for the index of line ends, shared by all processes.
-          quoted: whether line ends in quotes (") are part of the line, as in CSV.
-          piece_bytes: number of bytes to search for line ends at a time.
+        All processes share `scratch`, a directory for the index of line ends. If `quoted` is set,
+        line ends in quotes (") are part of the line, as in CSV.
         """
         self._paths = paths
         self._piece_bytes = piece_bytes

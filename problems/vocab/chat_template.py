@@ -44,10 +44,8 @@ class ChatTemplate:
     ) -> None:
         """Compiles the template.
 
-        Args:
-          source: the template, in Jinja.
-          tokens: special tokens by the names that templates use, such as `bos_token`.
-          max_seconds: limit of a rendering's processor time, in seconds.
+        `tokens` are special tokens by the names that templates use, such as `bos_token`. A
+        rendering may take `max_seconds` of processor time.
 
         Raises:
           ModuleNotFoundError: Jinja is not installed or too old.
@@ -114,9 +112,7 @@ class ChatTemplate:
     ) -> int | None:
         """Returns the first token of all prompts, usually BOS; None if prompts begin differently.
 
-        Args:
-          encode: text -> tokens.
-          conversations: the conversations. Default: examples that differ in their content.
+        `encode` returns the tokens of a text. The default conversations differ in their content.
 
         Raises:
           ValueError: the template refuses a conversation.

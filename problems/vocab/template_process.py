@@ -73,7 +73,7 @@ class TemplateProcess:
 
 
 def _end(process: subprocess.Popen[str], owner: int) -> None:
-    """Ends the process, unless this process is a fork of its owner."""
+    """Ends the process; does nothing in a fork of the process's owner."""
     if os.getpid() == owner:
         process.kill()
         process.communicate()

@@ -40,11 +40,8 @@ class TokenizerVocabulary(Vocabulary):
     ):
         """Loads the tokenizer.
 
-        Args:
-          tokenizer: the contents of `tokenizer.json`.
-          eos_token: the token that training puts after a text.
-          begin_token: the token before a text; None: texts begin with their first token.
-          end_ids: ids of further tokens at which generation stops.
+        `tokenizer` is the contents of `tokenizer.json`. Training puts `eos_token` after a text, and
+        `begin_token`, if any, before it. `end_ids` are further tokens at which generation stops.
 
         Raises:
           ModuleNotFoundError: `tokenizers` is not installed.

@@ -1,12 +1,11 @@
 """The base class of vocabularies: they convert text to token ids and back.
 
-Every token stands for fixed bytes, so decoding concatenates bytes, and the UTF-8 length of a text
-is the sum of its tokens' lengths. So bits per byte are exact.
+Every token stands for fixed bytes, and decoding concatenates them. In a lossless vocabulary, the
+UTF-8 length of a text is the sum of its tokens' lengths, so bits per byte are exact.
 
-All vocabularies that t2tp trains have the same first ids: 0 to 2 are special, and 3 to 258 are the
-single bytes. The bytes encode characters without a token, so that any text can be encoded. These
-vocabularies are lossless, unless a normalization is chosen. A `tokenizer.json` has other ids, and
-may change texts (`tokenizer.py`).
+All vocabularies that t2tp trains are lossless, unless a normalization is chosen. They have the same
+first ids: 0 to 2 are special, and 3 to 258 are the single bytes, with which characters without a
+token are encoded. A `tokenizer.json` has other ids, and may change texts (`tokenizer.py`).
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Vocabulary(abc.ABC):
 
     @abc.abstractmethod
     def contents(self) -> bytes:
-        """Returns the contents of its file."""
+        """Returns the contents of the vocabulary's file."""
 
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]:

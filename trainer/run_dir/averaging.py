@@ -60,11 +60,9 @@ def average(
     variables (optimizer state, batch-norm statistics), the step and the metadata are copied from
     the latest checkpoint. The sums are computed in float64.
 
-    Args:
-      checkpoints: at least one; all have the same variables.
-      output_dir: the directory of the new run. If it has no checkpoints yet, `run.yaml` and
-        `huggingface` are copied from the run of the latest checkpoint.
-      part_bytes: approximate number of bytes to write at a time.
+    All checkpoints must have the same variables. If `output_dir` has no checkpoints yet, `run.yaml`
+    and `huggingface` are copied from the run of the latest checkpoint. About `part_bytes` bytes are
+    written at a time.
 
     Raises:
       CheckpointMismatchError: a variable differs in name, shape or dtype.

@@ -25,12 +25,8 @@ def follow_checkpoints(
 
     Process 0 polls the directory; all processes yield the same steps.
 
-    Args:
-      directory: directory of the run's checkpoints, which need not exist yet.
-      cluster: the processes that call this function.
-      known: steps of checkpoints to skip.
-      timeout_mins: the iteration ends after this many minutes without a new checkpoint.
-      look_seconds: polling interval.
+    The directory need not exist yet. The steps in `known` are skipped. The iteration ends after
+    `timeout_mins` without a new checkpoint.
     """
     yielded = set(known)
     while True:

@@ -35,8 +35,7 @@ def find(path: str) -> Checkpoint:
 def find_all(paths: str) -> list[Checkpoint]:
     """Opens the checkpoints in a user's list; raises the errors of `find`.
 
-    Args:
-      paths: paths for `find`, separated by commas; a path may itself contain commas.
+    The list is separated by commas; a path may itself contain commas.
     """
     return [find(path) for path in split_paths(paths)]
 

@@ -23,7 +23,7 @@ def directory_in(output_dir: str | PathLike[str]) -> Path:
 
 
 def tokenizer_directory(output_dir: str | PathLike[str]) -> Path | None:
-    """Returns the directory of a converted run's tokenizer; None if it has no tokenizer.
+    """Returns the directory of a converted run's tokenizer; None if the run has no tokenizer.
 
     Also None if the run was trained after its conversion: its data may have another vocabulary.
     """

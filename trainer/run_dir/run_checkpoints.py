@@ -1,4 +1,4 @@
-"""The checkpoints of a run: restores the variables at the start and creates the saver."""
+"""Restores a run's variables from its checkpoints, and creates the saver of new checkpoints."""
 
 import contextlib
 import json
@@ -55,11 +55,7 @@ class RunCheckpoints:
     ) -> None:
         """Parses the settings without reading the directory.
 
-        Args:
-          config: config of the run.
-          layout: layout of the run, recorded in its checkpoints.
-          vocabulary: returns the vocabulary of the run's data, for a warm start; see
-            `rows_between`.
+        `vocabulary` returns the vocabulary of the run's data, for a warm start; see `rows_between`.
 
         Raises:
           ValueError: a checkpoint setting cannot be parsed.
@@ -80,11 +76,8 @@ class RunCheckpoints:
 
         Without a checkpoint, training starts from the initial values, or from a warm start.
 
-        Args:
-          variables: the variables to restore.
-          to_train: whether `variables` will be trained; they must then include all variables of
-            the checkpoint.
-          last_step: ignore checkpoints of later steps; None: use any checkpoint.
+        If `to_train` is set, the checkpoint must not have variables that `variables` lacks. Ignores
+        checkpoints of steps after `last_step`.
 
         Returns:
           The training step of the restored variables; 0 for initial values.
@@ -92,9 +85,9 @@ class RunCheckpoints:
         Raises:
           CheckpointMismatchError: the checkpoint has other variables.
           FileNotFoundError: there is no checkpoint to evaluate or predict with.
-          UnusableCheckpointError: the checkpoint is damaged and there is no earlier one.
+          UnusableCheckpointError: the checkpoint is damaged and there is no earlier checkpoint.
           UsageError: `to_train` is set together with `config.checkpoint_path`, or the model has
-            adapters but the config names no warm start with their base.
+            adapters but the config names no warm start with the adapters' base.
           ProcessMismatchError: processes have opened different checkpoints.
         """
         try:
@@ -253,7 +246,7 @@ class RunCheckpoints:
         return CheckpointHook(EverySteps(steps or DEFAULT_SAVE_STEPS, last_step), saver, lock)
 
     def record_metrics(self, step: int, metrics: Mapping[str, float], cluster: Cluster) -> None:
-        """Records metrics in the checkpoint of a step, or keeps them until it is saved.
+        """Records metrics in a step's checkpoint, or keeps them until the checkpoint is saved.
 
         Records nothing if the variables are from `config.checkpoint_path`.
         """

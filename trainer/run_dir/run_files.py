@@ -128,7 +128,7 @@ def check_same_run(output_dir: str, saved: SavedRun, model: str, problem: str) -
 
 
 def run_of(path: str) -> Path | None:
-    """Returns the directory of the run that contains `path`, a path for `find_checkpoint.find`."""
+    """Returns the directory of the run that `path` is in (see `find_checkpoint.find`), or None."""
     named = Path(path).absolute()
     above = (named, *named.parents[:3]) if path else ()
     return next((each for each in above if (each / run_yaml.FILE).exists()), None)
@@ -140,9 +140,7 @@ def resumed_hparams(saved: HParams, preset: HParams) -> HParams:
     A new hparam's default keeps the behaviour of the code before the hparam existed. The preset's
     value may differ, and would change the trained model.
 
-    Args:
-      saved: the hparams in the run's `run.yaml`.
-      preset: the run's hparams set, as the current code defines it.
+    `preset` is the run's hparams set, as the current code defines it.
     """
     resumed = preset.copy()
     for name in preset.values():
@@ -158,9 +156,7 @@ def resumed_hparams(saved: HParams, preset: HParams) -> HParams:
 def check_writable(directory: str, what: str = "output_dir") -> None:
     """Checks that files can be written in a directory, without creating it.
 
-    Args:
-      directory: the directory; it need not exist.
-      what: the directory's name in the message.
+    The directory need not exist. The message calls it `what`.
 
     Raises:
       OSError: the directory, or its nearest existing parent, is no directory or not writable.

@@ -188,7 +188,7 @@ class CheckpointHook(Hook):
             self._saver.wait()
 
     def _save(self, training: Training) -> None:
-        # Hooks since `LockHook`, such as evaluations, may have taken long.
+        # The hooks after `LockHook`, such as evaluations, may have taken long.
         self._lock.check_held()
         training.confirm_saving()
         with training.clock.stopped("checkpoint"):

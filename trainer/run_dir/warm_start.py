@@ -138,11 +138,8 @@ def warm_start(
     the texts of their tokens; see `token_rows`. A model with adapters needs all its frozen weights:
     they are loaded from the checkpoint, or from the base of the checkpoint's own adapters.
 
-    Args:
-      source: the checkpoint and the rules for its names.
-      variables: variables with their initial values.
-      matched: the result of `rows_between`.
-      with_optimizer: whether to load the optimizer's variables and the step too.
+    `variables` have their initial values, and `matched` is the result of `rows_between`. With
+    `with_optimizer`, the optimizer's variables and the step are loaded too.
 
     Returns:
       (summary, step). The summary counts the loaded variables, and says why the others were not

@@ -22,12 +22,8 @@ class Devices:
     ) -> list[Devices]:
         """Divides GPUs or, on a host without any, cores among trials.
 
-        Args:
-          trials: number of trials that run at once.
-          each: number of devices of each trial. Default: an equal share, or all cores if there are
-            more trials than cores.
-          gpus: ids of the GPUs of this host.
-          cores: ids of the cores that this process may use.
+        `each` is the number of devices of each trial; None: an equal share, or all cores if there
+        are more trials than cores.
 
         Raises:
           ValueError: there are too few devices.

@@ -50,8 +50,8 @@ class Claim(NamedTuple):
 class Ledger:
     """The points of a search and the trials of this and other processes.
 
-    Methods that record something about a trial raise LostClaimError if another process has ended
-    the trial.
+    If another process has ended a trial, the methods that record something about the trial raise
+    LostClaimError; only `release` does nothing.
     """
 
     def __init__(

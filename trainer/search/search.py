@@ -37,13 +37,8 @@ class Search:
     ) -> None:
         """Starts nothing yet.
 
-        Args:
-          ledger: the points and trials of the study.
-          command: returns the command that trains a claimed trial in a directory.
-          directory: directory of the search.
-          objectives: metrics to compare trials by; trials are pruned only if there is one metric.
-          devices: the devices of each trial that runs at once.
-          prunes_before: step from which on trials are not pruned; 0: never prune.
+        `command` returns the command that trains a claimed trial in a directory. With one
+        objective, trials are pruned before the step `prunes_before`.
         """
         self._ledger = ledger
         self._command = command

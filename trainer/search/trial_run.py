@@ -19,9 +19,6 @@ class TrialRun:
     """The training of one claimed trial in its directory.
 
     Attributes:
-      claim: the trial.
-      directory: directory of the run.
-      devices: devices of the process.
       log: file for the output of the process; None: this process's output.
       is_pruned: whether the pruner has stopped the run.
       is_lost: whether another process has ended the trial.
