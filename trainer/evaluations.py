@@ -41,15 +41,9 @@ class SplitEvaluation:
     ) -> None:
         """Prepares the record and the summaries without evaluating.
 
-        Args:
-          estimator: the run's estimator.
-          problem: defines the metrics.
-          inputs: one pass over the split.
-          steps: number of batches; 0 or -1: all.
-          directory: name of the subdirectory for the record and the events.
-          model: the model's name, for messages.
-          finds_best: whether these evaluations decide which checkpoint is best.
-          samples: examples to decode at each evaluation.
+        An evaluation has `steps` batches; 0 or -1: all. `directory` is the subdirectory's name.
+        `finds_best` tells whether these evaluations decide which checkpoint is best. `samples` are
+        decoded at each evaluation.
         """
         self.inputs = inputs
         self.record = EvaluationRecord(os.path.join(estimator.config.output_dir, directory))

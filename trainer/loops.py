@@ -21,12 +21,8 @@ def train_loop(
 ) -> None:
     """Trains a step per batch, until a signal arrives or a hook stops the training.
 
-    Args:
-      placed: the program and the placed batch of each step.
-      training: counts the steps.
-      hooks: called around each step.
-      interrupt: decides whether to stop for a signal.
-      done: called after each step with the number of steps done, before the hooks' `after_step`.
+    `placed` yields the program and the placed batch of each step. `done` is called after each step
+    with the number of steps done, before the hooks' `after_step`.
     """
     for hook in hooks:
         hook.begin(training)

@@ -69,12 +69,8 @@ def model_fn_of(
 ) -> ModelFn:
     """Returns the model function of a registered model.
 
-    Its parameter `decode_options` sets how an autoregressive model decodes.
-
-    Args:
-      model_class: the model.
-      vocab_sizes: vocabulary sizes of the problem.
-      train_steps: number of steps of the whole run; learning-rate schedules may end at this step.
+    The function's parameter `decode_options` sets how an autoregressive model decodes. The schedule
+    of the learning rate may end at the whole run's last step, `train_steps`.
     """
 
     def model_fn(

@@ -45,11 +45,8 @@ class StopVote:
     ) -> None:
         """Starts to listen for requests to stop.
 
-        Args:
-          coordination: the other processes.
-          steps_done: steps done before the training.
-          signal_here: returns the number of the signal that this process received; 0: none.
-          seconds: how long to wait for the votes of other processes.
+        `steps_done` steps are done before the training. `signal_here` returns the number of the
+        signal that this process received; 0: none. Waits `seconds` for other processes' votes.
         """
         self._coordination = coordination
         self._signal_here = signal_here

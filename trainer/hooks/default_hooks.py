@@ -68,17 +68,8 @@ def default_hooks(
 ) -> list[Hook]:
     """Returns the default hooks of a training, in the order of their calls.
 
-    Args:
-      config: the run's config.
-      program: the training program.
-      inputs: the training data.
-      hparams: the model's hparams.
-      loss_fn: builds the training loss, without an update.
-      first_step: number of steps done before this training.
-      log: the JSON log.
-      heartbeat: writes `heartbeat.json`; only in process 0.
-      progress: the progress bar; only in process 0.
-      track: sends the scalars of reports to a tracker.
+    `loss_fn` builds the training loss, without an update. `first_step` steps are done before this
+    training. Only process 0 has `heartbeat` and `progress`.
     """
     hooks: list[Hook] = []
     values = hparams.values() if isinstance(hparams, HParams) else hparams

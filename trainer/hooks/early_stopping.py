@@ -40,9 +40,7 @@ class EarlyStopping:
     def check(self, metrics: Collection[str], evaluation_frequency: int) -> None:
         """Raises ValueError if the condition could never stop a training.
 
-        Args:
-          metrics: names of the metrics that are evaluated.
-          evaluation_frequency: steps from one evaluation to the next; 0: there is only one.
+        `metrics` are evaluated every `evaluation_frequency` steps; 0: only once.
         """
         sentence = f"early stopping by the unknown metric {self.metric!r}"
         check_known(self.metric, metrics, "metrics of the problem", sentence)

@@ -80,12 +80,9 @@ class EvaluationHook(Hook):
     def __init__(
         self, every: int, evaluate: Callable[[], object], plateau: Callable[[], str]
     ) -> None:
-        """Creates the hook.
+        """Creates the hook, which evaluates every `every` steps.
 
-        Args:
-          every: steps from one evaluation to the next.
-          evaluate: evaluates the current variables.
-          plateau: returns why training should stop after the evaluation; "" to continue.
+        `plateau` returns why training should stop after the evaluation; "" to continue.
         """
         self._every = every
         self._evaluate = evaluate

@@ -55,9 +55,7 @@ class JsonLog:
         changed. But the run may have been moved: a `began` line whose directory no longer exists
         counts as this run's if the file has a checkpoint event of `step`.
 
-        Args:
-          run: absolute path of the run.
-          step: number of steps done.
+        `run` is the run's absolute path, and `step` the number of steps done.
         """
         path = Path(self._path)
         with self._refused():

@@ -41,13 +41,10 @@ class ReplicaHook(Hook):
         variables: Variables,
         compute: Callable[[int], ReplicaMismatch | None] = lambda step: None,
     ) -> None:
-        """Creates the hook.
+        """Creates the hook, which checks every `every` steps.
 
-        Args:
-          every: steps from one check to the next.
-          variables: variables to compare.
-          compute: maps a step to the mismatch between the results that processors compute from the
-            same rows of the step's batch; None if the results agree.
+        `compute` maps a step to the mismatch between the results that processors compute from the
+        same rows of the step's batch; None if the results agree.
         """
         self._every, self._compute = every, compute
         self._cluster = variables.cluster
@@ -110,8 +107,8 @@ def name_wrong_device(
     steps, which all copies receive.
 
     Args:
-      error: the error of the check.
-      variables: variables of the run; the replay overwrites their values.
+      error: the check's error.
+      variables: the run's variables; the replay overwrites their values.
       replay_to: replays the run up to a number of steps; returns the step of the checkpoint from
         which the replay began.
 

@@ -46,10 +46,7 @@ def open_tracker(spec: str, output_dir: str, hparams: Mapping[str, Any]) -> Trac
     If sending fails later, for example because a server is down, a warning is logged and training
     continues.
 
-    Args:
-      spec: see `check_tracker`.
-      output_dir: the run's directory; its last component names the tracker's run.
-      hparams: the run's hyperparameters.
+    The last component of `output_dir` names the tracker's run. `spec` is as in `check_tracker`.
     """
     package, _, project = spec.partition(":")
     try:

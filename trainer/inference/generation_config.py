@@ -53,9 +53,7 @@ def default_options(spec: RunSpec, *, can_sample: bool = True) -> dict[str, Any]
     `alpha` gets this exponent, but the divisor is `((5 + length) / 6) ** alpha`, which ranks beams
     similarly. A warning reports the difference.
 
-    Args:
-      spec: the run.
-      can_sample: whether sampling and beam search are possible; else decoding is greedy.
+    Unless `can_sample`, sampling and beam search are impossible, and decoding is greedy.
     """
     reads_inputs, output_dir = spec.problem.reads_inputs, spec.config.output_dir
     options: dict[str, Any] = {} if reads_inputs and can_sample else {"beam_size": 1}

@@ -19,13 +19,9 @@ from t2tp.trainer.inputs.inputs import Inputs
 def training_inputs(
     problem: Problem, data_dir: str | PathLike[str], hparams: HParams, seed: int
 ) -> Inputs:
-    """Returns the endless, shuffled batches of the training split.
+    """Returns the endless, shuffled batches of the training split, whose data must be prepared.
 
-    Args:
-      problem: a problem with prepared data.
-      data_dir: the directory of its data.
-      hparams: `max_length`, and the hparams of `sequences_per_batch`.
-      seed: seed of the shuffled order.
+    Reads `max_length` and the hparams of `sequences_per_batch`. `seed` determines the order.
 
     Raises:
       FileNotFoundError, ValueError: see `Problem.stream` and `sequences_per_batch`.

@@ -38,10 +38,8 @@ def hosts_of(
 ) -> tuple[tuple[str, ...], int]:
     """Returns the addresses of all hosts and the index of this host; `((), 0)` for a single host.
 
-    Args:
-      hosts: the flag `--hosts`; "": the tasks of TF_CONFIG.
-      host_id: the flag `--host_id`; None: the index set by TF_CONFIG, Kubernetes or Slurm.
-      environment: environment of this process.
+    Without `--hosts`, the hosts are the tasks of TF_CONFIG. Without `--host_id`, the index comes
+    from TF_CONFIG, Kubernetes or Slurm.
     """
     tasks: tuple[str, ...] = ()
     index: int | None = None

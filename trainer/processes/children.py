@@ -32,11 +32,8 @@ def start(
     Call this function from the main thread only: the kernel sends the child SIGTERM when the thread
     that started the child ends.
 
-    Args:
-      command: the program and its arguments.
-      processes: list to add the process to, for `forwarded_signals`.
-      cores: cores that the process may use. Default: the cores of this process.
-      **options: arguments of `subprocess.Popen`.
+    Adds the process to `processes`, for `forwarded_signals`. The process may use `cores`; by
+    default, all cores of this process. The options are arguments of `subprocess.Popen`.
     """
     parent = os.getpid()
     # Signals are blocked for two reasons. A signal between the child's start and `append` would not
@@ -65,10 +62,7 @@ def start(
 
 @contextlib.contextmanager
 def forwarded_signals(processes: Sequence[subprocess.Popen]) -> Iterator[list[int]]:
-    """Forwards SIGHUP, SIGINT and SIGTERM to the processes while the context is active.
-
-    Args:
-      processes: the running processes; `start` may add more.
+    """Forwards SIGHUP, SIGINT and SIGTERM to the processes, which `start` may extend.
 
     Yields:
       The numbers of the forwarded signals, added as they arrive.

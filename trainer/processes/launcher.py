@@ -28,12 +28,8 @@ def run_rounds(
 
     A run that ends by a signal is not restarted, even if the signal reached another host.
 
-    Args:
-      command: program and arguments.
-      environments: returns the environments of a round's processes.
-      first: index of this host's first process in the run.
-      max_restarts: max number of restarts after failures.
-      local: starts the processes. Default: `LocalProcesses()`.
+    `environments` returns the environments of a round's processes. `first` is the index of this
+    host's first process in the run.
 
     Returns:
       The exit code of the process that `LocalProcesses.wait` chooses in the last round; 0 if none

@@ -63,11 +63,8 @@ class StagedStep:
     ) -> None:
         """Assigns the layers to stages.
 
-        Args:
-          build: returns the program of hparams; its second argument changes each feature.
-          hparams: hparams of the whole model.
-          software: see `LoweredStep.from_program`.
-          lowered_before: see `Request`.
+        `build` returns the program of hparams; its second argument changes each feature. `software`
+        is as in `LoweredStep.from_program`, and `lowered_before` as in `Request`.
         """
         self.layout = layout = Layout.from_hparams(hparams)
         pipeline = layout.pipeline
