@@ -63,10 +63,7 @@ def clip(
 def global_norm(tensors: Sequence[mtf.Tensor], of_stage: Sequence[int] | None = None) -> mtf.Tensor:
     """Computes the L2 norm over all tensors' elements, a float32 scalar.
 
-    Args:
-      tensors: tensors of any shapes.
-      of_stage: for each tensor, the number of pipeline stages that have different values of it. 0,
-        the default: all stages have the same values.
+    `of_stage`: see `clip`.
     """
     return mtf.sqrt(SumOfSquaresOperation(list(tensors), of_stage).outputs[0])
 

@@ -52,13 +52,9 @@ _SMALL = 128
 
 
 def newton_schulz(x: tf.Tensor, steps: int) -> tf.Tensor:
-    """Moves the singular values of matrices to about 1, between 0.7 and 1.2 after 5 steps.
+    """Moves the singular values of [..., rows, columns] to about 1: 0.7 to 1.2 after 5 steps.
 
-    K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024).
-
-    Args:
-      x: [..., rows, columns]; faster with fewer rows than columns.
-      steps: number of iterations.
+    Faster with fewer rows than columns.
     """
     a, b, c = (tf.constant(value, x.dtype) for value in _COEFFICIENTS)
     wide = tf.cast(x, tf.float32) if x.dtype.size < 4 else x
@@ -82,8 +78,8 @@ class Placement(NamedTuple):
     """How a matrix is divided into slices, and which processors have copies of a slice.
 
     Attributes:
-      rows: the dimensions that form the rows.
-      columns: the dimensions that form the columns; there are at least as many columns as rows.
+      rows, columns: the dimensions that form rows and columns. Columns are at least as many as
+        rows.
       copies: the mesh axes along which processors have the same slices.
       dtype: dtype of the iteration.
     """

@@ -13,9 +13,7 @@ def assign_layers(num_layers: int, layout: Layout) -> list[list[range]]:
     cannot be divided equally, stages in the middle get one more, because the first stage also
     computes the embedding, and the last stage the loss.
 
-    Args:
-      num_layers: number of layers of the stack.
-      layout: a layout with stages; `pipeline.layers` may set the number of layers of each stage.
+    `pipeline.layers` of the layout may set the number of layers of each stage.
 
     Returns:
       a list of chunks; each is a list of layer ranges, one range for each stage.

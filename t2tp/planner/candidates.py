@@ -152,13 +152,7 @@ def candidates(
 ) -> Iterator[Candidate]:
     """Yields the candidates for a number of devices, with their axes in the default order.
 
-    Args:
-      hparams: hparams of the model.
-      sizes: dimensions of the model's weights.
-      devices: size of the mesh.
-      rows: rows of the global batch.
-      max_tensor_parallel: max size of the axis `model`.
-      fixed: values of hparams that are not varied, by name.
+    `rows` are the rows of the global batch. Hparams in `fixed` are not varied.
     """
 
     def pick(name: str, values: Sequence[Any]) -> Sequence[Any]:

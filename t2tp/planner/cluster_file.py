@@ -138,19 +138,17 @@ class SoftwareStack:
       memory: share of the bandwidth that memory-bound operations reach.
       attention: name of one of `ClusterFile.kernels`, which save no scores; `unfused`, which saves
         the scores if the program does; or `engine`, which saves the program's tensors.
-      fuses: whether chains of element-wise operations are one kernel. The kernel saves no
-        intermediate results; the backward pass recomputes them from the chain's inputs.
+      fuses: whether a chain of element-wise operations is one kernel, which saves no intermediate
+        results. The backward pass recomputes them.
       keeps_masks: whether dropout saves its mask, a byte per element, and unfused attention saves
         its weights before and after dropout. Otherwise the backward pass draws the masks again.
-      float32_logits: number of float32 copies of the logits at the loss's gradient; the forward
-        pass saves the first copy. A fused loss has no copy. Megatron's loss has one and works in
-        place. PyTorch's `cross_entropy` has three: log-probabilities, their gradients, and the
-        gradients of the logits.
+      float32_logits: number of float32 copies of the logits at the loss's gradient, the first of
+        which the forward pass saves. A fused loss has 0 copies, Megatron's loss 1, and PyTorch's
+        `cross_entropy` 3: log-probabilities, their gradients, and the gradients of the logits.
       keeps_buffers: whether gradients, and weights in the activations' dtype, have permanent
         buffers.
-      dummy_gradients: whether a buffer of the size of one layer's weights, in the activations'
-        dtype, stays allocated. Transformer Engine has this buffer if its matmuls accumulate
-        gradients.
+      dummy_gradients: whether a buffer as large as one layer's weights, in the activations' dtype,
+        stays allocated, as in Transformer Engine if matmuls accumulate gradients.
       weights_where_used: whether a pipeline stage has only the weights that it uses. All stages of
         t2tp have the embeddings.
       gathers_again: whether sequence parallelism saves the inputs of matmuls as slices, and gathers
@@ -161,14 +159,14 @@ class SoftwareStack:
         use or prefetched. Above 0, the unreduced gradients of one layer are in memory, too.
       fragmentation: share of the bytes allocated in each step that the allocator cannot use.
       cached_layers: bytes that the allocator keeps for later use in ZeRO 3, in multiples of one
-        layer's weights in 16 bits. PyTorch's allocator keeps separate blocks for each stream.
+        layer's weights in 16 bits.
       reduces_in_16_bits: whether ZeRO 2 and 3 reduce gradients in the activations' dtype. t2tp
         reduces them in float32.
       cards: replaces `Link.cards`; "": as the links specify.
       link: share of a link's bandwidth that collectives reach.
       start: seconds of a collective before its first message.
       overlap: share of the collectives of gradients and weights that overlaps with computation.
-      waits_for_gathers: whether computation waits for gathers of weights; `overlap` then applies
+      waits_for_gathers: whether computation waits for gathers of weights, so that `overlap` applies
         only to gradients.
       overlap_activations: share of the backward pass's collectives of activations that overlaps
         with the gradients of weights.

@@ -93,9 +93,9 @@ def share_at(points: Sequence[Point], size: float, keys: float) -> float:
 
 
 def curve_for(curves: Iterable[Curve], kind: str, devices: int) -> Curve | None:
-    """Returns the curve of a kind for this number of devices, or the nearest, preferably smaller.
+    """Returns the curve of a kind for the largest number of devices up to `devices`.
 
-    None if there is no curve of this kind.
+    If all curves have more devices, returns the one with the fewest; without curves, None.
     """
     found = [curve for curve in curves if curve.kind == kind]
     fewer = [curve for curve in found if curve.devices <= devices]

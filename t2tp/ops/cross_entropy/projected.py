@@ -74,8 +74,7 @@ def projected_cross_entropy(
       not differentiable. Both are NaN if a target is not a class.
 
     Raises:
-      ValueError: the shapes of `x`, `table` and `targets` do not agree, or an option is out of
-        range, see `softmax_cross_entropy`.
+      ValueError: shapes do not agree, or an option is out of range, see `softmax_cross_entropy`.
     """
     vocab, d_model = table.shape.dims
     if targets.shape != x.shape - d_model or x.shape.dims[-1] != d_model:
@@ -134,10 +133,9 @@ class ProjectedCrossEntropyOperation(Operation):
     def chunk_rows(self, layout: Layout) -> int:
         """Returns the number of tokens whose logits a processor computes at once.
 
-        The tokens are divided equally into chunks of limited size. By default a chunk's logits may
-        be twice as large as the table, and at least `_MIN_CHUNK`, so that reading the table and
-        adding to its gradient take little time. The limit rises to six times the table's size, as
-        long as there are at least three chunks.
+        The tokens are divided equally. By default a chunk's logits are at least `_MIN_CHUNK`, or
+        twice as large as the table (up to six times, if there are still three chunks). Reading the
+        table and adding to its gradient then take little time.
         """
         _, tokens, vocab, d_model = self.product_sizes(layout)
         if layout.exact_sums:

@@ -195,13 +195,8 @@ def gradients(
 ) -> list[upstream.Tensor | None]:
     """Returns the gradients of the sum of `ys` w.r.t. each of `xs`; None without a dependency.
 
-    In ZeRO stage 3 the backward pass gathers the weights again.
-
-    Args:
-      ys: the tensors to differentiate.
-      xs: the tensors to differentiate with respect to.
-      grad_ys: gradients w.r.t. `ys`; by default ones.
-      operations: operations to differentiate through. Default: all operations of the graph.
+    In ZeRO stage 3 the backward pass gathers the weights again. `grad_ys` are gradients w.r.t.
+    `ys`, by default ones. `operations` are differentiated through, by default all of the graph.
     """
     graph = ys[0].graph
     begin = len(graph.operations)
