@@ -1,10 +1,10 @@
 """Sums in a fixed order, so that every mesh computes the same bits.
 
 Floats are rounded after each addition, so a sum depends on the order of its additions. With
-`exact_sums=8`, each dimension that a layout may split, except `length`, is cut into 8 equal parts
-(into gcd(8, size) parts if 8 does not divide its size). The *global* dimension is cut, so the parts
-are the same on every layout. An operation that sums over the dimension is lowered once for each
-part. The sums of the parts are added as a binary tree:
+`exact_sums=8`, each dimension that a layout may split, except `length`, is cut into 8 equal parts.
+If 8 does not divide its size, there are gcd(8, size) parts. The *global* dimension is cut, so the
+parts are the same on every layout. An operation that sums over the dimension is lowered once for
+each part. The sums of the parts are added as a binary tree:
 
     ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7))
 
@@ -44,7 +44,7 @@ def lower_in_parts(
 
     Args:
       op: the operation.
-      lowering: the lowering of the graph, or the `PartLowering` of a part of an outer dimension.
+      lowering: the graph's lowering or, for an inner dimension, the outer part's `PartLowering`.
       rule: the operation's lowering rule.
       dims: the dimensions to sum over, the outermost first. The innermost sum is completed first.
     """
@@ -120,7 +120,7 @@ class PartLowering:
     ) -> None:
         """Restricts the lowering `base` to part `number` of a processor's `count` parts of `dim`.
 
-        `rows`, if given, exchanges slices for slices with whole rows. `results` receives the part's
+        `rows`, if given, converts slices to slices with whole rows. `results` receives the part's
         value of each output.
         """
         self._base, self._rows = base, rows

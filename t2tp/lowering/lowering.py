@@ -379,7 +379,7 @@ class GraphLowering(upstream.Lowering):
         """Returns the slice of a lowered tensor, or this processor's partial sum of the slice.
 
         Returns:
-          the tensor, and the mesh axes over which to sum it: none if the slice is complete.
+          the tensor, and the mesh axes over which to sum it; no axes if it is the complete slice.
         """
         laid_out = self.tensors[tensor]
         if not self.orders.has(tensor):

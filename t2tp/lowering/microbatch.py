@@ -66,7 +66,8 @@ class Microbatch:
                 " tensors: give one of the dimensions another name."
             )
         run = self.rows * ways[0]
-        # If a group has rows of several processors, a microbatch's groups are consecutive.
+        # `run` is no integer if an index counts a group with rows of several processors. The groups
+        # of a microbatch are then consecutive.
         size = int(run) if run.denominator == 1 else dim.size
         number = tf.cast(self.number, index.dtype)
         return (index // size * self.count + number) * size + index % size
@@ -128,20 +129,20 @@ def _add_reshaped(
     # The distance between rows in the row-major order, which reshapes keep.
     stride = _strides(old)[old.index(dim)] * per_row
     strides = dict(zip(new, _strides(new), strict=True))
-    # The stride of one index; an index may count a group of several rows.
+    # The strides of one index of `dim` (a row or a group of rows), and of all its rows.
     first = stride / min(per_row, Fraction(1))
     last = stride * min(Fraction(rows), dim.size / per_row)
     fresh = [d for d in new if d not in old]
     others = fresh if first == last else new
     ways = (
-        # The same dimension, or another one at its position.
+        # The same dimension, or a new one with the same indices.
         (d for d in new if d == dim and strides[d] == first),
         (d for d in fresh if strides[d] == first and strides[d] * d.size == last),
-        # All rows are in one group.
+        # A dimension of size 1, if all rows are in one group.
         (d for d in fresh if strides[d] == last and d.size == 1),
-        # The dimension in which the first and the last row are furthest apart.
+        # The outermost dimension that the rows extend over, such as rows merged with heads.
         (d for d in others if strides[d] < last <= strides[d] * d.size),
-        # There is one row, joined to a dimension before it.
+        # A single row, merged with a dimension before it.
         (d for d in fresh if first == last == strides[d]),
     )
     other = next(itertools.chain(*ways), None)

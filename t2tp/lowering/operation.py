@@ -301,8 +301,8 @@ def sums_along_rows(op: upstream.ReduceOperation) -> bool:
     """Whether `exact_sums` transposes the input, so that a sum is along the rows of a matrix.
 
     Otherwise TensorFlow adds several columns at a time. The order of the additions then depends on
-    the size of the slice if a kept dimension is between summed dimensions, or if the columns do not
-    fill vectors.
+    the size of the slice in two cases: a kept dimension is between summed dimensions, or the
+    columns do not fill vectors.
     """
     (x,), (y,) = op.inputs, op.outputs
     summed = [axis for axis, dim in enumerate(x.shape.dims) if dim not in y.shape.dims]

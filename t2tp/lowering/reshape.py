@@ -174,7 +174,7 @@ class _FactoredSlice:
         self.factors = [all_factors[i] for i in order]
 
     def _cut(self, targets: Collection[Factor]) -> list[Factor]:
-        """Divides the factors of the slice so that each target is one of the results."""
+        """Divides the factors of the slice so that each target is a factor by itself."""
         cut = _merged(self.factors)
         for factor in targets:
             at = next(i for i, have in enumerate(cut) if have.contains(factor))
@@ -349,8 +349,8 @@ def _aligned(
     """Returns the sizes of the old and of the new dimensions, both with the same padding.
 
     Returns None if a padded dimension cannot keep its padding during the reshape. It can if both
-    shapes have the dimension, and the axes that split it in one shape are a prefix of the axes that
-    split it in the other. If both shapes split it, its padded size must be the same in both.
+    shapes have the dimension, and one shape splits it over a prefix of the other shape's axes. If
+    both shapes split it, its padded size must be the same in both.
     """
     olds, news = (
         {(begin, dim.size): i for i, (begin, dim) in enumerate(begins(shape))}

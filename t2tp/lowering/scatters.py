@@ -1,7 +1,8 @@
 """Reduce-scatters of small partial sums, several in one collective.
 
-The gradient of a variable that is sharded at rest is reduce-scattered. A small collective costs
-only its latency, so small gradients wait until they fill a bucket, or until one of them is read.
+The gradient of a variable that is sharded at rest is reduce-scattered. Latency dominates the cost
+of a small collective, so small gradients wait until they fill a bucket, or until one of them is
+read.
 """
 
 from __future__ import annotations

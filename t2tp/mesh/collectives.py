@@ -53,7 +53,7 @@ _first_keys: dict[tuple, int] = {}
 
 
 def _first_key(identity: tuple, count: int) -> int:
-    """Returns the first of the `count` group keys reserved for an identity: devices and axes."""
+    """Returns the first of the `count` group keys reserved for some devices and axes."""
     if identity not in _first_keys:
         _first_keys[identity] = _group_keys.take(count)
     return _first_keys[identity]
@@ -278,7 +278,7 @@ class Collectives:
             )
             return tf.reshape(part, by_member.shape[1:])
         # Only NCCL has a reduce-scatter kernel, and TensorFlow's binding of it does not accept
-        # bfloat16. Elsewhere members exchange parts and add them up.
+        # bfloat16. In all other cases, members exchange parts and add them up.
         if parts.dtype == tf.bfloat16:
             arrived = carried(lambda c: self._send_parts(c, axes), by_member)
             arrived = tf.cast(arrived, tf.float32)
@@ -376,7 +376,7 @@ class Collectives:
     def _broadcast(self, x: tf.Tensor, axis: int, source: int) -> tf.Tensor:
         """Returns one member's `x` on all members.
 
-        The other members add zeros to it, as integers, so that every bit is preserved.
+        This is a sum: the other members add zeros, as integers, so that every bit is preserved.
         """
         if x.dtype.is_floating:
             bits = {2: tf.uint16, 4: tf.int32, 8: tf.int64}[x.dtype.size]

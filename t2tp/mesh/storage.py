@@ -2,7 +2,7 @@
 
 Processors that differ only in their part of the batch hold the same weights and the same optimizer
 state. With ZeRO, each processor stores only a part of a variable *at rest*, while no operation uses
-the variable, and all-gathers a weight before its use (S. Rajbhandari et al., arXiv:1910.02054,
+the variable. A weight is all-gathered before its use (S. Rajbhandari et al., arXiv:1910.02054,
 section 5; FSDP: Y. Zhao et al., arXiv:2304.11277). `t2tp.ops.variables.zero_weights` makes the
 gathers; `t2tp.lowering.gather_schedule` decides when they run.
 

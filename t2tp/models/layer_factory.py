@@ -101,7 +101,7 @@ class LayerFactory:
     ) -> mtf.Tensor:
         """Adds position encodings to embeddings, and applies the embedding norm and dropout.
 
-        With sequence parallelism, the length is renamed, as between blocks; see `between_blocks`.
+        With sequence parallelism, the length dimension is renamed; see `between_blocks`.
 
         Args:
           x: [batch..., d_model], the embeddings.

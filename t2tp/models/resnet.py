@@ -24,9 +24,10 @@ class MtfResnet(ImageClassifier):
 
     A layout can split `height` and `width`, so that an image is distributed over devices. It can
     also split `filters`, the inner dimension of a block, like a transformer's `d_ff`. `d_model` is
-    the dimension of the residual. Height and width halve from stage to stage. A mesh axis that
-    divides 56 rows may not divide 7, so from stage `num_partitioned_stages` on the two dimensions
-    are named `whole_height` and `whole_width`, and their rules no longer apply.
+    the dimension of the residual. Height and width halve from stage to stage, and a mesh axis that
+    divides 56 rows may not divide 7. From stage `num_partitioned_stages` on, the two dimensions are
+    therefore named `whole_height` and `whole_width`, and rules for `height` and `width` no longer
+    apply.
     """
 
     def logits(self, mesh: Mesh, inputs: mtf.Tensor, training: bool) -> mtf.Tensor:

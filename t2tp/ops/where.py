@@ -17,8 +17,8 @@ def where(
 ) -> upstream.Tensor:
     """Returns `if_true` where `condition` is true, `if_false` elsewhere.
 
-    mesh-tensorflow multiplies the branches by 0 or 1 and adds them, so that a NaN or infinity in
-    the branch that is not selected makes the result NaN. Here only the selected element counts. The
+    mesh-tensorflow multiplies the branches by 0 or 1 and adds them. A NaN or infinity in the branch
+    that is not selected then makes the result NaN. Here only the selected element counts. The
     gradient w.r.t. a branch is zero where the branch is not selected. As in TensorFlow, an
     operation *before* the branch may turn that zero into NaN: `where(x > 0, sqrt(x), 0)` has the
     gradient 0 * inf at 0. To avoid this, apply `where` to the input of `sqrt` too.
