@@ -69,7 +69,7 @@ class AlgorithmicProblem(PairProblem):
         return dict.fromkeys(("inputs", "targets"), token_dtype(self._vocab_size))
 
     def encoder(self, directory: Path) -> Callable[[Sample], StoredExample]:
-        """Returns a function that encodes symbols as tokens."""
+        """Returns the encoder from symbols to tokens."""
         codec = self._codec
         return lambda sample: StoredExample(
             {
@@ -79,7 +79,7 @@ class AlgorithmicProblem(PairProblem):
         )
 
     def decoder(self, directory: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
-        """Returns a function that decodes tokens into symbols."""
+        """Returns the decoder from tokens to symbols."""
         codec = self._codec
         return lambda columns: {
             name: codec.symbols(tokens.tolist()) for name, tokens in columns.items()

@@ -46,7 +46,7 @@ class ImageProblem(Problem):
         return lambda sample: StoredExample({"image": self._stored_image(sample["image"])})
 
     def decoder(self, directory: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
-        """Returns a function that decodes an image, uint8 [height, width, channels]."""
+        """Returns the decoder of an image, uint8 [height, width, channels]."""
         return lambda columns: {"image": self._image(columns["image"])}
 
     def _stored_image(self, image: np.ndarray) -> np.ndarray:
@@ -101,7 +101,7 @@ class Image2ClassProblem(ImageProblem):
         return encode
 
     def decoder(self, directory: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
-        """Returns a function that decodes an image and its class."""
+        """Returns the decoder of an image and its class."""
         return lambda columns: {
             "image": self._image(columns["image"]),
             "label": int(columns["targets"][0]),

@@ -194,12 +194,7 @@ class Instructions(RecordProblem, TextProblem):
         return {options.messages: [{"role": r, "content": text} for r, text in said.items()]}
 
     def _conversation(self, messages: Messages) -> tuple[str, list[Span]]:
-        """Returns a conversation as text, and the spans of its replies.
-
-        Raises:
-          ValueError: a message has no content, there is no template, or the template formats a
-            message differently when other messages follow.
-        """
+        """Returns a conversation as text, and the spans of its replies."""
         if self._template is None:
             raise ValueError(
                 f"a conversation needs a chat template, and vocabulary_from="
@@ -264,7 +259,7 @@ class Instructions(RecordProblem, TextProblem):
         return encode
 
     def decoder(self, directory: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
-        """Returns a function that decodes the last completion and the text before it."""
+        """Returns the decoder of the last completion and the text before it."""
         vocabulary = load_vocabulary(directory)
 
         def decode(columns: Mapping[str, np.ndarray]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class LanguageModelProblem(TextProblem):
         return {"targets": token_dtype(len(load_vocabulary(directory)))}
 
     def encoder(self, directory: Path) -> Callable[[Sample], StoredExample]:
-        """Returns a function that encodes a document; empty documents are skipped."""
+        """Returns the encoder of a document; empty documents are skipped."""
         vocabulary = load_vocabulary(directory)
 
         def encode(sample: Sample) -> StoredExample:
@@ -60,7 +60,7 @@ class LanguageModelProblem(TextProblem):
         return encode
 
     def decoder(self, directory: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
-        """Returns a function that decodes a document."""
+        """Returns the decoder of a document."""
         vocabulary = load_vocabulary(directory)
         return lambda columns: {"text": vocabulary.decode(columns["targets"])}
 

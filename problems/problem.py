@@ -274,11 +274,7 @@ class Problem(Preparable):
         return manifest or self.check_prepared(data_dir)
 
     def digest(self, data_dir: AnyPath) -> str:
-        """Returns a digest that identifies the data: a SHA-256 of the files' checksums.
-
-        Raises:
-          FileNotFoundError, DamagedDataError: see `check_prepared`.
-        """
+        """Returns a digest that identifies the data: a SHA-256 of the files' checksums."""
         return self.check_prepared(data_dir).digest()
 
     def check_prepared(self, data_dir: AnyPath) -> Manifest:

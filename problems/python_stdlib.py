@@ -27,11 +27,7 @@ class LanguagemodelPythonStdlib(LanguageModelProblem):
         return Path(sysconfig.get_path("stdlib"))
 
     def samples(self, split: str, directory: Path, tmp_dir: Path) -> Samples:
-        """Returns the documents of a split: its files that are UTF-8 and not empty, sorted by path.
-
-        Raises:
-          ValueError: there are no sources.
-        """
+        """Returns the documents of a split: its non-empty UTF-8 files, sorted by path."""
         sources = self.source_dir()
         texts, num_skipped = [], 0
         for path in source_files(sources):

@@ -185,7 +185,7 @@ class Text2classRecords(RecordProblem, Text2ClassProblem):
         return super().make_vocabulary(directory, samples)
 
     def encoder(self, directory: Path) -> Callable[[Sample], StoredExample]:
-        """Returns a function that encodes a text and its class."""
+        """Returns the encoder of a text and its class."""
         self._read_classes(directory)
         encode = super().encoder(directory)
         numbers = {name: number for number, name in enumerate(self.class_names)}
@@ -194,12 +194,12 @@ class Text2classRecords(RecordProblem, Text2ClassProblem):
         )
 
     def decoder(self, directory: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
-        """Returns a function that decodes a text and its class."""
+        """Returns the decoder of a text and its class."""
         self._read_classes(directory)
         return super().decoder(directory)
 
     def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
-        """Returns the number of tokens of the inputs and the number of classes."""
+        """Returns the numbers of tokens and of classes."""
         self.check_prepared(data_dir)
         self._read_classes(self.directory(data_dir))
         return super().vocab_sizes(data_dir)

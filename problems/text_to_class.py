@@ -46,7 +46,7 @@ class Text2ClassProblem(TextProblem):
         }
 
     def encoder(self, directory: Path) -> Callable[[Sample], StoredExample]:
-        """Returns a function that encodes a text and its class; unknown classes are an error."""
+        """Returns the encoder of a text and its class; unknown classes are an error."""
         vocabulary = load_vocabulary(directory)
 
         def encode(sample: Sample) -> StoredExample:
@@ -60,7 +60,7 @@ class Text2ClassProblem(TextProblem):
         return encode
 
     def decoder(self, directory: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
-        """Returns a function that decodes the text and its class."""
+        """Returns the decoder of the text and its class."""
         vocabulary = load_vocabulary(directory)
         return lambda columns: {
             "inputs": vocabulary.decode(columns["inputs"]),
@@ -68,7 +68,7 @@ class Text2ClassProblem(TextProblem):
         }
 
     def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
-        """Returns the number of tokens of the inputs and the number of classes."""
+        """Returns the numbers of tokens and of classes."""
         return {"inputs": len(self.vocabulary(data_dir)), "targets": len(self.class_names)}
 
     def examples(self, data_dir: AnyPath, split: str, length: int) -> FieldSource:

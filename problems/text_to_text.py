@@ -118,7 +118,7 @@ class Text2TextProblem(TextProblem, PairProblem):
         return {"inputs": dtype, "targets": dtype}
 
     def encoder(self, directory: Path) -> Callable[[Sample], StoredExample]:
-        """Returns a function that encodes both texts; pairs with an empty side are skipped."""
+        """Returns the encoder of both texts; pairs with an empty side are skipped."""
         vocabulary = load_vocabulary(directory)
 
         def encode(sample: Sample) -> StoredExample:
@@ -136,7 +136,7 @@ class Text2TextProblem(TextProblem, PairProblem):
         return encode
 
     def decoder(self, directory: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
-        """Returns a function that decodes both texts."""
+        """Returns the decoder of both texts."""
         vocabulary = load_vocabulary(directory)
         return lambda columns: {name: vocabulary.decode(ids) for name, ids in columns.items()}
 

@@ -19,11 +19,7 @@ _SHADES = " .:-=+*#%@"
 
 
 def inspect(problem: Problem, data_dir: AnyPath) -> str:
-    """Describes prepared data in several lines.
-
-    Raises:
-      FileNotFoundError, ValueError: as `Problem.check_prepared`.
-    """
+    """Describes prepared data in several lines."""
     manifest = problem.check_prepared(data_dir)
     if isinstance(problem, Mixture):
         parts_dir = problem.parts_dir(data_dir)

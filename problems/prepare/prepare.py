@@ -113,11 +113,7 @@ def _attempt(
 
 
 def _fill(problem: Preparable, directory: Path, samples: OpenSamples) -> _Contents:
-    """Writes everything except the manifest into a directory.
-
-    Raises:
-      ValueError: a split has no samples, or all its samples were skipped.
-    """
+    """Writes everything except the manifest into a directory."""
     manifest.write_options(directory, problem.generation_options())
     with beam_for_downloads(samples.settings.beam):
         problem.download(directory, samples.scratch)

@@ -40,11 +40,7 @@ class SpecialTokens:
 
 
 def read_special_tokens(directory: Path) -> SpecialTokens:
-    """Reads the special tokens of the tokenizer in a directory.
-
-    Raises:
-      ValueError, OSError: a file is damaged or cannot be read.
-    """
+    """Reads the special tokens of the tokenizer in a directory."""
     ids = token_ids(directory / TOKENIZER_FILE)
     named = named_tokens(directory)
 
@@ -77,11 +73,7 @@ def named_tokens(directory: Path) -> dict[str, str]:
 
 
 def token_ids(path: Path) -> dict[str, int]:
-    """Returns the ids of the tokens in a `tokenizer.json`, by token; {} without the file.
-
-    Raises:
-      ValueError, OSError: the file is damaged or cannot be read.
-    """
+    """Returns the ids of the tokens in a `tokenizer.json`, by token; {} without the file."""
     tokenizer = read_if_there(path)
     with untrusted_json.as_damaged(path):
         pieces = (tokenizer.get("model") or {}).get("vocab") or {}

@@ -39,11 +39,7 @@ class TemplateProcess:
         self._ask(self._source)
 
     def render(self, variables: dict[str, Any]) -> str:
-        """Renders the template with variables that JSON can store.
-
-        Raises:
-          ValueError: the template fails, or takes too long or too much memory.
-        """
+        """Renders the template with variables that JSON can store."""
         with self._lock:
             # A forked process must not share the pipes.
             if self._process is None or self._owner != os.getpid():

@@ -55,9 +55,6 @@ class EvaluationRecord:
         Args:
           up_to: the last step to return. A run that resumed from an earlier checkpoint has not
             reached the later steps again.
-
-        Raises:
-          UsageError: the file exists and cannot be read.
         """
         metrics = {}
         for number, line in enumerate(self._read().splitlines(), start=1):

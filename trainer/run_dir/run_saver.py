@@ -31,11 +31,7 @@ class SavingError(UsageError):
 
 
 def retention_of(config: RunConfig) -> Retention:
-    """Returns which checkpoints the config's settings keep.
-
-    Raises:
-      ValueError: a setting is invalid.
-    """
+    """Returns which checkpoints the config's settings keep."""
     best = BestMetric.parse(config.keep_best_metric) if config.keep_best_metric else None
     return Retention(config.keep_checkpoint_max, config.keep_checkpoint_every_n_hours, best)
 
@@ -93,11 +89,7 @@ class RunSaver:
         self._background.start(lambda: self._write(step, values, metrics))
 
     def check(self) -> None:
-        """Raises the error of the last save if that save has ended.
-
-        Raises:
-          SavingError: the checkpoint could not be written.
-        """
+        """Raises SavingError if the last save has ended with an error."""
         if not self._background.is_busy:
             self.wait()
 
