@@ -149,9 +149,9 @@ def _in_schedule(loss_fn: LossFn, features: Mapping[str, mtf.Tensor], mesh: Mesh
 def sum_metrics(
     loss_fn: LossFn, features: Mapping[str, mtf.Tensor], microbatches: int, mesh: Mesh
 ) -> dict[str, mtf.Tensor]:
-    """Evaluates a batch in a pipeline, without dropout; returns its `LossOutput.sums`.
+    """Evaluates a batch in a pipeline; returns its `LossOutput.sums`.
 
-    `microbatches` is the max number of microbatches.
+    `loss_fn` builds the loss without dropout. There are at most `microbatches` microbatches.
     """
     count = microbatches
     (dim,) = {dim for x in features.values() for dim in x.shape.dims if dim.name == _BATCH}

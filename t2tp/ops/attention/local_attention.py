@@ -35,8 +35,8 @@ def local_attention(
 
     N. Parmar et al., "Image Transformer" (arXiv:1802.05751), section 3.2. A position of a sequence
     attends to the previous block, and to its own block up to itself. A position of an image attends
-    to earlier positions, row by row, in its own block and in the blocks on the left, above, above
-    left and above right. Any dimension but `d_kv` may be split.
+    to itself and to earlier positions (row by row) in its own block and in the blocks on the left,
+    above, above left and above right. Any dimension but `d_kv` may be split.
 
     Args:
       q: [..., d_kv]; all dimensions of `space` are among `...`.

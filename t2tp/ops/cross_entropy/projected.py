@@ -133,9 +133,9 @@ class ProjectedCrossEntropyOperation(Operation):
     def chunk_rows(self, layout: Layout) -> int:
         """Returns the number of tokens whose logits a processor computes at once.
 
-        The tokens are divided equally. By default a chunk's logits are at least `_MIN_CHUNK`, or
-        twice as large as the table (up to six times, if there are still three chunks). Reading the
-        table and adding to its gradient then take little time.
+        The tokens are divided equally into chunks of limited size. By default a chunk may have
+        `_MIN_CHUNK` logits, or twice the table's size (six times, as long as there are three
+        chunks). Reading the table and adding to its gradient then take little time.
         """
         _, tokens, vocab, d_model = self.product_sizes(layout)
         if layout.exact_sums:
