@@ -34,7 +34,7 @@ def overlaps(
 ) -> dict[str, dict[str, int]]:
     """Counts the examples of each split that occur in an earlier split.
 
-    The first of the splits is for training.
+    The first split is for training.
 
     Returns:
       split -> earlier split -> number of examples that occur in both, if above 0.

@@ -19,7 +19,7 @@ _PLAIN = re.compile(r"[\w./*?:~+%@-]+")
 def check(name: str, directory: Path, given_options: Mapping[str, Any], command: str) -> Manifest:
     """Checks that data exist and are undamaged; see `Problem.check_prepared`.
 
-    `command` makes the data, for errors.
+    Errors advise the user to run `command`, which makes the data.
     """
     if not directory.exists():
         raise FileNotFoundError(

@@ -181,7 +181,7 @@ def _one_sentence(dataset: str, tmp_dir: Path) -> Iterator[None]:
 
 
 class _Example(Mapping[str, Any]):
-    """An example that decodes only the features that are read; others may not be UTF-8."""
+    """An example that decodes only the features that are read; other bytes may not be text."""
 
     def __init__(self, example: Mapping[str, Any]):
         self._example = example

@@ -218,9 +218,9 @@ def _sample(
 ) -> list[str]:
     """Samples pieces of the texts, in the texts' order.
 
-    The pieces with the smallest pseudorandom numbers are kept, so that every piece is equally
-    likely to be kept. At least `min_texts` texts are read, so that a few large texts do not
-    dominate.
+    Each piece has a pseudorandom number, and the pieces with the smallest numbers are kept, so that
+    every piece is equally likely to be kept. At least `min_texts` texts are read, so that a few
+    large texts do not dominate.
     """
     sampled: list[tuple[int, int, str]] = []  # a heap of (minus the random number, position, piece)
     size = position = 0

@@ -132,10 +132,9 @@ def run_of(path: str) -> Path | None:
 def resumed_hparams(saved: HParams, preset: HParams) -> HParams:
     """Returns the hparams of a resumed run: the saved values, and defaults for new hparams.
 
-    A new hparam's default keeps the behaviour of the code before the hparam existed. The preset's
-    value may differ, and would change the trained model.
-
-    `preset` is the run's hparams set, as the current code defines it.
+    `preset` is the run's hparams set, as the current code defines it. Its values are not used for
+    new hparams, because they could change the trained model. A new hparam's default keeps the
+    behaviour of the code before the hparam existed.
     """
     resumed = preset.copy()
     for name in preset.values():

@@ -160,7 +160,7 @@ MatchedRows = tuple[TokenRows | None, str]
 
 
 def vocab_axis(variable: SlicedVariable) -> int | None:
-    """Returns the index of a variable's dimension `vocab`; None if it has none."""
+    """Returns the index of a variable's dimension `vocab`, or None."""
     names = [name_in_use(each) for each in variable.spec.shape.dimension_names]
     return names.index(_VOCAB) if _VOCAB in names else None
 
