@@ -118,18 +118,12 @@ class SpmdMeshImpl(upstream.MeshImpl):
         target: Target,
         names_by_stage: Callable[[str], Sequence[str | None] | None] = lambda _: None,
     ) -> None:
-        """Prepares to lower one graph.
+        """Prepares to lower one graph for processor `pnum`, an int32 scalar.
 
-        Args:
-          layout: mesh shape and layout rules.
-          collectives: the processor's collectives.
-          pnum: the processor's number, an int32 scalar.
-          step: the training step, an int64 scalar: random operations differ from step to step.
-          seed: seed of random operations.
-          variable_slices: the processor's slice of each variable, by name.
-          target: hardware and compiler that the program will run on.
-          names_by_stage: returns the name of a layer's operation on each stage of a pipeline, or
-            None if the operation has the same name on all stages.
+        The random numbers depend on `seed` and on the training step, an int64 scalar.
+        `variable_slices` has the processor's slice of each variable, by name. `names_by_stage`
+        returns the name of a layer's operation on each stage of a pipeline, or None if the
+        operation has the same name on all stages.
         """
         super().__init__(layout.mesh_shape, layout.mtf_rules)
         self.layout = layout
@@ -340,8 +334,8 @@ class SpmdMeshImpl(upstream.MeshImpl):
         Args:
           name: name of the operation; different names give different bits.
           shape: the global shape.
-          loop_iterations: the index of the iteration of each loop around the operation, int64
-            scalars, the outermost loop first.
+          loop_iterations: the iteration of each loop around the operation, int64 scalars, the
+            outermost loop first.
           rng_dependency: a zero that must be computed before the bits are generated.
           microbatch: the microbatch of the tensor, if any. A row has the same bits as in the full
             batch.

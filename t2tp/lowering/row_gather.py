@@ -27,13 +27,9 @@ class TableRows:
         ids: upstream.Tensor,
         dim: upstream.Dimension,
     ) -> None:
-        """Finds the rows.
+        """Finds the rows of a table of shape [..., dim, ...] that `ids`, integers [...], select.
 
-        Args:
-          lowering: the lowering of the graph.
-          weights_shape: [..., dim, ...].
-          ids: integers [...]; dimensions that `weights_shape` has too are batch dimensions.
-          dim: the dimension that the ids index.
+        Dimensions of the ids that `weights_shape` has too are batch dimensions.
         """
         mesh_impl = lowering.mesh_impl(ids)
         batch = [d for d in ids.shape.dims if d in weights_shape.dims]

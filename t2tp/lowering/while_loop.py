@@ -44,13 +44,10 @@ def lower_while_loop(
     different slices may leave the loop at different times, unless they share collectives in the
     body.
 
-    Args:
-      op: the loop.
-      lowering: the lowering of the graph.
-      inside: returns the context in which to lower condition and body, given the index of the
-        iteration (an int64 scalar). Default: `lowering.inside_loop`.
-      tree_size: the number of iterations, a power of two, if accumulators are added up as a binary
-        tree. 0: they are added one after the other.
+    Given the index of the iteration (an int64 scalar), `inside` returns the context in which to
+    lower condition and body; by default it is `lowering.inside_loop`. If accumulators are added up
+    as a binary tree, `tree_size` is the number of iterations, a power of two; 0: they are added one
+    after the other.
     """
     inside = inside or lowering.inside_loop
     num_variables = len(op.inputs)
@@ -120,19 +117,16 @@ def tree_levels(size: int) -> int:
 def add_to_tree(
     iteration: tf.Tensor, levels: list[tf.Tensor], addends: list[tf.Tensor], size: int
 ) -> list[tf.Tensor]:
-    """Adds the next leaf to a binary tree of additions.
+    """Adds the next leaf to a binary tree of additions; returns the new levels.
 
     This works like a counter in base two: two complete halves are added and carried to the next
-    level.
+    level. After the last leaf, the first level has the totals.
 
     Args:
       iteration: index of the leaf.
       levels: each tensor's sum over the last complete left half, for each level below the root.
       addends: the value of each tensor at this leaf.
       size: number of leaves.
-
-    Returns:
-      the new levels. After the last leaf, the first level has the totals.
     """
     count, depth = len(addends), tree_levels(size)
 

@@ -81,7 +81,7 @@ class Collectives:
 
     Attributes:
       log: the collectives emitted so far.
-      exact: whether floats are added only in a fixed order.
+      exact: whether floats are added only in a fixed order; `allreduce` then refuses to add floats.
       on_gpus: whether the devices are GPUs, on which TensorFlow reduces fewer dtypes.
     """
 
@@ -93,15 +93,9 @@ class Collectives:
         nccl: bool = False,
         exact: bool = False,
     ) -> None:
-        """Initializes the collectives of a processor.
+        """Initializes the collectives of processor `pnum`, an int32 scalar.
 
-        Args:
-          axes: the axes of the mesh, and the joint axes that a layout forms.
-          devices: the devices that the mesh is bound to.
-          pnum: the number of the processor, an int32 scalar.
-          nccl: whether NCCL runs the collectives; otherwise TensorFlow's rings do.
-          exact: whether floats are added only in a fixed order; `allreduce` then refuses to add
-            floats.
+        With `nccl`, NCCL runs the collectives; otherwise TensorFlow's rings do.
         """
         self.exact = exact
         self.on_gpus = "GPU" in devices[0]
@@ -217,16 +211,10 @@ class Collectives:
         return tf.reshape(self.gather(x, axes), [-1, *x.shape]) if axes else x[None]
 
     def gather(self, x: tf.Tensor, axes: Sequence[int], names: Sequence[str] = ()) -> tf.Tensor:
-        """Gathers `x` from the group along some axes.
+        """Gathers `x` from the group: [coordinate on each axis..., *x.shape].
 
-        Args:
-          x: this member's part.
-          axes: mesh axes.
-          names: names of the tensors that are concatenated in `x`, for the log.
-
-        Returns:
-          [coordinate on each axis..., *x.shape]. A joint axis has a coordinate on each of its
-          parts.
+        A joint axis has a coordinate on each of its parts. `names` are the names of the tensors
+        that are concatenated in `x`, for the log.
         """
         axes = self._real_axes(axes)
         if carrier_of(x.dtype) != x.dtype:
@@ -239,12 +227,8 @@ class Collectives:
     def exchange(self, parts: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
         """Sends one part to each member of the group along some axes: an all-to-all.
 
-        Args:
-          parts: [receiver's coordinate on each axis..., part...]; see `gather`.
-          axes: mesh axes.
-
-        Returns:
-          the parts that this member receives, by sender, in the same shape.
+        `parts` is [receiver's coordinate on each axis..., part...] (see `gather`). The result has
+        the received parts, by sender, in the same shape.
         """
         axes = self._real_axes(axes)
         if carrier_of(parts.dtype) != parts.dtype:
@@ -258,10 +242,8 @@ class Collectives:
     ) -> tf.Tensor:
         """Sums the group's tensors; each member gets its part: a reduce-scatter.
 
-        Args:
-          parts: [receiver's coordinate on each axis..., part...]; see `gather`.
-          axes: mesh axes.
-          sums: names of the tensors that are summed.
+        `parts` is [receiver's coordinate on each axis..., part...] (see `gather`). `sums` are the
+        names of the summed tensors.
         """
         axes = self._real_axes(axes)
         if parts.dtype.is_complex:

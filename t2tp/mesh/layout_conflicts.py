@@ -64,13 +64,8 @@ def check_vectors(layout: Layout, what: str, shape: upstream.Shape, is_part: boo
     """Rejects slices of floats that do not fill SIMD vectors.
 
     CPUs compute the elements after the last full vector one by one, with different rounding.
-
-    Args:
-      layout: the rules, with `exact_sums`.
-      what: the tensor's name in the error.
-      shape: its global shape.
-      is_part: whether the tensor may belong to a microbatch. The tensor then has only a part of the
-        batch, even if no axis splits the batch.
+    `is_part`: the tensor may belong to a microbatch, and then has only a part of the batch, even if
+    no axis splits the batch.
 
     Raises:
       LayoutError: the number of elements of a slice is no multiple of `VECTOR`.

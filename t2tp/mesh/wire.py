@@ -38,16 +38,13 @@ class Wire:
     log: Callable[[tf.TensorSpec], None]
 
     def send(self, x: tf.Tensor, shape: Sequence[int], when: tf.Tensor | None = None) -> tf.Tensor:
-        """Sends `x` if `when` is true.
+        """Sends `x` if the boolean scalar `when` is true (default: always).
 
-        Args:
-          x: the message.
-          shape: its shape, which tracing may not know.
-          when: a boolean scalar; None: all processors send a message.
+        `shape` is the shape of `x`, which tracing may not know.
 
         Returns:
-          whether there was a message; computed after the message has been received. A later
-          operation must depend on this result, or TensorFlow drops the send.
+          whether there was a message. It is computed after the message has been received. A later
+          operation must depend on it, or TensorFlow drops the send.
         """
 
         def send() -> tf.Tensor:
@@ -75,13 +72,9 @@ class Wire:
         when: tf.Tensor | None = None,
         otherwise: tf.Tensor | None = None,
     ) -> tf.Tensor:
-        """Returns the message if `when` is true.
+        """Returns the message if the boolean scalar `when` is true (default: always).
 
-        Args:
-          shape: shape of the message.
-          dtype: dtype of the message.
-          when: a boolean scalar; None: all processors receive a message.
-          otherwise: result without a message; None: a tensor without elements.
+        Without a message, the result is `otherwise`, or by default a tensor without elements.
         """
         carrier = carrier_of(dtype)
 

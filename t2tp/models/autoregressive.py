@@ -28,7 +28,7 @@ class AutoregressiveModel(Model):
         return self.hparams.max_length if "max_length" in self.hparams else None
 
     def prefix_of(self, features: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
-        """Returns the feature `prefix`. Models require it if no other feature has the batch's size.
+        """Returns the feature `prefix`, which gives the batch size if no other feature does.
 
         Raises:
           ValueError: `prefix` is missing.

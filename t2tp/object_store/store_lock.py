@@ -30,11 +30,8 @@ class StoreLock:
     def __init__(self, store: Store, name: str, note: dict[str, Any], place: str) -> None:
         """Sets the lock's fields; sends no request.
 
-        Args:
-          store: the store.
-          name: name of the lock's object.
-          note: fields that describe this process; `word` is unique to it.
-          place: the id of the mirror in which the trainer works.
+        `note` describes this process; its field `word` is unique to the process. `place` is the id
+        of the mirror in which the trainer works.
         """
         self._store, self._name = store, name
         self._note = {**note, "place": place}
