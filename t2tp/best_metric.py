@@ -10,12 +10,7 @@ from t2tp.suggestions import check_known
 
 @dataclass(frozen=True)
 class BestMetric:
-    """The criterion of the best checkpoint.
-
-    Attributes:
-      metric: name of the metric.
-      is_min: whether smaller values are better.
-    """
+    """The criterion of the best checkpoint: a metric, and whether smaller values are better."""
 
     metric: str
     is_min: bool

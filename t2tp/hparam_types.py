@@ -35,12 +35,9 @@ class ValueType:
         return f"{name} | None" if self.nullable else name
 
     def check(self, name: str, value: Any) -> Any:
-        """Returns the value, converted to exactly this type; copies lists.
+        """Returns the value, converted to exactly this type, or raises TypeError; copies lists.
 
         An int is accepted as a float, and an integral float as an int. A bool is not an int.
-
-        Raises:
-          TypeError: the value has another type, or is not finite.
         """
         if value is None and self.nullable:
             return None

@@ -142,11 +142,7 @@ class RangedHParams:
         scale: str = LINEAR,
         when: Condition | None = None,
     ) -> None:
-        """Adds an integer hyperparameter in [min_val, max_val].
-
-        Raises:
-          ValueError: see `set_float`.
-        """
+        """Adds an integer hyperparameter in [min_val, max_val]; see `set_float`."""
         self._add(Interval(name, min_val, max_val, scale, True, when or {}))
 
     def draw(self, value_of: Callable[[Choice | Interval], Any]) -> dict[str, Any]:
@@ -166,10 +162,9 @@ class RangedHParams:
         )
 
     def grid(self, points: int) -> list[dict[str, Any]]:
-        """Returns the values of each point of a grid over all ranges.
+        """Returns the values at each point of a grid over all ranges.
 
-        Args:
-          points: number of values per interval. A choice contributes all its values.
+        An interval contributes `points` values, a choice all its values.
         """
         found: list[dict[str, Any]] = [{}]
         for each in self._ranges.values():

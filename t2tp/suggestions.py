@@ -10,10 +10,7 @@ _MAX_LISTED = 100
 def nearest(name: str, known: Iterable[str], what: str) -> str:
     """Suggests known names, as the end of an error's sentence.
 
-    Args:
-      name: the unknown name; case is ignored.
-      known: the known names.
-      what: a plural noun for the known names ("models").
+    `what` is a plural noun for the known names ("models"). The case of `name` is ignored.
 
     Returns:
       "did you mean a, b?" with up to three similar names. If none is similar, all names, or the
@@ -38,14 +35,9 @@ def check_known(
     sentence: str,
     error: Callable[[str], Exception] = ValueError,
 ) -> None:
-    """Raises an error unless a name is known; see `nearest`.
+    """Raises an error unless a name is known.
 
-    Args:
-      name: the name to check.
-      known: the known names.
-      what: a plural noun for the known names.
-      sentence: the beginning of the error ("norm_type is 'rsm'"); suggestions follow.
-      error: type of the error.
+    The message is `sentence` ("norm_type is 'rsm'") and the suggestions of `nearest`.
     """
     known = list(known)
     if name not in known:

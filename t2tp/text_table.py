@@ -4,11 +4,9 @@ from collections.abc import Container, Sequence
 
 
 def text_table(rows: Sequence[Sequence[str]], left: Container[int] = ()) -> str:
-    """Formats rows of cells with aligned columns.
+    """Formats rows of cells with aligned columns; the first row has the headings.
 
-    Args:
-      rows: rows with equal numbers of cells. The first row has the headings.
-      left: indices of the columns to align on the left. Other columns are aligned on the right.
+    The columns in `left` are aligned on the left, other columns on the right.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []

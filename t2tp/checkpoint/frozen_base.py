@@ -36,12 +36,8 @@ def reference(base: Checkpoint, names: Mapping[str, str]) -> dict[str, Any]:
 def open_base(saved: Checkpoint, elsewhere: Path | None = None) -> Checkpoint | None:
     """Opens the base of a checkpoint; None if the checkpoint stores all its variables itself.
 
-    Args:
-      saved: a checkpoint, possibly of adapters.
-      elsewhere: a path to try before the recorded path.
-
-    Raises:
-      BaseError: the base was not found.
+    The path `elsewhere` is tried before the recorded path. Raises BaseError if the base was not
+    found.
     """
     record = saved.metadata.get(BASE)
     if record is None:

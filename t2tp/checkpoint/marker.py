@@ -30,12 +30,9 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class FileRecord:
-    """A checkpoint's file as it was written.
+    """A checkpoint's file as it was written: number of bytes, and hash in hexadecimal.
 
-    Attributes:
-      size: number of bytes.
-      sha256: hash of the content, in hexadecimal; "" for a data file, because the index has
-        TensorFlow's checksum of each slice.
+    The hash of a data file is "", because the index has TensorFlow's checksum of each slice.
     """
 
     size: int

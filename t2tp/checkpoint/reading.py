@@ -169,9 +169,8 @@ class Checkpoint:
 def latest(directory: str | PathLike[str], before: int | None = None) -> Checkpoint | None:
     """Opens the latest finished checkpoint of a directory; None if there is none.
 
-    Unfinished and damaged checkpoints are skipped with a warning.
-
-    `before` is an exclusive upper bound of the step.
+    Unfinished and damaged checkpoints are skipped with a warning. `before` is an exclusive upper
+    bound of the step.
 
     Raises:
       NewerFormatError: the latest checkpoint has a newer format; older ones are not tried.

@@ -23,13 +23,7 @@ from t2tp.program.variables import Variables
 
 @dataclass(frozen=True)
 class Restored:
-    """The result of a restore.
-
-    Attributes:
-      step: the step of the checkpoint.
-      damaged: directories of newer checkpoints that are damaged.
-      metadata: the checkpoint's metadata.
-    """
+    """The result of a restore; `damaged` are the directories of newer, damaged checkpoints."""
 
     step: int
     damaged: tuple[Path, ...]

@@ -19,7 +19,6 @@ class Slice:
       shape: the tensor's global shape; () for a scalar.
       begin: global index at which the slice begins, for each dimension.
       size: number of elements along each dimension.
-      dtype: the tensor's dtype.
     """
 
     name: str

@@ -156,9 +156,8 @@ def restore(
 ) -> None:
     """Restores variables from a checkpoint of any mesh and floating-point precision.
 
-    Each process reads a slice only once, and copies it to its processors that need it.
-
-    See `check_fit` for the arguments.
+    Each process reads a slice only once, and copies it to its processors that need it. For the
+    arguments see `check_fit`.
 
     Raises:
       CheckpointMismatchError: the checkpoint has other variables. No variable was changed.
@@ -191,10 +190,8 @@ def load_base(
 ) -> None:
     """Loads the frozen weights that are not loaded yet, and records their base in `variables`.
 
-    Args:
-      source: a checkpoint with the frozen weights, or a checkpoint of their adapters.
-      variables: the program's variables.
-      names: frozen variable -> its name in `source`, if the names differ.
+    `source` is a checkpoint with the frozen weights, or a checkpoint of their adapters. `names`
+    maps frozen variables to their names in `source`, if these differ.
 
     Raises:
       BaseError: the base was not found, or lacks a weight.

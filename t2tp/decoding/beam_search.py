@@ -57,14 +57,7 @@ def search(
     state: DecodeState,
     options: DecodeOptions,
 ) -> dict[str, mtf.Tensor]:
-    """Builds the beam search of a batch.
-
-    Args:
-      model: predicts the tokens.
-      mesh: the program's mesh.
-      rows: the prompts.
-      state: result of `model.prefill`.
-      options: beam size, length penalty and end tokens.
+    """Builds the beam search of a batch; `state` is the result of `model.prefill`.
 
     Returns:
       these tensors by name, with each row's sequences sorted by score, the best first. Unfinished

@@ -15,11 +15,7 @@ _MAX_WEIGHTS = 50_000_000
 def should_compile(layout: Layout, num_prompts: float, batch_size: int, num_weights: int) -> bool:
     """Whether to compile decoding if the user has not decided.
 
-    Args:
-      layout: layout of the model.
-      num_prompts: number of prompts to decode; `math.inf` if unknown.
-      batch_size: prompts that are decoded together.
-      num_weights: number of trainable weights.
+    `num_prompts` is `math.inf` if unknown; `num_weights` counts the trainable weights.
     """
     is_plain = layout.size == 1 and not layout.exact_sums
     return is_plain and num_prompts >= _MIN_BATCHES * batch_size and num_weights <= _MAX_WEIGHTS

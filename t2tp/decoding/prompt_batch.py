@@ -127,10 +127,7 @@ def sequence_features(name: str, batch: int, length: int) -> dict[str, Feature]:
 def sequence_arrays(name: str, tokens: Array, sizes: Array) -> dict[str, Array]:
     """Lays out sequences as `sequence_features` declares them: one segment per row, then zeros.
 
-    Args:
-      name: name of the feature.
-      tokens: int32 [rows, length], padded with zeros.
-      sizes: int32 [rows], the number of tokens in each row.
+    `tokens` are int32 [rows, length], padded with zeros; `sizes` are the rows' numbers of tokens.
     """
     xp = _array_namespace(tokens)
     positions = xp.arange(tokens.shape[1], dtype=np.int32)

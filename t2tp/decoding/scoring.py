@@ -53,10 +53,8 @@ def score(
 ) -> dict[str, mtf.Tensor]:
     """Builds the scores of a batch.
 
-    Args:
-      model: a model with a method `logits` like `TransformerLm.logits`.
-      mesh: the program's mesh.
-      features: the features of the model's `loss`, and `targets_weights`.
+    The model has a method `logits` like `TransformerLm.logits`. The features are those of the
+    model's `loss`, and `targets_weights`.
 
     Returns:
       `log_probs`, float32 [batch, length], the scored targets' log-probabilities, 0 elsewhere; and

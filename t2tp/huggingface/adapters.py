@@ -52,10 +52,8 @@ class MergedCheckpoint(Checkpoint):
     def __init__(self, tuned: Checkpoint, adapters: Adapters, dtype: str = "") -> None:
         """Opens the base model's checkpoint, or raises BaseError.
 
-        Args:
-          tuned: checkpoint of the adapters and of other trained variables.
-          adapters: the run's adapters.
-          dtype: dtype of adapted weights; "": the base's dtype.
+        `tuned` has the adapters and other trained variables. `dtype` is the dtype of adapted
+        weights; "" means the base's dtype.
         """
         base = open_base(tuned)
         super().__init__((base or tuned).path)
@@ -159,15 +157,9 @@ def export_adapters(
     directory: Path,
     dtype: str = "",
 ) -> None:
-    """Writes `adapter_config.json` and `adapter_model.safetensors`.
+    """Writes `adapter_config.json` and `adapter_model.safetensors` for the checkpoint `tuned`.
 
-    Args:
-      tuned: the checkpoint of the adapters.
-      variables: the model's variables; see `tensor_map.variables`.
-      adapters: the run's adapters.
-      config: the model's `config.json`.
-      directory: output directory.
-      dtype: dtype of the tensors; "": float32.
+    `config` is the model's `config.json`. The dtype "" means float32.
 
     Raises:
       ConversionError: a trained variable has no counterpart in PEFT.

@@ -32,9 +32,8 @@ _SMALL_FILES = (
 def local_directory(name: str, cluster: Cluster) -> Path:
     """Returns the directory of a model; downloads the model into the Hub's cache if needed.
 
-    Args:
-      name: a directory, or a model's name on the Hub: `org/name` or `org/name@revision`.
-      cluster: the processes that convert; process 0 downloads first.
+    The name is a directory, or a model's name on the Hub: `org/name` or `org/name@revision`.
+    Process 0 downloads first.
 
     Raises:
       ConversionError: the model cannot be downloaded, or t2tp does not support its type.

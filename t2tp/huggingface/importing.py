@@ -53,9 +53,6 @@ def import_tensors(
       dtype: dtype in the checkpoint; "": the dtype of each tensor.
       progress: callback with the number of values read since the last call.
       cluster: the processes that write; each writes its share of the slices.
-
-    Raises:
-      ConversionError: the dtype of a tensor is not supported.
     """
     dtypes = {each.name: _dtype(source, each, dtype) for each in variables}
     metadata = {

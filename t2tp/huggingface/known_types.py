@@ -131,9 +131,8 @@ def find_types(name: str) -> list[ModelType]:
 def find_type(name: str, architectures: Sequence[str] | None = None) -> ModelType:
     """Returns the architecture of a type, or raises ConversionError.
 
-    Args:
-      name: the type, `model_type` in a config.
-      architectures: the config's entry `architectures`. Default: the type's first architecture.
+    The arguments are the config's entries `model_type` and `architectures`. Without architectures,
+    the type's first one is returned.
     """
     types = find_types(name)
     if not architectures:

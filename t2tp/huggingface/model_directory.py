@@ -30,12 +30,7 @@ INDEX_FILE = "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class ModelDirectory:
-    """A directory's config, and the positions of its tensors. Values are read later.
-
-    Attributes:
-      config: the contents of `config.json`.
-      tensors: the positions of the tensors in the files, by name.
-    """
+    """A directory's `config.json`, and the positions of its tensors. Values are read later."""
 
     path: Path
     config: dict[str, Any]
@@ -48,7 +43,6 @@ class ModelDirectory:
 
         Raises:
           ConversionError: a file is missing or damaged, or t2tp does not support the model's type.
-          OSError: a file cannot be read.
         """
         if not path.is_dir():
             raise ConversionError(
@@ -64,11 +58,7 @@ class ModelDirectory:
         return self.model_type.hparams({**self.config, **found, **_image_channels(self.path)})
 
     def variables(self, hparams: HParams) -> list[Variable]:
-        """Returns the model's variables.
-
-        Raises:
-          ConversionError: the files lack tensors of the model, or have other tensors.
-        """
+        """Returns the model's variables; raises ConversionError if the files have other tensors."""
         sizes = self.model_type.sizes(hparams)
         # A damaged config may have a billion layers.
         for name in ("layer", "encoder_layer", "decoder_layer", "expert"):

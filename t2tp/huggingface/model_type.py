@@ -77,11 +77,7 @@ class ModelType:
     stands_in: Mapping[str, str] = field(default_factory=dict)
 
     def hparams(self, config: Config) -> HParams:
-        """Returns the hparams of a model.
-
-        Raises:
-          ConversionError: an entry is missing, or t2tp does not support its value.
-        """
+        """Returns the hparams of a model, or raises ConversionError for a wrong entry."""
         self._check(config)
         config = {**self.defaults, **config}
         hparams = registry.hparams(self.hparams_set)

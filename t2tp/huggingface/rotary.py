@@ -90,9 +90,8 @@ def _write_partial(hparams: HParams) -> dict[str, Any]:
 def _by_kind(base: float, local_base: float | str) -> Part:
     """Returns the `Part` for models whose kinds of layers have different rotary positions.
 
-    Args:
-      base: default base of layers without a window.
-      local_base: default base of layers with a window, or the name of its entry.
+    `base` is the default base of layers without a window; `local_base` is the default base of
+    layers with a window, or the name of its entry.
     """
 
     def read(config: Config) -> dict[str, Any]:

@@ -66,11 +66,7 @@ class TensorInfo:
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
-    """Returns the tensors of a file, by name.
-
-    Raises:
-      ConversionError: the file is damaged or incomplete.
-    """
+    """Returns the tensors of a file; raises ConversionError if it is damaged or incomplete."""
     with optional_import("reading weights needs the library safetensors: pip install -e '.[text]'"):
         from safetensors import SafetensorError, safe_open
     with untrusted_json.open_regular(path) as file:

@@ -19,13 +19,7 @@ class BlockAttention:
     """
 
     def __init__(self, heads: Heads, space: Sequence[mtf.Dimension], block: Sequence[int]) -> None:
-        """Sets projections and blocks.
-
-        Args:
-          heads: the projections.
-          space: [length], or [height, width].
-          block: block size along each dimension of `space`.
-        """
+        """Sets projections, space ([length] or [height, width]) and the block size along it."""
         self._heads = heads
         self._space = list(space)
         self._block = list(block)

@@ -23,27 +23,17 @@ class Convolution:
     def __init__(
         self, filters: mtf.Dimension, kernel: int, stride: int = 1, *, use_bias: bool = False
     ) -> None:
-        """Sets the dimensions.
-
-        Args:
-          filters: the dimension of the output channels.
-          kernel: height and width of the kernel.
-          stride: stride in both directions.
-          use_bias: whether to add a bias.
-        """
+        """Sets the output channels, `filters`, and the kernel's height and width."""
         self._filters = filters
         self._kernel = kernel
         self._stride = stride
         self._use_bias = use_bias
 
     def __call__(self, x: mtf.Tensor) -> mtf.Tensor:
-        """Applies the convolution; see `t2tp.ops.conv.convolution`.
+        """Applies the convolution to [batch..., height, width, channels].
 
-        Args:
-          x: [batch..., height, width, channels].
-
-        Returns:
-          [batch..., height / stride, width / stride, filters].
+        The result is [batch..., height / stride, width / stride, filters]; see
+        `t2tp.ops.conv.convolution`.
         """
         channels = x.shape.dims[-1]
         if channels.name == self._filters.name:
@@ -70,11 +60,8 @@ def batch_norm(x: mtf.Tensor, training: bool, momentum: float, epsilon: float) -
     every layout. Training steps, not the optimizer, update the running averages, the variables
     `moving_mean` and `moving_variance`. The other variables are `norm_scale` and `norm_offset`.
 
-    Args:
-      x: [..., channels].
-      training: whether to use batch statistics and update the running averages.
-      momentum: the decay of the running averages per step.
-      epsilon: added to the variance.
+    The input is [..., channels]. `momentum` is the decay of the running averages per step;
+    `epsilon` is added to the variance.
     """
     channels = x.shape.dims[-1]
     scale, offset = _scale_and_offset(x.mesh, channels)

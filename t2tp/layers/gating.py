@@ -214,9 +214,7 @@ def expert_choices(router: Router, capacity: mtf.Dimension) -> tuple[mtf.Tensor,
     A token may have any number of experts, or none. The assignment depends on the whole group, so
     autoregressive models must not use it.
 
-    Args:
-      router: the tokens' router.
-      capacity: the dimension of an expert's tokens in a group, at most the size of a group.
+    `capacity` is the dimension of an expert's tokens in a group, at most the size of a group.
 
     Returns:
       token indices, int32, and gates, float32: [groups, router_experts, capacity]. The gate is the

@@ -33,12 +33,7 @@ RULES: dict[str, Callable[[int, int, float], float]] = {
 
 @dataclass(frozen=True)
 class InitialValues:
-    """A rule of initial values.
-
-    Attributes:
-      rule: a name in `RULES`.
-      stddev: the standard deviation of the rule `normal`.
-    """
+    """A rule of initial values; `stddev` is the standard deviation of the rule `normal`."""
 
     rule: str = "fan_in"
     stddev: float = 0.02

@@ -197,12 +197,9 @@ class MixtureOfExperts:
     def __init__(
         self, routing: RoutingConfig, shared_d_ff: int = 0, **feed_forward: object
     ) -> None:
-        """Sets routing and experts.
+        """Sets routing, the hidden size of a shared expert (0: none), and `FeedForward` arguments.
 
-        Args:
-          routing: routing hyperparameters.
-          shared_d_ff: hidden size of the shared expert, which all tokens use; 0: none.
-          **feed_forward: arguments of each expert's `FeedForward`.
+        All tokens use the shared expert.
         """
         routing.check()
         self._routing = routing

@@ -27,9 +27,8 @@ class Norm:
     def __call__(self, x: mtf.Tensor, dims: Sequence[mtf.Dimension] | None = None) -> mtf.Tensor:
         """Normalizes by the variables `norm_scale` and, for `layer`, `norm_bias`.
 
-        Args:
-          x: [...].
-          dims: dimensions to normalize over. Default: the last one; `layer` supports only this.
+        The default of `dims`, the dimensions to normalize over, is the last one; `layer` supports
+        only this.
         """
         dims = x.shape.dims[-1:] if dims is None else dims
         if self._norm_type == "rms_unit_offset":

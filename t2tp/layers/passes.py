@@ -87,7 +87,6 @@ class Prefill:
       sequence: positions; each row is one segment.
       length: the dimension of the stored positions: the max length of a row.
       state: the decoding state, filled in place.
-      training: False.
     """
 
     sequence: SequenceInfo
@@ -110,7 +109,6 @@ class DecodeStep:
       positions: int32 [batch...], the tokens' positions.
       state: decoding state from `Prefill` or the previous step, updated in place.
       memory_segments: int32 [batch..., memory_length]: 1 for memory, 0 for padding.
-      training: False.
     """
 
     positions: mtf.Tensor

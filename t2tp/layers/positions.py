@@ -16,10 +16,7 @@ def sinusoidal(positions: mtf.Tensor, d_model: mtf.Dimension, dtype: tf.DType) -
     As in tensor2tensor, the first half of the features are sines, the second half cosines. Feature
     i of either half has the wavelength `2 pi * 10000 ** (i / (d_model / 2 - 1))`.
 
-    Args:
-      positions: integers [...].
-      d_model: an even dimension; it may be split.
-      dtype: dtype of the result.
+    The positions are integers [...]. The dimension d_model must be even, and may be split.
     """
     if d_model.size % 2:
         raise ValueError(f"sines and cosines come in pairs: the size of {d_model} must be even.")
@@ -38,12 +35,7 @@ def learned(
 ) -> mtf.Tensor:
     """Looks up learned encodings in the variable `positions` in the current scope.
 
-    Args:
-      positions: integers [...] in [0, max_length).
-      max_length: number of positions.
-      d_model: the dimension of the result.
-      stddev: standard deviation of the initial values.
-      dtype: dtype of the result.
+    The positions are integers [...] in [0, max_length).
     """
     dim = mtf.Dimension("max_length", max_length)
     table = variables.embedding(positions.mesh, "positions", [dim], d_model, stddev, dtype)

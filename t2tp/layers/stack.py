@@ -82,11 +82,8 @@ class Stack:
     ) -> None:
         """Sets layers, residual blocks and recomputation.
 
-        Args:
-          layers: the layers, in order.
-          residual: wraps each block.
-          recompute: the activations that the backward pass recomputes instead of storing them:
-            `none`, all of a `layer`, or its `attention` or `feed_forward` blocks.
+        `recompute` selects the activations that the backward pass recomputes instead of storing
+        them: `none`, all of a `layer`, or its `attention` or `feed_forward` blocks.
         """
         check_known(recompute, RECOMPUTE, "choices", f"recompute is {recompute!r}")
         self._layers = list(layers)
@@ -96,12 +93,7 @@ class Stack:
     def __call__(
         self, x: mtf.Tensor, forward: ForwardPass, earlier: Totals = ()
     ) -> tuple[mtf.Tensor, Totals]:
-        """Applies the layers.
-
-        Args:
-          x: [batch..., d_model].
-          forward: the forward pass.
-          earlier: the statistics of earlier stacks.
+        """Applies the layers to [batch..., d_model]; `earlier` are earlier stacks' statistics.
 
         Returns:
           a tensor like `x`, and the expert statistics of all stacks so far.

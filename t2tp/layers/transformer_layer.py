@@ -113,14 +113,9 @@ class Layer:
         residual: Residual,
         recompute: str = "none",
     ) -> tuple[mtf.Tensor, ...]:
-        """Applies the blocks.
+        """Applies the blocks to [batch..., d_model]; `name` is the layer's key in decoding states.
 
-        Args:
-          x: [batch..., d_model].
-          forward: the forward pass.
-          name: the layer's key in the decoding state.
-          residual: wraps each block.
-          recompute: see `Stack`. Only `attention` and `feed_forward` have an effect here.
+        For `recompute` see `Stack`; only `attention` and `feed_forward` have an effect here.
 
         Returns:
           a tensor like `x`; in a layer with experts, followed by the fields of `ExpertSums`.

@@ -58,7 +58,6 @@ class LayoutCheck:
     """The result of `check_layout`; `str()` is a table and a sentence.
 
     Attributes:
-      layout: mesh and rules.
       compared: outputs, gradients, masks and updated variables.
       first: first tensor that differs; None if all agree, or if only the update differs.
     """

@@ -21,11 +21,9 @@ _Line = TypeVar("_Line", bound=VariableLine | Activation)
 
 
 class Card(NamedTuple):
-    """A tensor, or tensors of several layers that differ only in their names.
+    """A tensor, or the first of several layers' tensors that differ only in their names.
 
-    Attributes:
-      name: the name, or a pattern of the names and the number of tensors.
-      tensor: the first tensor.
+    `name` is then a pattern of the names, and the number of tensors.
     """
 
     name: str

@@ -107,7 +107,6 @@ class CollectiveLine(Collective):
     """A collective of the program.
 
     Attributes:
-      phase: phase of the operation.
       in_loop: whether the collective runs in every iteration of a loop.
       uses: the tensors that it serves; their bytes sum to `bytes`.
     """
@@ -124,7 +123,6 @@ class VariableLine:
     Attributes:
       tensor: the variable, with the dtype of its slices.
       activation_dtype: dtype of the value that the model reads.
-      slots: its optimizer slots.
     """
 
     tensor: SlicedTensor
@@ -144,7 +142,6 @@ class Activation:
 
     Attributes:
       operation: type of the operation that computes it, such as `Einsum`.
-      phase: phase that computes it.
       is_fed: whether it is a feature.
       is_kept: whether the forward pass computes it and a later phase reads it.
       in_loop: whether it is computed in every iteration of a loop.
@@ -174,9 +171,7 @@ class ReportData:
     Attributes:
       devices: the device of each processor; empty for an abstract program.
       warnings: rules and axes without effect, one sentence each.
-      variables: variables in the order of their creation.
       activations: the tensors of the step that take memory, features first.
-      collectives: collectives in program order.
       gathered: weights that a step gathers once.
     """
 
