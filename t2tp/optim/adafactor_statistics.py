@@ -49,9 +49,9 @@ class Moments:
     ) -> list[tf.Tensor]:
         """Returns this processor's partial sums of the means.
 
-        The means are those of the squared gradient over columns, over rows and over both, and of
-        the first slot over rows. The last two determine the mean of the first slot's next value, so
-        one all-reduce is enough.
+        The squared gradient is averaged over columns, over rows and over both, and the first slot
+        over rows. The last two means determine the mean of the first slot's next value, so one
+        all-reduce is enough.
         """
         if self.factored is None:
             return []

@@ -84,7 +84,7 @@ class Chains:
             near = [m for m in makers if m in fusable and self._is_one_pass(m, op)]
             joins = [m for m in near if depth[m] == depth[op] and not each.collectives]
             self.begun_by[op] = self._chain_of[op] = [op]
-            for m in joins:  # Only fusable operations are between m and op: they are one kernel.
+            for m in joins:  # No unfusable operation is between m and op: one kernel.
                 self._merge(self._chain_of[op], self._chain_of[m])
         for chain in list(self.begun_by.values()):
             readers = {user for op in chain for y in op.outputs for user in self._users.get(y, ())}

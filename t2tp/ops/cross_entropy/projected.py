@@ -134,8 +134,8 @@ class ProjectedCrossEntropyOperation(Operation):
         """Returns the number of tokens whose logits a processor computes at once.
 
         The tokens are divided equally into chunks of limited size. By default a chunk may have
-        `_MIN_CHUNK` logits, or twice the table's size (six times, as long as there are three
-        chunks). Reading the table and adding to its gradient then take little time.
+        `_MIN_CHUNK` logits or, if that is more, twice the table's size (six times, as long as there
+        are three chunks). Reading the table and adding to its gradient then take little time.
         """
         _, tokens, vocab, d_model = self.product_sizes(layout)
         if layout.exact_sums:
