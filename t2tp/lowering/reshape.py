@@ -20,9 +20,10 @@ communication is necessary.
 
 Where an axis does not divide its dimension, factors are counted in the padded tensor: [5] split
 over 3 processors has slices [2] of [6]. If only one of the two shapes splits the dimension, the
-other shape has all 5 elements on each processor: they are padded to 6 before the reshape, or 6 are
-cut to 5 after it. If the reshape merges the dimension with others, or another axis splits it
-afterwards, its padding cannot stay in place, so the dimension is gathered first.
+other shape has all 5 elements on each processor. An unsplit old shape is padded to 6 before the
+reshape, and an unsplit new shape is cut to 5 after it. If the reshape merges the dimension with
+others, or another axis splits it afterwards, its padding cannot stay in place, so the dimension is
+gathered first.
 """
 
 from __future__ import annotations

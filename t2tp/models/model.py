@@ -102,7 +102,8 @@ class Model(abc.ABC):
 def classes_of(hparams: HParams, size: int) -> mtf.Dimension:
     """Returns the dimension of the classes.
 
-    The hparam `num_classes`, if declared and not 0, must equal `size`, the problem's number.
+    The hparam `num_classes`, if declared and not 0, must equal `size`, the problem's number of
+    classes.
 
     Raises:
       ValueError: `num_classes` and `size` differ.

@@ -248,7 +248,7 @@ class Mirror:
             yield entries
 
     def _note(self, entries: dict[str, Any], name: str, *entry: object) -> None:
-        """Sets or deletes an entry, and adds a line to the record at once, in case of a kill."""
+        """Sets or deletes an entry; adds a line to the record at once, in case of a later kill."""
         entries[name] = entry
         with self._record.open("a") as file:
             file.write(_line((name, entry)))
@@ -261,8 +261,8 @@ class Session:
 
     Attributes:
       mirrors: the open mirrors.
-      uploads: whether this process uploads changes. Only one of the processes that share a
-        directory does.
+      uploads: whether this process uploads changes: only one of the processes that share a
+        directory may.
     """
 
     def __init__(self) -> None:

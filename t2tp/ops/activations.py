@@ -20,7 +20,7 @@ def gelu_erf(x: upstream.Tensor, name: str = "gelu_erf") -> upstream.Tensor:
 def relu(x: upstream.Tensor, name: str = "relu") -> upstream.Tensor:
     """Computes `max(x, 0)`, element-wise.
 
-    The gradient takes one pass over memory, and mesh-tensorflow's gradient three.
+    The gradient takes one pass over memory; mesh-tensorflow's gradient takes three.
     """
     return upstream.cwise(tf.nn.relu, [x], name=name, grad_function=_gradient)
 
