@@ -158,8 +158,8 @@ class SoftwareStack:
       unsharded_layers: number of layers whose weights ZeRO 3 holds gathered at the same time, in
         use or prefetched. Above 0, the unreduced gradients of one layer are in memory, too.
       fragmentation: share of the bytes allocated in each step that the allocator cannot use.
-      cached_layers: bytes that the allocator keeps for later use in ZeRO 3, in multiples of one
-        layer's weights in 16 bits.
+      cached_layers: free memory, in multiples of one layer's weights in 16 bits, below which the
+        allocator retries in ZeRO 3.
       reduces_in_16_bits: whether ZeRO 2 and 3 reduce gradients in the activations' dtype. t2tp
         reduces them in float32.
       cards: replaces `Link.cards`; "": as the links specify.

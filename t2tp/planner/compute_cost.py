@@ -91,12 +91,11 @@ class ComputeCost:
     def _product(self, work: Work) -> float:
         batch, rows, columns, inner = work.sizes
         efficiency = self._stack.product * inner / (inner + self._stack.product_inner)
-        peak = self._cluster.peak(work.dtype)
         best = max(
             tile_efficiency * _filled(batch, rows, columns, tile, self._device.units)
             for tile, tile_efficiency in zip(_TILES, _TILE_EFFICIENCY, strict=True)
         )
-        return max(work.flops / (peak * efficiency * best), self._move(work.num_bytes))
+        return max(work.flops / self._rate(work, efficiency * best), self._move(work.num_bytes))
 
     def _attention(self, work: Work) -> float:
         stack = self._stack

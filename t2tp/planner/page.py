@@ -16,12 +16,8 @@ _COLORS = (
     *("#5aa7e6", "#8f9aa8", "#b9d36c", "#c9ced6"),
 )
 _MEMORY_COLORS = dict(zip(PURPOSES.values(), _COLORS, strict=True))
-_COMPUTE, _MEMORY, _EXPOSED, _BUBBLE = (
-    "matmuls and attention",
-    "memory-bound operations",
-    "exposed communication",
-    "pipeline bubble",
-)
+_COMPUTE, _MEMORY = "matmuls and attention", "memory-bound operations"
+_EXPOSED, _BUBBLE = "exposed communication", "pipeline bubble"
 _PARTS = {_COMPUTE: "#2f6fde", _MEMORY: "#8fb6f2", _EXPOSED: "#e06c5c", _BUBBLE: "#c9ced6"}
 _STAGE_PARTS = {
     "forward passes": "#4e79a7",

@@ -16,8 +16,10 @@ from t2tp.planner.lowered import LoweredStep
 from t2tp.planner.overlap import hidden_seconds
 from t2tp.planner.work import (
     ATTENTION,
+    BACKWARD,
     COMPUTE_BOUND,
     ELEMENTWISE,
+    FORWARD,
     PHASES,
     PURPOSES,
     UPDATE,
@@ -31,6 +33,11 @@ OPTIMIZER, COMMUNICATION = "the optimizer's update", "communication"
 
 _BFLOAT16, _FLOAT32 = 2, 4  # Bytes.
 _BUFFER_PASSES = 3  # A buffer is read, written and written again.
+
+# Retries of PyTorch's allocator, measured on an H200 (docs/planning.md): seconds of a retry, and by
+# how many layers' weights the room must be below `cached_layers` for a retry in each layer. ZeRO 3
+# has three collectives in a layer: two gathers and a reduction.
+_RETRY, _RETRY_LAYERS, _LAYER_COLLECTIVES = 6e-3, 5, 3
 
 
 @dataclass(frozen=True)
@@ -135,8 +142,6 @@ class Plan:
       memory_point: part of the step with the peak.
       memory_by_point: bytes by purpose at the peak of each part of the step.
       fragmentation: bytes to allow for the allocator's fragmentation at this peak.
-      cached: further bytes that the allocator keeps for later use. A step fits without them, but
-        then the allocator frees and allocates again, and waits for the device.
       memory_limit: bytes of a device's memory.
       usable_memory: bytes of a device's memory without the headroom.
       model_flops: FLOPs of a step on the whole mesh, with all scores of attention.
@@ -163,7 +168,6 @@ class Plan:
     memory_point: str
     memory_by_point: dict[str, dict[str, float]]
     fragmentation: float
-    cached: float
     memory_limit: float
     usable_memory: float
     model_flops: float
@@ -209,8 +213,7 @@ class Plan:
         Args:
           is_collective: True: exposed communication; False: computation.
         """
-        seconds = sum(c.seconds for c in self.costs if c.is_collective == is_collective)
-        return seconds / self.seconds
+        return sum(c.seconds for c in self.costs if c.is_collective == is_collective) / self.seconds
 
     @property
     def hidden_share(self) -> float:
@@ -244,7 +247,6 @@ class Plan:
             "tokens_per_second_per_device": self.tokens_per_second / self.devices,
             "mfu": self.mfu,
             "mfu_causal": self.causal_mfu,
-            "mfu_formula": "3 * forward matmul FLOPs / (seconds * devices * peak)",
             "hidden_share": self.hidden_share,
             "bottleneck": {"part": part, "share": share},
         }
@@ -262,14 +264,14 @@ class Plan:
           tokens: tokens of a step on the whole mesh.
           dtype: dtype of the activations, which selects the peak.
         """
-        devices = step.layout.size
-        costs = _costs(step, cluster)
-        seconds = sum(cost.seconds for cost in costs)
+        devices, sharing = step.layout.size, cluster.sharing(step.layout.size)
         by_point = {peak.point: _memory(peak, step, cluster) for peak in step.memory}
         point = max(by_point, key=lambda name: sum(by_point[name].values()))
+        fragmentation = _fragmentation(by_point[point], cluster.software)
+        room = cluster.device.memory / sharing - sum(by_point[point].values()) - fragmentation
+        costs = [*_costs(step, cluster), *_retries(step, cluster, room)]
+        seconds = sum(cost.seconds for cost in costs)
         recomputed = sum(w.flops * w.times * n for w, n in step.work.items() if w.is_recomputed)
-        sharing = cluster.sharing(devices)
-        layer = step.layer_weights if step.layout.storage.stage == 3 else 0
         return cls(
             title=title,
             cluster=f"{cluster.name}, stack {cluster.stack}",
@@ -284,8 +286,7 @@ class Plan:
             memory=by_point[point],
             memory_point=point,
             memory_by_point=by_point,
-            fragmentation=_fragmentation(by_point[point], cluster.software),
-            cached=_BFLOAT16 * layer * cluster.software.cached_layers,
+            fragmentation=fragmentation,
             memory_limit=cluster.device.memory / sharing,
             usable_memory=cluster.usable_memory(devices),
             model_flops=3 * step.flops,
@@ -332,6 +333,26 @@ def _costs(step: LoweredStep, cluster: ClusterFile) -> list[Cost]:
         Cost(kind, phase, seconds, covered, round(n), sent, is_collective, abs(error))
         for (kind, phase, is_collective), (seconds, covered, n, sent, error) in totals.items()
     ]
+
+
+def _retries(step: LoweredStep, cluster: ClusterFile, room: float) -> list[Cost]:
+    """Returns the seconds in which collectives of ZeRO 3 wait for retries of allocators.
+
+    Without room for the blocks that it keeps, PyTorch's allocator waits for the device, returns
+    blocks to the driver, and retries. All members of the next collective wait for this device.
+    """
+    layer, kinds = _BFLOAT16 * step.layer_weights, ("allgather", FORWARD, True)
+    missing = cluster.software.cached_layers - room / layer if layer else 0.0
+    gathers = [t for t in step.traffic if (t.kind, t.phase, t.of_state) == kinds]
+    if missing <= 0 or room < 0 or not gathers:
+        return []
+    axes, retries = gathers[0].axes, min(1.0, missing / _RETRY_LAYERS)
+    members = CollectiveCost(cluster, step.layout.mesh_shape).group(axes).size
+    layers = sum(members * t.num_bytes * t.times * step.traffic[t] for t in gathers) / layer
+    wait = _RETRY * (1 - (1 - retries / _LAYER_COLLECTIVES) ** members)
+    seconds, count = _LAYER_COLLECTIVES * layers * wait, round(retries * layers)
+    kind = f"retries of the allocator over {' and '.join(axes)}"
+    return [Cost(kind, BACKWARD, seconds, count=count, is_collective=True, error=seconds)]
 
 
 def _memory(peak: Memory, step: LoweredStep, cluster: ClusterFile) -> dict[str, float]:

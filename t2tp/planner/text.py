@@ -122,10 +122,6 @@ def _memory(plan: Plan) -> list[str]:
         f" {size(plan.memory_limit)}, {FITS[plan.fits]} (headroom {size(free)}, allowance for"
         f" fragmentation {size(plan.fragmentation)})"
     ]
-    room = plan.memory_limit - plan.memory_total - plan.fragmentation
-    if 0 <= room < plan.cached:
-        caches = f"no room for the allocator's caches ({size(plan.cached)})"
-        lines.append(f"  {caches}: it frees and allocates again, which may slow the step")
     parts = [(plan.memory.get(purpose), what) for purpose, what in PURPOSES.items()]
     return lines + [f"  {size(n):>12}  {what}" for n, what in parts if n]
 

@@ -70,6 +70,7 @@ MPT = {
 FOUNDRY = (
     ("70b", 2048, 64, 8, 4, "layer", 1039),
     ("70b", 2048, 32, 2, 16, "layer", 882),
+    ("30b", 8192, 8, 1, 21, "layer", 1384),
     ("30b", 4096, 8, 1, 21, "layer", 1802),
     ("30b", 2048, 8, 3, 21, "layer", 2002),
     ("13b", 16384, 8, 3, 3, "layer", 2985),
@@ -237,7 +238,7 @@ def foundry_plan(row: tuple) -> tuple[Plan, float]:
         layout="batch:data",
         zero_stage=3,
     )
-    plan = step.plan(ClusterFile.load("h100", "fsdp"))
+    plan = step.plan(ClusterFile.load("h100", "fsdp_fused_loss"))
     return plan, plan.tokens / devices / rate
 
 
