@@ -10,12 +10,7 @@ from t2tp.problems.vocab.vocabulary import END_OF_DOCUMENT, Vocabulary
 
 
 class SymbolCodec:
-    """A codec of symbols 0, 1, ..., written as numbers with spaces between them.
-
-    Attributes:
-      end_of_document: the token that training puts after a sequence.
-      end_ids: the tokens at which generation stops.
-    """
+    """A codec of symbols 0, 1, ..., written as numbers with spaces between them."""
 
     end_of_document = END_OF_DOCUMENT
     end_ids = (END_OF_DOCUMENT,)

@@ -58,7 +58,6 @@ class SplitSizes:
       values: stored feature -> number of its values (tokens, pixels, ...) in all examples.
       bytes: length of the text in UTF-8; 0 without text.
       skipped: number of samples skipped, by reason.
-      shards: number of shards.
     """
 
     examples: int
@@ -113,7 +112,6 @@ class Manifest:
     """The description of prepared data.
 
     Attributes:
-      problem: name of the problem.
       options: the problem's options that determine the data: names to JSON values.
       origin: the problem's provenance: names to JSON values.
       versions: versions of the packages that made the data, by name.
@@ -122,8 +120,7 @@ class Manifest:
       vocabulary: SHA-256 of the vocabulary; "" without one.
       files: the state of every other file of the directory, by relative path.
       format: version of the layout of the files.
-      overlaps: split -> earlier split -> number of examples that occur in both; see
-        `prepare/overlap.py`.
+      overlaps: split -> earlier split -> number of examples that occur in both.
     """
 
     problem: str

@@ -21,7 +21,6 @@ class PixelField:
     """Images stored as pixels: [batch, height, width, channels].
 
     Attributes:
-      column: the values of the images.
       shape: height, width and channels.
       scale: divisor of the values, to read float32 from 0 to 1; None: read int32.
     """

@@ -23,7 +23,6 @@ class Texts:
 
     Attributes:
       columns: columns by name; each example has one text in each column.
-      split: name of the split.
       what: name of the examples in messages.
       directory: directory of the indexes; None: indexes are not stored.
       stored: names of the stored columns, if `columns` has other names. Problems that read the same

@@ -36,8 +36,6 @@ class _Contents(NamedTuple):
     Attributes:
       vocabulary: name of the vocabulary's file; "" without a vocabulary.
       provenance: see `Manifest.origin`.
-      columns: the dtype of each stored column.
-      splits: the sizes of each split.
       stored: the columns of each split, in one or several parts.
       files: files whose state is known; other files are read to compute the digest.
     """

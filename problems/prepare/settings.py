@@ -52,13 +52,8 @@ def beam_of_downloads() -> BeamSettings | None:
 class GenerationSettings:
     """Settings of the generation of data. The examples do not depend on them.
 
-    Attributes:
-      num_shards: shards of the train split, and max shards of other splits. Default: one per 500
-        samples, at most 64.
-      num_workers: max number of processes; 1: only this process. None: the number that is estimated
-        to be fastest, at most 32 and at most one per core. A process gets at least 500 samples.
-      max_bad_samples: max number of unusable samples to skip; None: one in 1,000.
-      beam: settings for generating the shards with Beam instead of local processes.
+    The settings are described in `Problem.prepare`. `num_shards` is also the max number of shards
+    of the other splits, and each process gets at least 500 samples.
     """
 
     num_shards: int | None = None

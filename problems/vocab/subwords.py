@@ -149,12 +149,11 @@ def train_subwords(
     the first thousand texts, or of all texts if there are fewer.
 
     Args:
-      texts: the texts, in an order that makes the first ones representative.
+      texts: the texts, in an order that makes the first texts representative.
       size: target number of pieces, including the 259 special pieces and single bytes.
       is_ceiling: whether to train a smaller vocabulary, with a warning, if the texts have fewer
         pieces; otherwise too few pieces are an error.
-      model_type: "bpe" (byte-pair encoding) or "unigram" (T. Kudo, Subword Regularization,
-        arXiv:1804.10959).
+      model_type: "bpe" (byte-pair encoding) or "unigram" (T. Kudo, arXiv:1804.10959).
       normalization: "none" keeps every text unchanged. "nfkc" is Unicode's compatibility form, and
         "nmt_nfkc" adds SentencePiece's changes for translation. With these two, decoding returns
         the normalized text.
