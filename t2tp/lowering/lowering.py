@@ -160,8 +160,8 @@ class GraphLowering(upstream.Lowering):
     ) -> None:
         """Lowers the operations on which side effects and the tensors in `needed` depend.
 
-        `addends` are those tensors in `needed` that a loop adds up. The loop needs only their
-        partial sums, because it reduces the total once, after the last iteration.
+        `addends` are those tensors in `needed` that a loop adds up. The loop reduces their total
+        once, after the last iteration, so it needs only partial sums.
         """
         needed = list(needed)
         live = live_operations(operations, needed)

@@ -295,7 +295,7 @@ class _ReshapePlan:
         return resized(tf.reshape(x, self._new_slice), self._slice_shape)
 
     def _bring_axes_to_new_factors(self, part: _FactoredSlice) -> Collection[int]:
-        """Makes each axis split its new factor, or nothing; returns the axes that split theirs.
+        """Makes each axis split its new factor, or nothing; returns the axes with a new factor.
 
         Each step is the cheapest possible one: a selection from the local slice moves nothing, an
         all-to-all moves a slice, and an all-gather multiplies the size of the slice. If two axes

@@ -88,8 +88,9 @@ class RotaryScaling:
 def turns_of(size: int, base: float, scaling: RotaryScaling | None = None) -> np.ndarray:
     """Returns each pair's angle per position for `size` elements, in radians, float32.
 
-    Exponent, power and reciprocal are each rounded to float32, as in Hugging Face. An angle with an
-    error in its last bit would be wrong by 0.0005 radians at position 8000 for pretrained models.
+    Exponent, power and reciprocal are each rounded to float32, as in Hugging Face, so that
+    pretrained models see the angles of their training. An error in the last bit of an angle per
+    position is an error of 0.0005 radians at position 8000.
     """
     exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
     # On some CPUs the last bit of NumPy's float32 power is wrong in a fifth of the cases.

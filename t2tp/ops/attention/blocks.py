@@ -128,7 +128,7 @@ def weighted_values(
 
 
 def in_key_blocks(x: tf.Tensor, axis: int, value: float = 0.0) -> tf.Tensor:
-    """Splits the dimension `axis` of the keys: [..., memories, ...] -> [..., blocks, keys, ...].
+    """Splits dimension `axis`, the keys: [..., memories, ...] -> [..., blocks, keys, ...].
 
     The last block is padded with `value`.
     """
