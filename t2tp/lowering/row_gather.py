@@ -77,7 +77,7 @@ class TableRows:
     def add_up(self, rows: tf.Tensor) -> tf.Tensor:
         """Sums rows [ids..., rest...] by id: the gradient of `pick`.
 
-        Ids whose table rows another processor holds are left out. The sums have the shape of the
+        Ids whose rows this processor does not hold are left out. The sums have the shape of the
         processor's slice of the weights. 16-bit floats are summed in float32, because an id may
         occur thousands of times.
         """
