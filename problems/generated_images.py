@@ -20,7 +20,7 @@ class GeneratedImages(NamedTuple):
 
     @property
     def num_values(self) -> int:
-        """The number of values of an image, which is the length of its sequence of tokens."""
+        """The number of values of an image; each value is a token."""
         return math.prod(self.shape)
 
     def from_tokens(self, tokens: Sequence[Sequence[int]]) -> np.ndarray:

@@ -302,7 +302,7 @@ class Instructions(RecordProblem, TextProblem):
 
 
 def _first_token(directory: Path) -> int | None:
-    """Returns the first token of conversations in prepared data's chat template, if any."""
+    """Returns the first token of conversations, if prepared data have a chat template."""
     if not has_template(directory):
         return None
     return ChatTemplate.from_directory(directory).first_token(load_vocabulary(directory).encode)

@@ -123,7 +123,7 @@ class Mixture(Problem):
         return self.directory(data_dir) if self._sharing else data_dir
 
     def generation_options(self) -> dict[str, Any]:
-        """Returns the options of all problems, with names such as "b.documents"."""
+        """Returns all problems' options, with names such as "b.documents"."""
         return self._dotted(lambda part: part.generation_options())
 
     def default_generation_options(self) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class Mixture(Problem):
             part.download(part_dir, tmp_dir)
 
     def make_vocabulary(self, directory: Path, samples: Callable[[str], ShuffledSamples]) -> str:
-        """Makes one vocabulary from the texts of all problems, and copies it to each problem."""
+        """Makes one vocabulary from all problems' texts, with a copy for each problem."""
         assert isinstance(samples, OpenSamples)  # as `prepare` gives it
         parts = [
             (part, part_dir, samples.inside(part, part_dir)(part.splits[0]))
@@ -283,7 +283,7 @@ class Mixture(Problem):
         return self.parts[0].generated_images
 
     def codec(self, data_dir: AnyPath) -> Codec | None:
-        """Returns the codec of the first problem; all problems have the same vocabulary."""
+        """Returns the codec that all problems have in common."""
         self.check_prepared(data_dir)
         return self.parts[0].codec(self.parts_dir(data_dir))
 

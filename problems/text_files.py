@@ -123,7 +123,7 @@ class FileProblem(Problem):
         return given
 
     def _drawn(self, split: str, count: int) -> np.ndarray:
-        """Returns the indices of the samples that a split gets at random: int64 [any]."""
+        """Returns the indices of a split's random samples: int64 [any]."""
         if count < len(self.splits):
             raise ValueError(self._too_few(count, self.splits, self.validation_options))
         sizes = [max(1, round(share * count)) for share in _HELD_OUT.values()]
@@ -261,7 +261,7 @@ class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
             )
 
     def more_samples(self) -> str:
-        """Returns the option that splits a file into several documents, if not yet set."""
+        """Returns the option that makes each line a document, if not yet set."""
         return "documents=lines" if self.options.documents == "files" else ""
 
 

@@ -77,7 +77,7 @@ def atomic_directory(
 
 
 def _neighbours(directory: Path) -> tuple[Path, Path]:
-    """Returns the paths of the temporary directory and, during replacement, the old directory."""
+    """Returns the temporary directory and, during replacement, the old directory."""
     return directory.with_name(f".{directory.name}.partial"), directory.with_name(
         f".{directory.name}.replaced"
     )

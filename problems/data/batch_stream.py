@@ -162,7 +162,7 @@ class ShuffledStream:
         self.examples_per_epoch = len(source)
 
     def with_batch_sizes(self, batch_sizes: BatchSizes) -> ShuffledStream:
-        """Returns a stream of the same rows in batches of these sizes."""
+        """Returns the same rows in batches of these sizes."""
         return ShuffledStream(self._source, batch_sizes, self._seed)
 
     def __getitem__(self, step: int) -> Batch:

@@ -87,7 +87,7 @@ class BucketedStream:
         self.batches_per_epoch = int(self._batches(0, self._changes[-1].rows).sum())
 
     def with_batch_sizes(self, batch_sizes: BatchSizes) -> BucketedStream:
-        """Returns a stream of the same rows of each bucket in batches of these sizes."""
+        """Returns the same rows of each bucket in batches of these sizes."""
         return BucketedStream(self._buckets, batch_sizes, self._seed)
 
     def __getitem__(self, step: int) -> Batch:

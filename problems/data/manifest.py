@@ -217,7 +217,7 @@ class Manifest:
 
 
 def write_options(directory: Path, options: Mapping[str, Any]) -> None:
-    """Writes the options that determine the data into the directory of the data."""
+    """Writes the options that determine the data."""
     write_text(directory / OPTIONS_FILE, json.dumps(options, indent=2) + "\n")
 
 

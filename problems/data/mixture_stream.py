@@ -83,7 +83,7 @@ class ConcatenatedSource:
 
 
 class MixtureStream:
-    """An endless stream of batches in which every problem has its proportion of the rows."""
+    """An endless stream in which every problem has its proportion of the rows."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class MixtureStream:
             self._before[number] = self._before[number - 1] + self._rows_of(number - 1, rows)
 
     def with_batch_sizes(self, batch_sizes: BatchSizes) -> MixtureStream:
-        """Returns a stream of the same rows of each problem in batches of these sizes."""
+        """Returns the same rows of each problem in batches of these sizes."""
         return MixtureStream(self._source, self._schedule, batch_sizes, self._seed)
 
     def __getitem__(self, step: int) -> Batch:

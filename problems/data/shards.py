@@ -79,7 +79,7 @@ class Checks(NamedTuple):
 
 
 def finished(directory: Path, name: str) -> tuple[SplitSizes, dict[str, FileState]] | None:
-    """Returns the sizes and files of a shard that is complete and undamaged, or None."""
+    """Returns the sizes and files of a complete, undamaged shard, or None."""
     record, checks = directory / f"{name}.json", directory / f"{name}{CHECKS_END}"
     try:
         fields = json.loads(record.read_text(encoding="utf-8"))

@@ -163,7 +163,7 @@ def _begin_worker(user_dirs: Sequence[Path], pickled_maker: bytes, report: _Shar
 
 
 def when_parent_ends(action: Callable[[], object]) -> None:
-    """Starts a thread that calls a function when the parent process has ended."""
+    """Calls a function, in a thread, when the parent process has ended."""
 
     def watch() -> None:
         parent = multiprocessing.parent_process()

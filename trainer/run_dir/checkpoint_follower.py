@@ -45,7 +45,7 @@ def follow_checkpoints(
 def _await_next(
     directory: Path, yielded: set[int], seconds: float, look_seconds: float
 ) -> int | None:
-    """Waits for a checkpoint not yielded yet; returns the oldest step, or None on timeout."""
+    """Returns the oldest step not yielded yet, or None on timeout."""
     deadline = time.monotonic() + seconds
     while True:
         new = set(checkpoint.all_steps(directory)) - yielded

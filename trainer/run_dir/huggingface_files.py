@@ -18,7 +18,7 @@ _INDEX_SUFFIX = ".index.json"
 
 
 def directory_in(output_dir: str | PathLike[str]) -> Path:
-    """Returns the directory for a run's copies of Hugging Face files; it need not exist."""
+    """Returns the directory of a run's Hugging Face files, which need not exist."""
     return Path(output_dir) / _DIRECTORY
 
 

@@ -56,7 +56,7 @@ class RunLock:
     """
 
     def __init__(self, output_dir: str, cluster: Cluster) -> None:
-        """Sets the directory and the processes; the lock is acquired on entering the context."""
+        """Acquires nothing yet; entering the context acquires the lock."""
         self._path = Path(output_dir) / LOCK_FILE
         self._cluster = cluster
         self._mirror = mirror_of(self._path.parent)
@@ -209,7 +209,7 @@ class RunLock:
         return refusal
 
     def _taken(self, note: Mapping[str, Any]) -> str:
-        """Returns the error about a locked directory; `note` is the content of the lock."""
+        """Returns the error about a locked directory, given the lock's content."""
         holder = "another process"  # While a process starts or ends, its lock file is empty.
         if {"pid", "host", "since"} <= note.keys():
             holder = f"process {note['pid']} on {note['host']}, since {note['since']}"

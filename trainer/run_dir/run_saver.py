@@ -38,7 +38,7 @@ def retention_of(config: RunConfig) -> Retention:
 
 @dataclass(eq=False)
 class RunSaver:
-    """Writes the checkpoints of one training, one at a time, in a background thread.
+    """Writes the checkpoints of a training in a background thread, one at a time.
 
     All processes save at the same steps. Their background threads meet at barriers, whose names
     contain the step to be distinct from the training's own barriers.
@@ -101,7 +101,7 @@ class RunSaver:
             raise SavingError(str(error)) from error
 
     def note_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Keeps the metrics of an evaluation, to save them with the checkpoint of its step."""
+        """Keeps an evaluation's metrics, to save them with the checkpoint of the step."""
         self._metrics = step, dict(metrics)
 
     def is_best(self, step: int) -> bool:
@@ -121,7 +121,7 @@ class RunSaver:
         return json.loads(self.variables.cluster.process_broadcast("best checkpoint", answer))
 
     def _write(self, step: int, values: list, metrics: dict[str, float]) -> None:
-        """Writes a checkpoint and deletes the checkpoints that the retention does not keep."""
+        """Writes a checkpoint and applies the retention."""
         cluster = self.variables.cluster
         checkpoint.save(
             self.directory, step, values, self.metadata, metrics=metrics, cluster=cluster
@@ -172,7 +172,7 @@ class CheckpointHook(Hook):
             self._save(training)
 
     def end(self, training: Training) -> None:
-        """Saves the last step if it is not saved yet, and waits until it is on the disk."""
+        """Saves the last step if needed, and waits until it is on the disk."""
         if self._saved_at != training.steps_done:
             training.confirm()
             self._save(training)

@@ -105,7 +105,7 @@ def _split(text: str) -> tuple[str, str]:
 def inherit_files(
     output_dir: str | os.PathLike[str], source: WarmStart, matched: MatchedRows
 ) -> None:
-    """Copies Hugging Face files from the warm start's source run to the new run.
+    """Copies Hugging Face files from the warm start's run to the new run.
 
     Does nothing if the new run already has such files, or if the vocabularies differ or are
     unknown. `matched` is the result of `rows_between`.
@@ -250,7 +250,7 @@ def _first(texts: Sequence[str]) -> str:
 def _load(
     saved: Checkpoint, variable: SlicedVariable, sources: Mapping[str, str], rows: TokenRows | None
 ) -> tuple[str, str]:
-    """Loads a variable if it fits; returns the outcome, and a text that names the variable."""
+    """Loads a variable if it fits; returns the outcome and a text about the variable."""
     name, shape = variable.spec.name, tuple(variable.spec.shape.to_integer_list)
     source = sources.get(name)
     if source is None:

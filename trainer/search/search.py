@@ -24,7 +24,7 @@ Command = Callable[[Claim, Path], Sequence[str]]
 
 
 class Search:
-    """Runs trials of a study; other processes may run trials of it too."""
+    """Runs trials of a study, which other processes may share."""
 
     def __init__(
         self,

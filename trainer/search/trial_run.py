@@ -51,7 +51,7 @@ class TrialRun:
             )
 
     def exit_code(self) -> int | None:
-        """Returns the exit code of the process; None while it runs or is not started."""
+        """Returns the process's exit code; None while it runs or is not started."""
         code = None if self.process is None else self.process.poll()
         return None if code is None else children.exit_code(code)
 
