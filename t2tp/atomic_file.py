@@ -14,7 +14,8 @@ _UNFINISHED = re.compile(r".+\.tmp-\d+")
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Writes or replaces a file (UTF-8) atomically, even if the process is killed meanwhile.
 
-    A symlink's target is replaced. The file's mode is kept. Devices and pipes are written to.
+    A symlink's target is replaced. The file's mode is kept. Devices and pipes are written to, not
+    replaced.
 
     Raises:
       OSError: the file cannot be written; the error names it. An existing file is unchanged.

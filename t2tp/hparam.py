@@ -85,10 +85,10 @@ class HParams:
           default: the initial value: a bool, int, float, str, list of one, or None.
           help: a description, with the unit.
           type: bool, int, float, str, list[...] of one of these, or any of these with `| None`.
-            Default: the type of `default`. If `default` is None, None is allowed too; without
-            `type`, any value is allowed.
-          min: the min value, or the min of each element of a list.
-          max: the max value, or the max of each element of a list.
+            Default: the type of `default`. If `default` is None, None is allowed too, and any value
+            if `type` is omitted.
+          min: the min value, or min element of a list.
+          max: the max value, or max element of a list.
           above: an exclusive lower bound, in place of `min`.
           below: an exclusive upper bound, in place of `max`.
           choices: the allowed values.

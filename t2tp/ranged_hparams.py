@@ -88,7 +88,6 @@ class RangedHParams:
     A range with a condition, such as `when={"optimizer": ["sgd"]}`, is drawn only in some trials:
     each hyperparameter in the condition must be drawn with one of its listed values. In other
     trials the hyperparameter keeps its value in the hparams set.
-
     """
 
     LINEAR_SCALE: ClassVar[str] = LINEAR

@@ -57,7 +57,10 @@ def read_index(path: Path) -> Table:
 
 
 def _block(content: bytes, begin: int, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yields a block's keys and values. A stored key lacks the prefix that the previous key has."""
+    """Yields a block's keys and values.
+
+    A key is stored without the prefix that it shares with the previous key.
+    """
     restarts = int.from_bytes(content[begin + size - 4 : begin + size], "little")
     at, end, key = begin, begin + size - 4 * (restarts + 1), b""
     while at < end:

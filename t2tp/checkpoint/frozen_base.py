@@ -1,8 +1,7 @@
 """The frozen base of adapters (LoRA): the checkpoint with the weights that are not trained.
 
-Frozen weights do not change, so a checkpoint of adapters does not store them. Its metadata refer to
-the base by path. They also have the id of the save, because another checkpoint may have that path
-later:
+Frozen weights do not change, so a checkpoint of adapters does not store them. Its metadata have the
+base's path, and the id of the base's save, because another checkpoint may have the path later:
 
     {"path": "/runs/llama/checkpoints/step-00000000", "save_id": "5f3e...", "names": {}}
 """

@@ -73,7 +73,7 @@ def apply_retention(directory: str | PathLike[str], retention: Retention) -> Non
 def _every(seconds: float, directories: dict[int, Path]) -> set[int]:
     """Selects the oldest checkpoint, then the next that is at least `seconds` younger, and so on.
 
-    Neither a restart nor deleting the other checkpoints changes the result.
+    Neither a restart nor deleting the checkpoints that are not selected changes the result.
     """
     chosen: set[int] = set()
     last: float | None = None

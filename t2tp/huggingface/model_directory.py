@@ -100,7 +100,7 @@ class ModelDirectory:
             )
 
     def check_tokenizer(self, vocab_size: int) -> None:
-        """Raises ConversionError if the tokenizer, if there is one, has more tokens."""
+        """Raises ConversionError if the directory's tokenizer has more tokens than the model."""
         file = self.path / TOKENIZER_FILE
         largest = max(token_ids(file).values(), default=0)
         if largest >= vocab_size:

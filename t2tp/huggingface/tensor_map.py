@@ -167,7 +167,7 @@ def _boxes(shape: Index, most_elements: int) -> Iterator[tuple[Index, Index]]:
 
 
 def _numbers(entry: Entry, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Yields the indices of layer and expert of each tensor of an entry."""
+    """Yields a layer's and an expert's index for each tensor of an entry."""
     layers = range(sizes[entry.layers]) if "{layer}" in entry.theirs else range(1)
     experts = range(sizes["expert"]) if "{expert}" in entry.theirs else range(1)
     for layer in layers:

@@ -106,9 +106,8 @@ class CrossAttention:
     """Attention from a decoder to a memory, such as the encoder's output.
 
     `Prefill` stores the memory's keys and values [batch..., kv_heads, memory_length, d_kv or d_v].
-    A decode step attends to the memory's positions with segment number 1.
-
-    The other attributes are as in `SelfAttention`.
+    A decode step attends to the memory's positions with segment number 1. For the attributes see
+    `SelfAttention`.
     """
 
     heads: Heads

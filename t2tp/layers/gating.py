@@ -111,9 +111,9 @@ def token_choices(
       scale: factor of the gates.
 
     Returns:
-      the k choices, and the load-balancing loss of each row: the sum of the losses of its tokens'
-      groups. A group's loss is experts * sum_e f_e * P_e (Switch, equation 4): f_e is the fraction
-      of the group's tokens whose first choice is expert e, and P_e their mean score for e. Sigmoid
+      the k choices, and each row's load-balancing loss. It adds up, over the row's tokens, the loss
+      of the token's group: experts * sum_e f_e * P_e (Switch, equation 4). f_e is the fraction of
+      the group's tokens whose first choice is expert e, and P_e their mean score for e. Sigmoid
       scores are normalized over the experts first.
     """
     experts = router.experts
