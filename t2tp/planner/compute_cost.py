@@ -36,7 +36,7 @@ class ComputeCost:
     """The seconds of operations on one device of a cluster."""
 
     def __init__(self, cluster: ClusterFile, devices: int) -> None:
-        """Prepares the model for `devices` in use, which share the peak of their host."""
+        """Prepares the model for a number of devices, which may share the peak of a host."""
         self._cluster = cluster
         self._stack = cluster.software
         self._device = cluster.device

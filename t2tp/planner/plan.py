@@ -34,9 +34,9 @@ OPTIMIZER, COMMUNICATION = "the optimizer's update", "communication"
 _BFLOAT16, _FLOAT32 = 2, 4  # Bytes.
 _BUFFER_PASSES = 3  # A buffer is read, written and written again.
 
-# Retries of PyTorch's allocator, measured on an H200 (docs/planning.md): seconds of a retry, and by
-# how many layers' weights the room must be below `cached_layers` for a retry in each layer. ZeRO 3
-# has three collectives in a layer: two gathers and a reduction.
+# Retries of PyTorch's allocator, measured on an H200 (docs/planning.md). A retry takes `_RETRY`
+# seconds. Each layer has a retry if the free memory is `_RETRY_LAYERS` layers' weights or more below
+# `cached_layers`. ZeRO 3 has three collectives in a layer: two gathers and a reduction.
 _RETRY, _RETRY_LAYERS, _LAYER_COLLECTIVES = 6e-3, 5, 3
 
 
@@ -46,12 +46,10 @@ class Cost:
 
     Attributes:
       kind: kind of work, or a collective and its mesh axes, such as `allreduce over data`.
-      phase: phase of the step.
       seconds: seconds on the critical path.
       hidden: seconds of communication that overlap with computation.
-      count: number of operations or collectives in a step.
       num_bytes: bytes that a processor sends.
-      is_collective: whether it is communication.
+      is_collective: whether the work is communication.
       error: uncertainty of the seconds, from the spread of the cluster's constants.
     """
 
@@ -81,8 +79,7 @@ class StagePlan:
     """The cost of one pipeline stage.
 
     Attributes:
-      layers: number of layers of the stage.
-      forward: seconds of a microbatch's forward pass through these layers.
+      forward: seconds of a microbatch's forward pass.
       backward: seconds of a microbatch's backward pass.
       idle_share: fraction of the schedule in which this stage is idle.
       memory: bytes at the peak.
@@ -101,14 +98,11 @@ class PipelinePlan:
 
     Attributes:
       schedule: name of the schedule, or path of its file.
-      stages: number of stages.
       chunks: number of chunks of a stage: the pieces into which its layers are divided.
-      microbatches: number of microbatches of a step.
       idle_share: idle fraction of all stages.
       busiest: index of the stage with the most work. The plan shows its costs.
       fullest: index of the stage with the most memory. The plan shows its memory.
       message_bytes: bytes that a processor sends to a neighbor after a microbatch.
-      by_stage: the cost of each stage.
     """
 
     schedule: str
@@ -129,8 +123,6 @@ class Plan:
     Attributes:
       title: name of the model.
       cluster: name of the cluster and the stack.
-      mesh_shape: the mesh.
-      layout: the layout rules.
       devices: size of the mesh.
       tokens: tokens of a step on the whole mesh.
       parameters: trainable parameters of the model.
@@ -150,7 +142,6 @@ class Plan:
       peak: FLOP/s of a device.
       peak_dtype: dtype at which the device reaches this peak.
       bubble: idle fraction of the busiest pipeline stage.
-      pipeline: the pipeline stages, if there are any.
       price_per_hour: price of a device; 0: unknown.
     """
 
@@ -208,11 +199,7 @@ class Plan:
         return self.causal_flops / (self.seconds * self.devices * self.peak)
 
     def share(self, *, is_collective: bool) -> float:
-        """Returns the fraction of the step's seconds that are exposed communication or computation.
-
-        Args:
-          is_collective: True: exposed communication; False: computation.
-        """
+        """Returns the fraction of the step that is exposed communication, or else computation."""
         return sum(c.seconds for c in self.costs if c.is_collective == is_collective) / self.seconds
 
     @property
@@ -257,12 +244,8 @@ class Plan:
     ) -> Plan:
         """Computes the costs of a lowered step.
 
-        Args:
-          step: the step on one processor.
-          cluster: the cluster.
-          title: name of the model.
-          tokens: tokens of a step on the whole mesh.
-          dtype: dtype of the activations, which selects the peak.
+        `tokens` are the tokens of a step on the whole mesh. The dtype of the activations, `dtype`,
+        selects the peak.
         """
         devices, sharing = step.layout.size, cluster.sharing(step.layout.size)
         by_point = {peak.point: _memory(peak, step, cluster) for peak in step.memory}
@@ -338,8 +321,8 @@ def _costs(step: LoweredStep, cluster: ClusterFile) -> list[Cost]:
 def _retries(step: LoweredStep, cluster: ClusterFile, room: float) -> list[Cost]:
     """Returns the seconds in which collectives of ZeRO 3 wait for retries of allocators.
 
-    Without room for the blocks that it keeps, PyTorch's allocator waits for the device, returns
-    blocks to the driver, and retries. All members of the next collective wait for this device.
+    If the free memory (`room`) is too small, PyTorch's allocator waits for the device, returns
+    cached blocks to the driver, and retries. All members of the next collective wait, too.
     """
     layer, kinds = _BFLOAT16 * step.layer_weights, ("allgather", FORWARD, True)
     missing = cluster.software.cached_layers - room / layer if layer else 0.0
