@@ -78,12 +78,8 @@ def accumulate(
     second loop divides each microbatch's totals by the summed weights. Random operations give each
     row the same numbers as in the full batch.
 
-    Args:
-      loss_fn: builds the loss of features.
-      features: the batch, by name; features with the dimension `batch` are split along it.
-      microbatches: number of microbatches.
-      mesh: the program's mesh.
-      scale: a float32 scalar to multiply the gradients by; see `LossScale`.
+    `features` with the dimension `batch` are split along it. The gradients are multiplied by
+    `scale`, a float32 scalar (see `LossScale`).
 
     Raises:
       ValueError: no feature has the dimension `batch`, its size is not a multiple of

@@ -16,9 +16,6 @@ class LossScale:
     When a gradient overflows, the step is skipped and the factor is halved. After 2000 steps
     without an overflow the factor is doubled (P. Micikevicius et al., "Mixed Precision Training",
     arXiv:1710.03740, section 3.2).
-
-    Attributes:
-      value: the factor, a float32 scalar.
     """
 
     def __init__(self, mesh: Mesh) -> None:

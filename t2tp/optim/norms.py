@@ -13,11 +13,7 @@ from t2tp.optim.optimizer import variable_slice
 
 
 class UpdateNorm:
-    """The norm of the variables before a step, and the norm of their change by the step.
-
-    Attributes:
-      parameter_norm: the norm before the step, a float32 scalar.
-    """
+    """The norm of the variables before a step, and the norm of their change by the step."""
 
     def __init__(self, variables: Sequence[mtf.Variable]) -> None:
         """Takes a snapshot of the variables. Call this before creating their updates."""

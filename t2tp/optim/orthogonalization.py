@@ -81,7 +81,6 @@ class Placement(NamedTuple):
       rows, columns: the dimensions that form rows and columns. Columns are at least as many as
         rows.
       copies: the mesh axes along which processors have the same slices.
-      dtype: dtype of the iteration.
     """
 
     rows: tuple[Part, ...]

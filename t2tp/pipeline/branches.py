@@ -64,12 +64,7 @@ class Row(NamedTuple):
 
 
 class BranchState(NamedTuple):
-    """The part of the loop's state that branches change.
-
-    Attributes:
-      slots: handles of the slots, by the name of their table.
-      sums: handles of the loop's sums over microbatches.
-    """
+    """The part of the loop's state that branches change: handles of slots and of sums."""
 
     slots: dict[str, list[tf.Tensor]]
     sums: list[tf.Tensor]

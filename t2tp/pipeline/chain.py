@@ -32,12 +32,7 @@ _GROUPS_PER_STAGE = 2
 
 @dataclass(frozen=True)
 class RowGroups:
-    """The division of rows into groups that go through the stages one after the other.
-
-    Attributes:
-      whole: dimension of all rows.
-      count: number of groups.
-    """
+    """The division of rows into groups that go through the stages one after the other."""
 
     whole: upstream.Dimension
     count: int
@@ -79,12 +74,8 @@ class ChainResults(NamedTuple):
 class StageChain(Operation, upstream.WhileLoopOperation):
     """Computes a chunk of layers on each stage, one group of rows after the other.
 
-    Input: the index of the first group. Outputs: the number of groups, the results of the last
-    stage's layers, and each stage's own tensors.
-
-    Attributes:
-      passed: the results of the last stage's layers, on all stages.
-      own: tensors that each stage keeps.
+    Input: the index of the first group. Outputs: the number of groups, `passed` (the results of the
+      last stage's layers, on all stages), and `own` (tensors that each stage keeps).
     """
 
     cost_kind = "loop"

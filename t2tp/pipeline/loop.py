@@ -55,15 +55,10 @@ class PipelineLoop(MicrobatchSums):
     ) -> None:
         """Builds the graph of a microbatch and cuts it into stages.
 
-        Args:
-          sums_of: function from the index of a microbatch (int32) to the values that the microbatch
-            adds to the sums.
-          count: number of microbatches.
-          microbatch_dim: the batch dimension of a microbatch.
-          mesh: the program's mesh.
-          is_per_stage: function from the values of `sums_of` to booleans of the same structure:
-            true if each stage has its own sum, such as the gradients of the stage's layers.
-          following: an earlier loop, whose tensors `sums_of` may read; see `MicrobatchSums`.
+        `sums_of` is called with the index of a microbatch (int32), and returns the values that the
+        microbatch adds to the sums. `is_per_stage` converts these values to booleans of the same
+        structure: true if each stage has its own sum, such as the gradients of the stage's layers.
+        `sums_of` may read the tensors of the earlier loop `following`; see `MicrobatchSums`.
 
         Raises:
           LayoutError: the graph cannot be cut into stages, the schedule does not exist, or

@@ -40,13 +40,7 @@ class ScheduleError(LayoutError):
 
 @dataclass(frozen=True)
 class Schedule:
-    """A table of entries.
-
-    Attributes:
-      table: rows of entries, one row for each tick and one column for each stage; None: idle.
-      chunks: number of chunks of each stage.
-      trains: whether there are backward passes.
-    """
+    """A table of entries: a row for each tick, and a column for each stage; None: idle."""
 
     table: tuple[tuple[Entry | None, ...], ...]
     microbatches: int

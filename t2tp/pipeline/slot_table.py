@@ -13,10 +13,6 @@ class SlotTable:
     The tensors of one dtype are elements of one TensorFlow list, slot after slot. TensorFlow passes
     a list on without copying it, and the loop has one variable for each dtype instead of one for
     each tensor.
-
-    Attributes:
-      shapes: shapes of the tensors of a group.
-      dtypes: element types of the tensors of a group.
     """
 
     num_slots: int

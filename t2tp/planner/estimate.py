@@ -102,7 +102,7 @@ class Estimate:
         inside, outside = self._of_row(c.model, c.sequence_parallel, c.recompute == "layer")
         stage = micro * share * inside
         stage += share * self._between_layers(c, micro) + self._messages(c, micro)
-        # The last stage also computes the loss, and the others wait for it.
+        # The last stage also computes the loss, for which the other stages wait.
         busiest = stage + micro * outside
         # Idle time, in units of a stage's time for one microbatch; see the idle shares in
         # docs/pipeline.md.

@@ -79,8 +79,7 @@ class StagePlan:
     """The cost of one pipeline stage.
 
     Attributes:
-      forward: seconds of a microbatch's forward pass.
-      backward: seconds of a microbatch's backward pass.
+      forward, backward: seconds of a microbatch's passes.
       idle_share: fraction of the schedule in which this stage is idle.
       memory: bytes at the peak.
     """
@@ -121,12 +120,9 @@ class Plan:
     """The predicted cost of a training step.
 
     Attributes:
-      title: name of the model.
       cluster: name of the cluster and the stack.
       devices: size of the mesh.
       tokens: tokens of a step on the whole mesh.
-      parameters: trainable parameters of the model.
-      seconds: seconds of a step.
       interval: low and high estimate of the seconds, from the uncertainty of the cluster's
         constants, and the planner's error on step times that others have published.
       costs: seconds by kind and phase.

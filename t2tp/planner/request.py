@@ -27,9 +27,7 @@ class Request:
     """A request for a plan.
 
     Attributes:
-      model: class of the model.
       hparams: hparams, with mesh shape and layout.
-      vocab_sizes: vocabulary sizes of the features.
       features: function from hparams to the features of a global batch.
       lowered_before: cache of lowered programs, shared between plans.
     """

@@ -20,9 +20,6 @@ class GatheredMemory:
     Blockwise attention needs a memory in blocks (`blockwise.cut`). Slices that consist of complete
     blocks are cut before the gather, so that each processor transposes only its slice. The gathered
     blocks stay in the order of the slices.
-
-    Attributes:
-      keys: the positions of the keys.
     """
 
     def __init__(

@@ -75,11 +75,9 @@ def visible_positions(
 ) -> tf.Tensor:
     """Whether a position attends to other positions in `local_attention`: booleans [..., places].
 
-    Args:
-      positions: int32 [...], positions in a sequence or, row by row, in an image.
-      places: int32 [places], the positions of the keys.
-      block: see `local_attention`.
-      width: the width of the image, or the length of the sequence.
+    `positions` [...] and `places` [places], the positions of the keys, are int32: indices in a
+    sequence or, row by row, in an image. `width` is the width of the image, or the length of the
+    sequence.
     """
     here = positions[..., None]
     rows, columns = (1, *block)[-2:]
