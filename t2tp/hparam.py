@@ -82,7 +82,7 @@ class HParams:
 
         Args:
           name: an identifier that is not a method of HParams.
-          default: the initial value: a bool, int, float, str, list of one, or None.
+          default: a bool, int, float, str, list of one, or None.
           help: a description, with the unit.
           type: bool, int, float, str, list[...] of one of these, or any of these with `| None`.
             Default: the type of `default`. If `default` is None, None is allowed too, and any value
@@ -263,10 +263,8 @@ def describe_differences(
 ) -> list[str]:
     """Describes the differences between a saved run's values and current ones, for a resume.
 
-    Args:
-      saved: the values saved with the run.
-      preset: the run's hparams set, in its current definition.
-      overrides: the values given on the command line, as `HParams.parse` returns them.
+    `preset` is the run's hparams set in its current definition; `overrides` are the values given on
+    the command line, as `HParams.parse` returns them.
 
     Returns:
       A line per hyperparameter with different values. The line ends with the value used: the

@@ -1,8 +1,7 @@
 """The installed mesh-tensorflow, imported on the current TensorFlow.
 
-The engine and t2tp's operations use this module. Models use `from t2tp import mtf`, the same API
-with t2tp's operations. mesh-tensorflow 0.1.21, the last release, is for TensorFlow 2.11. It imports
-names that TensorFlow has moved or removed since:
+The engine and t2tp's operations use this module; models use `t2tp.mtf`. mesh-tensorflow 0.1.21, the
+last release, is for TensorFlow 2.11. It imports names that TensorFlow has moved or removed since:
 
 * `tensorflow.compat.v1.estimator` (removed in 2.16) and two modules of TPUEstimator. The two
   Estimator classes that mesh-tensorflow uses as base classes also exist in `tf.compat.v1.train`.

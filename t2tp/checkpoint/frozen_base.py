@@ -61,15 +61,10 @@ def open_base(saved: Checkpoint, elsewhere: Path | None = None) -> Checkpoint | 
 def base_with(
     source: Checkpoint, names: Mapping[str, str], elsewhere: Path | None = None
 ) -> tuple[Checkpoint, dict[str, str]]:
-    """Finds the checkpoint that stores the frozen weights.
+    """Finds the checkpoint that stores the frozen weights, and the weights' names in it.
 
-    Args:
-      source: the checkpoint with the frozen weights, or a checkpoint of their adapters.
-      names: frozen variable -> its name in `source`.
-      elsewhere: see `open_base`.
-
-    Returns:
-      the base, and frozen variable -> its name in the base.
+    `source` is the checkpoint with the frozen weights, or a checkpoint of their adapters; `names`
+    maps frozen variables to their names in `source`.
 
     Raises:
       BaseError: the base was not found, or a weight that is frozen here was trained in `source`.

@@ -53,8 +53,8 @@ class Marker:
       step: the training step.
       files: the other files of the directory except `metrics.json`, by name.
       float16: names of the float16 tensors; see `t2tp.checkpoint.writing`.
-      writers: for each part, the id of the process that wrote it in this save. A part is a group of
-        slices that a process writes together (see `save_in_parts`).
+      writers: ids of the processes that wrote the parts in this save, one per part. A part is a
+        group of slices that a process writes together (see `save_in_parts`).
       saved_at: time of the save, in seconds since 1970.
     """
 

@@ -36,7 +36,7 @@ class Checkpoint:
 
     Attributes:
       path: its directory.
-      step: the training step that was saved.
+      step: the training step.
       saved_at: time of the save, in seconds since 1970.
       metadata: plain JSON saved with the tensors.
     """

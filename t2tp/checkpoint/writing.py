@@ -47,22 +47,19 @@ def save(
     metrics: Mapping[str, float] | None = None,
     cluster: Cluster = ALONE,
 ) -> Path:
-    """Saves the checkpoint of a step as `<directory>/step-<step>`.
+    """Saves a step's checkpoint, and returns its directory `<directory>/step-<step>`.
 
-    With several processes, each process calls this function at the same step with its slices, on a
-    shared file system. A failure in one process raises an error in all processes.
+    With several processes, each calls this function at the same step with its slices, on a shared
+    file system. A failure in one process raises an error in all processes.
 
     Args:
-      directory: directory of the checkpoints; created if missing.
+      directory: created if missing.
       step: the training step, at least 0.
       values: slices and their values (`tf.Tensor`s or `tf.Variable`s of the slice's size and
         dtype). The slices of all processes cover each element of a tensor exactly once.
       metadata: plain JSON to save with the values. Only the metadata of process 0 are used.
       metrics: metrics of an evaluation of the step.
       cluster: the processes that save together. Default: this process alone.
-
-    Returns:
-      The directory of the finished checkpoint.
 
     Raises:
       ValueError: the arguments contradict each other, or the step is already saved there.

@@ -38,8 +38,7 @@ def top_candidates(
 
     Args:
       logits: float [batch, beam, vocab].
-      log_probs: float32 [batch, beam], log-probabilities of the sequences; -infinity: there is no
-        sequence.
+      log_probs: float32 [batch, beam], of the sequences; -infinity: there is no sequence.
       may_end: booleans [batch], whether an end token may be chosen.
       vocab_size: number of tokens; ids from this number on are padding and never chosen.
       end_ids: ids of the end tokens.

@@ -93,8 +93,7 @@ class Decoder:
 
         Args:
           predict: runs `decode` for the model with `options`, as `Estimator.predict` does.
-          layout: the mesh's layout. The batch size is rounded up to equal slices; see
-            `padded_rows`.
+          layout: the mesh's layout, which rounds the batch size up; see `padded_rows`.
           options: how to decode.
           seed: seed of the samples.
           max_length: the model's max number of inputs, and of targets; None: unlimited.

@@ -15,15 +15,14 @@ _SIGN = 1 << 31
 
 
 def nucleus_mask(part: VocabSlice, logits: tf.Tensor, top_p: float) -> tf.Tensor:
-    """Computes which tokens of a vocabulary slice are in the nucleus.
+    """Returns booleans [rows, part]: whether a vocabulary slice's tokens are in the nucleus.
+
+    All tokens that share the nucleus's smallest logit are included.
 
     Args:
       part: the slice of the vocabulary.
       logits: float32 [rows, part], -infinity where a token must not be chosen.
       top_p: total probability of the nucleus, between 0 and 1.
-
-    Returns:
-      booleans [rows, part]. All tokens that share the nucleus's smallest logit are included.
     """
     highest = part.highest(tf.reduce_max(logits, -1, keepdims=True))
     weights = tf.exp(logits - highest)

@@ -32,7 +32,7 @@ class DecodeOptions:
       extra_length: max number of new tokens of a row, in addition to the number of its inputs.
       min_length: min number of new tokens of a row, without EOS.
       return_beams: whether all finished sequences of a row are returned, the best first.
-      write_beam_scores: whether programs write the score next to each sequence.
+      write_beam_scores: whether programs write each sequence's score.
       num_samples: number of examples or images that programs decode; -1: the whole split.
       batch_size: number of rows decoded together.
       eos_id: token or tokens that end a row; -1: none. Default: the problem's end tokens, or 1.

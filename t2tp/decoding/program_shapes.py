@@ -18,12 +18,10 @@ class ProgramShapes:
     """
 
     def __init__(self, rows: int, tracing_tokens: int = TRACING_TOKENS) -> None:
-        """Begins without traced programs.
+        """Begins without traced programs, for batches of `rows` rows.
 
-        Args:
-          rows: number of rows in a batch.
-          tracing_tokens: cost of tracing a program, in tokens. 0: no padding, a program for each
-            batch's lengths.
+        Tracing a program costs `tracing_tokens` tokens. With 0 there is no padding, but a program
+        for each batch's lengths.
         """
         self._rows, self._tracing_tokens = rows, tracing_tokens
         self._traced: set[Lengths] = set()

@@ -68,11 +68,7 @@ def row_features(
 ) -> dict[str, Feature]:
     """Returns the features of a decoding program; `prompt_arrays` computes their values.
 
-    Args:
-      batch: number of rows.
-      length: number of positions, including the prefix.
-      prefix_length: length of the longest prefix; 0: none.
-      inputs_length: length of the longest inputs; 0: the model has no inputs.
+    `length` includes the prefix. A length of 0 means that there are no prefixes or no inputs.
     """
     rows = mtf.Shape([mtf.Dimension("batch", batch)])
     features = {

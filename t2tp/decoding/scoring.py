@@ -87,7 +87,7 @@ class Scorer:
 
         Args:
           evaluate: runs `score` for a model.
-          layout: the mesh's layout. Batches are padded to equal slices; see `padded_rows`.
+          layout: the mesh's layout, which rounds the batch size up; see `padded_rows`.
           max_length: max number of targets, and of inputs.
           batch_size: number of rows scored together. It should be 1 for experts with a capacity,
             because one row can displace another row's tokens.

@@ -49,15 +49,10 @@ def export_tensors(
 ) -> None:
     """Writes the files of tensors, and their index if there are several.
 
-    Args:
-      saved: the checkpoint.
-      variables: the model's variables; see `check_fits`.
-      directory: output directory.
-      dtype: dtype of the tensors; "": the dtype of each variable in the checkpoint.
-      progress: callback with the number of values written since the last call.
-      most_bytes: size limit of a file; a larger tensor gets its own file.
-      cluster: the processes that write. Each writes whole files, because two processes that write
-        into the same file on a file server might lose values.
+    The dtype "" keeps each variable's dtype. `progress` is called with the number of values written
+    since the last call. A tensor larger than `most_bytes` gets its own file. Each process of
+    `cluster` writes whole files, because two processes that write into the same file on a file
+    server might lose values.
     """
     files = _files(saved, variables, dtype, most_bytes)
     if cluster.is_main_process and len(files) > 1:

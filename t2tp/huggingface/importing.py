@@ -44,15 +44,10 @@ def import_tensors(
     progress: Progress = lambda count: None,
     cluster: Cluster = ALONE,
 ) -> Path:
-    """Writes the checkpoint of step 0, and returns its directory.
+    """Writes the checkpoint of step 0 in `directory`, and returns the checkpoint's directory.
 
-    Args:
-      source: the directory to read.
-      variables: the model's variables; see `ModelDirectory.variables`.
-      directory: directory of the checkpoints.
-      dtype: dtype in the checkpoint; "": the dtype of each tensor.
-      progress: callback with the number of values read since the last call.
-      cluster: the processes that write; each writes its share of the slices.
+    The dtype "" keeps each tensor's dtype. `progress` is called with the number of values read
+    since the last call. Each process of `cluster` writes its share of the slices.
     """
     dtypes = {each.name: _dtype(source, each, dtype) for each in variables}
     metadata = {

@@ -14,9 +14,8 @@ from t2tp.huggingface.tensor_map import Entry
 from t2tp.toml import read_packaged
 from t2tp.untrusted_json import Types, check_types
 
-# Entries that are added to `config.json`: whether logits have a separate tensor; the mask token,
-# from the tokenizer's files; and the image channels' mean and standard deviation, from the image
-# processor's file.
+# Entries that are added to `config.json`: whether logits have a separate tensor; the tokenizer's
+# mask token; and the image processor's mean and standard deviation of channels.
 HAS_LOGITS = "has_logits"
 MASK_TOKEN = "mask_token_id"
 IMAGE_MEAN, IMAGE_STD = "image_mean", "image_std"
@@ -40,14 +39,13 @@ class ModelType:
     Attributes:
       name: `model_type` in the config.
       architecture: name of the class with the table's tensors, as in the config's `architectures`.
-      model: our registered model.
       hparams_set: our hparams set, which provides a converted run's training hparams.
       problem: the default problem of a converted run.
       parts: the conversions of the architecture's hparams, in the order in which to set hparams.
       training: the conversions of other hparams.
       entries: maps canonical hparams to the table of tensors.
       without_effect: entries that do not change this type's logits in `transformers`, in addition
-        to the entries that have no effect for any type. All unknown entries are rejected.
+        to such entries of all types. Unknown entries are rejected.
       defaults: values of entries that configs may lack.
       required: entry -> the only value that t2tp supports.
       logits: name of the tensor of logits, if it is not tied to the embedding.

@@ -55,15 +55,10 @@ class Entry:
 def dense(
     theirs: str, ours: str, into: str, out: str, *, bias: bool = True, is_in_out: bool = False
 ) -> list[Entry]:
-    """Returns the entries of a matrix and its bias.
+    """Returns the entries of their module's matrix and bias.
 
-    Args:
-      theirs: name of their module.
-      ours: name of our matrix.
-      into: our dimensions of the inputs, as in "heads d_kv".
-      out: our dimensions of the outputs.
-      bias: whether there is a bias.
-      is_in_out: whether their matrix is [in, out] instead of [out, in].
+    `into` and `out` are our dimensions of inputs and outputs, as in "heads d_kv". Their matrix is
+    [out, in], or with `is_in_out` [in, out].
     """
     their_dims = f"({into}) ({out})" if is_in_out else f"({out}) ({into})"
     found = [Entry(f"{theirs}.weight", their_dims, ours, f"{into} {out}")]
@@ -85,7 +80,7 @@ class Piece:
     Attributes:
       theirs: the tensor's name.
       shape: the tensor's shape.
-      rows: begin and end of our variable's values along the tensor's first dimension.
+      rows: begin and end of our variable along the tensor's first dimension.
       sizes: the sizes of these rows' dimensions, with merged dimensions split.
       order: the permutation of these dimensions to our order.
       part: the index along `part`, the first of the permuted dimensions; None: there are no parts.
@@ -111,12 +106,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Variable:
-    """One of our variables, and the tensors with its values.
-
-    Attributes:
-      dims: the names of its dimensions.
-      pieces: the pieces with its values, including copies.
-    """
+    """One of our variables; `pieces` are the tensors with its values, including copies."""
 
     name: str
     dims: tuple[str, ...]

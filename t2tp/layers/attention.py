@@ -39,9 +39,9 @@ class SelfAttention:
       rotary_base: base of rotary positions; None: no rotary positions.
       rotary_scaling: scaling of rotary positions for long sequences.
       rotary_fraction: fraction of each head's elements that are rotated.
-      soft_cap: soft cap of the scores; see `attention`.
+      soft_cap: see `attention`.
       dropout: dropout rate of the attention weights.
-      method: attention algorithm; see `attention`.
+      method: see `attention`.
     """
 
     heads: Heads

@@ -18,14 +18,8 @@ def dense(
 ) -> mtf.Tensor:
     """Computes `x matrix + bias` with variables in the current scope.
 
-    Args:
-      x: [..., inputs].
-      to: the output dimension.
-      name: name of the matrix.
-      bias: name of the bias.
-      inputs: the dimensions to sum over. Default: the last one.
-      gain: factor of the initial standard deviation inputs ** -0.5.
-      is_head: whether the outputs are scores; see `mtf.Role`.
+    By default the last dimension is summed over. `gain` is a factor of the initial standard
+    deviation inputs ** -0.5. For `is_head` see `mtf.Role`.
     """
     inputs = x.shape.dims[-1:] if inputs is None else inputs
     stddev = gain * mtf.Shape(list(inputs)).size ** -0.5

@@ -9,12 +9,9 @@ class Dropout:
     """Dropout with a fixed rate."""
 
     def __init__(self, rate: float, broadcast_dims: Sequence[str] = ()) -> None:
-        """Sets rate and mask.
+        """Sets the rate, in [0, 1), and the names of dimensions along which the mask is constant.
 
-        Args:
-          rate: the probability with which an element is dropped, in [0, 1).
-          broadcast_dims: names of dimensions along which the mask is constant. With `length`, a
-            feature of a row is dropped at all positions or at none.
+        With `length`, a feature of a row is dropped at all positions or at none.
         """
         if not 0 <= rate < 1:
             raise ValueError(f"the rate of dropout must be in [0, 1), not {rate}.")

@@ -50,17 +50,15 @@ class Embedding:
     If the layout splits `vocab`, the lookup and the matmul are divided among the processors.
 
     Attributes:
-      vocab: the dimension of the token ids.
-      d_model: the dimension of the vectors.
       stddev: standard deviation of the initial values.
       is_tied: whether logits use the embedding table (O. Press and L. Wolf, arXiv:1608.05859), not
         the separate table `output_embedding`.
       is_scaled: whether looked-up vectors are multiplied by sqrt(d_model), as in tensor2tensor
         (arXiv:1706.03762, section 3.4).
       has_bias: whether logits have a bias, `logits_bias`.
-      are_logits_scaled: whether x is divided by sqrt(d_model) before it is projected to logits.
+      are_logits_scaled: whether x is divided by sqrt(d_model) before the projection to logits.
       multiplier: additional factor of looked-up vectors.
-      logits_divisor: additional divisor of x before the projection to logits.
+      logits_divisor: additional divisor of x before the projection.
       logits_soft_cap: see `Projection`.
     """
 

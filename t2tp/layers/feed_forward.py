@@ -47,7 +47,7 @@ class FeedForward:
         """Sets dimensions and variants.
 
         Args:
-          mlp: the network's name, one of `t2tp.choices.MLPS`.
+          mlp: one of `t2tp.choices.MLPS`.
           d_ff: the hidden size.
           use_bias: whether to add a bias after each matrix.
           dropout: dropout rate of the hidden activations (tensor2tensor's relu_dropout).

@@ -16,7 +16,7 @@ def grouped_shape(shape: mtf.Shape, group_size: int) -> mtf.Shape:
     Returns:
       [groups, group, d_model]. The first dimension has the name of `shape`'s first dimension, so
       that the same rule splits it. If `shape` is [batch, length, d_model] and rows have several
-      groups: [batch, length_groups, group, d_model].
+      groups, the result is [batch, length_groups, group, d_model].
     """
     rows, *within, d_model = shape.dims
     per_row = math.prod(dim.size for dim in within)

@@ -32,8 +32,8 @@ def linear(
     Args:
       x: [..., inputs].
       name: name of the variable [experts, inputs, outputs], in the current scope.
-      inputs: dimensions of `x` that are summed over.
-      outputs: dimensions of the result that `x` does not have.
+      inputs: dimensions to sum over.
+      outputs: new dimensions.
       stddev: standard deviation of the initial values.
       output_shape: shape of the result.
       target: kind of the weight, one of `t2tp.choices.ADAPTED`. Empty: it never has an adapter.

@@ -91,18 +91,16 @@ class RoutingConfig:
 
     Attributes:
       gating: `top_1` (Switch), `top_2` (GShard), `top_k` or `expert_choice`.
-      capacity_factor_train: capacity of an expert in training, relative to a balanced load.
-      capacity_factor_eval: capacity of an expert in evaluation, relative to a balanced load.
+      capacity_factor_train: capacity of an expert relative to a balanced load, in training.
+      capacity_factor_eval: the same in evaluation.
       group_size: max number of tokens per group; see `grouping.grouped_shape`.
       top_k: number of experts per token if the gating is `top_k`.
       normalize_gates: whether `top_k` normalizes a token's gates to a sum of 1.
       gate_scale: factor of the gates of `top_k`.
       scores: function from logits to scores, one of `t2tp.choices.ROUTER_SCORES`.
-      has_bias: whether the router has a bias.
       is_balanced: whether experts are chosen by scores plus the variable `balance`.
       dispatch: `capacity`, or `dropless`: each expert computes all tokens that chose it.
-      router_groups: number of groups of consecutive experts.
-      top_groups: number of groups from which a token chooses its experts.
+      router_groups, top_groups: see `Router`.
     """
 
     num_experts: int
@@ -177,9 +175,8 @@ class MixtureOfExperts:
     layout `batch:data+expert;experts:expert`. The reshape from [batch, expert_slots, d_model] to
     [expert_groups, experts, capacity, d_model] then sends tokens to their experts by an all-to-all
     over `expert`. A second all-to-all sends the results back (GShard, arXiv:2006.16668, section
-    3.2). Between the two, the dimension of the groups is `expert_groups`. Without a rule of its
-    own, it inherits the batch's axes, minus the experts' axes: in the example it is split over
-    `data`.
+    3.2). Between the all-to-alls, the dimension of the groups is `expert_groups`. Without a rule of
+    its own, it inherits the batch's axes, minus the experts' axes: here `data`.
 
     A row may have several groups of tokens, along `length_groups` (`expert_length_groups` between
     the all-to-alls). Then the axis of `experts` may split the length instead of the batch: with the

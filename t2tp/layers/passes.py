@@ -62,7 +62,6 @@ class FullForward:
     """The forward pass of a full sequence, in training or evaluation.
 
     Attributes:
-      sequence: positions and segments.
       training: whether dropout is on.
       memory: the memory of cross-attention.
       relative_bias: bias of self-attention's scores.

@@ -45,14 +45,10 @@ class Residual:
     ) -> None:
         """Sets norm, its position and dropout.
 
-        Args:
-          norm: norm of inputs, outputs or sums.
-          norm_position: `pre` (R. Xiong et al., arXiv:2002.04745), `post` (arXiv:1706.03762),
-            `output` (OLMo 2, arXiv:2501.00656) or `both` (Gemma 2, arXiv:2408.00118).
-          dropout: dropout of the block's output.
-          multiplier: factor of the block's output.
-          sequence_parallel: whether to rename the length between blocks; see
-            `t2tp.layers.sequence_parallel`.
+        The position is `pre` (R. Xiong et al., arXiv:2002.04745), `post` (arXiv:1706.03762),
+        `output` (OLMo 2, arXiv:2501.00656) or `both` (Gemma 2, arXiv:2408.00118). Dropout and the
+        multiplier apply to the block's output. For `sequence_parallel` see
+        `t2tp.layers.sequence_parallel`.
         """
         sentence = f"norm_position is {norm_position!r}"
         check_known(norm_position, NORM_POSITIONS, "positions", sentence)

@@ -32,7 +32,7 @@ def matrix(
     Args:
       mesh: the program's mesh.
       name: variable name, relative to the current scope.
-      inputs: dimensions that the product sums over.
+      inputs: dimensions to sum over.
       outputs: dimensions of the product.
       stddev: standard deviation of the initial values by the rule `fan_in`; 0: all are 0. The
         model's rule (`t2tp.layers.initial_values`) scales this value, except for adapters.

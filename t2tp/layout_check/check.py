@@ -49,7 +49,7 @@ def check_layout(
     Args:
       step_fn: builds the step, as for `Program`. Its outputs, the variables' gradients from
         `mtf.gradients`, random masks and updated variables are compared.
-      features: the inputs of the step.
+      features: the step's inputs.
       batch: global arrays by name.
       mesh_shape: a mesh such as `data:2;model:4`.
       layout: rules such as `batch:data;d_ff:model`, or a `Layout` with its own mesh shape.

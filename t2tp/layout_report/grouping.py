@@ -23,7 +23,7 @@ _Line = TypeVar("_Line", bound=VariableLine | Activation)
 class Card(NamedTuple):
     """A tensor, or the first of several layers' tensors that differ only in their names.
 
-    `name` is then a pattern of the names, and the number of tensors.
+    For several tensors, `name` is a pattern of the names, with the number of tensors.
     """
 
     name: str

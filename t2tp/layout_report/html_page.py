@@ -13,14 +13,10 @@ def html_page(
     intro: str = "",
     footer: str = "",
 ) -> str:
-    """Renders a page.
+    """Renders a page with HTML before (`intro`) and after (`footer`) the sections.
 
-    Args:
-      title: title of the page, as text.
-      sections: heading and HTML of each section, by the name to link to.
-      style: CSS of this page only.
-      intro: HTML before the sections.
-      footer: HTML after the sections.
+    `sections` has the heading and HTML of each section, by the name to link to. `style` is CSS of
+    this page only.
     """
     common = importlib.resources.files(__package__).joinpath("page.css").read_text("utf-8")
     links = "".join(f'<a href="#{name}">{heading}</a>' for name, (heading, _) in sections.items())

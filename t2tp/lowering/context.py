@@ -38,7 +38,7 @@ class Relayout(NamedTuple):
     Attributes:
       x: the slice.
       name: name of the operation that converts the slice.
-      old_shape: global shape of the old tensor, of which `x` is a slice.
+      old_shape: global shape of the tensor of which `x` is a slice.
       new_shape: global shape of the new tensor.
     """
 
@@ -116,13 +116,10 @@ class Lowering(Protocol):
         axis: int | None,
         cut: tuple[str, int],
     ) -> None:
-        """With `exact_sums`: sets this processor's parts of a sum over a dimension.
+        """With `exact_sums`: sets this processor's parts of a sum over a dimension, in order.
 
-        Args:
-          tensor: the sum.
-          parts: one sum for each of this processor's parts of the dimension, in order.
-          axis: the mesh axis to sum over; None: this processor has all parts.
-          cut: the dimension's name, and the number of its parts on all processors together.
+        `axis` is the mesh axis to sum over; None if this processor has all parts. `cut` is the
+        dimension's name and the number of its parts on all processors.
         """
 
     def add_parts(self, tensor: upstream.Tensor, addends: Sequence[upstream.Tensor]) -> bool:

@@ -56,15 +56,11 @@ class DeferredSum(upstream.LazyAllreduceSum):
         mesh_axes: list[int],
         cut: tuple[str, int] | None = None,
     ) -> None:
-        """Defers a sum.
+        """Defers a sum over mesh axes.
 
-        Args:
-          reductions: the deferred sums of the lowering.
-          name: name of the summed tensor.
-          parts: this processor's parts of the sum, in order; several only with `exact_sums`.
-          mesh_axes: the axes to sum over.
-          cut: with `exact_sums`, the name of the summed dimension and the number of its parts on
-            all processors together. None: the sum is not computed in parts.
+        `parts` are this processor's parts of the sum, in order. Only with `exact_sums` there are
+        several; `cut` is then the summed dimension's name and the number of its parts on all
+        processors.
         """
         self.mesh_impl = reductions.mesh_impl
         self.mesh_axes = mesh_axes
