@@ -51,7 +51,7 @@ class Marker:
 
     Attributes:
       step: the training step.
-      files: the other files of the directory except `metrics.json`, by name.
+      files: the files that the marker lists, by name.
       float16: names of the float16 tensors; see `t2tp.checkpoint.writing`.
       writers: ids of the processes that wrote the parts in this save, one per part. A part is a
         group of slices that a process writes together (see `save_in_parts`).

@@ -62,13 +62,8 @@ def restore_latest(
     with a warning. A checkpoint that cannot be read is an error: it may be intact, so skipping it
     might continue the training from older values.
 
-    Args:
-      directory: directory of the checkpoints, as process 0 sees it.
-      variables: the variables to restore.
-      strict: see `variables.check_fit`.
-      zero_if_missing: see `variables.check_fit`.
-      last_step: the last step to consider; None: all steps.
-
+    `directory` is the directory of the checkpoints, as process 0 sees it. For `strict` and
+    `zero_if_missing` see `variables.check_fit`. Steps after `last_step` are not considered.
     Returns:
       the result; None, with unchanged variables, if there is no checkpoint.
 

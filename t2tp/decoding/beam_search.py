@@ -60,17 +60,9 @@ def search(
     """Builds the beam search of a batch; `state` is the result of `model.prefill`.
 
     Returns:
-      these tensors by name, with each row's sequences sorted by score, the best first. Unfinished
-      sequences are returned only for rows without a finished one.
-
-      - `symbols`: int32 [batch, beam, written], the tokens after the prefix, zero-padded, without
-        EOS.
-      - `sizes`: int32 [batch, beam], the number of these tokens.
-      - `log_probs`: float32 [batch, beam], the log-probability of the tokens, including EOS.
-      - `scores`: float32 [batch, beam], `log_probs` divided by the length penalty; -infinity: there
-        is no sequence.
-      - `ended`: int32 [batch, beam], 1 if EOS ended the sequence.
-      - `steps`: int32 scalar, the number of decode steps.
+      tensors like the results of `greedy_or_sample`, with `beam` sequences for each row, the best
+      first. `scores` are `log_probs` divided by the length penalty; -infinity: there is no
+      sequence. Unfinished sequences are returned only for rows without a finished one.
     """
     batch, beam = rows.batch, mtf.Dimension("beam", options.width)
     ranking = _Ranking(options, rows.length.size)

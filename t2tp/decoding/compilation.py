@@ -1,9 +1,8 @@
 """Decides whether compiling the decoding program with XLA saves more time than it costs.
 
-XLA makes the loop of small decode steps up to twice as fast on one device. It does not compile the
-collectives of several devices. Compilation takes seconds for each batch shape, so it pays off only
-for many batches. Large models spend their time in matmuls, and XLA's matmuls are slower than
-TensorFlow's.
+XLA makes the loop of small decode steps up to twice as fast on one device. It does not compile
+collectives. Compilation takes seconds for each batch shape, so it pays off only for many batches.
+Large models spend their time in matmuls, and XLA's matmuls are slower than TensorFlow's.
 """
 
 from t2tp.mesh.layout import Layout

@@ -49,7 +49,7 @@ def greedy_or_sample(
     `state` is the result of `model.prefill`.
 
     Returns:
-      these tensors by name, where `beam` has size 1:
+      these tensors, where `beam` has size 1:
 
       - `symbols`: int32 [batch, beam, written], the tokens after the prefix, zero-padded, without
         EOS.

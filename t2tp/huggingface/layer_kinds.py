@@ -83,7 +83,7 @@ def _with_switch(entries: dict[str, Any]) -> dict[str, Any]:
     return {**entries, "use_sliding_window": entries["sliding_window"] is not None}
 
 
-# Like WINDOW, for models that ignore the window unless `use_sliding_window` is true.
+# Like WINDOW, but the window is ignored unless `use_sliding_window` is true.
 SWITCHED_WINDOW = Part(
     ("sliding_window", "use_sliding_window"),
     lambda config: _read_window({**config, "sliding_window": _used_window(config)}),

@@ -5,8 +5,7 @@ works on (`d_model`, `heads`, `length`, ...) and keeps all others. It does not k
 layout decides which dimensions are split, and the lowering inserts the collectives.
 
 Variables are created on first use, by name in the current variable scope. The same name in the same
-scope is the same variable. Trained variables are stored in float32, frozen variables in the
-activation dtype. Layers read both in the activation dtype.
+scope is the same variable.
 
 Attention layers share one interface (`attention.AttentionLayer`). `Stack` runs them in one of three
 forward passes (`passes`): full, prefill, or a decode step.

@@ -3,8 +3,7 @@
 E. Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv:2106.09685), section 4.1:
 a weight W is frozen, and `x W` becomes `x W + (alpha / rank) (x A) B` with A [in, rank] and B
 [rank, out]. B is initially 0. `t2tp.layers.linear` adds A and B as the variables `<weight>_lora_a`
-and `<weight>_lora_b`. `t2tp.layers.variables` freezes all other variables except those that match
-`also_trained`.
+and `<weight>_lora_b`. All other variables are frozen, except those that match `also_trained`.
 """
 
 from __future__ import annotations

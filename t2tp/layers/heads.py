@@ -53,9 +53,8 @@ class Heads:
           qkv_bias: whether to add a bias to queries, keys and values; None: `use_bias`.
           d_v: size of a head's values; 0: d_kv.
           norm: norm of queries and keys before rotary positions; None: no norm.
-          norm_all_heads: whether `norm` normalizes over all heads together (OLMo 2,
-            arXiv:2501.00656, section 3.3.2), not over each head by itself (A. Henry et al.,
-            arXiv:2010.04245).
+          norm_all_heads: whether `norm` normalizes over all heads (OLMo 2, arXiv:2501.00656,
+            section 3.3.2), not over each head (A. Henry et al., arXiv:2010.04245).
           score_multiplier: factor of the scores; 0: 1 / sqrt(d_kv).
           has_sinks: whether each head has an attention sink; see `attention`.
           output_scale: factor of the initial values of `output`.

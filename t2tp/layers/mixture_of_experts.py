@@ -40,8 +40,8 @@ class ExpertSums(NamedTuple):
       router_z: the tokens' z-loss; see `Router.z_sum`.
       choices: number of token-expert assignments before any is dropped. With expert choice, number
         of tokens.
-      dropped: number of assignments that exceeded the capacity. With expert choice, number of
-        tokens without an expert.
+      dropped: number of dropped assignments. With expert choice, number of tokens without an
+        expert.
     """
 
     load_balance: mtf.Tensor
