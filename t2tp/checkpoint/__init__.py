@@ -4,11 +4,11 @@ A checkpoint is a directory `step-<step>` that stores every tensor once, in the 
 devices. Two devices that hold halves of a [8192, 256] table write two slices of [4096, 256]. A mesh
 of four devices reads four slices of [2048, 256] from these files.
 
-A directory with this name is complete even if processes crashed (`writing`).
-`program` saves and restores a `t2tp.Program` (`t2tp.save_checkpoint`, `t2tp.restore_checkpoint`).
-It uses `variables` (converts variables to slices and back), `restore` (restores the same checkpoint
-in all processes), `writing`, `marker` and `reading` (the format), and `retention` (deletion).
-`t2tp.trainer.run_dir` decides when a training saves, and from which checkpoint it resumes.
+A directory with this name is complete even if processes crashed; see `writing`. `program` saves and
+restores a `t2tp.Program` (`t2tp.save_checkpoint`, `t2tp.restore_checkpoint`). It uses `variables`
+(converts variables to slices and back), `restore` (restores the same checkpoint in all processes),
+`writing`, `marker` and `reading` (the format), and `retention` (deletion). `t2tp.trainer.run_dir`
+decides when a training saves, and from which checkpoint it resumes.
 """
 
 from t2tp.best_metric import BestMetric

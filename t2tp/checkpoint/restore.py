@@ -64,6 +64,7 @@ def restore_latest(
 
     `directory` is the directory of the checkpoints, as process 0 sees it. For `strict` and
     `zero_if_missing` see `variables.check_fit`. Steps after `last_step` are not considered.
+
     Returns:
       the result; None, with unchanged variables, if there is no checkpoint.
 

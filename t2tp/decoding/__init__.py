@@ -5,6 +5,7 @@ number of tokens and random key. The prefill computes the prompts in one forward
 cache. Decode steps then add one token at a time, in a while loop of the graph, until all rows are
 done. `greedy_or_sample` follows one sequence per row, `beam_search` several. If the vocabulary is
 split, each processor proposes candidates from its slice, and only the candidates are gathered.
+
 `Decoder` decodes any number of rows of any length; see docs/decoding.md.
 """
 

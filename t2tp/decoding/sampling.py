@@ -34,6 +34,7 @@ def choose_tokens(
       may_end: booleans [batch], whether one of `options.end_ids` may be chosen.
       vocab_size: number of tokens; ids from this number on are padding and never chosen.
       options: how to choose.
+
     Returns:
       tokens, int32 [batch]; and the natural logarithms of the model's probabilities of the tokens
       (before temperature, top-k and top-p), float32 [batch].

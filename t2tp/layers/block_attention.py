@@ -14,8 +14,8 @@ from t2tp.ops.attention.local_attention import local_attention, visible_position
 class BlockAttention:
     """Causal attention to positions of the same block and of earlier neighbouring blocks.
 
-    See `t2tp.ops.attention.local_attention`. An image is [batch..., height, width, d_model], and its
-    positions are numbered row by row. Keys and values are stored as in `SelfAttention`.
+    See `t2tp.ops.attention.local_attention`. An image is [batch..., height, width, d_model], with
+    positions numbered row by row. Keys and values are stored as in `SelfAttention`.
     """
 
     def __init__(self, heads: Heads, space: Sequence[mtf.Dimension], block: Sequence[int]) -> None:
