@@ -63,6 +63,7 @@ def test_a_script_learns(script, tmp_path):
     assert len(found) >= 2 and found[-1] < found[0]
 
 
+@pytest.mark.slow
 def test_what_a_users_directory_registers_can_be_trained(tmp_path):
     flags = [f"--t2t_usr_dir={EXAMPLES / 'my_model'}", *_TRAIN]
     found = losses("t2tp.trainer.cli.programs:t2tp_trainer", flags, tmp_path)

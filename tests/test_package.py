@@ -88,6 +88,7 @@ def test_the_demo_installs_the_package_alone(tmp_path):
     assert re.findall(r"pip install .*--editable (.*)", done.stdout) == ["'.'"]
 
 
+@pytest.mark.slow
 def test_the_demo_imports_only_what_the_package_requires_and_it_needs():
     modules = [f"t2tp.trainer.cli.{name}" for name in ("datagen", "train", "decode")]
     done = run_code(f"import sys, {', '.join(modules)}; print(*sys.modules)")

@@ -252,6 +252,7 @@ def convert_until_killed() -> None:
     programs.t2tp_convert()
 
 
+@pytest.mark.slow
 def test_a_killed_conversion_leaves_no_run_and_the_next_one_cleans_up(source, tmp_path):
     run, target = tmp_path / "at/run", f"{__name__}:convert_until_killed"
     flags = [f"--from_hf={source}", f"--output_dir={run}"]

@@ -150,6 +150,7 @@ def test_a_model_that_reads_another_first_token_is_warned_of(tmp_path, tokenizer
     assert "bos_token_id" not in caplog.text
 
 
+@pytest.mark.slow
 def test_a_training_that_makes_its_data_reads_their_first_token(tmp_path, tokenizer, capsys):
     chats = tmp_path / "chats.jsonl"
     chats.write_text("".join(json.dumps({"messages": each}) + "\n" for each in CHATS * 30))

@@ -19,6 +19,7 @@ def searched(devices, **values):
     return auto_layout._search("transformer_lm", hparams, 30, (), devices, cluster, None)
 
 
+@pytest.mark.slow
 def test_it_chooses_mesh_and_layout_and_nothing_else():
     hparams, said = searched(2, microbatches=2)
     assert hparams.mesh_shape in ("data:2", "model:2", "stage:2") and hparams.layout
@@ -77,6 +78,7 @@ def test_a_card_has_the_cluster_of_its_kind_and_its_own_memory(monkeypatch, tmp_
             auto_layout.this_cluster()
 
 
+@pytest.mark.slow
 def test_models_with_other_hparams_are_searched_too():
     hparams = registry.hparams("mtf_resnet_tiny")
     hparams.parse("batch_size=4,batch_size_unit=sequences_per_batch")

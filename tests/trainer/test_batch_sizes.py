@@ -17,6 +17,7 @@ RUNS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("legs", RUNS, ids=["batch sizes", "meshes"])
 def test_a_resumed_run_reads_its_rows_in_order(tmp_path, data_dir, monkeypatch, legs):
     read: dict[int, list[int]] = {}  # step -> its examples

@@ -34,6 +34,7 @@ def test_training_stops_on_a_plateau_and_stays_stopped(tmp_path, data_dir):
     assert evaluated(tmp_path) == [2, 4, 6, 7]
 
 
+@pytest.mark.slow
 def test_each_split_has_its_directory(tmp_path, data_dir):
     experiment(tmp_path, data_dir, train_steps=2).train()
     run = experiment(tmp_path, data_dir, eval_split="test", eval_steps=1)

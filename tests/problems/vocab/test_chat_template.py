@@ -134,6 +134,7 @@ def test_whatever_a_template_does_is_a_sentence_soon(source):
     assert after <= max(children, 520 * 1024)
 
 
+@pytest.mark.slow
 def test_a_rendering_that_is_stopped_leaves_the_next_ones_alone(recwarn):
     source = "{% if messages[0].content == 'long' %}" + ENDLESS + "{% endif %}{{ 'a' }}"
     template = ChatTemplate(source, {}, max_seconds=0.3)

@@ -217,6 +217,7 @@ PROGRAM = (
 )
 
 
+@pytest.mark.slow
 def test_a_program_that_is_killed_leaves_no_worker(tmp_path):
     (tmp_path / "fake").mkdir()
     (tmp_path / "fake/worker.py").write_text(

@@ -32,6 +32,7 @@ def test_a_file_is_decoded_in_its_order_whatever_the_batches(pairs, tmp_path):
     assert found[1:3] == alone
 
 
+@pytest.mark.slow
 def test_beams_are_written_with_their_scores(pairs, tmp_path):
     options = "beam_size=3,extra_length=5,return_beams=true,write_beam_scores=true"
     for line in pairs.decoded(tmp_path, SOURCES[:2], options):
@@ -56,6 +57,7 @@ def test_results_begin_as_they_are_told(pairs, tmp_path, capsys):
     assert "beginnings.txt has 1 lines, and" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_split_is_decoded_into_three_files_and_scored(pairs, capsys):
     assert pairs.decode(split="validation", decode_hparams="beam_size=1,num_samples=4") == 0
     files = {path.suffix: path for path in (pairs.output_dir / "decodes").iterdir()}

@@ -48,6 +48,7 @@ def test_it_searches(capfd):
     assert "planning" in said.err
 
 
+@pytest.mark.slow
 def test_it_plans_changes(capfd):
     changes = "recompute=layer,microbatches=2"
     assert planned(hparams=changes) == planned(hparams=changes, advise="true") == 0

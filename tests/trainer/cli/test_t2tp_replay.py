@@ -134,6 +134,7 @@ def test_on_the_runs_mesh_it_is_equal_bit_for_bit(run, capfd):
         }
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_skipped(run, capfd, tmp_path):
     copied = shutil.copytree(run[0]["output_dir"], tmp_path / "run")
     for path in (copied / f"checkpoints/step-{STEPS:08d}").glob("*.data-*"):
@@ -152,6 +153,7 @@ def test_a_planted_row_comes_first(mesh, step, request, capfd):
     assert rows[0]["row"] == PLANTED[step][0], PLANTED[step]
 
 
+@pytest.mark.slow
 def test_without_a_row_the_loss_is_the_mean_of_the_others(run, capfd):
     where, _ = run
     _, rows, _ = replayed(where, capfd, step=3)
@@ -164,6 +166,7 @@ def test_without_a_row_the_loss_is_the_mean_of_the_others(run, capfd):
     assert float(loss) == pytest.approx(mean, rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

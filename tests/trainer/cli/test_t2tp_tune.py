@@ -60,6 +60,7 @@ def search(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_two_trials_from_beginning_to_end(search, tmp_path, capfd):
     assert search("--trials=2", "--sampler=random") == 0
     shown = capfd.readouterr()
@@ -96,6 +97,7 @@ def test_three_failures_before_any_success_end_the_search(search, capfd):
     assert "failed" not in capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_search_fails_if_all_its_trials_failed(search, capfd):
     assert search("--trials=2", trainer=("--model=fails",)) == 1
     lines = capfd.readouterr().out.splitlines()

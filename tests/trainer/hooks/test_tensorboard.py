@@ -25,6 +25,7 @@ def run(data_dir, tmp_path_factory) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_histograms_count_every_value_of_each_variable(run):
     counts = {
         (event.name, event.step): event.value[:, 2].sum()

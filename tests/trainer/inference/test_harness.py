@@ -114,6 +114,7 @@ def test_any_layout_gives_the_answers_of_the_harness_itself(model, expected, lay
     assert len([each for each in new if each.name.startswith("step-00000000_")]) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "says"),
     [

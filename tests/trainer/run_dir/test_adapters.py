@@ -51,6 +51,7 @@ def contents(output_dir) -> dict[str, np.ndarray]:
     return values_in(find(str(output_dir)))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_has_the_adapters_and_refers_to_the_base(run, base):
     saved = find(str(run))
     names = {name for name in saved.shapes() if "/adam" not in name and "layer" in name}
@@ -64,6 +65,7 @@ def test_a_checkpoint_has_the_adapters_and_refers_to_the_base(run, base):
     assert said["save_id"] == find(str(base.output_dir)).save_id
 
 
+@pytest.mark.slow
 def test_a_resumed_run_finds_its_base_and_goes_on_as_if_never_stopped(run, base, tmp_path):
     """On another mesh, and without being told of the base again."""
     resumed = tmp_path / "run"
@@ -114,6 +116,7 @@ def test_base_and_run_may_move_together_and_a_base_alone_must_be_named(run, base
     assert train(base, new / "run", 2, warm_start_from=tmp_path / "elsewhere") == 0
 
 
+@pytest.mark.slow
 def test_adapters_can_be_trained_further_in_another_run(run, base, tmp_path):
     """It has the base of the first run, and no weight of its own."""
     before = contents(run)

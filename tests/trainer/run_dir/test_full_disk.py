@@ -43,6 +43,7 @@ def test_what_cannot_be_written_is_named_in_a_sentence(tmp_path, name):
     assert len(str(error.value).splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_an_export_that_does_not_fit_is_not_blamed_on_the_hparams(trained, data_dir, capfd):
     command = ["t2tp_exporter", f"--output_dir={trained}", f"--data_dir={data_dir}"]
     with files_of_at_most(20_000):

@@ -37,6 +37,7 @@ def wait_for_the_next_second() -> None:
     time.sleep(1 - time.time() % 1)
 
 
+@pytest.mark.slow
 def test_tensorboard_and_the_json_log_have_each_step_once(tmp_path):
     """Also if the run is moved, once and again."""
     run, log = tmp_path / "run", tmp_path / "log.jsonl"

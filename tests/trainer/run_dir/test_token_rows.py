@@ -209,6 +209,7 @@ def test_frozen_rows_cannot_follow(converted, tmp_path, capsys):
     assert "embedding is frozen" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_without_data_in_the_store_no_tokenizer_is_inherited(server, tmp_path, caplog):
     run, cache = tmp_path / "run", tmp_path / "cache"
     vocabularies = []
