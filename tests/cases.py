@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 
 
 def in_turn(first: Iterable[object], second: Iterable[object], times: int = 1) -> list[tuple]:
-    """Pairs each of `first` with `times` of `second`, which take turns.
+    """Pairs each element of `first` with the next `times` elements of `second`, in rotation.
 
-    Each is there as if all pairs were, at a fraction of the time; tuples are joined.
+    The pairs cover both lists in a fraction of the time of all pairs. Tuples are concatenated.
     """
     others = list(second)
     pairs = [

@@ -1,7 +1,7 @@
-"""All tests of a process share its CPU, which is eight virtual devices: meshes of up to eight.
+"""Gives each test process eight virtual CPU devices, for meshes of up to eight processors.
 
-With `T2TP_TEST_GPU=1` the machine's first GPU is split into eight instead (docs/gpu.md); otherwise
-GPUs are not looked at.
+With `T2TP_TEST_GPU=1`, the machine's first GPU is split into eight devices instead (docs/gpu.md).
+Otherwise TensorFlow sees no GPU.
 """
 
 import gc
@@ -20,19 +20,19 @@ from absl import logging
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# How long an example takes says more about the machine than about us.
+# The duration of a hypothesis example depends on the machine, so examples have no deadline.
 hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")
 
 NUM_DEVICES = 8
-GPU_MEGABYTES = 1024  # of each of the eight
+GPU_MEGABYTES = 1024  # of each of the eight virtual devices
 
 LOGGER = logging.get_absl_logger()
 HANDLERS, PROPAGATES, VERBOSITY = LOGGER.handlers[:], LOGGER.propagate, logging.get_verbosity()
 
 
-# Tests of these files take longest: whoever runs files beside each other begins with them, and is
-# not left with one of them at the end.
+# The files with the longest tests. They run first, so that parallel workers do not wait for one of
+# them at the end.
 LONG_FILES = (
     "tests/test_commands.py",
     "tests/huggingface/test_config_entries.py",
@@ -54,7 +54,7 @@ LONG_FILES = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the option of `make test` and `make test-fast`."""
+    """Adds `--cases`, the option of `make test` and `make test-fast`."""
     parser.addoption(
         "--cases",
         choices=["all", "cover", "brief", "one"],
@@ -66,9 +66,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(trylast=True)  # Of the cases that other options have left.
+@pytest.hookimpl(trylast=True)  # trylast: other options deselect tests first.
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Sorts long files to the front; leaves the cases that --cases chooses."""
+    """Sorts long files to the front and deselects the cases that --cases leaves out."""
     order = {path: number for number, path in enumerate(LONG_FILES)}
     items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(order)))
     if os.environ.get("T2TP_TEST_GPU"):
@@ -78,7 +78,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     cases: dict[tuple[str, bool], list[pytest.Item]] = {}
     for item in items:
-        # Of a table of operations, cases are chosen for each operation.
+        # A test with a parameter `operation` counts as one test per operation.
         params = item.callspec.params if hasattr(item, "callspec") else {}
         test = item.nodeid.partition("[")[0] + params.get("operation", "")
         is_slow = item.get_closest_marker("slow") is not None
@@ -92,14 +92,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _covering(cases: list[pytest.Item]) -> set[pytest.Item]:
-    """Returns cases that have all values of each parameter, and of a grid of three all pairs.
+    """Returns cases that cover all values of each parameter; of three parameters, all pairs.
 
-    Greedily: the next case is the one with the most that is missing.
+    The search is greedy: the next case is the one that covers most of what is missing.
     """
     names = list(cases[0].callspec.params) if len(cases) > 1 else []
     if len(names) < 2:
         return set(cases)
-    # Those of one decorator, which lists its cases, have the same indices.
+    # Parameters of one decorator, which lists its cases, have the same indices.
     axes = {tuple(case.callspec.indices[name] for case in cases): name for name in names}
     is_grid = len(axes) > 2
     missing_of: dict[pytest.Item, set] = {}
@@ -120,7 +120,7 @@ def _covering(cases: list[pytest.Item]) -> set[pytest.Item]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Sets up the devices; imports TensorFlow, but not where others run the tests."""
+    """Sets up the devices, unless pytest-xdist's workers run the tests."""
     if config.getoption("numprocesses", None):
         return
     gc.disable()
@@ -128,7 +128,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Excludes what was imported from garbage collection: it stays, and there is a lot of it."""
+    """Excludes imported modules from garbage collection: they are large and never freed."""
     gc.freeze()
     gc.enable()
 
@@ -140,7 +140,7 @@ def _make_devices() -> None:
         tf.config.list_physical_devices("CPU")[0],
         [tf.config.LogicalDeviceConfiguration() for _ in range(NUM_DEVICES)],
     )
-    # As `t2tp.connect` shares the cores among eight devices.
+    # `t2tp.connect` also gives each of eight devices one thread.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     if os.environ.get("T2TP_TEST_GPU"):
         card = tf.config.list_physical_devices("GPU")[0]
@@ -152,21 +152,21 @@ def _make_devices() -> None:
         tf.config.experimental.enable_op_determinism()
     else:
         tf.config.set_visible_devices([], "GPU")
-        # A program runs only a few steps here, for which Grappler takes as long as all the rest of
-        # TensorFlow to get ready. The programs that tests start as processes of their own have it.
+        # The tests run only a few steps, and Grappler doubles the time until the first one.
+        # Programs that tests start as processes of their own use Grappler.
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
 @pytest.fixture(autouse=True)
 def _log_as_at_the_start() -> None:
-    """The programs choose what is logged, and how, for their whole process."""
+    """Undoes what programs set: they choose what is logged, and how, for their whole process."""
     LOGGER.handlers[:], LOGGER.propagate = HANDLERS, PROPAGATES
     logging.set_verbosity(VERBOSITY)
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _quiet_mesh_tensorflow() -> None:
-    """mesh-tensorflow warns of every variable without an initializer."""
+    """Hides mesh-tensorflow's warning about each variable without an initializer."""
     import tensorflow as tf
 
     tf.get_logger().setLevel("ERROR")
@@ -174,7 +174,7 @@ def _quiet_mesh_tensorflow() -> None:
 
 @pytest.fixture
 def own_registries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes away again what a test registers, which others would find."""
+    """Removes after a test what it registers, so that other tests do not find it."""
     from t2tp import registry
 
     for each in registry._registries.values():

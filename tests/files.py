@@ -1,4 +1,4 @@
-"""Files of tests: what a directory holds, a changed byte, a disk that fills up."""
+"""Helpers for files: the contents of a directory, a flipped bit, a disk that is full."""
 
 import os
 import resource
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def files_in(directory: Path, ignored: str = "") -> dict[str, bytes]:
-    """Returns the contents of all files below a directory, but for those of an ignored one."""
+    """Returns the contents of all files below a directory, without directories named `ignored`."""
     paths = (path.relative_to(directory) for path in sorted(directory.rglob("*")) if path.is_file())
     return {
         path.as_posix(): (directory / path).read_bytes()
@@ -17,7 +17,7 @@ def files_in(directory: Path, ignored: str = "") -> dict[str, bytes]:
     }
 
 
-# What may be where a file should be; each is made at a path.
+# What may be at the path of a file instead of its proper contents.
 STRANGE: dict[str, Callable[[Path], object]] = {
     "a pipe": os.mkfifo,
     "a device": lambda path: path.symlink_to("/dev/zero"),
@@ -32,7 +32,7 @@ STRANGE: dict[str, Callable[[Path], object]] = {
 
 
 def flip(path: Path, position: int = 0) -> None:
-    """Flips a bit of a byte."""
+    """Flips one bit of the byte at `position`."""
     content = bytearray(path.read_bytes())
     content[position] ^= 1
     path.write_bytes(content)
@@ -45,7 +45,7 @@ def limit_files(size: int) -> None:
 
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """A full disk that needs no root: writing beyond `size` bytes of a file fails."""
+    """Simulates a full disk without root: writing beyond `size` bytes of a file fails."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 
 def killed_before_renaming(write: Callable[[], object], name: str = "") -> None:
-    """Lets a process write files, and kills it when all of one is written but its name.
+    """Lets a process write files, and kills it when a file is complete but not yet renamed.
 
     Args:
       write: writes the files.
-      name: name of the file. Default: the first.
+      name: name of the file. Default: the first file that is renamed.
     """
     replace = os.replace
 

@@ -1,4 +1,4 @@
-"""Hosts on one machine: network namespaces on a switch. They need root and `ip` (iproute2)."""
+"""Simulates hosts as network namespaces on a switch; requires root and `ip` (iproute2)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-# The namespaces of a process have its number in their names, so that tests may run at once.
+# The names of a process's namespaces contain its number, so that tests may run in parallel.
 _PREFIX = f"t2tp-{os.getpid()}-"
 _HUB = f"{_PREFIX}hub"
 
 
 def missing() -> str:
-    """Returns why there can be no such hosts here; "" if there can."""
+    """Returns why this machine cannot simulate hosts; "" if it can."""
     if os.geteuid():
         return "network namespaces need root"
     try:
@@ -28,7 +28,7 @@ def missing() -> str:
 
 
 class Network:
-    """Hosts 0 to n-1 with the addresses 10.77.0.1 to n; use it as a context."""
+    """Simulates hosts 0 to n-1 with the addresses 10.77.0.1 to 10.77.0.n; a context manager."""
 
     def __init__(self, count: int) -> None:
         self._processes: dict[int, list[subprocess.Popen]] = {host: [] for host in range(count)}
@@ -72,7 +72,7 @@ class Network:
         self._kill(host)
 
     def power_on(self, host: int) -> None:
-        """Connects a host again."""
+        """Connects a host to the network again."""
         _in(_HUB, "ip", "link", "set", f"port{host}", "up")
 
     def _kill(self, host: int) -> None:
@@ -101,7 +101,7 @@ def _pids(host: int) -> list[int]:
 
 
 def _remove_abandoned() -> None:
-    """Removes the namespaces of killed processes."""
+    """Removes the namespaces that killed processes left."""
     for path in Path("/run/netns").glob("t2tp-*-*"):
         if not Path("/proc", path.name.split("-")[1]).exists():
             subprocess.run(["ip", "netns", "del", path.name], capture_output=True, check=False)

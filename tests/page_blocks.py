@@ -1,4 +1,4 @@
-"""The code in the pages of docs/."""
+"""Code blocks of the pages in docs/."""
 
 import re
 from pathlib import Path
@@ -7,12 +7,12 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 
 def blocks(page: str, language: str) -> list[str]:
-    """The blocks of code in a page."""
+    """Returns the code blocks of a page in one language."""
     return re.findall(rf"```{language}\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL)
 
 
 def check_shown(page: str, source: str, left_out: tuple[str, ...] = ()) -> None:
-    """Checks that a source has all lines of a page, except for those that begin with `left_out`."""
+    """Checks that a source has all lines of a page, except lines that begin with `left_out`."""
     for block in blocks(page, "python"):
         for line in block.splitlines():
             assert line.strip().startswith(left_out) or line in source

@@ -1,4 +1,4 @@
-"""The commands that the README and the pages of docs/ show, and how a test runs them."""
+"""Finds and runs the commands that the README and the pages of docs/ show."""
 
 import os
 import re
@@ -16,10 +16,10 @@ from tests.warm_processes import WarmProcess
 REPOSITORY = Path(__file__).parent.parent
 PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (REPOSITORY / "docs").glob("*.md")))
 
-# What says, as `diff` does, that two things are different.
+# Exit codes that count as success: like `diff`, the program reports a difference by exit code 1.
 _DIFFERENT = {"t2tp_inspect_checkpoint": 1}
 
-# Those that start other processes.
+# Programs that start other processes, so they cannot run in a forked process.
 _COLD = ("t2tp_datagen", "t2tp_tune")
 
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -27,7 +27,7 @@ _INLINE = re.compile(r"`(t2tp_\w+ [^`]*--[^`]*)`")
 
 
 def commands(page: str) -> list[list[str]]:
-    """The words of each command in the blocks of a page, in its order."""
+    """Returns the words of each command in the blocks of a page, in the page's order."""
     text = (REPOSITORY / page).read_text("utf-8")
     blocks = [code for language, code in _FENCED.findall(text) if language in ("", "sh")]
     found = [words for block in blocks for words in _commands(block)]
@@ -35,7 +35,7 @@ def commands(page: str) -> list[list[str]]:
 
 
 def inline_commands(page: str) -> list[list[str]]:
-    """The words of each command with flags that stands in a sentence of a page."""
+    """Returns the words of each command with flags in the sentences of a page."""
     text = (REPOSITORY / page).read_text("utf-8")
     return [shlex.split(command) for command in _INLINE.findall(text)]
 
@@ -48,13 +48,13 @@ def _commands(block: str) -> Iterator[list[str]]:
 
 
 def run(words: Sequence[str], directory: Path, number: int, less=MappingProxyType({})) -> str:
-    """Runs a command, which has to succeed, in a directory; returns what it wrote.
+    """Runs a command in a directory and checks that it succeeds; returns its output.
 
     Args:
-      words: of the command.
+      words: words of the command.
       directory: the working directory.
-      number: different for each command of a directory.
-      less: words that are replaced, by those of a command that takes less time.
+      number: a number that no other command of the directory has.
+      less: word of the command -> words of a faster command that replace it.
     """
     program, *arguments = [
         part for word in words for part in shlex.split(less.get(word, shlex.quote(word)))

@@ -1,4 +1,4 @@
-"""The most memory that this program has used."""
+"""Measures the memory of this process."""
 
 import ctypes
 import os
@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def peak_bytes() -> int:
-    """Of this program alone: `getrusage` counts what the process was before it became this one."""
+    """Returns this program's peak; `getrusage` includes the process that was replaced by it."""
     return _status("VmHWM")
 
 
 def resident_bytes() -> int:
-    """What this program uses now."""
+    """Returns the memory that this process uses now."""
     return _status("VmRSS")
 
 
@@ -27,10 +27,11 @@ def _status(name: str) -> int:
 
 
 def give_back_freed_blocks() -> None:
-    """Makes glibc give freed blocks of a megabyte back at once, so that the peak is what is held.
+    """Makes glibc return freed blocks of a megabyte at once, so that the peak is memory in use.
 
-    It keeps those of up to 32 MB for later, how many depends on what runs at the same time. So
-    does oneDNN's pool, which TensorFlow allocates from, unless it has started already.
+    By default glibc keeps some freed blocks of up to 32 MB; how many depends on concurrent threads.
+    oneDNN's pool, from which TensorFlow allocates, also keeps freed blocks; it is disabled unless
+    TensorFlow has started already.
     """
     os.environ["TF_ONEDNN_USE_SYSTEM_ALLOCATOR"] = "1"
     mmap_threshold, arena_max = -3, -8  # M_MMAP_THRESHOLD, M_ARENA_MAX

@@ -1,4 +1,4 @@
-"""A store on loopback: moto's S3 server, with faults, and a count of the bytes that it sends."""
+"""An object store on loopback: moto's S3 server with injected faults and a count of sent bytes."""
 
 import threading
 from collections import Counter
@@ -21,16 +21,17 @@ class _Quiet(WSGIRequestHandler):
 
 
 class StoreServer:
-    """The server, which runs in a thread of the tests.
+    """The object store's server, which runs in a thread of the tests.
 
     Attributes:
-      fault: called with method and path of a request; a returned status and code are the answer.
-      sent: bytes that were sent, by path.
-      log: method and path of the requests that changed something.
+      fault: called with method and path of a request; if it returns a status and a code, they are
+        the answer.
+      sent: path -> number of bytes sent.
+      log: method and path of each request that changed something.
     """
 
     def __init__(self) -> None:
-        from moto.server import DomainDispatcherApplication, create_backend_app  # Takes a second.
+        from moto.server import DomainDispatcherApplication, create_backend_app  # takes a second
 
         self._app = DomainDispatcherApplication(create_backend_app)
         self._server = make_server(
@@ -42,7 +43,7 @@ class StoreServer:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def environment(self, cache: object) -> dict[str, str]:
-        """Returns the environment of a program whose mirrors are in a directory."""
+        """Returns the environment of a program that keeps its mirrors in `cache`."""
         return {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._server.server_port}",
             "AWS_ACCESS_KEY_ID": "key",
@@ -52,7 +53,7 @@ class StoreServer:
         }
 
     def files(self) -> fsspec.AbstractFileSystem:
-        """Returns a client."""
+        """Returns a client of the store."""
         return fsspec.filesystem(
             "s3",
             key="key",
@@ -63,7 +64,7 @@ class StoreServer:
         )
 
     def clear(self) -> None:
-        """Removes faults and objects, and makes an empty bucket."""
+        """Removes faults and objects, and creates an empty bucket."""
         self.fault = lambda method, path: None
         files = self.files()
         if files.exists(BUCKET):
@@ -101,7 +102,7 @@ def _server() -> Iterator[StoreServer]:
 
 @pytest.fixture
 def server(_server: StoreServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StoreServer:
-    """The server with an empty bucket; this process's mirrors are in `tmp_path/cache`."""
+    """Gives the server an empty bucket; mirrors of this process are in `tmp_path/cache`."""
     _server.clear()
     for name, value in _server.environment(tmp_path / "cache").items():
         monkeypatch.setenv(name, value)

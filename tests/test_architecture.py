@@ -1,4 +1,4 @@
-"""The packages are what docs/architecture.md says. (What they may import, `make lint` checks.)"""
+"""The packages match docs/architecture.md. (`make lint` checks which imports are allowed.)"""
 
 import re
 from pathlib import Path

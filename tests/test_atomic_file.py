@@ -1,4 +1,4 @@
-"""Files that are whole under their name, and what is left of those that never were."""
+"""Files are written completely or not at all; leftovers of killed writers are removed."""
 
 import os
 import stat
@@ -15,7 +15,7 @@ from tests.killed import killed_before_renaming
 
 @pytest.fixture
 def killed(tmp_path: Path) -> Path:
-    """A directory in which a process was killed while it replaced a file."""
+    """Kills a process while it replaces a file in a directory."""
     write_text(tmp_path / "state.json", "old")
     killed_before_renaming(lambda: write_text(tmp_path / "state.json", "new"))
     return tmp_path
@@ -69,7 +69,7 @@ def test_a_symlink_stays_and_its_target_is_written(tmp_path, is_there):
 def test_a_device_is_written_into_and_stays_a_device(tmp_path):
     device = tmp_path / "null"
     try:
-        os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))  # a node of /dev/null
+        os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))  # the device number of /dev/null
     except PermissionError:
         pytest.skip("only root makes devices")
     try:
@@ -91,7 +91,7 @@ def test_a_pipe_is_written_into(tmp_path):
 
 @pytest.mark.parametrize("redirected", [True, False])
 def test_standard_output_gets_the_text(tmp_path, redirected):
-    """/dev/stdout is such a link; the real one is not tried, as a fault would replace it."""
+    """/dev/stdout is a link; the test uses another one, which a fault may replace."""
     (tmp_path / "stdout").symlink_to("/proc/self/fd/1")
     code = f"print('before', flush=True); write_text({str(tmp_path / 'stdout')!r}, 'text')"
     command = [sys.executable, "-c", f"from t2tp.atomic_file import write_text; {code}"]

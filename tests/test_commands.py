@@ -37,11 +37,12 @@ class Walk:
     """A page whose commands are run one after another in one directory.
 
     Attributes:
-      page: the page.
-      less: words that are replaced, so that it takes less time; more than those of `LESS`.
-      runs: of the transformer that the page takes to be there.
-      files: the same, text by name.
-      makes: the same, functions that write what they are given the path of, by its name.
+      page: path of the page.
+      less: words that are replaced to save time, in addition to `LESS`.
+      runs: directories of runs that the page presupposes; each is a copy of `trained`.
+      files: files that the page presupposes: name -> text.
+      makes: further files or directories that the page presupposes: name -> function that writes
+        the path it is given.
     """
 
     page: str
@@ -51,7 +52,7 @@ class Walk:
     makes: dict[str, Callable[[Path], object]] = field(default_factory=dict)
 
 
-# Words that are replaced on any page.
+# Words that are replaced on any page, to save time.
 LESS = {
     "--train_steps=300": "--train_steps=2 --eval_steps=1",
     "--train_steps=500": "--train_steps=2",
@@ -109,7 +110,8 @@ WALKS = [
     ),
     Walk(
         "docs/planning.md",
-        # To measure all of a machine takes minutes: this adds to what is known of it.
+        # Measuring a whole machine takes minutes, so the command appends to a prepared cluster
+        # file.
         {
             "--devices=16": "--devices=2",
             "--devices=1,2,4,8": "--devices= --append",
@@ -143,9 +145,9 @@ WALKS = [
         files={"numbers.tsv": "".join(f"{n}\t{_in_words(n)}\n" for n in range(4000))},
     ),
 ]
-# What `make test` walks; `make test-ci` walks all.
+# The pages whose commands `make test` runs; `make test-ci` runs all pages.
 WALKED_EARLY = {"README.md"}
-# Their commands are run elsewhere, in tests of what comes of them; or they leave something out.
+# Pages whose commands other tests run, or whose commands leave something out.
 ELSEWHERE = {
     *("docs/new_model.md", "docs/new_problem.md", "docs/object_stores.md", "docs/own_data.md"),
     "docs/watching.md",
@@ -158,7 +160,7 @@ def _leaves_something_out(words: list[str]) -> bool:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    """Where all walks keep their data. Those of two problems are there, of few files and rows."""
+    """Creates the data directory of all walks, with small data of two problems."""
     directory = tmp_path_factory.mktemp("data")
     with pytest.MonkeyPatch.context() as changed:
         changed.setattr(python_stdlib, "source_files", lambda path: source_files(path)[::16])
@@ -170,7 +172,7 @@ def data(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, data) -> Path:
-    """A run of a transformer that has learned to reverse digits for two steps."""
+    """Trains a transformer for two steps to reverse digits."""
     directory = tmp_path_factory.mktemp("trained")
     (directory / "data").symlink_to(data)
     run(_TRAIN_REVERSE.split(), directory, 0)
@@ -225,7 +227,7 @@ SHOWN = [
     ids=[f"{page}-{words[0]}-{n}" for n, (page, words) in enumerate(SHOWN)],
 )
 def test_the_flags_of_every_command_are_those_of_its_program(page, words):
-    """Also where a page leaves something out with `...`."""
+    """Also checks commands in which the page leaves something out with `...`."""
     program, *arguments = words
     if program == "t2tp_launch":
         assert arguments.pop(0) == "-n" and arguments.pop(0).isdigit()

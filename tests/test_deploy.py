@@ -1,4 +1,4 @@
-"""What lies in deploy/: valid by the published schemas, with flags that our programs have."""
+"""The files of deploy/ match the published schemas, and their flags exist."""
 
 import os
 import re
@@ -28,7 +28,7 @@ def documents(path: Path) -> list[dict]:
 
 
 def check_kubernetes(document: dict) -> None:
-    """Also fields that do not exist are errors."""
+    """Checks a document against Kubernetes' schema; unknown fields are errors."""
     version = kubernetes_validate.latest_version()
     kubernetes_validate.validate(document, version, strict=True)
 
@@ -78,7 +78,7 @@ def container(path: Path) -> dict:
 
 
 def commands() -> dict[str, list[str]]:
-    """The command line of each file."""
+    """Returns the command line of each file."""
     script = SBATCH.read_text().replace("\\\n", " ")
     (line,) = re.findall(r"^srun .*$", script, re.MULTILINE)
     words = shlex.split(line.removesuffix("&"))
@@ -116,7 +116,7 @@ def test_the_pods_find_each_other():
 
 
 def test_a_pod_lives_while_its_heartbeat_is_young(tmp_path):
-    """The probe, of which both files have the same, is run as Kubernetes runs it."""
+    """Runs the probe, which is identical in both files, as Kubernetes runs it."""
     probe = container(JOB)["livenessProbe"]
     assert container(TFJOB)["livenessProbe"] == probe
     directory = f"{word_of('--output_dir')}/"
@@ -128,7 +128,7 @@ def test_a_pod_lives_while_its_heartbeat_is_young(tmp_path):
     def code() -> int:
         return subprocess.run([sys.executable, *command]).returncode
 
-    assert code() == 0  # Data may be made before training begins.
+    assert code() == 0  # No heartbeat is written while data are prepared before training.
     heartbeat.write_text("{}")
     assert code() == 0
     os.utime(heartbeat, times=(time.time() - 1900,) * 2)

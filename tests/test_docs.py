@@ -1,4 +1,4 @@
-"""What the pages in docs/ show is what comes of it."""
+"""The outputs that pages of docs/ show are those of their code."""
 
 import re
 

@@ -12,22 +12,22 @@ from tests.huggingface.tiny_files import write_tiny_gpt2
 from tests.warm_processes import WarmProcess
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-# What trains the model of `my_model`.
+# The arguments that train the model of `my_model`.
 _TRAIN = ["--problem=counting_text", "--model=ngram_lm", "--hparams_set=ngram_lm_tiny"]
 _TRAIN += ["--generate_data", "--data_dir=data", "--output_dir=run", "--mesh_shape=data:2;model:2"]
 _TRAIN += ["--train_steps=20", "--eval_steps=1", "--log_step_count_steps=1"]
 
 
 def _write_chats(path: Path) -> None:
-    """Writes questions with one answer."""
+    """Writes chats that all have the same answer."""
     names = ["fox", "dog", "lazy fox", "quick dog", "brown fox"]
     lines = [json.dumps({"prompt": f"the {name}", "completion": " jumps"}) for name in names * 20]
     path.write_text("\n".join(lines))
 
 
-# Run by `make demo`, by tests/huggingface, and by tests/problems/test_user_dir.py.
+# Examples that `make demo`, tests/huggingface and tests/problems/test_user_dir.py run.
 ELSEWHERE = {"demo.sh", "compare_with_compressors.py", "huggingface.py", "my_problems"}
-# What a script cannot do without: arguments, and what writes the files that they name.
+# Arguments that a script requires, and the functions that write the files they name.
 ARGUMENTS = {
     "save_and_restore.py": ["checkpoints"],
     "fine_tune_with_lora.py": ["model", "chats.jsonl", "output", "12"],
@@ -37,7 +37,7 @@ SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py") if path.name not in
 
 
 def run_script() -> None:
-    """What `python PATH` does."""
+    """Runs a script as `python PATH` does."""
     del sys.argv[0]
     runpy.run_path(sys.argv[0], run_name="__main__")
 
@@ -50,7 +50,7 @@ def losses(target: str, arguments: list[str], directory: Path) -> list[float]:
     return [float(loss) for loss in re.findall(r"\bstep +\S+ +.*?loss ([\d.]+)", printed)]
 
 
-# The fast tests have no time for pipelines.
+# Pipelines take too long for the fast tests.
 _CASES = [s if s != "pipeline.py" else pytest.param(s, marks=pytest.mark.slow) for s in SCRIPTS]
 
 

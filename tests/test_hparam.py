@@ -1,4 +1,4 @@
-"""HParams: typed values, read from text and JSON, refused in plain sentences."""
+"""HParams: typed values that are read from text and JSON; errors are plain sentences."""
 
 import copy
 import doctest
@@ -266,7 +266,7 @@ def test_text_that_cannot_be_read_is_refused_and_sets_nothing(text: str, message
 # JSON.
 
 
-FLOATS = st.floats(-1e38, 1e38)  # The range of a hyperparameter without limits.
+FLOATS = st.floats(-1e38, 1e38)  # The range of a hyperparameter whose range is not limited.
 ELEMENTS = [st.booleans(), st.integers(-(10**12), 10**12), FLOATS, st.text()]
 VALUES = st.one_of(st.none(), *ELEMENTS, *(st.lists(each, min_size=1) for each in ELEMENTS))
 NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True).filter(
@@ -285,7 +285,7 @@ def test_any_hparams_come_back_from_a_run_exactly(tmp_path_factory, values: dict
 
 
 def other_value(value: Any) -> Any:
-    """A value of the same type that is not the one under test."""
+    """Returns a value of the same type that is not the value under test."""
     if isinstance(value, list):
         return [other_value(value[0])] * (len(value) + 1)
     return None if value is None else type(value)()
@@ -311,7 +311,7 @@ def test_any_text_is_read_or_refused_with_a_value_error(text: str):
     hparams.values()
 
 
-# Going on with a saved run.
+# Resuming a saved run.
 
 
 def test_differences_say_which_value_will_be_used():

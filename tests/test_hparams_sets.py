@@ -1,6 +1,6 @@
-"""Registered hparams sets: each builds its model on its mesh, and says nothing in vain.
+"""Each registered hparams set builds its model on its mesh and sets no value that is never read.
 
-Graphs are abstract, without devices and memory, so the largest set costs little.
+Programs are abstract, without devices and memory, so even the largest set costs little.
 """
 
 import functools
@@ -27,7 +27,7 @@ from t2tp.trainer.inputs.batch_size import sequences_per_batch
 
 
 def ours(registered) -> bool:
-    """Whether it comes with t2tp, and not from another test."""
+    """Returns whether t2tp registered an entry, and not another test."""
     return registered.__module__.startswith("t2tp.")
 
 
@@ -36,26 +36,28 @@ RANGED = [n for n in registry.list_ranged_hparams() if ours(registry.ranged_hpar
 
 
 def marked(hparams_set: str):
-    """A set that `make test-fast` builds only if it is tiny."""
+    """Marks a set as slow unless it is tiny."""
     return pytest.param(hparams_set, marks=[] if "tiny" in hparams_set else pytest.mark.slow)
 
 
 EACH_SET = [marked(name) for name in SETS]
 VOCAB_SIZE, TRAIN_STEPS = 32768, 100_000
-# Where a set leaves the mesh to its user, it is to work on this one; with one row, on the other.
+# Sets without a mesh shape are tested on USUAL_MESH, or on MESH_OF_A_ROW if the batch is one row.
 USUAL_MESH, MESH_OF_A_ROW = "data:2;model:2", "model:2"
-# Models of language that also name classes.
+# Language models that also classify.
 OF_CLASSES_TOO = ("transformer_encoder", "transformer_moe_encoder")
 READ_BY_THE_TRAINER = {"batch_size", "batch_size_unit", "max_length", "mesh_shape", "layout"}
-# Hparams whose values decide which others are read.
+# Hparams whose values decide which other hparams are read.
 SWITCHES = ("optimizer", "learning_rate_schedule", "position", "attention_type")
-# Images' sets say the blocks of each way of attention, so that a child only takes another way.
+# The image sets set the block sizes of every attention type, so that a set derived from them needs
+# to change only the type.
 SAID_FOR_CHILDREN = {"block_length", "block_height", "block_width"}
 TENSOR2TENSOR = json.loads((Path(__file__).parent / "tensor2tensor_hparams.json").read_text())
 SETS_PAGE = Path(__file__).parent.parent / "docs/hparams_sets.md"
 SMALL_IMAGES = ("mlp_tiny", "vit_tiny", "mtf_resnet_digits")
 
-# The rows of the page's table of sizes: set, vocabulary or classes, parameters, published number.
+# Rows of the page's table of sizes: set, vocabulary or number of classes, parameters, published
+# parameters.
 SIZES = re.findall(
     r"^\| `(\w+)` \| (\d+) \| ([\d,]+) \| ([\w. ]+) \|", SETS_PAGE.read_text("utf-8"), re.MULTILINE
 )
@@ -63,7 +65,7 @@ UNITS = {"million": 1e6, "billion": 1e9}
 
 
 class RecordingHParams(HParams):
-    """An HParams that remembers which values were asked for."""
+    """An HParams that records which values were read."""
 
     def __init__(self, hparams: HParams):
         super().__init__()
@@ -78,16 +80,16 @@ class RecordingHParams(HParams):
 
 @dataclass(frozen=True)
 class Built:
-    """What building a set's model showed."""
+    """The properties of a set's model that building it showed."""
 
-    parameters: int  # that are trained
+    parameters: int  # trained parameters
     dimensions: frozenset[str]  # of all tensors
-    idle: tuple[str, ...]  # what the layout says of itself
-    read: frozenset[str]  # hparams
+    idle: tuple[str, ...]  # warnings about the layout
+    read: frozenset[str]  # hparams that were read
 
 
 def features_of(hparams_set, hparams, rows, classes=0) -> dict[str, t2tp.Feature]:
-    """The features of a problem that fits the set's model."""
+    """Returns the features of a problem that fits the set's model."""
     model = registry.model(registry.model_of_hparams(hparams_set))
     batch = mtf.Dimension("batch", rows)
     if model.takes == ("targets", "weights"):
@@ -124,7 +126,7 @@ def size_of_images(hparams_set: str) -> tuple[int, int, int]:
 
 
 def made(hparams_set: str, hparams: HParams, vocab_size: int, classes: int = 0):
-    """The set's model, for a problem of its kind, or one of so many classes."""
+    """Returns the set's model for a problem of its kind, or for one with `classes` classes."""
     name = registry.model_of_hparams(hparams_set)
     sizes = {"targets": vocab_size}
     if classes:
@@ -166,9 +168,9 @@ def build(hparams_set: str, changes=MappingProxyType({}), vocab=VOCAB_SIZE, clas
 
 
 def update_a_weight(hparams: HParams) -> None:
-    """What reads the hparams of optimizers and schedules, in a model of one matrix.
+    """Reads the hparams of optimizers and schedules by updating a model of one matrix.
 
-    Its name is one that sets exclude from weight decay.
+    The matrix has a name that sets exclude from weight decay.
     """
 
     def step(mesh, features):
@@ -189,7 +191,7 @@ def on_its_mesh(hparams_set: str, classes: int = 0) -> Built:
 
 
 def read_by(hparams_set: str) -> frozenset[str]:
-    """The hparams that the set's model reads, on any kind of problem."""
+    """Returns the hparams that the set's model reads, on any kind of problem."""
     read = on_its_mesh(hparams_set).read
     if registry.model_of_hparams(hparams_set) in OF_CLASSES_TOO:
         read |= on_its_mesh(hparams_set, classes=2).read
@@ -197,7 +199,7 @@ def read_by(hparams_set: str) -> frozenset[str]:
 
 
 def said_by(hparams_set: str, monkeypatch) -> list[str]:
-    """The hparams that the set and its parents set, in this order."""
+    """Returns the hparams that the set and its parents set, in this order."""
     said = []
     original = HParams.set
 
@@ -222,7 +224,7 @@ def test_each_set_is_laid_out_on_its_mesh_where_nothing_is_idle(hparams_set):
 
 @pytest.mark.parametrize("hparams_set", EACH_SET)
 def test_what_a_set_says_is_read(hparams_set, monkeypatch):
-    """Unless a switch, set later, turned it off: an optimizer that has no such thing, say."""
+    """Ignores values that a later switch made obsolete, for example by another optimizer."""
     said = said_by(hparams_set, monkeypatch)
     last_switch = max((n for n, name in enumerate(said) if name in SWITCHES), default=0)
     since = set(said[last_switch:]) - SAID_FOR_CHILDREN
@@ -233,21 +235,21 @@ def test_what_a_set_says_is_read(hparams_set, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("model", registry.list_models())
 def test_every_hparam_that_the_sets_of_a_model_declare_is_read(model):
-    """With one value of a switch or another, if not with the sets' own."""
+    """Tries other values of switches, because the sets' own do not read every hparam."""
     sets = [name for name in SETS if registry.model_of_hparams(name) == model]
     read = set().union(*(read_by(name) for name in sets))
     smallest = min(sets, key=lambda name: on_its_mesh(name).parameters)
     kinds = {"position": ["rotary", "relative"], "attention_type": ["local"]}
     if model == "mtf_image_transformer":
         kinds = {"attention_type": ["full", "local_1d", "local_2d"]}
-    elif model == "mtf_resnet":  # Whose smallest set has 16 channels.
+    elif model == "mtf_resnet":  # Group normalization: the smallest set has 16 channels.
         read |= build(smallest, {"mesh_shape": "", "norm_type": "group", "norm_groups": 8}).read
     for switch, values in kinds.items():
         for value in values if switch in registry.hparams(smallest) else []:
             read |= build(smallest, {"mesh_shape": "", switch: value}).read
     hparams = RecordingHParams(registry.hparams(smallest))
     hparams.parse("learning_rate_decay_steps=10,skip_step_sigma=6")
-    # All but the one that takes a transformer's d_model.
+    # The excluded schedule depends on a transformer's d_model.
     schedules = set(registry.list_learning_rate_schedules()) - {"rsqrt_hidden_size"}
     hparams.learning_rate_schedule = "*".join(sorted(schedules))
     for hparams.optimizer in registry.list_optimizers():
@@ -259,7 +261,7 @@ def test_every_hparam_that_the_sets_of_a_model_declare_is_read(model):
 @pytest.mark.parametrize("hparams_set", map(marked, [name for name, *_ in SIZES]))
 def test_a_set_has_the_published_number_of_parameters(hparams_set):
     ((vocab, shown, published),) = [row[1:] for row in SIZES if row[0] == hparams_set]
-    # BERT's mask is a token of the published vocabulary, and ours comes after it.
+    # BERT's mask token is part of the published vocabulary; ours is added to the vocabulary.
     vocab = int(vocab) - hparams_set.startswith("bert")
     parameters = build(hparams_set, {"mesh_shape": ""}, vocab).parameters
     assert f"{parameters:,}" == shown
@@ -278,12 +280,12 @@ def test_t5_becomes_its_version_1_1():
 
 
 def as_written(value) -> str:
-    """A value as a cell of the page's tables; of a mesh, the axes in any order."""
+    """Formats a value as a cell of the page's tables; the axes of a mesh are sorted."""
     return ";".join(sorted(str(value).split(";")))
 
 
 def test_the_sets_of_tensor2tensor_have_its_values_but_for_those_that_the_page_names():
-    """The table was made by running tensor2tensor's functions, under our hparams' names."""
+    """The stored table comes from tensor2tensor's functions, with our names of the hparams."""
     rows = [row.split("|") for row in SETS_PAGE.read_text("utf-8").splitlines() if "|" in row]
     cells = [[cell.strip(" `") for cell in row[1:-1]] for row in rows if len(row) == 7]
     named = {(row[0], row[1]): (row[2], row[3]) for row in cells if row[0] in TENSOR2TENSOR}
@@ -318,7 +320,7 @@ def test_a_set_says_its_model_by_its_name_or_when_it_is_registered(own_registrie
         registry.model_of_hparams("for_anything")
 
 
-# A ranged set -> the sets that it is for.
+# Name of a ranged set -> prefix of the sets that it is for.
 RANGES = {
     "basic1": "",
     "transformer_base_range": "transformer_",

@@ -1,4 +1,4 @@
-"""Every name in a docstring, a comment or a message of the source is the name of something."""
+"""Every name in a docstring, a comment or a message of the source exists."""
 
 import ast
 import builtins
@@ -24,7 +24,7 @@ SOURCE = ("t2tp", "trainer", "problems", "hparams")
 
 # Flags of other programs that messages and docstrings mention.
 OTHER_FLAGS = {"direct_num_workers", "direct_running_mode", "format", "name", "no", "runner"}
-# Files and members of other projects that have the names of ours.
+# Files and attributes of other projects that look like ours.
 OTHER_PAGES = {"SECURITY.md"}
 OTHER_MEMBERS = {"SelfAttention.relative_attention_bias"}
 # Backticked names from TensorFlow, Hugging Face, tensor2tensor and Unix, and examples of names.
@@ -44,7 +44,7 @@ def modules() -> dict[Path, ast.Module]:
 
 @functools.cache
 def texts() -> list[tuple[str, str]]:
-    """(place, text) of each string and comment of the source, and of each page."""
+    """Returns (place, text) of each string and comment of the source, and of each page."""
     return list(_texts())
 
 
@@ -64,9 +64,9 @@ def _texts() -> Iterator[tuple[str, str]]:
 
 
 def commands() -> Iterator[tuple[str, str, list[str]]]:
-    """(place, program, arguments) of each command in a string of the source and in `--help`.
+    """Yields (place, program, arguments) of each command in a string of the source or `--help`.
 
-    X stands for a value that is not known.
+    An X in an argument stands for an unknown value.
     """
     found = [(f"{spec.name} --help", spec.intro) for spec in PROGRAMS.values()]
     for path, module in modules().items():
@@ -83,7 +83,7 @@ def commands() -> Iterator[tuple[str, str, list[str]]]:
 
 @functools.cache
 def attributes() -> dict[str, set[str]]:
-    """Names in the body of each class, and of what it inherits; class name -> names."""
+    """Returns class name -> names in the body of the class and of the classes it inherits from."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     bases: defaultdict[str, set[str]] = defaultdict(set)
     for module in modules().values():
@@ -100,7 +100,7 @@ def attributes() -> dict[str, set[str]]:
                     found[node.name].add(each.id if isinstance(each, ast.Name) else each.attr)
 
     def all_of(name: str) -> set[str] | None:
-        """None if the class inherits from one that is not ours."""
+        """Returns the names of a class, or None if one of its bases is defined elsewhere."""
         if name.split(".")[-1] in ("object", "Protocol", "NamedTuple", "Generic", "ABC", "Enum"):
             return set(dir(tuple))
         if name not in found:
@@ -123,7 +123,7 @@ def test_flags_exist():
 
 
 def test_commands_are_taken_by_their_programs(tmp_path, monkeypatch):
-    """By the parser of the program's own flags, and of the flags that it hands on."""
+    """Parses each command with its program's flags and the flags that the program passes on."""
     monkeypatch.chdir(tmp_path)
     for path in (tmp_path / "run.yaml", tmp_path / "RUN/run.yaml"):
         path.parent.mkdir(exist_ok=True)
@@ -137,7 +137,7 @@ def test_commands_are_taken_by_their_programs(tmp_path, monkeypatch):
         for flag in re.findall(r"--(\w+)", " ".join(words)):
             assert flag in known or flag.removeprefix("no") in known, (place, program, flag)
         if not any("=" in word for word in words):
-            continue  # It only names a flag.
+            continue  # This string only names a flag.
         cut = words.index("--") if "--" in words else len(words)
         rest = PROGRAMS["t2tp_trainer"].groups
         try:
@@ -182,7 +182,7 @@ def test_modules_exist():
 
 @functools.cache
 def words() -> set[str]:
-    """Every name in the code and its tables, and every word in a string that is no docstring."""
+    """Returns all names in code and tables, and all words in strings that are not docstrings."""
     found = {*dir(builtins), *sys.stdlib_module_names, *registry.list_hparams()}
     for path in (REPOSITORY / "t2tp").rglob("*.toml"):
         found |= set(re.findall(r"\w+", path.read_text("utf-8")))

@@ -1,4 +1,4 @@
-"""The sdist and the wheel: each holds all of t2tp, and nothing else of the repository."""
+"""The sdist and the wheel contain all of t2tp and nothing else of the repository."""
 
 import importlib
 import importlib.metadata
@@ -27,7 +27,7 @@ BUILD_SDIST = "import setuptools.build_meta as backend; backend.build_sdist('dis
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory) -> Path:
-    """What a build reads of the repository, without the leftovers of other builds."""
+    """Copies the files that a build reads, without leftovers of other builds."""
     root = tmp_path_factory.mktemp("checkout")
     for name in ("LICENSE", "README.md", "pyproject.toml", "setup.py"):
         shutil.copy(REPOSITORY / name, root)
@@ -46,7 +46,7 @@ def sdist(checkout) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(sdist) -> Path:
-    """Built from the sdist, so that a module absent there is absent here."""
+    """Builds the wheel from the sdist, so that it lacks any module that the sdist lacks."""
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
     command = [sys.executable, "-m", "pip", "wheel", *options, f"--wheel-dir={sdist.parent}"]
     subprocess.run([*command, str(sdist)], check=True)
@@ -110,4 +110,4 @@ def test_every_command_that_installs_t2tp_names_an_extra_of_it():
     assert len(commands) > 10
     assert {extra for command in commands for extra in command.split(",")} <= extras
     texts = "".join(path.read_text() for path in files)
-    assert not re.search(r"pip install \S*t2tp", texts)  # No index has it.
+    assert not re.search(r"pip install \S*t2tp", texts)  # t2tp is not on a package index.

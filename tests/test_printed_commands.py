@@ -16,7 +16,7 @@ from t2tp.trainer.run_dir import run_files
 
 
 def paste(said, directory):
-    """Runs the last command of a message, which has to succeed, in a shell."""
+    """Runs the last command of a message in a shell and checks that it succeeds."""
     command = re.findall(r"^  (t2tp_\w+ .*(?:\n.*)*)", said.rstrip(), re.MULTILINE)[-1]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     ended = subprocess.run(
@@ -42,7 +42,7 @@ def test_commands_that_make_data(tmp_path, capsys, name):
     command += ["--hparams_set=transformer_lm_tiny", f"--problem_options={options}"]
     command += [f"--data_dir={data}", f"--output_dir={directory}/run"]
     assert t2tp_trainer(command) == 2
-    warned = paste(capsys.readouterr().err, tmp_path)  # There are no data.
+    warned = paste(capsys.readouterr().err, tmp_path)  # The data do not exist.
     problem = problems.find("languagemodel_textfiles", options)
     problem.check_prepared(data)
     (data / problem.name / "manifest.json").write_text("{")

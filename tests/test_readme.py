@@ -1,4 +1,4 @@
-"""What the README shows works."""
+"""The README's code works."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The registry: names, look-ups, and what it says when they fail."""
+"""The registry: names, look-ups, and messages of failed look-ups."""
 
 import re
 

@@ -9,7 +9,7 @@ from t2tp.scratch_directory import scratch_directory
 
 
 def killed_in_its_scratch_directory(parent: Path) -> Path:
-    """Lets a process work in a directory and kills it; returns what it leaves behind."""
+    """Kills a process that works in a scratch directory; returns what it leaves behind."""
 
     def work() -> None:
         with scratch_directory(parent, "v[1]-") as scratch:

@@ -1,4 +1,4 @@
-"""Files that a stranger wrote end in one sentence, quickly, whatever they are."""
+"""Any file from an untrusted source ends quickly, with success or one sentence."""
 
 import json
 import os
@@ -78,7 +78,7 @@ def test_a_model_of_hostile_files_is_refused_in_a_sentence(model, tmp_path, caps
     if code:
         check_is_refused(code, capsys, name)
         assert [path.name for path in tmp_path.iterdir()] == ["source"]
-    else:  # The conversion does not read it.
+    else:  # The conversion does not read the file.
         assert name == "chat_template.jinja" or name == "preprocessor_config.json"
         for path in (tmp_path / "run").rglob("*"):
             assert path.is_file() or path.is_dir()
@@ -124,7 +124,7 @@ COMMON = dict(deadline=None, derandomize=True, suppress_health_check=_USUAL)
 
 
 def places(content, path=()):
-    """Paths of the values inside a JSON object, but for those of a vocabulary."""
+    """Yields the paths of the values inside a JSON object, of at most 30 entries per level."""
     if isinstance(content, dict | list):
         inside = content.items() if isinstance(content, dict) else enumerate(content)
         for key, value in list(inside)[:30]:
@@ -141,7 +141,7 @@ def with_value(content, path, value):
 
 
 def read_all(source):
-    """What conversion and decoding read of a directory, before any work."""
+    """Reads all that conversion and decoding read of a directory before they start to work."""
     from t2tp.huggingface.model_directory import ModelDirectory
     from t2tp.problems.vocab.chat_template import ChatTemplate
     from t2tp.problems.vocab.tokenizer import TokenizerVocabulary
@@ -218,7 +218,7 @@ def test_a_full_disk_is_a_sentence_and_leaves_nothing(run, tmp_path):
     command = "import sys; from t2tp.trainer.cli import programs; sys.exit(programs.t2tp_convert())"
     done = subprocess.run(
         [sys.executable, "-c", command, *flags],
-        preexec_fn=lambda: limit_files(20_000),  # larger than each other file
+        preexec_fn=lambda: limit_files(20_000),  # larger than any of the other files
         stderr=subprocess.PIPE,
         text=True,
     )

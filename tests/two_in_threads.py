@@ -1,4 +1,4 @@
-"""Two processes of a run as two threads of this one, for what they have to agree on."""
+"""Runs two processes of a run as two threads, to test what the processes have to agree on."""
 
 import threading
 from collections.abc import Callable
@@ -10,14 +10,14 @@ from tests.patience import PATIENCE
 
 
 class _Link:
-    """Stands for `CoordinationClient`: gathers what two threads say."""
+    """Stands for `CoordinationClient`: gathers the values of two threads."""
 
     def __init__(self) -> None:
         self._said: dict[tuple[str, int], list[str]] = {}
         self._barrier = threading.Barrier(2, timeout=PATIENCE)
 
     def of(self, process_id: int) -> Any:
-        """The end of the link that a process holds."""
+        """Returns the end of the link that a process holds."""
         counts: dict[str, int] = {}
         link = self
 
@@ -38,11 +38,11 @@ def run_two(task: Callable[[Cluster], object], num_devices: int = 2) -> list[obj
     """Runs a task in two processes of one cluster.
 
     Args:
-      task: is given the cluster as a process sees it.
-      num_devices: of both together.
+      task: called with the cluster as one of the processes sees it.
+      num_devices: number of devices of both processes together.
 
     Returns:
-      what each returns, or the exception that it raises.
+      the value that the task returned, or the exception that it raised, in each process.
     """
     devices, link = connect(num_devices).devices, _Link()
 

@@ -1,7 +1,8 @@
-"""Processes that start in a moment: forked from one that has imported TensorFlow, not started it.
+"""Starts processes quickly: forks them from a process that has imported TensorFlow.
 
-To import TensorFlow takes seconds, and tests of several processes start dozens. What is forked is a
-process like any other: with its own number, environment, signals, output, exit code and death.
+Importing TensorFlow takes seconds, and tests of several processes start dozens. TensorFlow is
+imported but not yet initialized at the fork, so a forked process is like any other: it has its own
+number, environment, signals, output and exit code.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ _context.set_forkserver_preload(_PRELOADED)
 
 
 class WarmProcess:
-    """A process that runs a function without arguments.
+    """A process that calls a function without arguments.
 
     Attributes:
-      out: the file that it writes its standard output to.
-      err: the same for its errors.
+      out: the file with its standard output.
+      err: the file with its standard error.
     """
 
     def __init__(
@@ -46,14 +47,14 @@ class WarmProcess:
         out_dir: Path,
         directory: Path | None = None,
     ) -> None:
-        """Starts it.
+        """Starts the process.
 
         Args:
-          target: `module:function`; what it returns is the exit code, None is 0.
-          arguments: of the command line.
-          environment: what is different from this process's.
-          directory: empty, gets its output.
-          directory: in which it works; by default, this process's.
+          target: `module:function`; the function returns the exit code, or None for 0.
+          arguments: arguments of the command line.
+          environment: variables that differ from this process's environment.
+          out_dir: directory for the process's output.
+          directory: working directory of the process; by default, this process's.
         """
         _start_server()
         out_dir.mkdir(parents=True)
@@ -72,14 +73,14 @@ class WarmProcess:
         self._process.join()
 
     def signal(self, number: int) -> None:
-        """Sends it a signal."""
+        """Sends the process a signal."""
         os.kill(self._process.pid, number)
 
     def wait(self, seconds: float = PATIENCE) -> int:
-        """Waits for its end; returns the exit code, -n if signal n ended it.
+        """Waits until the process ends; returns its exit code, -n if signal n ended it.
 
         Raises:
-          TimeoutError: it goes on; says what it has said.
+          TimeoutError: the process has not ended; the message has its standard error.
         """
         self._process.join(seconds)
         if self._process.exitcode is None:
@@ -87,10 +88,10 @@ class WarmProcess:
         return self._process.exitcode
 
     def wait_for_line(self, beginning: str, seconds: float = PATIENCE) -> str:
-        """Waits for a line on stderr that begins so; returns what was written there so far.
+        """Waits for a line on stderr with this beginning; returns what is on stderr by then.
 
         Raises:
-          TimeoutError: it did not come; says what did.
+          TimeoutError: the line did not come; the message has the standard error.
         """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self._process.is_alive():
@@ -108,7 +109,7 @@ def started(
     environments: Sequence[Mapping[str, str]],
     out_dir: Path,
 ) -> Iterator[list[WarmProcess]]:
-    """Several of them; killed at the end if they have not ended."""
+    """Starts several processes; kills those that have not ended by the end of the context."""
     with contextlib.ExitStack() as stack:
         yield [
             stack.enter_context(WarmProcess(target, own, environment, out_dir / str(number)))
@@ -123,7 +124,7 @@ def printed(
     out_dir: Path,
     seconds: float = 120,
 ) -> list[str]:
-    """Runs several of them, which have to succeed; returns the last line that each printed."""
+    """Runs several processes and checks that they succeed; returns the last line of each."""
     with started(target, arguments, environments, out_dir) as processes:
         for process in processes:
             assert process.wait(seconds) == 0, process.err.read_text()
@@ -131,14 +132,14 @@ def printed(
 
 
 def tf_configs(number: int) -> list[dict[str, str]]:
-    """The environments of processes that share a mesh."""
+    """Returns the TF_CONFIG variables of processes that share a mesh."""
     cluster = {"worker": [f"localhost:{free_port()}" for _ in range(number)]}
     tasks = [{"type": "worker", "index": i} for i in range(number)]
     return [{"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} for task in tasks]
 
 
 def start(function: Callable[..., object], *arguments: object) -> BaseProcess:
-    """Starts a process that calls a function of a module."""
+    """Starts a process that calls a module's function."""
     _start_server()
     process = _context.Process(target=function, args=arguments, daemon=True)
     process.start()
@@ -146,7 +147,7 @@ def start(function: Callable[..., object], *arguments: object) -> BaseProcess:
 
 
 def _start_server() -> None:
-    """Starts the process to fork from; it keeps the log level that it has when it imports."""
+    """Starts the process to fork from, with the log level that its children inherit."""
     level = os.environ.pop("TF_CPP_MIN_LOG_LEVEL", None)
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     try:
@@ -165,7 +166,7 @@ def _run(
     err: Path,
     directory: Path | None,
 ) -> None:
-    """What the interpreter does with a program, from its beginning to its end."""
+    """Does what the interpreter does with a program, from its beginning to its end."""
     if directory is not None:
         os.chdir(directory)
     for path, descriptor in ((out, 1), (err, 2)):

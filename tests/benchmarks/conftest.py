@@ -1,4 +1,4 @@
-"""The benchmarks are programs in a directory of their own."""
+"""Makes the modules of benchmarks/ importable, which is not a package."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Made-up results."""
+"""Creates made-up results of benchmarks."""
 
 from suite.results import Measured, Results, Timed
 
@@ -8,11 +8,11 @@ MACHINE |= dict(load_before=0.5, turns=3, steps=2)
 
 
 def timed(name: str, *turns: float, program: str = "peer", **facts: object) -> Timed:
-    """A peer whose two steps of each turn took the same."""
+    """Returns a peer's times; in each turn, it made two steps that took equally long."""
     return Timed(name, program, [], [[seconds, seconds] for seconds in turns], facts)
 
 
 def results(*peers: Timed, absent: dict[str, str] | None = None) -> Results:
-    """A case of one group, in which a step has 1e9 operations."""
+    """Returns the results of a case with one group, whose steps have 1e9 operations each."""
     measured = Measured("1x1", "t2tp", 1e9, "FLOP", list(peers), absent or {})
     return Results("training_step", MACHINE, [measured])

@@ -1,4 +1,4 @@
-"""`make bench-check` fails on a loss beyond 15 % and the spread, and on nothing less."""
+"""`make bench-check` fails if a ratio rose by more than 15 % and the spread, and only then."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""docs/learning.md has the tables of the stored results."""
+"""docs/learning.md contains the tables of the stored results."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md is what the stored results give."""
+"""docs/benchmarks.md shows the stored results."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Ratios, rates and tables follow from the repetitions that are kept."""
+"""Ratios, rates and tables are computed from the stored repetitions."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Peers take turns; those that cannot are reported as absent, with the reason."""
+"""Peers take turns; a peer that cannot run is reported as absent, with the reason."""
 
 import json
 import os
@@ -28,7 +28,7 @@ turn.take_turns(step, version="1")
 
 @pytest.fixture
 def peer(tmp_path):
-    """Makes peers of small programs: each notes its steps in a log."""
+    """Returns a function that makes peers of small programs, which log their steps."""
 
     def make(name: str, *arguments: str, loss: float = 1.0, program: str = LOG, **options) -> Peer:
         peers, log = str(turns.HERE / "peers"), str(tmp_path / "log")
@@ -91,7 +91,7 @@ def test_processes_take_each_turn_together(peer, tmp_path):
 
 
 def test_if_one_process_fails_the_peer_does(peer):
-    # The others wait for it, as they would in a collective.
+    # The other processes wait for the failed one, as in a collective.
     fails = "assert RANK in ('', '0'), 'I am not the first'\n\ndef step():\n    time.sleep(60)"
     program = LOG.replace("def step():", fails)
     _, absent = take_turns([peer("a", "--processes=2", program=program)], turns=1, steps=1)

@@ -1,9 +1,9 @@
-"""A process that saves step after step until it is killed, again and again.
+"""A process that saves step after step in children that are killed.
 
-For each request, a number and a directory, it forks a child that saves the step after the latest
-one, keeps two, and kills itself with SIGKILL before its file operation of that number: opening,
-making, renaming or deleting something. It answers `killed`, or `done` if there were fewer file
-operations.
+A request is a number and a directory. For each one, the process forks a child that saves the next
+step, keeps two, and kills itself with SIGKILL before its `number`-th file operation (to open,
+create, rename or delete something). The process answers `killed`, or `done` if the child made
+fewer file operations.
 """
 
 import os
@@ -39,13 +39,13 @@ def die_at_file_operation(number: int) -> None:
 
 
 def save_once_and_die_at(number: int, directory: str) -> None:
-    samples.of_step(0)  # TensorFlow starts here, with file operations that are not ours.
+    samples.of_step(0)  # TensorFlow starts here: its own file operations must not count.
     die_at_file_operation(number)
     save_next(directory)
 
 
 def in_child(task: Callable[[], None]) -> int:
-    """Forks a child that does the task and then ends; returns its process id."""
+    """Forks a child that runs `task` and then ends; returns the child's process id."""
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -67,7 +67,7 @@ def at(number: int, directory: str) -> str:
 
 
 def serve(requests: Connection) -> None:
-    """Answers requests, which are lists of words, until the other end is closed."""
+    """Answers requests (lists of words) until the other end closes the connection."""
     try:
         while True:
             requests.send(at(*requests.recv()))

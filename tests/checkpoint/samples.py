@@ -1,4 +1,4 @@
-"""Values to save, which the tests and the processes they start agree on."""
+"""Values to save, shared by the tests and the processes that they start."""
 
 import numpy as np
 import tensorflow as tf
@@ -13,7 +13,7 @@ DTYPES = [
 
 
 def table(step: int) -> np.ndarray:
-    """What "table" is at a step; all elements and steps differ. float32[16, 12]"""
+    """Returns "table" at a step, float32[16, 12]; all elements and all steps differ."""
     return np.arange(16 * 12, dtype=np.float32).reshape(SHAPE) + 1000 * step
 
 
@@ -22,7 +22,7 @@ def part(begin: tuple[int, int], size: tuple[int, int]) -> Slice:
 
 
 def of_step(step: int) -> list[tuple[Slice, tf.Tensor]]:
-    """All of a small model: "table" in 4x2 slices, a scalar and a float16 vector."""
+    """Returns the values of a small model: "table" in 4x2 slices, a scalar and a float16 vector."""
     values = [grid_value(step, row, column) for row in range(4) for column in range(2)]
     values.append((Slice.full("global_step", (), tf.int64), tf.constant(step, tf.int64)))
     half = tf.fill([6], tf.cast(step % 1000, tf.float16))
@@ -34,13 +34,15 @@ def of_step(step: int) -> list[tuple[Slice, tf.Tensor]]:
 
 
 def grid_value(step: int, row: int, column: int) -> tuple[Slice, tf.Tensor]:
-    """Slice number (row, column) of the 4x2 that "table" is cut into."""
+    """Returns the slice of "table" at (row, column) of its 4x2 slices."""
     each = part((4 * row, 6 * column), (4, 6))
     return each, tf.constant(table(step)[4 * row : 4 * row + 4, 6 * column : 6 * column + 6])
 
 
 def halves(step: int) -> list[list[tuple[Slice, tf.Tensor]]]:
-    """What each of two processes saves: half the slices of "table", and the rest the first."""
+    """Returns what each of two processes saves: every second slice of "table"; the first also saves
+    the other values.
+    """
     values = of_step(step)
     return [values[0:8:2] + values[8:], values[1:8:2]]
 
@@ -54,13 +56,13 @@ def whole() -> list[Slice]:
 
 
 def values_in(checkpoint) -> dict[str, np.ndarray]:
-    """Returns all values of a checkpoint, as TensorFlow reads them."""
+    """Returns all values of a checkpoint, read by TensorFlow."""
     reader = tf.train.load_checkpoint(checkpoint.prefix)
     return {name: reader.get_tensor(name) for name in checkpoint.shapes()}
 
 
 def assert_is_step(checkpoint, step: int) -> None:
-    """Reads everything and compares it with what `of_step(step)` saved."""
+    """Reads all values and compares them with `of_step(step)`."""
     got_table, got_step, got_half = checkpoint.read(whole())
     np.testing.assert_array_equal(got_table, table(step))
     assert got_step.numpy() == step

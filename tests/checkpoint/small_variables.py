@@ -1,4 +1,4 @@
-"""One variable, split over a mesh, and its checkpoints."""
+"""One variable that is split over a mesh, and its checkpoints."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ SHAPE = mtf.Shape([mtf.Dimension("d_in", 8), mtf.Dimension("d_out", 4)])
 
 
 def small_variables(dtype: tf.DType = tf.float32, mesh_shape: str = "") -> Variables:
-    """`w` [d_in, d_out], of random values."""
+    """Creates the variable `w` [d_in, d_out] with random values."""
     layout = Layout(mesh_shape, "d_in:model")
     variables = Variables(layout, connect(layout.size))
     variables.create(VariableSpec("w", SHAPE, dtype, tf1.random_normal_initializer(), True))
@@ -23,6 +23,6 @@ def small_variables(dtype: tf.DType = tf.float32, mesh_shape: str = "") -> Varia
 
 
 def save(directory: Path, variables: Variables, *steps: int) -> None:
-    """Saves the same values as the checkpoint of each step."""
+    """Saves a checkpoint with the same values at each step."""
     for step in steps:
         checkpoint.save(directory, step, list(values_of(variables)), {})

@@ -11,7 +11,7 @@ def test_a_second_task_waits_for_the_first():
     background = BackgroundWorker("test")
     background.start(lambda: (go.wait(PATIENCE), done.append(1)))
     assert background.is_busy
-    background.check()  # Does not wait.
+    background.check()  # returns at once
     threading.Timer(0.05, go.set).start()
     background.start(lambda: done.append(2))
     assert done[0] == 1

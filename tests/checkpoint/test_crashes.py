@@ -11,7 +11,7 @@ from tests.checkpoint import crashing_saver, samples
 
 @pytest.fixture(scope="module")
 def ask():
-    """Asks the process of `crashing_saver`."""
+    """Returns a function that asks the process of `crashing_saver` and returns its answer."""
     ours, theirs = multiprocessing.Pipe()
     process = warm_processes.start(crashing_saver.serve, theirs)
 
@@ -24,7 +24,7 @@ def ask():
 
 
 def last_step_of_all_whole(directory):
-    """Checks all that looks finished, and returns the latest step (0: there is none)."""
+    """Checks all checkpoints that look finished; returns the last one's step, 0 without any."""
     steps = all_steps(directory)
     for step in steps:
         checkpoint = Checkpoint(directory / f"step-{step:08d}")
@@ -49,7 +49,8 @@ def test_killed_before_any_file_operation_nothing_saved_is_lost(tmp_path, ask):
     assert [ask(1000, before) for _ in range(2)] == ["done", "done"]
     number = interrupted = 0
     while True:
-        # Each time from the same start: what a kill leaves makes more operations for the next.
+        # Start from a copy each time: the leftovers of a kill would add operations to the next
+        # save.
         run = tmp_path / str(number)
         shutil.copytree(before, run)
         answer = ask(number, run)

@@ -36,14 +36,14 @@ def run(tmp_path):
 
 @pytest.fixture
 def warnings(caplog, monkeypatch):
-    """What absl logs, as pytest sees it."""
+    """Returns a function that lists the messages of absl's warnings so far."""
     monkeypatch.setattr(logging.get_absl_logger(), "propagate", True)
     caplog.set_level(python_logging.WARNING)
     return lambda: [record.getMessage() for record in caplog.records]
 
 
 def some_of(size):
-    """Positions of which no two neighbours are far apart, and both ends."""
+    """Returns both ends of a file, and every 11th position between them."""
     return sorted({*range(0, size, 11), *range(8), *range(size - 8, size)})
 
 
@@ -180,7 +180,7 @@ def test_what_stands_in_the_place_of_a_step_is_kept_aside_when_it_is_saved(run, 
 
 
 def contents(path):
-    """What is there: a link's target, a file's bytes, or those of all files in a directory."""
+    """Returns a link's target, a file's bytes, or the bytes of all files in a directory."""
     if path.is_symlink():
         return path.readlink()
     if path.is_file():
@@ -216,7 +216,7 @@ def test_one_with_something_else_for_a_file_is_skipped_with_a_sentence(run, warn
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
 def test_what_cannot_be_read_is_not_taken_for_damaged(run, warnings, monkeypatch, code):
-    """Permissions that are lacking, a disk that fails, a server that is away."""
+    """Covers missing permissions, a disk that fails, and a server that does not answer."""
     found = contents(run / "step-00000002")
 
     def refuses(path):
@@ -240,7 +240,7 @@ def test_what_cannot_be_read_is_not_taken_for_damaged(run, warnings, monkeypatch
 
 @pytest.mark.parametrize("misreads", [1, 2])
 def test_a_wrong_read_is_repeated_before_a_file_counts_as_damaged(run, monkeypatch, misreads):
-    """A checksum may be wrong because of memory or a network."""
+    """A checksum may mismatch once because of memory or a network."""
     reads, restore = [], tf.raw_ops.RestoreV2
 
     def misread(**inputs):
@@ -277,7 +277,7 @@ def test_a_directory_that_cannot_be_listed_is_not_an_empty_one(tmp_path, monkeyp
 
 @pytest.fixture
 def of_the_future(run, monkeypatch):
-    """A checkpoint of a newer format, the latest of the run."""
+    """Saves the run's latest checkpoint in a newer format."""
     monkeypatch.setattr("t2tp.checkpoint.marker.FORMAT", 2)
     path = save(run, 3, samples.of_step(3), {})
     monkeypatch.undo()

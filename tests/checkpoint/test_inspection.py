@@ -1,4 +1,4 @@
-"""Descriptions and differences of checkpoints with variables of any shape."""
+"""Checkpoints with variables of any shape are described and compared."""
 
 import math
 import tempfile
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from t2tp.checkpoint import Checkpoint, Slice, save
 from t2tp.checkpoint.inspection import describe, differences
 
-# Scalars and empty variables included.
+# Includes scalars and empty variables.
 SHAPES = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 DTYPES = st.sampled_from([tf.float32, tf.bfloat16, tf.float16, tf.int64, tf.bool, tf.complex64])
 

@@ -1,4 +1,4 @@
-"""The examples of docs/checkpoints.md."""
+"""The examples of docs/checkpoints.md work."""
 
 from t2tp.checkpoint import all_steps
 from tests.page_blocks import blocks

@@ -1,4 +1,4 @@
-"""Several processes save together. Threads stand in for them where only the order matters."""
+"""Several processes save together. Threads stand in for processes where only the order matters."""
 
 import shutil
 
@@ -13,7 +13,7 @@ from tests.two_in_threads import run_two
 
 
 def save_together(directory, values_of_each):
-    """Saves step 5 from two processes; returns each one's path or error."""
+    """Saves step 5 from two processes; returns the path or error of each process."""
     return run_two(
         lambda cluster: save(
             directory, 5, values_of_each[cluster.process_id], {"seen": 50}, cluster=cluster

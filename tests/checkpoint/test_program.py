@@ -1,4 +1,4 @@
-"""A program without the trainer is saved and restored."""
+"""A program is saved and restored without the trainer."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
 
 
 def make_program(mesh_shape: str = "", *, momentum: bool = True, seed: int = 0) -> t2tp.Program:
-    """Learns to give back its input."""
+    """Returns a program that learns to output its input."""
 
     def step_fn(mesh, features):
         w = mtf.get_variable(mesh, "w", mtf.Shape([D_IN, D_OUT]))
@@ -43,7 +43,7 @@ def train(program: t2tp.Program, steps: int) -> list[float]:
 
 @pytest.fixture(scope="module")
 def program() -> t2tp.Program:
-    """One for the cases that look at files only."""
+    """Returns a program for tests that look only at files."""
     return make_program("data:2")
 
 

@@ -23,7 +23,7 @@ from tests.two_in_threads import run_two
 
 
 def restore(directories: list[Path]) -> list[object]:
-    """Lets two processes, each with half of the variable, restore from their directories."""
+    """Restores in two processes, each with half of the variable, from their directories."""
     layout = Layout("model:2", "d_in:model")
 
     def task(cluster: Cluster) -> Restored | None:
@@ -40,7 +40,7 @@ def test_a_read_that_fails_in_one_process_fails_in_both(tmp_path, monkeypatch, f
     read = Checkpoint.read
 
     def times_out(self, slices):
-        if (slices[0].begin[0] > 0) == faulty:  # Which half the process holds.
+        if (slices[0].begin[0] > 0) == faulty:  # true in process `faulty`
             raise UnusableCheckpointError("step 2 cannot be read: Connection timed out.")
         return read(self, slices)
 

@@ -70,7 +70,7 @@ def test_a_directory_without_checkpoints_is_left_alone(tmp_path):
 
 
 def saved_at(run, monkeypatch, hours):
-    """Saves a checkpoint at each of some hours, deleting after each; what is left."""
+    """Saves a checkpoint at each hour and applies retention; returns the hours that are left."""
     for step, hour in enumerate(hours, start=1):
         monkeypatch.setattr("time.time", lambda: 3600.0 * hour)  # noqa: B023
         save(run, step, samples.of_step(step), {})

@@ -49,7 +49,7 @@ def test_a_tiling_is_accepted(slices):
     [
         ([cut((0, 0), (4, 6))], r"element at \(4, 0\) is in 0 of its 1 slices.*24 .*48"),
         ([cut((0, 0), (8, 6)), cut((5, 3), (1, 1))], r"element at \(5, 3\) is in 2 of its 2"),
-        # As many elements as the tensor has, but some twice and some never.
+        # Together as many elements as the tensor has, but some twice and some never.
         ([cut((0, 0), (4, 6)), cut((2, 0), (4, 6))], r"element at \(2, 0\) is in 2"),
         ([Slice.full("w", (), tf.bool)] * 2, r"in 2 of its 2 slices"),
         ([Slice.full("w", (0, 3), tf.bool)] * 2, "no elements but 2 slices"),

@@ -1,4 +1,4 @@
-"""Variables are restored from a checkpoint that fits, whatever mesh and precision it is of."""
+"""Variables are restored from any checkpoint that fits, whatever its mesh and precision."""
 
 import numpy as np
 import pytest

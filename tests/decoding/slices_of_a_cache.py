@@ -1,4 +1,4 @@
-"""One of several processes that decode with a cache of which each holds a part."""
+"""A program for several processes, each of which holds a part of the decoding cache."""
 
 import sys
 
@@ -13,12 +13,12 @@ from t2tp.models.transformer_lm import TransformerLm
 from tests.peak_memory import peak_bytes
 
 ROWS, LAYERS, HEADS, D_KV = 4, 2, 4, 256
-PLACE_BYTES = 2 * 4 * ROWS * LAYERS * HEADS * D_KV  # keys and values of one place of all rows
+PLACE_BYTES = 2 * 4 * ROWS * LAYERS * HEADS * D_KV  # keys and values of one position in all rows
 MESH = {"mesh_shape": "data:2;model:2", "layout": "batch:data;heads:model"}
 
 
 def make_model() -> TransformerLm:
-    """Of few parameters and large heads."""
+    """Returns a model with few parameters and large heads."""
     hparams = registry.hparams("transformer_lm_plain_tiny")
     sizes = {"d_model": 16, "d_ff": 16, "num_heads": HEADS, "d_kv": D_KV, "position": "none"}
     for name, value in {**sizes, "num_hidden_layers": LAYERS}.items():
@@ -27,7 +27,7 @@ def make_model() -> TransformerLm:
 
 
 def decoding_program(length: int, options: str = "beam_size=1,eos_id=-1") -> t2tp.Program:
-    """Of rows with room for so many tokens."""
+    """Returns a decoding program for rows of at most `length` tokens."""
     model, chosen = make_model(), DecodeOptions.parse(options)
     return t2tp.Program(
         lambda mesh, features: decode(model, mesh, features, chosen),
@@ -37,16 +37,16 @@ def decoding_program(length: int, options: str = "beam_size=1,eos_id=-1") -> t2t
 
 
 def peak(length: int) -> int:
-    """The most memory of this process so far, in bytes, once it has decoded."""
+    """Decodes; returns the most memory that this process has used so far, in bytes."""
     features = row_features(ROWS, length, prefix_length=1)
     fed = {name: np.zeros(f.shape.to_integer_list) for name, f in features.items()}
-    fed["limits"] += 4  # tokens are written, of all the places there are
+    fed["limits"] += 4  # decodes four tokens, although the rows have room for `length`
     assert decoding_program(length)(fed)["steps"] == 4
     return peak_bytes()
 
 
 def main() -> None:
-    """Prints how much more memory a long cache needs than a short one."""
+    """Prints how much more memory decoding needs with a long cache than with a short one."""
     short, long = map(int, sys.argv[1:])
     before = peak(short)
     print(peak(long) - before)

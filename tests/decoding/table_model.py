@@ -1,4 +1,4 @@
-"""A model small enough to look at every sequence: the next token depends on the two before it."""
+"""A model whose next token depends on two tokens, so that tests can try every sequence."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -14,12 +14,12 @@ from t2tp.program.program import Mesh
 EOS = 1
 TOKENS, VOCAB = 5, 8  # Tokens 5 to 7 are padding of the vocabulary.
 LOGITS = 2 * np.random.default_rng(0).normal(size=(VOCAB, VOCAB, VOCAB)).astype(np.float32)
-LOGITS[..., TOKENS:] += 3  # They must not be chosen however probable they are.
+LOGITS[..., TOKENS:] += 3  # Padding must not be chosen however probable it is.
 LOG_PROBS = LOGITS - np.log(np.exp(LOGITS).sum(-1, keepdims=True))
 
 
 class TableModel(AutoregressiveModel):
-    """Logits from a table [token before the last, last token, vocab]."""
+    """A model that reads its logits from a table [token before the last, last token, vocab]."""
 
     def __init__(self, logits: np.ndarray = LOGITS, tokens: int = TOKENS) -> None:
         super().__init__(HParams(), {"targets": tokens})
@@ -31,7 +31,7 @@ class TableModel(AutoregressiveModel):
     def prefill(
         self, mesh: Mesh, features: Mapping[str, mtf.Tensor], length: mtf.Dimension
     ) -> DecodeState:
-        """The history: tokens by position."""
+        """Stores the tokens by position."""
         prefix = mtf.rename_dimension(features["prefix"], "prefix_length", "length")
         missing = length.size - prefix.shape.dims[-1].size
         return {"history": mtf.pad(prefix, [0, missing], "length")}
@@ -59,7 +59,7 @@ class TableModel(AutoregressiveModel):
 def log_prob(
     tokens: Sequence[int], prefix: Sequence[int] = (), log_probs: np.ndarray = LOG_PROBS
 ) -> float:
-    """Of tokens after a prefix."""
+    """Returns the log-probability of tokens after a prefix."""
     total, history = 0.0, [0, 0, *prefix]
     for token in tokens:
         total += log_probs[history[-2], history[-1], token]
@@ -74,7 +74,7 @@ def ended_sequences(
     least: int = 0,
     ends: Sequence[int] = (EOS,),
 ) -> list[tuple[float, float, list[int]]]:
-    """Every sequence of at most `limit` tokens that ends: score, log-probability, tokens."""
+    """Returns score, log-probability and tokens of all sequences that end within `limit` tokens."""
     found = []
     others = [token for token in range(TOKENS) if token not in ends]
     for size in range(least, limit):

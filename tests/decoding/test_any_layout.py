@@ -1,5 +1,7 @@
-"""Every model that writes: decodes on any layout, compared with a float64 model that reads the
-whole row."""
+"""Every autoregressive model decodes on any layout.
+
+The results are compared with a float64 model that reads the whole row.
+"""
 
 import functools
 from collections.abc import Callable
@@ -19,12 +21,12 @@ from tests.models.small_images import loss_program as image_loss_program
 from tests.models.small_transformers import FAMILIES, LAYOUTS, LENGTH, VOCAB_SIZE, loss_program
 
 END = 1
-# Each expert has room for all, as it has in decoding.
+# Experts have room for all tokens, as in decoding.
 NO_DROPS = {"moe_capacity_factor_train": 8.0}
 CHANGES = {"lm": {}, "encdec": {}, "moe": NO_DROPS, "moe_encdec": NO_DROPS}
 PREFIXES = [[5, 6, 7], [], [2] * 9, [29]]
 INPUTS = [[4, 5, 1], [1], [9, 8, 7, 6, 1], [2] * 7]
-# Each layout with one family: all with all would take minutes and find nothing more.
+# One family per layout: all pairs would take minutes and find nothing more.
 GREEDY = [
     ("lm", "both"),
     ("lm", "three axes"),
@@ -35,7 +37,7 @@ GREEDY = [
     ("moe_encdec", "data"),
 ]
 COMPILED = ["encdec", "moe"]
-# Decodes with beams or sampling are compared with one device's.
+# Results of beam search and sampling are compared with results on one device.
 BEAMS = "beam_size=3,return_beams=true"
 SAMPLING = "temperature=1"
 SEARCHED = [
@@ -46,14 +48,14 @@ SEARCHED = [
     (SAMPLING, "lm", "one device", True),
     (SAMPLING, "moe_encdec", "data", None),
 ]
-# How an image's places see each other, and a mesh.
+# The attention type of an image model, and a mesh.
 IMAGES = {
     "data and tensor": ("full", "data:2;model:2"),
     "length-sharded and both": ("local_1d", "data:2;all:2;model:2"),
     "both": ("local_2d", "data:2;model:2"),
     "spatial": ("local_2d", "rows:2;columns:2"),
 }
-GIVEN = [0, 5, 9, 1]  # values of each image
+GIVEN = [0, 5, 9, 1]  # the given beginning of each image
 
 
 def requests(name: str) -> list[Request]:
@@ -75,14 +77,14 @@ def assert_greedy(
     length: int,
     end: int,
 ) -> None:
-    """Each token, and the end, is the most probable one after those before it.
+    """Checks that each token, and each end, is the most probable one after the tokens before it.
 
     Args:
-      found: what was decoded.
-      logits_of: tokens [rows, length] -> [rows, length, tokens there are].
-      prefixes: how each row begins.
-      length: of the rows.
-      end: what ends a row.
+      found: the decoded hypotheses.
+      logits_of: tokens [rows, length] -> logits [rows, length, vocab without padding].
+      prefixes: the given beginning of each row.
+      length: length of the rows.
+      end: the token that ends a row.
     """
     written = [row[0].tokens for row in found]
     rows = [[*prefix, *tokens] for prefix, tokens in zip(prefixes, written, strict=True)]

@@ -1,4 +1,4 @@
-"""Beam search, against every sequence there is."""
+"""Beam search is compared with a search of every sequence."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Lists of rows: batches, lengths, limits, ends."""
+"""The decoder decodes lists of rows: batches, lengths, limits, ends."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ GREEDY = DecodeOptions(beam_size=1, extra_length=5, batch_size=3)
 
 
 def always_ending_after(steps: int) -> np.ndarray:
-    """Logits of a model that counts 2, 2, ... by what came before and then ends."""
+    """Returns logits of a model that writes the token 2 `steps` times and then ends."""
     logits = np.full(LOGITS.shape, -9.0, np.float32)
     logits[:, :, 2] = 0.0
     if steps == 2:
@@ -45,7 +45,7 @@ def test_the_loop_ends_when_all_rows_have_ended(options, mesh_shape, layout):
     outputs = program(fed)
     assert outputs["steps"] <= 4
     np.testing.assert_array_equal(outputs["sizes"][:, 0], [2, 2])
-    fed["limits"] = np.array([0, 1])  # a row that is none, and one of a token
+    fed["limits"] = np.array([0, 1])  # an unused row, and a row of at most one token
     outputs = program(fed)
     assert outputs["steps"] == 1
     # Beam search prefers a sequence that ends at once to one without an end.

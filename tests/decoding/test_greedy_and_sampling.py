@@ -1,4 +1,4 @@
-"""Greedy decoding and drawing."""
+"""Greedy decoding and sampling."""
 
 from collections import Counter
 
@@ -26,7 +26,7 @@ def decode(options: str, mesh_shape: str = "", layout: str = "", limit: int = 6,
 
 
 def greedy(prefix: list[int], limit: int, least: int, ends: list[int]) -> list[int]:
-    """The most probable tokens, up to the end token and with it."""
+    """Returns the most probable tokens, including the end token."""
     history: list[int] = [0, 0, *prefix]
     tokens: list[int] = []
     while len(tokens) < limit:
@@ -77,7 +77,7 @@ def test_seeds_differ_and_batches_do_not():
 
 
 def truth(options: DecodeOptions, logits: np.ndarray) -> np.ndarray:
-    """The distribution that is drawn from, by sorting."""
+    """Returns the distribution to sample from; computes it by sorting."""
     scaled = logits.astype(np.float64) / options.sampling_temperature
     order = np.argsort(-scaled)
     if options.top_k:
@@ -103,7 +103,7 @@ def truth(options: DecodeOptions, logits: np.ndarray) -> np.ndarray:
     ],
 )
 def test_tokens_come_as_often_as_the_softmax_says(text, layout):
-    """A chi-square test with the probability of a false alarm of 1e-4."""
+    """Makes a chi-square test with a false-alarm probability of 1e-4."""
     tokens, count = 40, 4000
     logits = 1.5 * np.random.default_rng(5).normal(size=tokens).astype(np.float32)
     model = _OneDistribution(logits)
@@ -117,13 +117,13 @@ def test_tokens_come_as_often_as_the_softmax_says(text, layout):
     pairs = [*zip(seen[big], expected[big], strict=True), (seen[~big].sum(), expected[~big].sum())]
     chi_square = sum((s - e) ** 2 / e for s, e in pairs if e > 0)
     freedom = sum(e > 0 for _, e in pairs) - 1
-    # Wilson and Hilferty's approximation of the quantile; 3.72 standard deviations.
+    # The Wilson-Hilferty approximation of the quantile, at 3.72 standard deviations.
     limit = freedom * (1 - 2 / (9 * freedom) + 3.72 * np.sqrt(2 / (9 * freedom))) ** 3
     assert chi_square < limit
 
 
 class _OneDistribution(TableModel):
-    """The same logits whatever came before."""
+    """A model with the same logits after any tokens."""
 
     def __init__(self, logits: np.ndarray) -> None:
         table = np.broadcast_to(logits, [VOCAB, VOCAB, len(logits)])

@@ -1,4 +1,4 @@
-"""The key/value cache: each device holds its part, once."""
+"""Each device holds its part of the key/value cache once."""
 
 import math
 
@@ -12,7 +12,7 @@ DEVICES, SHORT, LONG = 4, 64, 8192
 
 @pytest.mark.parametrize(("options", "beam"), [("beam_size=1", 1), ("beam_size=3", 3)])
 def test_the_loop_carries_what_the_shapes_say(options, beam):
-    """On 2x2: the keys and values of half of the rows, of half of the heads."""
+    """On a 2x2 mesh, a device has the keys and values of half the heads of half the rows."""
     (loop,) = (
         operation
         for operation in decoding_program(SHORT, options).trace().graph.get_operations()
@@ -25,7 +25,7 @@ def test_the_loop_carries_what_the_shapes_say(options, beam):
 
 @pytest.mark.slow
 def test_a_longer_cache_costs_each_device_its_part(tmp_path):
-    """A quarter of 537 MB: steps write into it, and nobody holds a second copy of it."""
+    """A part is a quarter of 537 MB; steps write into it, so no second copy exists."""
     share = (LONG - SHORT) * PLACE_BYTES / DEVICES
     target, lengths = "tests.decoding.slices_of_a_cache:main", [str(SHORT), str(LONG)]
     grown = printed(target, [lengths] * DEVICES, tf_configs(DEVICES), tmp_path / "printed")

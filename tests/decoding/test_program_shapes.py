@@ -1,4 +1,4 @@
-"""The lengths of the programs that compute batches."""
+"""Batches are decoded by programs of a few lengths."""
 
 import itertools
 import random

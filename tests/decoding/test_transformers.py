@@ -1,4 +1,4 @@
-"""A real model: as much as it has room for, and scores that are those of the loss."""
+"""Transformers fill their whole length, and their scores match the loss."""
 
 from dataclasses import replace
 

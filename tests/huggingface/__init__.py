@@ -1,7 +1,7 @@
-"""Tests of what goes to and comes from Hugging Face."""
+"""Tests of conversions from and to Hugging Face."""
 
 import sys
 
-# A PyTorch with CUDA brings triton. It and TensorFlow have an LLVM each, and a process that loads
-# both is aborted; PyTorch does without it.
+# A PyTorch with CUDA imports triton. Triton and TensorFlow each contain LLVM, and a process that
+# loads both is aborted. PyTorch works without triton.
 sys.modules.setdefault("triton", None)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A server that speaks the part of the Hub's protocol which downloads use."""
+"""A server that implements what downloads need of the Hub's protocol."""
 
 import hashlib
 import json
@@ -18,9 +18,9 @@ class Handler(BaseHTTPRequestHandler):
     """Serves directories as models.
 
     Attributes:
-      models: the models by name.
+      models: name -> model.
       requests: (method, path, range) of each request.
-      tokens: authorization headers that came.
+      tokens: authorization headers of the requests.
     """
 
     models: Models
@@ -55,7 +55,7 @@ class Handler(BaseHTTPRequestHandler):
             contents = (model / file).read_bytes()
             headers = {"ETag": f'"{_etag(model / file)}"', "X-Repo-Commit": COMMIT}
             begin = int(wanted.removeprefix("bytes=").split("-")[0]) if wanted else 0
-            # The first answer of a large file breaks off in the middle.
+            # The first answer for a large file stops in the middle.
             end = len(contents) // (2 if not wanted and len(contents) > 30_000 else 1)
             length = len(contents) - begin
             self._send(206 if wanted else 200, headers, contents[begin:end], length)
@@ -76,7 +76,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(models: Models) -> Iterator[tuple[str, type[Handler]]]:
-    """Serves models; yields the address, and the handler with the requests."""
+    """Serves models; yields the address, and the handler that records the requests."""
     handler = type("Served", (Handler,), {"models": models, "requests": [], "tokens": set()})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

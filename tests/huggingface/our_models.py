@@ -1,4 +1,4 @@
-"""The same models as runs of t2tp."""
+"""The models of `their_models` as runs of t2tp."""
 
 import functools
 import json
@@ -52,7 +52,7 @@ def convert(*flags: str) -> int:
 
 @functools.cache
 def run_of(name: str) -> Path:
-    """The run of a model of theirs."""
+    """Converts a model to a run."""
     source = their_models.directory(name)
     run = source.with_name(f"{name}-run")
     assert convert(f"--from_hf={source}", f"--output_dir={run}") == 0
@@ -60,12 +60,12 @@ def run_of(name: str) -> Path:
 
 
 def saved(name: str) -> Checkpoint:
-    """The checkpoint of the run."""
+    """Returns the run's checkpoint."""
     return find(str(run_of(name)))
 
 
 def model_of(name: str):
-    """Our model, with the hparams of the run."""
+    """Returns our model with the run's hparams."""
     run = run_files.read(str(run_of(name)))
     sizes = {"targets": VOCAB, "inputs": VOCAB}
     model_class = registry.model(run.flags["model"])
@@ -79,26 +79,26 @@ def model_of(name: str):
 
 
 def features_of(name: str, tokens: np.ndarray, is_real: np.ndarray | None = None) -> Features:
-    """Rows of one document each; without `is_real` they have no padding."""
+    """Returns rows of one document each; without `is_real`, the rows have no padding."""
     segments = np.ones_like(tokens) if is_real is None else is_real.astype(np.int32)
     positions = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)
     return {name: tokens, f"{name}_segmentation": segments, f"{name}_position": positions}
 
 
 def features() -> Features:
-    """The targets of all models."""
+    """Returns the targets that all models are tested on."""
     return features_of("targets", their_models.targets())
 
 
 def logits(name: str, mesh: str, fed: Features | None = None) -> np.ndarray:
-    """The logits of the targets, [batch, length, vocab]."""
+    """Returns the logits of the targets, [batch, length, vocab]."""
     fed = features() if fed is None else fed
     program = _program(name, mesh, _logits, fed)
     return program(fed)["logits"][..., :VOCAB]
 
 
 def descent(name: str, mesh: str) -> dict[str, np.ndarray]:
-    """Logits and loss of a step of training, and what it subtracts from each variable."""
+    """Returns a training step's logits, loss, and what it subtracts from each variable."""
     made = model_of(name)
     for key, value in _DESCENT.items():
         if key in made.hparams:
@@ -119,7 +119,7 @@ def descent(name: str, mesh: str) -> dict[str, np.ndarray]:
 
 
 def loss_and_gradients(name: str, mesh: str, fed: Features | None = None) -> dict[str, np.ndarray]:
-    """The loss in training, and its gradient w.r.t. each variable, by the variable's name."""
+    """Returns the training loss, and each variable's gradient by the variable's name."""
 
     def step(on_mesh, made, fed):
         loss = made.loss(on_mesh, fed, True).loss
@@ -134,7 +134,7 @@ def loss_and_gradients(name: str, mesh: str, fed: Features | None = None) -> dic
 def generated(
     name: str, mesh: str, rows: list[list[int]], length: int, fed: Features | None = None
 ) -> list[Hypothesis]:
-    """The most probable continuations of prompts, or outputs for inputs."""
+    """Returns the most probable continuations of prompts, or the outputs for inputs."""
     options = DecodeOptions.parse("beam_size=1,eos_id=-1")
     made, layout = model_of(name), t2tp.Layout(*MESHES[mesh])
 
@@ -162,14 +162,14 @@ def _program(name: str, mesh: str, step, fed: Features, made=None) -> DoubleProg
 
 
 def restored(name: str, mesh: str, step, kinds: dict[str, t2tp.Feature]) -> DoubleProgram:
-    """A program of a model, in float64, with the variables of its run."""
+    """Returns a float64 program with the variables of the model's run."""
     made = DoubleProgram(step, kinds, layout=t2tp.Layout(*MESHES[mesh]), xla=False)
     restore(saved(name), made.variables, strict=True)
     return made
 
 
 def check_gradients(name: str, ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
-    """Compares the gradients of our variables with those of their tensors."""
+    """Compares the gradients of our variables with the gradients of the Hugging Face tensors."""
     source = ModelDirectory.from_path(their_models.directory(name))
     for variable in source.variables(source.hparams()):
         for piece in variable.pieces:
@@ -180,7 +180,7 @@ def check_gradients(name: str, ours: dict[str, np.ndarray], theirs: dict[str, np
 
 
 def check_there_and_back(name: str, back: Path) -> None:
-    """Converts a run of their model back, and compares the config and all bits."""
+    """Converts a model's run back, and compares the config, and all bits of the tensors."""
     source = their_models.directory(name)
     check_tensors(run_of(name), back, read_header(source / "model.safetensors"))
     configs = [json.loads((path / "config.json").read_text()) for path in (back, source)]
@@ -188,7 +188,7 @@ def check_there_and_back(name: str, back: Path) -> None:
 
 
 def check_tensors(run: Path, back: Path, theirs: dict[str, TensorInfo]) -> None:
-    """Converts a run to a directory, and compares all bits of its tensors with theirs."""
+    """Converts a run to a directory, and compares all bits of its tensors with `theirs`."""
     assert convert(f"--to_hf={back}", f"--output_dir={run}") == 0
     ours = read_header(back / "model.safetensors")
     assert set(ours) == set(theirs)

@@ -1,4 +1,4 @@
-"""Adapters of converted models, written for PEFT or merged, are the model that was trained."""
+"""Adapters of converted models, written for PEFT or merged, give the trained model's logits."""
 
 import functools
 import json
@@ -22,7 +22,7 @@ from tests.huggingface.their_models import LENGTH, VOCAB
 pytest.importorskip("transformers", reason="pip install -e '.[hf-tests]'")
 
 RANK, ALPHA = 3, 6.0
-# model -> what has adapters; GPT-2's queries, keys and values are one matrix of theirs
+# model -> the weights with adapters; GPT-2's queries, keys and values share one matrix
 CASES = {
     "gpt2": ["query", "value", "output"],
     "llama_grouped_scaled": list(ADAPTED),
@@ -32,7 +32,7 @@ CASES = {
 
 @functools.cache
 def tuned(name: str, directory: Path, **changes) -> tuple:
-    """A run of adapters whose matrices are random, and its logits."""
+    """Saves a run with random adapters; returns its directory and its logits."""
     hparams = run_files.read(str(our_models.run_of(name))).hparams.copy()
     adapters = {"lora_rank": RANK, "lora_alpha": ALPHA, "lora_targets": CASES[name]}
     for key, value in {**adapters, **changes}.items():
@@ -72,7 +72,7 @@ def check_logits(name: str, model, logits: np.ndarray) -> None:
 
 
 def plain_model(name: str):
-    """A copy of their model, in float32, which may be changed."""
+    """Returns a float32 copy of a Hugging Face model; the caller may change it."""
     return their_models.loaded_whole(name, their_models.directory(name))
 
 
@@ -82,7 +82,7 @@ def written(run: Path, out: Path, *flags: str) -> Path:
 
 
 def weight_of(model, module):
-    """The weight of a module; `transformers` has those of experts in two parameters."""
+    """Returns a module's weight; `transformers` stores the experts in two parameters."""
     if ".experts." not in module:
         return model.get_submodule(module).weight
     block, _, rest = module.partition(".block_sparse_moe.experts.")
@@ -97,7 +97,7 @@ def weight_of(model, module):
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.slow
 def test_adapters_written_for_peft_are_those_that_were_trained(name, tmp_path):
-    """Added to the weights by hand, as PEFT's documentation says what they mean."""
+    """Adds the adapters to the weights as PEFT's documentation describes."""
     import torch
 
     run, logits = tuned(name, tmp_path)

@@ -1,4 +1,4 @@
-"""Each entry of a config.json is honoured, refused, or has no effect in `transformers` either."""
+"""Each entry of a config.json is honoured or refused, or `transformers` ignores it too."""
 
 import json
 import logging
@@ -14,9 +14,9 @@ transformers = pytest.importorskip("transformers", reason="pip install -e '.[hf-
 
 _LANGUAGE_MODELS = [their_models.random_model(kind, 0) for kind in their_models.KINDS]
 MODELS = [*_LANGUAGE_MODELS, "t5", "bert_masked", "bert_classifier", "vit"]
-EARLY = ("t5",)  # In `make test`.
+EARLY = ("t5",)  # `make test` tests these models.
 
-# Entries that some type has, or had, for all types.
+# Entries that some model type has, or had; each is tried with all types.
 MORE: dict[str, Any] = dict(is_causal=False, is_decoder=True, is_encoder_decoder=True)
 MORE |= dict(add_cross_attention=True, use_bidirectional_attention=True, an_entry_of_tomorrow=1)
 MORE |= dict(hidden_activation="relu", dense_act_fn="silu", is_gated_act=True)
@@ -31,12 +31,12 @@ MORE |= dict(position_embedding_type="relative_key", query_pre_attn_scalar=7, cl
 MORE |= dict(final_logit_softcapping=0.5, attn_logit_softcapping=0.5, scale_decoder_outputs=False)
 MORE |= dict(scale_attn_by_inverse_layer_idx=True, scale_attn_weights=False)
 MORE |= dict(num_labels=1, problem_type="regression")
-# Entries by which `transformers` reads the directory, and the token that the test feeds first.
+# Entries that `transformers` needs to load the directory, and the token that the test feeds first.
 _FIXED = ("architectures", "model_type", "transformers_version", "dtype", "decoder_start_token_id")
 
 
 def others(value: Any) -> list[Any]:
-    """Values of the same type."""
+    """Returns other values of the same type."""
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, int):
@@ -51,7 +51,7 @@ def others(value: Any) -> list[Any]:
 
 
 def changes(name: str) -> list[dict[str, Any]]:
-    """Changes of one entry each."""
+    """Returns changes, each of one entry."""
     config = json.loads((their_models.directory(name) / "config.json").read_text())
     known = {**their_models.loaded(name).config.to_dict(), **config}
     changed = [{key: new} for key, value in known.items() for new in others(value)]
@@ -88,7 +88,7 @@ def our_logits(name: str, base: str) -> np.ndarray:
 
 
 def accepted(name: str):
-    """Our hparams of a directory; None if it is refused."""
+    """Returns our hparams of a directory, or None if the directory is refused."""
     try:
         source = ModelDirectory.from_path(their_models.directory(name))
         hparams = source.hparams()
@@ -116,7 +116,7 @@ def test_what_is_accepted_has_the_logits_of_transformers(base):
             continue
         try:
             theirs = their_logits(name, base)
-        except Exception:  # They refuse it.
+        except Exception:  # `transformers` refuses the change.
             continue
         if model_type.different(model_type.config(before), hparams):
             ours = our_logits(name, base)[..., : theirs.shape[-1]]

@@ -1,4 +1,4 @@
-"""Converted encoders, of texts and of images, are those of `transformers`."""
+"""Converted text and image encoders match `transformers`."""
 
 import copy
 import shutil
@@ -15,7 +15,7 @@ from tests.huggingface.their_models import ENCODERS, LENGTH, VOCAB
 pytest.importorskip("transformers", reason="pip install -e '.[hf-tests]'")
 
 EACH_MODEL = pytest.mark.parametrize("name", ENCODERS)
-SIZES = [12, 7, 10, 4]  # of the texts; the rest is padding
+SIZES = [12, 7, 10, 4]  # of the texts without padding
 KINDS = {
     "batch": "batch:4",
     "tokens": f"batch:4;length:{LENGTH}",
@@ -24,7 +24,7 @@ KINDS = {
 
 
 def texts(prefix):
-    """Features of texts in one of two token types, and what `transformers` calls them."""
+    """Returns features of texts with two token types, and the same inputs for `transformers`."""
     draw = np.random.default_rng(2)
     is_real = np.arange(LENGTH) < np.array(SIZES)[:, None]
     tokens = np.where(is_real, draw.integers(1, VOCAB, (4, LENGTH)), 0).astype(np.int32)
@@ -59,7 +59,7 @@ def our_logits(name, mesh, fed):
 
 
 def their_logits(name, given):
-    """Logits in float64."""
+    """Returns the logits of `transformers` in float64."""
     inputs, *_ = given.values()
     others = {key: value for key, value in given.items() if value is not inputs}
     model = copy.deepcopy(their_models.loaded(name))
@@ -80,7 +80,7 @@ def test_the_logits_are_theirs_on_any_mesh(name, mesh):
         fed, given = texts("targets" if is_masked else "inputs")
     wanted = their_logits(name, given)
     got = our_logits(name, mesh, fed)[..., : wanted.shape[-1]]
-    if is_masked:  # What is written at padding has no meaning.
+    if is_masked:  # Logits at padding have no meaning.
         is_real = given["attention_mask"]
         got, wanted = got[is_real], wanted[is_real]
     assert np.abs(wanted).max() > 0.4
