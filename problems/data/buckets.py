@@ -30,7 +30,7 @@ def bucket_lengths(length: int) -> list[int]:
 
 
 class _Epoch(NamedTuple):
-    """The rest of an epoch, in batches of one size.
+    """An epoch, or its remaining part after a change of the batch size.
 
     Attributes:
       number: the epoch, counted from 0.
@@ -73,7 +73,7 @@ class BucketedStream:
         self._multiples = np.array([multiple for _, multiple in buckets])
         self._order: tuple[tuple, np.ndarray] = ((), np.empty(0, np.int8))
         self.batch_sizes = BatchSizes.of(batch_size)
-        # The rest of the epoch at each change of the batch size.
+        # The remaining part of the epoch at each change of the batch size.
         self._changes: list[_Epoch] = []
         number, read = 0, np.zeros_like(self._sizes)
         for step, size in self.batch_sizes.changes:

@@ -8,7 +8,8 @@ from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.part import Config, Part
 
 _KINDS = {"full_attention": "full", "sliding_attention": "local"}
-# For some types, transformers builds a mask with a window even if no layer uses it.
+# The size of the window to write if no layer has one: for some model types, transformers builds a
+# mask with a sliding window in any case.
 _UNUSED_WINDOW = 4096
 
 
@@ -116,7 +117,7 @@ WINDOW_OF_LAST_LAYERS = Part(
 
 
 def window_except_every(period: int | str) -> Part:
-    """Returns the part for models in which all but every `period`-th layer have a window.
+    """Returns the part for models in which layers have a window, except each `period`-th layer.
 
     The period is a number, or the name of the config's entry with the number.
     """

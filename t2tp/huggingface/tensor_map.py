@@ -182,7 +182,7 @@ def _pieces(
     dims = tuple(entry.our_dims.split())
     own = dims[1:] if of_all_experts else dims
     ones = [number for number, dim in enumerate(flat) if dim == "1"]
-    # Our variables do not have their dimensions of size 1.
+    # Hugging Face's tensors may have dimensions of size 1, which our variables lack.
     kept = [dim for dim in flat if dim != "1"]
     order = [kept.index(dim) for dim in ((_PART, *own) if has_parts else own)]
     atomic = tuple(known[dim] for number, dim in enumerate(flat) if number not in ones)

@@ -36,7 +36,7 @@ class ExpertSums(NamedTuple):
     all layouts, microbatches and stages add the same numbers in the same order.
 
     Attributes:
-      load_balance: the load-balancing loss of each token's group, summed over the row's tokens.
+      load_balance: sum over the row's tokens: each token adds the load-balancing loss of its group.
       router_z: the tokens' z-loss; see `Router.z_sum`.
       choices: number of token-expert assignments before any is dropped. With expert choice, number
         of tokens.
@@ -92,7 +92,7 @@ class RoutingConfig:
     Attributes:
       gating: `top_1` (Switch), `top_2` (GShard), `top_k` or `expert_choice`.
       capacity_factor_train: capacity of an expert relative to a balanced load, in training.
-      capacity_factor_eval: the same in evaluation.
+      capacity_factor_eval: like `capacity_factor_train`, in evaluation.
       group_size: max number of tokens per group; see `grouping.grouped_shape`.
       top_k: number of experts per token if the gating is `top_k`.
       normalize_gates: whether `top_k` normalizes a token's gates to a sum of 1.
@@ -182,9 +182,9 @@ class MixtureOfExperts:
     the all-to-alls). Then the axis of `experts` may split the length instead of the batch: with the
     layout `length:expert;length_groups:expert;experts:expert`, each processor along `expert` has
     some of a row's groups, and the all-to-alls over `expert` exchange the tokens of these groups.
-    If another axis splits the length, as in `length:seq;experts:data`, the rules
-    `length_groups:seq;expert_length_groups:seq` keep the groups on their processors along that
-    axis.
+    If the length and the experts are split over different axes, as in `length:seq;experts:data`,
+    the rules `length_groups:seq;expert_length_groups:seq` split the groups over `seq`, too, so that
+    no token is sent along `seq`.
 
     With `dropless`, there are no slots: tokens are all-gathered over the axis of `experts` to
     [expert_groups, expert_length, d_model], and the results are reduce-scattered. Without a rule of
@@ -312,8 +312,8 @@ class MixtureOfExperts:
         num_choices = router.row_sums(router.token_mask) * float(k)
         if router.balance is not None:
             # `imbalance` is 0, but its gradient w.r.t. `balance` is the experts' load minus the
-            # mean. `transformer_losses` gives the loss this gradient: it adds
-            # `choices - stop_gradient(choices)`, which is 0.
+            # mean. `transformer_losses` passes this gradient on to the loss: it adds `choices`
+            # minus `stop_gradient(choices)`, which is 0 but has the gradient of `choices`.
             num_choices += imbalance(router, choices)
         if routing.is_dropless:
             y = self._dropless(tokens, router, choices)

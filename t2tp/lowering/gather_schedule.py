@@ -7,8 +7,9 @@ Each processor stores only a part of a weight and all-gathers the whole weight b
     prefetch=0    gather0  layer0  gather1  layer1  gather2  layer2
     prefetch=1    gather0  gather1  layer0  gather2  layer1  layer2
 
-TensorFlow runs a device's collectives in the order in which they were traced. With `prefetch=1`,
-the backward pass therefore gathers layer 0's weights before it reduce-scatters layer 1's gradients.
+The backward pass goes from the last layer to the first and gathers the weights again. TensorFlow
+runs a device's collectives in the order in which they were traced. So with `prefetch=1`, the
+backward pass gathers layer 0's weights before it reduce-scatters layer 1's gradients.
 
 At stages 1 and 2 all weights are gathered once, at the start of the step. Gathers of the same layer
 (at stages 1 and 2: all gathers) are lowered together, so that small weights share a collective.
@@ -53,7 +54,7 @@ def lowering_order(
 def _prefetch_gathers(
     operations: Sequence[upstream.Operation], prefetch: int
 ) -> list[list[upstream.Operation]]:
-    """Moves each weight gather to the start of the layer `prefetch` layers before its use."""
+    """Moves each weight gather `prefetch` layers earlier, to the start of a layer."""
     layer_starts: list[int] = []  # Index of the first gather of each layer.
     # Variables and gathers to move, by the index of the operation before which they go.
     # `moved_gathers` also has the layer's number as a key: different layers do not share a group.

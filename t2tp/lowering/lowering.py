@@ -41,8 +41,8 @@ from t2tp.mesh.layout_text import LayoutError
 
 T = TypeVar("T")
 
-# Minimum number of input elements. Compilation takes 0.1 s of a core per device, and saves less
-# time than that for smaller inputs.
+# Functions of fewer input elements are not compiled. Compilation takes 0.1 s of a core per device,
+# and would save less time than that.
 _WORTH_COMPILING = 1 << 18
 
 _EFFECTS = (upstream.Assign, upstream.PrintOperation)

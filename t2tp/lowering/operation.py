@@ -92,9 +92,9 @@ class Hooks:
         sum over them. `kept`: the operation does not add up floats over them. Empty: unknown, so
         `exact_sums` rejects the operation.
       own_sums: the names of dimensions that `lower` itself sums in parts.
-      suits_any_slice: whether `exact_sums` allows slices that do not fill SIMD vectors. It may if
-        each output element is a copy, a product or a sum of two elements, or if `lower` pads the
-        slices.
+      suits_any_slice: whether `exact_sums` allows slices that do not fill SIMD vectors. True is
+        correct if each output element is a copy, a product or a sum of two elements, or if `lower`
+        pads the slices.
       cost_kind: the operation's kind of work for `t2tp_plan`, one of `t2tp.planner.work.KINDS`.
         `view`: the outputs are the inputs. `free`: it takes no time.
     """

@@ -296,8 +296,8 @@ class Collectives:
             return result
         # NCCL's kernels wait for each other on the device, so all processes must launch them in the
         # same order. With NCCL, members therefore exchange tensors in rounds. In each round every
-        # member takes part in exactly one exchange. Without NCCL, or if the number of members is
-        # odd and they cannot be paired, each member sends `x` to its receiver only.
+        # member takes part in exactly one exchange. An odd number of members cannot be paired. In
+        # this case, and without NCCL, each member sends `x` to its receiver only.
         rounds = pairings(source) if self._nccl else None
         if rounds is None:
             return self._send_to_receiver(x, axis, source, result)

@@ -37,8 +37,9 @@ ROWS = (BATCH, "expert_groups")
 PROCESSORS = "processors"
 
 # Dimensions that `exact_sums` cuts into parts, so that a layout may split them
-# (`t2tp.lowering.exact_sums`). If an operation sums over two of them, the dimension earlier in this
-# list is outer: each of its parts is first summed over the whole inner dimension.
+# (`t2tp.lowering.exact_sums`). If an operation sums over two of them, it first sums over the
+# dimension that is later in this list, within each part of the dimension that is earlier. The
+# earlier dimension is the outer one.
 _SUMMED_IN_PARTS = (*ROWS, "heads", "kv_heads", "d_ff", "experts", "vocab")
 
 # Dimensions that inherit axes if no rule splits them over an axis of the mesh: `expert_groups`
@@ -169,7 +170,7 @@ class Layout:
         return layout
 
     def with_whole_rows(self) -> Layout:
-        """Returns this layout with whole rows: axes that split positions split the rows further."""
+        """Returns a layout with whole rows: the axes of the positions split the batch instead."""
         layout = copy.copy(self)
         rows = *self._parts_of(BATCH), *self._parts_of(POSITIONS)
         layout._parts = {**self._parts, BATCH: rows, POSITIONS: ()}
@@ -192,13 +193,14 @@ class Layout:
     def spreads_microbatches(self) -> bool:
         """Whether the rows of a microbatch are one consecutive range of the batch.
 
-        Otherwise a microbatch has a range of rows from each slice of the batch.
+        If so, the rows of a microbatch are spread over all processors. Otherwise a microbatch
+        consists of a range of rows from each processor's slice of the batch.
 
         With `exact_sums` and ZeRO stage 2 or 3, the sums of each microbatch are completed over all
         processors before the sums of the microbatches are added. Each microbatch is then one
-        subtree of the tree of additions, and a subtree covers consecutive rows. The same is true if
-        an axis of the batch also splits the experts, because an expert then computes rows of
-        several processors.
+        subtree of the tree of additions, and a subtree covers consecutive rows. If an axis of the
+        batch also splits the experts, an expert computes rows of several processors. The sums of a
+        microbatch over these rows are then complete, too, before microbatches are added.
         """
         gathers = self.axis_index("expert_groups") != self.axis_index(BATCH)
         return self.exact_sums > 0 and (self.storage.stage >= 2 or gathers)

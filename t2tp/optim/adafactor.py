@@ -22,9 +22,9 @@ class Adafactor(Optimizer):
 
     N. Shazeer and M. Stern, arXiv:1804.04235, algorithms 4 and 5. A variable with two or more
     dimensions of at least 128 is factored along its two largest dimensions, as in mesh-tensorflow.
-    Further dimensions, such as `heads` in [d_model, heads, d_kv], have row and column means for
-    each index. Means and norms are over the global variable, in any layout. Variables with the same
-    split share one all-reduce.
+    Along further dimensions, such as `heads` in [d_model, heads, d_kv], each index has its own row
+    and column means. Means and norms are over the global variable, in any layout. Variables with
+    the same split share one all-reduce.
     """
 
     def __init__(self, learning_rate: mtf.Tensor, hparams: HParams) -> None:

@@ -15,9 +15,9 @@ matrices:
     gather     8 x [3, 4]   all-gather over `data`: its own slice of all 8 matrices
 
 Matrices with the same shape and split are distributed together, padded with zero matrices to a
-multiple of the number of owners. An axis along which processors have the same slices is not used if
-it would not reduce the largest number of matrices per owner. Each expert's matrix is a separate
-matrix.
+multiple of the number of owners. They are also distributed along an axis whose processors have the
+same slices, if this reduces the largest number of matrices per owner. Each expert's matrix is a
+separate matrix.
 """
 
 from __future__ import annotations
@@ -94,10 +94,11 @@ class Placement(NamedTuple):
         return [axis for part in (*self.rows, *self.columns) for axis in part.axes]
 
     def assembly(self, layout: Layout) -> tuple[list[int], list[int]]:
-        """Returns how to assemble matrices from [coordinates on `split`..., matrices, slices...].
+        """Returns a permutation and a shape that assemble matrices from their slices.
 
-        These are the transposition to [matrices, coordinates and slice of each dimension...], and
-        the numbers of rows and columns, with padding.
+        The permutation transposes a tensor [coordinates on `split`..., matrices, slices...], so
+        that each dimension's coordinates are next to its slice. The shape has the numbers of rows
+        and columns, with padding.
         """
         order, shape, axis = [len(self.split)], [], 0
         slices = itertools.count(len(self.split) + 1)

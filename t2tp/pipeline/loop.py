@@ -58,7 +58,7 @@ class PipelineLoop(MicrobatchSums):
         `sums_of` is called with the index of a microbatch (int32), and returns the values that the
         microbatch adds to the sums. `is_per_stage` converts these values to booleans of the same
         structure: true if each stage has its own sum, such as the gradients of the stage's layers.
-        `sums_of` may read the tensors of the earlier loop `following`; see `MicrobatchSums`.
+        `following` is an earlier loop, whose tensors `sums_of` may read; see `MicrobatchSums`.
 
         Raises:
           LayoutError: the graph cannot be cut into stages, the schedule does not exist, or
@@ -87,8 +87,9 @@ class PipelineLoop(MicrobatchSums):
     def _addends_of(self, number: int) -> list[tuple[tuple[int, int], upstream.Tensor]]:
         """Returns the outputs of a sum, each with the chunk and the stage that add to it.
 
-        There are several outputs only with `exact_sums`, if the layers of several stages add to the
-        sum. A single output of several stages has chunk and stage (0, 0).
+        With `exact_sums`, there is an output for each chunk and stage that add to the sum. Without
+        it, and for a sum that each stage has for itself (`is_per_stage`), there is one output, with
+        (0, 0) in place of the chunk and the stage.
         """
         output = self._outputs[1 + number]
         if self.is_per_stage[number] or not self.mesh.layout.exact_sums:
@@ -105,11 +106,12 @@ class PipelineLoop(MicrobatchSums):
         return [*zip(places, [output, *self._outputs[begin:]], strict=True)]
 
     def in_order(self, sums: Sequence[upstream.Tensor]) -> list[upstream.Tensor]:
-        """Returns a gradient's addends in the order in which one device adds them up.
+        """Returns a gradient's addends in the order in which a single-device run adds them up.
 
-        This is the order of the backward pass. `sums` has a sum over microbatches for each use of
-        the weight, in the order of a stage's backward pass. If a use runs on several stages, its
-        sum has one addend for each of these stages.
+        A single device adds them in the order of its backward pass. `sums` has a sum over
+        microbatches for each use of the weight in the graph, in the order of a stage's backward
+        pass. If several stages run the part of the graph with this use, its sum has one addend for
+        each of these stages.
         """
         addends = [addend for x in sums for addend in self._addends[x]]
         # Addends of the same chunk and stage keep their order.

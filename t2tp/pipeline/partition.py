@@ -253,7 +253,7 @@ class Partition:
     def _boundaries(self, chunk: int, num_layers: int | None = None) -> set[upstream.Operation]:
         """Returns the boundaries at which pieces of the first `num_layers` layers of a chunk end.
 
-        These are all boundaries except the chunk's exits after fewer layers.
+        The chunk's exits after fewer layers are not among them: the pieces go on after these exits.
         """
         last = max(self.exits[chunk]) if num_layers is None else num_layers
         inner = [op for layers, op in self.exits[chunk].items() if layers < last]
@@ -317,8 +317,8 @@ class Partition:
         own = self._of[root]
         others = [of for other, of in self._of.items() if other is not root]
         kept = [t for t in read if t in own or not any(t in of for of in others)]
-        # If no addend is left, the sum does not have an addend for each piece. All addends are
-        # read.
+        # If all addends seem to belong to other pieces, this is not a sum with one addend for each
+        # piece. The operation then reads all of its addends.
         return kept or read
 
     def _piece(

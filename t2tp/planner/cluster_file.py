@@ -83,9 +83,9 @@ class Link:
       shared_by_all: whether all devices of the level share the bandwidth, as the devices of a host
         share its memory.
       of_process: whether the level connects the devices of a process, whatever their number.
-      cards: the links that a collective uses at this level if several of its members are in one
-        unit of the level below (such as a host): the links of all these members (`host`), or the
-        link of one member (`rank`).
+      cards: whether a collective with several members in a host uses the links of all these members
+        (`host`) or the link of one of them (`rank`). At a level between racks, read "rack" for
+        "host".
     """
 
     name: str
@@ -142,13 +142,14 @@ class SoftwareStack:
         results. The backward pass recomputes them.
       keeps_masks: whether dropout saves its mask, a byte per element, and unfused attention saves
         its weights before and after dropout. Otherwise the backward pass draws the masks again.
-      float32_logits: number of float32 copies of the logits at the loss's gradient, the first of
-        which the forward pass saves. A fused loss has 0 copies, Megatron's loss 1, and PyTorch's
-        `cross_entropy` 3: log-probabilities, their gradients, and the gradients of the logits.
+      float32_logits: number of float32 copies of the logits that exist when the loss's gradient is
+        computed. The forward pass saves the first copy. A fused loss has 0 copies, Megatron's loss
+        1, and PyTorch's `cross_entropy` 3: log-probabilities, their gradients, and the gradients of
+        the logits.
       keeps_buffers: whether gradients, and weights in the activations' dtype, have permanent
         buffers.
-      dummy_gradients: whether a buffer as large as one layer's weights, in the activations' dtype,
-        stays allocated, as in Transformer Engine if matmuls accumulate gradients.
+      dummy_gradients: whether a dummy buffer stays allocated, as large as one layer's weights in
+        the activations' dtype. Transformer Engine has it if matmuls accumulate gradients.
       weights_where_used: whether a pipeline stage has only the weights that it uses. All stages of
         t2tp have the embeddings.
       gathers_again: whether sequence parallelism saves the inputs of matmuls as slices, and gathers
@@ -158,8 +159,8 @@ class SoftwareStack:
       unsharded_layers: number of layers whose weights ZeRO 3 holds gathered at the same time, in
         use or prefetched. Above 0, the unreduced gradients of one layer are in memory, too.
       fragmentation: share of the bytes allocated in each step that the allocator cannot use.
-      cached_layers: free memory, in multiples of one layer's weights in 16 bits, below which the
-        allocator retries in ZeRO 3.
+      cached_layers: in ZeRO 3, the allocator retries if less memory is free than the weights of
+        this number of layers occupy in 16 bits.
       reduces_in_16_bits: whether ZeRO 2 and 3 reduce gradients in the activations' dtype. t2tp
         reduces them in float32.
       cards: replaces `Link.cards`; "": as the links specify.
@@ -176,8 +177,8 @@ class SoftwareStack:
       collectives: measured seconds of collectives by size.
       spread: relative uncertainty of the constants.
       spread_links: relative uncertainty of the constants of links.
-      residual: relative error of the planner itself. Of the step times that others have published,
-        nine of ten are predicted with a smaller error; no constant was fitted to these times.
+      residual: relative error of the planner itself: it predicts nine of ten step times that others
+        have published with a smaller error. No constant was fitted to these times.
       source: source of the constants.
     """
 

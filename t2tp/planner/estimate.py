@@ -47,7 +47,8 @@ class Estimate:
         """
         self._cluster = cluster
         self._layers = max(depths(hparams).values(), default=1)
-        # Scales the difference of the two steps, `layers - 1` layers, to all layers.
+        # The two steps differ by `layers - 1` layers. This factor scales the difference to all
+        # layers.
         more = self._layers / (self._layers - 1) if self._layers > 1 else 0.0
         self.shapes, self._parameters = row.shapes, row.parameters
         # Bytes of optimizer state for each weight, and of one element of an activation.

@@ -22,7 +22,7 @@ _VIEWS = (upstream.Depend, upstream.StopGradient)
 def works(
     placed: Sequence[Placed], outputs: Iterable[upstream.Tensor], layout: Layout, *, fuses: bool
 ) -> Mapping[Work, float]:
-    """Counts the operations of a step by their work, maybe in fractions (`Hooks.unpadded_share`).
+    """Counts a step's operations by their work; an operation with padding counts less than 1.
 
     With `fuses`, a chain of element-wise operations moves only the chain's inputs and outputs.
     """
@@ -129,7 +129,7 @@ class Chains:
         return self._chain_of[user] is not self._chain_of[op] and self._is_one_pass(op, user)
 
     def read_for(self, tensor: upstream.Tensor, user: upstream.Operation) -> set[upstream.Tensor]:
-        """Returns the tensors in memory from which an operation computes one of its inputs."""
+        """Returns the tensors that an operation reads from memory to get one of its inputs."""
         x = _source(tensor)
         if self.is_written(x):
             return {x}

@@ -191,7 +191,7 @@ def _in_place(each: Placed, new: Sequence[int], gone: Sequence[int]) -> float:
 
 
 def _points(placed: Sequence[Placed], has_buffers: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yields, for each operation, the part of the step it is in, and `Memory.layers` there."""
+    """Yields the part of the step, and the value of `Memory.layers`, for each operation."""
     always = ("gathered", "gradients") if has_buffers else ()
     kept = ("kept", *always) if has_buffers else ("kept", "gathered")
     gradients = always or ("gradients",)

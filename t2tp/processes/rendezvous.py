@@ -69,8 +69,8 @@ class _JoiningProcess:
 
     Attributes:
       channel: the connection that awaits the answer.
-      process_id: index that the process has sent.
-      num_processes: number of processes that the process has sent.
+      process_id: the process's index, as it reported it.
+      num_processes: the number of processes in the run, as the process reported it.
       brings: its settings that must be equal in all processes.
       address: `host:port` at which the process serves the others.
     """
@@ -293,7 +293,8 @@ def _interface(coordinator: str) -> tuple[socket.AddressFamily, str]:
 def _connect(spec: ProcessSpec, deadline: float, seconds: float) -> tuple[socket.socket, Channel]:
     """Connects to process 0 and receives its challenge.
 
-    Repeats failed attempts: after a restart, the previous start's server may still listen there.
+    Repeats failed attempts: after a restart of the run, process 0 of the previous start may still
+      listen at the address.
     """
     address = split_address(spec.coordinator, "coordinator")
     while True:

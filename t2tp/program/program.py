@@ -126,7 +126,7 @@ class Program:
     """A step on a mesh of devices.
 
     ```python
-    def step_fn(mesh, features):  # builds a graph of mtf.Tensors, whose assignments run each step
+    def step_fn(mesh, features):  # builds a graph of mtf.Tensors, which runs each step
         w = mtf.get_variable(mesh, "w", mtf.Shape([d_in, d_out]))
         return {"y": mtf.einsum([features["x"], w], reduced_dims=[d_in])}
 
@@ -244,8 +244,9 @@ class Program:
         self.trace()
         by_pnum = dict(zip(self.cluster.local_pnums, placed.slices, strict=True))
         slices = self._calls(lambda pnum: self._call(pnum, step, by_pnum[pnum]), self._log)
-        # A read from a GPU waits for all steps started before it, and a training reads the loss
-        # after it has started the next step. So the reads of scalars begin here.
+        # A read from a GPU waits for all steps started before the read. A training reads the loss
+        # of a step after it has started the next step, and would wait for that step, too. So the
+        # reads of scalars begin here.
         reads = {
             name: self._reader.submit(tensor.numpy)
             for name, tensor in slices[0].items()

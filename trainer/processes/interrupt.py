@@ -47,8 +47,8 @@ class InterruptHandler:
     ) -> None:
         """Sets the parameters; entering the context installs the signal handlers.
 
-        `grace_seconds` after the signal, the process exits without finishing the step and its save;
-        the previous checkpoint stays valid. None: no limit.
+        If the step and its save are not finished within `grace_seconds` after the signal, the
+        process exits without them; the previous checkpoint stays valid. None: no limit.
         """
         self._cluster = cluster
         self._grace_seconds = grace_seconds

@@ -101,7 +101,7 @@ def _declare(variable: upstream.Variable, frozen: bool, role: Role | None, growt
 class ShardedVariable(Hooks, upstream.Variable):
     """A trainable variable that is sharded at rest and gathered once a step.
 
-    `shape` is the shape at rest. `value` has the shape in use.
+    The property `shape` is the shape at rest. `value` has the shape in use.
     """
 
     cost_kind = "copy"
@@ -117,7 +117,7 @@ class ShardedVariable(Hooks, upstream.Variable):
         initializer: object,
         **kwargs: object,
     ) -> None:
-        """Creates the variable, of `shape` in use and shape `stored` at rest."""
+        """Creates the variable: `shape` is the shape in use, `stored` the shape at rest."""
         self._stored = stored
         super().__init__(mesh, name, shape, dtype, initializer, trainable=True, **kwargs)
         self.gathered_variable = self.name
@@ -196,7 +196,8 @@ def gradients(
     """Returns the gradients of the sum of `ys` w.r.t. each of `xs`; None without a dependency.
 
     In ZeRO stage 3 the backward pass gathers the weights again. `grad_ys` are gradients w.r.t.
-    `ys`, by default ones. `operations` are differentiated through, by default all of the graph.
+    `ys`, by default ones. Gradients flow only through `operations`, by default all operations of
+    the graph.
     """
     graph = ys[0].graph
     begin = len(graph.operations)
