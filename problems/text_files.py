@@ -301,7 +301,7 @@ class TranslateTextfiles(FileProblem, Text2TextProblem):
 
     Options, with the options of `Text2TextProblem`:
         inputs, targets: paths or patterns; see `FileProblem`.
-        validation_inputs, validation_targets, test_inputs, test_targets: the same.
+        validation_inputs, validation_targets, test_inputs, test_targets: see `FileProblem`.
     """
 
     file_options = ("inputs", "targets")

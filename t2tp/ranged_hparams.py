@@ -20,13 +20,13 @@ from t2tp.suggestions import check_known
 
 LINEAR, LOG, REVERSE_LOG = "linear", "log", "reverse_log"
 
-# Other hyperparameters, with the drawn values that satisfy the condition.
+# Maps other hyperparameters to the values that satisfy the condition.
 Condition = Mapping[str, Sequence[Any]]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A hyperparameter that takes one of some values, equally likely.
+    """A hyperparameter that takes one of several values with equal probability.
 
     Attributes:
       values: the possible values, at least one.
@@ -106,7 +106,7 @@ class RangedHParams:
     def set_categorical(
         self, name: str, categories: Sequence[Any], when: Condition | None = None
     ) -> None:
-        """Adds a hyperparameter that takes one of some values, equally likely.
+        """Adds a hyperparameter that takes one of several values with equal probability.
 
         Raises:
           ValueError: there are no values, the hyperparameter already has a range, or the condition

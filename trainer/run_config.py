@@ -47,7 +47,7 @@ class RunConfig:
         checkpoint. 0: no checks.
       profile_steps: `FIRST:LAST`, the steps to profile, counted from 1; empty: none.
       on_nonfinite: what to do at a step with a non-finite loss or gradient: `stop` or `ignore`.
-        Steps that the model's graph skips never stop the training.
+        Skipped steps never stop the training.
       grace_seconds: max time to save and exit after a signal. After this time, the process exits
         without saving. None: no limit.
       intra_op_parallelism_threads: CPU threads per operation; 0: TensorFlow chooses. This setting

@@ -151,8 +151,8 @@ def train_subwords(
     Args:
       texts: the texts, in an order that makes the first texts representative.
       size: target number of pieces, including the 259 special pieces and single bytes.
-      is_ceiling: whether to train a smaller vocabulary, with a warning, if the texts have fewer
-        pieces; otherwise too few pieces are an error.
+      is_ceiling: what to do if the texts have too few distinct pieces. True: train a smaller
+        vocabulary, with a warning. False: raise an error.
       model_type: "bpe" (byte-pair encoding) or "unigram" (T. Kudo, arXiv:1804.10959).
       normalization: "none" keeps every text unchanged. "nfkc" is Unicode's compatibility form, and
         "nmt_nfkc" adds SentencePiece's changes for translation. With these two, decoding returns

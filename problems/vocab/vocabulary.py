@@ -38,8 +38,8 @@ class Vocabulary(abc.ABC):
       file_name: name of the vocabulary's file.
       end_of_document: the token that training puts after a text.
       end_ids: the tokens at which generation stops.
-      prefix_tokens: the tokens before a text, for models that do not generate text: none, or BERT's
-        `[CLS]`.
+      prefix_tokens: tokens to put before a text for models that do not generate text, such as
+        BERT's `[CLS]`; may be empty.
       works_in_graph: whether `encode_in_graph` and `decode_in_graph` can be called.
       is_lossless: whether a text's tokens have exactly the bytes of the text.
     """

@@ -30,7 +30,7 @@ def choose_tokens(
     Args:
       logits: float [batch, vocab].
       keys: int64 [batch], keys of the rows' random numbers.
-      positions: int32 [batch], of the tokens to choose.
+      positions: int32 [batch], positions of the tokens to choose.
       may_end: booleans [batch], whether one of `options.end_ids` may be chosen.
       vocab_size: number of tokens; ids from this number on are padding and never chosen.
       options: how to choose.

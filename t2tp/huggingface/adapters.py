@@ -4,8 +4,8 @@ PEFT has two matrices for each adapted module, `lora_A.weight` [rank, in] and `l
 rank] (https://huggingface.co/docs/peft/developer_guides/checkpoint). A module of a Hugging Face
 model may join several of our weights: GPT-2's `c_attn` joins queries, keys and values. The adapters
 of these weights then become one adapter of a larger rank, with the A matrices stacked and the B
-matrices in block-diagonal form. Conversely, one of our weights may have all experts, and Hugging
-Face's model has a module per expert.
+matrices in block-diagonal form. Conversely, one of our weights may contain all experts, while
+Hugging Face's model has a module per expert.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def lower_in_parts(
 
 
 class _RowExchange(NamedTuple):
-    """Makes an axis of `processors` split rows instead of positions, and back."""
+    """Exchanges slices, so that an axis splits rows instead of positions; and back."""
 
     collectives: Collectives
     axis: int

@@ -15,7 +15,7 @@ from t2tp.mesh.carriers import carrier_of
 
 @dataclass(frozen=True, eq=False)
 class Wire:
-    """Messages from each processor to another one, at most one at a time. See `Collectives.wire`.
+    """Messages from each processor to another processor, one at a time. See `Collectives.wire`.
 
     Sender and receiver must both decide, in the same iteration of a loop, that there is a message.
     A send ends when the message has been received. A receive may begin long before the send. Sends

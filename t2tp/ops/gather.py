@@ -33,7 +33,7 @@ def gather(
       indices: integers. A dimension shared with `weights` is a batch dimension.
       dim: the dimension of `weights` to look up in.
       output_shape: order of the result's dimensions (new ones are broadcast). Default: the
-        dimensions of `indices`, then the others of `weights`.
+        dimensions of `indices`, then the remaining dimensions of `weights`.
 
     Returns:
       a tensor of the dtype of `weights`.

@@ -81,7 +81,7 @@ def _gradients_of_recomputed(
 
 
 class ZeroAfterOperation(Operation):
-    """Outputs a zero, float32 [], that is available only when the input is.
+    """Outputs a zero, float32 [], that is not available before the input.
 
     Adding the zero to the inputs of a recomputation delays the recomputation, and keeps TensorFlow
     from merging it with the forward pass as a common subexpression. Control dependencies would not
@@ -99,8 +99,8 @@ class ZeroAfterOperation(Operation):
         Args:
           x: the tensor to wait for.
           others: more tensors to wait for: the gradients of weights that are computed along with
-            `x`. Otherwise TensorFlow's executor would compute these last, and keep their inputs in
-            memory until then. Tensors of another TensorFlow graph are ignored.
+            `x`. Otherwise TensorFlow's executor would compute these gradients last, and keep their
+            inputs in memory until then. Tensors of another TensorFlow graph are ignored.
         """
         super().__init__([x], name="zero_after")
         self._others = others

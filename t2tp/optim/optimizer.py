@@ -72,9 +72,10 @@ class Optimizer(mtf.optimize.Optimizer):
     def rate_factor(self, role: mtf.Role, growth: Growth) -> float:
         """Returns a variable's learning rate divided by its learning rate in the small model.
 
-        The default is the rule for Adam, whose updates have equally large elements in a wide model
-        and in a small one (G. Yang et al., arXiv:2203.03466, table 3). Weight decay is divided by
-        the result.
+        The small model is the model whose hyperparameters are transferred (`transfer_from`). The
+        default is the rule for Adam, whose updates have equally large elements in a wide model and
+        in a small one (G. Yang et al., arXiv:2203.03466, table 3). Weight decay is divided by the
+        result.
         """
         return 1 / growth.inputs if role.kind in (MATRIX, HEAD) else 1.0
 
@@ -119,7 +120,7 @@ class Optimizer(mtf.optimize.Optimizer):
         )
         if var.dtype.size < 4:
             var.assign_sub(var * factor, read_value=False)
-        else:  # The same, without a tensor for the product.
+        else:  # Stores no tensor for the product.
             tf.raw_ops.ResourceApplyGradientDescent(var=var.handle, alpha=factor, delta=var)
 
 

@@ -54,7 +54,7 @@ _SMALL = 128
 def newton_schulz(x: tf.Tensor, steps: int) -> tf.Tensor:
     """Moves the singular values of [..., rows, columns] to about 1: 0.7 to 1.2 after 5 steps.
 
-    Faster with fewer rows than columns.
+    The iteration is faster if there are fewer rows than columns.
     """
     a, b, c = (tf.constant(value, x.dtype) for value in _COEFFICIENTS)
     wide = tf.cast(x, tf.float32) if x.dtype.size < 4 else x
@@ -78,8 +78,8 @@ class Placement(NamedTuple):
     """How a matrix is divided into slices, and which processors have copies of a slice.
 
     Attributes:
-      rows, columns: the dimensions that form rows and columns. Columns are at least as many as
-        rows.
+      rows, columns: the dimensions that form rows and columns. There are at least as many columns
+        as rows.
       copies: the mesh axes along which processors have the same slices.
     """
 
@@ -131,7 +131,7 @@ class Matrices:
     Attributes:
       order: the permutation of the variable's dimensions to experts, rows, columns.
       count: number of matrices in a slice.
-      size: the whole matrix's numbers of inputs and outputs.
+      size: numbers of inputs and outputs of the whole matrix.
     """
 
     var: mtf.Variable

@@ -55,8 +55,8 @@ def learning_rate(step: mtf.Tensor, hparams: HParams, train_steps: int) -> mtf.T
 def warmup_steps(hparams: HParams, train_steps: int) -> int:
     """Returns `learning_rate_warmup_steps`, but a tenth of a short training.
 
-    A training is short if it has less than twice these steps: a fine-tuning may have the hparams of
-    a long training.
+    A training is short if it has less than twice `learning_rate_warmup_steps` steps, such as a
+    fine-tuning with the hparams of a long training.
     """
     steps = hparams.learning_rate_warmup_steps
     return steps if 2 * steps <= train_steps else max(1, train_steps // 10)
@@ -79,7 +79,7 @@ def linear_warmup(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Ten
 def rsqrt_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
     """Returns 1 / sqrt(max(step, `learning_rate_warmup_steps`)).
 
-    The hparam counts even if `warmup_steps` returns fewer steps.
+    The function uses this hparam even if `warmup_steps` returns fewer steps.
     """
     del train_steps
     return tf.math.rsqrt(tf.maximum(step, max(1, hparams.learning_rate_warmup_steps)))

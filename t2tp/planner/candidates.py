@@ -189,8 +189,8 @@ def candidates(
                 # With one microbatch, ZeRO stages 1 and 2 are the same.
                 if choice[0] == 1 and choice[2] == 2 and "zero_stage" not in fixed:
                     continue
-                # With several chunks, `stages` must divide the microbatches: chunks take turns
-                # after each group of `stages` microbatches.
+                # With several chunks, `stages` must divide the microbatches: a stage goes on to the
+                # next chunk after each group of `stages` microbatches.
                 if chunks == 1 or choice[0] % stages == 0:
                     yield Candidate(  # type: ignore[call-arg]  # four choices
                         data, model, *choice, expert, stages, schedule, chunks, split

@@ -83,9 +83,8 @@ class Link:
       shared_by_all: whether all devices of the level share the bandwidth, as the devices of a host
         share its memory.
       of_process: whether the level connects the devices of a process, whatever their number.
-      cards: whether a collective with several members in a host uses the links of all these members
-        (`host`) or the link of one of them (`rank`). At a level between racks, read "rack" for
-        "host".
+      cards: whether a collective with several members in a host (at the level between racks: in a
+        rack) uses the links of all these members (`host`) or the link of one of them (`rank`).
     """
 
     name: str

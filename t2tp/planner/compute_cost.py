@@ -54,7 +54,8 @@ class ComputeCost:
             busy = work.flops / self._rate(work, self._stack.product)
         else:
             busy = self._move(work.num_bytes)
-        # The peak of a host is the peak of all of its cores, which the devices share.
+        # If devices share the cores of a host, the peak is the peak of all its cores, and each
+        # device takes `_devices` times as long.
         return self._devices * busy + self._device.launch
 
     def spread(self, work: Work) -> float:
@@ -68,8 +69,8 @@ class ComputeCost:
     def _measured(self, work: Work) -> tuple[float, float]:
         """Interpolates the measured curves; returns seconds, and their relative spread.
 
-        A kind without a curve uses the curve of products or of element-wise operations. If devices
-        outnumber the cores, the devices take turns.
+        A kind without a curve uses the curve of products or of element-wise operations. If there
+        are more devices than cores, only as many devices as cores compute at the same time.
         """
         cores = self._device.cores or self._devices
         at_once = min(self._devices, cores)
@@ -111,7 +112,7 @@ class ComputeCost:
         passes = _PASSES[work.kind] + (_DROPOUT_PASSES if work.dropout else 0)
         flops = work.flops
         if work.kind == ATTENTION_GRAD and not work.keeps_scores:
-            # The forward pass is repeated, except for the second product's result.
+            # The backward pass repeats the first product and the softmax of the forward pass.
             passes += _PASSES[ATTENTION] + (_DROPOUT_PASSES if work.dropout else 0)
             flops *= 6 / 5
         return flops / self._rate(work, stack.batched) + self._move(passes * scores)

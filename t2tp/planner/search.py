@@ -2,8 +2,9 @@
 
 Lowering one program takes about a second, and a search for 3,072 devices has hundreds of thousands
 of candidates. So a quick `Estimate` first rejects the candidates that do not fit, and sorts the
-rest by time. The estimate lowers only one row of the batch, on one device. Then the best candidates
-are lowered and planned, until `top` of them fit or 4 * `top` programs have been lowered.
+remaining candidates by time. The estimate lowers only one row of the batch, on one device. Then the
+best candidates are lowered and planned, until `top` of them fit or 4 * `top` programs have been
+lowered.
 """
 
 import dataclasses

@@ -199,7 +199,7 @@ def _entries(loop: PipelineLoop, times: int) -> Iterator[Placed]:
 
 
 def _set_phases(placed: Sequence[Placed]) -> None:
-    """Sets phases. The backward pass is from the first gradient or recomputed copy to the last.
+    """Sets phases. The backward pass is from the first to the last gradient or recomputed copy.
 
     An operation with the name of an earlier operation is a recomputed copy.
     """
@@ -239,8 +239,8 @@ def _place(collectives: Sequence[Collective], placed: Sequence[Placed]) -> None:
         places.setdefault(each.operation.name, []).append(i)
         if hooks(each.operation).gathered_variable is not None:
             gathers.setdefault(each.operation.name, []).append(each)
-    # Assign a gather of several weights to a layer's weight if it gathers one: every stage has
-    # layers, but only some stages use the other weights.
+    # If a gather of several weights includes the weight of a layer, it is assigned to this weight:
+    # every stage has layers, but only some stages use the other weights.
     names = [
         next(filter(layer_of, c.sums if c.operation in gathers else ()), c.operation)
         for c in collectives

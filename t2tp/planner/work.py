@@ -108,7 +108,8 @@ class Memory:
 
     Attributes:
       point: the part of the step, such as `end of the forward pass`.
-      layers: purposes in `Liveness.layer_bytes` whose bytes grow with the number of layers here.
+      layers: purposes in `Liveness.layer_bytes` whose bytes at this point grow with the number of
+        layers.
     """
 
     point: str

@@ -116,7 +116,7 @@ class Channel:
         self._connection.sendall(line + b"\n")
 
     def _receive_line(self, deadline: float) -> bytes:
-        """Reads one line. The two sides take turns, so nothing follows the line."""
+        """Reads one line. The two sides send alternately, so no data follow the line."""
         received = bytearray()
         while not received.endswith(b"\n"):
             self._connection.settimeout(_left(deadline))

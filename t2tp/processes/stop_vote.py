@@ -46,7 +46,8 @@ class StopVote:
         """Starts to listen for requests to stop.
 
         `steps_done` steps are done before the training. `signal_here` returns the number of the
-        signal that this process received; 0: none. Waits `seconds` for other processes' votes.
+        signal that this process received; 0: none. The vote waits at most `seconds` for the votes
+        of other processes.
         """
         self._coordination = coordination
         self._signal_here = signal_here

@@ -41,7 +41,7 @@ _FEATURES = {"one": t2tp.Feature("one:1")}
 # Target seconds of a program (long enough that tensors are rarely in a cache, as in a real step),
 # and the max number of its operations.
 _WANTED, _MOST_OPERATIONS = 0.12, 96
-# Calls are timed in blocks, until a block in which other programs use few of the cores.
+# Calls are timed in blocks, until other programs use few of the cores during a block.
 _REPETITIONS, _BLOCK_SECONDS, _BLOCKS = 4, 0.15, 3
 
 Build = Callable[[Mesh, int], mtf.Tensor]
@@ -153,7 +153,7 @@ def _curves(timed: Timed) -> list[dict[str, Any]]:
 def _point(
     timed: Timed, sample: Sample, size: int, layout: Layout, known: Mapping[str, Points]
 ) -> Point:
-    """Measures operations of a size, enough of them to be timed."""
+    """Measures operations of a size, in a program that is long enough to be timed."""
 
     def build(mesh: Mesh, count: int) -> mtf.Tensor:
         return sample.build(mesh, size, count)
@@ -169,9 +169,9 @@ def _point(
 def _work(
     sample: Sample, size: int, count: int, layout: Layout, known: Mapping[str, Points]
 ) -> tuple[float, float, float]:
-    """Returns the number and total size of a sample's operations of its own kind.
+    """Returns the number and total size of the operations that have the sample's kind.
 
-    Also returns the seconds of its operations of other kinds.
+    Also returns the seconds of the sample's operations of other kinds.
     """
     step = _step(lambda mesh: sample.build(mesh, size, count))
     program = AbstractProgram(step, _FEATURES, layout=layout)

@@ -55,7 +55,7 @@ class Hook:
     """Base class of hooks; a subclass overrides some methods.
 
     The `outputs` of `after_step` have the step's `loss`, `metrics/...` and `scalars/...`. Reading a
-    value waits for the devices, so a hook reads only at intervals.
+    value waits for the devices, so a hook should not read values at every step.
     """
 
     def begin(self, training: Training) -> None:

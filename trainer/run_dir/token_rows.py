@@ -2,7 +2,7 @@
 
 Token 7 of the saved run and token 40 of the new run may both stand for " the". Then row 40 of the
 new embedding is loaded from row 7 of the saved embedding. All variables with the dimension `vocab`
-are loaded this way, also separate logits and their bias.
+are loaded this way, including separate logits and their bias.
 
     saved tokens:  <pad>  </s>  <unk>  a  " the"
     new tokens:    <pad>  </s>  <unk>  b  " the"  a
@@ -110,7 +110,8 @@ class TokenRows:
 
         Slices that differ only in their rows share one pass over the saved table.
 
-        `name` is the name of a tensor in the checkpoint, whose shape `fits`.
+        `name` is the name of a tensor in the checkpoint. `fits` must be true for the tensor's
+        shape.
         """
         axis, shape = vocab_axis(variable), saved.shapes()[name]
         assert axis is not None

@@ -223,7 +223,7 @@ def _summary(
 def _slot_sources(
     saved: Checkpoint, slots: Sequence[str], sources: Mapping[str, str]
 ) -> dict[str, str]:
-    """Maps the optimizer's variables that the checkpoint has to their names there.
+    """Returns the names of the optimizer's variables in the checkpoint, if it has them.
 
     A slot `<variable>/<slot>` is renamed with its variable.
     """

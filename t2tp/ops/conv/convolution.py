@@ -269,6 +269,6 @@ def _padded(x: tf.Tensor, *after: int) -> tf.Tensor:
 
 
 def _slice_flops(layout: Layout, y: upstream.Tensor, filters: upstream.Tensor) -> float:
-    """Returns a processor's FLOPs: two per element of the result and weight of a window."""
+    """Returns a processor's FLOPs: two for each element of the result and weight of a window."""
     *window, _ = layout.slice_size(filters.shape)
     return 2.0 * math.prod(layout.slice_size(y.shape)) * math.prod(window)

@@ -123,7 +123,7 @@ class BatchNormGradOperation(Operation):
         axes = _axes_of_places(lowering, self.inputs[0])
         sums = [tf.stack(of_part[1:]) / count for of_part in parts]
         by_scale, by_offset = tf.unstack(_mean_over(axes, lowering, self.inputs[0], sums))
-        # The gradient w.r.t. x through the mean and the variance.
+        # Adds the part of the gradient w.r.t. x that flows through the mean and the variance.
         factor = scale * tf.math.rsqrt(variance + self._epsilon)
         dx = straight - norm.given(x, mean, variance, factor * by_scale, factor * by_offset)
         count = math.prod(dim.size for dim in self.inputs[0].shape.dims[:-1])

@@ -69,7 +69,8 @@ class StageSteps:
         log = program.collective_log()
         graph, outputs = program.graph()
         (loop,) = (op for op in all_operations(graph.operations) if isinstance(op, PipelineLoop))
-        # The loop reduces one idle share per stage, and the real pipeline has more stages.
+        # The loop reduces one idle share per stage. In the real pipeline, which has more stages,
+        # this reduction has `more` bytes in addition.
         shares = loop.idle_share.name
         more = (stages - layout.num_stages) * loop.idle_share.dtype.size
         log = [
