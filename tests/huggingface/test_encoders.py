@@ -113,11 +113,11 @@ def test_the_mask_is_that_of_the_tokenizer():
 
 
 def check_changed(name, tmp_path, new_names, changed):
-    """Converts tensors of a model by new names, and others of zeros, and compares what comes back.
+    """Converts a model's tensors with changed names and additional tensors there and back.
 
     Args:
       new_names: name -> new name.
-      changed: name -> shape of zeros; None for a tensor that is left out.
+      changed: name -> shape of an additional tensor of zeros; None to leave the tensor out.
     """
     source, new, run = their_models.directory(name), tmp_path / "new", tmp_path / "run"
     new.mkdir()
@@ -144,7 +144,7 @@ def test_berts_first_names_and_other_heads(tmp_path):
     "changed", [{"cls.predictions.decoder.bias": None}, {"cls.predictions.bias": (VOCAB,)}]
 )
 def test_one_of_the_two_biases_of_untied_logits_is_enough(changed, tmp_path):
-    """Files of older versions lack that of the decoder; newer ones have an unused other."""
+    """Older files lack the decoder's bias; newer files also contain a bias that is not used."""
     check_changed("bert_masked_untied", tmp_path, {}, changed)
 
 

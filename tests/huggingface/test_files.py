@@ -1,4 +1,4 @@
-"""Files of tensors: several of them, and dtypes that are kept, widened or narrowed exactly."""
+"""Files of tensors: several files, and dtypes that are kept, widened or narrowed exactly."""
 
 import json
 import os
@@ -34,7 +34,7 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def tensors_of(directory):
-    """The values of all files, by name, as arrays in memory."""
+    """Returns the values in all files, by name, as arrays in memory."""
     files = sorted(directory.glob("*.safetensors"))
     headers = [read_header(file) for file in files]
     return {key: np.array(each.opened()) for header in headers for key, each in header.items()}
@@ -96,7 +96,7 @@ def with_hparams(run, **values):
 
 
 def test_of_a_config_only_what_the_run_changed_is_written(source, tmp_path):
-    """Other entries stay, such as the names of activations that are the same function."""
+    """Keeps other entries, such as another name of the same activation function."""
     config = json.loads((source / "config.json").read_text()) | {"activation_function": "gelu_fast"}
     (source / "config.json").write_text(json.dumps(config))
     run, back = tmp_path / "run", tmp_path / "back"
@@ -159,7 +159,7 @@ def test_values_in_16_bits_are_kept_or_widened_exactly(dtype, source, tmp_path):
     name = tf.as_dtype(DTYPES[dtype].type).name
     assert {each.name for each in find(str(kept)).dtypes().values()} == {name}
     assert {each.name for each in find(str(wide)).dtypes().values()} == {"float32"}
-    # Through a checkpoint of either kind and back: the same bits, or as wide numbers as wanted.
+    # Converting back gives the same bits, or the values in the requested dtype.
     for number, (run, to, wanted) in enumerate(
         [(kept, "", dtype), (kept, "float32", "F32"), (wide, "", "F32"), (wide, name, dtype)]
     ):
@@ -204,14 +204,14 @@ def test_a_converted_run_is_restored_where_variables_are_sharded_at_rest(stage, 
 
 
 def convert_in_small_slices() -> int:
-    """`t2tp_convert` as of a large model, whose tensors are many slices."""
+    """Runs `t2tp_convert` with tensors of many slices, as a large model has."""
     importing.MOST_ELEMENTS = exporting.MOST_ELEMENTS = 1000
     return programs.t2tp_convert()
 
 
 @pytest.mark.slow
 def test_processes_convert_together_each_its_own_slices(source, tmp_path):
-    """In both directions, with what a single process makes as the result."""
+    """Both directions give the result of a single process."""
     alone, run, back = tmp_path / "alone", tmp_path / "together/run", tmp_path / "back"
     convert(f"--from_hf={source}", f"--output_dir={alone}")
     ways = {
@@ -240,7 +240,7 @@ def test_processes_convert_together_each_its_own_slices(source, tmp_path):
 
 
 def convert_until_killed() -> None:
-    """`t2tp_convert`, killed when it reads the second time."""
+    """Runs `t2tp_convert` until its second read, at which the process is killed."""
     read, first = importing._read, iter([True])
 
     def killed(*arguments):

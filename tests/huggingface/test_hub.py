@@ -1,4 +1,4 @@
-"""Models by their name on the Hub, from a server of our own."""
+"""Models are downloaded by their name on the Hub, from a server of the tests."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from tests.huggingface import our_models
 from tests.huggingface.hub_server import COMMIT, serving
 from tests.huggingface.tiny_files import write_tiny_gpt2
 
-# Converts each model to a directory of its own, in one process.
+# Converts each model to a directory of its own, all in one process.
 SCRIPT = """
 import sys
 from t2tp.trainer.cli.programs import t2tp_convert
@@ -29,7 +29,7 @@ SECRET = "hf_thisIsNobodysToken"
 
 
 def convert(directory: Path, endpoint: str, *names: str, code: str = "") -> list[str]:
-    """Converts models; returns what was printed, by model."""
+    """Converts models; returns the line printed for each model."""
     directory.mkdir()
     made = subprocess.run(
         [sys.executable, "-c", code + SCRIPT, str(directory), *names],
@@ -69,7 +69,7 @@ def test_a_model_is_downloaded_once_with_the_files_it_needs(tmp_path):
         [*sentences, "answers 403", "answers 500"], printed[3::2], strict=True
     ):
         assert sentence in line
-    # The weights of a type that is not known are not downloaded. A download that broke off goes on.
+    # Weights of an unknown model type are not downloaded. An interrupted download resumes.
     downloads = [path for verb, path, _ in served.requests if verb == "GET" and "/resolve/" in path]
     small = ["config.json", "tokenizer.json", "tokenizer_config.json"]
     wanted = [*small, *small, "generation_config.json", *["model.safetensors"] * 2]
@@ -82,7 +82,7 @@ def test_a_model_is_downloaded_once_with_the_files_it_needs(tmp_path):
     assert saved[0].shapes() == saved[1].shapes()
     for path in (local / "huggingface").iterdir():
         assert (tmp_path / "online/0/huggingface" / path.name).read_bytes() == path.read_bytes()
-    # Without a network the cache is enough; without the library a sentence says what is missing.
+    # Without a network the cache is enough; without the library, a sentence says what to install.
     printed = convert(tmp_path / "offline", "http://127.0.0.1:9", "org/tiny", "org/other")
     assert printed[0] == "org/tiny 0" and printed[2] == "org/other 2"
     assert "check the network" in printed[1]

@@ -1,4 +1,4 @@
-"""Converted language models are those of `transformers`: logits, texts, gradients, and files."""
+"""Converted language models match `transformers`: logits, texts, gradients, and files."""
 
 import copy
 import shutil
@@ -14,7 +14,7 @@ from tests.huggingface.their_models import KINDS, with_first
 pytest.importorskip("transformers", reason="pip install -e '.[hf-tests]'")
 
 MESHES = ["2x2", "one device", "ZeRO 3", "stage:2", "seq:2"]
-# Ten random configs of each type on each mesh. The first case of each type is for all test runs.
+# Ten random configs of each type on each mesh. All test runs include the first case of a type.
 CASES = [
     (kind, MESHES[(number + case) % 5], (number + case // 5) % 10)
     for number, kind in enumerate(KINDS)
@@ -25,8 +25,8 @@ PROMPTS = [[5, 9, 30], [0, 1], [52, 3, 4, 5, 6, 9, 9, 2, 11], [8]]
 
 @pytest.mark.parametrize(("kind", "mesh", "seed"), CASES)
 def test_a_random_model_is_theirs_on_a_mesh(kind, mesh, seed):
-    """Logits, loss, gradients and 200 greedy tokens, in float64."""
-    # Stages have the same layers.
+    """Compares logits, loss, gradients and 200 greedy tokens, in float64."""
+    # Pipeline stages must have identical layers.
     name = their_models.random_model(kind, seed, 2 if mesh == "stage:2" else 1)
     model = copy.deepcopy(their_models.loaded(name))
     theirs = their_models.in_float64(model)
@@ -39,7 +39,7 @@ def test_a_random_model_is_theirs_on_a_mesh(kind, mesh, seed):
 
 
 def check_texts(name, texts, theirs):
-    """Each token is their most probable one, after all tokens before it."""
+    """Checks that each token is the most probable one, for `transformers`, after its prefix."""
     rows = [[*prompt, *text.tokens] for prompt, text in zip(PROMPTS, texts, strict=True)]
     padded = np.array([row + [0] * (max(map(len, rows)) - len(row)) for row in rows])
     logits = theirs(with_first(name, padded[:, :-1])).detach().log_softmax(-1).numpy()
@@ -52,7 +52,7 @@ def check_texts(name, texts, theirs):
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_files_of_a_random_model_are_theirs(kind, seed, tmp_path):
-    """There and back, with their config and without: a run may be made of no directory."""
+    """Converts there and back, and also from a run without the original directory's config."""
     name, run, out = their_models.random_model(kind, seed), tmp_path / "run", tmp_path / "out"
     our_models.check_there_and_back(name, tmp_path / "back")
     shutil.copytree(our_models.run_of(name), run)
@@ -68,7 +68,7 @@ def test_the_files_of_a_random_model_are_theirs(kind, seed, tmp_path):
 
 
 def check_descent(name, ours, logits, model):
-    """Loss and gradients of a step of training."""
+    """Compares the loss and gradients of a training step."""
     import torch
 
     targets = torch.tensor(their_models.targets()).long()
@@ -80,7 +80,7 @@ def check_descent(name, ours, logits, model):
 
 
 def their_gradients(model):
-    """The gradients by the names in files, where experts are apart."""
+    """Returns gradients by the names in files, which have one tensor per expert."""
     is_mixtral = model.config.model_type == "mixtral"
     block = "block_sparse_moe" if is_mixtral else "mlp"
     parts = ("w1", "w3", "w2") if is_mixtral else ("gate_proj", "up_proj", "down_proj")
@@ -107,7 +107,7 @@ LLAMA_3_1 |= dict(high_freq_factor=4.0, original_max_position_embeddings=8192)
 @pytest.mark.parametrize("size", [64, 128])
 @pytest.mark.parametrize("rope", [dict(rope_type="default", rope_theta=1e4), LLAMA_3_1])
 def test_positions_turn_by_their_angles_to_the_last_bit(rope, size):
-    """At position 8000, an error in the last bit of an angle per position is one of 0.0005."""
+    """An error in an angle's last bit grows to 0.0005 at position 8000."""
     import transformers
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -123,5 +123,5 @@ def test_positions_turn_by_their_angles_to_the_last_bit(rope, size):
             hparams["rotary_original_length"],
         )
     found = turns_of(size, hparams["rotary_base"], scaling)
-    # Powers differ in their last bit from processor to processor, seldom.
+    # Powers rarely differ in their last bit between processors.
     assert np.mean(found != wanted) < 0.1

@@ -1,4 +1,4 @@
-"""Runs that were made of a directory, in the programs: decoding, conversations, the example."""
+"""Runs converted from a directory work in the programs: decoding, conversations, the example."""
 
 import io
 import itertools
@@ -57,7 +57,7 @@ def decode(run, *flags, hparams="beam_size=1,extra_length=12,eos_id=-1"):
 
 
 def their_texts(source, prompts):
-    """What `transformers` writes after prompts, which have all that the model reads."""
+    """Returns what `transformers` writes after prompts; the model reads no token before them."""
     pytest.importorskip("transformers", reason="pip install -e '.[hf-tests]'")
     import tokenizers
     import torch
@@ -84,7 +84,7 @@ def test_a_converted_run_decodes_prompts_without_data(source, run, tmp_path):
     prompts, out = tmp_path / "prompts.txt", tmp_path / "out.txt"
     prompts.write_text("the quick\nfox")
     assert decode(run, f"--decode_from_file={prompts}", f"--decode_to_file={out}") == 0
-    # The model reads its bos_token_id first.
+    # The model reads its bos_token_id before the prompt.
     begin = json.loads((source / "config.json").read_text())["bos_token_id"]
     import tokenizers
 
@@ -143,12 +143,12 @@ def test_replies_end_where_those_of_transformers_do(tmp_path, kind, template, nu
         out = model.generate(**given, pad_token_id=0, **options)
         return out[0, given["input_ids"].shape[1] :].tolist()
 
-    # Tokens that the model writes, so that replies end after different numbers of tokens.
+    # End tokens that greedy decoding writes, so that replies end after different numbers of tokens.
     greedy = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": None}
     ends = list(dict.fromkeys([generate(each, **greedy)[3 + n] for n, each in enumerate(asked)]))
     ends = [*ends, tokenizer.eos_token_id][:num_ends]
     settings = {"eos_token_id": ends[0] if num_ends == 1 else ends, "max_new_tokens": 12}
-    if num_ends > 1:  # Sampling, which has no choice.
+    if num_ends > 1:  # top_k=1 makes sampling deterministic
         settings |= {"do_sample": True, "temperature": 0.7, "top_k": 1, "min_new_tokens": 4}
     (source / "generation_config.json").write_text(json.dumps(settings))
     model.generation_config = transformers.GenerationConfig.from_pretrained(source)

@@ -1,4 +1,4 @@
-"""Converted models of an encoder and a decoder are those of `transformers`."""
+"""Converted encoder-decoder models match `transformers`."""
 
 import copy
 
@@ -14,7 +14,7 @@ from tests.huggingface.their_models import LENGTH, SEQUENCE_TO_SEQUENCE
 pytest.importorskip("transformers", reason="pip install -e '.[hf-tests]'")
 
 EACH_MODEL = pytest.mark.parametrize("name", SEQUENCE_TO_SEQUENCE)
-SIZES = [12, 7, 10, 4]  # of the inputs; the rest is padding
+SIZES = [12, 7, 10, 4]  # of the inputs without padding
 
 
 def sources():
@@ -28,7 +28,7 @@ def features():
 
 
 def their_logits(model, targets=None):
-    """Logits in float64, of the targets or of others."""
+    """Returns the logits of `transformers` in float64, for our targets or for others."""
     inputs, mask = sources()
     before = np.pad(their_models.targets() if targets is None else targets, [(0, 0), (1, 0)])
     return their_models.in_float64(model)(
@@ -37,7 +37,7 @@ def their_logits(model, targets=None):
 
 
 def copied(name):
-    """Their model, which may be changed."""
+    """Returns a copy of a Hugging Face model; the caller may change it."""
     return copy.deepcopy(their_models.loaded(name))
 
 

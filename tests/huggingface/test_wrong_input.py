@@ -30,7 +30,7 @@ def with_config(source, **values):
 
 
 def with_logits(source, scale):
-    """Adds a tensor of logits, the embedding times a scale, to files that say they are tied."""
+    """Adds a tensor of logits, a multiple of the embedding, to files that say both are tied."""
     file = source / "model.safetensors"
     tensors = {key: np.array(each.opened()) for key, each in read_header(file).items()}
     tensors["lm_head.weight"] = np.float32(scale) * tensors["transformer.wte.weight"]
@@ -49,7 +49,7 @@ def with_a_larger_tokenizer(source):
     (source / "tokenizer.json").write_text(json.dumps(tokenizer))
 
 
-# What to do with a directory, or entries of its config; what is said.
+# Damage to a directory, or changed entries of its config -> the message.
 WRONG = [
     (lambda at: os.truncate(at / "model.safetensors", 5000), "tensors is damaged or incomplete"),
     (lambda at: os.truncate(at / "model.safetensors", 20), "tensors is damaged or incomplete"),
@@ -90,7 +90,7 @@ ALL = [*(("gpt2", *each) for each in WRONG), *OTHER_TYPES]
 def test_a_sentence_says_what_is_wrong(name, damage, wanted, tmp_path, capsys):
     source = copied(name, tmp_path)
     with_config(source, **damage) if isinstance(damage, dict) else damage(source)
-    capsys.readouterr()  # `transformers` shows how far it is.
+    capsys.readouterr()  # `transformers` prints its progress
     assert our_models.convert(f"--from_hf={source}", f"--output_dir={tmp_path / 'run'}") == 2
     said = capsys.readouterr().err.strip()
     assert re.search(wanted, said) and len(said.splitlines()) == 1, said

@@ -1,6 +1,6 @@
-"""Small random models of `transformers`, as directories.
+"""Creates directories with small random models of `transformers`.
 
-PyTorch is imported by the tests that need it, and not where all tests are collected.
+Only functions that need PyTorch import it, so that collecting tests does not.
 """
 
 import functools
@@ -24,7 +24,7 @@ _ROPE = dict(rope_type="llama3", rope_theta=300.0, factor=8.0, original_max_posi
 _ROPE |= dict(low_freq_factor=1.0, high_freq_factor=4.0)
 
 _GROUPED = {**_LLAMA, "num_key_value_heads": 2}
-# name -> class or type of language models, config
+# name -> class of `transformers` or type of language models, config
 LANGUAGE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", _GPT2),
     "gpt2_untied_relu": (
@@ -63,8 +63,8 @@ _WINDOWS = [1, 3, 5]
 _LAYERS = {"layer_types": [None], "sliding_window": _WINDOWS}
 _QWEN_LAYERS = {"use_sliding_window": [False, True], "max_window_layers": [1, 2], **_LAYERS}
 _ROPES = {"rope_parameters": _SCALED}
-# t2tp multiplies by these factors or by their reciprocals, which are exact in float32, and scales
-# attention by the root of the size of a head in addition.
+# t2tp multiplies by these factors or by their reciprocals, so both must be exact in float32. It
+# also scales attention by the root of the head size.
 _FACTORS: dict[str, list[Any]] = {
     **{"head_dim": [4, 16], "embedding_multiplier": [0.7, 4.0], "logits_scaling": [0.5, 4.0]},
     **{"residual_multiplier": [0.3, 1.0], "attention_multiplier": [0.1, 1.0]},
@@ -82,7 +82,7 @@ _GEMMA = {
     **{"query_pre_attn_scalar": [3, 16], "final_logit_softcapping": [None, 2.0]},
     "head_dim": _FACTORS["head_dim"],
 }
-# Values of the entries that random configs of each type draw.
+# Type -> entry of the config -> values to draw from for random configs.
 KINDS: dict[str, dict[str, list[Any]]] = {
     "gpt2": {
         "tie_word_embeddings": [False, True],
@@ -124,9 +124,9 @@ KINDS: dict[str, dict[str, list[Any]]] = {
 
 
 def random_model(kind: str, seed: int, repeats: int = 1) -> str:
-    """The name of a model of a type with a random config.
+    """Returns the name of a model of a type with a random config.
 
-    It has one layer, or two of random kinds, which repeat.
+    The model has one layer or, if layers differ, two of random kinds; `repeats` repeats them.
     """
     name = f"{kind}-{seed}-{repeats}"
     if name not in _ALL:
@@ -142,7 +142,7 @@ def random_model(kind: str, seed: int, repeats: int = 1) -> str:
             config["layer_types"] = (pattern if uses else [_FULL] * 2) * repeats
         sizes = {"hidden_size": 32 if kind == "phi3" else 24}
         sizes |= {"num_hidden_layers": len(pattern) * repeats}
-        sizes["pad_token_id"] = None  # Its embedding would have no gradient in PyTorch.
+        sizes["pad_token_id"] = None  # the padding's embedding would have no gradient in PyTorch
         given = {key: value for key, value in config.items() if key != "head_dim" or value}
         _ALL[name] = kind, {**_LLAMA, **sizes, **given}
     return name
@@ -186,13 +186,13 @@ _TOKENIZER = {
     "model": {"type": "WordPiece", "vocab": {"[UNK]": 0, "the": 1}},
     "added_tokens": [{"id": MASK, "content": "[MASK]", "special": True}],
 }
-# What `transformers` does with images before a model.
+# The image processor's config.
 _PROCESSOR = dict(do_normalize=True, image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.3, 0.5])
 
 
 @functools.cache
 def directory(name: str) -> Path:
-    """The directory of a model, in which no parameter has its initial 0 or 1."""
+    """Returns a model's directory; all weights are random, also those that are initially 0 or 1."""
     if name in _CHANGED:
         return _CHANGED[name]
     import torch
@@ -200,14 +200,14 @@ def directory(name: str) -> Path:
     model_class, (kind, config) = _class_of(name), _ALL[name]
     torch.manual_seed(1)
     model = model_class(model_class.config_class(initializer_range=0.2, **config))
-    if name == "t5_v1_1":  # `transformers` ties what it makes, not what it loads.
+    if name == "t5_v1_1":  # `transformers` ties the weights of a new model, not of a loaded one
         model.lm_head.weight = torch.nn.Parameter(torch.randn(VOCAB, config["d_model"]))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
-        if kind == "gpt_oss":  # As it is published.
+        if kind == "gpt_oss":  # published in bfloat16
             model.bfloat16()
-        if name == "bert_masked_untied":  # The second bias is unused, or the same one.
+        if name == "bert_masked_untied":  # the second bias is unused or equal
             model.cls.predictions.bias.copy_(model.cls.predictions.decoder.bias)
     path = _scratch() / name
     model.save_pretrained(path)
@@ -230,7 +230,7 @@ _CHANGED: dict[str, Path] = {}
 
 
 def with_entries(name: str, entries: dict[str, Any]) -> str:
-    """The name of the same weights with another `config.json`."""
+    """Returns the name of a model with the same weights and a changed `config.json`."""
     made = f"{name} with {entries}"
     if made not in _CHANGED:
         path = Path(shutil.copytree(directory(name), _scratch() / f"changed-{len(_CHANGED)}"))
@@ -242,28 +242,28 @@ def with_entries(name: str, entries: dict[str, Any]) -> str:
 
 @functools.cache
 def loaded(name: str) -> Any:
-    """The model of a directory, as `transformers` reads it."""
+    """Returns a directory's model, loaded by `transformers`."""
     return _with_plain_experts(_class_of(name).from_pretrained(directory(name)).eval())
 
 
 def loaded_whole(name: str, path: Path) -> Any:
-    """The model of another directory, which has all its tensors and no others."""
+    """Loads a model from `path`, and checks that no tensor is missing or left over."""
     model, info = _class_of(name).from_pretrained(path, output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     return model.eval()
 
 
 def _with_plain_experts(model: Any) -> Any:
-    """Chooses the implementation of experts that takes float64 and matrices of any size."""
+    """Chooses the implementation of experts that supports float64 and matrices of any size."""
     if hasattr(model.config, "num_local_experts"):
         model.set_experts_implementation("eager")
     return model
 
 
 def float64() -> Any:
-    """A context in which code of PyTorch that asks for float32 gets float64.
+    """Returns a context in which PyTorch code that asks for float32 gets float64.
 
-    Constants are rounded to float32, as in the float32 model that both sides are.
+    Constants are rounded to float32, because they are float32 in both models.
     """
     import torch
 
@@ -290,7 +290,7 @@ def float64() -> Any:
 
 
 def in_float64(model: Any) -> Callable[..., Any]:
-    """Makes a model compute in float64; returns what maps its inputs to its logits."""
+    """Makes a model compute in float64; returns a function from its inputs to its logits."""
     import torch
 
     _with_plain_experts(model.double())
@@ -313,15 +313,15 @@ def _scratch() -> Path:
 
 
 def begin_token(name: str) -> int:
-    """The token before the first target."""
+    """Returns the token that precedes the first target."""
     return loaded(name).config.bos_token_id or 0
 
 
 def with_first(name: str, tokens: np.ndarray) -> np.ndarray:
-    """Tokens after the one before the first."""
+    """Prepends the token that precedes the first target."""
     return np.pad(tokens, [(0, 0), (1, 0)], constant_values=begin_token(name))
 
 
 def targets() -> np.ndarray:
-    """Tokens, [batch, length]."""
+    """Returns random tokens, [batch, length]."""
     return np.random.default_rng(0).integers(0, VOCAB, (4, LENGTH)).astype(np.int32)

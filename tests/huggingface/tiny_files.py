@@ -1,4 +1,4 @@
-"""A tiny GPT-2 as files, with a tokenizer, without `transformers`: for tests of commands."""
+"""Writes the files of tiny models with a tokenizer, without `transformers`."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ CHAT_TEMPLATE = (
 
 
 def write_tokenizer(directory: Path) -> None:
-    """Writes a tokenizer of pieces of bytes, as GPT-2 has, without a chat template."""
+    """Writes a byte-level BPE tokenizer, as GPT-2 has, without a chat template."""
     tokenizers = pytest.importorskip("tokenizers", reason="pip install -e '.[text]'")
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -43,19 +43,19 @@ def write_tokenizer(directory: Path) -> None:
 
 
 def write_tiny_chat_gpt2(directory: Path) -> None:
-    """Writes a model as `write_tiny_gpt2`, whose tokenizer has a chat template."""
+    """Writes the model of `write_tiny_gpt2`, with a chat template in the tokenizer's config."""
     write_tiny_gpt2(directory)
     config = {"eos_token": END, "chat_template": CHAT_TEMPLATE}
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
 
 
 def write_tiny_gpt2(directory: Path, **changes: int) -> None:
-    """Writes `config.json`, weights and a tokenizer; `changes` are of the config."""
+    """Writes a GPT-2's config, weights and tokenizer; `changes` are entries of the config."""
     _write({**CONFIG, **changes}, directory)
 
 
 def write_tiny_llama(directory: Path, **changes: Any) -> None:
-    """Writes the same of a Llama."""
+    """Writes a Llama's config, weights and tokenizer; `changes` are entries of the config."""
     _write({**LLAMA_CONFIG, **changes}, directory)
 
 

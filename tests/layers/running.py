@@ -1,4 +1,4 @@
-"""Builds a layer, runs it on a mesh, and says what its variables are."""
+"""Builds a layer, runs it on a mesh, and returns its outputs and variables."""
 
 from collections.abc import Callable, Mapping
 
@@ -13,10 +13,10 @@ Inputs = Mapping[str, tuple[str, np.ndarray]]
 
 
 class Ran(dict):
-    """The outputs by name.
+    """The outputs of a layer by name.
 
     Attributes:
-      variables: their values by name, float64.
+      variables: name -> value of the variable, float64.
       program: the program.
     """
 
@@ -32,14 +32,14 @@ def run(
     change: Callable[[str, np.ndarray], np.ndarray] | None = None,
     program_class: type[t2tp.Program] = t2tp.Program,
 ) -> Ran:
-    """The outputs of `build(**inputs)`.
+    """Runs `build(**inputs)` and returns its outputs.
 
     Args:
-      build: from named tensors to named tensors.
-      inputs: what it is given.
-      mesh_shape: of the mesh.
-      layout: of the program.
-      change: from a variable's name and value to the value that it is given before it runs.
+      build: function from named tensors to named tensors.
+      inputs: the named tensors' values.
+      mesh_shape: shape of the mesh.
+      layout: rules of the layout.
+      change: function from a variable's name and initial value to the value that it gets instead.
       program_class: the program's class, such as `DoubleProgram`.
     """
     features = {

@@ -1,4 +1,4 @@
-"""Convolutions and batch norm as layers: what they learn, and what they remember."""
+"""Convolutions and batch norm as layers: variables, training and evaluation."""
 
 import functools
 
@@ -39,13 +39,13 @@ def test_batch_norm_remembers_and_serves_what_keras_does(mesh_shape, layout):
     for seed in range(3):
         y, wanted = training({"x": images(seed)})["y"], keras(images(seed), training=True)
         np.testing.assert_allclose(y, wanted, atol=1e-5)
-    training({"x": np.full_like(images(0), np.inf)})  # A step that is skipped.
+    training({"x": np.full_like(images(0), np.inf)})  # a skipped step
     values = {v.spec.name: v.numpy() for v in training.variables}
     trainable = {v.spec.name for v in training.variables if v.spec.trainable}
     assert trainable == {"norm_scale", "norm_offset"}
     np.testing.assert_allclose(values["moving_mean"], keras.moving_mean, rtol=1e-5)
     np.testing.assert_allclose(values["moving_variance"], keras.moving_variance, rtol=1e-5)
-    for _ in range(2):  # An evaluation leaves them as they are.
+    for _ in range(2):  # evaluation does not change the averages
         y = evaluation({"x": images(7)})["y"]
         np.testing.assert_allclose(y, keras(images(7), training=False), atol=1e-5)
 

@@ -1,4 +1,4 @@
-"""The page on models shows what comes of its example."""
+"""The page on models shows the output of its example."""
 
 from tests.page_blocks import blocks
 

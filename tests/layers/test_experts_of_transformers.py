@@ -1,6 +1,6 @@
-"""Experts equal transformers' blocks in values and gradients, on any mesh, also at any skew.
+"""Experts match the blocks of `transformers` in values and gradients, on any mesh.
 
-Both are computed in float64.
+Both are computed in float64. Some cases send all tokens to a few experts.
 """
 
 import functools
@@ -19,11 +19,11 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 BATCH, LENGTH, D_MODEL, EXPERTS, K, D_FF = 4, 4, 8, 4, 3, 6
-# Of the outputs in the loss.
+# weights of the outputs in the loss
 WEIGHTS = np.sin(np.arange(BATCH * LENGTH * D_MODEL, dtype=np.float32) + 1)
 WEIGHTS = WEIGHTS.reshape(BATCH, LENGTH, D_MODEL)
 TOP_K = functools.partial(RoutingConfig, EXPERTS, "top_k", top_k=K)
-# Block -> its class, config, our routing, and our other arguments.
+# Type of the block -> its class, its config, our routing, and our other arguments.
 BLOCKS = {
     "qwen3_moe": (
         "Qwen3MoeSparseMoeBlock",
@@ -65,7 +65,7 @@ LAYOUTS = [
 
 
 def our_names(tensors):
-    """Our variables of a block's parameters, or of their gradients."""
+    """Renames a block's parameters, or their gradients, to our variables."""
     ours = {}
     for name, value in tensors.items():
         kind = name.split(".")[-1]
@@ -97,18 +97,18 @@ def our_names(tensors):
 
 @functools.cache
 def theirs(name, skewed=0):
-    """The block's parameters, input, output and gradients."""
+    """Returns the block's parameters, input, output and gradients."""
     block_name, options, _, _ = BLOCKS[name]
     module = __import__(f"transformers.models.{name}.modeling_{name}", fromlist=[block_name])
     options = {"hidden_size": D_MODEL, "num_experts_per_tok": skewed or K, **options}
     config = transformers.AutoConfig.for_model(name, **options)
-    config._experts_implementation = "eager"  # The other ones have no float64.
+    config._experts_implementation = "eager"  # The other implementations do not support float64.
     made = getattr(module, block_name)(config)
     generator = torch.Generator().manual_seed(0)
     tensors = {**dict(made.named_parameters()), **dict(made.named_buffers())}
     for tensor in tensors.values():
         tensor.data.normal_(0, 0.5, generator=generator)
-    if skewed:  # All tokens choose these experts, and no other.
+    if skewed:  # All tokens choose the first `skewed` experts.
         first = torch.arange(EXPERTS) < skewed
         tensors["router.bias"].data = torch.where(first, 100.0, -100.0)
     x = torch.normal(0, 1, (BATCH, LENGTH, D_MODEL), generator=generator, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Experts: what a loop over the tokens gives, on any mesh."""
+"""Experts match a loop over the tokens, on any mesh."""
 
 import math
 
@@ -71,7 +71,7 @@ def apply(variables, expert, token):
 
 
 def loop(routing, variables, training=True):
-    """Group by group, token by token."""
+    """Computes the experts group by group and token by token."""
     x, token_mask = (array for _, array in inputs().values())
     size = routing.group_size or LENGTH
     tokens, real = x.reshape(-1, size, D_MODEL), token_mask.reshape(-1, size)
@@ -144,7 +144,7 @@ def test_any_layout_gives_the_same(mesh_shape, layout, name):
     assert_same(ran, loop(ROUTINGS[name], ran.variables))
 
 
-# Where experts have an axis of their own, it splits the length, and rows make several groups.
+# If the experts have an axis of their own, it also splits the length, and a row has several groups.
 OWN_AXIS = (
     "data:2;expert:2",
     "batch:data;length:expert;length_groups:expert;experts:expert;expert_groups:data",
@@ -158,8 +158,7 @@ SHARED_AXIS = ("data:4", "batch:data;experts:data")
     + [(name, OWN_AXIS, "expert") for name in ("small_groups", "small_groups_choose")],
 )
 def test_tokens_go_to_experts_by_one_all_to_all_and_back_by_another(name, layout, axis):
-    """Each moves what a processor holds: its groups' places, [groups / 4, experts, capacity,
-    d_model]."""
+    """Each all-to-all moves all slots of a processor: [groups / 4, experts, capacity, d_model]."""
     routing = ROUTINGS[name]
 
     def build(x, token_mask):

@@ -1,4 +1,4 @@
-"""Norms, positions, networks, embeddings, dropout: what their formulas say."""
+"""Norms, positions, feed-forward networks, embeddings and dropout match their formulas."""
 
 import math
 
@@ -21,7 +21,7 @@ INPUTS = {"x": ("batch:4;length:6;d_model:8", X)}
 LAYOUTS = [("", ""), ("a:2;b:2", "batch:a;d_ff:b"), ("a:2;b:2", "batch:a;d_model:b")]
 
 
-# Rule -> standard deviations of matrices of 64 x 1024 and 1024 x 64.
+# Initialization -> standard deviations of matrices of 64 x 1024 and 1024 x 64.
 RULES = {
     "fan_in": (1 / 8, 1 / 32),
     "fan_avg": ((2 / 1088) ** 0.5, (2 / 1088) ** 0.5),

@@ -1,4 +1,4 @@
-"""Stacks: recomputation that changes nothing, layers that are one, norms before and after."""
+"""Stacks of layers: recomputation, shared layers, norms before and after blocks."""
 
 import functools
 
@@ -39,7 +39,7 @@ def stack(layers, norm_position="pre", dropout=0.2, **options):
 
 @functools.cache
 def trained_with(recompute, mesh_shape=""):
-    """Loss and gradients, with dropout on and experts in the second layer."""
+    """Returns loss and gradients, with dropout on and experts in the second layer."""
 
     def build(x, segments, positions):
         layers = [layer(), layer(with_experts=True)]
@@ -66,7 +66,7 @@ def test_computing_again_changes_no_bit_of_the_loss(recompute, mesh_shape):
 
 
 def test_a_layer_computed_again_repeats_its_sums():
-    """Of the two blocks of a layer the second one's sum is not needed again."""
+    """Recomputing a layer does not repeat the sum of its second block, which nothing needs."""
 
     def reductions(recompute):
         collectives = trained_with(recompute, "data:2;model:2").program.collectives()

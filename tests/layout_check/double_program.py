@@ -1,4 +1,4 @@
-"""Reads the variables of programs in float64."""
+"""Reads the variables of float64 programs."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from t2tp.program.variables import SlicedVariable, real_part
 
 
 def whole(program: DoubleProgram, variable: SlicedVariable) -> np.ndarray:
-    """The global value of a variable."""
+    """Returns the global value of a variable."""
     value = np.zeros(variable.spec.shape.to_integer_list)
     for pnum in variable.pnums:
         region = variable.region(pnum)
@@ -16,5 +16,5 @@ def whole(program: DoubleProgram, variable: SlicedVariable) -> np.ndarray:
 
 
 def values_of(program: DoubleProgram) -> dict[str, np.ndarray]:
-    """The global values of all variables by name."""
+    """Returns the global values of all variables by name."""
     return {v.spec.name: whole(program, v) for v in program.variables}

@@ -1,4 +1,4 @@
-"""A layout that computes something else than one device is found, and the operation is named."""
+"""check_layout finds a layout that computes other values than one device, and the operation."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ X = np.random.default_rng(0).normal(size=(8, 4))
 
 
 class WrongOperation(t2tp.Operation):
-    """The sum of x over `d_ff`, with a fault."""
+    """Sums x over `d_ff`, with a fault."""
 
     def __init__(self, x: mtf.Tensor, fault: str) -> None:
         super().__init__([x], name="wrong_sum")
@@ -44,7 +44,7 @@ class WrongOperation(t2tp.Operation):
 
 
 class OwnNumberOperation(t2tp.Operation):
-    """x, to which each processor adds its number: what no operation may do."""
+    """Adds each processor's number to x, which no operation may do."""
 
     def __init__(self, x: mtf.Tensor) -> None:
         super().__init__([x], name="own_number")
@@ -56,7 +56,7 @@ class OwnNumberOperation(t2tp.Operation):
 
 
 def step_with(fault: str = ""):
-    """A step of Adam for a small network with dropout. One operation may be wrong."""
+    """Returns an Adam step of a small network with dropout; one operation may be wrong."""
 
     def step_fn(mesh, features):
         w = mtf.get_variable(mesh, "w", mtf.Shape([D_IN, D_FF]))
@@ -111,7 +111,7 @@ def test_the_operation_that_forgets_to_sum_is_named():
 
 
 def test_one_copy_that_differs_by_a_billionth_is_found():
-    """Processor 0 has the right value: looking at the outputs would not show it."""
+    """Only a copy is wrong, so the outputs, which processor 0 computes, do not show the error."""
     found = check("one copy")
     assert found.first.operation == "wrong_sum (WrongOperation)"
     assert 1e-10 < found.first.tensor.error < 2e-9

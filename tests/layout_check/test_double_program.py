@@ -1,4 +1,4 @@
-"""A program in float64 has 15 digits right, whatever dtype its tensors were given."""
+"""A float64 program is accurate to 15 digits, whatever the dtypes of its tensors."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from t2tp import mtf
 from t2tp.layout_check.double_program import DoubleProgram
 
 BATCH, D = mtf.Dimension("batch", 8), mtf.Dimension("d", 6)
-# Programs are fed float32.
+# float32 values, because programs are fed float32.
 X = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32).astype(np.float64)
 
 

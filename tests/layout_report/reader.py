@@ -6,7 +6,7 @@ EMPTY_ELEMENTS = {"meta", "rect", "path", "br"}
 
 
 class Reader(HTMLParser):
-    """Reads a page, and refuses one whose elements are not closed in their order."""
+    """Reads a page, and raises an error unless its elements are closed in order."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Programs to explain."""
+"""Programs to explain in reports."""
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -17,7 +17,7 @@ MESH, LAYOUT = "data:2;model:2", "batch:data;d_ff:model"
 
 
 def perceptron(x):
-    """[batch, d_model] -> [batch, d_model]."""
+    """Returns the output of a perceptron, [batch, d_model] -> [batch, d_model]."""
     w_in = mtf.get_variable(x.mesh, "w_in", mtf.Shape([D_MODEL, D_FF]))
     w_out = mtf.get_variable(x.mesh, "w_out", mtf.Shape([D_FF, D_MODEL]))
     h = mtf.relu(mtf.einsum([x, w_in], output_shape=[x.shape.dims[0], D_FF]))
@@ -25,7 +25,7 @@ def perceptron(x):
 
 
 def mlp_step(mesh, features):
-    """Trains a multi-layer perceptron by gradient descent with momentum."""
+    """Trains a perceptron by gradient descent with momentum."""
     x = features["x"]
     loss = mtf.reduce_mean(mtf.square(perceptron(x) - x))
     variables = mesh.graph.trainable_variables
@@ -43,12 +43,12 @@ MLP_FEATURES = {"x": t2tp.Feature(mtf.Shape([BATCH, D_MODEL]))}
 
 
 def mlp(mesh_shape: str = MESH, layout: str = LAYOUT) -> AbstractProgram:
-    """The perceptron's program, on no devices."""
+    """Returns the abstract program that trains the perceptron."""
     return AbstractProgram(mlp_step, MLP_FEATURES, mesh_shape=mesh_shape, layout=layout)
 
 
 def layers(count: int, mesh_shape: str = MESH, layout: str = LAYOUT) -> AbstractProgram:
-    """Many layers that are alike, each with two variables and a residual connection."""
+    """Returns a program of identical layers, each with two variables and a residual connection."""
 
     def step(mesh, features):
         x = features["x"]
@@ -61,7 +61,7 @@ def layers(count: int, mesh_shape: str = MESH, layout: str = LAYOUT) -> Abstract
 
 
 def microbatches(count: int) -> AbstractProgram:
-    """The perceptron's gradients, summed over microbatches."""
+    """Returns a program that sums the perceptron's gradients over microbatches."""
 
     def loss_fn(features):
         x = features["x"]
@@ -80,7 +80,7 @@ def microbatches(count: int) -> AbstractProgram:
 
 
 def loop() -> AbstractProgram:
-    """Three times x <- product of x with a split variable."""
+    """Returns a program that multiplies x by split variables three times, in a loop."""
 
     def step(mesh, features):
         w = mtf.get_variable(mesh, "w", mtf.Shape([D_FF, D_MODEL]))

@@ -1,4 +1,4 @@
-"""The page in a real browser: Chromium, without a window."""
+"""The page in a real browser: headless Chromium."""
 
 import json
 import re
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-# What the browser makes of a page, written into the page for --dump-dom.
+# A script that writes measurements of the page into it, for --dump-dom.
 MEASURE = """
 <script>
   const boxes = [...document.querySelectorAll("svg[role=img]")].map(s => s.getBoundingClientRect());
@@ -72,7 +72,7 @@ def measure(tmp_path: Path, width: int, *flags: str) -> dict:
 def test_it_fits_wide_and_narrow_windows_light_or_dark_as_people_like_it(tmp_path):
     wide, narrow = measure(tmp_path, 1300), measure(tmp_path, 500, "--force-dark-mode")
     assert (wide["width"], narrow["width"]) == (1300, 500)
-    cards = t2tp.explain(samples.mlp()).html().count("<article") + 1  # The mesh is drawn too.
+    cards = t2tp.explain(samples.mlp()).html().count("<article") + 1  # plus the drawing of the mesh
     assert wide["drawn"] == narrow["drawn"] == cards
     assert wide["overlapping"] == narrow["overlapping"] == 0
 

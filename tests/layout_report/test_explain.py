@@ -1,4 +1,4 @@
-"""What is said of a program is what its layout and its graph make of it."""
+"""The report matches the program's layout and graph."""
 
 import math
 import re
@@ -26,7 +26,7 @@ def by_name(lines):
 
 
 def test_variables_of_a_megatron_mlp():
-    """12 x 6 floats, halved by the model axis; each half is on the two places of the data axis."""
+    """The model axis halves the 12 x 6 floats; the data axis has two copies of each half."""
     variables = by_name(t2tp.explain(samples.mlp()).data.variables)
     assert list(variables) == ["w_in", "w_out"]
     w_in, w_out = (variables[name].tensor for name in ("w_in", "w_out"))
@@ -67,7 +67,7 @@ def test_totals_are_those_of_the_program(name):
 
 
 def test_every_gradient_of_a_language_model_is_known_as_its_variables():
-    """Tied embeddings too, whose gradient is a sum."""
+    """Includes tied embeddings, whose gradient is a sum."""
     data = t2tp.explain(training_program("data:2;model:2")).data
     known = [
         use.gradient_of
@@ -82,7 +82,7 @@ def test_every_gradient_of_a_language_model_is_known_as_its_variables():
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_slices_add_up_to_the_tensor_times_its_copies(data):
-    names = ["a", "b", "c", "vocab"]  # The vocabulary may be padded, also to whole slices.
+    names = ["a", "b", "c", "vocab"]  # The vocabulary may be padded, also by whole slices.
     axes = [f"{axis}:{data.draw(st.integers(1, 3))}" for axis in "xyz"]
     axes = axes[: data.draw(st.integers(0, 3))]
     sizes = data.draw(st.lists(st.sampled_from([6, 12, 18]), max_size=3))
@@ -123,7 +123,7 @@ def test_what_the_backward_pass_needs_is_kept_under_another_name_too():
 
 
 def test_what_is_not_computed_is_not_said():
-    """Operations that nothing uses are not lowered, and outputs that nothing uses are not kept."""
+    """Operations that nothing uses are not lowered, and unused outputs are not reported."""
 
     def step(mesh, features):
         w = mtf.get_variable(mesh, "w", mtf.Shape([samples.D_MODEL]))
@@ -149,19 +149,19 @@ def test_collectives_in_loops_are_said_to_be_there():
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_microbatches_keep_less_and_move_as_much(count):
-    """The activations of one are kept; collectives of activations are made for each."""
+    """Only one microbatch's activations are kept; each microbatch has its own collectives."""
 
     def kept_and_moved(count):
         data = t2tp.explain(samples.microbatches(count)).data
         kept = {line.what: line.on_device for line in data.memory()}
         by_phase = Counter()
         for collective in data.collectives:
-            if collective.bytes > 4:  # Not the loss.
+            if collective.bytes > 4:  # larger than the loss
                 by_phase[collective.phase] += collective.bytes * collective.times
         return kept["activations stored for the backward pass"], by_phase
 
     (whole, moved), (part, moved_in_parts) = kept_and_moved(1), kept_and_moved(count)
-    scalars = 64  # Of the loss and its weight, which do not shrink with the batch.
+    scalars = 64  # of the loss and its weight, whose sizes do not depend on the batch
     assert whole / count <= part <= whole / count + scalars
     assert moved[Phase.FORWARD] and moved_in_parts == moved
     (total,) = {

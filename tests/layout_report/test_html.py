@@ -1,4 +1,4 @@
-"""The page is complete in itself, well formed, and drawn as the tensors are cut."""
+"""The page needs no other files, is well-formed, and draws each tensor's slices."""
 
 import re
 

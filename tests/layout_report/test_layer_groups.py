@@ -1,4 +1,4 @@
-"""How names of like layers are brought together."""
+"""Names of identical layers are grouped."""
 
 import pytest
 

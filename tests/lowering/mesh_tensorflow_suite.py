@@ -1,8 +1,8 @@
-"""mesh-tensorflow's own tests, which come with the package, on our engine.
+"""Runs the tests of the mesh-tensorflow package on our engine.
 
-A second instance of a test module is loaded, in which `mtf` is our door and the engine is ours:
-`Lowering` makes a program of the graph that the test has built, on a mesh of our choice, and an
-exported tensor is what the program gives. Nothing outside that instance changes.
+`load` imports a second instance of a test module, whose `mtf` is ours. Its `Lowering` makes a
+program from the graph that a test has built, and exporting a tensor runs the program. The original
+modules do not change.
 """
 
 import contextlib
@@ -26,12 +26,12 @@ from tests.mesh import layouts
 
 
 def load(name: str, mesh_shape: str | None) -> types.ModuleType:
-    """The test module `mesh_tensorflow.<name>` on our engine.
+    """Loads the test module `mesh_tensorflow.<name>` on our engine.
 
     Args:
-      name: such as `ops_test`.
-      mesh_shape: the mesh to run its graphs on, with as many of their dimensions split as can be;
-        None for the mesh and the layout that each test asks for.
+      name: name of the module, such as `ops_test`.
+      mesh_shape: the mesh to run graphs on, split in as many dimensions as possible; None for the
+        mesh and the layout that each test asks for.
     """
     door = _Door("mtf", mesh_shape)
     module = _second_instance(name)
@@ -47,7 +47,7 @@ def load(name: str, mesh_shape: str | None) -> types.ModuleType:
 
 
 def test_cases(module: types.ModuleType) -> list[type[unittest.TestCase]]:
-    """The module's classes of tests."""
+    """Returns the test classes of a module."""
     return [
         value
         for value in vars(module).values()
@@ -56,13 +56,13 @@ def test_cases(module: types.ModuleType) -> list[type[unittest.TestCase]]:
 
 
 def lowers_a_graph(case: unittest.TestCase) -> bool:
-    """Whether a test runs anything; the others look only at what the graph says."""
+    """Returns whether a test lowers its graph; other tests only inspect the graph."""
     method = inspect.unwrap(getattr(case, case._testMethodName))
     return "owering" in inspect.getsource(method) or "onvert" in inspect.getsource(method)
 
 
 def _with_handles(set_up: Callable[[unittest.TestCase], None]) -> Callable:
-    """`setUp` that also gives the test handles where it makes variables."""
+    """Wraps `setUp`, so that variables give the test handles."""
 
     def setUp(self: unittest.TestCase) -> None:
         set_up(self)
@@ -74,7 +74,7 @@ def _with_handles(set_up: Callable[[unittest.TestCase], None]) -> Callable:
 
 
 def split_as_much_as_possible(graph: mtf.Graph, mesh_shape: str) -> Layout:
-    """A layout that splits all dimensions of the graph that can be, over one axis or another."""
+    """Returns a layout that splits as many dimensions of the graph as possible."""
     axes = [axis.name for axis in Layout(mesh_shape).mesh_shape]
     candidates = [
         (dim, axis)
@@ -98,7 +98,7 @@ def _second_instance(name: str) -> types.ModuleType:
 
 
 def _tensorflow_probability() -> types.ModuleType:
-    """Lends the one function that `layers_test` calls."""
+    """Stands for a package that may not be installed; has the function that `layers_test` calls."""
 
     def correlation(x: tf.Tensor, sample_axis: int | list[int], event_axis: int) -> tf.Tensor:
         del sample_axis
@@ -111,7 +111,7 @@ def _tensorflow_probability() -> types.ModuleType:
 
 
 class _Door(types.ModuleType):
-    """Our door, with a mesh implementation and a lowering by mesh-tensorflow's names."""
+    """Our `mtf`, with a mesh implementation and a lowering under mesh-tensorflow's names."""
 
     def __init__(self, name: str, mesh_shape: str | None) -> None:
         super().__init__(name)
@@ -128,12 +128,12 @@ class _AskedFor:
     def __init__(self, shape: object, layout: object, devices: list[str]) -> None:
         del devices
         self.shape = mtf.convert_to_shape(shape)
-        # Several tests say {} for no rules.
+        # Several tests pass {} for no rules.
         self.rules = sorted(mtf.convert_to_layout_rules(layout or [])._pairs)
 
 
 class _Lowering:
-    """What a test sees of a lowering."""
+    """The methods of a lowering that tests call."""
 
     def __init__(
         self, graph: mtf.Graph, mesh_to_impl: Mapping[mtf.Mesh, _AskedFor], mesh_shape: str | None
@@ -153,10 +153,10 @@ class _Lowering:
         return tf.constant(program()["x"])
 
     def copy_masters_to_slices(self) -> None:
-        """There are no masters."""
+        """Does nothing: our variables have no masters."""
 
     def copy_slices_to_masters(self) -> None:
-        """There are no masters."""
+        """Does nothing: our variables have no masters."""
 
 
 class _ProgramOfGraph(Program):

@@ -1,7 +1,4 @@
-"""The reference: mesh-tensorflow's own engine, which writes every operation once a device.
-
-`run_ours` takes the same arguments.
-"""
+"""The reference: mesh-tensorflow's own engine, which builds each operation once per device."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +19,7 @@ def run(
     mesh_shape: str = "",
     layout: str = "",
 ) -> dict[str, np.ndarray]:
-    """What `step_fn(mesh, features)` gives on `PlacementMeshImpl`."""
+    """Returns the outputs of `step_fn(mesh, features)` on `PlacementMeshImpl`."""
     laid_out = Layout(mesh_shape, layout)
     with tf.Graph().as_default(), tf1.Session() as session:
         graph = mtf.Graph()
@@ -50,7 +47,7 @@ def run_ours(
     mesh_shape: str = "",
     layout: str = "",
 ) -> dict[str, np.ndarray]:
-    """What `step_fn(mesh, features)` gives in a program of ours."""
+    """Returns the outputs of `step_fn(mesh, features)` in a program on our engine."""
     kinds = {name: t2tp.Feature(shape, value.dtype) for name, (shape, value) in features.items()}
     program = t2tp.Program(step_fn, kinds, mesh_shape=mesh_shape, layout=layout)
     return dict(program({name: value for name, (_, value) in features.items()}))
@@ -58,7 +55,7 @@ def run_ours(
 
 @contextlib.contextmanager
 def _operations_that_it_can_lower() -> Iterator[None]:
-    """While this is active, `mtf` has mesh-tensorflow's own in the place of ours."""
+    """Replaces our operations in `mtf` by mesh-tensorflow's for the time of the context."""
     names = ("cast", "softmax", "log_softmax", "reduce_logsumexp")
     with mock.patch.multiple(mtf, **{name: getattr(upstream, name) for name in names}):
         yield

@@ -1,7 +1,7 @@
-"""Any mesh and any layout give the same numbers: values and gradients of graphs drawn at random.
+"""Random graphs have the same values and gradients on any mesh and in any layout.
 
-They are compared with mesh-tensorflow's own operations and engine on one device (it cannot split
-all of them); as one program, with ours on one device.
+They are compared with mesh-tensorflow's operations and engine on one device. Graphs in head-tail
+order are compared with our engine on one device.
 """
 
 import sys
@@ -21,7 +21,7 @@ from t2tp.program.program import FeatureOperation
 from tests.lowering import oracle
 from tests.mesh import layouts
 
-# mesh-tensorflow itself, which the door has imported.
+# mesh-tensorflow itself, which `t2tp.mtf` has imported.
 THEIRS = sys.modules["mesh_tensorflow"]
 MESHES = ["x:2", "x:3", "x:4", "x:8", "x:2;y:2", "x:4;y:2", "y:2;x:3", "x:1;y:2", "x:2;y:2;z:2"]
 INPUTS = {"p": "a:8;b:4", "q": "b:4;c:6", "r": "c:6;d:12", "s": "a:8;d:12;b:4"}
@@ -35,10 +35,10 @@ ARRAYS = {
 
 @dataclass
 class Given:
-    """What one operation of a graph is made of.
+    """The arguments of one operation of a graph.
 
     Attributes:
-      m: the operations to use: our door, or mesh-tensorflow.
+      m: the module with the operations: `t2tp.mtf`, or mesh-tensorflow.
       t, u: tensors.
       dim: a dimension of `t`.
       n: a number from 0 to 99.
@@ -53,7 +53,7 @@ class Given:
     fresh: str
 
     def ramp(self, dim: mtf.Dimension) -> mtf.Tensor:
-        """0, 1, 2, ...: makes elements differ."""
+        """Returns 0, 1, 2, ... along a dimension, to make elements differ."""
         return self.m.range(self.t.mesh, dim, tf.float32)
 
 
@@ -125,7 +125,7 @@ OPERATIONS: dict[str, Callable[[Given], mtf.Tensor]] = {
     "merge": _merge,
     "divide": _divide,
 }
-# Larger ones would only cost time.
+# The most elements of a tensor; larger tensors would only cost time.
 LARGEST = 4000
 
 Recipe = list[tuple[str, int, int, int]]
@@ -142,7 +142,7 @@ recipes = st.lists(
 
 
 def make_step(recipe: Recipe, m: ModuleType) -> Callable:
-    """A step that applies each operation of the recipe to tensors that are there already."""
+    """Returns a step that applies each operation of the recipe to earlier tensors."""
 
     def step(mesh: mtf.Mesh, features: dict[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
         pool = list(features.values())
@@ -222,7 +222,7 @@ def test_any_mesh_and_layout_give_the_same_values_and_gradients(recipe, mesh_sha
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(recipes, st.sampled_from(MESHES), st.data())
 def test_features_in_head_tail_order_give_the_same(recipe, mesh_shape, data):
-    """Along all axes that split them in halves; operations pass the order on, or undo it."""
+    """Uses head-tail order along all axes that allow it; operations keep the order or undo it."""
     layout = drawn_layout(recipe, mesh_shape, data)
 
     def all_dims(self, layout):

@@ -1,4 +1,4 @@
-"""Products with one-hot tensors: the numbers of mesh-tensorflow's, without making the tensors."""
+"""Products with one-hot tensors match mesh-tensorflow's, without creating the one-hot tensors."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ MESHES = [
 
 
 def step(mesh, f):
-    """Look-ups with and without shared dimensions, their gradients, and sums of rows."""
+    """Looks up rows with and without shared dimensions, their gradients, and sums of rows."""
     del mesh
     one_hot = mtf.one_hot(f["ids"], VOCAB)
     embedded = mtf.einsum([one_hot, f["table"]], [D, BATCH, LENGTH])

@@ -1,4 +1,4 @@
-"""With `exact_sums` every layout computes the same bits, and other layouts are refused by name."""
+"""With `exact_sums`, every layout computes the same bits; unsupported layouts are refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LAYOUTS = {
 
 TEXT = {"d_model": 64, "d_ff": 64, "num_heads": 4, "d_kv": 16, "num_hidden_layers": 1}
 TEXT |= {"layer_prepostprocess_dropout": 0.1, "initializer_stddev": 1.0}
-# Model, set of hparams and changes.
+# Model, its hparams set, and changes of hparams.
 FAMILIES = {
     "lm": ("transformer_lm", "transformer_lm_plain_tiny", TEXT),
     "encdec": ("transformer", "transformer_tiny", TEXT | {"position": "relative"}),
@@ -58,12 +58,12 @@ FAMILIES = {
     "resnet": ("mtf_resnet", "mtf_resnet_digits", {}),
 }
 
-# Prompts of each model whose log-probabilities are compared.
+# The number of prompts of each model whose log-probabilities are compared.
 PROMPTS = int(os.environ.get("T2TP_PROMPTS", "70"))
 
 
 def model_of(mesh_shape="", layout=TENSOR, parts=8, family="lm", **changes):
-    """A model and its layout."""
+    """Returns a model and its layout."""
     name, hparams_set, values = FAMILIES[family]
     hparams = registry.hparams(hparams_set)
     values = values | changes | {"mesh_shape": mesh_shape, "layout": layout, "exact_sums": parts}
@@ -73,7 +73,7 @@ def model_of(mesh_shape="", layout=TENSOR, parts=8, family="lm", **changes):
 
 
 def batch_of(step, family="", max_length=LENGTH, **_):
-    """Random examples."""
+    """Returns a batch of random examples."""
     rng = np.random.default_rng(step)
     if family in ("vit", "resnet"):
         images = rng.uniform(size=[ROWS, 8, 8, 1]).astype(np.float32)
@@ -89,7 +89,7 @@ def batch_of(step, family="", max_length=LENGTH, **_):
 
 
 def program_of(program=t2tp.Program, batch=None, mode=ModeKeys.TRAIN, variables=None, **changes):
-    """A training step, or an evaluation."""
+    """Returns a program that trains or evaluates a model."""
     model, layout = model_of(**changes)
     batch = batch or batch_of(0, **changes)
     model_fn = model_fn_of(type(model), VOCABS, train_steps=10)
@@ -107,8 +107,9 @@ def program_of(program=t2tp.Program, batch=None, mode=ModeKeys.TRAIN, variables=
 
 
 def trained(steps, **changes):
-    """The bytes of the losses, norms and metrics of some steps, the variables and slots, and the
-    metrics of an evaluation."""
+    """Returns the bytes of losses, norms and metrics of each step, of all variables and slots,
+    and of the metrics of an evaluation.
+    """
     program = program_of(**changes)
     shown = {}
     for step in range(steps):
@@ -154,7 +155,7 @@ def assert_same_bits(given, wanted):
             {"mesh_shape": "data:2;model:2", "layout": f"{TENSOR};experts:data", "zero_stage": 3},
             {"family": "moe", "optimizer": "muon"},
         ),
-        # TensorFlow multiplies one small matrix, or some of them, by different kernels.
+        # TensorFlow multiplies a single small matrix and a batch of them by different kernels.
         (
             EXPERTS | {"microbatches": 2},
             {"family": "moe", "num_experts": 2, "d_model": 16, "d_ff": 16},
@@ -169,7 +170,8 @@ def assert_same_bits(given, wanted):
             {"mesh_shape": "data:2;seq:2;model:2", "zero_stage": 3},
             {"max_length": 32, "num_kv_heads": 2, "qk_norm": "head", "loss_chunk": 16},
         ),
-        # Eigen divides longer sums, by the size of the matrix if several threads share it.
+        # Eigen splits sums this long, at a place that depends on the matrix size if threads share
+        # it.
         ({"mesh_shape": "model:4"}, {"d_model": 2048}),
     ],
 )

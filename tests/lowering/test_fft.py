@@ -1,5 +1,7 @@
-"""Programs on complex tensors, as simulations on a grid write them for mesh-tensorflow: a Fourier
-transform in three dimensions over a split volume, and sums over the halos of its blocks."""
+"""Runs complex-valued programs, as grid simulations with mesh-tensorflow have.
+
+A three-dimensional Fourier transform of a split volume, and sums over the halos of its blocks.
+"""
 
 import numpy as np
 import pytest
@@ -13,13 +15,15 @@ NX, NY, NZ = (mtf.Dimension(f"n{name}", size) for name, size in SIZES.items())
 KX, KY, KZ = (mtf.Dimension(f"k{name}", size) for name, size in SIZES.items())
 RNG = np.random.default_rng(0)
 FIELD = RNG.normal(size=(4, 8, 4)).astype(np.float32)
-# Modes are laid out [ky, kz, kx].
+# The modes have the order [ky, kz, kx].
 KERNEL = (RNG.normal(size=(8, 4, 4)) + 1j * RNG.normal(size=(8, 4, 4))).astype(np.complex64)
 
 
 class TransformOperation(mtf.Operation):
-    """From a field [nx, ny, nz] to its modes [ky, kz, kx], or back: slices are exchanged so that
-    the dimension that is transformed is never split."""
+    """Transforms a field [nx, ny, nz] to its modes [ky, kz, kx], or back.
+
+    Processors exchange slices, so that the transformed dimension is never split.
+    """
 
     def __init__(self, x: mtf.Tensor, output_dims: list[mtf.Dimension]) -> None:
         super().__init__([x], name="transform")

@@ -1,7 +1,6 @@
-"""Tensors in head-tail order: what follows causal attention gives what it does on one device.
+"""Operations on tensors in head-tail order give the values of one device.
 
-In float64, so that nothing hides behind rounding. `test_any_layout` has other operations in any
-order of theirs.
+Programs are in float64, so that rounding hides no error. `test_any_layout` tests other operations.
 """
 
 import functools
@@ -38,14 +37,14 @@ def look_up(x, ids):
 
 
 def table_rows_of_ids(x, ids):
-    """The gradient of a look-up: a sum of rows by id."""
+    """Returns a sum of rows by id, which is the gradient of a look-up."""
     batch, heads, _, d = x.shape.dims
     one_hot = mtf.one_hot((ids * 3) % 8, VOCAB)
     return mtf.einsum([causal(x), one_hot], mtf.Shape([batch, heads, VOCAB, d]))
 
 
 def loop(x, ids):
-    """A loop whose body reads both ids and an activation from outside."""
+    """Runs a loop whose body reads ids and an activation from outside."""
     y, weight = causal(x), mtf.cast(ids % 3, tf.float32)
 
     def body(i, z):

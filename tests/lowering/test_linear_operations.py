@@ -1,4 +1,4 @@
-"""Sums over the mesh are deferred past linear operations, and none is reduced twice."""
+"""Sums over the mesh are deferred past linear operations, and no sum is reduced twice."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ ALLREDUCE, SCATTER = ("allreduce", ("x",)), ("reducescatter", ("x",))
 
 
 def run(compute):
-    """What `compute` gives for two sums over a dimension that is split, and what moves."""
+    """Applies `compute` to two sums over a split dimension; returns its values and collectives."""
 
     def step(mesh, features):
         del mesh
@@ -43,14 +43,14 @@ A_SUM, B_SUM = X.sum(0), np.square(X).sum(0)
 def test_a_sum_that_is_changed_and_then_split_is_a_reducescatter(change, wanted):
     (y,), moved = run(lambda a, b: [mtf.reshape(change(a), [P, C])])
     np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-6)
-    # The result is gathered where it is given out.
+    # The all-gather is for the program's output.
     assert moved[SCATTER] == (1, 8 * 6 * 4) and ALLREDUCE not in moved
 
 
 @pytest.mark.parametrize("dims", [[], [C], [A]], ids=str)
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_sum_with_a_bias_that_is_then_split_is_a_reducescatter(dims, is_first):
-    """The bias counts once."""
+    """Adds the bias only once, although each processor has a partial sum."""
     array = np.arange(1.0, 1.0 + mtf.Shape(dims).size).reshape(mtf.Shape(dims).to_integer_list)
 
     def changed(a, b):

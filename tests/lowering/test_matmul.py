@@ -1,4 +1,4 @@
-"""An einsum that is a product of two matrices is made one; all give what `tf.einsum` gives."""
+"""Einsums that are products of two matrices become matmuls; all match `tf.einsum`."""
 
 import numpy as np
 import pytest
@@ -10,19 +10,19 @@ SIZES = dict(zip("abcdefg", (2, 3, 4, 5, 6, 7, 8), strict=True))
 
 MATRICES = [
     "ab,bc->ac",
-    "ab,cb->ac",  # the second one transposed
-    "ba,bc->ac",  # the first
-    "ba,cb->ac",  # both
-    "bc,ab->ac",  # the second one comes first
+    "ab,cb->ac",  # second factor transposed
+    "ba,bc->ac",  # first factor transposed
+    "ba,cb->ac",  # both transposed
+    "bc,ab->ac",  # factors in reverse order
     "abc,cde->abde",  # more dimensions
-    "abc,bcd->ad",  # a sum over two
+    "abc,bcd->ad",  # a sum over two dimensions
     "bcd,abc->ad",
     "abd,abc->dc",  # the gradient of a weight
 ]
 TRANSPOSED = [
-    "abc,cbd->ad",  # summed over in two orders
-    "bac,cd->bda",  # a result in another order
-    "abc,bd->acd",  # the sum stands between others
+    "abc,cbd->ad",  # summed dimensions in different orders
+    "bac,cd->bda",  # another order in the result
+    "abc,bd->acd",  # the summed dimension between others
     "abc,cde->adbe",  # heads before the length
     "adbe,cde->abc",
     "abc,adbe->cde",
@@ -30,7 +30,7 @@ TRANSPOSED = [
 OTHERS = [
     *TRANSPOSED,
     "ab,b->a",
-    "abc,abd->acd",  # a dimension of both that stays
+    "abc,abd->acd",  # a batch dimension
     "a,b->ab",
     "ab,bc,cd->ad",
 ]
@@ -66,12 +66,12 @@ def test_short_floats_are_multiplied_as_such_where_a_matmul_can(equation):
     is_matrix = equation in MATRICES + TRANSPOSED
     assert ("Cast" in {op.type for op in traced.graph.get_operations()}) != is_matrix
     rounded = tf.cast(traced(*xs), tf.float32)
-    # Without oneDNN the kernel also rounds partial results.
+    # Without oneDNN, the kernel also rounds partial sums.
     np.testing.assert_allclose(rounded, tf.einsum(equation, *wide), rtol=2**-6, atol=1e-2)
 
 
 def test_weights_are_reshaped_before_the_loop_that_multiplies_by_them():
-    """As a producer of the product XLA would fuse the reshape with it, into a naive loop."""
+    """Inside the loop, XLA would fuse the reshape with the matmul into a slow loop."""
 
     @tf.function(autograph=False)
     def powers(x, w):

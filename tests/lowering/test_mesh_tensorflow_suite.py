@@ -11,7 +11,7 @@ MESHES = ["a:2", "a:2;b:2;c:2"]
 
 
 def make_cases():
-    """Each test on the mesh that it asks for; those that lower a graph on other meshes too."""
+    """Pairs each test with the mesh it asks for, and with others if it lowers a graph."""
     for name in MODULES:
         for mesh_shape in (None, *MESHES):
             module = mesh_tensorflow_suite.load(name, mesh_shape)

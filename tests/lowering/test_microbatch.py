@@ -1,4 +1,4 @@
-"""Elements of a microbatch's tensors are numbered as those of the whole batch's are."""
+"""Elements of a microbatch's tensors get their numbers in the whole batch's tensors."""
 
 import itertools
 from fractions import Fraction
@@ -10,7 +10,7 @@ import tensorflow as tf
 from t2tp import mtf
 from t2tp.lowering.microbatch import Microbatch, elements_per_row
 
-# Shapes for so many rows, each a reshape of the one before.
+# Shapes for b rows; each is a reshape of the shape before it.
 RESHAPES = {
     "none": ["batch:{b} length:4 d:2"],
     "renamed": ["batch:{b} length:4 d:2", "expert_groups:{b} length:4 d:2"],
@@ -28,12 +28,12 @@ RESHAPES = {
     ],
     "dimensions of one": ["one:1 batch:{b} length:4", "one:1 expert_groups:{b} experts:4"],
 }
-CUTS = [(1, 2), (2, 1), (2, 2), (4, 1), (4, 2), (8, 1), (2, 4)]  # Microbatches, processors.
+CUTS = [(1, 2), (2, 1), (2, 2), (4, 1), (4, 2), (8, 1), (2, 4)]  # microbatches, processors
 BATCH = 8
 
 
 def shape_of(text, rows):
-    """`{b}` is the number of rows, `{4b}` four times as many, `{b/2}` half as many."""
+    """Parses a shape: `{b}` is the number of rows, `{4b}` and `{b/2}` are multiples of it."""
     dims = []
     for part in text.split():
         name, size = part.split(":")

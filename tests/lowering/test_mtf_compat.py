@@ -1,4 +1,4 @@
-"""mesh-tensorflow's own transformer, as it is installed, on our operations and our engine."""
+"""The transformer of the installed mesh-tensorflow runs on our operations and our engine."""
 
 import functools
 import importlib
@@ -23,7 +23,7 @@ TARGETS = np.array([[3, 3, 1, 0, 0, 0], [7, 8, 9, 2, 3, 1], [5, 1, 0, 0, 0, 0], 
 
 @pytest.fixture(scope="module")
 def theirs() -> ModuleType:
-    """`mesh_tensorflow` behind our door, while the tests of this module run."""
+    """Replaces mesh-tensorflow's operations by ours during this module's tests."""
     names = {name for name in sys.modules if name.startswith("mesh_tensorflow")}
     with mock.patch.dict(sys.modules), mock.patch.object(sys, "meta_path", list(sys.meta_path)):
         importlib.import_module("t2tp.mtf_compat")
@@ -101,7 +101,7 @@ def make_part(theirs, name, **changes):
 
 
 def language_model_step(theirs):
-    """Trains a language model by Adafactor, and decodes with and without a prompt."""
+    """Trains a language model with Adafactor, and decodes with and without a prompt."""
 
     def step(mesh, features):
         model = make_part(theirs, "transformer")
@@ -145,7 +145,7 @@ def test_its_language_model_learns_and_decodes_alike_on_any_layout(theirs):
 
 
 def translation_step(theirs):
-    """Beam search, and the logits of the best hypothesis and of what is decoded greedily."""
+    """Decodes with beam search and greedily, and returns the logits of both hypotheses."""
 
     def step(mesh, features):
         encoder = make_part(theirs, "encoder", autoregressive=False, output_vocab_size=None)
@@ -162,7 +162,7 @@ def translation_step(theirs):
 
 
 def log_prob(values, name):
-    """Of each sequence, up to and with its end."""
+    """Returns the log-probability of each sequence, including its end."""
     ids = values[name]
     picked = np.take_along_axis(values[f"{name}_log_probs"], ids[..., None], -1)[..., 0]
     return (picked * (ids > 0)).sum(-1)
@@ -172,7 +172,7 @@ def log_prob(values, name):
 def test_its_beam_search_finds_the_same_on_any_layout(theirs):
     one, split = [run(translation_step(theirs), layout)[0] for layout in LAYOUTS]
     assert one["best"].shape == (BATCH.size, LENGTH.size)
-    # Greedy decoding goes on over padding, and may not come to an end.
+    # Greedy decoding may write padding tokens, and may not end.
     ended = (one["greedy"] > 0).all(-1) & (one["greedy"][:, -1] == 1)
     assert ended.any()
     assert (log_prob(one, "best") >= log_prob(one, "greedy") - 1e-5)[ended].all()

@@ -1,4 +1,4 @@
-"""What operations declare, and what the engine makes of it."""
+"""Operations declare properties, which the engine uses."""
 
 import re
 
@@ -20,7 +20,7 @@ def run(step, mesh_shape="x:2", layout="a:x"):
 
 
 def example():
-    """The names that the guide's example defines."""
+    """Runs the example of the guide; returns the names that it defines."""
     (code,) = re.findall(r"```python\n(.*?)```", operation.__doc__, re.DOTALL)
     names: dict = {}
     exec(code, names)
@@ -44,7 +44,7 @@ def test_the_guides_operation_and_its_gradient_are_right_in_any_layout(layout):
 
 
 class DoubleOperation(t2tp.Operation):
-    """Doubles the addend of a deferred sum."""
+    """Doubles a processor's partial sum without reducing it."""
 
     def __init__(self, x, **declared):
         super().__init__([x], name="double")
@@ -67,7 +67,7 @@ def test_sums_that_all_users_accept_deferred_are_not_reduced_before_them(accepts
 
     program, values = run(step)
     np.testing.assert_allclose(values["doubled"], 2 * X.sum(0), rtol=1e-5)
-    # Else the sum goes with that of `rows`, and its double is summed a second time.
+    # Otherwise the sum is reduced together with `rows`, and its double is reduced again.
     reduced = sum(size for _, size in program.collectives().values())
     assert reduced == (2 if accepts else 3) * B.size * 4
 

@@ -1,4 +1,4 @@
-"""The ported program of docs/porting.md, with weights that mesh-tensorflow itself has saved."""
+"""The ported program of docs/porting.md works with weights that mesh-tensorflow saved."""
 
 import re
 import subprocess
@@ -16,7 +16,7 @@ EXAMPLE = DOCS.parent / "examples" / "ported_program.py"
 
 
 def run_upstream(checkpoint: str) -> float:
-    """Makes the model on mesh-tensorflow's own engine, saves it, and returns its loss."""
+    """Builds the model on mesh-tensorflow's engine and saves it; returns its loss."""
     source = EXAMPLE.read_text()
     dims = re.search(r"^batch_dim.*?\n\n", source, re.M | re.S)[0]
     model = re.search(r"^def model\(.*?\n\n\n", source, re.M | re.S)[0]
@@ -49,7 +49,7 @@ def test_the_example_goes_on_from_a_checkpoint_of_mesh_tensorflow(tmp_path):
     assert losses[0] == pytest.approx(wanted, abs=2e-5)
     assert len(losses) == 5 and losses[-1] < losses[0]
     missing = re.search(r"not in the checkpoint: (.*)", ended.stdout)[1]
-    assert "hidden" in missing and "'hidden/kernel'" not in missing  # the optimizer's are
+    assert "hidden" in missing and "'hidden/kernel'" not in missing  # the optimizer's variables
 
 
 def test_the_page_shows_what_is_in_the_example():

@@ -14,8 +14,8 @@ def bits(count, seed=0, step=0):
 
 
 def test_known_values():
-    """The numbers themselves must never change: runs are resumed with them."""
-    key = 0xC58EFD154CE32F6D  # A key of the reference implementation.
+    """These numbers must never change, because resumed runs depend on them."""
+    key = 0xC58EFD154CE32F6D  # a key of the reference implementation
     index = tf.constant([0, 1, 2, 12345678901], tf.uint64)
 
     def squares32(ctr):

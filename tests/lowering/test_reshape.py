@@ -1,4 +1,4 @@
-"""Reshapes between any two layouts, and what they move."""
+"""Reshapes between any two layouts, and their collectives."""
 
 import numpy as np
 import pytest
@@ -12,10 +12,10 @@ from t2tp.mesh.layout_conflicts import check_tensor
 
 
 def reshape(old, new, mesh_shape, layout, summed=0):
-    """Reshapes 0, 1, 2, ... and says what was moved.
+    """Reshapes 0, 1, 2, ..., checks value and gradient, and returns the collectives.
 
     Args:
-      summed: size of a dimension `s`, that is summed away before.
+      summed: size of a dimension `s` that is summed over before the reshape, or 0.
     """
     old, new = mtf.convert_to_shape(old), mtf.convert_to_shape(new)
     fed = mtf.Shape([mtf.Dimension("s", summed), *old.dims]) if summed else old
@@ -42,8 +42,8 @@ def reshape(old, new, mesh_shape, layout, summed=0):
         ("a:8;c:6", "p:6;q:8", "all:2", "a:all;q:all"),  # NotImplementedError in mesh-tensorflow
         ("a:8;c:6", "p:6;q:8", "all:2", "a:all;p:all"),
         ("a:8", "p:8", "x:2;y:4", "a:y;p:x"),  # wrong numbers in mesh-tensorflow
-        ("a:8;b:8", "p:8;q:8", "x:2;y:2", "a:x;b:y;p:y;q:x"),  # the two change places
-        ("a:3;b:4", "p:6;q:2", "x:2", "p:x"),  # the axis does not divide what it is to split
+        ("a:8;b:8", "p:8;q:8", "x:2;y:2", "a:x;b:y;p:y;q:x"),  # the axes are exchanged
+        ("a:3;b:4", "p:6;q:2", "x:2", "p:x"),  # the axis does not divide a, which it would split
         ("a:4;b:4;c:4", "p:64", "x:2;y:2;z:2", "a:x;b:y;c:z;p:y"),
         ("p:64", "a:4;b:4;c:4", "x:2;y:2;z:2", "a:x;b:y;c:z;p:y"),
         ("a:4;b:1", "b:1;p:4", "x:2", "a:x;p:x"),
@@ -68,7 +68,7 @@ def test_a_dimension_that_takes_the_place_of_another_costs_an_alltoall():
 
 
 def test_experts_on_an_axis_that_splits_the_batch_too_cost_one_alltoall_over_that_axis():
-    """From [batch over data and expert] to [groups over data, experts over expert]."""
+    """Reshapes from [batch over data and expert] to [groups over data, experts over expert]."""
     moved = reshape(
         "batch:8;slots:6", "groups:8;experts:2;slot:3", "data:2;expert:2",
         "batch:data+expert;groups:data;experts:expert",
@@ -80,7 +80,7 @@ def test_axes_that_move_together_do_so_in_one_collective():
     moved = reshape("a:8;c:4", "p:8;q:4", "x:2;y:2", "a:x+y;q:x+y")
     assert moved == {("alltoall", ("x", "y")): (2, 2 * 2 * 4 * 4)}
     moved = reshape("a:8;c:4", "p:8;q:4", "x:2;y:2", "a:x+y")
-    # Back again a processor selects what it had.
+    # In the backward pass, a processor selects a part of its slice.
     assert moved == {("allgather", ("x", "y")): (1, 2 * 4 * 4)}
 
 
@@ -99,7 +99,7 @@ def test_a_sum_is_reduced_after_the_reshape():
 
 def test_a_sum_that_its_axis_then_splits_is_a_reducescatter():
     moved = reshape("a:8;c:6", "p:8;c:6", "x:4", "s:x;p:x", summed=4)
-    # Back again the gradient is gathered.
+    # The gradient is all-gathered.
     assert moved == {
         ("reducescatter", ("x",)): (1, 8 * 6 * 4),
         ("allgather", ("x",)): (1, 2 * 6 * 4),

@@ -1,7 +1,7 @@
-"""What our operations give where mesh-tensorflow has one of that name: the same, at the edges too.
+"""Our operations match mesh-tensorflow's operations of the same names, also at the edges.
 
-Every call is made with mesh-tensorflow's operations on its own engine, and with ours on ours.
-docs/porting.md lists the differences that are meant.
+The test calls mesh-tensorflow's operations on its own engine, and ours on our engine.
+docs/porting.md lists the intended differences.
 """
 
 import numpy as np
@@ -32,7 +32,7 @@ K1, K3, K5 = (mtf.Dimension("k", size) for size in (1, 3, 5))
 
 
 def calls(m, f):
-    """Name -> tensor, of operations that `t2tp.mtf` replaces; `m` is the language to use."""
+    """Returns name -> result of operations that `t2tp.mtf` replaces; `m` has the operations."""
     x, y, n, p, h, d, z = (f[name] for name in "xynphdz")
     ids, long, rows, small = (f[name] for name in ("ids", "long", "rows", "small"))
     out = {}
@@ -105,7 +105,7 @@ def calls(m, f):
         [m.constant(x.mesh, 0, dtype=tf.int32), x],
     )
     out |= {"loop_count": loop[0], "loop_value": loop[1]}
-    # tests/lowering/test_any_layout.py has the gradients of other operations.
+    # tests/lowering/test_any_layout.py tests the gradients of other operations.
     losses = {"relu": m.relu(x) * y, "cast": m.cast(m.cast(x, tf.float64) * 2.0, tf.float32) * y}
     for name, value in losses.items():
         grads = m.gradients([m.reduce_sum(value)], [x, y])

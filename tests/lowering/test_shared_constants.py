@@ -1,4 +1,4 @@
-"""Equal constants of a graph are one node, where that changes nothing."""
+"""Equal constants of a graph become one node where the program stays the same."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Operations that print, report, or wait for others; and those that mesh-tensorflow gets wrong."""
+"""Operations that print, write summaries or wait for others, and bugs of mesh-tensorflow's."""
 
 import numpy as np
 import pytest
@@ -70,7 +70,7 @@ def test_scalar_summaries_come_back_from_the_program():
 
 
 def test_the_gradient_that_tensorflow_finds_is_by_the_input_alone():
-    """mesh-tensorflow counts what comes by way of another input twice."""
+    """mesh-tensorflow counts a contribution through another input twice."""
 
     def step(mesh, features):
         del mesh

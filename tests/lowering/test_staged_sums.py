@@ -1,4 +1,4 @@
-"""Sums of many elements: XLA's are as exact as TensorFlow's, and 16 bits are summed in float32."""
+"""XLA's long sums are as accurate as TensorFlow's, and sums of 16 bits are in float32."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from t2tp.ops.cross_entropy.operation import softmax_cross_entropy
 from t2tp.ops.norms.batch_norm import batch_norm
 from t2tp.ops.norms.group_norm import group_norm
 
-# A shape, and what is summed over: in stages, in part of them, or not at all.
+# A shape, and the summed axes; the sum is staged over all, some or none of them.
 SUMMED = [
     ([8, 32, 32, 16], [0, 1, 2, 3]),
     ([8, 32, 32, 16], [0, 1, 2]),
@@ -69,7 +69,7 @@ IMAGES = "batch:16;height:32;width:32;channels:32"
 
 
 def long_sums(mesh, given):
-    """Sums of half a million elements, of all kinds, and their gradients."""
+    """Returns sums of half a million elements, of all kinds, and gradients."""
     del mesh
     x, y = given["x"], given["y"]
     channels = x.shape.dims[-1]
@@ -115,13 +115,13 @@ def run_long_sums(arrays, dtype, **options):
 
 @pytest.fixture(scope="module")
 def wanted(arrays):
-    """In float64."""
+    """Returns the values in float64."""
     return run_long_sums(arrays, tf.float64)
 
 
-# Kernels of TensorFlow may add the 16,384 numbers of a channel one after another: the error has a
-# standard deviation of about 16,384**0.5 * 2**-24 = 8e-6, and the bound is four of them. XLA's sums
-# are in stages, with fewer roundings.
+# TensorFlow's kernels may add the 16,384 numbers of a channel in sequence. The error's standard
+# deviation is about 16,384**0.5 * 2**-24 = 8e-6; the tolerance is four times as large. XLA's sums
+# are staged, with fewer roundings.
 @pytest.mark.parametrize(("xla", "tolerance"), [(True, 4e-6), (None, 3e-5)])
 def test_compiled_or_not_the_same_numbers(arrays, wanted, xla, tolerance):
     ours = run_long_sums(arrays, tf.float32, xla=xla)
@@ -133,7 +133,7 @@ def test_compiled_or_not_the_same_numbers(arrays, wanted, xla, tolerance):
 @pytest.mark.parametrize(("mesh_shape", "layout"), [("", ""), ("data:2", "batch:data")])
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
 def test_sums_of_16_bits_over_tokens_are_float32s(mesh_shape, layout, dtype):
-    """A sum of 8,192 ones stays at 2,048 in float16 and at 256 in bfloat16."""
+    """In 16 bits, a sum of 8,192 ones would stop at 2,048 (float16) or 256 (bfloat16)."""
     shape_of = mtf.convert_to_shape
 
     def step(mesh, given):

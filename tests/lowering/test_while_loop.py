@@ -21,13 +21,13 @@ def run(step, mesh_shape="", number=0):
 
 
 def program_of_rows(step, mesh_shape):
-    """A program that is fed an integer for each row."""
+    """Returns a program that is fed an integer per row."""
     features = {"n": t2tp.Feature(mtf.Shape([BATCH]), tf.int32)}
     return t2tp.Program(step, features, mesh_shape=mesh_shape, layout=LAYOUT)
 
 
 def power_step(mesh, features):
-    """A loop variable that is a sum over a split dimension, and a condition that is one."""
+    """Runs a loop whose variable and condition are sums over split dimensions."""
     w = mtf.import_tf_tensor(mesh, np.eye(4, dtype=np.float32) * 0.5, mtf.Shape([D, E]))
 
     def condition(i, x):
@@ -67,7 +67,7 @@ def test_microbatches_give_the_gradient_of_the_batch_and_reduce_it_once(mesh_sha
     np.testing.assert_allclose(values["loss"], np.square(X).sum(), rtol=1e-5)
     np.testing.assert_allclose(values["y"], np.square(X), rtol=1e-5)
     allreduces = [n for (kind, _), (n, _) in program.collectives().items() if kind == "allreduce"]
-    assert sum(allreduces) <= 2  # the loss and the gradient
+    assert sum(allreduces) <= 2  # for the loss and the gradient
 
 
 def random_step(mesh, features):
@@ -111,7 +111,7 @@ def test_what_a_loop_assigns_is_assigned_though_nobody_asks_for_its_outputs():
 
 
 def test_loop_variables_that_are_not_asked_for_are_not_made_variables_of_the_model():
-    """mesh-tensorflow keeps all but the first `num_loop_vars` in trainable variables."""
+    """mesh-tensorflow stores all loop variables after the first `num_loop_vars` as trainable."""
 
     def step(mesh, features):
         start = mtf.constant(mesh, 0.0)
@@ -133,7 +133,7 @@ def test_loop_variables_that_are_not_asked_for_are_not_made_variables_of_the_mod
 
 
 def test_a_loop_runs_on_its_own_device_only():
-    """Also one that uses integers, whose arguments TensorFlow puts on the first CPU."""
+    """Tests integer variables, whose arguments TensorFlow places on the first CPU by default."""
 
     def step(mesh, features):
         n = features["n"]
@@ -143,7 +143,7 @@ def test_a_loop_runs_on_its_own_device_only():
         return {"m": m}
 
     program = program_of_rows(step, "data:2")
-    tf.config.list_logical_devices()  # Nothing can be noted before TensorFlow has started up.
+    tf.config.list_logical_devices()  # Graphs are recorded only after TensorFlow has started.
     context.context().enable_graph_collection()
     values = program({"n": np.arange(8, dtype=np.int32)})
     notes = context.context().export_run_metadata()
@@ -159,7 +159,7 @@ def test_a_loop_runs_on_its_own_device_only():
 
 
 def rows_step(together):
-    """Rows that count down from a number of their own, and how often each was visited."""
+    """Returns a step whose rows count down from their own numbers, and count their iterations."""
 
     def step(mesh, features):
         n = features["n"]

@@ -1,4 +1,4 @@
-"""Layouts for graphs that say nothing of one."""
+"""Finds layouts that work for a graph."""
 
 from collections.abc import Iterable
 
@@ -10,13 +10,13 @@ from t2tp.mesh.layout_conflicts import check_tensor
 
 
 def dimension_names(graph: mtf.Graph) -> list[str]:
-    """Names of the graph's dimensions, in the order in which they appear."""
+    """Returns the names of the graph's dimensions in the order of their first use."""
     tensors = (t for op in all_operations(graph.operations) for t in (*op.inputs, *op.outputs))
     return list(dict.fromkeys(name for t in tensors for name in t.shape.dimension_names))
 
 
 def axis_names(mesh_shape: str) -> list[str]:
-    """Names of the axes of a mesh, and of the joint axes of two of them."""
+    """Returns the names of a mesh's axes, and of the joint axes of any two."""
     names = Layout(mesh_shape).mesh_shape.dimension_names
     return [*names, *(f"{a}+{b}" for a in names for b in names if a != b)]
 
@@ -24,7 +24,7 @@ def axis_names(mesh_shape: str) -> list[str]:
 def rules_that_work(
     graph: mtf.Graph, mesh_shape: str, candidates: Iterable[tuple[str, str]]
 ) -> str:
-    """Of (dimension, axis) pairs, those that go together with the ones before, as layout rules."""
+    """Returns layout rules: each (dimension, axis) candidate that the rules so far allow."""
     rules: list[str] = []
     for dim, axis in candidates:
         try:

@@ -1,4 +1,4 @@
-"""Each collective against NumPy, on groups of one, two and three axes of a mesh of eight."""
+"""Compares each collective with NumPy, on groups of one to three axes of eight processors."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,9 +17,9 @@ AXES = "abc"
 
 
 def run_everywhere(fn, values, layout=LAYOUT):
-    """`fn(collectives, x)` on eight devices at once, device i with x = {name: values[name][i]}.
+    """Runs `fn(collectives, x)` on eight devices; device i gets x = {name: values[name][i]}.
 
-    Many collectives in one program take hardly longer than one: `fn` returns tensors by name.
+    Many collectives in one program take hardly longer than one, so `fn` returns several tensors.
     """
     cluster = connect(8)
 
@@ -42,7 +42,7 @@ def run_everywhere(fn, values, layout=LAYOUT):
 
 
 def group_of(pnum, axes):
-    """Processors that differ from `pnum` only along `axes`, in order."""
+    """Returns the processors that differ from `pnum` only along `axes`, in order."""
     place = LAYOUT.coordinates(pnum)
     return [
         other
@@ -99,18 +99,18 @@ def test_integers_that_tensorflow_does_not_reduce():
 
 
 PARTS = [(0,), (1,), (2,), (0, 1), (1, 0), (2, 0), (1, 2), (1, 2, 0)]
-# The dimension that is cut, and that along which parts are joined.
+# The dimension that is split, and the dimension along which the parts are concatenated.
 EXCHANGES = [(0, 1), (1, 0), (0, 0)]
 
 
 def group_along(pnum, parts):
-    """The group of a processor along a joint axis, in the axis's order: the first part is major."""
+    """Returns the processors along a joint axis in the axis's order; the first part is major."""
     key = lambda p: [LAYOUT.coordinates(p)[AXES[part]] for part in parts]  # noqa: E731
     return sorted(group_of(pnum, parts), key=key)
 
 
 def test_along_axes_and_joint_axes():
-    """What a collective along the joint axis b+a gives, member by member, in the axis's order."""
+    """Compares each member's result with NumPy, also along joint axes such as b+a."""
     values = random_values([8, 8])
     axes = {str(parts): LAYOUT.axes.index(parts) for parts in PARTS}
     sources = {str(parts): [None, *range(2 ** len(parts) - 1)] for parts in PARTS}
@@ -150,21 +150,22 @@ def test_along_axes_and_joint_axes():
                 np.testing.assert_array_equal(result[f"{kind} {name}"], value, err_msg=message)
 
 
-# Mesh, axis, where each member's slice comes from, what is logged, and the pairwise rounds of NCCL.
+# Mesh, axis, the member that each member's slice comes from, the logged collective, and NCCL's
+# pairwise rounds.
 PERMUTED = [
     ("a:8", 0, [7, 0, 1, 2, 3, 4, 5, 6], "permute", 2),
     ("a:8", 0, [None, 0, 1, 2, 3, 4, 5, 6], "permute", 2),
-    ("a:8", 0, [1, 2, 0, 4, 5, 3, 6, None], "permute", 3),  # rings of odd length, and one stays
+    ("a:8", 0, [1, 2, 0, 4, 5, 3, 6, None], "permute", 3),  # odd rings; one gets nothing
     ("a:8", 0, [4, 5, 6, 7, 0, 1, 2, 3], "permute", 1),
     ("a:2;b:4", 1, [1, 2, 3, 0], "permute", 0),
     ("a:4;b:2", 0, [3, 2, 1, 0], "permute", 0),
-    ("a:8", 0, [0, 0, 0, 0, 0, 0, 0, 7], "allgather", 0),  # one part for many
+    ("a:8", 0, [0, 0, 0, 0, 0, 0, 0, 7], "allgather", 0),  # one slice for most members
     ("a:2;b:4", 1, [2, 2, 2, 2], "broadcast", 0),
 ]
 
 
 def permuted(mesh_shape, axis, source, nccl):
-    """The collectives of a permutation, whose values are checked."""
+    """Returns the collectives of a permutation, and checks its values."""
     layout, values, logs = Layout(mesh_shape), random_values([2, 3]), []
 
     def permute(collectives, x):
@@ -263,7 +264,7 @@ def test_complex_numbers_have_no_order():
 
 
 def test_no_bit_of_bfloat16_is_lost():
-    """Though it is moved as float16, where the first two are NaN, or as a part of a sum."""
+    """bfloat16 is moved as float16, in which the first two values are NaN, or in a sum."""
     dtype = tf.bfloat16.as_numpy_dtype
     value = np.array([2.68e36, -2.68e36, 1.0, 1e-38], dtype)
     sources = {"to all": [1, 1], "exchanged": [1, 0], "to one": [None, 0]}

@@ -69,7 +69,7 @@ def test_public_functions_take_two_strings_or_one_layout():
         Layout.from_arguments("a:4", layout)
 
 
-# Mesh, rules, dimensions of a tensor `w`, and what is said, in which "..." is left out.
+# Mesh, rules, dimensions of a tensor `w`, and the message, in which "..." stands for any text.
 REFUSED = [
     (
         *("data:2", "batch:data;d_ff:data", "batch:8;d_ff:12"),
@@ -81,7 +81,8 @@ REFUSED = [
         "'batch' and 'experts' over mesh axis 'expert'...the rule 'batch:data+expert' or the rule"
         " 'experts:expert'",
     ),
-    # Not d_kv:expert, which does not divide, nor the axes that split another dimension or nothing.
+    # The message must not suggest an axis that does not divide d_kv, splits another dimension, or
+    # has size 1.
     (
         *("model:2;expert:4;data:3;one:1", "heads:model;d_kv:model;batch:data"),
         *("batch:6;heads:8;d_kv:6", "give the dimension another axis: 'heads:expert' would do"),
@@ -126,7 +127,7 @@ def test_groups_of_tokens_at_their_experts_are_split_like_the_batch_without_the_
 
 
 def refused_program(step_fn, layout: str, **features: str) -> str:
-    """What is said of a step that is fed tensors of these shapes."""
+    """Returns the error message of a step with features of these shapes."""
     fed = {name: t2tp.Feature(shape) for name, shape in features.items()}
     with pytest.raises(LayoutError) as error:
         t2tp.Program(
@@ -162,10 +163,10 @@ def test_an_operation_that_cannot_be_split_is_refused_with_its_tensors():
     assert "Drop the rule 'd_model:model'" in said
 
 
-# Mesh, rules, and what is said of each warning.
+# Mesh, rules, and the messages of the warnings.
 WARNED = [
     ("data:1", "", []),
-    ("data:4", "batch:data;d_ff:model", []),  # One layout serves many meshes.
+    ("data:4", "batch:data;d_ff:model", []),  # no warning: one layout may serve several meshes
     ("data:2;expert:1", "batch:data+exprt", ["data only: the mesh has no axis 'exprt'...expert"]),
     (
         *("data:2;model:2", "bacth:data;d_ff:model"),
@@ -191,4 +192,4 @@ def test_what_has_no_effect_is_warned_of(mesh_shape, rules, said):
         assert re.search(pattern(expected), warning)
     inside = mtf.Shape([*SHAPE.dims, mtf.Dimension("some_operations_own", 2)])
     idle = layout_warnings(Layout(mesh_shape), [SHAPE])
-    assert layout_warnings(Layout(mesh_shape), [inside]) == idle  # So that it is said once.
+    assert layout_warnings(Layout(mesh_shape), [inside]) == idle  # logged once

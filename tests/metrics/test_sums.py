@@ -1,4 +1,4 @@
-"""What models count, on several meshes, compared with NumPy."""
+"""The sums behind metrics, on several meshes, match NumPy."""
 
 import math
 
@@ -19,7 +19,7 @@ def arrays():
     random = np.random.default_rng(0)
     targets = random.integers(0, VOCAB, (BATCH, LENGTH))
     logits = random.normal(size=(BATCH, LENGTH, VOCAB)).astype(np.float32)
-    # Mostly right; one row wholly right; one absent.
+    # Most predictions are right; all are right in row 1, and row 3 is empty.
     logits += 3 * np.eye(VOCAB, dtype=np.float32)[targets]
     logits[1] += 20 * np.eye(VOCAB, dtype=np.float32)[targets[1]]
     lengths = np.array([LENGTH, 19, 11, 0])

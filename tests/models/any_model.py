@@ -1,4 +1,4 @@
-"""A small model of any family, of texts or of images, and a batch to feed it."""
+"""A small text or image model of any family, and its batch."""
 
 import numpy as np
 
@@ -16,7 +16,7 @@ EVERY = [*TRANSFORMERS, *IMAGE_SETS, "images"]
 def small_model(
     family: str, **changes: object
 ) -> tuple[Model, dict[str, np.ndarray], dict[str, t2tp.Feature]]:
-    """A model with changed hparams, a batch, and its features."""
+    """Returns a model with changed hparams, a batch, and the batch's features."""
     if family in TRANSFORMERS:
         known = TRANSFORMERS[family]
         return known.make(**changes), known.batch(), known.features()

@@ -1,4 +1,4 @@
-"""The classifiers once more, from their descriptions: plain TensorFlow in float64 on one device."""
+"""References of the image classifiers in plain TensorFlow, in float64 on one device."""
 
 from collections.abc import Callable, Mapping
 
@@ -18,7 +18,7 @@ def loss_and_gradients(
     batch: Batch,
     hparams: HParams,
 ) -> dict[str, np.ndarray]:
-    """The mean loss of the rows that count, and its gradients as `d_<name>`."""
+    """Returns the mean loss of rows with a weight, and its gradients as `d_<name>`."""
     with tf.GradientTape() as tape:
         tape.watch(params)
         logits = logits_of(params, tf.constant(batch["inputs"], tf.float64), hparams)

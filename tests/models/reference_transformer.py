@@ -1,5 +1,4 @@
-"""The families of transformers once more, from their descriptions: plain TensorFlow, float64, one
-device."""
+"""References of the transformers in plain TensorFlow, in float64 on one device."""
 
 import math
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ Features = Mapping[str, np.ndarray]
 
 
 def inputs_and_mask(targets: np.ndarray, segments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The token before each one in its segment, or 0, and whom each position sees."""
+    """Returns the previous token of each segment, or 0, and which positions each one attends to."""
     batch, length = targets.shape
     inputs = np.zeros_like(targets)
     is_visible = np.zeros([batch, length, length], bool)
@@ -27,24 +26,24 @@ def inputs_and_mask(targets: np.ndarray, segments: np.ndarray) -> tuple[np.ndarr
 
 
 class Reference:
-    """A model's numbers from its variables, with the hparams of its set."""
+    """Computes a model's logits from its variables and hparams."""
 
     def __init__(self, params: Params, hparams: HParams) -> None:
-        """Takes the variables by name, float64."""
+        """Stores the variables' values, float64, by name."""
         self.params = params
         self.hparams = hparams
         self.balance: list[tf.Tensor] = []
         self.router_z: list[tf.Tensor] = []
 
     def language_model(self, features: Features) -> tf.Tensor:
-        """Logits [batch, length, vocab]."""
+        """Returns logits [batch, length, vocab]."""
         targets, segments = features["targets"], features["targets_segmentation"]
         inputs, is_seen = inputs_and_mask(targets, segments)
         x = self.embedded(inputs, features["targets_position"], "", "embedding")
         return self.stack(x, "", is_seen, segments != 0) @ tf.transpose(self.params["embedding"])
 
     def encoder_decoder(self, features: Features) -> tf.Tensor:
-        """Logits [batch, length, vocab]."""
+        """Returns logits [batch, length, vocab]."""
         theirs = features["inputs_segmentation"]
         x = self.embedded(features["inputs"], features["inputs_position"], "encoder/", "embedding")
         memory = self.stack(x, "encoder/", theirs[:, :, None] == theirs[:, None], theirs != 0)
@@ -56,7 +55,7 @@ class Reference:
         return x @ tf.transpose(self.params["embedding"])
 
     def classes(self, features: Features) -> tf.Tensor:
-        """Logits [batch, classes]: of the mean of a row's tokens."""
+        """Returns logits [batch, classes], from the mean over a row's tokens or from the pooler."""
         segments = features["inputs_segmentation"]
         x = self.embedded(features["inputs"], features["inputs_position"], "", "embedding")
         x = self.typed(x, features.get("inputs_types"))
@@ -70,7 +69,7 @@ class Reference:
         return mean @ self.params["classifier/kernel"] + self.params["classifier/bias"]
 
     def masked(self, features: Features, tokens: np.ndarray) -> tf.Tensor:
-        """Logits [batch, length, vocab] from the tokens that the model is shown."""
+        """Returns logits [batch, length, vocab] for the masked tokens."""
         segments = features["targets_segmentation"]
         x = self.embedded(tokens, features["targets_position"], "", "embedding")
         x = self.typed(x, features.get("targets_types"))
@@ -80,11 +79,11 @@ class Reference:
         return x @ tf.transpose(self.params["embedding"]) + self.bias("logits")
 
     def dense(self, x, block: str) -> tf.Tensor:
-        """A matrix and a bias."""
+        """Multiplies x by a matrix and adds a bias."""
         return x @ self.params[f"{block}/kernel"] + self.params[f"{block}/bias"]
 
     def embedded(self, tokens, positions, scope: str, table: str) -> tf.Tensor:
-        """[batch, length, d_model]."""
+        """Returns embeddings [batch, length, d_model]."""
         x = tf.gather(self.params[table], tokens)
         d_model = x.shape[-1]
         if self.hparams.scale_embeddings:
@@ -97,14 +96,14 @@ class Reference:
         return x + np.concatenate([np.sin(angle), np.cos(angle)], -1)
 
     def typed(self, x, types) -> tf.Tensor:
-        """Embeddings with those of the tokens' types, and their norm, if there are such."""
+        """Adds the embeddings of token types and applies the norm, if the model has them."""
         if self.hparams.token_types:
             table = self.params["type_embedding"]
             x += table[0] if types is None else tf.gather(table, types)
         return self.norm(x, "embedding_norm") if self.hparams.embedding_norm else x
 
     def stack(self, x, scope, is_seen, token_mask, memory=None, memory_is_seen=None) -> tf.Tensor:
-        """All layers, and after pre-norm ones the last norm."""
+        """Applies all layers, and the final norm after pre-norm layers."""
         is_pre = self.hparams.norm_position == "pre"
 
         def residual(x, block, fn):
@@ -128,7 +127,7 @@ class Reference:
         return self.norm(x, f"{scope}final") if is_pre else x
 
     def norm(self, x, block: str) -> tf.Tensor:
-        """Over the last dimension."""
+        """Normalizes the last dimension."""
         y = x
         if self.hparams.norm_type == "layer":
             y = x - tf.reduce_mean(x, axis=-1, keepdims=True)
@@ -136,11 +135,11 @@ class Reference:
         return y * self.params[f"{block}/norm_scale"] + self.bias(f"{block}/norm")
 
     def bias(self, name: str) -> tf.Tensor | float:
-        """Zero where there is none."""
+        """Returns a bias, or 0 if the model does not have it."""
         return self.params.get(f"{name}_bias", 0.0)
 
     def attention(self, block: str, x, memory, is_seen) -> tf.Tensor:
-        """[batch, length, d_model]; `is_seen` is [batch, length, memory_length]."""
+        """Returns [batch, length, d_model]; `is_seen` is [batch, length, memory_length]."""
 
         def projected(y, name):
             y = tf.einsum("btd,dhk->bthk", y, self.params[f"{block}/{name}"])
@@ -156,19 +155,19 @@ class Reference:
         return y + self.bias(f"{block}/output")
 
     def feed_forward(self, block: str, x) -> tf.Tensor:
-        """The network of one layer, or of one expert."""
+        """Applies the feed-forward network of a layer or of an expert."""
         hidden = x @ self.params[f"{block}/input"] + self.bias(f"{block}/input")
         hidden = self.activation(hidden)
         return hidden @ self.params[f"{block}/output"] + self.bias(f"{block}/output")
 
     def activation(self, x) -> tf.Tensor:
-        """Of the hparam `mlp`."""
+        """Applies the activation of the hparam `mlp`."""
         if self.hparams.mlp == "relu":
             return tf.nn.relu(x)
         return tf.nn.gelu(x, approximate=self.hparams.mlp == "gelu")
 
     def experts(self, block: str, x, token_mask) -> tf.Tensor:
-        """All experts read all tokens; gates say which of it counts."""
+        """Applies all experts to all tokens, and weights their outputs by the gates."""
         logits = x @ self.params[f"{block}/router"]
         log_z = tf.reduce_logsumexp(logits, -1)
         p = tf.nn.softmax(logits) * token_mask[..., None].astype(float)
@@ -190,7 +189,7 @@ class Reference:
         return y
 
     def gates(self, p: tf.Tensor, token_mask: np.ndarray) -> tuple[tf.Tensor, np.ndarray]:
-        """[batch, length, experts]: what each expert's output counts, and the first choices."""
+        """Returns the weights of the experts, [batch, length, experts], and the first choices."""
         k = {"top_1": 1, "top_2": 2}[self.hparams.moe_gating]
         batch, length, num_experts = p.shape
         factor = self.hparams.moe_capacity_factor_train

@@ -1,5 +1,4 @@
-"""A small image transformer, and once more from its description: plain TensorFlow in float64 on
-one device."""
+"""A small image transformer, and its reference in plain TensorFlow, in float64 on one device."""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from tests.models.reference_transformer import Reference
 from tests.models.small_images import make_hparams
 from tests.ops.attention.composed_attention import visible_blocks
 
-LEVELS = 14  # Rounded up to 16.
+LEVELS = 14  # padded to 16 on two processors
 SHAPE = (4, 8, 2)
 LENGTH = math.prod(SHAPE)
 SMALLER = {
@@ -31,7 +30,7 @@ SPLIT = "batch:data;heads:model;d_ff:model;vocab:model;height:rows;width:columns
 
 
 def make(attention_type: str, **values: object) -> HParams:
-    """The set on one device, smaller; in images all heads have the same keys and values."""
+    """Returns the set's hparams, made smaller; local_2d also gets one head of keys and values."""
     changes = {**SMALLER, "attention_type": attention_type, **values}
     if attention_type == "local_2d":
         changes["num_kv_heads"] = 1
@@ -39,13 +38,13 @@ def make(attention_type: str, **values: object) -> HParams:
 
 
 def make_batch(rows: int = 8) -> dict[str, np.ndarray]:
-    """Images of noise, the last of which does not count."""
+    """Returns random images, the last of which has no weight."""
     targets = np.random.default_rng(0).integers(LEVELS, size=[rows, *SHAPE]).astype(np.int32)
     return {"targets": targets, "weights": np.array([1.0] * (rows - 1) + [0.0], np.float32)}
 
 
 def visible(attention_type: str) -> np.ndarray:
-    """[place, place]: which places each one sees, from the description."""
+    """Returns which positions each position attends to, [position, position]."""
     if attention_type == "full":
         return np.tri(LENGTH, dtype=bool)
     if attention_type == "local_1d":
@@ -56,7 +55,7 @@ def visible(attention_type: str) -> np.ndarray:
 def reference_logits(
     params: Mapping[str, tf.Tensor], targets: np.ndarray, attention_type: str
 ) -> tf.Tensor:
-    """Float64 [batch, length, vocab]."""
+    """Returns float64 logits [batch, length, vocab]."""
     before = np.pad(targets.reshape(-1, LENGTH)[:, :-1], [[0, 0], [1, 0]])
     positions = params["row_positions"][:, None] + params["column_positions"][None]
     x = tf.gather(params["embedding"], before) + tf.reshape(positions, [LENGTH, -1])

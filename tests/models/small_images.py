@@ -1,4 +1,4 @@
-"""Small models of images, and images to feed them."""
+"""Small image models, and batches for them."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ BATCH, CLASSES = 8, 10
 
 
 def make_hparams(hparams_set: str, **values: object) -> HParams:
-    """A registered set on one device, with changes."""
+    """Returns a registered set on one device, with changes."""
     hparams = registry.hparams(hparams_set)
     for name, value in {"mesh_shape": "", **values}.items():
         hparams.set(name, value)
@@ -24,7 +24,7 @@ def make_hparams(hparams_set: str, **values: object) -> HParams:
 
 
 def make_batch(height: int = 8, width: int = 8, channels: int = 1) -> dict[str, np.ndarray]:
-    """Images of noise, the last of which do not count."""
+    """Returns random images, the last two of which have no weight."""
     random = np.random.default_rng(0)
     return {
         "inputs": random.uniform(size=[BATCH, height, width, channels]).astype(np.float32),
@@ -34,7 +34,7 @@ def make_batch(height: int = 8, width: int = 8, channels: int = 1) -> dict[str, 
 
 
 def features_of(batch: Mapping[str, np.ndarray]) -> dict[str, t2tp.Feature]:
-    """What a program is told of a batch."""
+    """Returns a batch's features."""
     names = ("batch", "height", "width", "channels")
     return {
         name: t2tp.Feature(
@@ -53,7 +53,7 @@ def loss_program(
     training: bool = True,
     levels: int = CLASSES,
 ) -> t2tp.Program:
-    """A program that gives the `outputs` of a loss, with gradients in training."""
+    """Returns a program that computes the `outputs` of a loss, with gradients in training."""
 
     def step(mesh, features):
         made = registry.model(model)(hparams, {"targets": levels})
@@ -70,7 +70,7 @@ def loss_program(
 
 
 def float64_params(program: t2tp.Program) -> dict[str, tf.Tensor]:
-    """The initial values of the variables that the optimizer changes, by name."""
+    """Returns the initial values of the trainable variables by name."""
     return {
         v.spec.name: tf.constant(v.numpy(), tf.float64)
         for v in program.variables
@@ -81,8 +81,11 @@ def float64_params(program: t2tp.Program) -> dict[str, tf.Tensor]:
 def assert_close(
     values: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray], tolerance: float
 ) -> None:
-    """Differences are at most `tolerance` of each tensor's largest element, or of a millionth of
-    the largest of all: of what is zero only rounding is left."""
+    """Checks that differences are at most `tolerance` of each tensor's largest element.
+
+    A tensor of elements below 1/1000 of the largest element of all is compared with that, because
+    rounding dominates in gradients that are zero in exact arithmetic.
+    """
     largest = max(np.abs(value).max() for value in wanted.values())
     for name, value in wanted.items():
         scale = max(np.abs(value).max(), 1e-3 * largest)

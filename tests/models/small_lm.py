@@ -1,4 +1,4 @@
-"""A language model of a few thousand parameters, and packed batches to feed it."""
+"""A language model of a few thousand parameters, and packed batches for it."""
 
 import numpy as np
 import tensorflow as tf
@@ -11,14 +11,14 @@ from t2tp.models.transformer_lm import TransformerLm
 from t2tp.optim import apply_gradients
 from t2tp.optim.loss import LossOutput
 
-BATCH, LENGTH, VOCAB_SIZE = 8, 12, 30  # Many meshes do not divide it.
+BATCH, LENGTH, VOCAB_SIZE = 8, 12, 30  # Many meshes do not divide the vocabulary.
 SHAPE = f"batch:{BATCH};length:{LENGTH}"
 FEATURES = {
     name: t2tp.Feature(SHAPE, tf.int32)
     for name in ("targets", "targets_segmentation", "targets_position")
 }
 TRAIN_STEPS = 100
-# Descent, so that what is compared is the gradient and not its sign.
+# Gradient descent, so that tests compare the gradient and not only its sign.
 DESCENT = {
     **{"optimizer": "sgd", "learning_rate_schedule": "constant", "learning_rate_constant": 1.0},
     "weight_decay": 0.0,
@@ -35,7 +35,7 @@ SMALLER = {
 
 
 def make_hparams(**values: object) -> HParams:
-    """The tiny set made smaller; embeddings of unit size, so that attention is not uniform."""
+    """Returns the tiny set made smaller; large initial embeddings make attention non-uniform."""
     hparams = registry.hparams("transformer_lm_plain_tiny")
     for name, value in {**SMALLER, **values}.items():
         hparams.set(name, value)
@@ -43,7 +43,7 @@ def make_hparams(**values: object) -> HParams:
 
 
 def make_batch(seed: int = 0) -> dict[str, np.ndarray]:
-    """Documents of 1 to 12 tokens packed into rows, the last rows partly or wholly padding."""
+    """Returns documents of 1 to 12 tokens, packed into rows; the last rows have padding."""
     lengths = [[12], [5, 7], [1, 4, 7], [11, 1], [3, 3, 3, 3], [2, 6], [4], []]
     segments = np.zeros([BATCH, LENGTH], np.int32)
     positions = np.zeros([BATCH, LENGTH], np.int32)
@@ -62,7 +62,7 @@ def make_batch(seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def one_document_a_row(targets: np.ndarray) -> dict[str, np.ndarray]:
-    """The features of rows [batch, length] without packing."""
+    """Returns the features of unpacked rows [batch, length]."""
     return {
         "targets": targets,
         "targets_segmentation": (targets != 0).astype(np.int32),
@@ -73,7 +73,7 @@ def one_document_a_row(targets: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def outputs(mesh: mtf.Mesh, out: LossOutput, with_gradients: bool) -> dict[str, mtf.Tensor]:
-    """`loss`, the metrics, and gradients w.r.t. each variable as `d_<name>`."""
+    """Returns `loss`, the metrics, and gradients w.r.t. each variable as `d_<name>`."""
     gradients = {}
     if with_gradients:
         variables = mesh.graph.trainable_variables
@@ -83,7 +83,7 @@ def outputs(mesh: mtf.Mesh, out: LossOutput, with_gradients: bool) -> dict[str, 
 
 
 def training_program(mesh_shape: str = "", **hparams: object) -> t2tp.Program:
-    """A program that trains."""
+    """Returns a program that trains the model."""
     made = make_hparams(**hparams)
 
     def step(mesh, features):

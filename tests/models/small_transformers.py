@@ -1,4 +1,4 @@
-"""Every family of transformers with a few thousand parameters, and batches to feed it."""
+"""Each family of transformers with a few thousand parameters, and batches for it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,13 +29,13 @@ ALL_DROPOUT = {
 
 @dataclass(frozen=True)
 class Family:
-    """A model with its tiny set, of a language model the plain one, made smaller.
+    """A model with its tiny set, made smaller (for language models, the plain tiny set).
 
     Attributes:
       model: its registered name.
-      batch: makes what it is fed.
-      vocab_sizes: of the problem.
-      changes: of hparams.
+      batch: function that makes a batch.
+      vocab_sizes: vocabulary sizes of the problem.
+      changes: changes of hparams.
     """
 
     model: str
@@ -44,7 +44,7 @@ class Family:
     changes: dict[str, object]
 
     def hparams(self, **changes: object) -> HParams:
-        """The tiny set, smaller, with changes."""
+        """Returns the tiny set, made smaller and changed."""
         plain = "_plain" if self.model == "transformer_lm" else ""
         hparams = registry.hparams(f"{self.model}{plain}_tiny")
         for name, value in {**SMALLER, **self.changes, **changes}.items():
@@ -52,31 +52,33 @@ class Family:
         return hparams
 
     def make(self, **changes: object) -> Model:
-        """The model."""
+        """Returns the model."""
         return registry.model(self.model)(self.hparams(**changes), self.vocab_sizes)
 
     def features(self) -> dict[str, t2tp.Feature]:
-        """What a program is fed."""
+        """Returns the features of the family's batch."""
         return {name: feature_of(array) for name, array in self.batch().items()}
 
 
 def feature_of(array: np.ndarray, length: str = "length") -> t2tp.Feature:
-    """Of an array [batch] or [batch, length]."""
+    """Returns the feature of an array [batch] or [batch, length]."""
     names = ("batch", length)[: array.ndim]
     shape = ";".join(f"{name}:{size}" for name, size in zip(names, array.shape, strict=True))
     return t2tp.Feature(shape, tf.float32 if array.dtype == np.float32 else tf.int32)
 
 
 def pairs() -> dict[str, np.ndarray]:
-    """Packed sequences; the inputs of a row are the targets of the row two above it, so that
-    lengths differ, and some segments have no inputs."""
+    """Returns packed pairs; a row's inputs come from the row two above it.
+
+    Lengths of inputs and targets therefore differ, and some segments have no inputs.
+    """
     targets = make_batch(0)
     inputs = {name: np.roll(array, 2, axis=0) for name, array in make_batch(1).items()}
     return {**targets, **{name.replace("targets", "inputs"): x for name, x in inputs.items()}}
 
 
 def classes(count: int = 2) -> dict[str, np.ndarray]:
-    """Rows with a class each; the last one is no example."""
+    """Returns rows with one class each; the last row has no weight."""
     inputs = {name.replace("targets", "inputs"): x for name, x in make_batch(1).items()}
     return {
         **inputs,
@@ -86,12 +88,12 @@ def classes(count: int = 2) -> dict[str, np.ndarray]:
 
 
 def examples() -> dict[str, np.ndarray]:
-    """Packed sequences and their indices: what a masked language model is evaluated on."""
+    """Returns packed sequences with their indices, as masked language models are evaluated on."""
     return {**make_batch(), EXAMPLE_INDEX: np.arange(100, 100 + BATCH)}
 
 
 def with_types(make: Callable[[], dict[str, np.ndarray]], name: str) -> Callable[[], dict]:
-    """A batch in which the last half of each row is of another type, as BERT's second sentence."""
+    """Adds token types: the last half of a row has another type, like BERT's second sentence."""
 
     def batch() -> dict[str, np.ndarray]:
         types = np.tile(np.arange(LENGTH, dtype=np.int32) * 2 // LENGTH, (BATCH, 1))
@@ -171,7 +173,7 @@ def loss_program(
     with_gradients: bool = True,
     **changes: object,
 ) -> t2tp.Program:
-    """A program that gives the `outputs` of a loss."""
+    """Returns a program that computes the `outputs` of a loss."""
 
     def step(mesh, features):
         out = family.make(**changes).loss(mesh, features, training)
@@ -181,8 +183,10 @@ def loss_program(
 
 
 def assert_close(values, wanted, tolerance=5e-6):
-    """Float32's rounding adds up to some 1e-6 of a tensor's largest element; of a gradient that is
-    zero in exact arithmetic, such as by a bias of the keys, nothing else is left."""
+    """Compares with a tolerance relative to the largest element, plus a small absolute one.
+
+    The absolute tolerance is for gradients that are 0 in exact arithmetic, such as of key biases.
+    """
     for name, value in wanted.items():
         atol = tolerance * np.abs(value).max() + 1e-7
         np.testing.assert_allclose(values[name], value, rtol=0, atol=atol, err_msg=name)

@@ -1,4 +1,4 @@
-"""Training of our own set is PyTorch's: the same weights and batches give the same losses."""
+"""t2tp and PyTorch train to the same losses, from the same weights and batches."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ CONSTANT = f"learning_rate_schedule=constant,learning_rate_constant={RATE}"
 
 
 def trained(batches, mesh_shape: str, changes: str) -> tuple[dict[str, np.ndarray], list[float]]:
-    """Initial values, and the losses of steps on batches [batch, length + 1]."""
+    """Returns initial values, and the losses of steps on batches [batch, length + 1]."""
     hparams = registry.hparams("transformer_lm_tiny")
     hparams.parse(f"{SMALL},{CONSTANT}")
     hparams.parse(changes)
@@ -48,7 +48,7 @@ def test_twenty_steps_have_the_losses_of_pytorch(mesh_shape, optimizer, monkeypa
     batches = (
         np.random.default_rng(0).integers(1, VOCAB, [STEPS, BATCH, LENGTH + 1]).astype(np.int32)
     )
-    batches[:, :, 8:16] = batches[:, :, :8]  # So that there is something to learn.
+    batches[:, :, 8:16] = batches[:, :, :8]  # Repeated tokens give the model something to learn.
     initial, losses = trained(batches, mesh_shape, f"optimizer={optimizer}")
     monkeypatch.setattr(torch_lm.torch.Tensor, "bfloat16", lambda x: x.clone())
     wanted, _ = torch_lm.trained(initial, ((each, RATE) for each in batches), optimizer)

@@ -1,6 +1,6 @@
-"""A mesh changes neither names nor shapes of variables, and ZeRO shards what it promises.
+"""A mesh changes neither names nor shapes of variables, and ZeRO shards what it should.
 
-Programs are abstract, so that meshes of any size cost nothing.
+Programs are abstract, so meshes of any size cost nothing.
 """
 
 import functools
@@ -16,7 +16,7 @@ from t2tp.program.abstract_program import AbstractProgram
 from t2tp.trainer.planning import request
 
 MODELS = [m for m in registry.list_models() if registry.model(m).__module__.startswith("t2tp.")]
-# Divides none of the axes below.
+# No axis below divides this size.
 TOKENS = 31
 EVERY_SIZE = 3 * 5 * 7 * 12
 MESHES = {"model:7": 0, "model:12": 0, "data:5": 1, "data:12": 3, "data:7;model:3": 2}
@@ -72,7 +72,7 @@ def test_the_vocabulary_has_no_rows_that_the_problem_lacks():
     ],
 )
 def test_zero_shards_all_but_vectors_over_any_number_of_devices(model, hparams_set, slack):
-    """To 1/n and 2 %; in small models, in which no dimension is long, 2 % of the whole."""
+    """Allows 2 % more than 1/n; for small models, without long dimensions, 2 % of the model."""
     alone = program(
         model, hparams_set, 50257, num_hidden_layers=2, mesh_shape="", layout="", zero_stage=0
     )
@@ -113,7 +113,7 @@ def test_zero_that_shards_nothing_is_refused(mesh, layout, storage, names):
 
 
 def test_weights_that_zero_cannot_shard_are_named(caplog):
-    """Both dimensions of the feed-forward weights are split, into slices that 3 does not divide."""
+    """Both dimensions are split, and 3 does not divide a dimension of the slices."""
     with caplog.at_level("WARNING", logger="absl"):
         program(
             "transformer_lm",

@@ -1,4 +1,4 @@
-"""The classifiers' numbers: those of their descriptions, in any layout."""
+"""Image classifiers match their references in any layout."""
 
 import functools
 
@@ -16,7 +16,7 @@ from tests.models.small_images import (
 )
 
 BLOCKS = {"filter_sizes": [8, 4, 8], "layer_sizes": [1, 2], "norm_groups": 2}
-# Name -> model, its set and changes, the images' size
+# Name -> model, its set, changes of hparams, image size.
 MODELS = {
     "mlp": ("mlp", "mlp_tiny", {"hidden_size": 32, "num_hidden_layers": 3}, (8, 8, 1)),
     "basic": ("mtf_resnet", "mtf_resnet_digits", BLOCKS, (8, 8, 2)),
@@ -80,7 +80,7 @@ def test_evaluation_counts_the_images_that_have_weight(name):
     assert set(values) == {"loss", "nll", "tokens", "correct", "correct_top_5"}
     assert values["tokens"] == batch["weights"].sum()
     assert 0 <= values["correct"] <= values["correct_top_5"] <= values["tokens"]
-    # What has no weight does not count, whatever it is.
+    # Images without weight do not count, whatever their target.
     other = {**batch, "targets": np.where(batch["weights"] > 0, batch["targets"], 0)}
     again = loss_program(model, hparams, batch, training=False)(other)
     for key in values:
@@ -89,7 +89,7 @@ def test_evaluation_counts_the_images_that_have_weight(name):
 
 @pytest.mark.slow
 def test_the_running_averages_move_in_training_and_serve_evaluation():
-    """After many steps on one batch they are that batch's: evaluation is then what training is."""
+    """Trains on one batch until the averages are that batch's; evaluation then equals training."""
     model, hparams, batch = make("basic", norm_momentum=0.5)
     batch["weights"][:] = 1
     training = loss_program(model, hparams, batch, "data:2;rows:2", SPLIT)
@@ -131,7 +131,7 @@ def test_label_smoothing_is_in_the_loss_of_training_and_evaluation():
 
 
 def test_seven_rows_are_not_split():
-    """224 rows over 2 processors, but all of the last 7 on each; the axis divides no others."""
+    """Each processor computes all of the last 7 rows, which the axis does not divide."""
     hparams = make_hparams("mtf_resnet_50", layer_sizes=[1, 1, 1, 1], filter_sizes=[4] * 5)
     batch = make_batch(224, 224, 3)
     loss_program("mtf_resnet", hparams, batch, "rows:2;columns:2", training=False)

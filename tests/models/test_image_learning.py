@@ -1,4 +1,4 @@
-"""Models of images learn scikit-learn's digits, on a mesh that splits the images."""
+"""Image models learn scikit-learn's digits on a mesh that splits the images."""
 
 import pytest
 
@@ -26,9 +26,9 @@ def figures_of(tmp_path, model, problem, hparams_set, changes, steps):
 
 
 @pytest.mark.slow
-@pytest.mark.ci_only  # test_examples.py lets smaller models learn.
+@pytest.mark.ci_only  # test_examples.py trains smaller models.
 def test_a_resnet_names_digits(tmp_path):
-    """See benchmarks/learning for what more steps make of it."""
+    """benchmarks/learning trains for more steps."""
     changes = "mesh_shape=rows:2,learning_rate_warmup_steps=10"
     figures = figures_of(tmp_path, "mtf_resnet", "image_digits", "mtf_resnet_digits", changes, 80)
     assert figures["accuracy"] > 0.9

@@ -1,4 +1,4 @@
-"""The image transformer's numbers: those of its description, in any layout and step by step."""
+"""The image transformer matches its reference in any layout, and when decoding step by step."""
 
 import functools
 
@@ -88,7 +88,7 @@ def test_what_cannot_be_is_refused(values, message):
 
 
 def test_a_mesh_need_not_divide_the_levels():
-    """14 levels over 3 processors."""
+    """Splits 14 levels over 3 processors."""
     over_three = make("full", mesh_shape="model:3", layout="vocab:model")
     fed = (make_batch(), "model:3", "vocab:model", True, LEVELS)
     program = loss_program("mtf_image_transformer", over_three, *fed)

@@ -1,4 +1,4 @@
-"""The example of a model of one's own, as docs/new_model.md walks through it."""
+"""The example model of docs/new_model.md works as the page says."""
 
 import re
 import shlex
@@ -27,7 +27,7 @@ def model():
     import_user_dir(EXAMPLE)
     hparams = registry.hparams("ngram_lm_tiny")
     yield registry.model("ngram_lm")(hparams, {"targets": 10})
-    for name in METRICS.keys() - known:  # Other tests of this process go through all metrics.
+    for name in METRICS.keys() - known:  # Other tests in this process iterate over all metrics.
         del METRICS[name]
 
 
@@ -77,7 +77,7 @@ def test_its_steps_give_the_logits_of_its_loss(model):
 
 
 def test_the_page_shows_what_is_in_the_file():
-    """But for types, and lines where it says so."""
+    """Ignores types, and lines that the page says it leaves out."""
     check_shown("new_model.md", (EXAMPLE / "ngram_lm.py").read_text(), ("def ", "..."))
 
 

@@ -1,4 +1,4 @@
-"""Training in bfloat16 and float16: the variables stay float32, and so does the curve, nearly."""
+"""Training in bfloat16 and float16 keeps float32 variables and nearly the float32 curve."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def test_gradients_are_summed_over_the_data_axis_in_float32():
 
 
 def one_step_of_float16(gradient, steps):
-    """Descends along a known gradient: the weight, the scalars shown, and the loss scale."""
+    """Descends along a known gradient; returns the weight and the loss scale."""
     hparams = make_regression_hparams(
         optimizer="sgd", learning_rate_constant=1.0, activation_dtype="float16"
     )
@@ -70,7 +70,7 @@ def one_step_of_float16(gradient, steps):
 
 
 def test_a_gradient_too_small_for_float16_is_not_lost():
-    tiny = 1e-5  # Its product with anything below 1/200 is no number of float16.
+    tiny = 1e-5  # below the smallest float16 if multiplied by less than 1/200
     w, scale = one_step_of_float16(tiny, steps=1)
     np.testing.assert_allclose(w, -tiny, rtol=1e-2)
     assert scale == 2.0**15

@@ -1,5 +1,4 @@
-"""What a step of transformers costs: parameters of a language model, and what each family moves
-between devices, as the textbooks say."""
+"""Counts the parameters of a language model, and the collectives of each family's step."""
 
 import pytest
 
@@ -14,11 +13,11 @@ SEQUENCE_PARALLEL = {"layout": f"{TENSOR};residual_length:model", "sequence_para
 MODEL = ("allreduce", ("model",))
 DATA = ("allreduce", ("data",))
 ACTIVATIONS = BATCH * LENGTH * 16 * 4  # bytes of float32 [batch, length, d_model]
-TOKENS = BATCH * LENGTH * 4  # bytes of a float32 a token
-# Reductions over the model axis: forward and backward, each (besides layers, a layer).
-# Forward: an embedding is one, the loss of a split vocabulary two, a block one. Backward: a block
-# one, the logits' gradient w.r.t. what enters them one; what all cross-attention reads, one; and
-# one number for the norm of the gradient.
+TOKENS = BATCH * LENGTH * 4  # bytes of one float32 per token
+# Family -> all-reduces over the model axis forward and backward, as (fixed, per layer). Forward:
+# one for each embedding, two for the loss of a split vocabulary, one per block. Backward: one per
+# block, one for the gradient w.r.t. the input of the logits, one for the encoder's output that
+# cross-attention reads, and one for the gradient's norm.
 REDUCTIONS = {
     "moe": ((3, 2), (2, 2)),
     "masked": ((3, 2), (2, 2)),
@@ -28,7 +27,7 @@ REDUCTIONS = {
 
 
 def collectives(name, mesh_shape, layout, backward=True, **changes):
-    """How many there are, by kind and axes."""
+    """Returns the number of collectives, by kind and axes."""
     family = FAMILIES[name]
     hparams = family.hparams(**changes)
 
@@ -54,18 +53,18 @@ def test_each_block_costs_a_reduction_forward_and_one_backward(name):
 
 @pytest.mark.parametrize("name", ["encdec", "classes"])
 def test_data_parallel_training_reduces_each_gradient_once(name):
-    """All in one go; besides, two numbers: the sum of the losses and how many they are of."""
+    """Another all-reduce has two numbers: the sum of the losses and of their weights."""
     assert collectives(name, "data:4", "batch:data") == {DATA: 2}
 
 
-# Family, mesh, layout, changes, the axis of the experts, and the number of layers of experts.
+# Family, mesh, layout, changes, the axis of the experts, and the number of expert layers.
 EXPERTS = {
     "an axis of the batch": ("moe", "data:4", "batch:data;experts:data", {}, "data", 1),
     "an axis of their own": (
         *("moe", "data:2;expert:2", "batch:data+expert;experts:expert", {}, "expert", 1),
     ),
-    # Outside of the layers of experts this axis splits the length: no device computes what another
-    # one does. One layer is in the encoder, and one in the decoder.
+    # Outside of expert layers, this axis splits the length, so that devices compute different
+    # tokens. The encoder and the decoder have one expert layer each.
     "an axis of the length": (
         *("moe_encdec", "data:2;expert:2"),
         "batch:data;length:expert;length_groups:expert;experts:expert",
@@ -102,10 +101,11 @@ def test_parameters_are_as_many_as_the_formula_says(layers):
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_a_split_layer_costs_two_reductions_forward_and_two_backward(layers):
-    """Forward, of what attention and feed-forward add; backward, of the gradients w.r.t. what
-    enters them. Besides: one of the embedding's rows, two of the cross-entropy (three numbers a
-    token), one of the gradient w.r.t. what the split vocabulary is multiplied by, and a number for
-    the gradient's norm."""
+    """Forward, attention and feed-forward outputs are all-reduced; backward, input gradients.
+
+    Further all-reduces: the embedded tokens, two in the cross-entropy (three numbers per token),
+    the gradient w.r.t. the input of the logits, and the gradient's norm.
+    """
     program = training_program("model:4", num_hidden_layers=layers)
     forward = 3 + 2 * layers
     wanted = (2 + 4 * layers) * ACTIVATIONS + 3 * TOKENS + 4
@@ -114,9 +114,11 @@ def test_a_split_layer_costs_two_reductions_forward_and_two_backward(layers):
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_a_length_split_between_blocks_makes_a_gather_and_a_scatter_of_each_reduction(layers):
-    """Forward: the embedding's rows are scattered, each block gathers what it gets and scatters
-    what it adds, and logits are made of all. Backward the other way round. What remains: the
-    cross-entropy's, and the gradients of norms and positions, each of which sees its part."""
+    """Each all-reduce of activations becomes a reduce-scatter and an all-gather.
+
+    The remaining all-reduces are small: the cross-entropy, and the gradients of norms and
+    positions, which each processor computes from its part of the length.
+    """
     program = training_program("model:4", num_hidden_layers=layers, **SEQUENCE_PARALLEL)
     moved = program.collectives()
     blocks = 2 * layers
@@ -129,7 +131,7 @@ def test_a_length_split_between_blocks_makes_a_gather_and_a_scatter_of_each_redu
 
 
 def test_for_head_tail_order_only_ids_move_whatever_the_number_of_layers():
-    """All that is computed from them is in this order until the loss."""
+    """All later activations have the order of the ids, until the loss."""
     moved = [
         training_program(
             "seq:2", layout="length:seq", num_hidden_layers=layers, attention_method="blockwise"
@@ -152,13 +154,13 @@ def test_biases_after_the_matrices_are_added_to_what_is_scattered():
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_data_parallel_training_reduces_each_gradient_once_and_all_in_one_go(layers):
-    """Besides: two numbers together, the sum of the losses and how many tokens it is of."""
+    """Another all-reduce has two numbers: the sum of the losses and the number of tokens."""
     program = training_program("data:4", num_hidden_layers=layers)
     assert program.collectives() == {DATA: (2, 4 * num_parameters(layers) + 8)}
 
 
 def test_small_gradients_are_reduced_in_buckets_while_others_are_computed(monkeypatch):
-    """As they become ready: a bucket is asked for by the gradient that fills it."""
+    """Starts a bucket's all-reduce when a gradient has filled the bucket."""
     monkeypatch.setattr(deferred_sums, "BUCKET", 8192)
     program = training_program("data:2", num_hidden_layers=4)
     _, *buckets, rest = [c for c in program.collective_log() if c.kind == "allreduce"]
@@ -169,7 +171,7 @@ def test_small_gradients_are_reduced_in_buckets_while_others_are_computed(monkey
 
 
 def test_large_gradients_are_reduced_alone():
-    """Above a megabyte a copy into a common buffer costs what a collective costs."""
+    """Above a megabyte, copying to a common buffer costs as much as a collective."""
     program = training_program("data:2", num_hidden_layers=1, d_ff=32768)
-    large = 2  # The two matrices of the feed-forward, of 2 MiB each.
+    large = 2  # the two feed-forward matrices, of 2 MiB each
     assert program.collectives()[DATA] == (2 + large, 4 * num_parameters(1, d_ff=32768) + 8)

@@ -1,4 +1,4 @@
-"""Reading token by token gives the logits that the whole sequence gives."""
+"""Decoding token by token gives the logits of the whole sequence."""
 
 import functools
 
@@ -30,13 +30,13 @@ CASES = {
     "moe_encdec": ("moe_encdec", NO_DROPS),
 }
 PREFIX_LENGTH = 4
-# How many tokens of each row are given; a row without any begins at position 0.
+# The number of given tokens of each row; a row without any begins at position 0.
 GIVEN = np.array([1, 2, 3, 4, 4, 3, 0, 0], np.int32)
 
 
 @functools.cache
 def sequences():
-    """Rows without padding, and inputs of several lengths, one of them longer than the targets."""
+    """Returns rows without padding, and inputs of several lengths, some longer than the targets."""
     generator = np.random.default_rng(1)
     targets = generator.integers(1, VOCAB_SIZE, [BATCH, LENGTH]).astype(np.int32)
     sizes = generator.integers(3, LENGTH + 4, [BATCH, 1])
@@ -53,7 +53,7 @@ def inputs_of(name):
 
 @functools.cache
 def whole_logits(case):
-    """[batch, length, vocab] of one forward pass."""
+    """Returns the logits of one forward pass, [batch, length, vocab]."""
     name, changes = CASES[case]
     targets = sequences()["targets"]
     fed = {"targets": targets, **inputs_of(name)}
@@ -70,7 +70,7 @@ def whole_logits(case):
 
 
 def step_program(name, changes, mesh_shape, layout, beam, with_prefix=True):
-    """Steps from what is given on, in one loop: logits [batch, (beam), steps, vocab]."""
+    """Returns a program that decodes from the given tokens on: [batch, (beam), steps, vocab]."""
     fed = {"targets": sequences()["targets"], "given": GIVEN, **inputs_of(name)}
     features = {n: feature_of(x, f"{n.partition('_')[0]}_length") for n, x in fed.items()}
 
@@ -127,7 +127,7 @@ def assert_steps_are(wanted, program, fed, beam=0, given=GIVEN):
 
 @pytest.mark.parametrize("case", CASES)
 def test_steps_after_prefixes_of_any_length_give_the_logits_of_the_whole(case):
-    """Every other case with a beam."""
+    """Every second case has beams."""
     name, changes = CASES[case]
     beam = 2 * (list(CASES).index(case) % 2)
     mesh_shape, layout = LAYOUTS["both"]
@@ -157,9 +157,11 @@ def test_a_language_model_without_a_prefix_is_told_what_to_give():
 
 
 def test_the_cache_is_laid_out_as_the_heads_and_the_batch_are():
-    """A step costs what a forward pass of one position costs, and no collective for the cache: one
-    sum for the embedding and one a block. `prefill` needs the first, and that of the attention that
-    comes before keys and values: of one layer, none."""
+    """A decode step costs as much as a forward pass of one position, and the cache nothing.
+
+    A step has one all-reduce for the embedding and one per block. `prefill` needs one for the
+    embedding, and one for each block before the last layer's keys and values: none with one layer.
+    """
     program, _ = step_program("lm", {}, *LAYOUTS["both"], 0)
     assert {key: n for key, (n, _) in program.collectives().items()} == {
         ("allreduce", ("model",)): 1 + 3

@@ -1,4 +1,4 @@
-"""The encoder: what it masks, what it counts, and what it sees."""
+"""The encoder: masking, metrics, and attention."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from tests.models.small_transformers import (
 
 
 def masking(batch, mesh_shape):
-    """A program of what is shown of a batch, and where it is asked."""
+    """Returns a program that outputs the masked tokens and which positions are predicted."""
     model = FAMILIES["masked"].make()
 
     def step(mesh, given):
@@ -36,7 +36,7 @@ def some_targets(*sizes):
 
 
 def test_tokens_are_masked_as_bert_does():
-    """15 % of the real ones; of these 80 % become the mask, 10 % anything, 10 % stay."""
+    """Predicts 15 % of the real tokens; of these, 80 % are masked, 10 % random, 10 % unchanged."""
     targets = some_targets(64, 512)
     segments = (np.arange(512) < 400).astype(np.int32) * np.ones_like(targets)
     batch = {"targets": targets, "segments": segments}
@@ -55,7 +55,7 @@ def test_tokens_are_masked_as_bert_does():
 
 
 def shown_in_evaluation(mesh_shape, rows, step):
-    """What is shown of some rows of 64 tokens, and where it is asked, in one batch of them."""
+    """Returns the masked tokens and the predicted positions for a batch of rows of 64 tokens."""
     batch = {"targets": some_targets(100, 64)[rows], "segments": np.ones([len(rows), 64], np.int32)}
     batch["example_index"] = np.asarray(rows)
     return {n: x.copy() for n, x in masking(batch, mesh_shape)(batch, step=step).items()}

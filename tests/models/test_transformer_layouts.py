@@ -1,5 +1,4 @@
-"""Every family of transformers: loss and all gradients are those of the description in float64, on
-any mesh."""
+"""Each family of transformers has the loss and gradients of its float64 reference on any mesh."""
 
 import functools
 
@@ -33,7 +32,7 @@ OF_THE_REFERENCE = {
     "bert_classes": Reference.classes,
 }
 ALL_FAMILIES = {**FAMILIES, **BERTS}
-# All layouts, each of some families, and each family on some layouts.
+# Each layout with some families, and each family with some layouts.
 SOME_LAYOUTS = {
     "lm": ["one device", "both", "tensor", "three axes", "context and both"],
     "encdec": ["one device", "data", "features", "context and both"],
@@ -50,7 +49,7 @@ CASES = [(name, layout) for name, layouts in SOME_LAYOUTS.items() for layout in 
 
 @functools.cache
 def shown_by_masking():
-    """What a masked language model sees in step 0, and where it is asked."""
+    """Returns the masked tokens of step 0, and which positions are predicted."""
     family = FAMILIES["masked"]
 
     def step(mesh, features):
@@ -64,7 +63,7 @@ def shown_by_masking():
 
 @functools.cache
 def reference(name):
-    """Loss, sums and gradients of the initial values."""
+    """Returns loss, sums and gradients for the initial values."""
     family = ALL_FAMILIES[name]
     batch, hparams = family.batch(), family.hparams()
     variables = loss_program(family, with_gradients=False).variables
@@ -164,7 +163,7 @@ def test_dropout_and_masking_are_the_same_on_any_mesh(name):
     np.testing.assert_allclose(with_dropout(name, "context and tensor"), wanted, rtol=3e-6)
 
 
-# Every value of every choice, with something that could go wrong beside it.
+# Every value of every choice, combined with hparams that might conflict with it.
 CHOICES = {
     "sinusoidal gelu smoothing": {
         "position": "sinusoidal",
@@ -199,7 +198,7 @@ CHOICES = {
     },
     "untied, inputs and targets share": {"tie_embeddings": False, "shared_embedding": True},
 }
-# What has another part in an encoder-decoder.
+# Choices that are tested with an encoder-decoder.
 FOR_PAIRS = ["relative geglu", "untied, inputs and targets share"]
 
 
@@ -249,7 +248,7 @@ def test_experts_on_the_axis_of_the_length_are_the_same():
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["one device", "experts"])
 def test_the_share_of_tokens_that_find_no_place_is_said(layout):
-    """With room for one token in each expert of a row, most are dropped: as many on any mesh."""
+    """Experts have room for one token of a row, so most are dropped, equally many on any mesh."""
 
     def said(factor):
         changes = {"moe_capacity_factor_train": factor}

@@ -1,4 +1,4 @@
-"""The language model's numbers: those of its description, in any layout."""
+"""The language model matches its reference in any layout."""
 
 import numpy as np
 import pytest

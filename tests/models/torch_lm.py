@@ -1,4 +1,4 @@
-"""`transformer_lm_base` once more, in PyTorch: the model, and its training."""
+"""`transformer_lm_base` in PyTorch: the model, and its training."""
 
 from collections.abc import Iterable, Mapping
 
@@ -10,7 +10,7 @@ DECAY = 0.1
 
 
 def loss_of(p: Mapping[str, torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
-    """Mean negative log-likelihood of tokens [batch, length + 1] after the first of each row."""
+    """Returns the mean negative log-likelihood of tokens [batch, length + 1]."""
     x = rms_norm(p["embedding"][tokens[:, :-1]], p["embedding_norm/norm_scale"])
     for layer in range(sum(name.endswith("attention/q") for name in p)):
         block = f"layer_{layer:02d}/attention"
@@ -31,7 +31,7 @@ def rms_norm(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 
 def rotated(x: torch.Tensor) -> torch.Tensor:
-    """Rotary positions of [..., length, d_kv]."""
+    """Applies rotary positions to [..., length, d_kv]."""
     length, size = x.shape[-2:]
     turns = 10000.0 ** (-torch.arange(0, size, 2) / size)
     angles = torch.arange(length)[:, None] * turns
@@ -43,7 +43,7 @@ def rotated(x: torch.Tensor) -> torch.Tensor:
 def trained(
     values: Mapping[str, np.ndarray], batches: Iterable[tuple[np.ndarray, float]], optimizer: str
 ) -> tuple[list[float], dict[str, np.ndarray]]:
-    """Trains by AdamW, or by Muon for matrices at a fifth of the rate, with clipping.
+    """Trains with AdamW or Muon, with clipping; Muon trains matrices at a fifth of the rate.
 
     Args:
       values: name -> initial value.
@@ -60,7 +60,7 @@ def trained(
     is_matrix = {n for n, p in parameters.items() if p.ndim > 1 and n != "embedding"}
     matrices = [parameters[name] for name in is_matrix]
     others = [p for name, p in parameters.items() if name not in is_matrix]
-    # As float32, which the constants of t2tp's graphs are, also where it computes in float64.
+    # Rounded to float32, because constants in t2tp's graphs are float32 even in float64 programs.
     betas = tuple(float(np.float32(beta)) for beta in (0.9, 0.98))
     adam = {"betas": betas, "eps": float(np.float32(1e-9))}
     optimizers = [torch.optim.AdamW(others, weight_decay=0.0, **adam)]

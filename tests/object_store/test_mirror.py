@@ -1,4 +1,4 @@
-"""Mirrors, locks and ranges against a store on loopback, with faults."""
+"""Mirrors, locks and ranges with a store on loopback that has faults."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ from t2tp.trainer.replay import _logged
 from tests.checkpoint import samples
 from tests.store_server import SECRET, StoreServer
 
-pytestmark = pytest.mark.slow  # Together: each waits for an object store.
+pytestmark = pytest.mark.slow  # all tests wait for an object store
 
 RUN = "s3://bucket/run"
 SHAPE, PART = (1024, 1024), (256, 512)
@@ -43,7 +43,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Continues as on another host, without what this one has downloaded."""
+    """Continues as if on another host, without this host's downloads."""
     monkeypatch.setenv("T2TP_CACHE", str(tmp_path / f"host-{random.random()}"))
 
 
@@ -55,7 +55,7 @@ def save_step(step: int, address: str = RUN) -> Path:
 
 @contextlib.contextmanager
 def locked(found: mirror.Mirror) -> Iterator[StoreLock]:
-    """Trains in a run."""
+    """Holds the lock of a run, as a trainer does."""
     found.lock = lock("trainer")
     assert found.lock.acquire() is None
     yield found.lock
@@ -68,7 +68,7 @@ def uploaded(server: StoreServer, name: str = "run") -> dict[str, bytes]:
     return {
         path.removeprefix(f"bucket/{name}/"): files.cat_file(path)
         for path in files.find(f"bucket/{name}")
-        if path != f"bucket/{name}"  # Found if its first file arrives meanwhile.
+        if path != f"bucket/{name}"  # listed if its first file arrives now
     }
 
 
@@ -216,7 +216,7 @@ def test_a_checkpoint_is_deleted_here_if_it_is_as_uploaded_and_not_the_last(serv
         for step in (1, 2, 3):
             path = save_step(step)
     shutil.rmtree(path.parent / "step-00000002")
-    save(path.parent, 2, samples.of_step(2), {"again": True})  # And not uploaded.
+    save(path.parent, 2, samples.of_step(2), {"again": True})  # not uploaded
     for name in uploaded(server):
         if name.endswith("FINISHED") and "3" not in name:
             server.files().rm(f"bucket/run/{name}")
@@ -267,7 +267,7 @@ def test_a_record_that_a_crash_cut_keeps_its_other_lines(server):
             assert entries.pop("after the crash") == [[1, 2], "version"]
             assert entries == known and known.keys() == uploaded(server).keys()
             found._note(entries, "after the crash")
-        assert len(found._record.read_bytes()) < 2 * len(whole)  # Shortened on opening.
+        assert len(found._record.read_bytes()) < 2 * len(whole)  # opening compacts the record
 
 
 @pytest.mark.parametrize(
@@ -400,7 +400,7 @@ def test_two_that_wait_do_not_both_take_an_abandoned_lock(server, monkeypatch, n
     def slow() -> dict:
         note = read()
         if time.monotonic() > late and not answers:
-            answers.append(first.acquire())  # Between the second one's reading and deleting.
+            answers.append(first.acquire())  # between the second lock's reading and deleting
         return note
 
     late = time.monotonic() + 0.45
@@ -426,9 +426,9 @@ def test_one_trainer_has_the_lock_while_it_is_alive(server):
     assert second.acquire()["host"] == "first"
     first.release()
     assert second.acquire() is None
-    second._ended.set()  # Killed.
+    second._ended.set()  # as if the process was killed
     again = lock("second")
-    assert again.acquire() is None  # At once, by the host of the killed process.
+    assert again.acquire() is None  # a process on the same host does not wait
     assert lock("third").acquire()["host"] == "second"
     again.release()
 
@@ -461,7 +461,7 @@ def write_shard(address: str) -> np.ndarray:
 
 @pytest.fixture
 def shard(server, tmp_path, monkeypatch) -> np.ndarray:
-    """The values of a shard in the store, which is opened elsewhere as a hole."""
+    """Uploads a shard, then continues on another host; returns the shard's values."""
     values = write_shard("s3://bucket/data")
     elsewhere(monkeypatch, tmp_path)
     monkeypatch.setattr(ranges, "CHUNK_BYTES", 1 << 17)
@@ -510,7 +510,7 @@ def test_shards_are_read_by_ranges_with_a_bounded_cache(shard, server, monkeypat
             index = rng.integers(0, len(shard), (3, 2))
             np.testing.assert_array_equal(file[index], shard[index])
             assert file._content.stat().st_blocks * 512 <= (2 << 20) + (1 << 21)
-        np.testing.assert_array_equal(read[0], shard[5:900])  # Dropped meanwhile.
+        np.testing.assert_array_equal(read[0], shard[5:900])  # the cached chunk was dropped before
         np.testing.assert_array_equal(read[1], shard[3_999_000:])
 
 

@@ -1,4 +1,4 @@
-"""Google's and Azure's stores, by emulators on loopback, where these are installed."""
+"""Google's and Azure's stores, tested with emulators on loopback where these are installed."""
 
 import shutil
 import socket
@@ -24,7 +24,7 @@ _EMULATORS = {
     "az": "azurite-blob --inMemoryPersistence --silent --skipApiVersionCheck --disableTelemetry"
     " --blobPort={port}",
 }
-# Azurite's account, of its manual.
+# The account that Azurite's manual gives.
 _AZURE = (
     "DefaultEndpointsProtocol=http;AccountName=devstoreaccount1;AccountKey=Eby8vdM02xNOcqFlqUwJPLlm"
     "EtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==;"
@@ -34,7 +34,7 @@ _AZURE = (
 
 @pytest.fixture(params=_EMULATORS)
 def store(request, tmp_path, monkeypatch) -> Iterator[str]:
-    """The address of an empty bucket."""
+    """Creates an empty bucket; returns its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
