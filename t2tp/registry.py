@@ -1,6 +1,7 @@
 """Registries of models, problems, hparams sets, optimizers and schedules by name.
 
-A decorator registers a class or function. It is used bare, called, or called with a name:
+A decorator registers a class or function. The decorator is used without parentheses, or with a name
+or empty parentheses:
 
     @registry.register_model
     class TransformerLm(Model):  # named transformer_lm

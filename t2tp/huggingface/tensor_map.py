@@ -5,13 +5,13 @@ Entry("h.{layer}.attn.c_attn.weight", "d_model (part heads d_kv)",
       ("layer_{layer}/attention/q", ...), "d_model heads d_kv")
 ```
 
-maps GPT-2's matrix [768, 2304] to our three variables [768, 12, 64]. The matrix's second dimension
-merges `part`, `heads` and `d_kv`, where `part` is the index of our variable. The last string gives
-the order of our dimensions. `{layer}` stands for the index of a layer, and `{expert}` for the index
-of an expert, if their model has a tensor per expert. Our variable has all experts in its first
-dimension. A sum such as `(heads d_kv + kv_heads d_kv)` means that the tensor's rows are the rows of
-several variables, one after another. Each of these variables has a separate entry, whose `term` is
-the variable's index in the sum.
+This entry maps GPT-2's matrix [768, 2304] to our three variables [768, 12, 64]. The matrix's second
+dimension merges `part`, `heads` and `d_kv`, where `part` is the index of our variable. The last
+string gives the order of our dimensions. `{layer}` stands for the index of a layer, and `{expert}`
+for the index of an expert, if their model has a tensor per expert. Our variable has all experts in
+its first dimension. A sum such as `(heads d_kv + kv_heads d_kv)` means that the tensor's rows are
+the rows of several variables, one after another. Each of these variables has a separate entry,
+whose `term` is the variable's index in the sum.
 """
 
 import math
@@ -31,7 +31,7 @@ Index = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor of theirs (or one for each layer or expert), and our variables with its values.
+    """Maps a tensor of theirs, or a tensor for each layer or expert, to our variables.
 
     Attributes:
       theirs: the tensor's name.
@@ -75,7 +75,7 @@ def layer_norm(theirs: str, ours: str, dim: str = "d_model") -> list[Entry]:
 
 @dataclass(frozen=True)
 class Piece:
-    """Where one of their tensors, or a part of it, is in our variable.
+    """The place of one of their tensors, or of a part of it, in our variable.
 
     Attributes:
       theirs: the tensor's name.

@@ -61,7 +61,7 @@ def live_operations(
 ) -> list[upstream.Operation]:
     """Returns the operations on which side effects and the tensors in `needed` depend, in order.
 
-    Building gradients leaves many unused operations. TensorFlow would prune them, except
+    Building gradients leaves many unused operations. TensorFlow would prune them, but not their
     collectives.
     """
     producers = {tensor.operation for tensor in needed}

@@ -235,7 +235,8 @@ def summed_in_parts(op: upstream.Operation, layout: Layout) -> list[upstream.Dim
 
     Raises:
       LayoutError: it is unknown whether the operation sums over a split dimension, the layout
-        splits a third summed dimension, or it splits positions that are not summed with the batch.
+        splits a third summed dimension, or the layout splits positions that are not summed with the
+        batch.
     """
     if not layout.exact_sums or not op.outputs:
         return []
@@ -300,9 +301,9 @@ def suits_any_slice(op: upstream.Operation) -> bool:
 def sums_along_rows(op: upstream.ReduceOperation) -> bool:
     """Whether `exact_sums` transposes the input, so that a sum is along the rows of a matrix.
 
-    Otherwise TensorFlow adds several columns at a time. The order of the additions then depends on
-    the size of the slice in two cases: a kept dimension is between summed dimensions, or the
-    columns do not fill vectors.
+    Without the transposition, TensorFlow adds several columns at a time. The order of the additions
+    would depend on the size of the slice in two cases: a kept dimension is between summed
+    dimensions, or the columns do not fill vectors.
     """
     (x,), (y,) = op.inputs, op.outputs
     summed = [axis for axis, dim in enumerate(x.shape.dims) if dim not in y.shape.dims]

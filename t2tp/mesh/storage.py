@@ -41,7 +41,7 @@ class Storage:
 
     Attributes:
       stage: 0: nothing is sharded. 1: optimizer state and updates are sharded; weights are gathered
-        once a step. 2: gradients are sharded too: a reduce-scatter for each microbatch. 3:
+        once a step. 2: gradients are sharded too, by a reduce-scatter for each microbatch. 3:
         weights are gathered where a layer uses them, and again for the layer's backward pass.
       axes: mesh axes to shard over, joined by `+`. Default: the axes that split the batch.
       rules: the dimensions to shard and their axes, as layout rules: `d_model:data`. Default: each

@@ -10,7 +10,7 @@ matrices:
 
     select     4 x [3, 4]   the half of the matrices for this processor's coordinate on `data`
     exchange   4 x [3, 4]   all-to-all over `model`: both slices of the 2 matrices that it owns
-    assemble   2 x [6, 4]   these 2 matrices, and orthogonalize them
+    assemble   2 x [6, 4]   the slices of the 2 matrices, then orthogonalize the matrices
     exchange   4 x [3, 4]   all-to-all over `model`: its own slice of the 4 selected matrices
     gather     8 x [3, 4]   all-gather over `data`: its own slice of all 8 matrices
 

@@ -111,7 +111,7 @@ def relative_step(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Ten
 def linear_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
     """Falls linearly to `learning_rate_decay_floor` at the end of the training.
 
-    The decay takes the last `learning_rate_decay_steps` steps or, if that is 0, the last
+    The decay takes the last `learning_rate_decay_steps` steps or, if this hparam is 0, the last
     `learning_rate_decay_fraction` of the training.
     """
     return _above_floor(_left_at_the_end(step, hparams, train_steps), hparams)

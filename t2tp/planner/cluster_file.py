@@ -82,7 +82,7 @@ class Link:
       shared_by: number of devices that share a link.
       shared_by_all: whether all devices of the level share the bandwidth, as the devices of a host
         share its memory.
-      of_process: whether the level connects the devices of a process, whatever their number.
+      of_process: whether the level connects all devices of a process, however many there are.
       cards: whether a collective with several members in a host (at the level between racks: in a
         rack) uses the links of all these members (`host`) or the link of one of them (`rank`).
     """
@@ -135,8 +135,9 @@ class SoftwareStack:
       product_inner: length of the summed dimension at which a matmul reaches half of `product`.
       batched: share of the peak that batched matmuls reach (unfused attention).
       memory: share of the bandwidth that memory-bound operations reach.
-      attention: name of one of `ClusterFile.kernels`, which save no scores; `unfused`, which saves
-        the scores if the program does; or `engine`, which saves the program's tensors.
+      attention: name of a kernel in `ClusterFile.kernels`, which saves no scores; `unfused`:
+        separate matmuls, which save the scores if the program saves them; or `engine`: t2tp's own
+        operation, which saves the tensors that the program saves.
       fuses: whether a chain of element-wise operations is one kernel, which saves no intermediate
         results. The backward pass recomputes them.
       keeps_masks: whether dropout saves its mask, a byte per element, and unfused attention saves

@@ -35,8 +35,9 @@ _BFLOAT16, _FLOAT32 = 2, 4  # Bytes.
 _BUFFER_PASSES = 3  # A buffer is read, written and written again.
 
 # Retries of PyTorch's allocator, measured on an H200 (docs/planning.md). A retry takes `_RETRY`
-# seconds. Each layer has a retry if the free memory is `_RETRY_LAYERS` layers' weights below
-# `cached_layers`. ZeRO 3 has three collectives in a layer: two gathers and a reduction.
+# seconds. Each layer has a retry if the free memory is below `cached_layers` by the weights of at
+# least `_RETRY_LAYERS` layers. ZeRO 3 has three collectives in a layer: two gathers and a
+# reduction.
 _RETRY, _RETRY_LAYERS, _LAYER_COLLECTIVES = 6e-3, 5, 3
 
 

@@ -278,7 +278,7 @@ class CoordinationClient:
             self.report("waited", {})
         deadline = time.monotonic() + ENDING_SECONDS
         while time.monotonic() < deadline:
-            if self._lost is not None:  # Repeatedly, because new steps may begin meanwhile.
+            if self._lost is not None:  # Aborts again: new steps may have begun.
                 self._context.abort_collective_ops(tf.errors.ABORTED, self._lost)
             if self._leaving.wait(_WATCH_SECONDS):
                 return
@@ -301,7 +301,7 @@ class CoordinationClient:
         return serves(neighbour, otherwise=True)
 
     def _leave(self) -> None:
-        """Waits at exit until all processes exit, because all need process 0 until their exit."""
+        """Waits at exit until all processes are about to exit: until then they need process 0."""
         error = getattr(sys, "last_value", None)
         if error is not None:  # An uncaught exception ends the process.
             self.report("failed", one_line(error))

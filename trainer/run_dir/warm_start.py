@@ -139,8 +139,8 @@ def warm_start(
     `with_optimizer`, the optimizer's variables and the step are loaded too.
 
     Returns:
-      (summary, step). The summary counts the loaded variables, and says why the others were not
-      loaded. The step is the step to continue from; with a fresh optimizer it is 0.
+      (summary, step). The summary counts the loaded variables, and says why the other variables
+      were not loaded. The step is the step to continue from; with a fresh optimizer it is 0.
 
     Raises:
       WarmStartError: no variable fits, a rule matches no name, the tokens of a frozen table have

@@ -34,7 +34,8 @@ from t2tp.program.program import Feature
 
 MIDDLE = "middle"
 # Kind of stage -> the parts of the model that it has besides layers: the model's beginning or end.
-# A middle stage has neither, so first + last = whole step + one middle stage.
+# A middle stage has neither. The whole step has layers, beginning and end, so first + last = whole
+# step + one middle stage.
 _HAVE = {FIRST: (FIRST,), MIDDLE: (), LAST: (LAST,)}
 
 # Stages and microbatches of the lowered program.
