@@ -74,8 +74,8 @@ class Instructions(RecordProblem, TextProblem):
     - `prompt` and `completion`, two texts;
     - ShareGPT's: `conversations`, a list of objects with `from` and `value`;
     - Alpaca's: `instruction`, `output`, and optionally `input`, which follows the instruction after
-      an empty line. Without a chat template, both together are the prompt, and the output is its
-      completion.
+      an empty line. Without a chat template, the instruction with its input is the prompt, and the
+      output is the completion.
 
     The chat template in `vocabulary_from` formats conversations. A model learns completions, and
     messages of the role "assistant", each with its end tokens.
@@ -83,7 +83,7 @@ class Instructions(RecordProblem, TextProblem):
     Options, in addition to the options of `RecordProblem` and `TextProblem`:
         messages, prompt, completion: names of these values in a record.
         arrangement: layout of training rows. "packed" fills a row with several examples, separated
-            by segments; "padded" has one per row. Other splits are always padded.
+            by segments; "padded" has one example per row. Other splits are always padded.
     """
 
     metric_names = ("loss", "accuracy", "accuracy_per_sequence", "neg_log_perplexity", "perplexity")
@@ -259,7 +259,7 @@ class Instructions(RecordProblem, TextProblem):
         return encode
 
     def decoder(self, directory: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
-        """Returns the decoder of the last completion and the text before it."""
+        """Returns a function that decodes the last completion and the text before it."""
         vocabulary = load_vocabulary(directory)
 
         def decode(columns: Mapping[str, np.ndarray]) -> dict[str, Any]:

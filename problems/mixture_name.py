@@ -19,9 +19,9 @@ def read_name(name: str) -> tuple[list[str], list[Stage]]:
     """Parses a mixture's name.
 
     "mixture:a=0.7,b=0.3" has seven rows of a for every three rows of b.
-    "mixture:a=1,b=0;1000:a=1,b=1" has two stages: only rows of a before step 1000, and from this
-    step on equally many rows of a and b. In "mixture:a,b" the problems' numbers of rows determine
-    the proportions; see `proportional_parts`.
+    "mixture:a=1,b=0;1000:a=1,b=1" has two stages: before step 1000 only rows of a, and then equally
+    many rows of a and b. In "mixture:a,b" the problems' numbers of rows determine the proportions;
+    see `proportional_parts`.
 
     Returns:
       The names of the problems, and the stages; no stages if the name has no proportions.

@@ -71,10 +71,10 @@ class Problem(Preparable):
         "exact_match".
       eos_id: the token that ends a sequence of targets, or `NO_EOS`.
       class_names: the names of classes 0, 1, ..., if targets are classes.
-      making_options: the options that this class adds to its base classes' options and that
-        determine the stored data.
-      hparams_changes: values that suit the problem, by hparam; hparams that the model's set lacks
-        are ignored.
+      making_options: the options that this class declares and that determine the stored data. Base
+        classes list their own options.
+      hparams_changes: values that suit the problem, by hparam; hparams that the model lacks are
+        ignored.
       given_options: the options that were given, with their values.
       warns_of_changes: whether the next check of the data warns of changed sources.
     """

@@ -50,12 +50,12 @@ _IN_DIRECTORIES = (
 
 
 class RecordProblem(FileProblem):
-    """Samples from records; a mixin that precedes the problem's family among the bases.
+    """Samples from records: a mixin that must come before the family's class among the bases.
 
     Options:
-        files: a path, a pattern, or a directory, which was saved by `datasets` (`save_to_disk`) or
+        files: a path, a pattern, or a directory that `datasets` saved (`save_to_disk`) or that
             contains files such as Parquet. If the directory has splits, they are used.
-        validation_files, test_files: the same, for held-out data.
+        validation_files, test_files: like `files`, for held-out data.
 
     Attributes:
       field_defaults: the options that name the fields read from a record, and their defaults.

@@ -39,7 +39,7 @@ _LARGEST_PLAIN = 128 * 128
 
 
 class TfdsProblem(TfdsSource, Problem):
-    """A dataset of TFDS; a mixin that precedes the family among the bases.
+    """A dataset of TFDS: a mixin that must come before the family's class among the base classes.
 
     Options:
         inputs, targets: the feature to read and the feature to predict. Default: the dataset's

@@ -82,11 +82,11 @@ class HParams:
 
         Args:
           name: an identifier that is not a method of HParams.
-          default: a bool, int, float, str, list of one, or None.
+          default: a bool, int, float or str, a list of these, or None.
           help: a description, with the unit.
           type: bool, int, float, str, list[...] of one of these, or any of these with `| None`.
-            Default: the type of `default`. If `default` is None, None is allowed too, and any value
-            if `type` is omitted.
+            Default: the type of `default`. If `default` is None, None is allowed too; if `type` is
+            also omitted, any value is allowed.
           min: the min value, or min element of a list.
           max: the max value, or max element of a list.
           above: an exclusive lower bound, in place of `min`.

@@ -90,7 +90,8 @@ class Estimator:
           hparams: `HParams` or a mapping, passed to `model_fn`. Its `mesh_shape` and `layout`
             define the mesh; without them the mesh is one device.
           layout: the layout of the hparams, if the caller has parsed it.
-          vocabulary: returns the data's vocabulary, for warm starts from runs with another one.
+          vocabulary: returns the data's vocabulary, for warm starts from runs with another
+            vocabulary.
 
         Raises:
           LayoutError: mesh shape or layout cannot be parsed.
@@ -245,7 +246,7 @@ class Estimator:
     def evaluate(self, inputs: Inputs | InputFn, steps: int = -1) -> dict[str, float]:
         """Sums the model's metrics and `inputs.counts` over the batches.
 
-        `inputs.counts` runs in Python, for each batch in only one process.
+        `inputs.counts` runs in Python. For each batch, only one process calls it.
 
         Args:
           inputs: see `train`; the stream is finite.
@@ -377,8 +378,8 @@ class Estimator:
     def record_metrics(self, metrics: Mapping[str, float]) -> None:
         """Records the metrics of the current variables in the checkpoint of `steps_done`.
 
-        This checkpoint may be saved already, or be saved next. A checkpoint given as
-        `config.checkpoint_path` does not change.
+        This checkpoint may be saved already, or it is saved later. A checkpoint given as
+        `config.checkpoint_path` is not changed.
         """
         self._checkpoints.record_metrics(self.steps_done, metrics, self.connect())
 
@@ -498,8 +499,8 @@ class Estimator:
     ) -> TrainingDivergedError:
         """Saves the last finite step and finds the cause of the non-finite step.
 
-        The variables already contain the non-finite step's update. A replay is bit-identical, so it
-        recovers the variables' values before that step.
+        The variables already contain the update of the non-finite step. A replay of the steps
+        before it is bit-identical, so it recovers the earlier values.
         """
         self.log.write("diverged", bad.step, {"what": str(bad)})
         logging.error("%s", bad)

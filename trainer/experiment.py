@@ -38,8 +38,8 @@ from t2tp.trainer.run_spec import RunSpec
 # Flags that may differ between the processes of a run.
 _OWN_FLAGS = ("data_digest", "data_dir", "output_dir", "t2t_usr_dir", "tmp_dir")
 
-# Flags that only the command-line programs set. If Python code resumes a run, they keep their saved
-# values.
+# Flags that only the command-line programs set. If Python code resumes a run, these flags keep
+# their saved values.
 _KEPT_FLAGS = ("hparams_set", "t2t_usr_dir")
 
 # schedule -> modes of its programs

@@ -34,7 +34,7 @@ from t2tp.trainer.run_spec import RunSpec
 _EVENTS = "events.out.tfevents.*"
 _TEXT_FEATURES = ("inputs", "targets")
 
-# Max elements of the single rows' gradients that a device computes together: 1 GiB in float32.
+# Max elements of the gradients of single rows that a device computes at once: 1 GiB in float32.
 _MOST_AT_ONCE = 1 << 28
 
 # A tensor is unusual if its largest magnitude is above `_UNUSUAL` times its largest magnitude in
@@ -153,7 +153,7 @@ def _check(spec: RunSpec, step: int) -> None:
 
 
 def _with_batch_of_run(spec: RunSpec) -> RunSpec:
-    """Returns the spec with the run's global batch size, in a unit that is the same on any mesh."""
+    """Returns the spec with the run's global batch size in sequences, a unit that fits any mesh."""
     hparams, in_run = spec.hparams.copy(), spec.hparams.copy()
     for name in ("mesh_shape", "layout"):
         in_run.set(name, (spec.saved or spec).hparams.get(name))

@@ -254,7 +254,7 @@ def check_file(path: Path, expected: FileState, read_up_to: int) -> None:
 
 
 def _checksum(fields: Mapping[str, Any]) -> str:
-    """Returns the SHA-256 of a manifest's other fields."""
+    """Returns the SHA-256 of a manifest's fields, without the checksum itself."""
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 

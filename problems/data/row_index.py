@@ -67,7 +67,7 @@ class IndexWriter:
 
 
 class Index(NamedTuple):
-    """An open index: the fields that `IndexWriter` has set, and mapped integers by name."""
+    """An open index: the fields that `IndexWriter` has set, and memory-mapped arrays by name."""
 
     facts: dict[str, Any]
     arrays: dict[str, np.ndarray]

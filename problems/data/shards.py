@@ -119,8 +119,8 @@ def read_checks(directory: Path, name: str) -> Checks:
 class ShardWriter:
     """Writes the examples of a shard, in order.
 
-    On an exit from the context without an error, the shard is complete. `samples` is the digest of
-    the samples that the examples are made from.
+    If the context ends without an error, the shard is complete. `samples` is the digest of the
+    samples that the examples are made from.
     """
 
     def __init__(self, directory: Path, name: str, dtypes: Mapping[str, np.dtype]):

@@ -1,8 +1,9 @@
 """Writes the missing shards of a problem's splits, several at a time.
 
 The samples of a split have a fixed shuffled order, and each shard is a contiguous range of this
-order. So any number of processes can make the shards in any order, with the same result. Shuffling
-makes every shard and batch representative, because neighbours in a source are often similar.
+order. So any number of processes can make the shards in any order, with the same result. In a
+source, samples next to each other are often similar. After shuffling, every shard and batch is
+representative.
 """
 
 from __future__ import annotations
@@ -219,7 +220,7 @@ class _ShardBuilder:
             self._make(job, report, directory or self._directory)
 
     def workers_worth(self, jobs: Sequence[_Job], total: int) -> int:
-        """Estimates from the encoding time of some samples how many processes save time."""
+        """Estimates the useful number of processes from the encoding time of some samples."""
         if default_workers() == 1 or not jobs:
             return 1
         encode = self._problem.encoder(self._directory)

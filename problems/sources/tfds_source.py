@@ -32,7 +32,7 @@ def import_tfds() -> Any:
 
 
 class TfdsSource:
-    """The samples of a problem that names a dataset; a mixin that precedes the problem's family.
+    """The samples of a dataset: a mixin that must come before the family's class among the bases.
 
     Downloads are in `tmp_dir/downloads`, and manual downloads in its subdirectory `manual`. The
     datasets are in `tmp_dir/tfds`, where problems on the same dataset share it.
@@ -57,8 +57,8 @@ class TfdsSource:
     def dataset_builder(self, directory: Path, tmp_dir: Path) -> tfds.core.DatasetBuilder:
         """Returns the builder of the dataset.
 
-        Its files need random access, as in ArrayRecord. TFDS's default, TFRecord, can only be read
-        sequentially. Only files in `directory` are kept with the problem's data.
+        The dataset's files need random access, as in ArrayRecord. TFDS's default, TFRecord, can
+        only be read sequentially. Only files in `directory` are kept with the problem's data.
         """
         tfds = import_tfds()
         return tfds.builder(self.dataset, data_dir=tmp_dir / "tfds", file_format="array_record")

@@ -156,7 +156,7 @@ class Lines:
 
 
 def _line_ends(path: Path, index_dir: Path, quoted: bool, piece_bytes: int) -> np.ndarray:
-    """Returns the mapped positions of a file's line ends: int64 [lines].
+    """Returns the memory-mapped positions of a file's line ends: int64 [lines].
 
     Reads the file only if `index_dir` has no positions of this version of the file.
     """

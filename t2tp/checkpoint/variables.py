@@ -37,8 +37,8 @@ class CheckpointMismatchError(ValueError):
 def values_of(variables: Variables) -> Iterator[tuple[Slice, tf.Variable | tf.Tensor]]:
     """Yields the slices that this process saves, with their values, without padding.
 
-    If several processors have a slice, the first one's process saves it. Frozen weights that are in
-    a base are not saved.
+    If several processors have a slice, the process of the first of these processors saves it.
+    Frozen weights that are in a base are not saved.
     """
     for variable in _saved(variables):
         for pnum in variable.owners().values():
@@ -161,7 +161,7 @@ def restore(
 
     Raises:
       CheckpointMismatchError: the checkpoint has other variables. No variable was changed.
-      BaseError: the checkpoint is of adapters, and their base was not found or lacks a weight.
+      BaseError: the checkpoint has adapters, and their base was not found or lacks a weight.
       DamagedCheckpointError: the checkpoint is damaged or was deleted.
       UnusableCheckpointError: the checkpoint cannot be read.
     """

@@ -1,4 +1,4 @@
-"""Saves checkpoints: every process writes its slices, and the checkpoint then appears at once.
+"""Saves checkpoints: every process writes its slices, and the checkpoint appears atomically.
 
 The files are written into `step-00000300.tmp`. Once all of them are on the disk, the `FINISHED`
 marker is written, and then the directory is renamed to `step-00000300`. A crash before the rename
@@ -6,8 +6,8 @@ leaves a `.tmp` directory. Readers ignore it, and the next save of the step or `
 it.
 
 TensorFlow saves slices of float16 tensors but cannot restore them ("Dtype half not supported"), so
-they are stored as float32, which has every value of float16. The marker lists the names of these
-tensors.
+float16 tensors are stored as float32, which has every value of float16. The marker lists the names
+of these tensors.
 """
 
 import json

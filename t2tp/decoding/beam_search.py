@@ -96,7 +96,7 @@ def search(
             splittable_dims=[batch],
         )
         # A sequence extends its parent, so it gets a copy of the parent's cache. Tensors that the
-        # model did not change are equal for all sequences of a row.
+        # model did not change are equal for all sequences of a row, and are not copied.
         next_state = {
             name: state_after[name]
             if state_after[name] is state_before[name] or beam not in state_after[name].shape.dims
@@ -126,8 +126,8 @@ def search(
 def _start(rows: PromptBatch, beam: mtf.Dimension) -> _Beams:
     """Returns one empty sequence per row and no finished ones; a row with limit 0 is done.
 
-    Other beam entries begin with the log-probability -infinity. Otherwise the first candidates
-    would be copies of the same sequence.
+    The beam's other entries begin with the log-probability -infinity. Otherwise the first
+    candidates would be copies of the same sequence.
     """
     mesh, one_each = rows.mesh, mtf.Shape([rows.batch, beam])
     first = mtf.constant(mesh, [0.0] + [_NONE] * (beam.size - 1), [beam])

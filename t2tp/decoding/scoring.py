@@ -23,7 +23,7 @@ class ScoredRow:
 
     Attributes:
       targets: tokens that are only read, then tokens to score. EOS is scored only if it is one of
-        them.
+        the tokens to score.
       inputs: tokens that an encoder reads; None for a model without inputs.
       start: index of the first target to score.
       first_token: the input token at position 0; None: the model's `bos_token_id`.
@@ -129,7 +129,7 @@ class Scorer:
     def _sizes(self, row: ScoredRow) -> Lengths:
         """Returns the lengths of the targets and of the inputs, if any, rounded up."""
         read = [row.targets] if row.inputs is None else [row.targets, row.inputs]
-        # With several rows, `ProgramShapes` rounds further.
+        # With several rows, `ProgramShapes` rounds the lengths further.
         parts = 8 if self._count > 1 else 2
         return tuple(min(round_up(len(tokens), parts), self._max_length) for tokens in read)
 

@@ -113,8 +113,8 @@ def token_choices(
     Returns:
       the k choices, and each row's load-balancing loss. It adds up, over the row's tokens, the loss
       of the token's group: experts * sum_e f_e * P_e (Switch, equation 4). f_e is the fraction of
-      the group's tokens whose first choice is expert e, and P_e their mean score for e. Sigmoid
-      scores are normalized over the experts first.
+      the group's tokens whose first choice is expert e, and P_e is the mean score of the group's
+      tokens for e. Sigmoid scores are normalized over the experts first.
     """
     experts = router.experts
     probabilities = router.probabilities()

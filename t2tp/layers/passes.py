@@ -121,7 +121,7 @@ class DecodeStep:
         return self.state[f"{name}/k"], self.state[f"{name}/v"]
 
     def extend(self, name: str, k: mtf.Tensor, v: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:
-        """Stores the tokens' keys and values at `positions`, then returns all stored ones.
+        """Stores the tokens' keys and values at `positions`; returns all stored keys and values.
 
         `k` and `v` are [batch..., kv_heads, d_kv or d_v].
         """

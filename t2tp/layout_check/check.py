@@ -23,7 +23,7 @@ from t2tp.program.program import Feature, Mesh, StepFn
 from t2tp.program.variables import padded, real_part
 
 # Gradients below this fraction of the largest gradient are rounding errors. Their updates are not
-# compared, because optimizers that divide by a gradient's size make them large.
+# compared, because optimizers that divide by a gradient's size make these updates large.
 _NEGLIGIBLE = 1e-9
 # Standard deviation of the noise added to weights; initial zeros and ones would hide differences.
 _NOISE = 0.05
@@ -59,7 +59,7 @@ def check_layout(
       LayoutError: the layout cannot work for a tensor of the model.
       ValueError: TensorFlow has started up with fewer devices than the mesh needs.
     """
-    # `exact_sums` does not support float64, and is not needed in it.
+    # `exact_sums` does not support float64, and float64 does not need it.
     layout = Layout.from_arguments(mesh_shape, layout).without_exact_sums()
     cluster = virtual_devices(layout.size)
     pair = _Pair(step_fn, dict(features or {}), layout, cluster, seed)
@@ -115,8 +115,8 @@ class _Pair:
         """Compares the variables' values after `run`."""
         after = {v.spec.name: self._one.value_of(v, 0) for v in self._one.variables}
         trained = [v.spec.name for v in self._one.variables if v.spec.trainable]
-        # All slots of a kind have one scale: the slot of a weight whose gradient is zero except for
-        # rounding has only rounding errors.
+        # All slots of a kind are compared at one scale, not each at its own. If a weight's gradient
+        # is zero except for rounding, its slot has only rounding errors.
         scales: dict[str, float] = defaultdict(float)
         for name, value in after.items():
             kind = _slot(name, trained)

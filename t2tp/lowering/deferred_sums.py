@@ -11,9 +11,9 @@ another partial sum over `model`, one all-reduce serves both. If a reshape split
 the all-reduce becomes a reduce-scatter.
 
 If an operation needs the value of `y` itself, neither saving is possible. A large sum (above
-`SMALL`) is then reduced at once, and its all-reduce overlaps with later operations. A small sum
-waits for other small sums over the same axes, such as the gradients of all norms, until one of them
-is read or they fill a collective: the cost of a small collective is its latency, not its bytes.
+`SMALL`) is then reduced at once, and its all-reduce overlaps with later operations. The cost of a
+small collective is its latency, not its bytes. So a small sum waits for other small sums over the
+same axes, such as the gradients of all norms, until one of them is read or they fill a collective.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class DeferredSum(upstream.LazyAllreduceSum):
     ) -> None:
         """Defers a sum over mesh axes.
 
-        `parts` are this processor's parts of the sum, in order. Only with `exact_sums` there are
-        several; `cut` is then the summed dimension's name and the number of its parts on all
-        processors.
+        `parts` are this processor's parts of the sum, in order. Without `exact_sums` there is one
+        part. With `exact_sums`, `cut` is the name of the summed dimension and the number of its
+        parts on all processors.
         """
         self.mesh_impl = reductions.mesh_impl
         self.mesh_axes = mesh_axes

@@ -62,7 +62,7 @@ class Orders:
                     self._head_tail_dims.setdefault(axis, set()).add(dim.name)
 
     def of(self, tensor: upstream.Tensor) -> Order:
-        """Returns the order in which a tensor should be read: its own, unless it is a feature.
+        """Returns the order in which a tensor should be read: its own order, except for features.
 
         A feature is read in head-tail order if attention needs this order. The feature is then
         exchanged once, and the tensors computed from it need no exchange.
@@ -94,7 +94,7 @@ class Orders:
         op: upstream.Operation,
         read_by: Callable[[upstream.Operation], Sequence[upstream.Tensor]],
     ) -> Iterator[None]:
-        """While an operation is lowered, converts the tensors that it reads to one order.
+        """While an operation is lowered, converts the tensors that it reads to the same order.
 
         `read_by` returns all tensors that an operation reads, also inside loop bodies.
         """

@@ -47,8 +47,8 @@ def einsum(
 def einsum_of_any_slice(equation: str, *slices: tf.Tensor) -> tf.Tensor:
     """Computes a float32 `einsum` with the same kernel for slices of any size.
 
-    TensorFlow has a separate kernel for batches of small products. To avoid it, small products are
-    computed one at a time.
+    TensorFlow has a separate kernel for batches of small products. To avoid this kernel, small
+    products are computed one at a time.
     """
     terms, _, out = equation.partition("->")
     x, _, y = terms.partition(",")

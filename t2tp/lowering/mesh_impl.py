@@ -101,8 +101,8 @@ class SpmdMeshImpl(upstream.MeshImpl):
     """The mesh implementation that lowers operations for processor `pnum`.
 
     Attributes:
-      computes: whether the program will run. An abstract program does not run, and need not lower
-        operations that only compute locally (`Hooks.is_local`).
+      computes: whether the program will run. An abstract program does not run, so it need not lower
+        operations that compute without communication (`Hooks.is_local`).
     """
 
     computes = True
@@ -150,7 +150,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
     def tensor_dimension_to_mesh_axis(self, tensor_dimension: upstream.Dimension) -> int | None:
         """Returns the index of the axis (single or joint) that splits a dimension, or None.
 
-        An axis of size 1 splits nothing, so that operations which cannot be split still work.
+        An axis of size 1 counts as no axis, so operations that cannot be split still work.
         """
         return self.layout.axis_index(tensor_dimension.name)
 
@@ -390,5 +390,5 @@ class SpmdMeshImpl(upstream.MeshImpl):
 # mesh-tensorflow reads these classes as attributes of the mesh.
 SpmdMeshImpl.LaidOutTensor = LaidOutTensor
 SpmdMeshImpl.LaidOutVariable = LaidOutVariable
-# mesh-tensorflow's own version adds a node for each dimension.
+# mesh-tensorflow's own version adds a TensorFlow node for each dimension.
 upstream.ops._expand_dims = expanded

@@ -76,9 +76,9 @@ class Microbatch:
 def rows_of_microbatch(part: upstream.Dimension, layout: Layout) -> int:
     """Returns the length of a microbatch's ranges of consecutive rows in the batch.
 
-    With `Layout.spreads_microbatches` there is one range. Otherwise there is one for each slice of
-    the batch; with `exact_sums`, the axes that split positions divide it further. `part` is the
-    batch dimension of a microbatch.
+    With `Layout.spreads_microbatches` there is one range. Otherwise there is one range for each
+    slice of the batch. With `exact_sums`, the axes that split positions also count as axes that
+    split the batch. `part` is the batch dimension of a microbatch.
     """
     if layout.spreads_microbatches:
         return part.size
@@ -93,7 +93,8 @@ def elements_per_row(
     """Finds the dimensions that count rows, and how many elements of each belong to a row.
 
     The number is a fraction if a dimension counts groups of several rows. Random tensors have no
-    inputs to follow, so dimensions of the same name and size are assumed to count rows alike.
+    inputs to follow, so dimensions of the same name and size are assumed to count rows in the same
+    way.
     """
     pairs: dict[tuple[bool, Dims, Dims], None] = {}  # Ordered, unlike a set.
     for op in operations:

@@ -125,7 +125,7 @@ def _squares_graph() -> tf.types.experimental.ConcreteFunction:
     return _squares.get_concrete_function()
 
 
-# Traced once: its twenty or so operations, added for each use, would take a third of the tracing
+# Traced once. Adding its twenty or so operations for each use would take a third of the tracing
 # time of a training step with dropout.
 @tf.function(input_signature=[tf.TensorSpec(None, tf.uint64)] * 2, autograph=False)
 def _squares(key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:

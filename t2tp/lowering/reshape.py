@@ -11,19 +11,19 @@ reshape is local if each axis either splits both shapes at the same factor, or s
 shape. In the second case each processor selects its part of the result. An axis that splits only
 the old shape is gathered. If an axis splits the two shapes at different factors, a collective first
 moves the axis to the new factor. If several axes split a dimension, the second axis splits the
-slices of the first.
+slices of the first axis.
 
 For example, `data:2;model:2` reshapes [batch=4/data, d_model=6] to [groups=2/data, rows=2,
 d_model=6/model]. `data` divides the 24 indices by `index // 12 % 2` (p=1, n=2) in both shapes, so
 it stays. `model` splits only the new shape, so each processor selects its half of d_model. No
 communication is necessary.
 
-Where an axis does not divide its dimension, factors are counted in the padded tensor: [5] split
-over 3 processors has slices [2] of [6]. If only one of the two shapes splits the dimension, the
-other shape has all 5 elements on each processor. An unsplit old shape is padded to 6 before the
-reshape, and an unsplit new shape is cut to 5 after it. If the reshape merges the dimension with
-others, or another axis splits it afterwards, its padding cannot stay in place, so the dimension is
-gathered first.
+If an axis does not divide its dimension, the factors are those of the padded tensor: [5] split over
+3 processors has slices [2] of [6]. If only one of the two shapes splits the dimension, the other
+shape has all 5 elements on each processor. An unsplit old shape is padded to 6 before the reshape,
+and an unsplit new shape is cut to 5 after it. If the reshape merges the dimension with other
+dimensions, or another axis splits it afterwards, its padding cannot stay in place, so the dimension
+is gathered first.
 """
 
 from __future__ import annotations
@@ -349,9 +349,9 @@ def _aligned(
 ) -> tuple[list[int], list[int]] | None:
     """Returns the sizes of the old and of the new dimensions, both with the same padding.
 
-    Returns None if a padded dimension cannot keep its padding during the reshape. It can if both
-    shapes have the dimension, and one shape splits it over a prefix of the other shape's axes. If
-    both shapes split it, its padded size must be the same in both.
+    A padded dimension can keep its padding if both shapes have the dimension, and one shape splits
+    it over a prefix of the other shape's axes. If both shapes split it, its padded size must be the
+    same in both. If a padded dimension cannot keep its padding, returns None.
     """
     olds, news = (
         {(begin, dim.size): i for i, (begin, dim) in enumerate(begins(shape))}

@@ -25,7 +25,7 @@ _SHORTEST_STAGE = 8  # A shorter stage is not worth another pass.
 
 
 def sum_in_stages() -> None:
-    """Makes long sums staged from now on, in the current graph and graphs inside it.
+    """Divides long sums into stages from now on, in the current graph and graphs inside it.
 
     Call it in graphs that XLA compiles for CPUs.
     """

@@ -44,10 +44,10 @@ def lower_while_loop(
     different slices may leave the loop at different times, unless they share collectives in the
     body.
 
-    Given the index of the iteration (an int64 scalar), `inside` returns the context in which to
-    lower condition and body; by default it is `lowering.inside_loop`. If accumulators are added up
-    as a binary tree, `tree_size` is the number of iterations, a power of two; 0: they are added one
-    after the other.
+    `inside` is called with the index of the iteration (an int64 scalar), and returns the context in
+    which to lower condition and body. Default: `lowering.inside_loop`. If accumulators are added up
+    as a binary tree, `tree_size` is the number of iterations, a power of two. If it is 0, the
+    accumulators are added up in order.
     """
     inside = inside or lowering.inside_loop
     num_variables = len(op.inputs)
@@ -81,8 +81,8 @@ def lower_while_loop(
         summed_axes[:] = [axes for _, axes in addends]
         decided: tuple[tf.Tensor, ...] = ()
         if condition.has_rows:
-            # A processor must not leave the loop before the processors that share collectives with
-            # it: they would wait forever. The collectives' axes are known only after the body.
+            # If a processor left the loop before the processors that share collectives with it, the
+            # others would wait forever. The collectives' axes are known only after the body.
             with inside(state.iteration + 1):
                 here = condition.of(variables)
             met = {axis for c in collectives.log[collectives_before:] for axis in c.axes}
@@ -119,8 +119,9 @@ def add_to_tree(
 ) -> list[tf.Tensor]:
     """Adds the next leaf to a binary tree of additions; returns the new levels.
 
-    This works like a counter in base two: two complete halves are added and carried to the next
-    level. After the last leaf, the first level has the totals.
+    The levels work like the digits of a binary counter: a complete left half waits in its level
+    until the right half is complete, and their sum is carried to the next level. After the last
+    leaf, the first level has the totals.
 
     Args:
       iteration: index of the leaf.
@@ -147,9 +148,9 @@ class _Condition:
     """The condition of a loop: a boolean scalar, or one boolean per row.
 
     Attributes:
-      has_rows: whether there is one boolean per row. The loop then continues while any of them is
-        true. The body evaluates the condition, because only the body knows which collectives it
-        has.
+      has_rows: whether there is one boolean per row. The loop then continues while any of these
+        booleans is true. The condition is then evaluated after the body, whose collectives
+        determine which processors must agree.
     """
 
     def __init__(self, op: upstream.WhileLoopOperation, lowering: Lowering) -> None:

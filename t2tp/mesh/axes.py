@@ -68,8 +68,8 @@ class MeshAxes:
         """Returns each processor's group along the axes of the mesh with the given names.
 
         Returns:
-          a list for each processor: the processors that differ from it only in their coordinates on
-            these axes, in order.
+          a list for each processor: the processors that differ from this processor only in their
+            coordinates on these axes, in order.
         """
         numbers = np.arange(self.mesh_shape.size).reshape(self.mesh_shape.to_integer_list)
         along = [i for i, axis in enumerate(self.mesh_shape.dims) if axis.name in names]

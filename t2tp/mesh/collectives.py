@@ -41,7 +41,8 @@ class _Keys:
 
 
 # TensorFlow matches the members of a collective by two numbers. All processes must choose the same
-# numbers without communicating. Each process counts, and all trace the same programs in one order.
+# numbers without communicating. Each process counts, and all processes trace the same programs in
+# the same order.
 #   The group key names a set of devices for the life of the process. The runtime fails if the same
 #   key comes with other devices, so each mesh has its own keys. A collective over `model` on
 #   `data:2;model:4` has 2 groups. It reserves 8 keys, one for each device, since there are never
@@ -62,8 +63,8 @@ def _first_key(identity: tuple, count: int) -> int:
 def head_and_tail(place: int | tf.Tensor, count: int) -> tuple:
     """Returns the indices of the two parts that form a slice in head-tail order.
 
-    `count` processors split the dimension, which has 2 * count parts. `place` is the processor's
-    coordinate. See `t2tp.lowering.head_tail`.
+    `count` processors split the dimension, which is cut into 2 * count parts. `place` is the
+    processor's coordinate. See `t2tp.lowering.head_tail`.
     """
     return 2 * place, 2 * (count - 1 - place) + 1
 
@@ -213,8 +214,8 @@ class Collectives:
     def gather(self, x: tf.Tensor, axes: Sequence[int], names: Sequence[str] = ()) -> tf.Tensor:
         """Gathers `x` from the group: [coordinate on each axis..., *x.shape].
 
-        A joint axis has a coordinate on each of its parts. `names` are the names of the tensors
-        that are concatenated in `x`, for the log.
+        The result has one coordinate for each part of a joint axis. `names` are the names of the
+        tensors that are concatenated in `x`, for the log.
         """
         axes = self._real_axes(axes)
         if carrier_of(x.dtype) != x.dtype:
@@ -282,8 +283,8 @@ class Collectives:
         if carrier_of(x.dtype) != x.dtype:
             return carried(lambda c: self.permute(c, axis, source), x)
         senders = [s for s in source if s is not None]
-        # A wire has one receiver for each sender. If a member has several receivers, all members
-        # gather all tensors instead.
+        # A wire (see `Wire`) has one receiver for each sender. If a member has several receivers,
+        # all members gather all tensors instead.
         if len(set(senders)) < len(senders):
             gathered = tf.reshape(self.gather(x, [axis]), [-1, *x.shape])
             places = [-1 if s is None else s for s in source]
@@ -334,8 +335,8 @@ class Collectives:
 
         sent = wire.send(x, x.shape, when(wire.receivers))
         arrived = wire.receive(x.shape, x.dtype, when(wire.senders), otherwise)
-        # Nothing reads the result of a send, so TensorFlow would prune it without this dependency.
-        # Send and receive do not depend on each other, so both run at the same time.
+        # Nothing reads the result of the send, so TensorFlow would prune the send without this
+        # dependency. Send and receive do not depend on each other, so both run at the same time.
         with tf.control_dependencies([sent]):
             return tf.ensure_shape(arrived, x.shape)
 
@@ -358,7 +359,8 @@ class Collectives:
     def _broadcast(self, x: tf.Tensor, axis: int, source: int) -> tf.Tensor:
         """Returns one member's `x` on all members.
 
-        This is a sum: the other members add zeros, as integers, so that every bit is preserved.
+        Sums over the group, where the other members add zeros. Floats are summed as integers, so
+        that every bit is preserved.
         """
         if x.dtype.is_floating:
             bits = {2: tf.uint16, 4: tf.int32, 8: tf.int64}[x.dtype.size]
@@ -474,7 +476,7 @@ class Collectives:
         return math.prod(self._axes.size(axis) for axis in axes)
 
     def _real_axes(self, axes: Sequence[int]) -> list[int]:
-        """Returns the mesh's own axes that `axes` consist of, without axes of size 1."""
+        """Returns the mesh's own axes that are parts of `axes`, without axes of size 1."""
         parts = [part for axis in axes for part in self._axes.parts(axis)]
         return [part for part in dict.fromkeys(parts) if self._axes.size(part) > 1]
 

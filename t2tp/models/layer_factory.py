@@ -33,7 +33,7 @@ class LayerFactory:
     def __init__(self, hparams: HParams, dtype: tf.DType, has_experts: bool) -> None:
         """Reads the hparams.
 
-        `has_experts`: whether every `moe_every`-th layer has experts.
+        `has_experts` says whether every `moe_every`-th layer has experts.
 
         Raises:
           ValueError: two options contradict each other, or a value is invalid.
@@ -283,7 +283,7 @@ def shifted_right(
     Args:
       targets: integers [batch, length].
       segments: integers [batch, length]; None: each row is one segment.
-      bos_token_id: the input of a segment's first target: one for all rows, or integers [batch].
+      bos_token_id: the input of a segment's first target: one id for all rows, or integers [batch].
       previous: integers [batch]. If not 0, it is the input of the row's first target in place of
         `bos_token_id`.
     """

@@ -43,8 +43,8 @@ class Model(abc.ABC):
 
     Attributes:
       takes: names of the required features.
-      may_take: names of optional features. Only `targets_weights`, which changes the targets, and
-        `first_token`, which decoders set, are listed.
+      may_take: names of optional features. Only two features must be listed: `targets_weights`,
+        which changes the targets, and `first_token`, which decoders set.
       hparams: the model's `HParams`.
       vocab_sizes: feature -> number of ids. It always has `targets`: the tokens, classes or pixel
         values to predict.

@@ -53,8 +53,8 @@ _HOLE_MODE = 0o644 | stat.S_ISVTX
 class Mirror:
     """A local directory (or file) that mirrors the objects below an address.
 
-    Several processes of a host may share a mirror. They take turns under a lock, and share a record
-    of the files that are equal to their objects.
+    Several processes of a host may share a mirror. A lock lets one process at a time read or change
+    it. The processes share a record of the files that are equal to their objects.
 
     Attributes:
       store: the objects.
@@ -248,7 +248,7 @@ class Mirror:
             yield entries
 
     def _note(self, entries: dict[str, Any], name: str, *entry: object) -> None:
-        """Sets or deletes an entry; adds a line to the record at once, in case of a later kill."""
+        """Sets or deletes an entry; adds a line to the record at once, in case of a kill."""
         entries[name] = entry
         with self._record.open("a") as file:
             file.write(_line((name, entry)))
@@ -261,8 +261,8 @@ class Session:
 
     Attributes:
       mirrors: the open mirrors.
-      uploads: whether this process uploads changes: only one of the processes that share a
-        directory may.
+      uploads: whether this process uploads changes. Only one of the processes that share a
+        directory may upload.
     """
 
     def __init__(self) -> None:
@@ -359,7 +359,8 @@ def local_path(text: str, *, is_lazy: bool = False) -> str:
     Args:
       text: the address of a run, of a directory or of a file; or a text with addresses that end at
         a comma or colon. Local paths stay unchanged.
-      is_lazy: whether to download nothing now; `pulled` opens a directory when it is read.
+      is_lazy: whether to download nothing now. `pulled` then downloads a directory's files before
+        they are read.
 
     Raises:
       ValueError: the address is invalid, or no session is open.
@@ -409,7 +410,7 @@ def hole_of(path: Path) -> tuple[Store, str] | None:
 def fill(path: Path, ranges: Sequence[tuple[int, int]], *, again: bool = False) -> None:
     """Fetches byte ranges (begin, end) into a hole; does nothing for an ordinary file.
 
-    `again`: whether to fetch ranges that this process has already fetched, because they may be
+    With `again`, also fetches ranges that this process has already fetched, because they may be
     damaged.
     """
     hole = hole_of(path)

@@ -29,7 +29,8 @@ class RotaryScaling:
     - `yarn_unrounded` (gpt-oss): like `yarn`, without rounding.
 
     Attributes:
-      factor: divisor of the frequencies: how many times longer sequences may be.
+      factor: divisor of the frequencies, such as 8 for sequences 8 times longer than in
+        pretraining.
       low_freq_factor: number of turns up to which the share is 0.
       high_freq_factor: number of turns from which the share is 1; above `low_freq_factor`.
       original_length: sequence length in pretraining, in positions.

@@ -116,7 +116,7 @@ class ScatterUpdateOperation(Operation):
     def _rows(
         self, lowering: Lowering, positions: upstream.Tensor, leading: upstream.Shape
     ) -> Rows:
-        """Returns the rows to write: -1 for a position out of range, which on CPUs is an error."""
+        """Returns the rows to write. A position out of range: -1, or on CPUs an error."""
         mesh_impl = lowering.mesh_impl(self)
         sizes = mesh_impl.slice_shape(leading)
         count, (length,) = math.prod(sizes), mesh_impl.slice_shape(upstream.Shape([self._dim]))
@@ -170,7 +170,8 @@ def with_rows(table: tf.Tensor, rows: Rows, new: tf.Tensor, target: Target) -> t
 
     On CPUs, `tensor_scatter_nd_update` would always copy the table. Instead, a first operation
     writes one number, and copies the table if anything else needs it. A second operation writes the
-    rest and never copies, which is safe because nothing else reads the first operation's result.
+    remaining numbers and never copies, which is safe because nothing else reads the first
+    operation's result.
     """
     if not target.scatters_copy:
         return tf.tensor_scatter_nd_update(table, rows.numbers[:, None], new)

@@ -99,7 +99,8 @@ def _with_norm(grads: Sequence[mtf.Tensor], mesh: Mesh) -> list[mtf.Tensor]:
 def _in_use(grad: mtf.Tensor) -> mtf.Tensor:
     """Returns a gradient before its reshape to the shape at rest, which does not change the norm.
 
-    At rest, another dimension than `batch` may be split over the axes of the batch.
+    A gradient with the dimension `batch` cannot have the shape at rest, in which the axes of the
+    batch may split another dimension.
     """
     while isinstance(grad.operation, upstream.ReshapeOperation | CastOperation):
         (grad,) = grad.operation.inputs

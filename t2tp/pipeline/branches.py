@@ -233,7 +233,7 @@ class _Branch:
         else:
             table = f"before{chunk}"
             if table in self._branches.saved:
-                # All stages write to the table; only the first one writes more than empty tensors.
+                # All stages write to the table, but only the first stage writes non-empty tensors.
                 messages = tf.cond(
                     self._is_first,
                     lambda: self._arrived(first_name, chunk - 1),
@@ -367,8 +367,9 @@ class _Branch:
     def _add(self, piece: Piece) -> list[tf.Tensor]:
         """Returns the sums plus the contributions of a piece that has been lowered.
 
-        Sums of one dtype are in one TensorFlow list, and each addition waits for the previous
-        addition. Contributions are therefore added in the order in which they are computed.
+        Sums of one dtype are in one TensorFlow list, so each addition waits for the previous
+        addition. To wait as little as possible, contributions are added in the order in which they
+        are computed.
         """
         sums, branches, lowering = list(self._sums), self._branches, self._lowering
         leaves: dict[int, tf.Tensor] = {}
@@ -396,7 +397,8 @@ class _Branch:
             value = collectives.allreduce(value, extra, "Add")
         for axis in target:
             if axis not in axes:
-                # All processors along this axis have the whole value: only the first one adds it.
+                # All processors along this axis have the whole value, so only the first processor
+                # adds it.
                 is_first = tf.equal(collectives.coordinate(axis), 0)
                 value = tf.where(is_first, value, tf.zeros_like(value))
         return value

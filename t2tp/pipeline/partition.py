@@ -13,8 +13,8 @@ and boundaries. For one chunk the pieces are:
     before_backward  input gradients -> embedding gradients             first stage
 
 A piece begins at tensors that another stage sent or the forward pass saved. Tensors that depend on
-no boundary, such as masks and positions, belong to no piece: each piece computes the ones that it
-reads.
+no boundary, such as masks and positions, belong to no piece: each piece computes the masks and
+positions that it reads.
 
 Several pieces may use one variable, such as a tied embedding. Each piece computes its own addend of
 the variable's gradient, and the loop adds them up.
@@ -35,8 +35,8 @@ class Piece:
     """A part of the graph.
 
     Attributes:
-      given: tensors that the piece reads and does not compute: received from another stage, or
-        saved.
+      given: tensors that the piece reads and does not compute. Another stage sent them, or an
+        earlier piece saved them.
       results: tensors that another piece or another stage reads.
       contributions: the piece's addends of the loop's sums over microbatches, by the sum's index.
     """
@@ -299,7 +299,7 @@ class Partition:
             live.append(op)
             read = self._read(op, root)
             wanted.update(read)
-            # A one-hot tensor is computed again from its ids, which are smaller, instead of saved.
+            # A one-hot tensor is not saved, but computed again from its ids, which are smaller.
             stops.difference_update(t for t in read if _is_one_hot(t))
             if isinstance(op, upstream.GenericGradOperation):
                 # TensorFlow differentiates the forward operation, which must be in the same graph.

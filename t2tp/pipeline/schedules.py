@@ -52,9 +52,10 @@ def forward_schedule(stages: int, microbatches: int, chunks: int = 1) -> Schedul
 
 
 def read_schedule(path: str, stages: int, microbatches: int, chunks: int) -> Schedule:
-    """Reads a table with one line per tick and one column per stage: `F0`, `B3` or `W3.1`.
+    """Reads a table with a line per tick and a column per stage; its cells are like `F0` or `W3.1`.
 
-    `W3.1` are the gradients of the weights for microbatch 3 and chunk 1.
+    `F`, `B` and `W` are the forward pass, the backward pass and the gradients of the weights.
+    `W3.1` is for microbatch 3 and chunk 1.
 
     Raises:
       ScheduleError: the file cannot be read, or its table is not a valid schedule for these numbers
@@ -116,7 +117,7 @@ def _all_forward_first(stage: int, stages: int, microbatches: int, chunks: int) 
 def _one_forward_one_backward(
     stage: int, stages: int, microbatches: int, chunks: int
 ) -> list[Entry]:
-    """Some forward passes, then forward and backward passes in turn, then backward passes."""
+    """Returns a stage's order: forward passes, then forward and backward in turn, then backward."""
     groups = -(-microbatches // stages)
     # Orders full groups; the last line drops microbatches that do not exist.
     forward = _forward_order(stages, groups * stages, chunks)

@@ -45,9 +45,9 @@ class Ticks:
         self._collectives = branches.mesh_impl.collectives
 
     def run(self) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Returns this processor's sums, and the measured idle share of each stage; NaN on GPUs.
+        """Returns this processor's sums, and the idle share of each stage as a float32 vector.
 
-        The idle shares of other stages are 0.
+        A processor measures only the idle share of its own stage (NaN on GPUs); the others are 0.
         """
         table = tf.constant(self._table())
         state = _State(tf.constant(0), self._branches.start(), tf.constant(0.0, tf.float64))
@@ -112,7 +112,8 @@ class Ticks:
             ]
         with self._collectives.repeated(self._count):
             branches = self._branches.build(state.branches, row)
-            # Without this, a branch without side effects could begin before the clock is read.
+            # Without this dependency, a branch without side effects could begin before the clock is
+            # read.
             begin = self._clock()
             with tf.control_dependencies([begin]):
                 branch = tf.identity(row.branch)

@@ -95,7 +95,8 @@ def share_at(points: Sequence[Point], size: float, keys: float) -> float:
 def curve_for(curves: Iterable[Curve], kind: str, devices: int) -> Curve | None:
     """Returns the curve of a kind for the largest number of devices up to `devices`.
 
-    If all curves have more devices, returns the one with the fewest; without curves, None.
+    If all curves have more devices, returns the curve with the fewest devices. Without curves,
+    returns None.
     """
     found = [curve for curve in curves if curve.kind == kind]
     fewer = [curve for curve in found if curve.devices <= devices]

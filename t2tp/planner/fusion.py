@@ -1,7 +1,7 @@
 """Fuses chains of element-wise operations, as a compiler does.
 
-`relu(x + w) * u` is three operations and one kernel: it reads x, w and u and writes one result,
-half of the bytes that three kernels would move.
+`relu(x + w) * u` is three operations and one kernel. The kernel reads x, w and u and writes one
+result: half of the bytes that three kernels would move.
 """
 
 from collections import defaultdict
@@ -140,7 +140,7 @@ class Chains:
     def _reads(
         self, chain: list[upstream.Operation], seen: frozenset = frozenset()
     ) -> set[upstream.Tensor]:
-        """Returns the tensors that a chain reads, including its recomputation."""
+        """Returns the tensors that a chain reads, also to recompute other chains."""
         read: set[upstream.Tensor] = set()
         for op in chain:
             for x in map(_source, op.inputs):

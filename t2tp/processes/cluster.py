@@ -88,10 +88,10 @@ class Cluster:
         """Gathers one string per process; blocks until all processes have called.
 
         Args:
-          name: name of this exchange. All processes must make the calls with the same name in the
-            same order.
+          name: name of this exchange. Calls with the same name must have the same order in all
+            processes.
           value: the string of this process.
-          seconds: how long to wait for the others; by default `time_limit`.
+          seconds: how long to wait for the other processes. Default: `time_limit`.
 
         Returns:
           The strings in process order.
@@ -286,7 +286,7 @@ def _make_virtual_cpus(count: int) -> None:
     """Creates the devices and gives each its share of the cores.
 
     While other devices keep the cores busy, parallelizing an operation over all cores costs more
-    than it gains: a mesh of 2x4 devices on 2 cores ran 20 % faster without it.
+    than it gains: a mesh of 2x4 devices on 2 cores ran 20 % faster without this parallelism.
     """
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0],

@@ -124,7 +124,7 @@ def _serve(spec: ProcessSpec, brings: str, seconds: float) -> list[str]:
 
 
 def _register(spec: ProcessSpec, brings: str, seconds: float) -> list[str]:
-    """Sends process 0 a hello, as one of the other processes, and returns all addresses."""
+    """Sends a hello to process 0, as another process of the run; returns all addresses."""
     deadline = time.monotonic() + seconds
     connection, channel = _connect(spec, deadline, seconds)
     with connection:

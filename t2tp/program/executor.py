@@ -142,13 +142,13 @@ class Executor:
 
 
 def _errors(calls: Mapping[int, concurrent.futures.Future]) -> dict[int, BaseException]:
-    """The errors raised so far, by processor."""
+    """Returns the errors raised so far, by processor."""
     done = {pnum: call for pnum, call in calls.items() if call.done()}
     return {p: error for p, call in done.items() if (error := call.exception()) is not None}
 
 
 def _node(error: BaseException) -> str | None:
-    """The node of the collective in which a processor failed; None if it failed elsewhere."""
+    """Returns the node of the failed collective; None if the processor failed elsewhere."""
     match = _NODE.search(str(error)) if isinstance(error, tf.errors.OpError) else None
     return match[1] if match else None
 

@@ -21,13 +21,13 @@ _D_KV = 64
 _CHANNELS, _WIDE_CHANNELS = 64, 256
 # Kernel size and output channels of each convolution of a block.
 _BOTTLENECK = ((1, _CHANNELS), (3, _CHANNELS), (1, _WIDE_CHANNELS))
-# Max length of attention's sequences. A larger sample has more sequences.
+# Max length of attention's sequences. Larger samples have more sequences, not longer ones.
 _LENGTH = 128
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Steps of one kind of work, and possibly of kinds that earlier samples measure.
+    """Steps with one kind of work to measure, and maybe kinds that earlier samples measure.
 
     Attributes:
       kind: kind of work.
@@ -133,7 +133,7 @@ def _update(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
 
 
 def _product(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
-    """The matmuls of a transformer's layers, forward and backward, in all their transpositions.
+    """Builds the matmuls of a transformer's layers, forward and backward, in all transpositions.
 
     Feed-forward layers alternate with projections to heads and back.
     """
@@ -166,7 +166,7 @@ def _attention(q: mtf.Tensor, i: int) -> mtf.Tensor:
 
 
 def _convolution(mesh: Mesh, size: int, count: int) -> mtf.Tensor:
-    """The convolutions of residual blocks with a bottleneck, forward and backward."""
+    """Builds the convolutions of residual blocks with a bottleneck, forward and backward."""
     y = _images(mesh, size, _WIDE_CHANNELS)
     for i in range(count):
         kernel_size, channels = _BOTTLENECK[i % len(_BOTTLENECK)]

@@ -298,7 +298,7 @@ class _Decoding:
             logging.info("%d images, %s to %s", count, paths[0], paths[-1])
 
     def _score(self) -> None:
-        """Computes the log-probability of each line of a file, and prints or writes them."""
+        """Prints or writes the log-probability of each line of a file."""
         scores = [
             f"{each:.6f}" for each in self._decoder.scores(self._lines, self._flags.score_file)
         ]

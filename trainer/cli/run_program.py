@@ -80,8 +80,8 @@ def run_program(spec: ProgramSpec, command_line: Sequence[str] | None = None) ->
     `command_line` begins with the program's name; its default is `sys.argv`.
     """
     process = None
-    # A process inherits an ignored SIGCHLD from its parent, and would lose its children's exit
-    # codes.
+    # A process may inherit an ignored SIGCHLD from its parent. The exit codes of its own child
+    # processes would then be lost.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     command_line = sys.argv if command_line is None else command_line
     try:

@@ -51,8 +51,8 @@ class JsonLog:
         """Opens the file for a training and removes the events that will occur again.
 
         A process that was killed after its last checkpoint leaves such events, for example reports
-        of later steps. A file with events of other runs, which its `began` lines name, is not
-        changed. But the run may have been moved: a `began` line whose directory no longer exists
+        of later steps. The file is not changed if its `began` lines name other runs, with one
+        exception: the run may have been moved. So a `began` line whose directory no longer exists
         counts as this run's if the file has a checkpoint event of `step`.
 
         `run` is the run's absolute path, and `step` the number of steps done.

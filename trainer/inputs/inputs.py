@@ -62,7 +62,7 @@ class Inputs:
       features: global shape in named dimensions, and dtype, of each feature.
       stream: the batches; for evaluation it has a length.
       counts: maps a batch to counts computed in Python, which are summed like metrics.
-      other_features: like `features`, for each further shape that batches of the stream have.
+      other_features: the features of each further shape that batches of the stream have.
       metric_names: metrics to report while training; see `t2tp.problems.metrics`.
     """
 
@@ -87,7 +87,7 @@ class Inputs:
     def resumed(self, before: BatchSizes | None, step: int) -> Inputs:
         """Returns the inputs of a run that resumes after `step` steps.
 
-        `before` has the batch sizes of the run's earlier steps; None: the same as now.
+        `before` has the batch sizes of the run's earlier steps; None: the current batch size.
         """
         if before is None or not isinstance(self.stream, ResumableStream):
             return self

@@ -29,7 +29,8 @@ _DRAIN_SECONDS = 2.0
 # Makes TensorFlow allocate tensors with its BFC allocator, as on GPUs, without a practical limit.
 # glibc before 2.38 cannot reuse a freed block for an aligned block of the same size, so holes
 # remain between tensors: a stage of a pipeline held 6 to 14 % more memory, and a step took 1,700
-# page faults instead of 84. oneDNN's pool and glibc's arenas and caches would hold further blocks.
+# page faults instead of 84. The other variables turn off oneDNN's pool, and glibc's extra arenas
+# and caches, which would also hold freed blocks.
 ALLOCATOR = {
     "TF_CPU_ALLOCATOR_USE_BFC": "1",
     "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(1 << 30),
@@ -190,7 +191,7 @@ class LocalProcesses:
 
         Returns:
           The outcome of the first process that failed for a reason other than the loss of another
-          process; if there is none, of the first process that failed.
+          process. If there is no such process, the outcome of the first process that failed.
         """
         deadline = float("inf")
         stop = signal.SIGTERM
@@ -203,7 +204,7 @@ class LocalProcesses:
                 deadline = time.monotonic() + self._kill_seconds
             self._copy_output()
         deadline = time.monotonic() + _DRAIN_SECONDS
-        # Children of the processes may hold the pipes open for long.
+        # Children of the processes may hold the pipes open for a long time.
         while self._outputs.get_map() and time.monotonic() < deadline:
             self._copy_output()
         for key in list(self._outputs.get_map().values()):
@@ -257,7 +258,7 @@ class _Lines:
         self._unfinished = b""
 
     def copy(self) -> bool:
-        """Copies new lines; returns whether more may come."""
+        """Copies new lines; returns whether more output may come."""
         data = os.read(self._source.fileno(), 65536)
         *lines, self._unfinished = (self._unfinished + data).split(b"\n")
         if not data and self._unfinished:

@@ -273,7 +273,7 @@ class RunCheckpoints:
 def reinitialize(variables: Variables, fresh: Variables) -> None:
     """Resets variables to their initial values.
 
-    `fresh` is empty, with the same layout, cluster and seed.
+    `fresh` has no variables yet. It has the layout, cluster and seed of `variables`.
     """
     variables.loaded_from_base.clear()
     for variable in variables:

@@ -150,7 +150,7 @@ def resumed_hparams(saved: HParams, preset: HParams) -> HParams:
 def check_writable(directory: str, what: str = "output_dir") -> None:
     """Checks that files can be written in a directory, without creating it.
 
-    The directory need not exist. The message calls it `what`.
+    The directory need not exist. `what` is the directory's name in the message.
 
     Raises:
       OSError: the directory, or its nearest existing parent, is no directory or not writable.

@@ -49,7 +49,7 @@ class RunLock:
     The lock is a locked file. The operating system releases the lock when the process ends, even if
     the process is killed. A run in an object store also has a lock in the store (`StoreLock`),
     which a killed process leaves behind. The next training takes over this leftover lock: at once
-    from the same local directory, otherwise after a minute.
+    if it uses the same local directory, otherwise after a minute.
 
     With several processes, process 0 acquires the lock and sends the result to the other processes,
     which check that they see the same directory.
@@ -136,7 +136,7 @@ class RunLock:
             self._descriptor = None
 
     def _check_shared(self, word: str) -> None:
-        """Raises ProcessMismatchError if a process does not see process 0's word in the file."""
+        """Raises ProcessMismatchError if a process does not see process 0's random word."""
         if self._cluster.coordination is None:
             return
         finds_it = self._cluster.is_main_process or self._await(word)

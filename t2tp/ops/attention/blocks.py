@@ -13,8 +13,9 @@ from t2tp.mesh.collectives import tree_sum
 # With `exact_sums` keys are multiplied in blocks of this size. A sum over 64 keys is short enough
 # that matmul kernels add it in the same order for any number of queries.
 _EXACT_KEYS = 64
-# TensorFlow has other kernels for small products and for products of a single row. To avoid these
-# kernels, a matrix is padded to more rows than the largest small product has.
+# TensorFlow multiplies small matrices, and matrices of a single row, with other kernels, which may
+# add in another order. To avoid these kernels, a matrix is padded with `_MORE_ROWS` more rows than
+# a small product can have.
 _MORE_ROWS = 8
 
 

@@ -73,11 +73,11 @@ def local_attention(
 def visible_positions(
     positions: tf.Tensor, places: tf.Tensor, block: Sequence[int], width: int
 ) -> tf.Tensor:
-    """Whether a position attends to other positions in `local_attention`: booleans [..., places].
+    """Returns whether each position attends to each key's position: booleans [..., places].
 
-    `positions` [...] and `places` [places], the positions of the keys, are int32: indices in a
-    sequence or, row by row, in an image. `width` is the width of the image, or the length of the
-    sequence.
+    `positions` [...] are the positions of queries, and `places` [places] the positions of keys.
+    Both are int32 indices in a sequence or, row by row, in an image. `width` is the width of the
+    image, or the length of the sequence.
     """
     here = positions[..., None]
     rows, columns = (1, *block)[-2:]

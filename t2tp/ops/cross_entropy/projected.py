@@ -8,8 +8,8 @@ tokens. One chunk of tokens is in memory at a time:
                                 ->  d_x [rows, d_model], addend of d_table [vocab, d_model]
 
 The forward pass also computes the gradients of the loss sum, while a chunk's logits are in memory.
-The backward pass multiplies them by the gradient w.r.t. the sum, a scalar. (P. Hsu et al., "Liger
-Kernel", arXiv:2410.10989, section 3.2, have the same idea for one GPU.)
+The backward pass multiplies these gradients by the gradient w.r.t. the sum, a scalar. (P. Hsu et
+al., "Liger Kernel", arXiv:2410.10989, section 3.2, have the same idea for one GPU.)
 """
 
 import math
@@ -133,9 +133,10 @@ class ProjectedCrossEntropyOperation(Operation):
     def chunk_rows(self, layout: Layout) -> int:
         """Returns the number of tokens whose logits a processor computes at once.
 
-        The tokens are divided equally into chunks of limited size. By default a chunk may have
-        `_MIN_CHUNK` logits or, if that is more, twice the table's size (six times, as long as there
-        are three chunks). Reading the table and adding to its gradient then take little time.
+        The tokens are divided equally into chunks of limited size, by default the largest of these
+        limits: `_MIN_CHUNK` logits; logits of twice the table's size; and, if the tokens still fill
+        three chunks, logits of six times the table's size. Compared with computing such chunks,
+        reading the table and adding to its gradient take little time.
         """
         _, tokens, vocab, d_model = self.product_sizes(layout)
         if layout.exact_sums:

@@ -145,8 +145,8 @@ class WeightGatherOperation(Operation):
     Input: the value at rest. Output: the value in the shape and dtype in use. Slices are converted
       to the dtype in use before they are sent. The gradient is a reduce-scatter.
 
-    The gather waits for the latest activation (see `t2tp.lowering.gather_schedule`). Otherwise all
-    weights would be gathered at the beginning of the step.
+    The gather waits for the latest activation (see `t2tp.lowering.gather_schedule`). Without this
+    wait, all weights would be gathered at the beginning of the step.
     """
 
     cost_kind = "copy"
@@ -212,9 +212,10 @@ def gradients(
 
 
 def _gathering_again(backward: list[upstream.Operation]) -> list[upstream.Operation]:
-    """Returns the operations of a backward pass and new gathers, in program order.
+    """Adds gathers to a backward pass; returns all operations in program order.
 
-    Weights that the forward pass gathered can then be freed.
+    The backward pass reads the weights from the new gathers, so weights that the forward pass
+    gathered can be freed.
     """
     inside = set(backward)
     again: dict[upstream.Tensor, upstream.Tensor] = {}

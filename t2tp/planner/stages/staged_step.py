@@ -35,8 +35,8 @@ class Chunk:
     """A chunk of a stage's layers.
 
     Attributes:
-      place: `first` with the model's beginning before it, `last` with the loss after it, or
-        `middle`.
+      place: `first` if the model's beginning comes before the layers, `last` if the loss comes
+        after them, otherwise `middle`.
       stack: index of its stack.
     """
 
@@ -63,8 +63,9 @@ class StagedStep:
     ) -> None:
         """Assigns the layers to stages.
 
-        `build` returns the program of hparams; its second argument changes each feature. `software`
-        is as in `LoweredStep.from_program`, and `lowered_before` as in `Request`.
+        `build` returns the program of hparams; its second argument is a function that changes each
+        feature. `software` is as in `LoweredStep.from_program`, and `lowered_before` as in
+        `Request`.
         """
         self.layout = layout = Layout.from_hparams(hparams)
         pipeline = layout.pipeline
@@ -175,7 +176,7 @@ class StagedStep:
         return steps.kept[chunk.stack] + results
 
     def _peak(self, peak: Memory, stage: int) -> Memory:
-        """Adds to a peak the activations that are saved for the other microbatches."""
+        """Adds the activations that are saved for the other microbatches to a peak of memory."""
         if peak.point == UPDATE:
             return peak
         by_purpose = dict(peak.by_purpose)
@@ -278,7 +279,7 @@ def staged_plan(step: StagedStep, cluster: ClusterFile, *details: Any) -> Plan:
 
 
 def _of_each_kind(step: StagedStep, timing: Timing) -> list[int]:
-    """Returns the first stage of each kind, which saves the most activations, and the busiest."""
+    """Returns the busiest stage, and the first of each kind, which saves the most activations."""
     found: dict[tuple, int] = {}
     for stage, chunks in enumerate(step.stages):
         found.setdefault((step.place(stage), tuple(chunks)), stage)
