@@ -1,4 +1,4 @@
-"""An operation and its gradients on a mesh, and the same composed in float64 on one device."""
+"""Runs an operation and its gradients on a mesh, and a reference in float64 on one device."""
 
 from collections.abc import Callable, Mapping
 
@@ -13,7 +13,7 @@ Inputs = Mapping[str, tuple[str, np.ndarray]]
 
 
 def normal(shape: str, scale: float = 1.0, seed: int = 0) -> tuple[str, np.ndarray]:
-    """A shape in words, and normally distributed numbers of that shape."""
+    """Returns a shape in words, and normally distributed numbers of that shape."""
     sizes = mtf.convert_to_shape(shape).to_integer_list
     return shape, scale * np.random.default_rng(seed).normal(size=sizes)
 
@@ -29,7 +29,7 @@ def with_gradients(
     seed: int = 0,
     step_number: int = 0,
 ) -> dict[str, np.ndarray]:
-    """`op(**inputs)` as `y`, and the gradients of `sum(y * weights)` as `d_<input>`."""
+    """Returns `op(**inputs)` as `y`, and the gradients of `sum(y * weights)` as `d_<input>`."""
     learned = [name for name, (_, array) in inputs.items() if _is_float(array)]
     features = {
         name: t2tp.Feature(shape, dtype if name in learned else tf.int32)
@@ -54,7 +54,10 @@ def with_gradients(
 def in_float64(
     op: Callable[..., tf.Tensor], inputs: Inputs, dtype: tf.DType = tf.float32
 ) -> dict[str, np.ndarray]:
-    """The same of an operation on TensorFlow's tensors, from inputs rounded to `dtype`."""
+    """Returns `y` and the gradients for an operation on TensorFlow's tensors, in float64.
+
+    The inputs are rounded to `dtype` first.
+    """
     given = {name: _rounded(array, dtype) for name, (_, array) in inputs.items()}
     learned = [name for name, tensor in given.items() if tensor.dtype == tf.float64]
     with tf.GradientTape() as tape:
@@ -69,9 +72,9 @@ def in_float64(
 def assert_close(
     ours: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray], tolerance: float
 ) -> None:
-    """Differences are at most `tolerance` of each tensor's largest element.
+    """Checks that differences are at most `tolerance` of each tensor's largest element.
 
-    What float32 rounds is about 1e-7 of that; a rounding to bfloat16 is at most 2**-8.
+    Rounding to float32 changes a number by up to 6e-8 of its value, rounding to bfloat16 by 2**-8.
     """
     assert set(ours) == set(wanted)
     for name, value in wanted.items():
@@ -92,5 +95,5 @@ def _rounded(array: np.ndarray, dtype: tf.DType) -> tf.Tensor:
 
 
 def _weights(shape: list[int]) -> np.ndarray:
-    """Different numbers, none near zero, so that no gradient goes unseen."""
+    """Returns weights that differ and are not near 0, so that any wrong gradient is noticed."""
     return 1.5 + np.sin(np.arange(np.prod(shape, dtype=int), dtype=np.float64)).reshape(shape)

@@ -1,4 +1,4 @@
-"""Dropout: one mask for value and gradient, the same on any mesh."""
+"""Dropout uses the same mask for value and gradient, and on any mesh."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def test_any_mesh_gives_the_same_mask(mesh_shape, layout):
 
 
 def test_half_precision_drops_what_float32_drops():
-    """0.9 is not a bfloat16, and neither are most random numbers."""
+    """0.9 has no exact bfloat16, and most random numbers have none either."""
 
     def op(x):
         return mtf.dropout(x, True, keep_prob=0.9)
@@ -42,7 +42,7 @@ def test_half_precision_drops_what_float32_drops():
 
 
 def slope(y, x):
-    """The factor by which the elements of y that are not 0 are multiples of those of x."""
+    """Returns the factor between y and x, fitted where y is not 0."""
     kept = y != 0
     return (y[kept] * x[kept]).sum() / np.square(x[kept]).sum()
 
@@ -62,7 +62,7 @@ def test_half_precision_has_no_bias(rate):
 
 @pytest.mark.parametrize(("rate", "method"), [(0.05, "dense"), (0.1, "blockwise")])
 def test_attention_in_half_precision_has_no_bias(rate, method):
-    """Queries of 0 weight all values alike."""
+    """Queries are 0, so all values have the same weight."""
     shape = {"q": "batch:4;heads:4;length:32;d_kv:16", "k": "batch:4;heads:4;memory:32;d_kv:16"}
     random = np.random.default_rng(0).normal(size=(4, 4, 32, 16))
     values = {"q": np.zeros_like(random), "k": random, "v": random}
@@ -75,7 +75,7 @@ def test_attention_in_half_precision_has_no_bias(rate, method):
         short, full = (with_gradients(op, inputs, dtype=d)["y"] for d in (tf.bfloat16, tf.float32))
         return slope(short, full)
 
-    # Relative to the same matmuls without dropout: on CPUs, these are biased themselves.
+    # Relative to the same matmuls without dropout, because matmuls on CPUs are biased.
     assert bias(rate) / bias(0.0) == pytest.approx(1, abs=5e-4)
 
 

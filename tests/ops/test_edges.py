@@ -1,4 +1,4 @@
-"""Edges that no reference has: NaN, infinities, indices out of range, ties of indices."""
+"""Edges without a reference: NaN, infinities, indices out of range, equal elements."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from tests.ops.on_mesh import assert_close, normal, with_gradients
 
 
 def run(op, mesh_shape="", layout="", xla=None, **tensors):
-    """The outputs of `op(**tensors)`; each tensor is given as its shape in words and an array."""
+    """Returns the outputs of `op(**tensors)`; a tensor is its shape in words and an array."""
     features = {
         name: t2tp.Feature(words, tf.float32 if x.dtype == np.float64 else x.dtype)
         for name, (words, x) in tensors.items()
@@ -27,7 +27,7 @@ def run(op, mesh_shape="", layout="", xla=None, **tensors):
 
 @pytest.mark.parametrize("layout", ["", "b:x"])
 def test_infinite_logits(layout):
-    """A row of -inf has the logarithm of 0, and no gradient; one of inf is its largest element."""
+    """A row of -inf has the logarithm of 0, and no gradient; an inf dominates its row."""
 
     def op(x):
         y = mtf.reduce_logsumexp(x, x.shape.dims[-1])
@@ -79,7 +79,7 @@ def test_of_equal_elements_top_k_takes_the_first(mesh_shape, layout):
 @pytest.mark.parametrize("mesh_shape", ["", "x:2", "x:4", "x:7"])
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16, tf.int32])
 def test_padding_is_never_among_the_largest(mesh_shape, dtype):
-    """Although all elements are negative, and padding is 0."""
+    """All elements are negative, and padding is 0."""
 
     def op(x):
         x = mtf.cast(x, dtype)
@@ -97,7 +97,7 @@ def test_what_where_does_not_choose_does_not_show():
     inputs["a"][1][0] = np.nan
     inputs["b"][1][3] = np.inf
     values = with_gradients(lambda a, b, c: mtf.where(mtf.equal(c, 1), a, b), inputs, "x:2", "a:x")
-    assert np.isfinite(values["y"][0]).sum() == 7  # b, with its infinity
+    assert np.isfinite(values["y"][0]).sum() == 7  # b, which has one infinity in this row
     assert np.isfinite(values["y"][1:3]).all()
     assert np.isfinite(values["d_a"]).all() and np.isfinite(values["d_b"]).all()
     assert not values["d_a"][0].any()
@@ -113,7 +113,7 @@ def test_an_infinite_gradient_does_not_reach_the_branch_that_is_not_chosen():
 
 
 def row(weights, number, xla=False, look_up=checked_gather):
-    """Row `number` of a feature."""
+    """Looks up row `number` of `weights`."""
     return run(
         lambda w, i: {"y": look_up(w, i, w.shape.dims[0])},
         xla=xla,
@@ -124,7 +124,7 @@ def row(weights, number, xla=False, look_up=checked_gather):
 
 @pytest.mark.parametrize("number", [-1, 4])
 def test_an_index_out_of_range_is_refused_or_gives_what_is_in_no_table(number):
-    """XLA cannot raise."""
+    """XLA cannot raise an error, so the row is NaN or the smallest integer."""
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"must be in \[0, 4\)"):
         row(np.ones((4, 2)), number)
     assert np.isnan(row(np.ones((4, 2)), number, xla=True)).all()
@@ -141,7 +141,7 @@ def test_mesh_tensorflows_gather_gives_zeros_out_of_range(dtype, xla):
 
 
 def test_the_cost_of_gather_does_not_grow_with_the_table():
-    """Nothing is made of the size of indices x table; the gradient has the table's."""
+    """The largest tensor is as large as the table: no tensor of indices x table is created."""
     n, d = mtf.Dimension("n", 1000), mtf.Dimension("d", 2)
 
     def step(mesh, features):
@@ -245,7 +245,7 @@ def test_batch_statistics_far_from_zero_keep_their_digits(mesh_shape, layout, xl
 
 
 def test_weights_may_have_a_dimension_twice_in_two_sizes():
-    """From `channels` to `channels`, which is how layers are often written."""
+    """Multiplies from `channels` to `channels`, as many layers do."""
     x, w = normal("batch:2;channels:4"), normal("channels:4;channels:3")
     output = mtf.convert_to_shape("batch:2;channels:3")
     y = run(lambda x, w: {"y": mtf.einsum([x, w], output_shape=output)}, x=x, w=w)["y"]

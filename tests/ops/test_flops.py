@@ -1,4 +1,4 @@
-"""The floating-point operations of products, counted by hand."""
+"""The floating-point operations of products match counts by hand."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from t2tp.program.program import Feature
 
 
 def count(build, **shapes: str) -> int:
-    """Of the operations that `build(**tensors)` makes."""
+    """Returns the FLOPs of the operations that `build(**tensors)` makes."""
     found = []
 
     def step(mesh, features):
@@ -36,7 +36,7 @@ def attended_in_blocks(block, **space):
 HEADS = {"q": "batch:2;heads:4;length:10;d_kv:8"} | dict.fromkeys(
     "kv", "batch:2;heads:2;length:10;d_kv:8"
 )
-# Operation -> what builds it, the shapes of its inputs, and its FLOPs.
+# Operation -> function that builds it, shapes of its inputs, FLOPs.
 COUNTED = {
     "matrices": (
         lambda x, w: mtf.einsum([x, w], reduced_dims=[mtf.Dimension("d_in", 5)]),
@@ -49,10 +49,10 @@ COUNTED = {
         {"x": "batch:2;height:8;width:6;channels:3", "w": "kh:3;kw:3;channels:3;filters:5"},
         2 * (2 * 4 * 3) * 5 * (3 * 3 * 3),
     ),
-    # Two products of each query with what it sees.
+    # Two products of each query with the keys it attends to.
     "attention": (attended(None), HEADS, 2 * 2 * (2 * 4 * 10) * 8 * 10),
     "attention in a window": (attended(4), HEADS, 2 * 2 * (2 * 4 * 10) * 8 * 4),
-    # Two blocks of a sequence, and five of an image.
+    # A sequence attends to two blocks, an image to five.
     "blocks of a sequence": (
         attended_in_blocks([3], length=12),
         dict.fromkeys("qkv", "batch:2;length:12;d_kv:4"),

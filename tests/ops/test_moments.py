@@ -1,5 +1,7 @@
-"""Means, variances and sums of exponentials over split dimensions are as exact as over whole ones,
-however far the mean is from 0 and however small the variance."""
+"""Means, variances and logsumexp over split dimensions are as accurate as over whole ones.
+
+They are tested with means far from 0 and with small variances.
+"""
 
 import functools
 
@@ -20,7 +22,7 @@ LAYOUTS = [
     ("data:2;model:2", "batch:data;channels:model"),
     ("rows:2;columns:2", "height:rows;width:columns"),
 ]
-# Mean and standard deviation. The last is what a nearly constant channel has.
+# Mean and standard deviation; the last pair is like a nearly constant channel.
 PLACES = [(0.0, 1.0), (100.0, 1.0), (1000.0, 1.0), (3000.0, 1.0), (1e4, 1.0), (1.0, 1e-4)]
 EPSILON = 1e-9
 DTYPES = {"float32": tf.float32, "float64": tf.float64}
@@ -32,7 +34,7 @@ def arrays(dtype):
     random = np.random.default_rng(0)
     normal = random.normal(size=[8, 4, 8, 16])
     given = {f"x{i}": mean + std * normal for i, (mean, std) in enumerate(PLACES)}
-    # Rounded as the program rounds them.
+    # The program also rounds its inputs to `dtype`.
     return {name: x.astype(dtype) for name, x in given.items()}
 
 
@@ -74,7 +76,7 @@ def on_batch_norm(output):
     return lambda x: batch_norm(x, *one_and_zero(x), EPSILON)[output]
 
 
-# Name -> on a mesh, in numpy's float64.
+# Name -> the statistic on a mesh, and in NumPy's float64.
 STATISTICS = {
     "batch_norm": (on_batch_norm(0), lambda x: plain_norm(x, image_axes)),
     "batch_mean": (on_batch_norm(1), lambda x: x.mean(image_axes)),
@@ -100,7 +102,7 @@ STATISTICS = {
 
 @functools.cache
 def errors(dtype, mesh_shape="", layout=""):
-    """The largest error of each statistic, by (its name, mean and standard deviation)."""
+    """Returns (name, (mean, standard deviation)) -> largest error of the statistic."""
 
     def step(mesh, given):
         del mesh
@@ -130,7 +132,7 @@ def test_split_dimensions_are_as_exact_as_whole_ones(mesh_shape, layout, dtype):
     whole, split = errors(dtype), errors(dtype, mesh_shape, layout)
     for (name, place), error in split.items():
         mean, std = place
-        # What rounding the mean does to one number, in the unit of the result.
+        # The error of one number from rounding the mean, in the unit of the result.
         rounding = np.finfo(dtype).eps * max(mean, std)
         if name.endswith("norm") and name != "rms_norm":
             rounding /= std

@@ -1,7 +1,8 @@
-"""One table of operations: values and gradients are TensorFlow's in float64, in any layout.
+"""A table of operations, whose values and gradients match TensorFlow's in float64 in any layout.
 
-`test_any_layout` in tests/lowering draws layouts of whole graphs at random; a row here says how
-exact an operation is, and at which edges: ties, indices out of range, 16 bits, extreme numbers.
+tests/lowering/test_any_layout.py draws random layouts of whole graphs. A row here also has the
+accuracy of an operation at its edges: equal elements, indices out of range, 16 bits, extreme
+numbers.
 """
 
 import functools
@@ -65,13 +66,13 @@ class Row:
     """An operation.
 
     Attributes:
-      op: from named tensors.
-      reference: the same on TensorFlow's tensors, in float64.
+      op: function of named tensors.
+      reference: the same function of TensorFlow's tensors, in float64.
       inputs: name -> (shape in words, array).
       layouts: (mesh shape, rules).
-      tolerance: of the value, as a share of its largest element.
-      d_tolerance: of the gradients; 0 for the value's.
-      dtype: of the inputs that are floats.
+      tolerance: tolerance of the value, relative to its largest element.
+      d_tolerance: tolerance of the gradients; 0 for `tolerance`.
+      dtype: dtype of the floating-point inputs.
     """
 
     op: Callable
@@ -88,7 +89,7 @@ def last(x):
 
 
 def slope(function):
-    """The gradient of an operation's sum, as an operation: it has a gradient too."""
+    """Returns the gradient of an operation's sum, as an operation that has a gradient too."""
     return lambda x: mtf.gradients([mtf.reduce_sum(function(x))], [x])[0]
 
 
@@ -110,7 +111,7 @@ TABLE: dict[str, Row] = {}
 BF16 = {"tolerance": 2**-8, "d_tolerance": 3 * 2**-8, "dtype": tf.bfloat16}
 FLOAT64 = {"tolerance": 1e-13, "dtype": tf.float64}
 
-# Element by element.
+# Elementwise operations.
 X = {"x": normal("a:4;b:8")}
 AND_NEXT = X | {"z": ("b:8", np.random.default_rng(1).uniform(1, 3, size=8))}
 TABLE |= {
@@ -128,7 +129,7 @@ TABLE |= {
     ),
 }
 
-# Products, and means of 16 bits, whose sums would be infinite.
+# Products, and means of 16-bit numbers whose sums would be infinite.
 HUNDREDS = {"x": ("a:8;b:1024", np.full([8, 1024], 100.0))}
 TABLE |= {
     "mean, float16": Row(
@@ -146,7 +147,7 @@ TABLE |= {
     ),
 }
 
-# Ties share the gradient; so do those of TensorFlow's reductions.
+# Equal elements share the gradient, as in TensorFlow's reductions.
 TIES = np.array([[1, 3, 3, 0, 3, 3, 2, 1], [5, 1, 2, 3, 4, 0, 0, 0], [7] * 8, range(8)], float)
 TIED = {"x": ("a:4;b:8", TIES), "z": ("b:8", np.array([1, 2, 3, 0, 3, 1, 2, 9.0]))}
 ONES = {"x": ("a:1024", np.ones(1024))}
@@ -201,9 +202,9 @@ for depth, kind, size in (
         [*WHOLE, ("x:2", "n:x"), ("x:3", "c:x")],
     )
 
-# Along a dimension.
+# Operations along a dimension.
 DISTINCT = np.random.default_rng(0).permutation(96).reshape(4, 8, 3) * 1.0
-DISTINCT[0, 0] = -1e12  # mesh-tensorflow finds what it has found before.
+DISTINCT[0, 0] = -1e12  # In a row with such elements, mesh-tensorflow returns some elements twice.
 TABLE["cumsum of ones, bfloat16"] = Row(
     lambda x: mtf.cumsum(x, last(x)), tf.cumsum, ONES, [("x:2", "a:x")], dtype=tf.bfloat16,
     tolerance=2**-7,
@@ -246,7 +247,7 @@ for axis, dim in enumerate("abc"):
     TABLE[f"softmax along {dim}"] = Row(
         softmax_of(dim), functools.partial(tf.nn.softmax, axis=axis), LOGITS, CUBE
     )
-for axis, dim in enumerate("abcdef"):  # More dimensions than TensorFlow's kernel supports.
+for axis, dim in enumerate("abcdef"):  # TensorFlow's kernel does not support as many dimensions
     TABLE[f"softmax of six dimensions along {dim}"] = Row(
         softmax_of(dim),
         functools.partial(tf.nn.softmax, axis=axis),
@@ -270,7 +271,7 @@ TABLE |= {
     "logsumexp twice": Row(
         slope(lambda x: mtf.reduce_logsumexp(x, last(x))), tf.nn.softmax, LOGITS, [("x:4", "c:x")]
     ),
-    # Rounded once, at the end: sums of many small parts are not lost on the way.
+    # The result is rounded once, at the end; sums of many small parts are accurate.
     "softmax, bfloat16": Row(softmax_of("c"), tf.nn.softmax, LOGITS, CUBE, **BF16),
     "softmax with another logit, bfloat16": Row(
         lambda x: softmax_of("c", extra_logit=mtf.constant(x.mesh, 0.5, dtype=x.dtype))(x),
@@ -282,7 +283,8 @@ TABLE |= {
     "softmax, float64": Row(softmax_of("c"), tf.nn.softmax, LOGITS, CUBE[::2], **FLOAT64),
 }
 
-# Look-ups. First and last id of each slice of 16 in 1, 2 and 4 parts; each several times.
+# Look-ups. The ids are the first and last of each slice of 16 in 1, 2 or 4 parts, several times
+# each.
 BORDERS = np.array([0, 3, 4, 7, 8, 11, 12, 15])
 
 
@@ -316,7 +318,7 @@ TABLE |= {
     ),
     "gather of odd sizes": Row(look_up, tf.gather, table_of(None, 2, 3, 9, 5), ODD),
     "gather of one row": Row(look_up, tf.gather, table_of(np.full((8, 4), 5)), SPLIT),
-    # What is rounded: the incoming gradient, each processor's sum, and the sum of two of them.
+    # Three roundings: the incoming gradient, each processor's sum, and the sum of two of these.
     "gather, bfloat16": Row(
         look_up, tf.gather, table_of(), SPLIT, 0.0, 3 * 2**-8, dtype=tf.bfloat16
     ),
@@ -342,7 +344,7 @@ TABLE |= {
         [*WHOLE, ("x:2", "b:x"), ("x:4", "n:x"), ("x:2;y:2", "b:x;n:y"), ("x:2;y:2", "m:x;n:y")],
     ),
 }
-# A bfloat16 sum of ones would stay at 256, one of float16 at 2048.
+# In bfloat16, a sum of ones would stop at 256; in float16, at 2048.
 for dtype in (tf.bfloat16, tf.float16):
     TABLE[f"gather of one row 4096 times, {dtype.name}"] = Row(
         look_up,
@@ -384,7 +386,7 @@ for beam in ("", "beam:3;"):
         ],
     )
 
-# Rotary positions: elements i and i + 4 are a complex number, multiplied by exp(i * angle).
+# Rotary positions: elements i and i + 4 form a complex number, multiplied by exp(i * angle).
 BASE, SCALING = 100.0, RotaryScaling(8.0, original_length=100)
 
 
@@ -419,7 +421,7 @@ for name, scaling, length, layouts in (
     )
 
 
-# Cross-entropy, composed with its soft targets written out.
+# Cross-entropy; the reference has explicit soft targets.
 def loss(**options):
     def op(logits, targets):
         vocab = logits.shape.get_dim_by_name("vocab")
@@ -458,11 +460,11 @@ for options in (
     {"z_loss": 0.3, "label_smoothing": 0.2},
 ):
     name = ", ".join(["cross entropy", *options])
-    # The mean keeps log(Z) far from 0.
+    # The mean moves log(Z) away from 0.
     TABLE[name] = Row(loss(**options), tf_loss(**options), logits_of(mean=5.0), TOKENS)
 TABLE |= {
     "cross entropy of odd sizes": Row(loss(), tf_loss(), logits_of(2, 3, 9), ODD),
-    # The loss comes in float32; its gradient is a product rounded of two that are rounded.
+    # The loss is float32; its gradient is a rounded product of two rounded numbers.
     "cross entropy, bfloat16": Row(
         loss(), tf_loss(), logits_of(), [*WHOLE, *SPLIT], 2e-6, 3 * 2**-8, tf.bfloat16
     ),
@@ -477,7 +479,7 @@ TABLE |= {
     ),
 }
 
-# Norms. Epsilon is large, so that a wrong one is seen.
+# Norms. Epsilon is large, so that a wrong epsilon is noticed.
 EPSILON, GROUPS = 0.1, 4
 
 
@@ -495,7 +497,7 @@ def root_mean_square(x):
 
 
 def of_norm(words, layouts, bfloat16, scale=2.0, mean=0.0):
-    """The inputs of a norm, and the layouts to try."""
+    """Returns the inputs of a norm, and the layouts to try."""
     words, x = normal(words, scale)
     dim, size = words.split(";")[-1], x.shape[-1]
     vectors = np.random.default_rng(0).uniform(0.5, 1.5, size=(2, size))
@@ -591,7 +593,7 @@ TABLE |= {
     "convolution over all of a neighbour": convolved(
         9, 9, [1, 1], [("a:4;b:2", "height:a;width:b")]
     ),
-    # For a few channels TensorFlow's kernel for CPUs adds up in bfloat16.
+    # With few channels, TensorFlow's CPU kernel sums in bfloat16.
     "convolution, bfloat16": convolved(
         3, 3, [1, 1], [("rows:2", "height:rows")], tolerance=8 * 2**-8, dtype=tf.bfloat16
     ),
@@ -632,7 +634,7 @@ for rank, kind, reference, strides in (
 
 
 def pooled(size, stride, layouts, x=None, **exactness):
-    if x is None:  # Below zero: what is beyond the edge must not be the largest.
+    if x is None:  # negative elements, so that padding by 0 is noticed
         words, x = normal("batch:2;height:16;width:16;channels:4")
         x = words, x - 3.0
     return Row(
@@ -656,7 +658,7 @@ for size, stride in ((2, 2), (3, 1)):
     uneven = normal("batch:2;height:7;width:5;channels:4")
     TABLE[f"pooling {size} by {stride} of odd sizes"] = pooled(size, stride, WHOLE, uneven)
 TABLE["pooling, float64"] = pooled(3, 2, POOLED[::2], **FLOAT64)
-# Of equal elements the first has the gradient, also where they are in two slices.
+# The first of several equal elements gets the gradient, also if they are in two slices.
 TABLE["pooling of equals"] = pooled(
     3, 2, [("rows:4", ""), ("rows:4", "height:rows")],
     ("batch:1;height:8;width:8;channels:1", np.ones([1, 8, 8, 1])),

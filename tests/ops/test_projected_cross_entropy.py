@@ -1,4 +1,4 @@
-"""The loss in chunks: the numbers of the whole logits, wherever its dimensions are split."""
+"""The chunked loss matches the loss of whole logits, whichever dimensions are split."""
 
 import numpy as np
 import pytest
@@ -53,7 +53,7 @@ def chunked(chunk):
     [
         ("", ""),
         ("data:2;model:2", "batch:data;vocab:model"),
-        ("data:2;model:4", "length:data;vocab:model"),  # The mesh does not divide 14 classes.
+        ("data:2;model:4", "length:data;vocab:model"),  # the mesh does not divide 14 classes
         ("data:2;model:2", "batch:data;d_model:model"),
     ],
 )

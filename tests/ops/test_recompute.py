@@ -1,4 +1,4 @@
-"""Recomputation: the same gradients, and it is really done."""
+"""Recomputation gives the same gradients, and TensorFlow's optimizer does not remove it."""
 
 from collections import Counter
 
@@ -20,7 +20,7 @@ def plain(fn, inputs):
 
 
 def step_with(apply):
-    """Two blocks with dropout inside, applied by `apply(fn, inputs)`."""
+    """Returns a step of two blocks with dropout, run by `apply(fn, inputs)`."""
 
     def step(mesh, features):
         w = mtf.get_variable(mesh, "w", mtf.Shape([D, E]))
@@ -59,7 +59,7 @@ def test_gradients_are_those_of_the_plain_function(apply, mesh_shape):
 
 
 def graph_run(step):
-    """The graph that TensorFlow runs, after its optimizer has merged what is the same."""
+    """Returns the graph that TensorFlow runs after its optimizer merged equal operations."""
     context = eager_context.context()
     is_off = tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False)
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
@@ -72,12 +72,12 @@ def graph_run(step):
 
 
 def operations_run(step):
-    """How many of each kind TensorFlow runs."""
+    """Counts the operations that TensorFlow runs, by kind."""
     return Counter(node.op for node in graph_run(step).node)
 
 
 def names_before(graph, name):
-    """The names of all nodes for which a node waits."""
+    """Returns the names of all nodes that a node waits for."""
     inputs = {
         node.name: [x.lstrip("^").partition(":")[0] for x in node.input] for node in graph.node
     }
@@ -87,7 +87,7 @@ def names_before(graph, name):
     return found
 
 
-@pytest.mark.cpu_only  # reads the graph that TensorFlow runs, and XLA has its own
+@pytest.mark.cpu_only  # reads the graph that TensorFlow runs; XLA has another one
 def test_one_function_at_a_time_is_recomputed():
     def step(mesh, features):
         weights = [mtf.get_variable(mesh, f"w{i}", mtf.Shape([D, E])) for i in range(2)]
@@ -113,7 +113,7 @@ def test_one_function_at_a_time_is_recomputed():
     assert len(later) == 2 and later <= names_before(graph, again)
 
 
-@pytest.mark.cpu_only  # reads the graph that TensorFlow runs, and XLA has its own
+@pytest.mark.cpu_only  # reads the graph that TensorFlow runs; XLA has another one
 def test_everything_inside_is_computed_again_random_numbers_too():
     once, again = operations_run(step_with(plain)), operations_run(step_with(mtf.recompute_grad))
     assert again["MatMul"] == once["MatMul"] + 2

@@ -1,4 +1,4 @@
-"""Arguments and layouts that operations refuse, with messages that name what is wrong."""
+"""Operations refuse wrong arguments and layouts with messages that name the error."""
 
 import pytest
 import tensorflow as tf
@@ -53,7 +53,7 @@ def scaled_rotary(x, ids):
     return rotary(x, ids, scaling=RotaryScaling(8.0, low_freq_factor=4, high_freq_factor=4))
 
 
-# Operation, shapes ("ids" are integers), a part of the message, and a mesh with its layout.
+# Operation, shapes ("ids" are integers), part of the message, and optionally a mesh and a layout.
 REFUSED = {
     "cumsum": (lambda x: mtf.cumsum(x, NOWHERE), X, "has no dimension"),
     "unstack": (lambda x: mtf.unstack(x, NOWHERE)[0], X, "has no dimension"),
@@ -72,7 +72,7 @@ REFUSED = {
     },
     "mean of integers": (lambda ids: mtf.reduce_mean(ids), {"ids": "a:4"}, "is int32.* mtf.cast"),
     "mean of nothing": (mtf.reduce_mean, {"x": "a:0;b:3"}, "is empty, and has no mean"),
-    # Dimensions of one name that disagree in size: both tensors are named.
+    # Dimensions of one name with different sizes: the message names both tensors.
     "einsum": (lambda x, w: mtf.einsum([x, w]), PRODUCT, f"einsum: {SIZES}"),
     "einsum, output": (lambda x, w: mtf.einsum([x, w], OUTPUT), PRODUCT, f"einsum: {SIZES}"),
     "einsum, reduced": (

@@ -1,4 +1,4 @@
-"""What operations move on split dimensions: collectives and their bytes."""
+"""The collectives of operations on split dimensions, and their bytes."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ POINTS = FILTERED | {"w": "h:1;w:1;c:4;filters:6"}
 
 
 def collectives(op, shapes, mesh_shape, layout):
-    """The collectives of a program that gives `op(**tensors)`."""
+    """Returns the collectives of a program that outputs `op(**tensors)`."""
     features = {
         name: t2tp.Feature(shape, tf.int32 if name == "targets" else tf.float32)
         for name, shape in shapes.items()
@@ -54,7 +54,7 @@ def total(x):
     return mtf.reduce_sum(x, reduced_dim=x.shape.dims[0])
 
 
-ROW = 2 * 16 * 4 * 4  # Bytes of one row of two images of 16 columns and 4 channels.
+ROW = 2 * 16 * 4 * 4  # bytes of one row of two images with 16 columns and 4 channels
 HALVES = ("rows:2", "height:rows")
 QUARTERS = ("rows:4", "height:rows")
 
@@ -62,23 +62,23 @@ QUARTERS = ("rows:4", "height:rows")
 @pytest.mark.parametrize(
     ("op", "shapes", "mesh", "moved"),
     [
-        # Each slice sends only its total.
+        # Each processor sends only the total of its slice.
         (
             lambda x: mtf.cumsum(x, x.shape.dims[0]), {"x": "b:8;c:3"}, ("x:4", "b:x"),
             {("allgather", "x"): (1, 3 * 4)},
         ),
-        # A sum that is widened is reduced in the wider dtype.
+        # A sum that is cast to a wider dtype is reduced in that dtype.
         (
             lambda x: mtf.cast(total(mtf.cast(x, tf.bfloat16)), tf.float32),
             {"x": "a:8;b:3"}, ("x:8", "a:x"), {("allreduce", "x"): (1, 3 * 4)},
         ),
-        # A split vocabulary: three numbers a token, and for smoothing the sum of the logits.
+        # With a split vocabulary, three numbers per token, and for smoothing the sum of the logits.
         (loss(), TOKENS, ("model:4", "vocab:model"), {("allreduce", "model"): (2, 3 * 8 * 4 * 4)}),
         (
             loss(z_loss=1e-4, label_smoothing=0.1), TOKENS, ("model:4", "vocab:model"),
             {("allreduce", "model"): (2, 4 * 8 * 4 * 4)},
         ),
-        # Norms: two numbers a channel, or a token, each way.
+        # Norms: two numbers per channel, or per token, forward and backward.
         (
             d_batch_norm, IMAGE, ("data:2;rows:2", "batch:data;height:rows"),
             {
@@ -93,7 +93,7 @@ QUARTERS = ("rows:4", "height:rows")
                 ("allreduce", "model"): (1, 2 * 8 * 4 * 4),
             },
         ),
-        # A convolution sends a row to each neighbour, for the gradient of its filters alone.
+        # A convolution sends a row to each neighbour, here for the gradient of its filters.
         (
             d_filters, FILTERED, QUARTERS,
             {("permute", "rows"): (2, 2 * ROW), ("allreduce", "rows"): (1, 9 * 4 * 6 * 4)},
@@ -103,7 +103,7 @@ QUARTERS = ("rows:4", "height:rows")
             {("permute", "rows"): (2, 2 * ROW), ("allreduce", "rows"): (1, 9 * 4 * 6 * 4)},
         ),
         (d_filters, POINTS, QUARTERS, {("allreduce", "rows"): (1, 4 * 6 * 4)}),
-        # Attention in blocks of 3: one block of keys, and of values.
+        # Attention in blocks of 3 sends one block of keys and one of values.
         (
             lambda q, k, v: local_attention(q, k, v, q.shape.dims[1:2], [3]),
             dict.fromkeys("qkv", "batch:2;length:24;d_kv:4"), ("all:2", "length:all"),
@@ -128,7 +128,7 @@ def test_a_sum_that_is_needed_narrow_and_wide_is_reduced_once_and_in_the_wide_dt
     ((count, _),) = collectives(both, {"x": "a:8;b:3"}, "x:8", "a:x").values()
     assert count == 1
     x = np.full((8, 3), 1.0)
-    x[0] = 256.0  # In bfloat16, 256 + 1 is 256.
+    x[0] = 256.0  # in bfloat16, 256 + 1 is 256
     widened = t2tp.Program(
         lambda mesh, f: {"y": mtf.cast(total(mtf.cast(f["x"], tf.bfloat16)), tf.float32)},
         {"x": t2tp.Feature("a:8;b:3")}, mesh_shape="x:8", layout="a:x",

@@ -23,7 +23,7 @@ MESHES = {
 
 
 def step_fn(mesh, features, recompute=False):
-    """Two tied layers; gradient descent."""
+    """Trains two tied layers by gradient descent."""
     dtype = mtf.VariableDType(tf.float64, tf.float64, tf.float64)
     up, down = (
         mtf.get_variable(
@@ -40,7 +40,7 @@ def step_fn(mesh, features, recompute=False):
         return mtf.einsum([hidden, down], output_shape=[BATCH, D])
 
     y = mtf.recompute_grad(layers, [features["x"]]) if recompute else layers(features["x"])
-    back = mtf.einsum([y, up], output_shape=[BATCH, FF])  # A second use of `up`.
+    back = mtf.einsum([y, up], output_shape=[BATCH, FF])  # the second use of `up`
     loss = mtf.reduce_mean(mtf.square(back))
     variables = mesh.graph.trainable_variables
     grads = mtf.gradients([loss], [v.value for v in variables])
@@ -52,7 +52,7 @@ def step_fn(mesh, features, recompute=False):
 
 @functools.cache
 def trained(mesh, stage, recompute=False, rules="", axes=""):
-    """The losses of three steps, the variables after them, and the program."""
+    """Returns the losses of three steps, the variables after them, and the program."""
     mesh_shape, layout = MESHES.get(mesh, ("", ""))
     program = t2tp.Program(
         functools.partial(step_fn, recompute=recompute),
@@ -80,7 +80,7 @@ def test_each_device_holds_its_part_of_what_is_sharded_and_all_of_vectors():
         return {v.spec.name: tuple(v.slices[0].shape) for v in program.variables}
 
     assert parts("data") == {"layer_0/up": (2, 24), "layer_1/down": (6, 8), "bias": (24,)}
-    # `ff` is split over `model` where it is used, so `d` is sharded at rest.
+    # `model` splits `ff` in use, so `d` is sharded at rest.
     assert parts("tensor")["layer_0/up"] == (4, 12)
     assert parts("tensor")["layer_1/down"] == (12, 4)
     assert parts("pods", axes="data")["layer_0/up"] == (4, 12)
@@ -94,7 +94,7 @@ def test_storage_rules_give_the_same_numbers():
 
 
 def test_small_variables_share_collectives_as_far_as_they_are_needed_together():
-    """Two layers of one weight, which stage 3 gathers one after the other, forward and back."""
+    """Each of two layers has one weight; stage 3 gathers each separately, forward and backward."""
 
     def number(stage):
         calls = trained("data", stage)[2].collectives()

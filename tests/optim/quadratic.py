@@ -1,4 +1,4 @@
-"""A sum of squares, descended by ours on a mesh and by formulas in float64."""
+"""Minimizes a sum of squares with our optimizers on a mesh, and with formulas in float64."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ HEADS, ROWS, COLUMNS, FEW = (
     mtf.Dimension(name, size)
     for name, size in (("heads", 4), ("d_in", 128), ("d_ff", 160), ("few", 6))
 )
-# Large enough to be factored, with a third dimension in between too; not large enough; a vector.
+# Two variables large enough to be factored (one has a third dimension), a small one, and a vector.
 SHAPES = {
     "matrix": [ROWS, COLUMNS],
     "cube": [COLUMNS, HEADS, ROWS],
@@ -23,12 +23,13 @@ SHAPES = {
     "vector": [COLUMNS],
 }
 
-# (name, step, variable, gradient, state) -> the variable's next value; the state is its own.
+# (name, step, variable, gradient, state) -> the variable's next value; each variable has its own
+# state.
 Formula = Callable[[str, int, np.ndarray, np.ndarray, dict], np.ndarray]
 
 
 def initial_value(shape, dtype=tf.float32, partition_info=None):
-    """Numbers of different sizes in each row and column."""
+    """Returns numbers whose sizes differ between rows and between columns."""
     del partition_info
     return tf.cast(_numbers(shape, 0.3), dtype)
 
@@ -40,12 +41,12 @@ def _numbers(shape: list[int], frequency: float) -> np.ndarray:
 
 
 def weights() -> dict[str, np.ndarray]:
-    """What the squares are multiplied by."""
+    """Returns the weights of the squares."""
     return {n: _numbers(mtf.Shape(dims).to_integer_list, 1.0) for n, dims in SHAPES.items()}
 
 
 def descend(hparams: HParams, mesh_shape: str, layout: str) -> t2tp.Program:
-    """A program after 20 steps of ours."""
+    """Returns a program after 20 steps with our optimizer."""
 
     def step(mesh, features):
         loss = mtf.constant(mesh, 0.0, dtype=tf.float32)
@@ -63,7 +64,7 @@ def descend(hparams: HParams, mesh_shape: str, layout: str) -> t2tp.Program:
 
 
 def descend_by(formula: Formula) -> dict[str, np.ndarray]:
-    """Each variable after 20 steps of a formula."""
+    """Returns each variable after 20 steps of a formula."""
     values = {}
     for name, weight in weights().items():
         value = np.float64(initial_value(mtf.Shape(SHAPES[name]).to_integer_list).numpy())

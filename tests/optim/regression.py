@@ -1,4 +1,4 @@
-"""A small regression, trained by ours on a mesh and by Keras's optimizers on one device."""
+"""A small regression, trained by our optimizers on a mesh and by Keras's on one device."""
 
 from collections.abc import Sequence
 
@@ -19,13 +19,13 @@ X = np.random.default_rng(0).normal(size=(STEPS, 8, 6)).astype(np.float32)
 
 
 def initial_value(shape, dtype=tf.float32, partition_info=None):
-    """An initializer that every engine can call."""
+    """Initializes a variable; t2tp, Keras and PyTorch can all call it."""
     del partition_info
     return tf.cast(tf.reshape(tf.sin(tf.range(np.prod(shape), dtype=tf.float32)), shape), dtype)
 
 
 def make_hparams(**values: object) -> HParams:
-    """A constant learning rate of 0.01, no clipping."""
+    """Returns hparams with a constant learning rate of 0.01 and no clipping."""
     hparams = base_hparams()
     hparams.learning_rate_schedule = "constant"
     hparams.learning_rate_constant = 0.01
@@ -36,7 +36,7 @@ def make_hparams(**values: object) -> HParams:
 
 
 def loss_of(mesh: mtf.Mesh, x: mtf.Tensor, dtype: tf.DType = tf.float32) -> mtf.Tensor:
-    """Mean square error of reconstructing x."""
+    """Returns the mean square error of reconstructing x."""
     w, scale, v = (
         mtf.get_variable(
             mesh,
@@ -59,7 +59,7 @@ def train(
     dtype: tf.DType = tf.float32,
     xla: bool | None = None,
 ) -> dict[str, np.ndarray]:
-    """Each variable, kept in `dtype`, after 20 steps of ours; and `loss`: each step's."""
+    """Trains for 20 steps; returns `loss`, each step's, and the variables, stored in `dtype`."""
 
     def step(mesh, features):
         loss = loss_of(mesh, features["x"], dtype)
@@ -74,7 +74,7 @@ def train(
 def train_with_keras(
     optimizer: tf.keras.optimizers.Optimizer, undecayed: Sequence[str]
 ) -> dict[str, np.ndarray]:
-    """The same, by a Keras optimizer that decays all variables but some."""
+    """Trains as `train` does, with a Keras optimizer that does not decay `undecayed`."""
     variables = {
         name: tf.Variable(initial_value(mtf.Shape(dims).to_integer_list), name=name)
         for name, dims in SHAPES.items()

@@ -20,7 +20,7 @@ LAYER_BYTES = 2 * MATRIX_BYTES
 
 
 def run(cluster: t2tp.Cluster, num_layers: int, changes: str, directory: str) -> dict[str, object]:
-    """Trains, saves and restores; what each adds to the memory at rest, at most, and losses."""
+    """Trains, saves and restores; returns each phase's extra memory at its peak, and the losses."""
     hparams = registry.hparams("transformer_lm_plain_tiny")
     hparams.parse(
         "optimizer=adam,weight_decay=0.1,learning_rate_constant=1e-5,"
@@ -53,7 +53,7 @@ def run(cluster: t2tp.Cluster, num_layers: int, changes: str, directory: str) ->
         cluster=cluster,
     )
     most = {"initial values": peak_bytes() - resident_bytes()}
-    # The first step traces the program, which stays.
+    # The first step traces the program, which stays in memory.
     losses = [float(program({"x": x}, step=0)["loss"])]
     traced = resident_bytes()
     begin_peak_again()
@@ -71,12 +71,12 @@ def run(cluster: t2tp.Cluster, num_layers: int, changes: str, directory: str) ->
 
 
 def main() -> None:
-    """Prints what comes of each changed hparam that is an argument, one after another."""
+    """Prints the results for each change of hparams among the arguments."""
     give_back_freed_blocks()
     processes, num_layers, directory, *changes = sys.argv[1:]
     cluster = t2tp.connect(int(processes))
     found = []
     for number, each in enumerate(changes):
         found.append(run(cluster, int(num_layers), each, f"{directory}/{number}"))
-        gc.collect()  # Programs hold themselves.
+        gc.collect()  # programs are in reference cycles
     print(json.dumps(found))

@@ -25,7 +25,7 @@ SCHEDULE = {"learning_rate_schedule": "constant", "learning_rate_constant": 0.01
 
 
 def make(family, mesh, stage, optimizer="sgd", kind=DoubleProgram, **changes):
-    """A program that trains."""
+    """Returns a program that trains a model."""
     made = FAMILIES[family]
     mesh_shape, layout = MESHES[mesh]
     hparams = made.hparams(

@@ -1,6 +1,6 @@
-"""Prints how many bytes a training step of a language model needs above what was there before.
+"""Prints how many bytes of memory a language model's training step needs.
 
-It is run in a process of its own: memory's peak can be measured only once in a process.
+It runs in a process of its own, because a process can measure its peak only once.
 """
 
 import sys
@@ -21,7 +21,7 @@ from tests.peak_memory import peak_bytes
 def measured(
     rows: int, length: int, vocab_size: int, hparams_text: str, layout: Layout | None = None
 ) -> tuple[int, t2tp.Program]:
-    """The bytes of a step of gradient descent on rows of random tokens, and its program."""
+    """Returns the bytes of a step on rows of random tokens, and the step's program."""
     hparams = registry.hparams("transformer_lm_plain_tiny")
     hparams.parse(f"d_model=64,d_ff=256,d_kv=16,optimizer=sgd,{hparams_text}")
     model = registry.model("transformer_lm")(hparams, {"targets": vocab_size})

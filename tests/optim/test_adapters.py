@@ -1,6 +1,6 @@
-"""Adapters (LoRA) train the same in any layout, and nothing else is trained.
+"""Adapters (LoRA) train the same in any layout, and all other weights stay frozen.
 
-In float64, so that nothing hides behind rounding.
+Programs are in float64, so that rounding hides no error.
 """
 
 import functools
@@ -21,13 +21,13 @@ from tests.optim import sharded_programs
 
 RANK = 3
 LORA = {"lora_rank": RANK, "lora_alpha": 6.0, "lora_targets": list(ADAPTED)}
-# With Adam B moves in the first step and A from the second on.
+# With Adam, B changes in the first step, and A from the second step on.
 SCHEDULE = {"learning_rate_schedule": "constant", "learning_rate_constant": 0.02}
 STEPS = 3
 
 
 def make(family, mesh="one device", stage=0, **changes):
-    """A program that trains adapters."""
+    """Returns a program that trains adapters."""
     return sharded_programs.make(family, mesh, stage, "adam", **{**SCHEDULE, **LORA, **changes})
 
 
@@ -37,7 +37,7 @@ def is_adapter(name):
 
 @functools.cache
 def trained(family, mesh="one device", stage=0, **changes):
-    """Losses and norms of the gradients of some steps, and the variables before and after them."""
+    """Returns losses and gradient norms, and the variables before and after the steps."""
     program = make(family, mesh, stage, **changes)
     before = double_program.values_of(program)
     shown = [program(FAMILIES[family].batch(), number) for number in range(STEPS)]
@@ -67,7 +67,7 @@ def test_any_layout_trains_the_same_adapters(family, mesh, stage, changes):
         np.testing.assert_allclose(given[name], value, rtol=0, atol=1e-9, err_msg=name)
         if is_adapter(name):
             assert np.abs(value - before[name]).max() > 1e-3
-        elif not is_adapter(name.rpartition("/")[0]):  # Nor one of the optimizer.
+        elif not is_adapter(name.rpartition("/")[0]):  # also not a slot of an adapter
             np.testing.assert_array_equal(value, before[name], err_msg=name)
 
 
@@ -81,7 +81,7 @@ def test_the_first_loss_is_that_of_the_base():
 @pytest.mark.slow
 def test_dropout_is_of_the_inputs_of_adapters_in_training_alone():
     first, second = (make("lm", lora_dropout=rate)(FAMILIES["lm"].batch()) for rate in (0.0, 0.4))
-    assert float(first["loss"]) == float(second["loss"])  # B is 0, and the rest has its inputs.
+    assert float(first["loss"]) == float(second["loss"])  # B is 0; only A's input has dropout
     assert abs(float(first["norm"]) / float(second["norm"]) - 1) > 0.01
     model = FAMILIES["lm"].make(**LORA, lora_dropout=0.4)
     built = {}
@@ -180,7 +180,7 @@ def test_the_optimizer_keeps_and_gradients_take_what_the_adapters_take():
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_frozen_weights_are_gathered_in_stage_3_alone(stage):
-    """Where they are sharded at rest; in the other stages each device has them anyway."""
+    """Only stage 3 shards them at rest; otherwise each device has them whole."""
     program = make("lm", "data", stage, kind=abstract)
     collectives = program.collectives()
     gathered = sum(size for (kind, _), (_, size) in collectives.items() if kind == "allgather")

@@ -1,4 +1,4 @@
-"""Microbatches: the large batch's loss, gradients and dropout, with less memory."""
+"""Microbatches give the large batch's loss, gradients and dropout, with less memory."""
 
 import functools
 
@@ -38,7 +38,10 @@ def program_of(hparams, mesh_shape="", features=None):
 
 @functools.cache
 def trained(mesh_shape, microbatches, **values):
-    """What three steps show, and the variables afterwards. Rows have 12 to 0 tokens."""
+    """Returns the program, the outputs of three steps, and the variables after them.
+
+    Rows have 0 to 12 tokens.
+    """
     hparams = small_lm.make_hparams(
         microbatches=microbatches, **{**small_lm.DESCENT, "clip_grad_norm": 0.5, **values}
     )
@@ -55,7 +58,7 @@ def trained(mesh_shape, microbatches, **values):
 def test_gradients_are_summed_over_the_mesh_once():
     once, accumulated = (trained("data:2", n)[0].collective_log() for n in (1, 4))
     assert {c.times for c in accumulated} == {1}
-    # Besides gradients and metrics, the weight of the loss.
+    # The addition to gradients and metrics is the weight of the loss.
     assert sum(c.bytes for c in accumulated) <= sum(c.bytes for c in once) + 16
 
 
@@ -100,7 +103,7 @@ def test_parts_that_a_mesh_cannot_split_are_refused_by_name():
 
 
 def linear_program(microbatches, feature="batch:8", mesh_shape="data:2", xla=None):
-    """The weighted mean of w * x."""
+    """Returns a program that trains w, with the weighted mean of w * x as the loss."""
     hparams = make_hparams(optimizer="sgd", learning_rate_constant=1.0, microbatches=microbatches)
 
     def step(mesh, features):
@@ -133,7 +136,7 @@ def test_parts_count_by_their_weights(microbatches, weights):
 
 
 def test_the_loop_compiles_as_a_whole():
-    """As it is compiled on one GPU."""
+    """Compiles the program with XLA, as on one GPU."""
     program = linear_program(4, mesh_shape="", xla=True)
     x = np.arange(8, dtype=np.float32)
     assert program({"x": x, "weights": np.ones(8, np.float32)})["loss"] == pytest.approx(3.5)

@@ -1,6 +1,6 @@
-"""A step of any model is the same in any number of microbatches, on any mesh, with all dropout.
+"""A step with all kinds of dropout is the same with any number of microbatches on any mesh.
 
-In float64, so that nothing hides behind rounding.
+Programs are in float64, so that rounding hides no error.
 """
 
 import pytest
@@ -28,7 +28,7 @@ LOCAL = {"attention_type": "local", "attention_window": 4, "position": "sinusoid
         ("masked", {}, 4, "data"),
         ("moe", {}, 8, "one device"),
         ("moe", {}, 2, "experts of their own axis"),
-        # Groups of experts of two rows.
+        # Two rows form a group of experts.
         ("moe", {"moe_group_size": 24, "moe_gating": "top_2"}, 2, "data"),
         ("moe_classes", {"moe_gating": "expert_choice"}, 2, "data"),
         ("moe_encdec", {}, 4, "one device"),

@@ -1,4 +1,4 @@
-"""Muon: the steps of PyTorch and optax, the same on every layout, and the least traffic."""
+"""Muon matches PyTorch and optax, in any layout, with minimal traffic."""
 
 import functools
 import json
@@ -17,7 +17,7 @@ from tests.optim.sharded_programs import make
 
 @functools.cache
 def torch_result(scale, weight_decay):
-    """20 steps of PyTorch, whose matrices are [outputs, inputs], in float32."""
+    """Trains for 20 steps in PyTorch, in float32; its matrices are [outputs, inputs]."""
     parameters = {
         name: torch.nn.Parameter(torch.tensor(initial_value([d.size for d in dims]).numpy().T))
         for name, dims in SHAPES.items()
@@ -44,7 +44,7 @@ def torch_result(scale, weight_decay):
 
 
 def optax_result(scale, weight_decay):
-    """The same of `optax.contrib.muon`, as benchmarks/muon_optax.py stores it."""
+    """Returns the result of `optax.contrib.muon`, as benchmarks/muon_optax.py stored it."""
     assert weight_decay == 0.1
     stored = json.loads(Path(__file__).with_name("muon_optax.json").read_text("utf-8"))
     return {name: np.array(value) for name, value in stored[scale].items()}
@@ -66,7 +66,7 @@ def test_twenty_steps_are_those_of_a_peer(scale, layout, peer_result):
     ("mesh", "stage", "copies", "split"), [("data", 0, 4, 1), ("both", 0, 2, 2), ("pods", 1, 1, 4)]
 )
 def test_each_slice_travels_once_to_its_owner_and_back(mesh, stage, copies, split):
-    """An all-to-all each way of a slice of each matrix, dealt out over the copies of slices."""
+    """Moves each matrix's slices to its owner and back; owners are distributed over the copies."""
 
     def bytes_by_kind(optimizer):
         changes = {"num_hidden_layers": 4, "d_ff": 32}
@@ -88,5 +88,5 @@ def test_each_slice_travels_once_to_its_owner_and_back(mesh, stage, copies, spli
     assert extra.pop("alltoall") == (2 * slices // copies if split > 1 else 0)
     assert extra.pop("allgather") == (slices // copies if copies > 1 else 0)
     assert not any(extra.values())
-    # No two devices orthogonalize the same matrix.
+    # Each matrix is orthogonalized on one device only.
     assert copies * split * flops == matrices * 5 * 2 * (2 * 16 * 16 * 32 + 16**3)

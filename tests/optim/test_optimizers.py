@@ -1,4 +1,4 @@
-"""Optimizers: 20 steps as of the references, on one device and on a mesh."""
+"""Optimizers match 20 steps of references, on one device and on a mesh."""
 
 import functools
 
@@ -14,7 +14,7 @@ from tests.optim.regression import make_hparams, train, train_with_keras
 from tests.page_blocks import blocks
 
 MESHES = ["", "data:2;model:2"]
-# Data-parallel and tensor-parallel; and a matrix that is cut both ways.
+# One device, data and tensor parallelism, and a matrix that is split in both dimensions.
 LAID_OUT = [
     ("", ""),
     ("data:2;model:2", "batch:data;d_ff:model"),
@@ -22,7 +22,8 @@ LAID_OUT = [
     ("model:3;data:2", "d_ff:model;d_in:data"),
 ]
 
-# Keras adds epsilon to another root: test_whole_variable_optimizers.py has one that matters.
+# Keras adds epsilon to another root, so it is small here; test_whole_variable_optimizers.py has a
+# large one.
 ADAM = {"optimizer_adam_beta1": 0.8, "optimizer_adam_beta2": 0.95, "optimizer_adam_epsilon": 1e-9}
 
 
@@ -75,7 +76,7 @@ def test_twenty_steps_are_those_of_keras(name, mesh_shape, layout):
     ours, theirs = our_result(name, mesh_shape, layout), keras_result(name)
     assert theirs["loss"][-1] < 0.9 * theirs["loss"][0]
     for each, wanted in theirs.items():
-        # Adam divides by 1 - beta2**step, which float32 knows to 3e-6 at the first step.
+        # Adam divides by 1 - beta2**step, which has an error of 3e-6 in float32 at the first step.
         np.testing.assert_allclose(ours[each], wanted, rtol=2e-5, atol=2e-5, err_msg=each)
     for each, wanted in our_result(name, "", "").items():
         np.testing.assert_allclose(ours[each], wanted, rtol=1e-6, atol=2e-6, err_msg=each)
@@ -83,7 +84,7 @@ def test_twenty_steps_are_those_of_keras(name, mesh_shape, layout):
 
 @pytest.mark.parametrize("name", REFERENCES)
 def test_variables_without_a_fused_kernel_are_updated_by_the_same_formula(name):
-    """Those that are not float32."""
+    """Tests float64 variables; the fused kernels are for float32."""
     ours = train(make_hparams(**REFERENCES[name][2]), *LAID_OUT[1], dtype=tf.float64)
     for each, wanted in keras_result(name).items():
         np.testing.assert_allclose(ours[each], wanted, rtol=2e-5, atol=2e-5, err_msg=each)
@@ -101,7 +102,7 @@ def test_the_optimizer_of_the_docs_is_the_same_on_a_mesh():
 
 @pytest.mark.parametrize("name", ["momentum", "lion", "adamw", "adafactor"])
 def test_a_step_with_all_that_can_be_asked_for_compiles_as_a_whole(name):
-    """As it is compiled on one GPU."""
+    """Compiles the program with XLA, as on one GPU."""
     values = REFERENCES[name][2] if name in REFERENCES else {"optimizer": name}
     asked_for = {"ema_decay": 0.9, "skip_nonfinite_steps": True, "skip_step_sigma": 6.0}
     hparams = make_hparams(**values, **asked_for, clip_grad_norm=0.5, show_movement=True)
@@ -112,7 +113,7 @@ def test_a_step_with_all_that_can_be_asked_for_compiles_as_a_whole(name):
 
 @pytest.mark.parametrize("mesh_shape", MESHES)
 def test_a_bfloat16_variable_is_updated_by_float32_moments(mesh_shape):
-    """Steps of 2**-6 from 1.0, by gradients that do not vanish, are exact in bfloat16."""
+    """Updates are steps of 2**-6 from 1.0, which are exact in bfloat16."""
     dim = mtf.Dimension("d_ff", 4)
 
     def step(mesh, features):

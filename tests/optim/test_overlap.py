@@ -1,4 +1,4 @@
-"""When weights are gathered, gradients reduced, and variables updated, in a step."""
+"""The order within a step: when weights are gathered, gradients reduced, variables updated."""
 
 import re
 
@@ -7,17 +7,17 @@ import pytest
 import t2tp
 from tests.optim.sharded_programs import make
 
-LARGE = {"d_model": 128, "d_ff": 2304, "num_hidden_layers": 3}  # Weights of more than 1 MiB.
+LARGE = {"d_model": 128, "d_ff": 2304, "num_hidden_layers": 3}  # weights of more than 1 MiB
 LAYERS = 5
 
 
 def operations_of(*arguments, **changes):
-    """The operations of TensorFlow's graph of a training step."""
+    """Returns the operations of the TensorFlow graph of a training step."""
     return make("lm", *arguments, kind=t2tp.Program, **changes).trace().graph.get_operations()
 
 
 def ancestors(op):
-    """Names of the operations that an operation waits for."""
+    """Returns the names of the operations that an operation waits for."""
     found, waiting = set(), [op]
     while waiting:
         for before in (*(x.op for x in waiting[-1].inputs), *waiting.pop().control_inputs):
@@ -28,7 +28,7 @@ def ancestors(op):
 
 
 def layer_of(name):
-    """The number of the layer that an operation belongs to; None: of no layer."""
+    """Returns the number of an operation's layer, or None."""
     found = re.match(r"layer_(\d+)/", name)
     return int(found[1]) if found else None
 
@@ -41,7 +41,7 @@ def test_weights_at_rest_are_gathered_a_number_of_layers_ahead(prefetch):
     for is_backward in (False, True):
         found = [op for op in gathers if ("gradients" in op.name) == is_backward]
         by_layer = {layer_of(op.name): op for op in found if layer_of(op.name) is not None}
-        # Small weights of a layer share a collective.
+        # A layer's small weights share a collective.
         assert len(by_layer) == LAYERS == sum(layer_of(op.name) is not None for op in found)
         for layer, op in by_layer.items():
             before = {name for name in ancestors(op) & products if layer_of(name) is not None}
@@ -74,7 +74,7 @@ def test_a_layer_s_gradients_are_summed_before_those_of_earlier_layers_are_compu
 
 @pytest.mark.parametrize("optimizer", ["adam", "lion", "sgd"])
 def test_nothing_of_an_update_is_computed_before_its_gradient(optimizer):
-    """It would be kept until then, for all variables."""
+    """Otherwise parts of all updates would be in memory until the gradients are known."""
     operations = operations_of("data", 1, optimizer, weight_decay=0.1)
     of_gradients = {op.name for op in operations if "gradients" in op.name}
     found = [

@@ -1,4 +1,4 @@
-"""The losses and gradient norms of rows are those of batches of one row."""
+"""Losses and gradient norms per row equal the results of batches of one row."""
 
 import numpy as np
 import pytest
@@ -55,7 +55,7 @@ def test_rows_are_batches_of_one(case):
     }
     alone = t2tp.Program(row, first, seed=1)
     outputs = together(batch)
-    rtol = 2e-6 if case == "convolutions" else 1e-6  # 1.4e-6 was seen: variances of few elements.
+    rtol = 2e-6 if case == "convolutions" else 1e-6  # 1.4e-6 occurred: few elements per variance
     for i in range(dim.size):
         one = alone({name: x[i : i + 1] for name, x in batch.items()})
         for name in ("loss", "norm"):

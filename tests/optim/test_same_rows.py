@@ -1,6 +1,6 @@
-"""Sound processors compute the same from the same rows, whatever else the layout splits.
+"""Sound processors compute the same from the same rows, whatever the layout splits.
 
-`tests/trainer/hooks/test_replicas.py` has one that does not.
+`tests/trainer/hooks/test_replicas.py` tests a faulty processor.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: the formulas, step by step."""
+"""Learning-rate schedules match their formulas at each step."""
 
 import math
 
@@ -19,7 +19,7 @@ HALVED = {"decay_steps": 300, "decay_rate": 0.5}
 
 
 def warmup(step):
-    """tensor2tensor divides the step itself, so that its first step is lost at a rate of 0."""
+    """tensor2tensor divides `step` itself, so its first step has a rate of 0 and is lost."""
     return min(1.0, (step + 1) / WARMUP)
 
 
@@ -39,8 +39,8 @@ def after_warmup(step):
     return max(step - WARMUP, 0)
 
 
-# Schedule, what it reads besides the warm-up (of `learning_rate_...`), and its formula
-# (tensor2tensor's, where it has the factor).
+# Schedule, hparams `learning_rate_...` that it reads besides the warm-up's, and its formula
+# (tensor2tensor's if the factor exists there).
 CASES = [
     ("constant", {}, lambda step: 2.0),
     ("linear_warmup", {}, warmup),
@@ -98,7 +98,7 @@ def test_a_program_has_the_rate_of_each_step():
 
 @pytest.mark.parametrize(("schedule", "values", "formula"), CASES)
 def test_float32_has_no_cancellation(schedule, values, formula):
-    """Each rate is exact relative to itself, to the last step."""
+    """Each rate has a small relative error, up to the last step."""
     hparams = hparams_of(**values)
     for step in STEPS if schedule == "piecewise" else sorted({*STEPS, *range(0, 1501, 20)}):
         now, ours = tf.constant(step, tf.float32), 1.0
@@ -151,7 +151,7 @@ def test_a_warmup_of_more_than_half_of_the_training_takes_a_tenth(warmup, spent)
     falling = rates("single_cycle_cos_decay", [spent, 999], warmup_steps=warmup)
     assert falling[0] == 1.0 and 0.0 < falling[1] < 1e-4
     assert rates("single_cycle_cos_decay", [0], train_steps=1) == [1.0]
-    # The decay is that of the set, whatever the length of the warm-up.
+    # The warm-up in the decay's formula is not shortened.
     decaying = rates("rsqrt_decay", [spent], warmup_steps=warmup)
     assert decaying[0] == pytest.approx(warmup**-0.5)
 

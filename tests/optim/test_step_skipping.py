@@ -1,4 +1,4 @@
-"""Steps that are left out, averages of weights, and the search for the first bad number."""
+"""Skipped steps, averages of weights, and the search for the first non-finite number."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def make_weight(mesh):
 
 
 def make_program(mesh_shape="", optimizer="sgd", **values):
-    """Descends the sum of `w * x`, so that the gradient is x."""
+    """Returns a program that minimizes the sum of `w * x`, so that the gradient is x."""
     hparams = make_hparams(optimizer=optimizer, learning_rate_constant=1.0, **values)
 
     def step(mesh, features):
@@ -35,7 +35,7 @@ def make_program(mesh_shape="", optimizer="sgd", **values):
 
 
 def run(program, gradients):
-    """The scalars of each step."""
+    """Returns the scalars of each step."""
     shown = []
     for k, gradient in enumerate(gradients):
         outputs = program({"x": np.full(4, gradient, np.float32)}, step=k)
@@ -64,7 +64,7 @@ def test_a_spike_is_left_out_and_a_lasting_change_is_not(mesh_shape):
     np.testing.assert_array_equal(program.variables["w"].numpy(), before)
     assert run(program, [1.0])[0]["skipped_steps"] == 1
     np.testing.assert_array_equal(program.variables["w"].numpy(), before - 1.0)
-    # The deviations in the window are now as large as the step's.
+    # The window's deviations are now as large as the jump, so steps are applied again.
     assert run(program, [5.0] * 8)[-1]["skipped_steps"] < 5
 
 
@@ -101,7 +101,7 @@ def test_averages_of_weights_are_what_an_evaluation_reads(mesh_shape):
     shared = {"cluster": program.cluster, "variables": program.variables}
     evaluate = program_of(evaluation, mesh_shape, **shared)
     assert evaluate({"x": np.ones(4, np.float32)})["value"] == pytest.approx(4 * wanted)
-    assert len(program.variables) == 3  # the evaluation made none
+    assert len(program.variables) == 3  # the evaluation has created no variables
 
 
 @pytest.mark.parametrize("mesh_shape", MESHES)
@@ -140,7 +140,7 @@ def test_the_first_bad_tensor_is_named(bad, first, mesh_shape):
 @pytest.mark.parametrize("mesh_shape", MESHES)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adafactor", "lion"])
 def test_skipped_steps_are_no_updates(optimizer, mesh_shape):
-    """Wherever steps are skipped, the others make the updates that they make without them."""
+    """The other steps make the same updates as without the skipped steps."""
     gradients = [1.0, -0.5, 2.0, 0.25]
     plain = make_program(mesh_shape, optimizer, ema_decay=0.5, weight_decay=0.1)
     skipping = make_program(
@@ -160,7 +160,7 @@ def test_skipped_steps_are_no_updates(optimizer, mesh_shape):
 
 @pytest.mark.parametrize("guards", [{}, {"skip_step_sigma": 6.0, "skip_step_window": 8}])
 def test_overflows_of_float16_are_no_updates(guards):
-    """Whatever else is guarded against."""
+    """Float16's loss scaling skips the step, with and without another guard."""
     gradients = [1.0, -0.5, 2.0]
     half = {"activation_dtype": "float16", "optimizer": "adam", **guards}
     plain, skipping = make_program(**half), make_program(**half)

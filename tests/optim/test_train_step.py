@@ -1,4 +1,4 @@
-"""Gradients to updates: clipping by the exact global norm, and variables nobody uses."""
+"""From gradients to updates: clipping by the exact global norm, and unused variables."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from t2tp.optim.clipping import global_norm
 from tests.optim.regression import make_hparams
 
 A, B, C = (mtf.Dimension(n, s) for n, s in (("a", 8), ("b", 12), ("c", 4)))
-# Split over one axis, over two in either order, over none.
+# Split over one axis, over two axes in either order, and not split.
 SHAPES = {"w": [A, B], "turned": [B, A], "vector": [B], "whole": [C], "scalar": []}
 MESHES = ["", "data:4", "model:4", "data:2;model:2", "data:2;model:4", "model:2;data:2"]
 LAYOUT = "a:data;b:model"
@@ -30,7 +30,7 @@ def true_norm():
 
 
 def run(mesh_shape, start=0.0, rate=1.0, **values):
-    """One step of gradient descent, by gradients that are known: what it shows, and the updates."""
+    """Makes a step of gradient descent with known gradients; returns its outputs and updates."""
     hparams = make_hparams(optimizer="sgd", learning_rate_constant=rate, **values)
     initializer = tf.constant_initializer(start)
 

@@ -1,4 +1,4 @@
-"""Transfer of hyperparameters: the multipliers of mup 1.0.0, the same on every layout."""
+"""Transfer of hyperparameters: the multipliers match mup 1.0.0 in any layout."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests.optim.regression import make_hparams
 from tests.optim.sharded_programs import make
 from tests.optim.test_zero import assert_same, trained
 
-# The lm of these tests has a d_model of 16, and this set one of 128.
+# The lm of these tests has a d_model of 16, and this set has one of 128.
 SET = {"transfer_from": "transformer_lm_plain_tiny"}
 
 
@@ -24,8 +24,9 @@ def role(kind, inputs, outputs):
 @pytest.mark.parametrize(
     ("optimizer", "factors"),
     [
-        # `set_base_shapes` of a model 4 times as wide, then `MuAdamW` and `MuSGD`. A readout has
-        # their rate 1 and 4, and its logits a fourth; see `Optimizer.rate_factor` on heads.
+        # mup's values: `set_base_shapes` with a model 4 times as wide, then `MuAdamW` and `MuSGD`.
+        # mup's readout has the rates 1 and 4, and divides its logits by 4; `Optimizer.rate_factor`
+        # says how our heads differ.
         (
             Adam(None, make_hparams()),
             {"hidden": 1 / 4, "input": 1, "head": 1 / 4, "embedding": 1, "bias": 1},
@@ -34,7 +35,8 @@ def role(kind, inputs, outputs):
             Sgd(None, make_hparams()),
             {"hidden": 1, "input": 4, "head": 4 / 4**2, "embedding": 4, "bias": 4},
         ),
-        # An update as large as Adam's has a spectral norm that grows with the root of the width.
+        # An update with the size of Adam's has a spectral norm proportional to the root of the
+        # width.
         (
             Muon(None, make_hparams()),
             {"hidden": 1 / 2, "input": 2 / 2, "head": 1 / 4, "embedding": 1, "bias": 1},
@@ -56,7 +58,7 @@ def test_factors_of_a_wide_model_are_those_of_mup(optimizer, factors):
 
 @pytest.mark.parametrize(("family", "tuned"), [("lm", "lm_plain"), ("moe", "moe")])
 def test_initial_values_follow_the_width_of_the_small_model(family, tuned):
-    # An expert's matrix grows like any other; the router's scores are a head's.
+    # An expert's matrix scales like other matrices; the router scales like a head.
     every = {"moe_every": 2, "num_hidden_layers": 2} if family == "moe" else {}
     wider = {"transfer_from": f"transformer_{tuned}_tiny", **every}
     program = make(family, "one device", 0, "adam", **wider)

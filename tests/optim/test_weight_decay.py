@@ -1,4 +1,4 @@
-"""Weight decay applies to matrices and embeddings, and to nothing else, in every model."""
+"""In every model, weight decay applies only to matrices and embeddings."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Adam and Adafactor by the papers' formulas in float64; Adafactor depends on whole variables."""
+"""Adam and Adafactor match the papers' formulas in float64; Adafactor needs whole variables."""
 
 import functools
 
@@ -22,7 +22,7 @@ def rms(x):
 
 
 def adam(name, step, value, grad, state):
-    """Algorithm 1 of arXiv:1412.6980, with an epsilon that makes a difference."""
+    """Computes algorithm 1 of arXiv:1412.6980, with an epsilon that is large enough to matter."""
     beta1, beta2, epsilon = 0.9, 0.98, 0.1
     m = state["m"] = beta1 * state.get("m", 0.0) + (1 - beta1) * grad
     v = state["v"] = beta2 * state.get("v", 0.0) + (1 - beta2) * grad**2
@@ -30,14 +30,14 @@ def adam(name, step, value, grad, state):
     return value - RATE * mean / (np.sqrt(v / (1 - beta2 ** (step + 1))) + epsilon)
 
 
-# Of each variable, the axes along which row and column means are taken, if it is factored.
+# Factored variable -> the axes along which row and column means are taken.
 FACTORED = {"matrix": (0, 1), "cube": (0, 2)}
 
 
 def adafactor(
     name, step, value, grad, state, beta1=0.0, clipping=1.0, scaled=True, factored=True, decay=0.0
 ):
-    """Algorithms 4 and 5 of arXiv:1804.04235."""
+    """Computes algorithms 4 and 5 of arXiv:1804.04235."""
     rest = 1 - (step + 1.0) ** -0.8
     squares = grad**2 + 1e-30
     if factored and name in FACTORED:
@@ -106,7 +106,7 @@ def test_twenty_steps_are_those_of_the_formula(name, mesh_shape, layout):
 
 
 def test_sums_of_variables_that_are_split_alike_are_made_together():
-    """Adafactor's means, and then the norms of its updates."""
+    """Adafactor adds two all-reduces per axis: for all means, and for the norms of all updates."""
 
     def reductions(**values):
         layout = LAID_OUT[1]

@@ -1,6 +1,6 @@
-"""Any model trains the same however its variables are sharded at rest, with any optimizer.
+"""Any model trains the same with any sharding at rest and any optimizer.
 
-In float64, so that nothing hides behind rounding.
+Programs are in float64, so that rounding hides no error.
 """
 
 import functools
@@ -15,14 +15,14 @@ from tests.optim.sharded_programs import make
 
 
 def run(program, family, steps):
-    """The loss and the norm of the gradients of each step."""
+    """Returns the loss and the gradient norm of each step."""
     results = [program(FAMILIES[family].batch(), number) for number in steps]
     return [[float(x[name]) for name in ("loss", "norm")] for x in results]
 
 
 @functools.cache
 def trained(family, mesh, stage, optimizer="sgd", steps=2, **changes):
-    """The losses of some steps, and the variables after them."""
+    """Returns the losses and gradient norms of some steps, and the variables after them."""
     program = make(family, mesh, stage, optimizer, **changes)
     shown = run(program, family, range(steps))
     return shown, values_of(program)
@@ -53,12 +53,12 @@ MUON = {"optimizer": "muon", "weight_decay": 0.1, "optimizer_adam_epsilon": 1e-3
         ("encdec", "data", 2, {}),
         ("classes", "both", 1, {"microbatches": 2}),
         ("moe", "experts", 3, {}),
-        # Sizes that the axes do not divide; the 30 tokens of the models over 4 devices, too.
+        # Axes do not divide these sizes, nor the models' 30 tokens over 4 devices.
         ("lm", "data", 1, UNEVEN),
         ("lm", "both", 2, {**UNEVEN, "microbatches": 2}),
         ("lm", "vocab", 3, {**UNEVEN, "label_smoothing": 0.1, "z_loss": 1e-3}),
         ("masked", "vocab", 1, {}),
-        # Muon, whose matrices are whole in each step.
+        # Muon needs whole matrices in each step.
         ("lm", "vocab", 1, MUON | UNEVEN),
         ("lm", "context", 3, MUON),
         ("lm", "pods", 2, MUON | {"microbatches": 2}),
@@ -81,7 +81,7 @@ def test_a_step_is_that_of_one_device(family, mesh, stage, changes):
     [("adam", 3, 131), ("adafactor", 1, 128), ("adafactor", 3, 131)],
 )
 def test_ten_updates_of_parts_are_those_of_whole_variables(optimizer, stage, d_model):
-    """Adafactor factors dimensions of at least 128; norms are those of whole variables."""
+    """Adafactor factors dimensions of at least 128; norms are of whole variables."""
     changes = {
         "d_model": d_model,
         "d_ff": 160,
@@ -114,7 +114,7 @@ def test_a_checkpoint_restores_into_any_stage_and_mesh(tmp_path, before, after):
 
 
 def sent(program):
-    """Bytes of what 4 devices together (all-gather, reduce-scatter, all-reduce) in a step."""
+    """Returns the bytes of all 4 devices in a step: all-gather, reduce-scatter, all-reduce."""
     by_kind = {"allgather": 0, "reducescatter": 0, "allreduce": 0}
     for (kind, _), (_, size) in program.collectives().items():
         if kind in by_kind:
@@ -124,9 +124,12 @@ def sent(program):
 
 @pytest.mark.slow
 def test_traffic_is_that_of_the_papers_with_microbatches_too():
-    """Stages 1 and 2 move as much as an all-reduce, which is a reduce-scatter and an all-gather;
-    stage 3 half as much again; stage 2 reduces the gradients of each microbatch, stage 1 those of
-    the batch."""
+    """Checks each ZeRO stage's traffic.
+
+    Stages 1 and 2 move as much as an all-reduce: a reduce-scatter and an all-gather. Stage 3
+    moves half as much again. With microbatches, stage 1 reduces the gradients of the batch, and
+    stages 2 and 3 reduce the gradients of each microbatch.
+    """
 
     def collectives(stage, microbatches=1):
         changes = {"position": "sinusoidal", "tie_embeddings": False}
@@ -137,12 +140,12 @@ def test_traffic_is_that_of_the_papers_with_microbatches_too():
         return collectives(stage, microbatches)[:2]
 
     gathered, scattered = traffic(1)
-    # What is still all-reduced are vectors, the loss, and the norm, a number more.
+    # Vectors, the loss, and the norm (one more number) are still all-reduced.
     plain, vectors = (collectives(stage)[2] for stage in (0, 1))
     assert plain - vectors == pytest.approx(scattered, abs=16)
     assert gathered == scattered > 0
     assert traffic(2) == (gathered, scattered)
-    # The backward pass needs no embedding: it is not gathered again.
+    # The backward pass does not gather the embedding again, as it does not need it.
     twice = 2 * gathered - 30 * 16 * 4
     assert traffic(3) == (twice, scattered)
     assert traffic(1, 2) == (gathered, scattered)

@@ -1,8 +1,7 @@
-"""Prints how many bytes a step of a pipeline needs above what was there before, and how many of
-these a stage keeps of each microbatch.
+"""Prints how many bytes a pipeline's step needs, and how many a stage saves per microbatch.
 
-It is run in a process of its own, with the name of a schedule: memory's peak can be measured only
-once in a process.
+It runs in a process of its own, with the name of a schedule as the argument, because a process can
+measure its peak only once.
 """
 
 import sys

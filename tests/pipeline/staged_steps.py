@@ -1,4 +1,4 @@
-"""Steps of small models in float64, with stages and without."""
+"""Steps of small models in float64, with and without pipeline stages."""
 
 import functools
 
@@ -24,7 +24,7 @@ SIZES = {"num_hidden_layers": 4, "d_model": 8, "d_ff": 16, "d_kv": 2}
 def example(
     family: str, changes: dict[str, object]
 ) -> tuple[Model, dict[str, np.ndarray], dict[str, t2tp.Feature]]:
-    """A model of a family with dropout, a batch, and its features."""
+    """Returns a model of a family with dropout, a batch, and its features."""
     if family in FAMILIES:
         return small_model(family, **{**DROPOUT, **SIZES, **changes})
     deep = {"num_hidden_layers": SIZES["num_hidden_layers"], **changes}
@@ -37,7 +37,7 @@ def example(
 def program(
     family: str, layout: Layout, microbatches: int, kind=DoubleProgram, **changes: object
 ) -> Program:
-    """The training step of a family."""
+    """Returns the program of a family's training step."""
     model, _, features = example(family, {**DESCENT, "microbatches": microbatches, **changes})
 
     def step(mesh, given):
@@ -51,7 +51,7 @@ def program(
 
 
 def values(program: Program, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What a step returns, and all variables after it."""
+    """Returns the outputs of a step, and all variables after it."""
     shown = program(batch, step=3)
     found = {k: np.asarray(x) for k, x in shown.items() if not k.startswith("summaries/")}
     return found | values_of(program)
@@ -59,7 +59,7 @@ def values(program: Program, batch: dict[str, np.ndarray]) -> dict[str, np.ndarr
 
 @functools.cache
 def unpipelined(family: str, **changes: object) -> dict[str, np.ndarray]:
-    """A step on one device."""
+    """Returns the values of a step on one device."""
     return values(program(family, Layout(), 1, **changes), example(family, {})[1])
 
 
@@ -75,7 +75,7 @@ def with_and_without_stages(
     microbatches: int = 4,
     **changes: object,
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """A step of a pipeline, and the step on one device."""
+    """Returns the values of a pipeline's step, and of the step on one device."""
     pipeline = Pipeline(schedule, chunks, layers)
     layout = Layout(mesh, f"layers:stage;{rules}", Storage(stage=zero), pipeline)
     found = values(program(family, layout, microbatches, **changes), example(family, {})[1])
@@ -85,7 +85,7 @@ def with_and_without_stages(
 def assert_equal(
     found: dict[str, np.ndarray], wanted: dict[str, np.ndarray], tolerance: float = 1e-12
 ) -> None:
-    """All values are equal, to a share of the largest of their kind or of 1e-3."""
+    """Checks that errors are small relative to an array's largest element, at least 1e-3."""
     assert set(found) == set(wanted)
     errors = {
         name: np.max(np.abs(found[name] - x)) / max(np.max(np.abs(x)), 1e-3)

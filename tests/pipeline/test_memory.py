@@ -1,4 +1,4 @@
-"""What the stages of a pipeline keep, in memory that processes really need."""
+"""The memory that a pipeline's processes need matches the activations that its schedule saves."""
 
 import pytest
 
@@ -19,5 +19,5 @@ def test_activations_are_alive_as_long_as_the_tables_say(tmp_path):
     (all_first, kept), (one_by_one, _) = (map(int, line.split()) for line in lines)
     alive = [sum(make_schedule(name, STAGES, MICROBATCHES).alive()) for name in names]
     assert alive == [STAGES * MICROBATCHES, 4 + 3 + 2 + 1]
-    # What else a step needs is the same in both.
+    # All other memory of a step is the same with both schedules.
     assert all_first - one_by_one == pytest.approx((alive[0] - alive[1]) * kept, rel=0.25)

@@ -1,4 +1,4 @@
-"""Programs with stages: their traffic, their size, decoding, and what they refuse."""
+"""Programs with stages: traffic, size, decoding, and error messages."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def training(layout: Layout, microbatches: int = 4, **changes: object) -> Progra
 @pytest.mark.slow
 @pytest.mark.parametrize("axis", ["data", "model"])
 def test_a_stage_sends_its_part_of_one_tensor_each_way_for_each_microbatch(axis):
-    """Also where tensor parallelism leaves each processor with the whole tensor."""
+    """With tensor parallelism, each processor has the whole tensor but sends only its part."""
     program = training(Layout(f"stage:2;{axis}:2", f"layers:stage;{MEGATRON}"), microbatches=2)
     count, num_bytes = program.collectives()["permute", ("stage",)]
     batch = FAMILIES["lm"].batch()["targets"]
@@ -74,7 +74,7 @@ def test_a_variable_is_on_the_processors_of_its_stage_only():
 def test_decoding_goes_through_the_stages(family, options):
     inputs = [[4, 5, 1], [1], [9, 8, 7, 6, 1], [2] * 7] if family == "encdec" else [None] * 4
     prefixes = [[5, 6, 7], [], [2] * 9, [29]]
-    # So many rows that they pass the stages in two groups.
+    # Enough rows to pass the stages in two groups.
     asked = 16 * [Request(prefix, row) for prefix, row in zip(prefixes, inputs, strict=True)]
     model = FAMILIES[family].make(**LAYERS)
     chosen = DecodeOptions.parse(f"{options},batch_size=64".strip(","))

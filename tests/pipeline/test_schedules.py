@@ -1,4 +1,4 @@
-"""Schedules of pipelines: tables that pass each microbatch through each stage, once each way."""
+"""In a pipeline's table, each microbatch passes each stage once forward and once backward."""
 
 import dataclasses
 
@@ -35,7 +35,7 @@ def test_bubbles_are_those_of_the_papers(stages, groups):
     # Narayanan et al., section 2.2: v chunks divide the bubble by v.
     interleaved = make_schedule("interleaved", stages, microbatches, 2).bubble()
     assert interleaved == pytest.approx(idle / 2 / (microbatches + idle / 2))
-    # Qi et al., table 1: ZB-H1's is (stages - 1) (F + B - W), here a third of 1F1B's.
+    # Qi et al., table 1: the bubble of ZB-H1 is (stages - 1) (F + B - W), here a third of 1F1B's.
     zero_bubble = make_schedule("zero_bubble", stages, 2 * microbatches).bubble()
     assert zero_bubble == pytest.approx(idle / (3 * 2 * microbatches + idle))
 

@@ -1,6 +1,6 @@
-"""A step of a pipeline is the step without one: loss, metrics, gradients and updates, in float64.
+"""A pipeline's step has the loss, metrics, gradients and updates of a step without stages.
 
-Whatever the family, the number of stages, the schedule, the microbatches and the other axes.
+Cases differ in family, stages, schedule, microbatches and other axes. All are in float64.
 """
 
 import pytest
@@ -15,8 +15,8 @@ ADAFACTOR = dict(optimizer="adafactor", ema_decay=0.9, clip_grad_norm=1e-3, num_
 ZERO_BUBBLE = dict(schedule="zero_bubble", microbatches=2)
 INTERLEAVED = dict(schedule="interleaved", chunks=2)
 TWO = dict(num_hidden_layers=2, microbatches=2)
-# Family, mesh, and arguments of `with_and_without_stages`. A case takes seconds, so most have two
-# things to get wrong: one of the pipeline and one of the model or its update.
+# Family, mesh, and arguments of `with_and_without_stages`. A case takes seconds, so most cases
+# combine a feature of the pipeline with a feature of the model or its update.
 CASES = {
     "GPipe, one microbatch, layers assigned by hand, relative positions": (
         *("lm", "stage:2"),

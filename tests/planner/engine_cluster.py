@@ -1,4 +1,4 @@
-"""A cluster of A100s whose software recomputes as the engine does."""
+"""A cluster of A100s whose software stack behaves as the engine does."""
 
 import dataclasses
 
@@ -6,7 +6,7 @@ from t2tp.planner import ClusterFile
 
 
 def engine_stack():
-    """A cluster whose software recomputes, gathers and holds what the engine does, and no more."""
+    """Returns a cluster whose stack recomputes, gathers and stores only as much as the engine."""
     cluster = ClusterFile.load("a100", "megatron")
     own = dict.fromkeys(("repeats_all", "weights_where_used", "gathers_again"), False)
     stack = dataclasses.replace(cluster.software, **own)

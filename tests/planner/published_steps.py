@@ -1,11 +1,11 @@
-"""Published steps to which no constant of a cluster file is fitted, against their plans.
+"""Compares published steps with their plans; cluster files are not fitted to the printed steps.
 
     python -m tests.planner.published_steps
 
-Prints each step's error, the medians, and how many pairs of ZeRO and of stages are in the right
-order. Llm-foundry's rows: scripts/train/benchmarking/README.md of its repository, tables of October
-2023 (fewer than 128 devices). Megatron-LM's on B200: docs/b200/b200_release_v1.2_summary.md of
-SimuMax's repository, dense models of length 4096.
+Prints each step's error, the medians, and how many pairs of steps with ZeRO or with stages are in
+the right order. The rows of llm-foundry are from scripts/train/benchmarking/README.md of its
+repository, tables of October 2023 (fewer than 128 devices). The rows of Megatron-LM on B200 are
+from docs/b200/b200_release_v1.2_summary.md of SimuMax's repository, dense models of length 4096.
 """
 
 import itertools
@@ -16,8 +16,8 @@ from t2tp.planner import ClusterFile, Plan, Request
 from t2tp.trainer.planning import request
 
 # arXiv:2205.05198, tables 3 and 5: width, heads, layers, stages, rows, rows of a microbatch,
-# chunks;
-# seconds with full recomputation, and with selective recomputation and sequence parallelism.
+# chunks; seconds with full recomputation, and with selective recomputation and sequence
+# parallelism.
 MEGATRON = {
     "22B": (6144, 64, 48, 1, 4, 4, 1, 1.42, 1.10),
     "175B": (12288, 96, 96, 8, 64, 1, 3, 18.13, 13.75),
@@ -44,10 +44,10 @@ ZERO_OR_STAGES = {
         (0, 2240, 1, 2240, 159),
     ),
 }
-# A layer of the 22B model with tensor parallelism of 8. hparams `recompute` and
-# `sequence_parallel`; whether the attention weights are stored; bytes saved for each element of the
-# layer's input (table 2), of which the scores and their masks are `SCORES`; milliseconds forward
-# and backward (table 4).
+# One layer of the 22B model with tensor parallelism of 8 -> hparams `recompute` and
+# `sequence_parallel`; whether the attention weights are stored; bytes saved per element of the
+# layer's input (table 2), of which `SCORES` are for scores and their masks; milliseconds of the
+# forward and the backward pass (table 4).
 SCORES = 5 * 64 * 2048 / 6144
 LAYER = {
     "tensor parallelism": ("none", False, True, 10 + (24 + SCORES) / 8, 7.7, 11.9),
@@ -89,8 +89,8 @@ FOUNDRY = (
     ("760m", 512, 8, 96, 2, "none", 83749),
 )
 
-# Llama 3 70B cut to 12 layers and 405B cut to 4, on 8 B200. Model, tensor parallelism, stages,
-# microbatches of a row, milliseconds, GiB allocated.
+# Llama 3 70B with 12 layers and 405B with 4, on 8 B200: model, tensor parallelism, stages,
+# microbatches of one row, milliseconds, GiB allocated.
 LLAMA = (
     ("70B", 1, 2, 4, 843.0, 66.55),
     ("70B", 2, 1, 4, 725.5, 60.68),
@@ -111,14 +111,14 @@ _405B = {"d_model": 16384, "d_ff": 53248, "num_heads": 128, "num_kv_heads": 16}
 
 
 def allocated(plan: Plan) -> float:
-    """Returns GiB of a device, without the driver and the libraries."""
+    """Returns the GiB that a device allocates, without the driver and the libraries."""
     return (plan.memory_total - plan.memory["reserved"]) / 2**30
 
 
 def llama_plan(
     name: str, ways: int, stages: int, microbatches: int, milliseconds: float, gib: float
 ) -> tuple[Plan, float, float]:
-    """Returns the plan of a step on 8 B200, its published seconds, and GiB."""
+    """Returns the plan of a step on 8 B200, its published seconds, and its published GiB."""
     data, hparams = 8 // ways // stages, registry.hparams("llama_70b")
     mesh = {"stage": stages, "data": data, "model": ways}
     split = "heads:model;kv_heads:model;d_ff:model;vocab:model;residual_length:model"
@@ -141,7 +141,7 @@ def llama_plan(
 
 
 def wanted(vocab_size: int, shape: tuple[int, int, int], **values) -> Request:
-    """Returns a GPT of a width, heads and layers without biases."""
+    """Returns the request for a GPT without biases; `shape` is width, heads and layers."""
     width, heads, layers = shape
     hparams = registry.hparams("gpt3_175b")
     sizes = {"d_model": width, "d_ff": 4 * width, "num_heads": heads, "d_kv": width // heads}
@@ -176,7 +176,7 @@ def _megatron(
 
 
 def layer_requests(case: str) -> list[Request]:
-    """Returns two layers of a row of `LAYER`, and one."""
+    """Returns the requests for two layers and for one layer of a row of `LAYER`."""
     return [
         _megatron((6144, 64, layers), *LAYER[case][:3], batch_size=4, microbatches=1)
         for layers in (2, 1)
@@ -199,7 +199,7 @@ def megatron_plan(name: str, *, is_selective: bool) -> tuple[Plan, float]:
 
 
 def zero_or_stages_plan(model: tuple, row: tuple) -> tuple[Plan, float]:
-    """Returns the plan of a row of `ZERO_OR_STAGES`, and its published FLOP/s of a device."""
+    """Returns the plan of a row of `ZERO_OR_STAGES`, and a device's published 10^12 FLOP/s."""
     width, heads, layers, stages, chunks = model
     zero, devices, part, rows, teraflops = row
     data = devices if zero else devices // stages // 8
@@ -259,7 +259,7 @@ def main() -> None:
     for model, rows in ZERO_OR_STAGES.items():
         for row in rows:
             plan, teraflops = zero_or_stages_plan(model, row)
-            # The paper counts the repeated forward pass.
+            # The paper counts the repeated forward pass as FLOPs.
             planned = 4 / 3 * 1e-12 * plan.model_flops / (plan.seconds * plan.devices)
             rates[model, row] = teraflops, planned
             print(

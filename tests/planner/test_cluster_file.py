@@ -13,7 +13,7 @@ from t2tp.trainer.calibration.toml_text import toml_text
 from t2tp.trainer.planning import request
 from tests.models.small_lm import make_hparams
 
-# Every key of every table.
+# A cluster file with every key of every table.
 POINTS = [[1e3, 1e-5, 0.1], [1e5, 1e-4, 0.2]]
 WHOLE = {
     "name": "mine",
@@ -59,7 +59,7 @@ del WHOLE["stacks"]["plain"]["name"]
 
 
 def places(table, path=()):
-    """Yields the path of each value that is no table."""
+    """Yields the path of each value that is not a table."""
     for key, value in table.items() if isinstance(table, dict) else enumerate(table):
         is_list = isinstance(value, list) and isinstance(value[0], dict)
         if isinstance(value, dict) or is_list:
@@ -120,7 +120,7 @@ def test_no_value_of_another_type_or_out_of_range_is_taken(path, tmp_path):
         else [1],
         list: [[], [[1, 2]], [POINTS[1], POINTS[0]], [[1.0, 0.0, 0.1]], [[0.0, 1.0, math.nan]]],
     }.get(type(inner), numbers)
-    # Any time, size and price may be large.
+    # Times, sizes and prices have no upper limit.
     unlimited = ("memory", "bandwidth", "price_per_hour", "float32", "bfloat16", "product_inner")
     counts = ("units", "cores", "devices", "shared_by", "host_devices", "max_devices", "processes")
     for value in wrong:
@@ -166,7 +166,7 @@ def step():
 
 @pytest.mark.parametrize("measured", [False, True])
 def test_whatever_is_taken_can_be_planned_with(measured, step, tmp_path):
-    """Each number at its smallest and its largest value gives finite seconds."""
+    """Plans with the smallest and largest value of each number; the step takes finite seconds."""
     for path in PATHS:
         for value in (0, 1, 1e-9, 1e30):
             table = changed(path, value)

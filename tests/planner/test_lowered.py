@@ -37,12 +37,12 @@ def wanted(**values):
 
 
 def whole(request):
-    """The program with all of its layers."""
+    """Returns the program with all of its layers."""
     return request.program(request.hparams)
 
 
 def totals(step):
-    """FLOPs and bytes by kind of work and phase."""
+    """Returns FLOPs and bytes by kind of work and phase."""
     sums = Counter()
     for work, number in step.work.items():
         sums[work.kind, work.phase, "flops"] += number * work.times * work.flops
@@ -53,7 +53,7 @@ def totals(step):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_layers_that_are_multiplied_count_like_layers_that_are_lowered(case):
-    """Collectives, variables, FLOPs and bytes are equal; the peak of memory is near."""
+    """Collectives, variables, FLOPs and bytes are equal; the memory peak is close."""
     deep = wanted(num_hidden_layers=5, **CASES[case])
     program, cluster = whole(deep), engine_stack()
     step = deep.lowered(cluster)
@@ -72,7 +72,7 @@ def test_layers_that_are_multiplied_count_like_layers_that_are_lowered(case):
 
 
 def test_with_recomputation_the_input_of_each_layer_is_kept():
-    """On each device [batch=8, length=12, d_model=16] in float32."""
+    """Each device saves a float32 [batch=8, length=12, d_model=16] per layer."""
     kept = [
         wanted(num_hidden_layers=layers, **CASES["recomputed"]).lowered(engine_stack()).layer_bytes
         for layers in (5, 9)
@@ -97,7 +97,7 @@ def test_a_stack_may_wait_for_its_gathers():
 
 
 def test_a_stack_may_gather_again_what_a_layer_splits():
-    """For each gather of activations there is a second one, next to the gradient's reduction."""
+    """Each reduction of a gradient then comes with a second gather of the activation."""
     sent = []
     for cluster in (engine_stack(), ClusterFile.load("a100", "megatron")):
         step, counts = wanted(**CASES["sequence parallel"]).lowered(cluster), Counter()
@@ -135,7 +135,7 @@ def test_flops_of_a_step_are_six_times_parameters_and_tokens():
 
 @pytest.mark.slow
 def test_a_split_batch_is_normalized_twice_going_forward():
-    """First by the slice's own statistics, which the kernel finds on the way, then by all."""
+    """The kernel first normalizes by its slice's statistics, and then by the whole batch's."""
     found = []
     for mesh in ("", "data:2"):
         hparams = registry.hparams("mtf_resnet_tiny")
@@ -166,9 +166,9 @@ def peak_of(step):
     return max(peak.total for peak in step.memory)
 
 
-# Model, hparams without and with a feature, what it changes, and the range of the ratio.
+# Model, hparams without and with a feature, the changed quantity, and the range of its ratio.
 FEATURES = {
-    # Half of the layers see a quarter of the keys.
+    # Half of the layers attend to a quarter of the keys.
     "windows": (
         *("transformer_lm", "", "layer_pattern=[local,full],attention_window=64"),
         lambda step: flops_of(step, "attention", FORWARD),
@@ -180,16 +180,16 @@ FEATURES = {
         lambda step: 1 + flops_of(step, "product", UPDATE),
         (1e6, 1e12),
     ),
-    # Two matrices of a layer are dealt out to four processors.
+    # Each layer's matrices are distributed over four processors.
     "muon, dealt out": (
         "transformer_lm",
         *(f"optimizer=muon,num_hidden_layers=6,mesh_shape=data:{size}" for size in (1, 4)),
         lambda step: flops_of(step, "product", UPDATE),
         (0.249, 0.251),
     ),
-    # The logits, their gradient and log-probabilities of a chunk only.
+    # Logits, log-probabilities and gradients of one chunk only.
     "chunked loss": ("transformer_lm", "loss_chunk=-1", "loss_chunk=32", peak_of, (0.1, 0.7)),
-    # The tokens, without a capacity for more of them.
+    # Only the actual tokens, and no free slots of a capacity.
     "dropless experts": (
         *("transformer_moe", "moe_dispatch=capacity", "moe_dispatch=dropless"),
         lambda step: flops_of(step, "product", FORWARD, BACKWARD),

@@ -1,4 +1,4 @@
-"""What a layer keeps for the backward pass, against the published algebra."""
+"""The memory that a layer saves for the backward pass matches published formulas."""
 
 import dataclasses
 import functools
@@ -10,7 +10,7 @@ from t2tp.planner import ClusterFile
 from t2tp.trainer.planning import request
 from tests.planner.published_steps import LAYER, layer_requests, wanted
 
-# The 22B model of arXiv:2205.05198.
+# the 22B model of arXiv:2205.05198
 LENGTH, ROWS, WIDTH, HEADS = 2048, 4, 6144, 64
 TOKENS = LENGTH * ROWS * WIDTH
 
@@ -40,12 +40,12 @@ def kept_by_a_layer(cluster, **values):
 def test_a_layer_keeps_what_table_2_says(case):
     cluster, expected = ClusterFile.load("a100", "megatron"), LAYER[case][3]
     two, one = (step.lowered(cluster).layer_bytes["kept"] for step in layer_requests(case))
-    # Means and variances of the norms, which the paper leaves out.
+    # The paper leaves out means and variances of the norms.
     assert two - one == pytest.approx(expected * TOKENS, rel=0.002)
 
 
 def test_fused_attention_keeps_neither_scores_nor_masks():
-    """arXiv:2307.08691: q, k, v, the result and a number per query; 34 bytes less two masks."""
+    """arXiv:2307.08691: q, k, v, the result and a number per query; 34 bytes less two for masks."""
     kept = kept_by_a_layer("h100", recompute="none", layer_prepostprocess_dropout=0.1)
     sums = 4 * ROWS * HEADS * LENGTH
     assert kept - sums == pytest.approx(32 * TOKENS, rel=0.002)
@@ -59,13 +59,13 @@ def test_kernels_that_fuse_nothing_keep_what_the_program_says():
         for cluster in ("h100", "cpu")
         for d_ff in (WIDTH, 2 * WIDTH)
     ]
-    # GELU as a formula of six operations against one kernel that keeps its input and its output.
+    # GELU from six operations compared with one kernel, which saves its input and its output.
     assert kept[1] - kept[0] == 2 * 2 * TOKENS
     assert kept[3] - kept[2] > 2 * (kept[1] - kept[0])
 
 
 def test_megatrons_buffers_are_18_bytes_of_a_parameter():
-    """Weights in 16 bits, and gradients, weights and two moments in float32."""
+    """16-bit weights, and float32 gradients, weights and two moments."""
     for microbatches in (1, 2):
         step = lowered("a100 megatron", recompute="layer", microbatches=microbatches)
         for peak in step.memory:
@@ -76,7 +76,7 @@ def test_megatrons_buffers_are_18_bytes_of_a_parameter():
 
 
 def test_a_gradient_is_sharded_as_it_comes():
-    """With ZeRO 2 no processor holds the gradients of the whole model."""
+    """With ZeRO 2, no processor has the gradients of the whole model."""
     sharded, whole = (
         max(
             peak.by_purpose.get("gradients", 0)
@@ -102,7 +102,7 @@ def test_gradients_of_a_stage_wait_unsharded():
     ).staged(ClusterFile.load("h100"))
     step = staged.of_stage(0)
     last = next(peak for peak in step.memory if peak.point == "end of the backward pass")
-    # Two layers, unsharded and as sums of shards.
+    # The gradients of two layers, unsharded, and their sums, sharded over 4 devices.
     layers = 4 * 2 * 12 * WIDTH**2
     held = last.by_purpose["gradients"] + last.by_purpose["sums"]
     assert held == pytest.approx(layers * (1 + 1 / 4), rel=0.15)
@@ -115,7 +115,7 @@ def test_an_update_scales_gradients_in_place():
 
 
 def test_the_loss_holds_float32_copies_of_the_logits():
-    """Megatron's one, in place of the logits in 16 bits, against PyTorch's three next to them."""
+    """Compares one copy, which replaces the 16-bit logits, with three additional copies."""
     vocab_size = 51200
     cluster = ClusterFile.load("h100")
     peaks = []
@@ -131,9 +131,9 @@ def test_the_loss_holds_float32_copies_of_the_logits():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["a100", "b200"])
 def test_llama_8b_with_32k_tokens_a_device_needs_what_was_published(name):
-    """It held 83.9 GiB in a published run, most of it for the float32 copies of its logits.
+    """A published run held 83.9 GiB, most of it for float32 copies of its logits.
 
-    A plan without a stack counts them, as no other stack of the file needs more.
+    A plan without a named stack counts the copies, because no other stack needs more memory.
     """
     hparams = registry.hparams("llama_8b")
     hparams.parse("batch_size=32,batch_size_unit=sequences_per_batch,microbatches=1,zero_stage=3")

@@ -1,4 +1,4 @@
-"""The page of a plan: self-contained, valid, and with the numbers of the plan."""
+"""The page of a plan needs no other files, is valid, and contains the numbers of the plan."""
 
 import dataclasses
 import json
@@ -80,7 +80,7 @@ def test_axes_use_the_space(low, high):
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
 @pytest.mark.parametrize("width", [1280, 700])
 def test_no_text_of_a_page_is_cut_or_covers_another(found, cluster, tmp_path, width):
-    """Neither in a window nor at the width of a printed page."""
+    """Tests the width of a window and the width of a printed page."""
     path = tmp_path / "plan.html"
     path.write_text(page(found[0].plan, found).replace("</body>", f"{MEASURE}</body>"))
     dom = chromium(tmp_path, path, "--dump-dom", f"--window-size={width},800")
@@ -88,7 +88,7 @@ def test_no_text_of_a_page_is_cut_or_covers_another(found, cluster, tmp_path, wi
     assert said == {"cut": [], "covered": [], "width": width}
 
 
-# Texts that leave the window, or that cover each other.
+# Finds texts that extend beyond the window, or that cover each other.
 MEASURE = """
 <script>
   const texts = [...document.querySelectorAll("svg text, .bars > span, .facts div, td, th, p")];

@@ -1,4 +1,4 @@
-"""The published measurements that constants were fitted to are reproduced, and some others."""
+"""Plans reproduce published measurements: those that constants were fitted to, and others."""
 
 import pytest
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 def seconds(plan, phase):
-    """Of forward or backward pass; without the weights' cast, which a step does once."""
+    """Returns a pass's seconds, without the weights' cast, which a step makes only once."""
     return sum(c.seconds for c in plan.costs if c.phase == phase and c.kind != "copy")
 
 
@@ -33,11 +33,11 @@ def test_a_layer_of_the_22b_model_takes_what_table_4_says(case):
 def test_mpt_7b_on_eight_h100_takes_what_llm_foundry_measured():
     plan, measured = foundry_plan(("7b", 2048, 8, 6, 1, "none", 10_643))
     assert plan.seconds == pytest.approx(measured, rel=0.02)
-    assert 55 < allocated(plan) < 70  # It fitted into 80.
+    assert 55 < allocated(plan) < 70  # The device has 80 GiB.
 
 
 def test_retries_of_the_allocator_take_time_where_its_blocks_do_not_fit():
-    """30B at length 8,192 on 8 devices; on 16 devices there is room."""
+    """30B at length 8,192 does not fit on 8 devices without retries, and fits on 16."""
     plan, measured = foundry_plan(FOUNDRY[2])
     (retries,) = (cost for cost in plan.costs if "retries" in cost.kind)
     assert plan.seconds == pytest.approx(measured, rel=0.15)
@@ -54,12 +54,12 @@ def test_twelve_layers_of_llama_70b_on_eight_b200_take_what_megatron_measured():
 
 @pytest.mark.parametrize("row", [LLAMA[0], LLAMA[-1]])
 def test_megatron_holds_what_was_published_for_stages_and_for_tensor_parallelism(row):
-    """Stages without the weights of other stages, and a dummy gradient of a layer's weights."""
+    """A stage does not store other stages' weights; one layer's weights have a dummy gradient."""
     plan, _, gib = llama_plan(*row)
     assert allocated(plan) == pytest.approx(gib, rel=0.02)
 
 
-# Long and short sequences, large and small models, with recomputation and without.
+# Long and short sequences, large and small models, with and without recomputation.
 UNFITTED = {
     **{f"{row[0]}, {row[1]}": lambda row=row: foundry_plan(row) for row in FOUNDRY[1::3]},
     "530B": lambda: megatron_plan("530B", is_selective=False),

@@ -1,4 +1,4 @@
-"""What a search proposes runs; what cannot be found is said."""
+"""The layouts that a search proposes run; if it finds none, its message says so."""
 
 import dataclasses
 
@@ -28,7 +28,8 @@ def test_everything_that_may_be_proposed_is_accepted_by_a_program(devices):
     wanted, sizes = request_of(num_hidden_layers=4), {"heads": {4}, "d_ff": {32}, "vocab": {32}}
     made = list(candidates(wanted.hparams, sizes, devices, 8, max_tensor_parallel=8, fixed={}))
     assert len(set(made)) == len(made) > 0
-    # One of each layout, ZeRO stage and schedule: the rest changes nothing that may be refused.
+    # One candidate of each layout, ZeRO stage and schedule, because other choices are never
+    # refused.
     kinds = {(c.layout, c.zero_stage if c.stages == 1 else c.program().schedule): c for c in made}
     for candidate in kinds.values():
         program = wanted.program(candidate.applied(wanted.hparams))
@@ -51,7 +52,7 @@ def test_the_best_trains(devices, schedule):
 def test_axes_are_ordered_so_that_what_communicates_most_is_nearest():
     fast = ClusterFile.load("a100")
     near, far = fast.links
-    # Hosts of two devices, and little communication of tensor parallelism compared with weights.
+    # Hosts have two devices, and tensor parallelism communicates less than the weights' reduction.
     cluster = dataclasses.replace(fast, links=(dataclasses.replace(near, devices=2), far))
     fixed = {"microbatches": 1, "zero_stage": 0, "sequence_parallel": False, "recompute": "none"}
     made = search(4, top=1, rules=["heads:model", "batch:data"], fixed=fixed)
@@ -75,7 +76,7 @@ def test_found_layouts_are_sorted_and_the_front_has_no_worse_one():
     assert all(isinstance(Layout(e.plan.mesh_shape, e.plan.layout), t2tp.Layout) for e in found)
 
 
-# Matrices of a model have 4096 rows: 64 processors divide them, and 48 do not.
+# The model's matrices have 4096 rows: 64 processors divide them, and 48 do not.
 ESTIMATED = {
     "sharded": (Candidate(64, 1, 2, "none", 2, False), ""),
     "what nothing divides": (Candidate(48, 1, 2, "none", 2, False), "optimizer=adafactor"),
@@ -110,7 +111,7 @@ def test_what_is_fixed_is_not_chosen():
 def test_devices_are_doubled_until_a_training_is_done_in_time():
     tokens = 1e9
     fast = ClusterFile.load("a100")
-    # Devices so slow that communication takes no time in comparison.
+    # The devices are so slow that communication takes no time in comparison.
     device = dataclasses.replace(fast.device, peak={"float32": 1e9}, bandwidth=1e9)
     cluster = dataclasses.replace(fast, device=device)
     one = dataclasses.replace(search(1, top=1), cluster=cluster)

@@ -1,4 +1,4 @@
-"""A plan with stages counts what their program does, and takes its time from the table."""
+"""A plan with stages matches their program; its time follows from the schedule's table."""
 
 from collections import Counter
 
@@ -42,7 +42,7 @@ CASES = {
         "zero_stage": 3,
     },
 }
-# Idle shares if all entries take as long, of s stages, m microbatches and v chunks.
+# Idle fractions if all entries take equally long, with s stages, m microbatches and v chunks.
 FORMULAS = {
     "gpipe": lambda s, m, v: (s - 1) / (m + s - 1),
     "1f1b": lambda s, m, v: (s - 1) / (m + s - 1),
@@ -56,7 +56,7 @@ def wanted(**values):
 
 
 def collectives(staged, request):
-    """Of all that any stage does: kind and axes -> number and bytes, as a program counts them."""
+    """Sums what all stages do: kind and axes -> number and bytes, as a program counts them."""
     step = staged.lowering.of(*(n // staged.table.stages for n in staged.lowering.stacks.values()))
     whole = Counter(step.by_place[FIRST].traffic)
     whole.update(step.by_place[LAST].traffic)
@@ -82,7 +82,7 @@ def test_collectives_and_variables_are_those_of_the_program(case):
     assert planned.keys() == real.keys()
     for key, (count, num_bytes) in real.items():
         assert planned[key][1] == num_bytes, key
-        # Small reduce-scatters share buckets across layers, and few layers are lowered.
+        # Small reduce-scatters share buckets across layers, and only a few layers are lowered.
         assert planned[key][0] == count or key[0] == "reducescatter", key
     said = {line.what: line.on_device for line in t2tp.explain(program).data.memory()}
     for stage in range(staged.table.stages):
@@ -91,14 +91,14 @@ def test_collectives_and_variables_are_those_of_the_program(case):
         assert variables["optimizer"] == said["optimizer slots"]
     sent = made.plan(engine_stack()).costs
     permuted = [c for c in sent if c.kind.startswith("permute")]
-    # The first stage and the last one send in one direction only, unless they have chunks.
+    # The first and the last stage send in one direction only, unless they have chunks.
     number, _ = program.collectives()["permute", ("stage",)]
     assert sum(c.count for c in permuted) <= number
 
 
 @pytest.mark.parametrize("width", [16, 256])
 def test_each_stage_gathers_the_weights_of_its_layers(width):
-    """Alone, or together with an embedding that a stage in the middle does not have."""
+    """Small weights are gathered together with the embedding, which the middle stage lacks."""
     case = {**CASES["in chunks, zero 2"], "d_model": width, "d_ff": 4096}
     made = wanted(num_hidden_layers=8, **case)
     cluster = ClusterFile.load("a100", "megatron")
@@ -127,7 +127,7 @@ def test_a_model_with_two_stacks_passes_the_stages_twice():
 def test_equal_stages_are_idle_as_long_as_the_formula_says(schedule, microbatches):
     stages, chunks = 4, 2 if schedule == "interleaved" else 1
     table = Table(schedule, stages, microbatches, chunks)
-    # A backward pass takes the time of both of its parts where they are not apart.
+    # A backward pass that is not split takes the time of both of its parts.
     backward = 1.0 if table.splits_backward else 2.0
     seconds = {Action.FORWARD: 1.0, Action.BACKWARD: backward, Action.WEIGHTS: 1.0}
     entries = {(action, chunk): seconds[action] for action in Action for chunk in range(chunks)}
@@ -137,7 +137,7 @@ def test_equal_stages_are_idle_as_long_as_the_formula_says(schedule, microbatche
 
 @pytest.mark.parametrize("schedule", FORMULAS)
 def test_a_long_table_follows_from_short_ones(schedule):
-    """Also with stages of different seconds, and with their saved activations."""
+    """Includes stages with different seconds, and their saved activations."""
     seconds = [(1.0, 2.0, 1.5), (1.0, 1.0, 1.5), (2.0, 2.0, 1.0)]
     whole = make_schedule(schedule, 3, 41)
     table = Table(schedule, 3, 41)
@@ -179,7 +179,7 @@ def test_a_stage_keeps_as_many_microbatches_as_the_table_says():
     (message,) = steps["1f1b"].lowering.of(1).messages
     assert kept > 0
     for name, alive in (("1f1b", [4, 3, 2, 1]), ("gpipe", [4, 4, 4, 4])):
-        # The last stage keeps what its layers return, too.
+        # The last stage also saves the output of its layers.
         sizes = [kept, kept, kept, kept + message]
         more = [steps[name].kept_of_others(stage) for stage in range(4)]
         assert more == pytest.approx(

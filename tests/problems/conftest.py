@@ -1,4 +1,4 @@
-"""A small problem for the tests: some of the standard library's files, and edge cases."""
+"""A small problem for tests: some files of the standard library, and edge cases."""
 
 import shutil
 import sysconfig
@@ -16,7 +16,7 @@ AWKWARD = {
     "awkward/marks.py": b"\xef\xbb\xbfx = '</s><unk><pad><0x0A>\x00'",
     "awkward/emoji.py": "s = '\U0001f600 e\u0301 \u2585\u2047'".encode(),
 }
-# Their names are distributed over all splits, whatever the standard library has.
+# Enough names to be distributed over all splits, whatever the standard library has.
 SMALL = {f"small/module_{i}.py": b"number = %d\n" % i for i in range(60)}
 NOT_DOCUMENTS = {
     "awkward/latin_1.py": "s = 'é'".encode("latin-1"),
@@ -28,7 +28,7 @@ NOT_DOCUMENTS = {
 
 
 class TinyStdlib(LanguagemodelPythonStdlib):
-    """The problem of the standard library, on the sources of a directory."""
+    """The problem of the standard library, with the sources of a test's directory."""
 
     vocabulary_size = 1024
 
@@ -73,6 +73,6 @@ def data_copy(data_dir, tmp_path) -> Path:
 
 @pytest.fixture
 def mocked():
-    """Mocks TFDS's catalog: see `mocked_datasets`."""
+    """Mocks TFDS's catalog with `mocked_datasets`."""
     with mocked_datasets():
         yield

@@ -1,4 +1,4 @@
-"""The examples of a problem as they were given."""
+"""Decodes the stored examples of a problem."""
 
 from pathlib import Path
 from typing import Any

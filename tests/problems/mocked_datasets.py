@@ -1,4 +1,4 @@
-"""TFDS's catalog without the network: its datasets, with generated examples."""
+"""Mocks TFDS's catalog without the network: its datasets, with generated examples."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ EXAMPLES = 20
 
 
 def english(seed: int, number: int) -> str:
-    """Returns enough words for a vocabulary of some hundreds of pieces."""
+    """Returns enough words for a vocabulary of some hundreds of tokens."""
     random = np.random.default_rng([seed, number])
     return " ".join(
         "".join(random.choice(list("etaoinshrdlu"), random.integers(2, 6))) for _ in range(30)
@@ -19,7 +19,7 @@ def english(seed: int, number: int) -> str:
 
 
 def example(builder: tfds.core.DatasetBuilder, number: int) -> dict[str, Any]:
-    """Returns an example with the dataset's features, with words as texts."""
+    """Returns an example with the dataset's features; its texts are words."""
     return made_up(builder.info.features, number)
 
 

@@ -1,4 +1,4 @@
-"""Streams of every kind, with few examples. This module imports no TensorFlow."""
+"""Streams of each kind, with few examples. This module does not import TensorFlow."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ LENGTH, BATCH, STEPS = 64, 12, 40
 
 @registry.register_problem
 class SomeReverses(AlgorithmicReverseBinary40):
-    """Fewer examples than the steps read, so that an epoch ends."""
+    """A problem with fewer examples than the steps read, so that an epoch ends."""
 
     sample_counts = {"train": 170, "validation": 20, "test": 4}
 
@@ -26,14 +26,14 @@ class SomeShifts(AlgorithmicShiftBinary40):
 
 @registry.register_problem
 class SomeCopies(AlgorithmicReverseBinary40):
-    """A problem of the same kind, for a mixture."""
+    """A problem to mix with `some_reverses`."""
 
     sample_counts = {"train": 45, "validation": 20, "test": 4}
 
 
 @registry.register_problem
 class SomeSources(LanguagemodelPythonStdlibBytes):
-    """The beginnings of the sources of `email`."""
+    """A problem with the beginnings of the files of `email`."""
 
     def source_dir(self):
         return Path(os.__file__).parent / "email"
@@ -61,7 +61,7 @@ STREAMS = {
 
 
 def prepare_all(directory):
-    """Makes the data of every stream."""
+    """Prepares the data of all streams."""
     for name in ("some_sources", "some_reverses", "some_shifts", "some_copies", "image_digits"):
         problems.find(name).prepare(directory)
 

@@ -93,11 +93,11 @@ def test_data_that_were_damaged(failure, tmp_path, made, what):
     path.unlink() if spoil == "unlink" else spoil(path)
     said = failure("--problem=translate_tsv", f"--data_dir={tmp_path / 'data'}")
     assert said.startswith("the data of translate_tsv are damaged: ")
-    # "N bytes, M were written": the numbers do not matter.
+    # The numbers in "N bytes, M were written" may be any.
     assert sentence.replace(" bytes were", " were") in said and name in said
     command = said.splitlines()[-1].split()
     assert command[:2] == ["t2tp_datagen", "--problem=translate_tsv"]
-    # The command has the options that the data were made with, even if the manifest is lost.
+    # The command has the options of the data's generation, even if the manifest is lost.
     options = command[3].removeprefix("'").removeprefix("--problem_options=").removesuffix("'")
     assert problems.find("translate_tsv", options).generation_options() == {
         "vocab_size": 290,

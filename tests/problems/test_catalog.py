@@ -1,4 +1,4 @@
-"""Problems on TFDS's catalog, with mocked data. With archives: `sources/test_archives.py`."""
+"""Problems on TFDS's catalog, with mocked data; `sources/test_archives.py` tests archives."""
 
 import pickle
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ IMAGES = [
 
 
 def check(problem, data_dir, length=512):
-    """Makes the data, decodes an example, reads a batch of each split."""
+    """Prepares the data, decodes an example, and reads a batch of each split."""
     manifest = problem.prepare(data_dir)
     for split in problem.splits:
         assert manifest.splits[split].examples == 20
