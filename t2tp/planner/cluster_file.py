@@ -235,7 +235,7 @@ class ClusterFile:
       price_per_hour: price of one device; 0: unknown.
       max_devices: number of devices of the cluster; 0: any number.
       processes: number of processes that share the devices of a host with `cores`.
-      headroom: share of the memory that a plan must leave free, for example for fragmentation.
+      headroom: share of the memory that a plan must leave free, for memory that it does not model.
       source: source of the numbers.
     """
 
