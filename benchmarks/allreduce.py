@@ -1,10 +1,10 @@
-"""What an all-reduce between processes costs their processors: TensorFlow's over gRPC, and gloo.
+"""Measures an all-reduce between processes: TensorFlow's over gRPC, and gloo's.
 
     python benchmarks/allreduce.py [--processes=4] [--megabytes=4] [--turns=40]
 
-Each process all-reduces float32 zeros. Printed are the medians of the first one: seconds by the
-clock, and seconds of its processor. On a host whose cores compute all the time, the latter are what
-a training step loses; gloo is what DistributedDataParallel uses.
+Each process all-reduces float32 zeros. The first process prints the medians of its wall times and
+of its CPU times. On a host whose cores are always busy, a training step loses the CPU time.
+DistributedDataParallel uses gloo on CPUs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TORCH = Path(__file__).parent / "environments" / "torch" / "bin" / "python"
 
 
 def tensorflow_step(args: argparse.Namespace) -> Callable[[], object]:
-    """Returns what all-reduces once, in a t2tp program whose output is a sum over its devices."""
+    """Returns a function that runs a t2tp program with one sum over its devices."""
     import tensorflow as tf
 
     import t2tp
@@ -54,7 +54,7 @@ def tensorflow_step(args: argparse.Namespace) -> Callable[[], object]:
 
 
 def gloo_step(args: argparse.Namespace) -> Callable[[], object]:
-    """Returns what all-reduces once."""
+    """Returns a function that all-reduces once."""
     import torch
     import torch.distributed
 
@@ -72,7 +72,7 @@ def gloo_step(args: argparse.Namespace) -> Callable[[], object]:
 
 
 def measure(args: argparse.Namespace) -> None:
-    """Takes turns with the other processes; the first one prints its medians."""
+    """Times all-reduces as one of the processes; the first process prints its medians."""
     step = {"TensorFlow": tensorflow_step, "gloo": gloo_step}[args.library](args)
     seconds = []
     for turn in range(5 + args.turns):
@@ -87,7 +87,7 @@ def measure(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Starts the processes of each library in turn."""
+    """Starts the processes of one library, and then the processes of the other."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--megabytes", type=float, default=4)

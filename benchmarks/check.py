@@ -1,11 +1,11 @@
 """Compares ratios with a stored baseline; fails if t2tp has lost against a peer.
 
-    python benchmarks/check.py [DIRECTORY]           compares what `make bench` left
-    python benchmarks/check.py --store [DIRECTORY]   makes it the baseline
+    python benchmarks/check.py [DIRECTORY]           compares the results of `make bench`
+    python benchmarks/check.py --store [DIRECTORY]   makes them the baseline
 
-Ratios of times on one machine, taken in turns, are stable from day to day, unlike the times. A loss
-of more than 15 % beyond the spread of both fails the check. So does a peer that is absent from a
-measured group: it would hide a loss.
+Ratios of times on one machine, taken in turns, are stable from day to day, unlike the times. The
+check fails if a ratio has grown by more than 15 % plus the spreads of both measurements. It also
+fails if a peer of the baseline is absent from a measured group, because this could hide a loss.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TOLERANCE = 0.15
 
 
 class Name(NamedTuple):
-    """Whose ratio it is."""
+    """The case, the group and the peer of a ratio."""
 
     case: str
     group: str
@@ -38,13 +38,13 @@ class Name(NamedTuple):
 
 @dataclass(frozen=True)
 class Change:
-    """A ratio then and now.
+    """A ratio in the baseline and in the new results.
 
     Attributes:
-      name: name of the peer.
+      name: case, group and peer of the ratio.
       was: ratio in the baseline.
-      now: None if it was not measured.
-      is_gone: whether others of its group were measured, and it was not.
+      now: new ratio; None if it was not measured.
+      is_gone: whether the group was measured without this peer.
     """
 
     name: Name
@@ -54,7 +54,7 @@ class Change:
 
     @property
     def allowed(self) -> float:
-        """The largest ratio that is no loss."""
+        """The largest new ratio that does not count as a loss."""
         spread = self.was.spread + (self.now.spread if self.now else 0.0)
         return self.was.value * (1 + TOLERANCE + spread)
 
@@ -65,7 +65,7 @@ class Change:
 
 
 def ratios_of(results: Mapping[str, Results]) -> dict[Name, Ratio]:
-    """t2tp's time as a share of each other peer's."""
+    """Returns the ratio of t2tp's time to the time of each peer."""
     ratios = {}
     for case, run in results.items():
         for measured in run.measured:
@@ -77,7 +77,7 @@ def ratios_of(results: Mapping[str, Results]) -> dict[Name, Ratio]:
 
 
 def compare(baseline: Mapping[Name, Ratio], now: Mapping[Name, Ratio]) -> list[Change]:
-    """Each ratio of the baseline, and what has become of it."""
+    """Pairs each ratio of the baseline with the new one."""
     groups = {name[:2] for name in now}
     return [
         Change(name, was, now.get(name), name not in now and name[:2] in groups)
@@ -89,7 +89,7 @@ def load(path: Path) -> dict[Name, Ratio]:
     """Reads a baseline.
 
     Raises:
-      FileNotFoundError: there is none.
+      FileNotFoundError: there is no baseline.
     """
     if not path.exists():
         raise FileNotFoundError(
@@ -107,7 +107,7 @@ def store(path: Path, ratios: Mapping[Name, Ratio]) -> None:
 
 
 def report(changes: list[Change]) -> str:
-    """A line for each ratio."""
+    """Returns a line for each ratio."""
     lines = []
     for change in changes:
         if change.now is None:

@@ -1,15 +1,20 @@
-"""What a checkpoint costs: the training while it is saved, and saving and restoring themselves.
+"""Measures how checkpoints slow training down, and how fast they are saved and restored.
 
     python benchmarks/checkpointing.py [--mb=200] [--mesh=data:2;model:2] [--directory=DIR] \
         [--turns=5]
 
-A model of the given size (float32, one matrix a layer, plain gradient descent, so that the model is
-the whole checkpoint) trains on virtual CPU devices. *lost* is the extra time of the same number of
-steps with a save at the first one, including its writing in the background: medians of turns. *in
-turn* is the extra time if training waits for the end of the writing. *CPU* is the processor time of
-a save, in steps: its cost where nothing is idle, on a machine of any load. The rates of saving
-(write, fsync and checksums), restoring and verifying are compared with a plain copy of a file of
-the same size (read, write, fsync).
+A model of the given size (float32, one matrix per layer) trains on virtual CPU devices by plain
+gradient descent, so a checkpoint contains only the weights. The costs of a save are medians over
+turns:
+
+- *pause*: time until training can continue, while the files are written in the background;
+- *lost*: extra time of `--steps` steps if a save begins before the first of them;
+- *in turn*: the same extra time if training waits until the files are written;
+- *CPU*: processor time of a save. It is the save's cost if no core is idle, and hardly depends on
+  the load of the machine.
+
+The rates of saving (write, fsync and checksums), restoring and verifying are compared with a plain
+copy of a file of the same size (read, write, fsync).
 """
 
 from __future__ import annotations
@@ -39,7 +44,7 @@ LAYERS, BATCH = 8, 512
 
 
 def make_program(megabytes: int, mesh_shape: str) -> tuple[t2tp.Program, dict[str, np.ndarray]]:
-    """Makes a chain of square matrices of this size together, and its batch."""
+    """Makes a program with a chain of square matrices of this total size, and its batch."""
     width = int((megabytes * 1e6 / 4 / LAYERS) ** 0.5) // 64 * 64
     batch, rows = mtf.Dimension("batch", BATCH), mtf.Dimension("rows", width)
     columns = mtf.Dimension("columns", width)
@@ -64,14 +69,14 @@ def make_program(megabytes: int, mesh_shape: str) -> tuple[t2tp.Program, dict[st
 
 
 def seconds_of(task: Callable[[], object]) -> float:
-    """How long it takes."""
+    """Returns how long a task takes."""
     begun = time.perf_counter()
     task()
     return time.perf_counter() - begun
 
 
 class Bench:
-    """A program in training, and where it is saved."""
+    """A program in training, and the saver of its checkpoints."""
 
     def __init__(
         self, program: t2tp.Program, batch: dict[str, np.ndarray], directory: Path
@@ -80,7 +85,7 @@ class Bench:
         self.saver = RunSaver(directory, program.variables, Retention(1), {})
 
     def train(self, steps: int) -> None:
-        """Does some steps, and waits for them."""
+        """Runs some steps, and waits for them."""
         for _ in range(steps):
             float(self._program(self._batch, self._step)["loss"])
             self._step += 1
@@ -90,19 +95,19 @@ class Bench:
         self.saver.save(self._step)
 
     def save_and_train(self, steps: int) -> None:
-        """Saves while the training goes on."""
+        """Begins a save and trains, without waiting for the save."""
         self.save()
         self.train(steps)
 
     def save_then_train(self, steps: int) -> None:
-        """Saves, waits, and trains."""
+        """Saves, waits for the end of the save, and then trains."""
         self.save()
         self.saver.wait()
         self.train(steps)
 
 
 def cost_to_training(bench: Bench, turns: int, steps: int) -> dict[str, float]:
-    """Medians of seconds: a step, the pause, and what a save costs during and before training."""
+    """Returns the median seconds of a step, and of each cost of a save."""
     names = ("plain", "pause", "during", "before", "CPU of a step", "CPU of a save")
     taken: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(turns):
@@ -130,7 +135,7 @@ def cost_to_training(bench: Bench, turns: int, steps: int) -> dict[str, float]:
 
 
 def rates(bench: Bench, program: t2tp.Program, directory: Path, turns: int) -> dict[str, float]:
-    """Medians of seconds of saving, restoring and verifying, and of a plain copy."""
+    """Returns the median seconds of saving, restoring, verifying and a plain copy."""
     taken: dict[str, list[float]] = {
         name: [] for name in ("save", "restore", "verify", "plain copy")
     }
@@ -147,7 +152,7 @@ def rates(bench: Bench, program: t2tp.Program, directory: Path, turns: int) -> d
 
 
 def copy_synced(sources: list[Path], target: Path) -> None:
-    """Copies files into one, and waits until it is on the disk."""
+    """Copies files into one file, waits until it is on the disk, and deletes it."""
     with open(target, "wb") as out:
         for source in sources:
             with open(source, "rb") as file:
@@ -165,7 +170,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--steps", type=int, default=6, help="steps of a turn")
     args = parser.parse_args()
-    tf.get_logger().setLevel("ERROR")  # mesh-tensorflow has a word for each variable.
+    tf.get_logger().setLevel("ERROR")  # mesh-tensorflow logs a line for each variable.
     program, batch = make_program(args.mb, args.mesh)
     size = sum(4 * v.spec.shape.size for v in program.variables) / 1e6
     with tempfile.TemporaryDirectory(dir=args.directory) as name:

@@ -2,10 +2,13 @@
 
     python benchmarks/chunked_loss.py [--vocab=131072] [--tokens=4096] [--turns=3]
 
-A language model of two layers, d_model 256, is trained with `loss_chunk=0` and with
-`loss_chunk=-1`, the whole logits. Prints the peak of a step, over the memory that a process holds
-between steps, where freed blocks go back to the system; and the median of the processor time of
-other processes, which take turns and have TensorFlow's own allocator.
+Trains a language model of two layers (d_model 256) with `loss_chunk=0` and with `loss_chunk=-1`,
+which computes the whole logits at once. Prints two figures for each:
+
+- the peak memory of a step minus the memory between steps, in a process that returns freed blocks
+  to the system;
+- the median processor time of a step, in another process with TensorFlow's own allocator. The
+  processes of the two values run their steps in turns.
 """
 
 from __future__ import annotations

@@ -1,13 +1,17 @@
-"""Causal attention over a split length, forward and backward: contiguous, balanced, and a ring.
+"""Times causal attention over a split length, forward and backward, in three ways.
 
     python benchmarks/context_parallel.py [--devices=2] [--length=4096] [--kv_heads=4] [--alone]
 
-A step is three layers, between which tensors stay in head-tail order. Each device is a process on a
-core, and the three ways take turns. Printed are the seconds of a step, and of the busiest device
-the seconds of its processor (all else waits for it). Where the machine has a core for each device
-the former are what counts; where it has fewer, as for `--devices=4` on two cores, the latter: a
-device that waits leaves its core to another one. `--alone` times only the computation of
-the busiest device in a layer, in one process, without its messages.
+A device computes consecutive queries (*contiguous*), an early and a late part of them in head-tail
+order (*balanced*), or uses ring attention (*ring*). A step has three layers; in head-tail order,
+tensors are not reordered between layers. Each device is a process on one core, and the three ways
+run in turns.
+
+For each way, two figures are printed: the wall time of a step, and the CPU time of the busiest
+device. If the machine has a core for each device, the wall time counts. If it has fewer, as for
+`--devices=4` on two cores, the CPU time counts, because waiting devices leave their cores to
+others. `--alone` times only the computation of the busiest device in one layer, in one process,
+without communication.
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ LAYERS, HEADS, D_KV = 3, 4, 64
 
 
 def program_of(cluster: t2tp.Cluster, length: int, kv_heads: int, method: str) -> t2tp.Program:
-    """Layers of attention of a row to itself, and their gradients."""
+    """Returns a program with some layers of self-attention and their gradients."""
     groups = mtf.Dimension("groups", HEADS // kv_heads)
     kv = mtf.Dimension("kv_heads", kv_heads)
 
@@ -94,7 +98,7 @@ def measure_alone(arguments: argparse.Namespace) -> None:
 
 
 def step_of(parts: list[Queries], length: int) -> Callable[[], object]:
-    """Attention of a device's queries to the whole memory, forward and backward."""
+    """Returns a function that computes a device's queries against all keys, and the gradients."""
     values = np.random.default_rng(0).normal(size=[1, HEADS, length, D_KV]).astype(np.float32)
     terms = [ScoreTerms(Mask(part, Keys(length), causal=True), None, None) for part in parts]
 
@@ -113,7 +117,7 @@ def step_of(parts: list[Queries], length: int) -> Callable[[], object]:
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    """Takes turns as one of the processes; writes the medians of its seconds."""
+    """Times the three ways as one of the processes, and writes the medians to a file."""
     n, number = arguments.devices, arguments.process_id
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[number % len(cores)]})
@@ -145,7 +149,7 @@ def measure(arguments: argparse.Namespace) -> None:
 
 
 def report(by_process: list[dict[str, list[float]]]) -> None:
-    """Prints the seconds of each way, and their ratio to the first way's."""
+    """Prints the times of each way, and their ratios to the times of the first way."""
     first: list[float] = []
     for name in by_process[0]:
         wall, busiest = (max(medians[name][i] for medians in by_process) for i in (0, 1))

@@ -1,13 +1,13 @@
-"""The most memory that t2tp_convert uses, on a model of 2 GB of random numbers.
+"""Measures the peak memory of t2tp_convert, on a model of 2 GB of random numbers.
 
     python benchmarks/convert_memory.py --directory=/tmp/convert_memory
 
-It makes a Llama of about 2 GB in two files, converts it to a run and back, compares all tensors,
-and prints for each way, and for `import tensorflow`, the peak of two figures: the memory that the
-process has allocated, and this together with the pages of files that it maps, such as TensorFlow's
-libraries and the model's own files, which the kernel takes back when memory is short. The directory
-needs 6 GB; it is deleted at the end. The exit code is 1 if it allocates more than the
-largest tensor and 500 MB, or if a tensor has changed.
+Makes a Llama of about 2 GB in two files, converts it to a run and back, and compares all tensors.
+For both conversions, and for `import tensorflow`, it prints two peaks: the memory that the process
+has allocated, and its resident memory. Resident memory includes mapped pages of files, such as
+TensorFlow's libraries and the model's files; the kernel drops these pages when memory is short. The
+directory needs 6 GB; it is deleted at the end. The exit code is 1 if a conversion allocates more
+than the size of the largest tensor plus 500 MB, or if a tensor has changed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from t2tp.huggingface.known_types import find_type
 from t2tp.huggingface.safetensors_file import create, read_header
 from t2tp.huggingface.tensor_map import variables
 
-# Beside the largest tensor.
+# Largest allocation of a conversion, beyond the size of the largest tensor.
 LIMIT_BYTES = 500_000_000
 
 CONFIG = {
@@ -45,14 +45,14 @@ CONFIG = {
     "dtype": "float32",
 }
 _BLOCK = 1 << 20
-_SECONDS = 0.002  # between two looks at a process
+_SECONDS = 0.002  # between two readings of a process's memory
 
 _RUN = "import sys; from t2tp.trainer.cli.programs import t2tp_convert; sys.exit(t2tp_convert())"
 _TENSORFLOW = "import tensorflow"
 
 
 class Measured(NamedTuple):
-    """What a process took.
+    """Peak memory and duration of a process.
 
     Attributes:
       allocated: peak of its memory without pages of files, in bytes.
@@ -102,14 +102,14 @@ def write_model(directory: Path) -> int:
 
 
 def measured(program: str, *flags: str) -> Measured:
-    """Runs a process, and looks at its memory again and again."""
+    """Runs a process, and reads its memory again and again."""
     began, allocated, resident = time.monotonic(), 0, 0
     command = [sys.executable, "-c", program, *flags]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         status = Path(f"/proc/{process.pid}/status")
         while process.poll() is None:
             sizes = dict(re.findall(r"^(RssAnon|VmHWM):\s+(\d+) kB", status.read_text(), re.M))
-            if sizes:  # A process that has ended has none.
+            if sizes:  # A process that has ended has no sizes.
                 allocated = max(allocated, 1024 * int(sizes["RssAnon"]))
                 resident = max(resident, 1024 * int(sizes["VmHWM"]))
             time.sleep(_SECONDS)

@@ -1,10 +1,10 @@
-"""Measures what more worker processes bring when data are generated.
+"""Measures how much faster data are generated with more worker processes.
 
     python benchmarks/data_workers.py --workers=1,2 --turns=3 --megabytes=8 --out=/tmp/data_workers
 
-Each turn generates the data of the standard library's `.py` files, a sample per line, with each
-number of workers in turn, and compares the files with the first ones. The least wall time of each
-number counts, since other programs disturb it; CPU times are hardly disturbed. Encoding begins when
+Each turn generates data from the standard library's `.py` files (a sample per line), once with each
+number of workers. All of them must write the same files. For each number of workers, the shortest
+times of all turns are printed, because other programs can only lengthen them. Encoding begins when
 the vocabulary is written, and ends with the last shard.
 """
 
@@ -26,13 +26,13 @@ PROBLEM = "languagemodel_textfiles"
 
 
 class Turn(NamedTuple):
-    """Seconds of one generation.
+    """Seconds that one generation of the data takes.
 
     Attributes:
       wall: wall time of everything.
       encoding: wall time from the vocabulary to the last shard.
-      own: CPU time of this process: the vocabulary, and without workers the encoding.
-      workers: CPU time of all workers together, with their starts.
+      own: CPU time of the main process, which makes the vocabulary and, without workers, encodes.
+      workers: CPU time of all workers together, including their starts.
       digest: hash of the files.
     """
 
@@ -44,7 +44,7 @@ class Turn(NamedTuple):
 
 
 def corpus(file: Path, megabytes: float) -> Path:
-    """Writes the texts, of at most the given size."""
+    """Writes the texts, truncated to the given size."""
     library = Path(sysconfig.get_path("stdlib"))
     sources = (path for path in sorted(library.rglob("*.py")) if "-packages" not in str(path))
     texts = b"".join(path.read_bytes() for path in sources)

@@ -1,9 +1,9 @@
-"""Processor time of a training step of experts, dropless compared with a capacity of 1.25.
+"""Compares the processor time of dropless experts with a capacity factor of 1.25.
 
     python benchmarks/dropless.py [--size=design] [--turns=30]
 
-The layer of `layer_sizes.py`, whose router sends an equal number of tokens to each expert. The two
-programs run in turns in one process.
+Both programs train the layer of `layer_sizes.py`, with data whose router sends an equal number of
+tokens to each expert. They run in turns in one process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MESHES = {"1x1": "", "2x2": "data:2;model:2"}
 
 
 def make_program(sizes: Experts, mesh_shape: str, mlp: str, dispatch: str) -> t2tp.Program:
-    """Returns a step of gradient descent of the layer."""
+    """Returns a program that trains the layer by gradient descent."""
     routing = RoutingConfig(
         sizes.experts, "top_2", capacity_factor_train=sizes.capacity_factor, dispatch=dispatch
     )
@@ -46,7 +46,7 @@ def make_program(sizes: Experts, mesh_shape: str, mlp: str, dispatch: str) -> t2
     program = t2tp.Program(
         step_fn, {"inputs": feature, "targets": feature}, mesh_shape=mesh_shape, layout=layout
     )
-    # The first elements of a token are the logits of its experts.
+    # The router's weights are an identity matrix: a token's first elements are its expert logits.
     router = program.variables["router"]
     for pnum in program.cluster.local_pnums:
         whole = np.eye(sizes.d_model, sizes.experts, dtype=np.float32)
@@ -55,7 +55,7 @@ def make_program(sizes: Experts, mesh_shape: str, mlp: str, dispatch: str) -> t2
 
 
 def measure(sizes: Experts, mesh: str, mlp: str, turns: int) -> str:
-    """Returns the line of a mesh and a network."""
+    """Returns the table row of a mesh and an expert's network."""
     inputs, targets = sizes.data()
     tokens = np.arange(sizes.batch * sizes.length).reshape(inputs.shape[:-1])
     for choice, logit in ((0, 9.0), (1, 8.0)):

@@ -4,10 +4,10 @@
         python -m benchmarks.exact_runs lm [--steps=100] [--meshes=0,3,7] [--directory=runs]
 
 The model and its random batches are those of `tests/lowering/test_exact_sums.py`, with two layers.
-Prints a line for each mesh: 0 variables (weights and slots) differ, or which, or why the mesh was
-refused. `t2tp_launch -n 2 --devices_per_process=2 python -m benchmarks.exact_runs lm --meshes=5,6`
-trains on meshes of four devices in two processes; number 0 is one device, which one process trains
-before, into the same directory.
+For each mesh, prints how many variables (weights and slots) differ and the first of them, or why
+the mesh was refused. Mesh 0 is one device: it must be trained first, by one process, in the same
+directory. `t2tp_launch -n 2 --devices_per_process=2 python -m benchmarks.exact_runs lm
+--meshes=5,6` trains on meshes of four devices in two processes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SIZES = dict.fromkeys(FAMILIES, TEXT) | {
     "resnet": {"filter_sizes": [128, 128, 128]},
 }
 EXPERTS = TENSOR.replace("batch:data", "batch:data+expert") + ";experts:expert"
-# Mesh and hparams that leave the result as it is. The last three are for experts.
+# Mesh shape, and changes of hparams. All give the same result; the last three split experts.
 MESHES: list[tuple[str, dict[str, object]]] = [
     ("", {}),
     ("data:2", {"zero_stage": 1}),
@@ -66,7 +66,7 @@ def main() -> None:
     kept |= {name: int(x) if x.isdigit() else x for name, x in (y.split("=") for y in args.set)}
     directory = args.directory / "-".join([args.family, *args.set])
     chosen = [(number, *MESHES[number]) for number in map(int, args.meshes.split(","))]
-    # TensorFlow makes devices once, so the largest mesh decides how many there are.
+    # TensorFlow makes its devices only once, so there must be enough for the largest mesh.
     t2tp.connect(max(Layout(mesh_shape, "").size for _, mesh_shape, _ in chosen))
     for number, mesh_shape, changes in chosen:
         changes = {k: v for k, v in changes.items() if k not in kept}

@@ -1,8 +1,8 @@
-"""The cost of `exact_sums`: process time of a training step with it, relative to one without it.
+"""Measures the cost of `exact_sums`: processor time of a training step with and without it.
 
     TF_ENABLE_ONEDNN_OPTS=0 TF_NUM_INTRAOP_THREADS=1 python benchmarks/exact_sums.py [--steps=10]
 
-Both programs of a layout run in turns in one process. The model is a language model of 4 layers.
+The two programs of a layout run in turns in one process. They train a language model of 4 layers.
 """
 
 from __future__ import annotations

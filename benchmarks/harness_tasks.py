@@ -2,9 +2,9 @@
 
     python benchmarks/harness_tasks.py [--documents=200] [--layers=4] [--width=256] [--turns=3]
 
-Makes a Llama of random numbers and six tasks, those of the tests. Both commands run in turns in one
-process, in batches of 16 rows. Each turn loads the model, and t2tp's traces its programs. Prints
-the seconds of the processor and of the clock, and the ratios of their medians.
+Makes a Llama of random numbers, and the six tasks of the tests. Both commands run in turns in one
+process, in batches of 16 rows. In each turn, both load the model, and t2tp also traces its
+programs. Prints CPU times and wall times, and the ratios of their medians.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def write_tasks(directory: Path, count: int, longest: int = 0) -> None:
     Args:
       directory: the new directory.
       count: number of documents.
-      longest: questions and texts have up to this many words; 0: 5 and 20.
+      longest: maximum number of words in a question or text; 0: always 5 in a question and 20 in a
+        text.
     """
     directory.mkdir()
     draw = random.Random(0)

@@ -1,8 +1,8 @@
 """The language model that every peer trains: its sizes, initial values, data and arithmetic.
 
 A decoder of pre-norm blocks: RMS norms, causal attention, ReLU feed-forward, learned positions, an
-output tied to the embedding; Adam with clipping by the global norm. Only NumPy is needed here, so
-that every peer's environment can read it.
+output tied to the embedding; Adam with clipping by the global norm. The module imports only NumPy,
+so that every peer's environment can import it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Sizes:
         return self.d_model // self.heads
 
     def matmul_flops(self) -> int:
-        """Floating-point operations of a training step's matrix products: 2 for each product and
-        sum, forward once and backward twice; attention counted whole, as all peers compute it."""
+        """FLOPs of the matmuls of a training step: 2 for each multiply-add, forward once and
+        backward twice. The masked half of attention counts, because all peers compute it."""
         tokens = self.batch * self.length
         per_layer = 4 * self.d_model**2 + 2 * self.d_model * self.d_ff
         attention = 2 * self.length * self.d_model
@@ -42,13 +42,13 @@ class Sizes:
 SIZES = {
     "design": Sizes(),
     "wide": Sizes(d_model=1024, heads=16, d_ff=4096, layers=2, batch=4),
-    # Its split dimensions divide by 128, for the meshes that tracing is measured on.
+    # Split dimensions are multiples of 128, the size of the largest mesh of the tracing benchmark.
     "meshes": Sizes(heads=128, d_model=256, layers=4, batch=16),
     # For pipelines: nearly all of the work is in layers.
     "deep": Sizes(layers=8, vocab=1024),
     # More work between two messages.
     "deep_wide": Sizes(d_model=512, d_ff=2048, layers=8, vocab=256, batch=32),
-    # For text; gated feed-forward layers have 11 / 16 of the columns.
+    # For text; models with gated feed-forward layers have 11 / 16 of this d_ff.
     "text": Sizes(d_model=64, heads=2, d_ff=256, layers=2, vocab=2048),
     "tiny_text": Sizes(d_model=32, heads=4, d_ff=128, layers=2, vocab=2048, length=32, batch=8),
     "tiny_deep": Sizes(d_model=32, heads=4, d_ff=64, layers=8, vocab=256, length=16, batch=8),
@@ -57,7 +57,7 @@ SIZES = {
 
 
 def initial_values(sizes: Sizes) -> dict[str, np.ndarray]:
-    """float32 weights by name; every peer begins with these."""
+    """Returns float32 weights by name; every peer begins with them."""
     random = np.random.default_rng(0)
 
     def normal(stddev: float, *shape: int) -> np.ndarray:
@@ -84,6 +84,6 @@ def initial_values(sizes: Sizes) -> dict[str, np.ndarray]:
 
 
 def targets(sizes: Sizes) -> np.ndarray:
-    """int32 [batch, length]; token 0 is never among them: it stands before the first."""
+    """Returns int32 [batch, length], without token 0: models read 0 before the first target."""
     random = np.random.default_rng(1)
     return random.integers(1, sizes.vocab, (sizes.batch, sizes.length)).astype(np.int32)

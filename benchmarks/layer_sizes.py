@@ -1,7 +1,7 @@
-"""The layers that every peer trains by themselves: sizes, initial values, data and arithmetic.
+"""The single layers that every peer trains: sizes, initial values, data and arithmetic.
 
-A layer is trained by plain gradient descent to make given targets of given inputs: the loss is the
-mean of the squared differences. Only NumPy is needed here.
+Plain gradient descent trains a layer to map given inputs to given targets; the loss is the mean
+squared difference. The module imports only NumPy.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class Experts:
     """A mixture of experts: a router and feed-forward networks (ReLU, no biases).
 
     Each token goes to its two most probable experts (GShard, arXiv:2006.16668, section 2.2): the
-    gates are their probabilities, scaled to a sum of 1. In a group, which is a row of the batch, an
-    expert takes `capacity` tokens: first choices before second ones, then in their order. What
-    finds no room is dropped.
+    gates are their probabilities, scaled to a sum of 1. A group is a row of the batch. In a group,
+    an expert computes at most `capacity` tokens: first the tokens that have chosen it first, then
+    those that have chosen it second, each in the order of the row. Further tokens are dropped.
     """
 
     d_model: int = 256
@@ -32,16 +32,16 @@ class Experts:
 
     @property
     def capacity(self) -> int:
-        """Places of an expert in a row."""
+        """Number of tokens of a row that an expert computes at most."""
         return round(2 * self.length * self.capacity_factor / self.experts)
 
     def matmul_flops(self) -> int:
-        """Floating-point operations of a training step's matrix products: two experts a token, 2
-        for each product and sum, forward once and backward twice. Empty places are not counted."""
+        """FLOPs of the matmuls of a training step: two experts for each token, 2 for each
+        multiply-add, forward once and backward twice. Unused capacity does not count."""
         return 6 * 2 * self.batch * self.length * 2 * self.d_model * self.d_ff
 
     def initial_values(self) -> dict[str, np.ndarray]:
-        """float32 weights by name."""
+        """Returns float32 weights by name."""
         random, d, f = np.random.default_rng(0), self.d_model, self.d_ff
         return {
             "router": _normal(random, d**-0.5, d, self.experts),
@@ -69,13 +69,13 @@ class ConvolutionBlock:
     batch: int = 32
 
     def matmul_flops(self) -> int:
-        """Floating-point operations of a training step's convolutions: 2 for each product and sum,
-        forward once and backward twice."""
+        """FLOPs of the convolutions of a training step: 2 for each multiply-add, forward once and
+        backward twice."""
         pixels = self.batch * self.height * self.width
         return 6 * pixels * 2 * 9 * self.channels**2
 
     def initial_values(self) -> dict[str, np.ndarray]:
-        """float32 filters [height, width, in, out] by name; scales are 1 and offsets 0."""
+        """Returns float32 filters [height, width, in, out] by name; scales are 1 and offsets 0."""
         random, c = np.random.default_rng(0), self.channels
         return {n: _normal(random, (2 / 9 / c) ** 0.5, 3, 3, c, c) for n in ("conv_1", "conv_2")}
 
@@ -87,7 +87,7 @@ class ConvolutionBlock:
         )
 
 
-# Of batch norm.
+# Constants of batch norm.
 EPSILON, MOMENTUM = 1e-5, 0.9
 
 EXPERTS = {

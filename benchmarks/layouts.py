@@ -2,10 +2,10 @@
 
     python benchmarks/layouts.py [--hparams_set=gpt2_medium] [--batch_size=8]
 
-Nothing runs: it lowers a step of each layout as for real devices, so that slices and collectives
-equal the real program's, and counts them. A device sends the bytes of a ring: for a tensor of
-`b` bytes over `n` devices, 2 b (n - 1) / n for an all-reduce, b (n - 1) / n for a reduce-scatter or
-an all-to-all, and b (n - 1) for an all-gather of parts of b bytes.
+No step runs. The program lowers a step of each layout without devices; slices and collectives are
+the same as with devices, and it counts their bytes. A device sends the bytes of a ring: for a
+tensor of `b` bytes over `n` devices, 2 b (n - 1) / n for an all-reduce, b (n - 1) / n for a
+reduce-scatter or an all-to-all, and b (n - 1) for an all-gather of parts of b bytes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ LAYOUTS = {
 
 
 def program_of(hparams: HParams, vocab_size: int) -> AbstractProgram:
-    """A training step on a batch of packed sequences."""
+    """Returns a training step on a batch of packed sequences."""
     batch = mtf.Dimension("batch", hparams.batch_size)
     shape = mtf.Shape([batch, mtf.Dimension("length", hparams.max_length)])
     names = ("targets", "targets_segmentation", "targets_position")
@@ -69,7 +69,7 @@ def program_of(hparams: HParams, vocab_size: int) -> AbstractProgram:
 
 
 def sent(collectives: Iterable[Collective]) -> float:
-    """Bytes that a device sends in a step."""
+    """Returns the bytes that a device sends in a step."""
     factor = {
         "allreduce": lambda n: 2 * (n - 1) / n,
         "broadcast": lambda n: 2 * (n - 1) / n,

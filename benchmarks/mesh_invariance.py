@@ -1,4 +1,4 @@
-"""The same training run on several layouts and in three dtypes: by how much do the curves differ?
+"""Compares the loss curves of one training run on several layouts and in three dtypes.
 
     python benchmarks/mesh_invariance.py DATA_DIR [STEPS]
 
@@ -41,7 +41,7 @@ RUNS = [
 
 
 def loss_curve(mesh_shape: str, dtype: str, others: str, data_dir: str, steps: int) -> np.ndarray:
-    """Losses of a run, float32 [steps]."""
+    """Trains, and returns the losses, float32 [steps]."""
     hparams = registry.hparams("transformer_lm_plain_tiny")
     hparams.activation_dtype = dtype
     hparams.mesh_shape = mesh_shape

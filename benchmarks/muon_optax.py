@@ -4,8 +4,8 @@
 
 Stores the losses and the weights for both scales of updates. optax corrects the bias of the
 momentum and of the gradient by different powers of beta in the same step. PyTorch, t2tp and the
-algorithm's author do not, so this correction is turned off here. Its Adam for all other weights has
-Nesterov momentum too; here they have `optax.adamw`.
+algorithm's author do not, so this correction is turned off here. For weights that are not matrices,
+optax's Muon uses an Adam with Nesterov momentum; here `optax.adamw` updates them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from optax.contrib import muon
 STEPS = 20
 MOMENTUM = 0.95
 SHAPES = {"w": (6, 12), "scale": (12,), "v": (12, 6)}
-# Scale of updates, as PyTorch names it: optax's argument.
+# PyTorch's name of a scale of updates -> optax's argument `consistent_rms`.
 SCALES = {"match_rms_adamw": 0.2, "original": None}
 
 

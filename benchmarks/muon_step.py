@@ -1,9 +1,9 @@
-"""What a training step costs the processors with Muon and with Adam, also in several processes.
+"""Measures the processor time of a training step with Muon and with Adam.
 
     python benchmarks/muon_step.py [--mesh_shape="data:2"] [--processes=2] [--turns=9]
 
-Trains the demo's model on one batch, in turns of a step each. Prints the median of a step's
-processor seconds, of all processes together.
+Trains the demo's model on one batch, one step with each optimizer in turns. Prints the median
+processor seconds of a step, summed over all processes.
 """
 
 from __future__ import annotations

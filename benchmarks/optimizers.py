@@ -1,9 +1,9 @@
-"""Times optimizers' updates, nanoseconds a parameter, compared with plain TensorFlow.
+"""Times the updates of optimizers, in nanoseconds per parameter, compared with plain TensorFlow.
 
     python benchmarks/optimizers.py --parameters 16000000 --repeats 15
 
-Both update the same matrices of 1024 x 1024 on one device, from gradients that are there. Calls
-alternate; shown is the median, and the spread of the middle half.
+Both update matrices of 1024 x 1024 on one device, from given gradients. All updates run in turns.
+Prints the median and the quartiles of each.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RATE = 1e-3
 
 
 def ours(optimizer: str, count: int) -> Callable[[], object]:
-    """A step of a program that has nothing but the update."""
+    """Returns a step of a t2tp program that consists only of an optimizer's update."""
     hparams = base_hparams()
 
     def step(mesh, features):
@@ -49,7 +49,7 @@ def ours(optimizer: str, count: int) -> Callable[[], object]:
 
 
 def plain(update: Callable[..., None], slots: list[list[int]], count: int) -> Callable[[], object]:
-    """The same by hand."""
+    """Returns a step of plain TensorFlow that runs `update` for each of `count` matrices."""
     weights = [tf.Variable(tf.ones([SIZE, SIZE])) for _ in range(count)]
     grads = [tf.Variable(tf.ones([SIZE, SIZE])) for _ in range(count)]
     slot_variables = [[tf.Variable(tf.zeros(shape)) for shape in slots] for _ in range(count)]
@@ -64,7 +64,7 @@ def plain(update: Callable[..., None], slots: list[list[int]], count: int) -> Ca
 
 
 def plain_adam(weight: tf.Variable, grad: tf.Tensor, m: tf.Variable, v: tf.Variable) -> None:
-    """TensorFlow's kernel."""
+    """Updates a weight by TensorFlow's fused kernel of Adam."""
     tf.raw_ops.ResourceApplyAdam(
         var=weight.handle,
         m=m.handle,
@@ -82,7 +82,7 @@ def plain_adam(weight: tf.Variable, grad: tf.Tensor, m: tf.Variable, v: tf.Varia
 def plain_adafactor(
     weight: tf.Variable, grad: tf.Tensor, rows: tf.Variable, columns: tf.Variable
 ) -> None:
-    """The paper's algorithm as it stands."""
+    """Updates a weight by Adafactor, as the paper writes it."""
     squares = tf.square(grad) + 1e-30
     next_rows = 0.4 * rows + 0.6 * tf.reduce_mean(squares, 1, keepdims=True)
     next_columns = 0.4 * columns + 0.6 * tf.reduce_mean(squares, 0, keepdims=True)
@@ -102,7 +102,7 @@ PLAIN = {
 
 
 def main() -> None:
-    """Prints a line for each."""
+    """Prints a line for each update."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parameters", type=int, default=16_000_000)
     parser.add_argument("--repeats", type=int, default=15)

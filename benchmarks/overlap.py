@@ -1,10 +1,10 @@
-"""When gradients are summed over processes: a profile of a training step of several processes.
+"""Profiles when gradients are summed over processes during a training step.
 
     python benchmarks/overlap.py [--size=wide] [--processes=2]
 
-TensorFlow's profiler notes when each operation begins and ends. For each sum of gradients the table
-says when it ran within a step of the first process, and for how much of that time the process
-computed something else meanwhile: the rest is time that the step waits.
+TensorFlow's profiler records when each operation begins and ends. For each sum of gradients, the
+table shows when the sum ran in a step of the first process, and during which fraction of it the
+process also computed. The step waits during the remaining fraction.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from suite.turns import HERE
 
 _SUM = re.compile(r":CollectiveReduceV2$")
 _BACKWARD = re.compile(r"/gradients/.*:\w*(MatMul|Einsum)\w*$")
-# An operation of TensorFlow that computes, or a region that XLA made a program of.
+# An operation of TensorFlow that computes, or a region that XLA has compiled.
 _COMPUTES = re.compile(r"^[^:]+:_?[A-Z]\w*$|^CpuExecutable::ExecuteAsyncOnStream$")
 _WAITS = re.compile(r":.*(PartitionedCall|While|Collective\w+)$")
 
@@ -76,7 +76,7 @@ def last_step(path: Path) -> tuple[float, list[Span]]:
 
 
 def report(length: float, spans: Sequence[Span]) -> None:
-    """Prints a row for each sum."""
+    """Prints a table with a row for each sum of gradients."""
     backward = [span for span in spans if _BACKWARD.search(span.name)]
     begin, end = min(s.begin for s in backward), max(s.end for s in backward)
     print(
@@ -93,7 +93,7 @@ def report(length: float, spans: Sequence[Span]) -> None:
 
 
 def covered(span: Span, others: Sequence[Span]) -> float:
-    """Returns for how much of a span at least one of the others, in order, ran."""
+    """Returns how long at least one of the others, sorted by their begin, ran during a span."""
     total, until = 0.0, span.begin
     for other in others:
         begin, end = max(other.begin, until), min(other.end, span.end)

@@ -1,8 +1,9 @@
-"""What the losses and gradient norms of all rows cost, compared with a training step.
+"""Compares the cost of the losses and gradient norms of all rows with a training step.
 
     python benchmarks/per_row.py [--rows=64] [--turns=5]
 
-`t2tp_replay` computes them. Prints the processor seconds of both, in turns, and their ratio.
+`t2tp_replay` computes such losses and norms. Both run in turns; prints their processor seconds and
+the ratio.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def feature_of(array: np.ndarray) -> t2tp.Feature:
 
 
 def measure(name: str, rows: int, turns: int) -> str:
-    """Returns the line of a set."""
+    """Returns the table row of an hparams set."""
     hparams = registry.hparams(name)
     sizes = {"targets": VOCABULARY} if "lm" in name else {"targets": CLASSES, "inputs": 256}
     model = registry.model(SETS[name])(hparams, sizes)

@@ -2,9 +2,10 @@
 
     python benchmarks/pipeline_idle.py [--microbatches=8] [--steps=10]
 
-Two stages are two processes, each on a core of its own: `pipeline_idle_share` of the median step.
-Four stages would share two cores, so their table is run with the seconds that entries took with two
-(`t2tp.planner.stages.timing`); each has half of the layers then, and half of the seconds.
+A pipeline of two stages runs in two processes, each on its own core; prints `pipeline_idle_share`
+of the median step. Four stages would share two cores, so they are simulated: the schedule's table
+(`t2tp.planner.stages.timing`) runs with half of the seconds measured with two stages, because each
+of the four stages has half as many layers.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 SCHEDULES = (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1))
-# Shares of a stage's time in a forward pass, and in the two parts of a backward pass.
+# Fractions of a stage's time that forward passes and the two parts of backward passes take.
 FORWARD, BY_INPUTS, BY_WEIGHTS = 1 / 3, 1 / 3, 1 / 3
 
 
@@ -48,7 +49,7 @@ def main() -> None:
 def _measured(
     args: argparse.Namespace, schedule: str, chunks: int
 ) -> tuple[list[float], list[float]]:
-    """Returns the idle share of each stage, and the seconds of a step in which it computed."""
+    """Returns each stage's idle fraction, and the seconds of a step in which it computes."""
     with tempfile.TemporaryDirectory() as directory:
         cores = sorted(os.sched_getaffinity(0))
         workers = [
@@ -74,7 +75,7 @@ def _measured(
 def _by_table(
     schedule: str, stages: int, microbatches: int, chunks: int, busy: list[float]
 ) -> float:
-    """Returns the idle share of a table whose stages compute for so long in a step."""
+    """Returns the idle fraction of a schedule whose stages compute for `busy` seconds in a step."""
     from t2tp.pipeline.schedule import Action
     from t2tp.planner.stages.timing import Table
 
@@ -114,7 +115,7 @@ def _work(args: argparse.Namespace, schedule: str, rank: str, directory: str) ->
         f",pipeline_schedule={name},pipeline_chunks={chunks}"
     )
     model = ours_model.model(sizes, "float32", mesh_shape="stage:2;data:1;model:1", changes=changes)
-    # The first process chooses a port, and tells the other one.
+    # The first process chooses a port, and writes it to a file for the second process.
     rendezvous = Path(directory) / "port"
     if rank == "0":
         import socket

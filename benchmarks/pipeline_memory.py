@@ -2,8 +2,8 @@
 
     python benchmarks/pipeline_memory.py
 
-Four stages are four processes. What a step holds in each of them is measured by /proc: the peak of
-a step over what remains between steps, with freed blocks given back to the system.
+Each of four stages is a process. The memory of a step is the process's peak in the step minus its
+memory between steps, according to /proc; freed blocks are returned to the system.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from resident_memory import reset_peak, resident
 STAGES, MICROBATCHES = 4, 16
 LENGTH, VOCAB_SIZE, ROWS, LAYERS_PER_STAGE = 256, 64, 4, 2
 SCHEDULES = (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1))
-# glibc and oneDNN keep freed blocks for later, how many depends on what runs at the same time.
+# By default, glibc and oneDNN keep some freed blocks, depending on what runs at the same time.
 GIVES_BACK = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": "65536",
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def _work(schedule: str, chunks: int, rank: int, coordinator: str) -> None:
-    """Trains one of the stages; prints the bytes that a step holds, and those that passes keep."""
+    """Trains one of the stages; prints the bytes of a step, and of activations saved by a pass."""
     import numpy as np
     import tensorflow as tf
 

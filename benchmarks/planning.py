@@ -1,10 +1,10 @@
-"""Predicted against measured: seconds of a step, and memory of its processes, on this machine.
+"""Compares predicted with measured seconds and memory of training steps, on this machine.
 
     t2tp_calibrate --output=this_machine.toml
     python benchmarks/planning.py --cluster=this_machine.toml [--only=lm] [--results=FILE]
 
-Measures the cases of `planning_cases.py` that FILE does not have yet, adds them to it, and prints
-the table. --again measures those that it has, too; --no-measure measures nothing.
+Measures the cases of `planning_cases.py` that are not in FILE, adds them to FILE, and prints the
+table. With --again, it measures all cases; with --no-measure, it measures none.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from planning_cases import CASES, Case
 
 HERE = Path(__file__).parent
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
-# Freed blocks go back at once, so that the peak counts held memory only; this takes time.
+# Returns freed blocks to the system at once, so that the peak has only memory in use. This is slow,
+# so times are measured without it.
 _GIVES_BACK = {
     "TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1",
     "MALLOC_MMAP_THRESHOLD_": "65536",
@@ -50,7 +51,7 @@ def main() -> int:
 
 
 def _measured(number: int, case: Case) -> dict:
-    """The shortest step of two runs; and, in one between them, the most that a process holds."""
+    """Returns the shortest step of two runs, and the peak memory of a run between them."""
     timed = [_run(number, case, "seconds", {})]
     held = _run(number, case, "memory", _GIVES_BACK)
     timed.append(_run(number, case, "seconds", {}))

@@ -1,4 +1,7 @@
-"""Steps whose time and memory `planning.py` predicts and measures. Nothing is fitted to them."""
+"""Steps whose time and memory `planning.py` predicts and measures.
+
+No parameter of the planner is fitted to these steps.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +31,13 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Case:
-    """A step.
+    """A training step that is predicted and measured.
 
     Attributes:
-      model: of `MODELS`.
-      mesh: its shape.
-      processes: on this machine, each with an equal share of the mesh's devices.
-      hparams: that only this case has.
+      model: a key of `MODELS`.
+      mesh: mesh shape; "": one device.
+      processes: number of processes on this machine, each with equally many devices of the mesh.
+      hparams: hparams of this case, in addition to those of its model.
     """
 
     model: str
@@ -44,14 +47,14 @@ class Case:
 
     @property
     def name(self) -> str:
-        """The case in the table: model, mesh, processes and hparams."""
+        """Name of the case in the table: model, mesh, processes and hparams."""
         processes = f"{self.processes} processes" if self.processes > 1 else ""
         parts = (self.model, self.mesh or "one device", processes, self.hparams)
         return ", ".join(part for part in parts if part)
 
     @property
     def request(self) -> Request:
-        """What to plan."""
+        """The case as a request to the planner."""
         from t2tp import registry
         from t2tp.trainer.planning import request
 

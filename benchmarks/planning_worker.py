@@ -2,9 +2,11 @@
 
     python benchmarks/planning_worker.py NUMBER_OF_CASE seconds|memory RANK COORDINATOR
 
-Prints one line of JSON: `seconds` of each step; `variables`, bytes of those that this process
-holds; `held`, bytes that a step holds besides at its peak: by /proc, the peak of later steps over
-what remains between them.
+Prints one line of JSON:
+
+* `seconds`: seconds of each step;
+* `variables`: bytes of the slices of variables in this process;
+* `held`: peak memory of the steps minus the memory between steps, according to /proc.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ def main() -> int:
 
 
 def measured(case: Case, rank: int, coordinator: str, most_steps: int) -> dict[str, object]:
-    """What a case takes in this process."""
+    """Trains a case as one of its processes, and returns the measurements."""
     import t2tp
     from t2tp.mesh.layout import Layout
 
@@ -46,7 +48,7 @@ def measured(case: Case, rank: int, coordinator: str, most_steps: int) -> dict[s
     rest = resident("VmRSS")
     reset_peak()
     seconds: list[float] = []
-    # All processes take the same number of steps.
+    # Several processes take exactly FEWEST_STEPS: each would wait forever for one that stops early.
     while len(seconds) < (min(FEWEST_STEPS, most_steps) if case.processes > 1 else most_steps):
         begin = time.perf_counter()
         float(program(batch, step=WARM_UP + len(seconds))["loss"])

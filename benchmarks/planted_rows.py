@@ -3,17 +3,18 @@
     TF_ENABLE_ONEDNN_OPTS=0 TF_NUM_INTRAOP_THREADS=1 \\
         python -m benchmarks.planted_rows [--runs=20] [--directory=planted]
 
-Examples are sequences of 15 letters that follow a rule, with 10 % noise; a language model learns it
-in 50 batches of 500 rows. The planted row is one of
+Examples are sequences of 15 letters that follow a rule, with 10 % noise; a language model learns
+the rule in 50 batches of 500 rows. The planted row is one of
 
 * wrong labels: random letters;
 * repeated: one letter 15 times;
-* short: a single letter, whose gradient is huge because it is no mean over many targets.
+* short: a single letter; its gradient is huge because it is not averaged over many targets.
 
-The seed of a run decides where in the epoch the row comes. Runs train with `exact_sums` on a mesh
-of 2x2 and in a pipeline, in turns, and `t2tp_replay` runs on one device. Prints a line for each
-run: the place of the planted row among the 500 in the replay's order, by gradient norm and by loss,
-and whether loss and gradient norm of the step are those of the run, bit for bit.
+The seed of a run determines the position of the planted row in the epoch. Runs train with
+`exact_sums`, alternately on a mesh of 2x2 and in a pipeline; `t2tp_replay` runs on one device.
+Prints a line for each run: the rank of the planted row among the 500 rows of its step by gradient
+norm and by loss, and whether the step's loss and gradient norm in the replay equal those of the
+run, bit for bit.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class PlantedProblem(AlgorithmicProblem):
         return {"inputs": [0], "targets": (self.planted if is_planted else self.row)(generator)}
 
     def row(self, generator: random.Random) -> list[int]:
-        """Samples a row of the rule."""
+        """Samples a row that follows the rule, with noise."""
         row = [generator.randrange(self.base)]
         while len(row) < LENGTH - 1:
             is_noise = generator.random() < 0.1
@@ -106,7 +107,7 @@ class Short(PlantedProblem):
 
 
 def run(number: int, directory: Path) -> bool:
-    """Trains and replays; prints a line, and returns whether the planted row came first."""
+    """Trains and replays; prints a line, and returns whether the planted row has the first rank."""
     began = time.perf_counter()
     problem = ("wrong_labels", "repeated", "short")[number % 3]
     mesh = list(MESHES)[number // 3 % 2]

@@ -1,12 +1,12 @@
-"""Where the time of a training step goes: t2tp's, and plain TensorFlow's on one device.
+"""Shows where the time of a training step goes, in t2tp and in plain TensorFlow on one device.
 
     python benchmarks/profile_step.py [--size=design] [--mesh=1x1] [--dtype=float32] [PEER ...]
 
-From TensorFlow's profiler, which notes when each operation begins and ends on which thread. Each
-moment of a step is shared out equally among the operations that run at that moment; where none
-runs, it counts as between operations (starting the step, handing over, threads that wait for the
-rest of an operation's parts are inside it). Collectives wait for other devices most of their time,
-so they count only where nothing else runs. The shares add up to the step.
+TensorFlow's profiler records when each operation begins and ends on which thread. The time of a
+step is divided equally among the operations that run at the same moment. If none runs, for instance
+while the step starts, the time counts as *between operations*. An operation counts as running
+until all of its threads have ended. Collectives mostly wait for other devices, so they count only
+if nothing else runs. The parts add up to the step.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from profile_events import read_events
 from suite.turns import HERE
 
 COLLECTIVES = "collectives"
-# What an operation belongs to: the first whose pattern is found in `name:type`.
+# Part of a step -> pattern. An operation `name:type` belongs to the first part whose pattern
+# matches.
 PARTS = {
     COLLECTIVES: r":Collective",
-    # The whole of scores, softmax and weighted sum; not the products before and after it.
+    # Scores, softmax and weighted sum, without the projections before and after them.
     "attention": r"attention/attention/|^(gradient_tape/)?attention/",
-    # Of t2tp's step only the passes over the logits are compiled.
+    # In t2tp's step, XLA compiles only the passes over the logits.
     "cross-entropy": r"cross_entropy|^CpuExecutable",
     "optimizer": r"adam|beta_power|clip_by_global_norm|global_norm|optimizer",
     "products of matrices": r":.*(MatMul|Einsum)",
@@ -40,9 +41,9 @@ PARTS = {
     "the rest": r"",
 }
 BETWEEN = "between operations"
-# An operation, or a region that XLA made a program of.
+# An operation, or a region that XLA has compiled.
 _OPERATION = re.compile(r"^[^:]+:_?[A-Z]\w*$|^CpuExecutable::ExecuteAsyncOnStream$")
-# They only wait for the functions they call, which have their own events.
+# These operations only wait for the functions that they call; the functions have their own events.
 _CALLERS = re.compile(r":.*(PartitionedCall|While)$")
 
 
@@ -75,7 +76,7 @@ def main() -> None:
 
 
 def profile(peer: str, arguments: list[str]) -> Counter[str]:
-    """Seconds of a step by part.
+    """Profiles a peer, and returns the seconds of each part of a step.
 
     Raises:
       RuntimeError: the peer failed.
@@ -100,7 +101,7 @@ def profile(peer: str, arguments: list[str]) -> Counter[str]:
 
 
 def read(path: Path) -> tuple[list[Span], list[Span]]:
-    """The steps and the operations of a profile."""
+    """Reads the steps and the operations of a profile."""
     events = read_events(path)
     steps = [Span(begin, end, "") for name, begin, end in events if name == "benchmark_step"]
     spans = [
@@ -112,12 +113,12 @@ def read(path: Path) -> tuple[list[Span], list[Span]]:
 
 
 def part_of(operation: str) -> str:
-    """What an operation, `name:type`, belongs to."""
+    """Returns the part of a step to which an operation `name:type` belongs."""
     return next(part for part, pattern in PARTS.items() if re.search(pattern, operation))
 
 
 def shared_out(step: Span, spans: list[Span]) -> Counter[str]:
-    """Seconds of a step by part."""
+    """Returns the seconds of each part of a step."""
     picoseconds: Counter[str] = Counter()
     running: Counter[str] = Counter()
     before = step.begin
@@ -134,7 +135,7 @@ def shared_out(step: Span, spans: list[Span]) -> Counter[str]:
 
 
 def _moments(step: Span, spans: list[Span]) -> Iterator[tuple[int, str, int]]:
-    """Where operations of a step begin (+1) and end (-1), in order."""
+    """Yields when operations of a step begin (+1) and end (-1), in order of time."""
     moments = []
     for span in spans:
         begin, end = max(span.begin, step.begin), min(span.end, step.end)

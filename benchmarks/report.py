@@ -4,7 +4,7 @@
 
 The prose is in benchmarks/page.md; in it, `{{table CASE}}` is a case's table, `{{conditions CASE}}`
 its conditions, `{{headline}}` the summary, `{{targets}}` the targets, `{{chart}}` the chart and
-`{{learning}}` the runs of the case of that name.
+`{{learning}}` the results of the case `learning`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def page(template: str, results: Mapping[str, Sequence[Results]]) -> str:
 
     Args:
       template: prose with placeholders.
-      results: results of all processors by case, the latest first.
+      results: for each case, its results on all kinds of processors, the latest first.
 
     Raises:
       ValueError: a placeholder is unknown.
@@ -68,7 +68,7 @@ def page(template: str, results: Mapping[str, Sequence[Results]]) -> str:
 
 
 def learning() -> str:
-    """The table and the chart of what is learnt in equal seconds."""
+    """Returns the table and the chart of the case `learning`."""
     stored = curves.load(RESULTS)
     if not stored:
         return _missing("learning")
@@ -79,7 +79,7 @@ def learning() -> str:
 
 
 def formatted(text: str) -> str:
-    """The text wrapped as the other pages of docs/ are (.mdformat.toml)."""
+    """Returns the text, wrapped like the other pages of docs/ (.mdformat.toml)."""
     command = [sys.executable, "-m", "mdformat", "-"]
     ended = subprocess.run(
         command, cwd=HERE.parent, input=text, capture_output=True, text=True, check=True
@@ -92,9 +92,10 @@ def _missing(case: str) -> str:
 
 
 def headline(results: Mapping[str, Sequence[Results]]) -> str:
-    """Returns a row for each group: the largest ratio of all peers on all processors.
+    """Returns a table with a row for each group: the ratio to the group's fastest peer.
 
-    A range is over processors; the fastest peer is the one of the largest ratio.
+    If several processors were measured, the row has the range of their ratios, and names the peer
+    of the largest ratio.
     """
     lines = ["| | | fastest peer | t2tp / peer |", "| --- | --- | --- | --- |"]
     for case, runs in results.items():
@@ -122,7 +123,7 @@ def _largest_ratio(run: Results, group: str) -> tuple[Ratio, str] | None:
 
 
 def conditions(results: Results) -> str:
-    """Where, when and how a case was measured."""
+    """Describes where, when and how a case was measured."""
     machine = results.machine
     versions = sorted(
         {
@@ -141,7 +142,7 @@ def conditions(results: Results) -> str:
 
 
 def _how(machine: Mapping[str, Any]) -> str:
-    """When and how often it was measured."""
+    """Describes when and how often a case was measured."""
     return (
         f"{machine['date']} UTC, commit {machine['commit']}, {machine['turns']} turns of"
         f" {machine['steps']} steps, load before: {machine['load_before']:.1f}"

@@ -13,5 +13,5 @@ def resident(what: str) -> int:
 
 
 def reset_peak() -> None:
-    """Begins a new peak."""
+    """Resets the peak to the current memory."""
     Path("/proc/self/clear_refs").write_text("5")

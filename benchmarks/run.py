@@ -2,9 +2,9 @@
 
     python benchmarks/run.py [--suite=short|full] [--case=NAME ...] [--output=DIRECTORY]
 
-Prints a table for each case, and keeps every repetition in a JSON file each. `--group`
+Prints a table for each case, and stores all repetitions of a case in its JSON file. `--group`
 measures a disturbed group again and replaces it in the file.
-`--size=tiny --turns=1 --steps=1 --output=/tmp/tried` tries whether everything runs.
+`--size=tiny --turns=1 --steps=1 --output=/tmp/tried` checks that everything runs.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ RESULTS = HERE / "results"
 
 def main() -> int:
     args = _arguments()
-    # What is told to end ends its peers, which do not hear of it by themselves.
+    # Peers have their own sessions and do not receive this signal: exiting ends them.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     suite = suites.SUITES[args.suite]
-    # docs/benchmarks.md is made of the full suite on each kind of processor.
+    # docs/benchmarks.md shows the results of the full suite on each kind of processor.
     own = hardware.directory_of(hardware.describe()) if args.suite == "full" else "short"
     directory = args.output or RESULTS / own
     directory.mkdir(parents=True, exist_ok=True)

@@ -1,22 +1,22 @@
-"""Memory of a step whose variables are sharded at rest, in processes that share a machine.
+"""Measures the memory of a step whose variables are sharded at rest, in processes on one machine.
 
     python benchmarks/sharded_state.py [--processes=1,2,4,8] [--stages=0,3] [--layers=7]
     python benchmarks/sharded_state.py --processes=8 --stages=3 --layers=5 --d_model=1536 \
         --gigabytes=1.5
 
-A transformer of 1 GB of state (weights, and two slots of each for Adam). Each process has one
-device. Every case runs twice, with two allocators:
+The model is a transformer with 1 GB of state (weights, and two slots for each in Adam). Each
+process has one device. Every case runs twice, with two allocators:
 
-- TensorFlow's own, which counts: *at rest* is its allocation before the first step, *peak* the most
-  that later steps add.
-- glibc's, which gives freed blocks back at once, so that /proc shows the held memory: *resident* is
-  the variables' part, *program* is left by the first step (the traced program, threads, code), and
-  *resident peak* is the most that later steps add to both.
+- TensorFlow's own allocator counts its bytes: *at rest* is the allocation before the first step,
+  *peak* is the most that later steps add to it.
+- glibc's allocator returns freed blocks at once, so that /proc shows the memory in use: *resident*
+  is the memory of the variables, *program* is the memory that the first step adds and keeps (the
+  traced program, threads, code), and *resident peak* is the most that later steps add to both.
 
-*bound* is the weights of 1 + prefetch layers and, with clipping by the norm, which needs all of
-them, the gradients as they are at rest. Activations and a constant come on top. With --gigabytes,
-no process may have more private memory than this (`ulimit -d`: allocations and the stacks of
-threads, without the code of TensorFlow), and only glibc's allocator is used.
+*bound* is the expected *peak* without activations and a constant: the weights of 1 + prefetch
+layers and, with clipping by the global norm, one slice of all gradients, because the norm needs all
+of them. --gigabytes limits the private memory of each process (`ulimit -d`: allocations and stacks
+of threads, but not the code of TensorFlow); only glibc's allocator is used then.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from resident_memory import reset_peak, resident
 STEPS = 4
 STACK = 1 << 21
 LENGTH, VOCAB_SIZE = 32, 1024
-# oneDNN's pool, from which TensorFlow allocates, grows by doubling and gives nothing back.
+# TensorFlow allocates from oneDNN's pool, which grows by doubling and returns no blocks.
 GLIBC = {
     "TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1",
     "MALLOC_MMAP_THRESHOLD_": "1000000",
@@ -57,7 +57,7 @@ def main() -> int:
     for count in map(int, args.processes.split(",")):
         for stage in map(int, args.stages.split(",")):
             if count == 1 and stage > 0:
-                continue  # There is nobody to share with.
+                continue  # A single process has nothing to shard.
             resident = _started(count, stage, GLIBC)
             counted = resident if args.gigabytes else _started(count, stage, COUNTING)
             print(_line(count, stage, resident, counted), flush=True)
@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def _line(count: int, stage: int, resident: Sequence[dict], counted: Sequence[dict]) -> str:
-    """A row of the table: of the process that is worst."""
+    """Returns a row of the table; each figure is the largest of all processes."""
     whole, cells = resident[0]["whole"], [str(count), str(stage)]
     rest = max(each["allocated"] for each in counted)
     cells += [_megabytes(whole), f"{_megabytes(rest)} ({rest / whole:.4f})" if rest else "-"]
@@ -84,7 +84,7 @@ def _megabytes(size: int) -> str:
 
 
 def _started(count: int, stage: int, allocator: dict[str, str]) -> list[dict]:
-    """What each of several processes says."""
+    """Starts `count` processes, and returns the measurements of each."""
     from t2tp.processes.rendezvous import free_port
 
     own = os.environ | {
@@ -95,7 +95,7 @@ def _started(count: int, stage: int, allocator: dict[str, str]) -> list[dict]:
         "COORDINATOR": f"localhost:{free_port()}",
         **allocator,
     }
-    # The stacks of threads, whose whole size counts, are as large as a process's when it starts.
+    # The limit counts each thread's stack with its full size, which is RLIMIT_STACK at the start.
     resource.setrlimit(resource.RLIMIT_STACK, (STACK, resource.getrlimit(resource.RLIMIT_STACK)[1]))
     processes = [
         subprocess.Popen(
@@ -113,7 +113,7 @@ def _started(count: int, stage: int, allocator: dict[str, str]) -> list[dict]:
 
 
 def measured(args: argparse.Namespace) -> dict[str, object]:
-    """What this process holds and uses, in bytes, and seconds of a step."""
+    """Trains, and returns the memory of this process in bytes, and the seconds of a step."""
     if args.gigabytes:
         limit = int(args.gigabytes * 1e9)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
@@ -165,7 +165,7 @@ def measured(args: argparse.Namespace) -> dict[str, object]:
     allocated = _counted(device, "current") if counts else 0
     losses, seconds = [], []
     for number in range(STEPS):
-        if number == 1:  # The first one traces the program.
+        if number == 1:  # The first step has traced the program.
             program_size = resident("VmRSS") - rest
             reset_peak()
             if counts:
@@ -194,7 +194,7 @@ def measured(args: argparse.Namespace) -> dict[str, object]:
 
 
 def _counted(device: str, what: str) -> int:
-    """What TensorFlow's allocator says: `current`, or `peak`."""
+    """Returns the bytes of TensorFlow's allocator: `current`, or `peak`."""
     import tensorflow as tf
 
     return tf.config.experimental.get_memory_info(device)[what]

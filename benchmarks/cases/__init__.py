@@ -1,1 +1,1 @@
-"""What is measured: each case is groups of peers that do the same."""
+"""The cases of the benchmark. A case has groups of peers, and the peers of a group do the same."""

@@ -1,4 +1,4 @@
-"""What a training costs before it gets going: the first step, and tracing for a large mesh."""
+"""The time before training makes progress: the first step, and tracing for a large mesh."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ from suite.turns import Peer
 
 from cases.group import Group
 
-# A second axis adds its sums to the graph, so meshes with the same number of axes are compared.
+# Only meshes with the same number of axes are compared, because each axis adds sums to the graph.
 ONE_AXIS = ("1x2", "1x8", "1x64", "1x128")
 TWO_AXES = ("2x2", "2x4", "8x8", "8x16")
-# A first step of 64 virtual devices takes minutes of two cores, most of them TensorFlow's.
+# With 64 virtual devices, a first step takes minutes on two cores, mostly inside TensorFlow.
 STEPPED = ("1x2", "2x2", "2x4")
 
 
 def start_up(size: str) -> list[Group]:
-    """From the command to the end of the first step, each time afresh; files are in memory."""
+    """Returns peers whose first step is timed, from the command to the step's end.
+
+    Each turn starts a new process, whose files are already in the page cache.
+    """
     arguments = [f"--size={size}"]
     programs = [
         ("t2tp", "ours", [], ""),
@@ -34,7 +37,7 @@ def start_up(size: str) -> list[Group]:
 
 
 def tracing(size: str) -> list[Group]:
-    """t2tp's tracing, in seconds of one core, and its first step, against the size of the mesh."""
+    """Returns groups of meshes, to compare tracing (seconds of one core) and the first step."""
     largest = 128 if size == "design" else 2
     only_trace = ["--only_trace"]
     return [
@@ -45,7 +48,7 @@ def tracing(size: str) -> list[Group]:
 
 
 def _traced(meshes: tuple[str, ...], largest: int, measures: str, more: list[str]) -> list[Peer]:
-    """Returns the meshes, the smallest first: the others are compared with it."""
+    """Returns a peer for each mesh; the first and smallest one is compared with all others."""
     peers = []
     for mesh in meshes:
         data, model = map(int, mesh.split("x"))

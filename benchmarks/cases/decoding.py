@@ -12,7 +12,7 @@ PROMPT = 16
 
 
 def groups(meshes: tuple[str, ...], size: str) -> list[Group]:
-    """A group for each mesh and batch."""
+    """Returns a group for each mesh and batch."""
     return [
         Group(f"{mesh}, batch {batch}", _peers(mesh, batch, size), batch * NEW_TOKENS, "tokens")
         for mesh in meshes
@@ -31,7 +31,7 @@ def _peers(mesh: str, batch: int, size: str) -> list[Peer]:
         f"--model={model}",
     ]
     ours = {"t2tp": options}
-    if data == model == "1":  # As t2tp_decoder has it unless there is little to do.
+    if data == model == "1":  # t2tp_decoder also uses XLA, unless there is little to decode.
         ours = {"t2tp": [*options, "--xla"], "t2tp, not compiled": options}
     return [
         *(Peer(name, "decode_ours", arguments) for name, arguments in ours.items()),

@@ -9,12 +9,12 @@ from suite.turns import Peer
 
 @dataclass
 class Group:
-    """Peers that do the same.
+    """Peers that do the same work.
 
     Attributes:
-      name: the member of the case, such as "2x4 float32".
-      peers: the competitors, t2tp first.
-      work: work of a step, in `unit`s; a program with other work reports it.
+      name: name of the group, such as "2x4 float32".
+      peers: the programs to compare, t2tp first.
+      work: work of a step, in `unit`s; a program that does other work reports its own figure.
       unit: FLOP, tokens, examples, bytes; or "" where only time counts.
     """
 
@@ -25,5 +25,5 @@ class Group:
 
 
 def matmul(dtype: str = "float32") -> Peer:
-    """The machine's own rate."""
+    """Returns a peer that measures the machine's peak rate."""
     return Peer(f"matmul, {dtype}", "matmul", [f"--dtype={dtype}"])

@@ -7,17 +7,17 @@ from suite.turns import Peer
 
 from cases.group import Group, matmul
 
-# Devices that split the batch (and the experts) x devices that split d_ff, or the images.
+# Devices that split the batch (and the experts) x devices that split d_ff, or the images' height.
 MESHES = ("1x1", "2x2")
 
 
 def experts(size: str) -> list[Group]:
-    """A mixture of experts."""
+    """Returns a group for each mesh that trains a mixture of experts."""
     return [_group(mesh, size, EXPERTS[size].matmul_flops(), _experts) for mesh in MESHES]
 
 
 def convolutions(size: str) -> list[Group]:
-    """A convolution block."""
+    """Returns a group for each mesh that trains a convolution block."""
     return [_group(mesh, size, CONVOLUTIONS[size].matmul_flops(), _convolutions) for mesh in MESHES]
 
 

@@ -1,7 +1,7 @@
 """What a language model learns in equal processor seconds, in t2tp and as nanoGPT trains one.
 
-`peers/training.py` says how each learner searches for its rate and trains. A learner is stored when
-it is done, and is not repeated while its results are stored.
+`peers/training.py` describes how each learner searches for its learning rate and trains. The
+results of a learner are stored when it ends, and a learner with stored results does not run again.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from suite.turns import HERE, AbsentError, Peer
 
 STORED = "learning/runs.json"
 DATA_DIR = HERE / "data_learning"
-# Seconds that a learner may take on a machine that is shared.
+# Seconds after which a learner without an answer has failed; on a shared machine it may be slow.
 PATIENCE = 7200.0
-# Size of the model, and the budget.
+# Size of the benchmark -> size of the model, and budget in seconds.
 SIZES = {"design": ("text", 30.0), "tiny": ("tiny_text", 1.0)}
 _ADAM, _MUON = ["--optimizer=adam", "--first_rate=0.004"], "--optimizer=muon"
 # Name -> the program in `peers/` and its arguments.
@@ -29,13 +29,13 @@ LEARNERS = {
     "t2tp, Adam": ("learning_ours", _ADAM),
     "nanoGPT, torch's Muon": ("nanogpt", [_MUON, "--first_rate=0.008"]),
 }
-# Learners with the best rate of another, which takes the same steps.
+# Learner -> another learner that takes the same steps; its best rate is used.
 TUNED_AS = {"nanoGPT, compiled": "nanoGPT, eager"}
 OURS = [name for name, (program, _) in LEARNERS.items() if program == "learning_ours"]
 
 
 def run(directory: Path, size: str) -> bool:
-    """Runs the learners that are not stored yet; returns whether t2tp's learned."""
+    """Runs learners without stored results; returns whether all of t2tp's have results."""
     path = directory / STORED
     path.parent.mkdir(parents=True, exist_ok=True)
     stored = json.loads(path.read_text("utf-8")) if path.exists() else {"learners": {}}
@@ -64,10 +64,10 @@ def run(directory: Path, size: str) -> bool:
 
 
 def _answer(program: str, arguments: list[str]) -> dict:
-    """What a program reports.
+    """Runs a program, and returns its report.
 
     Raises:
-      AbsentError: it fails.
+      AbsentError: the program fails.
     """
     peer = Peer("", program, arguments, "torch" if program == "nanogpt" else "")
     try:

@@ -1,4 +1,4 @@
-"""A training step whose layers are in stages, compared with others' pipelines."""
+"""A training step whose layers are in stages, compared with the pipelines of other frameworks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cases.group import Group, matmul
 
 MICROBATCHES = 8
 PROCESSES = (2, 4)
-# Our schedule, and the number of chunks of layers of each stage.
+# t2tp's schedules, and the number of chunks of layers in each stage.
 SCHEDULES = (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1))
 
 

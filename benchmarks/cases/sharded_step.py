@@ -1,4 +1,4 @@
-"""A training step whose state is sharded over the processes, compared with others' ways."""
+"""A training step whose state is sharded over the processes, compared with other frameworks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ AS_IN_JAX = "t2tp, stage 3, one process"
 
 
 def groups(size: str) -> list[Group]:
-    """What is sharded, over how many processes; and a larger model, whose memory tells more."""
+    """Returns a group for each kind of sharded state and number of processes.
+
+    In a last group, the model is larger, so that differences in memory are clearer.
+    """
     found = [
         Group(f"{what}, {count} processes", peers(count, size), SIZES[size].matmul_flops(), "FLOP")
         for count in PROCESSES

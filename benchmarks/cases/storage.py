@@ -11,7 +11,7 @@ MEGABYTES = {"design": 200, "tiny": 2}
 
 
 def input_pipeline(size: str) -> list[Group]:
-    """Examples/s compared with plain tf.data, on data that `make bench-full` generates."""
+    """Returns peers whose examples/s are compared, on data that `make bench-full` generates."""
     batches = 100 if size == "design" else 5
     arguments = [f"--data_dir={DATA_DIR}", f"--batches={batches}"]
     peers = [
@@ -22,7 +22,7 @@ def input_pipeline(size: str) -> list[Group]:
 
 
 def checkpoints(size: str) -> list[Group]:
-    """GB/s of saving and restoring, compared with a plain copy of a file of that size."""
+    """Returns groups that compare saving and restoring with a plain copy of a file."""
     megabytes = MEGABYTES[size]
     arguments = [f"--mb={megabytes}"]
     return [

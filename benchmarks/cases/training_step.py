@@ -1,4 +1,4 @@
-"""A training step of one language model, in t2tp and in what else its users might take."""
+"""A training step of one language model, in t2tp and in its alternatives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDE = (("1x1", "float32"), ("2x2", "float32"))
 
 
 def groups(meshes: tuple[tuple[str, str], ...], size: str) -> list[Group]:
-    """A group for each mesh and dtype."""
+    """Returns a group for each mesh and dtype."""
     return [
         Group(f"{mesh} {dtype}", _peers(mesh, size, dtype), SIZES[size].matmul_flops(), "FLOP")
         for mesh, dtype in meshes
@@ -42,10 +42,10 @@ def _peers(mesh: str, size: str, dtype: str) -> list[Peer]:
             Peer("TF DTensor", "tf_dtensor", arguments),
             Peer(f"PyTorch, {count} processes", "torch_lm", processes, "torch"),
         ]
-        if count == 2:  # Each process compiles for itself, at the same time.
+        if count == 2:  # All processes compile at the same time, which is slow for more.
             compiled = [*processes, "--compile"]
             peers.append(Peer("PyTorch, 2 processes, compiled", "torch_lm", compiled, "torch"))
-    if dtype == "float32":  # mesh-tensorflow's graph below is written in float32.
+    if dtype == "float32":  # The program of mesh-tensorflow supports only float32.
         peers += [
             Peer("mesh-tensorflow", "mtf_graph", [*arguments, "--engine=placement"]),
             Peer("its graph, our engine", "mtf_graph", [*arguments, "--engine=t2tp"]),

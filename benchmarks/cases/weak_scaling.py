@@ -1,6 +1,6 @@
-"""More processes train a batch that grows with them: t2tp and DistributedDataParallel.
+"""Training steps of more processes with a larger batch: t2tp and DistributedDataParallel.
 
-The cores do not grow, so at best tokens/s stay the same.
+The number of cores stays the same, so tokens/s are constant at best.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROWS_EACH = 4
 
 
 def groups(size: str) -> list[Group]:
-    """A group for each number of processes."""
+    """Returns a group for each number of processes."""
     return [_group(count, size) for count in PROCESSES]
 
 

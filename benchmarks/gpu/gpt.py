@@ -2,8 +2,8 @@
 
 A. Radford et al., "Language Models are Unsupervised Multitask Learners" (2019): pre-norm blocks,
 layer norms, GELU (tanh), biases, learned positions, an output tied to the embedding. AdamW with
-clipping by the global norm; float32 weights, bfloat16 products. Only NumPy is needed here, so that
-every peer's environment can read it.
+clipping by the global norm; float32 weights, bfloat16 matmuls. The module imports only NumPy, so
+that every peer's environment can import it.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Sizes:
         return 4 * self.d_model
 
     def matmul_parameters(self) -> int:
-        """Weights that every token is multiplied with."""
+        """Number of weights by which every token is multiplied."""
         return 12 * self.layers * self.d_model**2 + self.vocab * self.d_model
 
     def flops_per_token(self, length: int) -> int:
-        """FLOPs of a training step: A. Chowdhery et al., "PaLM" (arXiv:2204.02311), appendix B.
+        """Returns the FLOPs of a training step, as in "PaLM" (arXiv:2204.02311), appendix B.
 
-        Attention is counted whole, including the masked half.
+        The masked half of attention is included.
         """
         return 6 * self.matmul_parameters() + 12 * self.layers * self.d_model * length
 
@@ -54,7 +54,7 @@ MODELS = {
 
 
 def weight_shapes(sizes: Sizes, length: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of the weights by name; biases and norms are not among them."""
+    """Returns the shapes of the weights by name, without biases and norms."""
     d, h, k, f = sizes.d_model, sizes.heads, sizes.d_kv, sizes.d_ff
     shapes: dict[str, tuple[int, ...]] = {"embedding": (sizes.vocab, d), "positions": (length, d)}
     for layer in range(sizes.layers):
@@ -64,9 +64,9 @@ def weight_shapes(sizes: Sizes, length: int) -> dict[str, tuple[int, ...]]:
 
 
 def initial_value(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """float32; every peer begins with these values, zero biases and unit norms.
+    """Returns the float32 initial value of a weight; biases begin as 0 and norms as 1.
 
-    A table of random numbers is repeated: whoever draws 1.3 billion waits for a minute.
+    A table of random numbers is repeated, because drawing 1.3 billion numbers takes a minute.
     """
     random = np.random.default_rng(zlib.crc32(name.encode()))
     table = 0.02 * random.standard_normal(1_000_003, dtype=np.float32)
@@ -74,6 +74,6 @@ def initial_value(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def targets(sizes: Sizes, batch: int, length: int) -> np.ndarray:
-    """int32 [batch, length]; token 0 is never among them: it stands before the first."""
+    """Returns int32 [batch, length], without token 0: models read 0 before the first target."""
     random = np.random.default_rng(1)
     return random.integers(1, sizes.vocab, (batch, length)).astype(np.int32)

@@ -1,4 +1,4 @@
-"""Where the time of a training step goes on the device, by TensorFlow's profiler."""
+"""Shows where the time of a training step goes on the device, with TensorFlow's profiler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 STEPS = 3
-# The first match counts; the rest is memory-bound: norms, additions, the optimizer.
+# The first matching pattern gives a kernel's kind. Kernels without a match are memory-bound: norms,
+# additions, the optimizer.
 KINDS = {
     "attention": re.compile(r"fmha|flash|attention|sdpa", re.I),
     "matmul": re.compile(r"gemm|matmul|cutlass|xmma|nvjet|sm\d+_.*mma", re.I),
@@ -38,7 +39,7 @@ def profile(step: Callable[[], tf.Tensor]) -> dict[str, Any]:
 
 
 def _kernels(directory: Path) -> list[tuple[str, int, int]]:
-    """(name, beginning, end) of each kernel, in picoseconds, in the order of time."""
+    """Returns the name, begin and end of each kernel, in picoseconds and in the order of time."""
     records = []
     for path in directory.rglob("*.xplane.pb"):
         space = xplane_pb2.XSpace.FromString(path.read_bytes())
@@ -55,7 +56,7 @@ def _kernels(directory: Path) -> list[tuple[str, int, int]]:
 
 
 def _fractions(records: list[tuple[str, int, int]]) -> dict[str, float]:
-    """The fraction of the time by kind of kernel; `gaps` is when no kernel ran."""
+    """Returns the fraction of the time of each kind; during the fraction `gaps`, no kernel ran."""
     time: Counter[str] = Counter()
     busy_until = records[0][1]
     for name, begin, end in records:

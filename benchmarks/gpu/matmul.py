@@ -1,4 +1,4 @@
-"""The device's rate of bfloat16 matrix products, as XLA compiles them: what MFU is a share of."""
+"""Measures the device's rate of bfloat16 matmuls compiled by XLA. MFU is relative to this rate."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ if on_gpu:
 
 
 def make(sizes: gpt.Sizes, length: int):
-    """(hparams, model)."""
+    """Returns the hparams and the model."""
     hparams = registry.hparams("transformer_lm_plain")
     hparams.parse(
         f"d_model={sizes.d_model},d_ff={sizes.d_ff},num_heads={sizes.heads},d_kv={sizes.d_kv},"
@@ -31,7 +31,7 @@ def make(sizes: gpt.Sizes, length: int):
 
 
 def load(program: t2tp.Program, sizes: gpt.Sizes, length: int) -> None:
-    """Gives the weights the values that all peers begin with."""
+    """Sets the weights to the initial values of all peers."""
     parts = {"out": "attention/output", "up": "feed_forward/input", "down": "feed_forward/output"}
     for name, shape in gpt.weight_shapes(sizes, length).items():
         layer, _, weight = name.rpartition("/")

@@ -1,4 +1,4 @@
-"""A peer's side of a measurement: its arguments, and its answer in one JSON line."""
+"""The peer's side of a measurement: its arguments, and its results in one JSON line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _answers = os.fdopen(os.dup(1), "w")
 
 
 def arguments() -> argparse.Namespace:
-    """The command line. From here on, what libraries print is no answer."""
+    """Parses the command line, and redirects to stderr what libraries print from now on."""
     os.dup2(2, 1)
     return PARSER.parse_args()
 
@@ -46,14 +46,14 @@ def measure(
     """Times steps, and prints the results.
 
     Args:
-      step: starts a step and returns its loss (of decoding: any number); reading it as a float
-        waits for the end of the step.
-      steps: how many are timed, after a few that are not.
+      step: function that starts a step and returns its loss, or any number if it decodes. Reading
+        the number as a float waits for the end of the step.
+      steps: number of timed steps, after some steps of warm-up.
       tokens: number of tokens of a step.
-      peak_bytes: the device's memory, at its fullest.
-      more: returns further results, after the timed steps.
+      peak_bytes: function that returns the peak of the device's memory.
+      more: function that returns further results, called after the timed steps.
       between_reads: number of steps that are started before a loss is read.
-      **facts: what else to report, such as versions.
+      **facts: further results, such as versions.
     """
     start = time.perf_counter()
     losses = [float(step())]

@@ -3,11 +3,11 @@
     python benchmarks/gpu/run.py [--stages=tests,matmul,train,decode] [--json=FILE]
     python benchmarks/gpu/run.py --stages= --json=FILE    # prints the table of stored figures
 
-The processes of a comparison compile side by side and are then timed one after the other, so that
-each has the card for itself. A process that failed beside the others runs again alone. The table is
+The processes of a comparison compile in parallel and are then timed one after the other, so that
+each has the card for itself. A process that fails runs again, without other processes. The table is
 printed last; the full figures are in the JSON file, which is rewritten after each comparison and
-keeps the figures of earlier stages. Without a GPU everything runs at toy sizes, as a test of these
-programs themselves.
+keeps the figures of earlier stages. Without a GPU, everything runs at toy sizes, which tests only
+the programs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import gpt
 HERE = Path(__file__).parent
 STAGES = ("tests", "matmul", "train", "decode")
 
-# (model, length, batch) of comparisons whose processes fit side by side on a card of 140 GB.
+# (model, length, batch) of comparisons; the processes of a tuple fit on a card of 140 GB together.
 TRAIN = ((("124M", 1024, 16), ("124M", 2048, 8)), (("1.3B", 2048, 2),), (("1.3B", 1024, 4),))
 TOY_TRAIN = ((("tiny", 64, 4),),)
 DECODE_BATCHES = (1, 16, 64)
@@ -43,7 +43,7 @@ TOY_TESTS = ("tests/ops/test_traffic.py",)
 
 
 def has_gpu() -> bool:
-    """Whether the driver sees a card."""
+    """Returns whether the driver sees a card."""
     try:
         return subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode == 0
     except FileNotFoundError:
@@ -52,7 +52,7 @@ def has_gpu() -> bool:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one process measures."""
+    """The measurement of one process: its name, and the program that it runs."""
 
     name: str
     peer: str
@@ -61,13 +61,13 @@ class Measured:
 
 
 def python_of(peer: str) -> str:
-    """The Python of a peer's environment, or this one where it has none."""
+    """Returns the Python of a peer's environment, or this Python if the peer has none."""
     own = HERE.parent / "environments" / ENVIRONMENTS.get(peer, "") / "bin" / "python"
     return str(own) if peer in ENVIRONMENTS and own.exists() else sys.executable
 
 
 class Run:
-    """A program of this directory in a process of its own, as far as its warm-up."""
+    """A process with a program of this directory, which waits after its warm-up."""
 
     def __init__(self, peer: str, program: str, arguments: Mapping[str, Any]) -> None:
         options = [f"--{name}={value}" for name, value in arguments.items()]
@@ -87,11 +87,11 @@ class Run:
         )
 
     def is_ready(self) -> bool:
-        """Waits until it has warmed up; False: it failed."""
+        """Waits until the process has warmed up; returns False if it failed."""
         return self._process.stdout.readline().strip() == "READY"
 
     def results(self) -> dict[str, Any]:
-        """Lets it go on alone; returns its results, or how it failed."""
+        """Lets the process continue after its warm-up; returns its results, or how it failed."""
         output, _ = self._process.communicate("\n")
         if output and not self._process.returncode:
             return json.loads(output.splitlines()[-1])
@@ -100,7 +100,7 @@ class Run:
 
 
 def compared(measured: Sequence[Measured]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the results of each: all warm up together, then each is timed alone."""
+    """Yields the results of each process: all warm up in parallel, then each is timed alone."""
     runs = [Run(each.peer, each.program, each.arguments) for each in measured]
     for run in runs:
         run.is_ready()
@@ -112,7 +112,7 @@ def compared(measured: Sequence[Measured]) -> Iterator[tuple[str, dict[str, Any]
 
 
 def run_tests(paths: Sequence[str], on_gpu: bool) -> dict[str, Any]:
-    """The engine's tests on the GPU, cut into eight; collectives go in rings there."""
+    """Runs the engine's tests; on a GPU, T2TP_TEST_GPU=1 splits it into eight devices."""
     command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", *paths]
     start = time.perf_counter()
     done = subprocess.run(
@@ -147,7 +147,7 @@ def _decoded(on_gpu: bool) -> Iterator[Measured]:
 
 
 def measurements(stages: Sequence[str], on_gpu: bool) -> Iterator[tuple[str, Any]]:
-    """(name, figures or why there are none), one after the other."""
+    """Yields the name of each measurement, with its figures or the reason why it failed."""
     if "matmul" in stages:
         sized = {"size": 8192 if on_gpu else 256}
         yield "matmul", Run("t2tp", "matmul", sized).results()
@@ -161,7 +161,7 @@ def measurements(stages: Sequence[str], on_gpu: bool) -> Iterator[tuple[str, Any
 
 
 def table(figures: dict[str, Any]) -> list[str]:
-    """The short table: a line for each measurement."""
+    """Returns the lines of the table, one for each measurement."""
     matmul = figures.get("matmul", {})
     peak = matmul["flops"] / statistics.median(matmul["seconds"]) if "seconds" in matmul else None
     lines = []

@@ -55,7 +55,7 @@ class Gpt(nn.Module):
 
 
 def load(model: Gpt) -> None:
-    """Gives the weights the values that all peers begin with."""
+    """Sets the weights to the initial values of all peers."""
     weights = {
         name: torch.from_numpy(gpt.initial_value(name, shape))
         for name, shape in gpt.weight_shapes(sizes, args.length).items()

@@ -1,11 +1,11 @@
-"""Training of `transformer_lm_tiny` compared with the same in PyTorch, on the demo's text.
+"""Compares training of `transformer_lm_tiny` with the same training in PyTorch, on the demo's text.
 
     python -m benchmarks.learning.against_torch --data_dir=data [--optimizer=adam] [--steps=1000]
         [--float64]
 
 Both start from the same initial values and read the same batches, each on one thread, with the
-schedule of the set. With `--float64` both compute in float64, so rounding does not add up to a
-difference. Prints the largest difference of the first 20 losses, and the bits per byte of
+schedule of the hparams set. With `--float64`, both compute in float64, so that rounding errors do
+not accumulate. Prints the largest difference of the first 20 losses, and the bits per byte of
 40 batches of the validation text.
 """
 
@@ -61,7 +61,7 @@ def main() -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     torch_lm.torch.set_num_threads(1)
-    # torch's Muon would multiply in bfloat16.
+    # Without this, torch's Muon would multiply in bfloat16.
     torch_lm.torch.Tensor.bfloat16 = lambda x: x.clone()
     problem = problems.find("languagemodel_python_stdlib", OPTIONS)
     problem.prepare(args.data_dir)

@@ -1,10 +1,10 @@
-"""The effect of each choice in `transformer_lm_base`, at two sizes.
+"""Measures the effect of each choice in `transformer_lm_base`, at two sizes.
 
     python benchmarks/learning/choices.py --data_dir=data [--runs="width 64;width 128"] [CHOICE ...]
 
-Each run takes back one choice and leaves the others, on one thread. Its bits per byte of validation
-text are stored in choices.json at once, and a stored run is not repeated. At the end prints the
-table of docs/learning.md.
+Each run undoes one choice and keeps all others; it trains on one thread. Its bits per byte of
+validation text are stored in choices.json at once, and a stored run is not repeated. At the end,
+prints the table of docs/learning.md.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from t2tp.trainer.run_spec import RunSpec
 
 STORED = Path(__file__).resolve().parent / "choices.json"
 VOCABULARY = 2048
-# Batches of the validation text.
+# Number of batches of the validation text to evaluate.
 EVALUATED = 40
-# Width -> other sizes. Without a gate d_ff is 3 / 2 times as large, for as many parameters.
+# Width -> other sizes. Without a gate, d_ff is 3 / 2 times as large: equally many parameters.
 SIZES = {64: "d_model=64,d_ff=176,num_heads=2", 128: ""}
 UNGATED = {64: 264, 128: 528}
 # A column of the table -> width and number of steps.
@@ -56,7 +56,7 @@ CHOICES = {
 
 
 def bits_per_byte(choice: str, run: str, data_dir: Path) -> float:
-    """Trains without a choice."""
+    """Trains without a choice, and returns the bits per byte of the validation text."""
     size, steps = RUNS[run]
     feature = FEATURES.pop(PREVIOUS)
     if choice not in (NO_PREVIOUS, PLAIN):
@@ -84,7 +84,7 @@ def bits_per_byte(choice: str, run: str, data_dir: Path) -> float:
 
 
 def table(stored: dict[str, dict[str, float]]) -> str:
-    """The bits per byte of each choice, and how many more they are than with all choices."""
+    """Returns a table: bits per byte without each choice, and the increase over all choices."""
     whole = stored[AS_IT_IS]
     lines = [f"| one choice changed | {' | '.join(whole)} |", "| -- |" + " -- |" * len(whole)]
     for choice, results in stored.items():

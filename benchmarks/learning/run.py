@@ -1,13 +1,13 @@
-"""What the registered models learn: real runs, each of minutes to an hour on two cores.
+"""Trains the registered models in real runs, each of minutes to an hour on two cores.
 
     python benchmarks/learning/run.py reverse addition --mesh_shape="data:2;model:2"
 
-Shows each evaluation as it comes, then the figures of each case's held-out splits, compared with
-results without a network (`baselines.py`). With `--directory` the runs stay, and a stopped run
+Prints each evaluation, then the figures of each case's held-out splits, compared with results
+without a network (`baselines.py`). With `--directory`, the runs are kept, and a stopped run
 resumes. docs/learning.md has the results.
 
-The accuracy of whole sequences is measured by greedy decoding: a sequence is right if each token is
-the most probable one after the right ones before it.
+A sequence is accurate as a whole if greedy decoding returns it: after the correct tokens before it,
+each of its tokens is the most probable one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from t2tp.trainer.run_spec import RunSpec
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained.
+    """A training run and its evaluations.
 
     Attributes:
       model: name of the model.

@@ -1,11 +1,11 @@
-"""The loss over learning rates at several widths, with and without `transfer_from`.
+"""Measures the loss over learning rates at several widths, with and without `transfer_from`.
 
     python benchmarks/learning/widths.py --data_dir=data [--models=lm] [--optimizers=adam]
 
 Trains each model for some steps with a constant rate after a warm-up, on the same batches, on one
-thread. From a first rate it doubles and halves until the best rate has two worse ones on each side.
-Each result is stored in widths.json at once, and a stored run is not repeated. At the end draws
-docs/images/widths.png and prints the table of docs/learning.md.
+thread. It begins with a first rate, and tries doubled and halved rates until there are two worse
+rates on each side of the best. Each result is stored in widths.json at once, and a stored run is
+not repeated. At the end, draws docs/images/widths.png and prints the table of docs/learning.md.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ def _gated(width: int) -> str:
 
 
 TEXT = ("languagemodel_python_stdlib_bytes", "", "batch_size=8,max_length=64")
-# Embeddings of size 1 and a head of their own, as in the paper.
+# Embeddings with a standard deviation of 1, not tied to the logits, as in the paper.
 UNTIED = (*TEXT[:2], f"{TEXT[2]},initializer_stddev=1,tie_embeddings=false", _transformer, 120)
-# Small logits at first: with large ones, the best rate of the narrow model is the one that unlearns
-# them. Four experts of twice the width let five widths be trained from several seeds on one core.
+# Initial logits must be small. If they are large, the best rate of the narrow model is the rate
+# that corrects them fastest. With only four experts, one core can train five widths and 3 seeds.
 SMALL_LOGITS = "tie_embeddings=false,embedding_norm=true,num_experts=4"
 EXPERTS = (*TEXT[:2], f"{TEXT[2]},{SMALL_LOGITS}", _experts, 120)
 FAN_IN = (*TEXT[:2], f"{TEXT[2]},initializer=fan_in,initializer_stddev=0.1")
@@ -86,7 +86,7 @@ FAMILIES = {
     "untied": Family("transformer_lm", "transformer_lm_plain_tiny", *UNTIED),
     "lm": Family("transformer_lm", "transformer_lm_tiny", *TEXT, _gated, 120),
     "lm_fan_in": Family("transformer_lm", "transformer_lm_tiny", *FAN_IN, _gated, 120),
-    # With one seed, chance would choose among rates with almost the same loss.
+    # Several rates have almost the same loss: with one seed, the best rate would be random.
     "experts": Family("transformer_moe", "transformer_moe_tiny", *EXPERTS, seeds=3),
     "resnet": Family(
         "mtf_resnet",
@@ -104,13 +104,13 @@ RATE: tf.Variable
 
 
 def tried(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor | float:
-    """Returns the rate that is tried: a variable, for a program that is traced once."""
+    """Returns the rate to try; it is a variable, because the program is traced only once."""
     del step, hparams, train_steps
     return RATE.read_value() if tf.inside_function() else 1.0
 
 
 def small_model(name: str) -> Callable[[], HParams]:
-    """The set that `transfer_from` names."""
+    """Returns a function that makes the hparams set that `transfer_from` names."""
 
     def small() -> HParams:
         return hparams_of(FAMILIES[name], SMALLEST, "adam", "")
@@ -128,7 +128,7 @@ def hparams_of(family: Family, width: int, optimizer: str, transfer_from: str) -
 
 
 class Trained:
-    """A model that is trained from its initial values with one rate after the other."""
+    """A model that trains with one rate after another, each time from its initial values."""
 
     def __init__(self, family: Family, hparams: HParams, data_dir: Path) -> None:
         problem = problems.find(family.problem, family.problem_options)
@@ -172,7 +172,7 @@ def best_exponent(losses: dict[str, float | None]) -> int:
 
 
 def sweep(key: str, make: Callable[[], Trained], first: int, stored: dict) -> int:
-    """Adds the losses by exponent of the rate to the stored results, and returns the best."""
+    """Stores the loss for each exponent of the rate, and returns the best exponent."""
     trained = None
     losses = stored.setdefault(key, {})
     while True:
@@ -205,7 +205,7 @@ def runs_by_arm(stored: dict) -> dict[tuple[str, str, str], dict[int, dict[int, 
 
 
 def table(stored: dict) -> str:
-    """The best rate of each width and its loss."""
+    """Returns a table with the best rate of each width and its loss."""
     widths = sorted({width for arm in runs_by_arm(stored).values() for width in arm})
     lines = ["| model | optimizer |  | " + " | ".join(f"width {w}" for w in widths) + " | moves |"]
     lines.append("| -- |" + " -- |" * (len(widths) + 3))

@@ -1,4 +1,4 @@
-"""Operations of TensorFlow on each of several virtual CPU devices, and sums between them."""
+"""Runs TensorFlow operations on several virtual CPU devices, and sums over the devices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import turn
 
 
 class Mesh:
-    """Devices that split the batch x devices that split the weights; threads as t2tp has them."""
+    """A mesh of `data` x `model` virtual devices, with as many threads as t2tp would use."""
 
     def __init__(self, data: int, model: int) -> None:
         """Makes the devices."""
@@ -26,11 +26,11 @@ class Mesh:
         self._instances = itertools.count(1)
 
     def sum_over_model(self, x: tf.Tensor, pnum: tf.Tensor) -> tf.Tensor:
-        """Over the devices that have the same part of the batch; `pnum` is the device's number."""
+        """Sums over the devices with the same part of the batch; `pnum` is the device's number."""
         return self._sum(x, self._model, pnum // self._model)
 
     def sum_over_data(self, x: tf.Tensor, pnum: tf.Tensor) -> tf.Tensor:
-        """Over the devices that have the same part of the weights."""
+        """Sums over the devices with the same part of the weights."""
         return self._sum(x, self._data, self._data + pnum % self._model)
 
     def _sum(self, x: tf.Tensor, size: int, group: tf.Tensor) -> tf.Tensor:
@@ -49,7 +49,7 @@ class Mesh:
     def step(
         self, fn: Callable[..., object], make: Callable[[], list[tf.Tensor]]
     ) -> Callable[[], float]:
-        """A step that runs `fn(pnum, *tensors)` on each device, with tensors that `make` makes."""
+        """Returns a step that runs `fn(pnum, *tensors)` on each device, with tensors of `make`."""
         traced = tf.function(fn)
 
         def arguments(pnum: int) -> list[tf.Tensor]:
@@ -58,7 +58,7 @@ class Mesh:
 
         pnums = range(self._data * self._model)
         given = [arguments(pnum) for pnum in pnums]
-        compute = traced.get_concrete_function(*given[0])  # once: the sums have one number
+        compute = traced.get_concrete_function(*given[0])  # traced once: devices share keys of sums
 
         def run(pnum: int) -> None:
             with tf.device(f"CPU:{pnum}"):

@@ -1,9 +1,10 @@
-"""The least that a training step takes on TensorFlow: its products of matrices, its sums between
-devices, and one operation for each other step of the model: a norm is one product, forward as
-backward, and the whole loss one softmax. No clipping and no optimizer. Programs of these kernels
-need more than that.
+"""Measures a lower bound of the time of a training step on TensorFlow.
 
-All numbers are zeros, which take as long as others.
+A step has only the matmuls of the model, the sums over devices, and one operation for each other
+part of the model: a multiplication for a norm (forward and backward), and a softmax for the whole
+loss. It has no clipping and no optimizer. A complete step with these kernels takes longer.
+
+All values are zeros, which take as long as other values.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ LAYER += [[sizes.d_model, d_ff], [d_ff, sizes.d_model]]
 
 
 def zeros() -> list[tf.Tensor]:
-    """Activations, the table of the tokens, a norm's scale, and the weights of the layers."""
+    """Returns zeros: activations, token embeddings, a norm's scale, and the layers' weights."""
     activations, d_model = [batch * sizes.length, sizes.d_model], [sizes.d_model]
     shapes = [activations, [vocab, *d_model], d_model, *LAYER * sizes.layers]
     return [tf.zeros(shape, args.dtype) for shape in shapes]

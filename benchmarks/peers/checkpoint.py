@@ -1,7 +1,7 @@
 """Saves or restores a checkpoint, by t2tp or tf.train.Checkpoint; or copies a file of its size.
 
-Each writes as a whole and waits until it is on the disk (t2tp and the copy by fsync; TensorFlow's
-own does not wait). A step removes the files of the previous step.
+t2tp and the copy wait by fsync until the file is on the disk; tf.train.Checkpoint does not. A step
+replaces the files of the previous step.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def copy(directory: Path) -> None:
         os.fsync(file.fileno())
 
 
-# Not in a directory that is memory only, as /tmp may be.
+# Not in /tmp, which may be in memory.
 with tempfile.TemporaryDirectory(dir=Path(__file__).parent.parent, prefix=".checkpoints-") as name:
     directory = Path(name)
     prepare = {"t2tp_restore": t2tp_save, "tf_restore": tf_save}

@@ -41,7 +41,7 @@ def loss_fn():
     y = tf.nn.relu(normalized(tf.nn.conv2d(inputs, weights["conv_1"], 1, "SAME"), "1"))
     y = normalized(tf.nn.conv2d(y, weights["conv_2"], 1, "SAME"), "2")
     squares = tf.square(tf.nn.relu(inputs + y) - targets)
-    # XLA adds one number after the other; two million at once would cost four digits.
+    # XLA adds sequentially: a single mean of two million numbers would lose four digits.
     return tf.reduce_mean(tf.reduce_mean(squares, [1, 2, 3]))
 
 

@@ -1,8 +1,8 @@
 """Greedy decoding in Hugging Face transformers: a GPT-2 of the same size, with its key/value cache.
-With --compile the cache has a fixed size, and torch.compile makes a step of it.
+With --compile, the cache has a fixed size, and torch.compile compiles a decode step.
 
-GPT-2 has biases and layer norms where the language model of the other benchmarks has none, which
-costs little; its weights are its own initial ones, so its tokens differ from t2tp's.
+Unlike the language model of the other benchmarks, GPT-2 has biases and layer norms, which cost
+little. Its initial weights are its own, so its tokens differ from t2tp's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ model = transformers.GPT2LMHeadModel(config).eval().to(getattr(torch, args.dtype
 prompts = torch.from_numpy(lm.targets(sizes)[:, : args.prompt]).long()
 everything = torch.ones_like(prompts)
 cache = {"cache_implementation": "static"} if args.compile else {}
-if args.compile:  # By itself generate() does so on accelerators only.
+if args.compile:  # generate() compiles by itself on accelerators only.
     model.forward = torch.compile(model.forward)
 
 

@@ -1,5 +1,8 @@
-"""A mixture of experts in JAX: tokens are put into the experts' places by scatter, and fetched by
-gather; one batched product for all experts."""
+"""A mixture of experts in JAX.
+
+A scatter writes tokens to the places of the experts, one batched matmul computes all experts, and a
+gather reads the results.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ inputs, targets = (jnp.asarray(x) for x in layer.data())
 
 
 def choices(probabilities):
-    """Places [batch, length, 2] of both choices, E * C where there is none; gates."""
+    """Returns the places [batch, length, 2] of both choices (E * C if dropped), and the gates."""
     _, experts = jax.lax.top_k(probabilities, 2)
     gates = jnp.take_along_axis(probabilities, experts, -1)
     gates = gates / gates.sum(-1, keepdims=True)

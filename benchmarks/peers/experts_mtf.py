@@ -15,13 +15,16 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 from layer_sizes import EXPERTS, LEARNING_RATE
 
-from t2tp import upstream  # mends what mesh-tensorflow misses in today's TensorFlow
+from t2tp import upstream  # makes mesh-tensorflow work with current TensorFlow
 from t2tp.mesh.layout import Layout
 
 
 def its_module(name: str):
-    """A file of mesh_tensorflow.transformer. As a package that cannot be imported any more: it
-    wants tf.estimator and TPU configuration. Of it, this file takes the base class of layers."""
+    """Imports a file of mesh_tensorflow.transformer.
+
+    The package itself cannot be imported any more, because it requires tf.estimator and TPU
+    configuration. The file needs only the package's base class of layers.
+    """
     package = types.ModuleType("mesh_tensorflow.transformer")
     package.transformer = types.SimpleNamespace(TransformerLayer=object)
     sys.modules[package.__name__] = package
@@ -37,8 +40,8 @@ sizes = EXPERTS[args.size]
 layout = Layout(
     f"data:{args.data};model:{args.model}", "batch:data;experts:data;expert_hidden:model"
 )
-# Its capacity is said as for one expert a token. train=False: no second choice is left out at
-# random, nor is anything else; gradients are as in training.
+# mesh-tensorflow's capacity factor assumes one expert per token. With train=False, nothing is
+# dropped at random, not even second choices; gradients are the same as in training.
 hparams = moe.MoE1D(
     num_experts=sizes.experts,
     hidden_size=sizes.d_ff,
@@ -84,7 +87,7 @@ def build():
     lowering = upstream.Lowering(graph, {mesh: impl})
     run = tf.group(*[lowering.lowered_operation(op) for op in updates])
     loss = lowering.export_to_tf_tensor(loss)
-    # Each device has its share of the cores, as our engine has it.
+    # The devices share the cores equally, as in our engine.
     config = tf1.ConfigProto(device_count={"CPU": layout.size})
     config.intra_op_parallelism_threads = turn.share_of_cores(layout.size)
     session = tf1.Session(config=config)

@@ -1,6 +1,6 @@
-"""A mixture of experts in PyTorch: each expert in turn takes its tokens by their indices.
+"""A mixture of experts in PyTorch: one expert after another gathers its tokens by their indices.
 
-So no place stays empty.
+An expert computes only its tokens, and no unused capacity.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ optimizer = torch.optim.SGD(weights.values(), LEARNING_RATE)
 
 
 def choices(probabilities):
-    """Experts [batch, length, 2], gates, and which of the choices found room."""
+    """Returns the experts [batch, length, 2], their gates, and which choices are not dropped."""
     gates, experts = probabilities.topk(2)
     gates = gates / gates.sum(-1, keepdim=True)
     chosen = F.one_hot(experts, layer.experts)  # [batch, length, 2, experts]

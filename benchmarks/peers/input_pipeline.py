@@ -1,7 +1,8 @@
 """Reads batches of the standard library's tokens, by t2tp or by plain tf.data.
 
-t2tp reads in one thread, shuffled over everything. tf.data is what one would write without it: the
-same windows in a TFRecord file, shuffled in a buffer, parsed, batched, prefetched, on all cores.
+t2tp reads in one thread and shuffles all examples. The program with tf.data is what one would write
+without t2tp: it reads the same windows from a TFRecord file, shuffles them in a buffer, and parses,
+batches and prefetches them on all cores.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ stream = problem.stream(args.data_dir, "train", BATCH, LENGTH)
 
 
 def ours() -> Iterator[dict[str, np.ndarray]]:
-    """Every feature of each batch, whole, in this thread."""
+    """Yields each batch; all of its features are read in this thread."""
     for step in itertools.count():
         yield {name: np.asarray(feature) for name, feature in stream[step].items()}
 
 
 def write_records(path: str) -> None:
-    """The windows of an epoch, an example each."""
+    """Writes the windows of an epoch to a TFRecord file, one in each record."""
     with tf.io.TFRecordWriter(path) as writer:
         for step in range(stream.examples_per_epoch // BATCH):
             batch = {name: np.asarray(feature) for name, feature in stream[step].items()}
@@ -49,7 +50,7 @@ def write_records(path: str) -> None:
 
 
 def plain(path: str) -> Iterator[dict[str, np.ndarray]]:
-    """The same features by tf.data."""
+    """Yields batches with the same features, read by tf.data."""
     spec = {name: tf.io.FixedLenFeature([LENGTH], tf.int64) for name in stream[0]}
     dataset = tf.data.TFRecordDataset(path).repeat().shuffle(BUFFER, seed=0).batch(BATCH)
     dataset = dataset.map(

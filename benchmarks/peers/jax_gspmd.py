@@ -1,8 +1,8 @@
 """The language model's training step in JAX: jit, and GSPMD shardings on a mesh.
 
-The weights are split Megatron's way by their shardings; XLA finds the collectives. With --sharded
-weights and optimizer state are split over the devices that split the batch, too. The cross-entropy
-is optax's fused one, the state is donated.
+Shardings split the weights as Megatron does, and XLA adds the collectives. With --sharded, weights
+and optimizer state are also split over the devices that split the batch. The cross-entropy is
+optax's fused one; the state is donated.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ VALUES = lm.initial_values(sizes)
 def sharding(name: str) -> NamedSharding:
     spec, shape = SPECS.get(name.split("/")[-1], P()), VALUES[name].shape
     if args.sharded and len(shape) > 1:
-        # The largest dimension that the devices divide, and that nothing splits.
+        # The largest dimension that is not split yet and that `args.data` divides.
         parts = [*spec, *(None for _ in shape[len(spec) :])]
         free = [i for i, n in enumerate(shape) if parts[i] is None and n % args.data == 0]
         parts[max(free, key=shape.__getitem__)] = "data"

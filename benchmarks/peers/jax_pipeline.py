@@ -1,8 +1,9 @@
 """The language model's training step in JAX, with its layers in stages: shard_map and ppermute.
 
-A scan over ticks, in which each device applies its layers to the previous device's message;
-jax.grad derives the backward pass, in which all backward passes follow all forward ones (GPipe). A
-device that has nothing to do, or no part in the embedding or the loss, skips it.
+A scan runs over ticks; in a tick, each device applies its layers to the message of the previous
+device. jax.grad derives the backward pass, so all backward passes follow all forward passes, as in
+GPipe. A device skips ticks without work; only the first device computes the embedding, and only the
+last one the loss.
 """
 
 from __future__ import annotations
@@ -65,9 +66,10 @@ def varying(x):
 
 
 def loss_on_device(weights, targets):
-    """This device's part of the loss of targets [microbatch, batch, length]."""
+    """Returns this device's part of the loss of targets [microbatch, batch, length]."""
     stage = jax.lax.axis_index("stage")
-    # Cast here, so that their gradients are summed here, not in a branch that only some take.
+    # The weights are cast to varying here, so that their gradients are summed here and not in a
+    # branch that only some devices take.
     weights = {n: w if n == "layers" else varying(w) for n, w in weights.items()}
     targets = varying(targets)
 

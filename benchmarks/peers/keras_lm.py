@@ -76,7 +76,7 @@ before = np.pad(targets[:, :-1], [[0, 0], [1, 0]])
 
 
 def step() -> float:
-    # The mean of all batches since the last reset; we want this one's.
+    # The returned loss is a mean over all batches since the last reset.
     model.reset_metrics()
     return float(model.train_on_batch(before, targets))
 

@@ -1,4 +1,4 @@
-"""`transformer_lm_tiny` in t2tp, with its own schedule; also over 0.5 and 0.6 of the budget."""
+"""`transformer_lm_tiny` in t2tp with its own schedule, also with 0.5 and 0.6 of the budget."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ rate_now = tf.Variable(0.0, trainable=False)
 
 @registry.register_learning_rate_schedule
 def as_told(step, hparams, train_steps):
-    """A variable, for a program that is traced once."""
+    """Returns the current rate; it is a variable, because the program is traced only once."""
     return rate_now.read_value() if tf.inside_function() else 1.0
 
 

@@ -1,4 +1,4 @@
-"""The machine's own rate: a product of two large matrices, by TensorFlow's kernel."""
+"""Measures the machine's peak rate: TensorFlow's kernel multiplies two large matrices."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The language model's training step in mesh-tensorflow's own operations, on either engine.
 
-    --engine=placement   mesh-tensorflow's own: every operation once per device, in one TF1 graph
-    --engine=t2tp        ours: the very same graph
+    --engine=placement   mesh-tensorflow's engine: every operation once per device, in one TF1 graph
+    --engine=t2tp        t2tp's engine, with the same mesh-tensorflow graph
 
 The update is Adam written in mesh-tensorflow's operations, as its optimizers are.
 """
@@ -24,7 +24,7 @@ from t2tp import mtf as mended
 from t2tp import upstream
 from t2tp.mesh.layout import Layout
 
-# mesh-tensorflow as it is, or with our operations in the place of its own of the same names.
+# mesh-tensorflow itself, or t2tp's module, in which t2tp's operations replace some of the original.
 mtf = upstream if args.engine == "placement" else mended
 
 sizes = turn.sizes(args)
@@ -61,7 +61,7 @@ def rms_norm(x, scale):
 
 def loss_fn(mesh, targets):
     w = {n: mtf.get_variable(mesh, n, mtf.Shape(SHAPES[n.split("/")[-1]])) for n in values}
-    # mesh-tensorflow's own gather, which both engines can lower.
+    # Both engines can lower mesh-tensorflow's own gather.
     x = upstream.gather(w["embedding"], mtf.shift(targets, 1, LENGTH, wrap=False), VOCAB)
     x += mtf.replace_dimensions(w["positions"], POSITION, LENGTH)
     is_hidden = mtf.less(mtf.range(mesh, LENGTH, tf.int32), mtf.range(mesh, MEMORY, tf.int32))
@@ -76,7 +76,7 @@ def loss_fn(mesh, targets):
         y = rms_norm(x, w[f"{i}/norm_2"])
         x += mtf.einsum([mtf.relu(mtf.einsum([y, w[f"{i}/up"]], TOKENS + D_FF)), w[f"{i}/down"]])
     logits = mtf.einsum([rms_norm(x, w["norm"]), w["embedding"]], TOKENS + VOCAB)
-    # mesh-tensorflow's loss takes integer targets, and makes them one-hot.
+    # mesh-tensorflow's loss accepts integer targets, and makes them one-hot.
     losses = mtf.layers.softmax_cross_entropy_with_logits(logits, targets, VOCAB)
     return mtf.reduce_mean(losses)
 
@@ -144,7 +144,7 @@ def on_placement():
     lowering = mtf.Lowering(graph, {mesh: impl})
     loss = lowering.export_to_tf_tensor(loss)
     run = tf.group(*[lowering.lowered_operation(op) for op in updates])
-    # Each device has its share of the cores, as our engine has it.
+    # The devices share the cores equally, as in our engine.
     config = tf1.ConfigProto(device_count={"CPU": layout.size})
     config.intra_op_parallelism_threads = turn.share_of_cores(layout.size)
     session = tf1.Session(config=config)

@@ -1,10 +1,10 @@
 """A GPT-2 of the size of `transformer_lm_tiny` in PyTorch, trained as nanoGPT trains.
 
-Pre-norm blocks without biases, GELU, learned positions, embeddings that are also logits; normal
-initial values of 0.02, less for what is added to the residuals; windows from random places; AdamW
-(0.9, 0.95) with weight decay of matrices and embeddings, clipping at 1, cosine decay to a tenth.
-With --optimizer=muon torch's own Muon updates the matrices of blocks, as it is, but with Adam's
-rates.
+Pre-norm blocks without biases, GELU, learned positions, tied embeddings; normal initial values with
+a standard deviation of 0.02, or less in projections to the residual stream; windows from random
+places; AdamW (0.9, 0.95) with weight decay of matrices and embeddings, clipping at 1, cosine decay
+to a tenth. With --optimizer=muon, torch's own Muon updates the matrices of blocks. It has its
+default settings, but scales its updates to work with learning rates of Adam.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Gpt(nn.Module):
                 nn.init.normal_(weight, 0.0, 0.02 / math.sqrt(2 * sizes.layers if is_added else 1))
 
     def forward(self, tokens):
-        """Mean loss of tokens [batch, length + 1] after the first of each row."""
+        """Returns the mean loss of tokens [batch, length + 1], without the first of each row."""
         x = self.embedding(tokens[:, :-1]) + self.positions.weight
         for block in self.blocks:
             x = block(x)
@@ -71,13 +71,16 @@ class Gpt(nn.Module):
 
 
 def tokens_of(split: str) -> np.ndarray:
-    """All tokens of a split, from the files that t2tp reads."""
+    """Returns all tokens of a split, from the files that t2tp reads."""
     paths = sorted(Path(args.data_dir).glob(f"languagemodel_python_stdlib/{split}-*.targets"))
     return np.concatenate([np.fromfile(path, "<u2") for path in paths])
 
 
 def windows(tokens: np.ndarray, begins: np.ndarray) -> torch.Tensor:
-    """[batch, length + 1]: windows and the token before each; the end of a document is last."""
+    """Returns windows with the token before each, [batch, length + 1].
+
+    Before the window at 0 is the last token of all, which ends a document.
+    """
     return torch.from_numpy(tokens[begins[:, None] + np.arange(-1, sizes.length)].astype(np.int64))
 
 

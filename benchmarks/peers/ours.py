@@ -71,7 +71,7 @@ program = t2tp.Program(
 
 
 def our_name(name: str) -> str:
-    """The registered model's name of a weight."""
+    """Returns the name that a weight has in the registered model."""
     if name == "norm":
         return "final/norm_scale"
     if "/" not in name:
@@ -93,7 +93,7 @@ for name, value in lm.initial_values(sizes).items():
 start = time.process_time()
 graph = program.trace().graph
 traced = {
-    "trace": time.process_time() - start,  # of one core: tracing is Python
+    "trace": time.process_time() - start,  # of one core: Python traces in one thread
     "operations": len(graph.get_operations()),
     "version": f"t2tp on tensorflow {tf.__version__}",
 }

@@ -19,13 +19,13 @@ def model(
     mesh_shape: str = "",
     changes: str = "",
 ) -> Model:
-    """`transformer_lm` of these sizes; its hparams say how every peer trains.
+    """Returns `transformer_lm` of these sizes, with hparams that match all peers' training.
 
     Args:
       sizes: sizes of the model.
       dtype: element type of activations.
       max_length: number of positions; by default the length of the data.
-      mesh_shape: "": one device.
+      mesh_shape: mesh shape; "": one device.
       changes: hparams that are set last.
     """
     hparams = registry.hparams("transformer_lm_plain_tiny")

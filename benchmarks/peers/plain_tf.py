@@ -16,7 +16,7 @@ import tensorflow as tf
 sizes = turn.sizes(args)
 dtype = tf.as_dtype(args.dtype)
 values = lm.initial_values(sizes)
-for i in range(sizes.layers):  # One product makes q, k and v.
+for i in range(sizes.layers):  # One matmul computes q, k and v.
     qkv = [values.pop(f"{i}/{name}").reshape(sizes.d_model, -1) for name in "qkv"]
     values[f"{i}/qkv"] = tf.concat(qkv, 1).numpy()
     values[f"{i}/out"] = values[f"{i}/out"].reshape(-1, sizes.d_model)

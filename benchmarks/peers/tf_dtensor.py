@@ -1,6 +1,6 @@
 """The language model's training step in TensorFlow's DTensor, on a mesh of virtual CPU devices.
 
-Each weight has a layout, Megatron's; DTensor finds the collectives.
+Layouts split each weight as Megatron does, and DTensor adds the collectives.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ dtype = tf.as_dtype(args.dtype)
 count = args.data * args.model
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
-# Each device has its share of the cores, as our engine has it.
+# The devices share the cores equally, as in our engine.
 tf.config.threading.set_intra_op_parallelism_threads(turn.share_of_cores(count))
 dtensor.initialize_accelerator_system("CPU")
 mesh = dtensor.create_mesh(
@@ -42,7 +42,7 @@ def layout_of(name: str) -> dtensor.Layout:
 
 
 def placed(value, layout: dtensor.Layout) -> tf.Tensor:
-    """The whole copied to each device, and cut there."""
+    """Copies the full value to each device, and slices it there."""
     return dtensor.relayout(dtensor.copy_to_mesh(value, replicated(len(layout.shape))), layout)
 
 
@@ -67,7 +67,7 @@ def rms_norm(x, scale):
 
 
 def loss_fn(targets):
-    # DTensor cannot gather rows of a variable whose rows are split; of its value it can.
+    # DTensor can gather rows of the variable's value, but not of a variable whose rows are split.
     w = {name: tf.cast(tf.identity(value), dtype) for name, value in weights.items()}
     inputs = tf.pad(targets[:, :-1], [[0, 0], [1, 0]])
     x = tf.gather(w["embedding"], inputs) + w["positions"]

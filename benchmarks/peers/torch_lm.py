@@ -1,13 +1,16 @@
 """The language model's training step in PyTorch.
 
-With --compile, by torch.compile. In several processes over gloo: DistributedDataParallel where only
-the batch is split (--data), torch's own tensor parallelism where only the weights are (--model),
-and fully_shard over tensor parallelism where both are, as in torch's tutorial of the two; weights
-that were gathered for the forward pass stay for the backward pass. --sharded splits what processes
-that split the batch hold: the optimizer's state (ZeroRedundancyOptimizer over
-DistributedDataParallel), or weights, too (fully_shard, which gathers them twice). In bfloat16
-(autocast) residuals and norms stay float32, as torch's users have it; the other peers keep them in
-bfloat16.
+With --compile, torch.compile compiles the model. Several processes communicate over gloo:
+
+* if only the batch is split (--data), by DistributedDataParallel;
+* if only the weights are split (--model), by torch's own tensor parallelism;
+* if both are split, by fully_shard over tensor parallelism, as in torch's tutorial. Weights that
+  are gathered for the forward pass are kept for the backward pass.
+
+--sharded=optimizer also shards the optimizer's state (ZeroRedundancyOptimizer over
+DistributedDataParallel) over the processes that split the batch; --sharded=weights also shards the
+weights (fully_shard, which gathers them twice). In bfloat16 (autocast), residuals and norms stay
+float32, as is usual with torch; all other peers keep them in bfloat16.
 """
 
 from __future__ import annotations
@@ -61,7 +64,7 @@ class LanguageModel(nn.Module):
 
 
 def in_processes(model: nn.Module) -> nn.Module:
-    """The model, split over the processes."""
+    """Returns the model, split over the processes."""
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (args.data, args.model), mesh_dim_names=("data", "model"))
     if args.sharded == "weights":
@@ -94,7 +97,7 @@ targets = torch.from_numpy(lm.targets(sizes)).long()
 if args.processes > 1:
     model = in_processes(model)
     targets = targets.chunk(args.data)[dist.get_rank() // args.model]
-# torch's fused operations take no tensors that are split in several ways.
+# A fused operation of torch does not accept tensors on different device meshes.
 by_split = {}
 for parameter in model.parameters():
     by_split.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
@@ -128,7 +131,7 @@ def step() -> float:
     optimizer.zero_grad()
     loss = loss.detach()
     loss = loss.full_tensor() if isinstance(loss, DTensor) else loss
-    if args.data > 1:  # Of all processes.
+    if args.data > 1:  # The mean of all processes.
         dist.all_reduce(loss)
         loss /= args.processes
     return float(loss)

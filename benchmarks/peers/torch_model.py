@@ -31,7 +31,10 @@ class Block(nn.Module):
 
 
 def initial_state(sizes: lm.Sizes) -> dict[str, torch.Tensor]:
-    """Weights by name. Ours have inputs first and separate heads; a Linear has outputs first."""
+    """Returns the initial weights by name, in PyTorch's shapes.
+
+    `language_model` has inputs first, and a dimension of heads; a Linear has outputs first.
+    """
     names = {"embedding": "embedding.weight", "norm": "norm.weight", "positions": "positions"}
     state = {}
     for name, value in lm.initial_values(sizes).items():

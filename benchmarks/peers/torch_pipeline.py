@@ -1,7 +1,7 @@
 """The language model's training step in PyTorch, with its layers in stages of several processes.
 
-`torch.distributed.pipelining` over gloo. The embedding is on the first stage and the output, tied
-to it, on the last: their gradients are summed by the two.
+`torch.distributed.pipelining` over gloo. The first stage has the embedding, and the last stage has
+the output, which is tied to it; the two stages sum the gradients of both.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ sizes = turn.sizes(args)
 
 
 class Stage(nn.Module):
-    """Some layers; the first stage has the embedding, too, and the last one the output."""
+    """Some layers; the first stage also has the embedding, and the last stage the output."""
 
     def __init__(self, layers: range):
         super().__init__()

@@ -1,8 +1,9 @@
-"""A peer's side of the case `learning`: searches for its learning rate, then trains with it.
+"""The peer's side of the case `learning`: searches for its learning rate, then trains with it.
 
-Seconds are processor seconds of the whole process, which computes in one thread: a step's are the
-lowest decile of all steps, because other programs only add to them (caches, memory). A budget of
-seconds is so many steps. The budget excludes evaluation, tracing and compiling.
+All seconds are processor seconds of the process, which computes in one thread. The seconds of a
+step are the lowest decile of all steps, because other programs can only slow steps down (caches,
+memory). The number of steps is the budget divided by the seconds of a step, so the budget does not
+include evaluation, tracing and compiling.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ turn.PARSER.add_argument("--first_rate", type=float, default=1e-3, help="the fir
 turn.PARSER.add_argument("--rate", type=float, help="train with this rate, without a search")
 turn.PARSER.add_argument("--seconds", type=float, default=1.0, help="the budget")
 
-# Share of the budget of each run of the search.
+# Fraction of the budget that each run of the search has.
 SEARCH = 0.25
 EVALUATIONS = 6
 WARM_UP = 0.1
-# Batches of the validation text, from its beginning.
+# Number of batches to evaluate, from the beginning of the validation text.
 EVALUATED = 16
 FIRST_STEPS = 12
 
@@ -36,12 +37,12 @@ def lowest_decile(values: list[float]) -> float:
 
 
 def linear(done: float) -> float:
-    """Falls to 0 in the last 40 % of the steps."""
+    """Returns the factor of the rate, which falls to 0 in the last 40 % of the steps."""
     return min(1.0, (1 - done) / 0.4)
 
 
 def cosine(done: float) -> float:
-    """Falls to a tenth along half a cosine."""
+    """Returns the factor of the rate, which falls to a tenth along half a cosine."""
     return 0.55 + 0.45 * math.cos(math.pi * done)
 
 
@@ -53,19 +54,20 @@ def learn(
     version: str,
     shares: tuple[float, ...] = (1.0,),
 ) -> None:
-    """Trains, and reports all runs.
+    """Searches for the best rate, trains with it, and reports all runs.
 
     Args:
       reset: function that sets weights and optimizer to their initial values.
-      step: function of the number of a step and its learning rate that runs it to its end.
+      step: function that runs a step, given its number and its learning rate.
       evaluate: function that returns the total nats of `EVALUATED` batches of validation text.
-      decay: the share of the rate after a share of the steps that follow the warm-up.
+      decay: function that returns the factor of the rate after a fraction of the steps that follow
+        the warm-up.
       version: version of the framework.
-      shares: shares of the budget for which it trains with the best rate.
+      shares: fractions of the budget; for each, it trains once with the best rate.
     """
     args = turn.PARSER.parse_args()
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # What libraries print is no answer.
+    os.dup2(2, 1)  # Libraries print to stdout, too.
     seconds: list[float] = []
     runs: list[dict] = []
 
@@ -111,6 +113,6 @@ def learn(
 
 
 def _with_children() -> float:
-    """Processor seconds of this process and of compilers that it ran."""
+    """Returns the processor seconds of this process and of the compilers that it has run."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime

@@ -1,10 +1,10 @@
-"""A peer's side of a benchmark: waits for its turn, runs its steps, and reports their seconds.
+"""The peer's side of a benchmark: waits for its turn, runs its steps, and reports their seconds.
 
-On standard output: one JSON line when the peer has warmed up, and one for each turn. On standard
-input: the number of steps of the next turn.
+A peer prints one JSON line when it has warmed up, and one for each turn. It reads the number of
+steps of the next turn from standard input.
 
-A peer of several processes (--processes) starts itself once for each, with torchrun's variables
-RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; all take each turn together, and the first answers.
+A peer with several processes (--processes) starts itself once for each, with torchrun's variables
+RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. In a turn, all processes run; the first one prints.
 
 A peer that calls `imported` also reports the peak of its memory beyond that moment.
 """
@@ -31,10 +31,10 @@ from language_model import SIZES, Sizes
 WARM_UP_STEPS = 3
 PROFILED_STEPS = 5
 
-# What the processes of this peer have in their environment, as whoever starts them would set it.
+# Environment variables that this peer's usual launcher sets for its processes.
 environment: dict[str, str] = {}
 
-# What every peer is told.
+# The arguments of every peer.
 PARSER = argparse.ArgumentParser()
 PARSER.add_argument("--size", choices=SIZES, default="design")
 PARSER.add_argument("--batch", type=int, help="other than the size's own")
@@ -50,7 +50,7 @@ PARSER.add_argument("--profile", help="directory for TensorFlow's profile of som
 
 
 def arguments() -> argparse.Namespace:
-    """The command line; of several processes, only the first one's children come back here."""
+    """Parses the command line. With --processes, starts the processes; only they return."""
     args = PARSER.parse_args()
     if args.processes > 1 and "RANK" not in os.environ:
         sys.exit(_start_processes(args.processes))
@@ -58,7 +58,7 @@ def arguments() -> argparse.Namespace:
 
 
 def sizes(args: argparse.Namespace) -> Sizes:
-    """The language model that is asked for."""
+    """Returns the sizes that the command line selects."""
     chosen = SIZES[args.size]
     return dataclasses.replace(chosen, batch=args.batch) if args.batch else chosen
 
@@ -69,7 +69,7 @@ def share_of_cores(count: int) -> int:
 
 
 def say(facts: Mapping[str, object]) -> None:
-    """Reports facts, of a peer that takes no turns."""
+    """Reports the facts of a peer that takes no turns."""
     print(json.dumps(facts), flush=True)
 
 
@@ -77,13 +77,13 @@ _memory_at_first: int | None = None
 
 
 def imported() -> None:
-    """Begins to count memory: call it when all is imported."""
+    """Notes the memory from which the peak counts; call it after all imports."""
     global _memory_at_first
     _memory_at_first = _resident("VmRSS")
 
 
 def _resident(what: str) -> int:
-    """Resident bytes of this process: now (VmRSS), or the most so far (VmHWM)."""
+    """Returns the resident bytes of this process: now (VmRSS), or at the peak (VmHWM)."""
     with open("/proc/self/status") as status:
         found = re.search(rf"{what}:\s+(\d+) kB", status.read())
     assert found is not None
@@ -98,7 +98,7 @@ def take_turns(step: Callable[[], float], **facts: object) -> None:
       **facts: further facts to report, such as versions.
     """
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # What libraries print is no answer.
+    os.dup2(2, 1)  # Libraries print to stdout, too.
     start = time.perf_counter()
     losses = [step()]
     first_step = time.perf_counter() - start
@@ -126,8 +126,7 @@ def take_turns(step: Callable[[], float], **facts: object) -> None:
 
 
 def _of_the_kernel(before: resource.struct_rusage) -> dict[str, float]:
-    """What a step of warming up cost the operating system: seconds, and pages of memory that it had
-    to find."""
+    """Returns the mean seconds in the kernel and page faults of a warm-up step."""
     after = resource.getrusage(resource.RUSAGE_SELF)
     return {
         "kernel_seconds": (after.ru_stime - before.ru_stime) / WARM_UP_STEPS,
@@ -139,7 +138,7 @@ def _profile(step: Callable[[], float], directory: str) -> None:
     """Records TensorFlow's profile of some steps."""
     import tensorflow as tf
 
-    # Processes of one machine would write to one file.
+    # Processes on one machine would write to the same file.
     directory = os.path.join(directory, os.environ.get("RANK", "0"))
     with tf.profiler.experimental.Profile(directory):
         for number in range(PROFILED_STEPS):
@@ -148,12 +147,12 @@ def _profile(step: Callable[[], float], directory: str) -> None:
 
 
 def _start_processes(count: int) -> int:
-    """Starts this program `count` times, and hands each turn on to all of them."""
+    """Starts this program in `count` processes, and forwards each turn to all of them."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     own = os.environ | environment | {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    # Together they may use the cores of a peer of one process, as t2tp_launch arranges it.
+    # As with t2tp_launch, the processes together have as many threads as a single process.
     own |= dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"), str(share_of_cores(count)))
     processes = [
         subprocess.Popen(
@@ -178,7 +177,7 @@ def _start_processes(count: int) -> int:
 
 
 def _end_if_one_fails(processes: list[subprocess.Popen]) -> None:
-    """The others would wait for it, and the benchmark for them."""
+    """Ends all processes if one fails, because all others would wait for it forever."""
     while not any(codes := [process.poll() for process in processes]):
         time.sleep(0.1)
     for process in processes:

@@ -1,4 +1,4 @@
-"""The chart of docs/benchmarks.md: t2tp's time as a share of each peer's."""
+"""Draws the chart of docs/benchmarks.md: ratios of t2tp's time to the time of each peer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _INCHES_A_ROW = 0.18
 
 
 def draw(results: Iterable[Results], path: Path) -> None:
-    """Draws a row for each peer of each group, with its spread; left of the line t2tp is faster.
+    """Draws the ratio and its spread for each peer of each group; left of the line, t2tp is faster.
 
     Args:
       results: results of the cases, in order.

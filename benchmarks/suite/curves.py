@@ -10,19 +10,19 @@ from cases.learning import LEARNERS, OURS, STORED
 
 
 def load(results: Path) -> dict[str, Any]:
-    """Returns the results on the latest processor; {} if there are none."""
+    """Returns the latest results of any processor; {} if there are none."""
     stored = [json.loads(path.read_text("utf-8")) for path in results.glob(f"*/{STORED}")]
     complete = [each for each in stored if each["machine"]["size"] == "design"]
     return max(complete, key=lambda each: each["machine"]["date"], default={})
 
 
 def points(learner: dict[str, Any], run: dict[str, Any]) -> list[tuple[float, float]]:
-    """Seconds and bits per byte of a run's evaluations."""
+    """Returns the seconds and the bits per byte of each evaluation of a run."""
     return [(steps * learner["step"], bits) for steps, bits in run["curve"]]
 
 
 def table(stored: dict[str, Any]) -> str:
-    """A row for each learner."""
+    """Returns a table with a row for each learner."""
     learners = {name: stored["learners"][name] for name in LEARNERS if name in stored["learners"]}
     ours = [name for name in OURS if name in learners]
     heads = ["", "rate", "ms per step", "first step, s", "steps", "seconds", "bits per byte"]
@@ -42,7 +42,7 @@ def table(stored: dict[str, Any]) -> str:
 
 
 def seconds_to_reach(learner: dict[str, Any], bits: float) -> float | None:
-    """The least seconds after which an evaluation of any of its runs is as good."""
+    """Returns the least seconds after which any run of a learner has at most `bits`."""
     evaluations = [point for run in learner["runs"] for point in points(learner, run)]
     return min((seconds for seconds, each in evaluations if each <= bits), default=None)
 

@@ -1,4 +1,4 @@
-"""What a benchmark ran on: the machine, and the versions of what took part."""
+"""Describes the machine that a benchmark runs on, and the commit of t2tp."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16"
 
 
 def cores() -> int:
-    """How many cores this process, and every peer that it starts, may use."""
+    """Returns the number of cores that this process, and every peer that it starts, may use."""
     return len(os.sched_getaffinity(0))
 
 
 def describe() -> dict[str, Any]:
-    """This machine, as /proc says it, and the date."""
+    """Describes this machine according to /proc, with the date and the versions."""
     about = _first_processor(Path("/proc/cpuinfo").read_text("utf-8"))
     memory = Path("/proc/meminfo").read_text("utf-8").split()[1]
     flags = about.get("flags", "").split()
@@ -52,7 +52,7 @@ def _first_processor(cpuinfo: str) -> dict[str, str]:
 
 
 def _commit() -> str:
-    """The commit of this checkout, with a + if files differ from it; "" outside a repository."""
+    """Returns this checkout's commit, with a + if files have changed; "" outside a repository."""
     directory = Path(__file__).parent
     command = ["git", "-C", str(directory), "describe", "--always", "--dirty=+", "--exclude=*"]
     try:

@@ -12,9 +12,9 @@ from typing import Any
 
 from suite.turns import Peer
 
-# The program whose rate is the machine's peak.
+# The program that measures the machine's peak rate.
 PEAK = "matmul"
-# The program of the least operations that a step takes on TensorFlow.
+# The program that runs only the least operations of a step on TensorFlow.
 BARE = "bare_step"
 
 
@@ -38,18 +38,18 @@ class Timed:
 
     @classmethod
     def from_peer(cls, peer: Peer) -> Timed:
-        """What is kept of a peer."""
+        """Copies the stored attributes of a peer."""
         return cls(peer.name, peer.program, list(peer.arguments), peer.turns, peer.facts)
 
     @property
     def is_other(self) -> bool:
-        """Whether it is somebody else's work, and the same."""
+        """Whether it is another project's program that does the same work."""
         is_ours = self.name.startswith("t2tp") or "--engine=t2tp" in self.arguments
         return not self.is_yardstick and not is_ours
 
     @property
     def is_yardstick(self) -> bool:
-        """Whether it is no competitor: the machine's peak, or a part of the work."""
+        """Whether it is only a reference: the machine's peak, or a part of the work."""
         return self.program in (PEAK, BARE)
 
     @property
@@ -59,17 +59,17 @@ class Timed:
 
     @property
     def spread(self) -> float:
-        """Spread of the steps' seconds, as a share of their median."""
+        """Spread of the steps' seconds, relative to their median."""
         return half_quartile_distance([s for turn in self.turns for s in turn]) / self.seconds
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """The time of one, mostly t2tp, as a share of another's: below 1, it is faster.
+    """The time of one program (mostly t2tp) divided by another's: below 1, the first is faster.
 
     Attributes:
-      value: median over the turns; a turn compares steps that ran one after the other.
-      spread: half the distance between the quartiles, as a share of the value.
+      value: median of the ratios of all turns; the two programs ran one after the other in a turn.
+      spread: half the distance between the quartiles of these ratios, relative to the value.
     """
 
     value: float
@@ -77,7 +77,7 @@ class Ratio:
 
 
 def share(one: Timed, other: Timed) -> Ratio:
-    """The time of one as a share of another's."""
+    """Returns the ratio of the time of `one` to the time of `other`."""
     pairs = zip(one.turns, other.turns, strict=True)
     shares = [statistics.median(its) / statistics.median(theirs) for its, theirs in pairs]
     middle = statistics.median(shares)
@@ -93,8 +93,8 @@ class Measured:
       ours: the name of t2tp's own entry.
       work: work of a step, in `unit`s.
       unit: FLOP, tokens, examples, bytes; or "" where only time counts.
-      timed: those that ran.
-      absent: why the others did not.
+      timed: the peers that ran.
+      absent: for each peer that did not run, the reason.
     """
 
     group: str
@@ -110,22 +110,21 @@ class Measured:
         return any(timed.name == self.ours for timed in self.timed)
 
     def peak(self) -> float | None:
-        """The machine's rate, in units a second: the fastest product of two large matrices."""
+        """Returns the machine's peak rate in units per second, by its fastest large matmul."""
         rates = [self.work_of(t) / t.seconds for t in self.timed if t.program == PEAK]
         return max(rates, default=None)
 
     def work_of(self, timed: Timed) -> float:
-        """What a step of a peer does."""
+        """Returns the work of a step of a peer."""
         return timed.facts.get("work", self.work)
 
     def ratio(self, timed: Timed) -> Ratio | None:
-        """t2tp's time as a share of another's; None of the peak, and where t2tp did not run."""
+        """Returns the ratio of t2tp's time to a peer's; None for the peak, or without t2tp."""
         ours = next((each for each in self.timed if each.name == self.ours), None)
         return None if ours is None or timed.program == PEAK else share(ours, timed)
 
     def least(self, timed: Timed) -> Ratio | None:
-        """The share of another's time that the least operations take; None if that was not
-        measured."""
+        """Returns the ratio of the least operations' time to a peer's; None if not measured."""
         bare = next((each for each in self.timed if each.program == BARE), None)
         return None if bare is None else share(bare, timed)
 
@@ -135,9 +134,9 @@ class Results:
     """A run of a case.
 
     Attributes:
-      case: its name.
-      machine: what `hardware.describe` said, and how the case was run.
-      measured: the groups, in their order.
+      case: name of the case.
+      machine: the result of `hardware.describe`, and how the case was run.
+      measured: the groups, in the order of the case.
     """
 
     case: str
@@ -158,12 +157,12 @@ class Results:
         )
 
     def save(self, path: Path) -> None:
-        """Writes the JSON, whole or not at all."""
+        """Writes the JSON atomically."""
         write_whole(path, json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Results:
-        """Reads what `save` wrote."""
+        """Reads a file that `save` has written."""
         stored = json.loads(path.read_text("utf-8"))
         measured = [
             Measured(**{**each, "timed": [Timed(**timed) for timed in each["timed"]]})
@@ -179,7 +178,7 @@ def load_all(directory: Path) -> dict[str, Results]:
 
 
 def load_processors(directory: Path) -> dict[str, list[Results]]:
-    """Loads the results of all processors, by case; the latest of each case is first."""
+    """Loads the results of all processors, by case; the latest results of a case are first."""
     loaded = [Results.load(path) for path in directory.glob("*/*.json")]
     loaded = [each for each in loaded if each.machine["size"] == "design"]
     by_case: dict[str, list[Results]] = {case: [] for case in sorted({r.case for r in loaded})}
@@ -189,7 +188,7 @@ def load_processors(directory: Path) -> dict[str, list[Results]]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes or replaces a file, whole or not at all."""
+    """Writes or replaces a file atomically."""
     unfinished = path.with_name(path.name + ".tmp")
     with unfinished.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -199,7 +198,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def half_quartile_distance(values: Sequence[float]) -> float:
-    """Half the distance between the quartiles; 0 of a single value."""
+    """Returns half the distance between the quartiles; 0 for a single value."""
     if len(values) < 2:
         return 0.0
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")

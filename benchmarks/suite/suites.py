@@ -1,4 +1,4 @@
-"""Which cases a command runs, in their order."""
+"""The cases of each suite, in the order in which they run."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ FULL: Cases = {
     "input_pipeline": storage.input_pipeline,
     "checkpoints": storage.checkpoints,
 }
-# Only where a command names them: an hour and more.
+# These cases take an hour or more, and run only if a command names them.
 TRAINING = {"learning": learning.run}
 SUITES = {"short": SHORT, "full": FULL}
-# "tiny" tries whether everything runs.
+# "tiny" checks only that everything runs.
 SIZES = ("design", "tiny")

@@ -13,12 +13,12 @@ _RATES = {
     "bytes": ("GB/s", 1e9),
 }
 
-# Bytes of a device beyond the memory after importing.
+# The fact that has the peak bytes of a device, without the memory after importing.
 _MEMORY = "peak_memory"
 
 
 def table(measured: Iterable[Measured]) -> str:
-    """The groups of one case, a row each peer."""
+    """Returns a table of the groups of one case, with a row for each peer."""
     measured = list(measured)
     units = {each.unit for each in measured}
     if len(units) != 1:
@@ -68,10 +68,10 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _number(value: float) -> str:
-    """Three digits that count."""
+    """Formats a number with three significant digits, or as an integer from 100 on."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _line(cells: list[str]) -> str:
-    # A bar in a text, as in an error, would end its cell.
+    # A bar in a text, such as an error message, would end its cell.
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -10,16 +10,16 @@ from suite.results import Ratio, Results
 
 @dataclass(frozen=True)
 class Target:
-    """A ratio of times that t2tp is to reach.
+    """A ratio of times that t2tp should reach.
 
     Attributes:
       what: description of the comparison.
       case: case that measures it.
       group: group of the case.
-      others: peers; t2tp's time is a share of the fastest one's.
-      most: largest share that meets the target.
-      is_growth: whether the aim is on the other's time as a share of t2tp's own: how much more a
-        larger mesh takes.
+      others: peers; t2tp's time is divided by the time of the fastest one.
+      most: largest ratio that meets the target.
+      is_growth: whether the ratio is inverted, to measure how much longer a larger mesh takes than
+        t2tp's first mesh.
     """
 
     what: str
@@ -69,12 +69,11 @@ TARGETS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a target.
+    """The measured result of a target.
 
     Attributes:
-      ratio: t2tp's time as a share of the other's.
-      least: the share of the same other's time that the least operations take; None if that was
-        not measured.
+      ratio: t2tp's time divided by the peer's.
+      least: the time of the least operations divided by the same peer's; None if not measured.
     """
 
     ratio: Ratio

@@ -21,7 +21,7 @@ from suite.hardware import cores
 
 HERE = Path(__file__).parents[1]
 
-# A peer that says nothing for so long, in seconds, hangs; one that is told to end takes less.
+# Seconds in which a peer must answer, and in which it must end after the end of its input.
 PATIENCE = 600.0
 TIDYING_UP = 10.0
 
@@ -43,10 +43,10 @@ class Peer:
       name: name in the tables.
       program: `peers/<program>.py`, or a path.
       arguments: arguments of the program.
-      environment: whose Python runs it: `environments/<environment>` here, or t2tp's own.
-      measures: result of a turn: "step": seconds of each of its steps. Otherwise the program
-        starts afresh for each turn, which gives one number: "start_up": seconds from its command to
-        the end of its first step; any other: the fact of that name.
+      environment: directory in `environments/` whose Python runs the program; "": t2tp's own.
+      measures: the result of a turn. "step": the seconds of each step. With any other value, each
+        turn starts the program again and has one number: "start_up" is the seconds from the command
+        to the end of the first step; other values name a fact of the peer.
       turns: seconds of each turn so far.
       facts: the peer's report after its warm-up.
     """
@@ -63,21 +63,21 @@ class Peer:
 
     @property
     def dtype(self) -> str:
-        """What it computes in."""
+        """Element type of the peer's activations."""
         return "bfloat16" if "--dtype=bfloat16" in self.arguments else "float32"
 
     def start(self, patience: float = 0.0) -> None:
-        """Starts it, and waits until it has warmed up.
+        """Starts the peer, and waits until it has warmed up.
 
         Args:
-          patience: seconds after which it hangs if it says nothing; 0: `PATIENCE`.
+          patience: seconds in which the peer must answer; 0: `PATIENCE`.
 
         Raises:
           AbsentError: it is not installed, fails, or hangs.
         """
         command = [_python(self.environment), str(HERE / "peers" / f"{self.program}.py")]
         threads = {"OMP_NUM_THREADS": str(cores()), "TF_CPP_MIN_LOG_LEVEL": "3"}
-        # A pipe that nobody reads would stop a program that says much.
+        # If stderr were a pipe that nobody reads, a program that prints much would block.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (stop() closes it)
         began = time.perf_counter()
         self._process = subprocess.Popen(
@@ -93,7 +93,7 @@ class Peer:
         self.facts["start_up"] = time.perf_counter() - began - self.facts.pop("warming_up", 0.0)
 
     def take_turn(self, steps: int) -> None:
-        """Gives it a turn.
+        """Runs a turn of the peer.
 
         Raises:
           AbsentError: it fails or hangs.
@@ -111,13 +111,13 @@ class Peer:
             self.turns.append([self.facts[self.measures]])
 
     def stop(self) -> None:
-        """Ends its processes: at the end of its input it tidies up, if it still can."""
+        """Ends the peer's processes. Its input is closed first, so that it can end by itself."""
         if self._process is not None and self._errors is not None:
             assert self._process.stdin is not None
             with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
                 self._process.stdin.close()
                 self._process.wait(TIDYING_UP)
-            # It leads a session of its own, so its children end with it.
+            # The peer leads a process group, so this also ends its children.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -138,7 +138,7 @@ class Peer:
         return json.loads(line)
 
     def _last_words(self) -> str:
-        """What it says of its end: the last line that names an error."""
+        """Returns the peer's exit code and the last line of its output that names an error."""
         assert self._process is not None and self._errors is not None
         self._process.wait()
         self._errors.seek(0)
@@ -149,10 +149,10 @@ class Peer:
 
 
 def _python(environment: str) -> str:
-    """The Python of an environment.
+    """Returns the Python of an environment.
 
     Raises:
-      AbsentError: it is not installed.
+      AbsentError: the environment is not installed.
     """
     if not environment:
         return sys.executable
@@ -166,7 +166,7 @@ def _python(environment: str) -> str:
 
 
 def take_turns(peers: Sequence[Peer], turns: int, steps: int) -> tuple[list[Peer], dict[str, str]]:
-    """Times the peers.
+    """Times peers in turns.
 
     Args:
       peers: the competitors, t2tp first.
@@ -204,15 +204,17 @@ def take_turns(peers: Sequence[Peer], turns: int, steps: int) -> tuple[list[Peer
 
 
 def _warm_up(peer: Peer) -> None:
-    """Starts a peer; one that starts afresh for each turn leaves its files in memory."""
+    """Starts a peer, and stops it if each turn starts it again: its files are then in memory."""
     peer.start()
     if peer.measures != "step":
         peer.stop()
 
 
 def other_computations(peers: Sequence[Peer]) -> dict[str, str]:
-    """Who computes something else than the first peer: its first loss differs by more than
-    precision explains."""
+    """Returns peers that compute something else than the first peer, with an explanation.
+
+    Their first loss differs from the first peer's by more than rounding explains.
+    """
     with_losses = [peer for peer in peers if peer.facts.get("losses")]
     wrong = {}
     for peer in with_losses[1:]:
