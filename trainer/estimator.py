@@ -283,7 +283,7 @@ class Estimator:
     ) -> Mapping[str, np.ndarray]:
         """Returns `EstimatorSpec.predictions` for a batch, as global arrays.
 
-        The first call with these shapes of features builds a program; see `build`.
+        The first call with new shapes of features builds a program; see `build`.
         """
         return self.build(ModeKeys.PREDICT, features, decode_options)(batch)
 

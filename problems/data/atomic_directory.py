@@ -11,7 +11,8 @@ from absl import logging
 
 from t2tp.atomic_file import remove_unfinished, sync, write_text
 
-# File with the plan of an unfinished directory: a description of all that determines the data.
+# File with the plan of an unfinished directory, which describes everything that determines the
+# data.
 PLAN_FILE = ".plan"
 
 # Default directory for downloads, inside the unfinished directory.

@@ -14,8 +14,8 @@ from t2tp.huggingface.tensor_map import Entry
 from t2tp.toml import read_packaged
 from t2tp.untrusted_json import Types, check_types
 
-# Entries that are added to `config.json`: whether logits have a separate tensor; the tokenizer's
-# mask token; and the image processor's mean and standard deviation of channels.
+# Entries that `ModelDirectory` adds to `config.json`: whether logits have a separate tensor; the
+# tokenizer's mask token; and the image processor's mean and standard deviation of channels.
 HAS_LOGITS = "has_logits"
 MASK_TOKEN = "mask_token_id"
 IMAGE_MEAN, IMAGE_STD = "image_mean", "image_std"
@@ -23,7 +23,7 @@ _FOUND = (HAS_LOGITS, MASK_TOKEN, IMAGE_MEAN, IMAGE_STD)
 
 _ENTRIES = read_packaged("t2tp.huggingface", "config_entries.toml")
 _JSON_TYPES = {"int": int, "str": str, "bool": bool, "float": float, "dict": dict, "list": list}
-# Entries that code converts before an hparam can check their type.
+# The types of entries that code converts before an hparam could check the type.
 _TYPES: Types = {
     name: tuple(_JSON_TYPES[kind] for kind in kinds.split(" or "))
     for kinds, names in _ENTRIES["types"].items()

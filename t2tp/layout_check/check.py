@@ -29,7 +29,7 @@ _NEGLIGIBLE = 1e-9
 _NOISE = 0.05
 
 _Tensors = dict[str, upstream.Tensor]
-# Maps (mesh, outputs, gradients) to the tensors to compare, by "kind name".
+# Maps (mesh, outputs, gradients) to the tensors to compare, with keys "<kind> <name>".
 _Choose = Callable[[Mesh, _Tensors, _Tensors], _Tensors]
 
 

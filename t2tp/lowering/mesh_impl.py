@@ -247,7 +247,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
         return LaidOutTensor([self.collectives.coordinate(mesh_axis)])
 
     def of_part(self, name: str, number: int, count: int) -> SpmdMeshImpl:
-        """Returns a copy for one of `count` equal parts of a slice along dimension `name`."""
+        """Returns a copy for part `number` of `count` equal parts of a slice, cut along `name`."""
         part = self.with_layout(self.layout.of_part(name, count))
         part._part_of = {**self._part_of, name: (number, count)}
         return part

@@ -71,7 +71,7 @@ def head_and_tail(place: int | tf.Tensor, count: int) -> tuple:
 
 @dataclass(frozen=True)
 class _Group:
-    """The group key (an int32 scalar that depends on the processor) and size of a collective."""
+    """A collective's group key, an int32 scalar that depends on the processor, and group size."""
 
     key: tf.Tensor
     size: int

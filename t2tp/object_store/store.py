@@ -15,7 +15,8 @@ from t2tp.atomic_file import unfinished_path
 
 _ADDRESS = re.compile(r"(s3|gs|az)://([^/@:?#]+(?:/[^/?#.][^/?#]*)*)/*")
 _TIMEOUTS = {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 0}}
-# Maps a scheme to fsspec's package, our extra, and options that limit the time of a request.
+# Maps a scheme to fsspec's package, t2tp's extra that installs the package, and options that limit
+# the time of a request.
 _PACKAGES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "s3": ("s3fs", "s3", {"config_kwargs": _TIMEOUTS}),
     "gs": ("gcsfs", "gcs", {"requests_timeout": 30}),

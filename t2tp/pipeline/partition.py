@@ -121,8 +121,8 @@ class Partition:
                 "The layout splits the layers, and this model has no stack of layers to split"
                 " (t2tp.layers.stack.Stack): drop the rule."
             )
-        # For each boundary of the backward pass and for the last exit, the tensors that depend on
-        # it, up to the next boundaries. They show to which piece an addend of a sum belongs.
+        # Maps each boundary of the backward pass, and the last exit, to the tensors that depend on
+        # it, up to the next boundaries. The map shows to which piece an addend of a sum belongs.
         self._of: dict[Boundary, set[upstream.Tensor]] = {}
         for chunk, exits in enumerate(self.exits):
             for num_layers, exit_op in exits.items():
@@ -167,8 +167,8 @@ class Partition:
         boundaries = self._boundaries(chunk, num_layers)
         before = self._before(chunk)
         layers, _ = self._live(exit_op.inputs, enter.outputs, boundaries, None)
-        # Tensors that may be saved. Other tensors of the layers, such as masks, depend on no
-        # boundary: the backward pass computes them again.
+        # `inside` has the tensors that may be saved. Other tensors of the layers, such as masks,
+        # depend on no boundary: the backward pass computes them again.
         from_enter = self._reached(enter.outputs, boundaries)
         inside = {t for op in layers for t in op.outputs if t in from_enter} | set(enter.outputs)
         if exit_op.backward is None or enter.backward is None:  # An evaluation.
