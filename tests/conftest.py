@@ -140,7 +140,7 @@ def _make_devices() -> None:
         tf.config.list_physical_devices("CPU")[0],
         [tf.config.LogicalDeviceConfiguration() for _ in range(NUM_DEVICES)],
     )
-    # `t2tp.connect` also gives each of eight devices one thread.
+    # `t2tp.connect` also sets one thread for eight devices on up to 15 cores.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     if os.environ.get("T2TP_TEST_GPU"):
         card = tf.config.list_physical_devices("GPU")[0]

@@ -63,8 +63,8 @@ _WINDOWS = [1, 3, 5]
 _LAYERS = {"layer_types": [None], "sliding_window": _WINDOWS}
 _QWEN_LAYERS = {"use_sliding_window": [False, True], "max_window_layers": [1, 2], **_LAYERS}
 _ROPES = {"rope_parameters": _SCALED}
-# t2tp multiplies by these factors or by their reciprocals, so both must be exact in float32. It
-# also scales attention by the root of the head size.
+# t2tp multiplies by these factors or by their reciprocals. The factors that it inverts have exact
+# reciprocals in float32. It also scales attention by the root of the head size.
 _FACTORS: dict[str, list[Any]] = {
     **{"head_dim": [4, 16], "embedding_multiplier": [0.7, 4.0], "logits_scaling": [0.5, 4.0]},
     **{"residual_multiplier": [0.3, 1.0], "attention_multiplier": [0.1, 1.0]},

@@ -66,7 +66,7 @@ def test_computing_again_changes_no_bit_of_the_loss(recompute, mesh_shape):
 
 
 def test_a_layer_computed_again_repeats_its_sums():
-    """Recomputing a layer does not repeat the sum of its second block, which nothing needs."""
+    """Only the first block's sum is repeated, because nothing needs the second one's again."""
 
     def reductions(recompute):
         collectives = trained_with(recompute, "data:2;model:2").program.collectives()

@@ -1,4 +1,4 @@
-"""Operations that print, write summaries or wait for others, and bugs of mesh-tensorflow's."""
+"""Operations that print, write summaries or wait for others, and bugs of mesh-tensorflow."""
 
 import numpy as np
 import pytest

@@ -66,7 +66,7 @@ def test_twenty_steps_are_those_of_a_peer(scale, layout, peer_result):
     ("mesh", "stage", "copies", "split"), [("data", 0, 4, 1), ("both", 0, 2, 2), ("pods", 1, 1, 4)]
 )
 def test_each_slice_travels_once_to_its_owner_and_back(mesh, stage, copies, split):
-    """Moves each matrix's slices to its owner and back; owners are distributed over the copies."""
+    """Slices of each matrix move to its owner and back; owners are distributed over the copies."""
 
     def bytes_by_kind(optimizer):
         changes = {"num_hidden_layers": 4, "d_ff": 32}
