@@ -92,7 +92,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _covering(cases: list[pytest.Item]) -> set[pytest.Item]:
-    """Returns cases that cover all values of each parameter; of three parameters, all pairs.
+    """Returns cases that cover all values of each parameter, or all pairs of three parameters.
 
     The search is greedy: the next case is the one that covers most of what is missing.
     """
@@ -140,7 +140,7 @@ def _make_devices() -> None:
         tf.config.list_physical_devices("CPU")[0],
         [tf.config.LogicalDeviceConfiguration() for _ in range(NUM_DEVICES)],
     )
-    # `t2tp.connect` also sets one thread for eight devices on up to 15 cores.
+    # One thread is what `t2tp.connect` sets for eight devices on up to 15 cores.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     if os.environ.get("T2TP_TEST_GPU"):
         card = tf.config.list_physical_devices("GPU")[0]
@@ -152,7 +152,7 @@ def _make_devices() -> None:
         tf.config.experimental.enable_op_determinism()
     else:
         tf.config.set_visible_devices([], "GPU")
-        # The tests run only a few steps, and Grappler doubles the time until the first one.
+        # The tests run only a few steps, and Grappler doubles the time until the first step.
         # Programs that tests start as processes of their own use Grappler.
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 

@@ -16,7 +16,7 @@ from tests.warm_processes import WarmProcess
 REPOSITORY = Path(__file__).parent.parent
 PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (REPOSITORY / "docs").glob("*.md")))
 
-# Exit codes that count as success: like `diff`, the program reports a difference by exit code 1.
+# Exit codes that count as success: like `diff`, the program exits with 1 if it finds a difference.
 _DIFFERENT = {"t2tp_inspect_checkpoint": 1}
 
 # Programs that start other processes, so they cannot run in a forked process.

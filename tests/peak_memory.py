@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def peak_bytes() -> int:
-    """Returns this program's peak; `getrusage` includes the process that was replaced by it."""
+    """Returns this program's peak; `getrusage` also counts the program that exec replaced."""
     return _status("VmHWM")
 
 

@@ -91,7 +91,7 @@ def test_a_pipe_is_written_into(tmp_path):
 
 @pytest.mark.parametrize("redirected", [True, False])
 def test_standard_output_gets_the_text(tmp_path, redirected):
-    """/dev/stdout is a link; the test uses another one, which a fault may replace."""
+    """/dev/stdout is a link; the test uses another link, because a bug would replace it."""
     (tmp_path / "stdout").symlink_to("/proc/self/fd/1")
     code = f"print('before', flush=True); write_text({str(tmp_path / 'stdout')!r}, 'text')"
     command = [sys.executable, "-c", f"from t2tp.atomic_file import write_text; {code}"]

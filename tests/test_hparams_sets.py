@@ -224,7 +224,7 @@ def test_each_set_is_laid_out_on_its_mesh_where_nothing_is_idle(hparams_set):
 
 @pytest.mark.parametrize("hparams_set", EACH_SET)
 def test_what_a_set_says_is_read(hparams_set, monkeypatch):
-    """Ignores values that a later switch made obsolete, for example by another optimizer."""
+    """Ignores values that a later switch made obsolete, such as options of another optimizer."""
     said = said_by(hparams_set, monkeypatch)
     last_switch = max((n for n, name in enumerate(said) if name in SWITCHES), default=0)
     since = set(said[last_switch:]) - SAID_FOR_CHILDREN

@@ -1,4 +1,4 @@
-"""`make bench-check` fails if a ratio rose by more than 15 % and the spread, and only then."""
+"""`make bench-check` fails if a ratio rose by more than 15 % and the spread, or a peer vanished."""
 
 import subprocess
 import sys

@@ -40,8 +40,9 @@ def grid_value(step: int, row: int, column: int) -> tuple[Slice, tf.Tensor]:
 
 
 def halves(step: int) -> list[list[tuple[Slice, tf.Tensor]]]:
-    """Returns what each of two processes saves: every second slice of "table"; the first also saves
-    the other values.
+    """Returns the values that each of two processes saves.
+
+    Each process saves every second slice of "table". The first also saves the other variables.
     """
     values = of_step(step)
     return [values[0:8:2] + values[8:], values[1:8:2]]

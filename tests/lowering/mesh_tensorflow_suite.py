@@ -62,7 +62,7 @@ def lowers_a_graph(case: unittest.TestCase) -> bool:
 
 
 def _with_handles(set_up: Callable[[unittest.TestCase], None]) -> Callable:
-    """Wraps `setUp`, so that variables give the test handles."""
+    """Wraps `setUp` so that a test gets handles from the variables that it creates."""
 
     def setUp(self: unittest.TestCase) -> None:
         set_up(self)
@@ -98,7 +98,7 @@ def _second_instance(name: str) -> types.ModuleType:
 
 
 def _tensorflow_probability() -> types.ModuleType:
-    """Stands for a package that may not be installed; has the function that `layers_test` calls."""
+    """Replaces a package that may be missing; has only the function that `layers_test` calls."""
 
     def correlation(x: tf.Tensor, sample_axis: int | list[int], event_axis: int) -> tf.Tensor:
         del sample_axis

@@ -107,8 +107,9 @@ def program_of(program=t2tp.Program, batch=None, mode=ModeKeys.TRAIN, variables=
 
 
 def trained(steps, **changes):
-    """Returns the bytes of losses, norms and metrics of each step, of all variables and slots,
-    and of the metrics of an evaluation.
+    """Returns the bytes of all results of some steps.
+
+    The results are losses, norms and metrics, variables and slots, and an evaluation's metrics.
     """
     program = program_of(**changes)
     shown = {}

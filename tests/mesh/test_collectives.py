@@ -264,7 +264,7 @@ def test_complex_numbers_have_no_order():
 
 
 def test_no_bit_of_bfloat16_is_lost():
-    """bfloat16 is moved as float16, in which the first two values are NaN, or in a sum."""
+    """Values move as float16, in which the first two are NaN, or as addends of a sum."""
     dtype = tf.bfloat16.as_numpy_dtype
     value = np.array([2.68e36, -2.68e36, 1.0, 1e-38], dtype)
     sources = {"to all": [1, 1], "exchanged": [1, 0], "to one": [None, 0]}

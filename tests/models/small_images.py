@@ -81,10 +81,10 @@ def float64_params(program: t2tp.Program) -> dict[str, tf.Tensor]:
 def assert_close(
     values: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray], tolerance: float
 ) -> None:
-    """Checks that differences are at most `tolerance` of each tensor's largest element.
+    """Checks differences relative to each tensor's largest element.
 
-    A tensor of elements below 1/1000 of the largest element of all is compared with that, because
-    rounding dominates in gradients that are zero in exact arithmetic.
+    Tensors of small elements are compared relative to 1/1000 of the largest element of all tensors,
+    because gradients that are zero in exact arithmetic consist of rounding errors.
     """
     largest = max(np.abs(value).max() for value in wanted.values())
     for name, value in wanted.items():

@@ -70,7 +70,8 @@ def feature_of(array: np.ndarray, length: str = "length") -> t2tp.Feature:
 def pairs() -> dict[str, np.ndarray]:
     """Returns packed pairs; a row's inputs come from the row two above it.
 
-    Lengths of inputs and targets therefore differ, and some segments have no inputs.
+    The lengths of documents differ between rows, so inputs and targets differ in length, and some
+    segments have no inputs.
     """
     targets = make_batch(0)
     inputs = {name: np.roll(array, 2, axis=0) for name, array in make_batch(1).items()}

@@ -101,7 +101,7 @@ def test_parameters_are_as_many_as_the_formula_says(layers):
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_a_split_layer_costs_two_reductions_forward_and_two_backward(layers):
-    """Forward, attention and feed-forward outputs are all-reduced; backward, input gradients.
+    """Forward, each block's output is all-reduced; backward, the gradient w.r.t. its input.
 
     Further all-reduces: the embedded tokens, two in the cross-entropy (three numbers per token),
     the gradient w.r.t. the input of the logits, and the gradient's norm.

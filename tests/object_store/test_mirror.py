@@ -510,7 +510,7 @@ def test_shards_are_read_by_ranges_with_a_bounded_cache(shard, server, monkeypat
             index = rng.integers(0, len(shard), (3, 2))
             np.testing.assert_array_equal(file[index], shard[index])
             assert file._content.stat().st_blocks * 512 <= (2 << 20) + (1 << 21)
-        np.testing.assert_array_equal(read[0], shard[5:900])  # the cached chunk was dropped before
+        np.testing.assert_array_equal(read[0], shard[5:900])  # its chunk has left the cache
         np.testing.assert_array_equal(read[1], shard[3_999_000:])
 
 

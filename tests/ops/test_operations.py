@@ -1,8 +1,8 @@
-"""A table of operations, whose values and gradients match TensorFlow's in float64 in any layout.
+"""Values and gradients of operations match TensorFlow's in float64, in any layout.
 
-tests/lowering/test_any_layout.py draws random layouts of whole graphs. A row here also has the
-accuracy of an operation at its edges: equal elements, indices out of range, 16 bits, extreme
-numbers.
+tests/lowering/test_any_layout.py draws random layouts of whole graphs. A row of the table here also
+has the accuracy of an operation at its edges: equal elements, indices out of range, 16 bits,
+extreme numbers.
 """
 
 import functools

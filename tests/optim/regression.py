@@ -59,7 +59,7 @@ def train(
     dtype: tf.DType = tf.float32,
     xla: bool | None = None,
 ) -> dict[str, np.ndarray]:
-    """Trains for 20 steps; returns `loss`, each step's, and the variables, stored in `dtype`."""
+    """Trains for 20 steps; returns each step's `loss`, and the variables, which have `dtype`."""
 
     def step(mesh, features):
         loss = loss_of(mesh, features["x"], dtype)

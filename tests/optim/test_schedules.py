@@ -151,7 +151,7 @@ def test_a_warmup_of_more_than_half_of_the_training_takes_a_tenth(warmup, spent)
     falling = rates("single_cycle_cos_decay", [spent, 999], warmup_steps=warmup)
     assert falling[0] == 1.0 and 0.0 < falling[1] < 1e-4
     assert rates("single_cycle_cos_decay", [0], train_steps=1) == [1.0]
-    # The warm-up in the decay's formula is not shortened.
+    # rsqrt_decay reads the hparam, and not the shortened warm-up.
     decaying = rates("rsqrt_decay", [spent], warmup_steps=warmup)
     assert decaying[0] == pytest.approx(warmup**-0.5)
 

@@ -25,8 +25,8 @@ def role(kind, inputs, outputs):
     ("optimizer", "factors"),
     [
         # mup's values: `set_base_shapes` with a model 4 times as wide, then `MuAdamW` and `MuSGD`.
-        # mup's readout has the rates 1 and 4, and divides its logits by 4; `Optimizer.rate_factor`
-        # says how our heads differ.
+        # mup's readout has the rates 1 (Adam) and 4 (SGD), and divides its logits by 4;
+        # `Optimizer.rate_factor` says how our heads differ.
         (
             Adam(None, make_hparams()),
             {"hidden": 1 / 4, "input": 1, "head": 1 / 4, "embedding": 1, "bias": 1},

@@ -85,7 +85,7 @@ def with_and_without_stages(
 def assert_equal(
     found: dict[str, np.ndarray], wanted: dict[str, np.ndarray], tolerance: float = 1e-12
 ) -> None:
-    """Checks that errors are small relative to an array's largest element, at least 1e-3."""
+    """Checks errors relative to each array's largest element, or to 1e-3 if that is larger."""
     assert set(found) == set(wanted)
     errors = {
         name: np.max(np.abs(found[name] - x)) / max(np.max(np.abs(x)), 1e-3)
