@@ -44,10 +44,6 @@ from t2tp.problems.data.sample_digest import SampleDigest
 # Signed, because NumPy compares uint64 with int64 in floating point.
 OFFSET = np.dtype("<i8")
 
-# Bytes per checksum. Reading an example verifies whole blocks, but the operating system reads about
-# this many bytes ahead anyway.
-_BLOCK_BYTES = 1 << 16
-
 # Max number of bad samples that a shard records by name; all are counted.
 _NAMED = 10
 
@@ -123,11 +119,19 @@ class ShardWriter:
     samples that the examples are made from.
     """
 
-    def __init__(self, directory: Path, name: str, dtypes: Mapping[str, np.dtype]):
+    def __init__(
+        self, directory: Path, name: str, dtypes: Mapping[str, np.dtype], block_bytes: int = 1 << 16
+    ):
+        """Creates the files.
+
+        `block_bytes` is the number of bytes per checksum. Reading an example verifies whole blocks,
+        but the operating system reads about 64 KiB ahead anyway.
+        """
         self._directory = directory
         self._name = name
+        self._block_bytes = block_bytes
         self._columns = {
-            column: _ColumnWriter(directory / f"{name}.{column}", column, dtype)
+            column: _ColumnWriter(directory / f"{name}.{column}", column, dtype, block_bytes)
             for column, dtype in dtypes.items()
         }
         self._examples = 0
@@ -184,7 +188,7 @@ class ShardWriter:
             {
                 "samples": self.samples.hexdigest(),
                 "bad": self._bad,
-                "block_bytes": _BLOCK_BYTES,
+                "block_bytes": self._block_bytes,
                 "crc32": crc32,
             },
         )
@@ -192,7 +196,7 @@ class ShardWriter:
         self._write_json(".json", {"sizes": asdict(sizes), "files": states})
 
     def _write_json(self, end: str, contents: dict[str, Any]) -> None:
-        file = _HashedFile(self._directory / f"{self._name}{end}")
+        file = _HashedFile(self._directory / f"{self._name}{end}", self._block_bytes)
         file.write((json.dumps(contents, indent=2) + "\n").encode())
         file.finish()
 
@@ -200,11 +204,11 @@ class ShardWriter:
 class _ColumnWriter:
     """The two files of a column."""
 
-    def __init__(self, path: Path, column: str, dtype: np.dtype):
+    def __init__(self, path: Path, column: str, dtype: np.dtype, block_bytes: int):
         self._column = column
         self._dtype = np.dtype(dtype).newbyteorder("<")
-        self._values = _HashedFile(path)
-        self._begins = _HashedFile(path.with_name(f"{path.name}.begins"))
+        self._values = _HashedFile(path, block_bytes)
+        self._begins = _HashedFile(path.with_name(f"{path.name}.begins"), block_bytes)
         self._begins.write(np.zeros(1, OFFSET).tobytes())
         self.files = (self._values, self._begins)
         self.size = 0
@@ -232,8 +236,9 @@ class _ColumnWriter:
 class _HashedFile:
     """A file that gets its name `path` only when it is complete and synced to disk."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, block_bytes: int):
         self.path = path
+        self._block_bytes = block_bytes
         self.block_sums: list[int] = []
         self._partial = unfinished_path(path)
         self._file: IO[bytes] = self._partial.open("wb")
@@ -246,9 +251,9 @@ class _HashedFile:
         self._digest.update(contents)
         rest = memoryview(contents)
         while rest:
-            used = self._size % _BLOCK_BYTES
-            piece, rest = rest[: _BLOCK_BYTES - used], rest[_BLOCK_BYTES - used :]
-            if not used:
+            left = self._block_bytes - self._size % self._block_bytes
+            piece, rest = rest[:left], rest[left:]
+            if left == self._block_bytes:
                 self.block_sums.append(0)
             self.block_sums[-1] = zlib.crc32(piece, self.block_sums[-1])
             self._size += len(piece)

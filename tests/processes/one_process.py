@@ -195,7 +195,18 @@ def replicas(cluster: Cluster, mesh_shape: str) -> dict:
     return {"before": len(before), "found": [each.describe(cluster) for each in found]}
 
 
-SCENARIOS = {each.__name__: each for each in (train, die, talk, reach, device, replicas)}
+def connect_alone(cluster: Cluster) -> str:
+    """The process takes all devices for its own, which have other names if it is alone."""
+    try:
+        connect(1)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+SCENARIOS = {
+    each.__name__: each for each in (train, die, talk, reach, device, replicas, connect_alone)
+}
 
 
 def main() -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from t2tp import mtf
 from t2tp.mesh.layout import Layout
-from t2tp.processes import cluster as cluster_module
 from t2tp.processes.cluster import Cluster, connect
 from t2tp.processes.messages import Channel, WrongSecretError
 from t2tp.processes.process_spec import ProcessSpec, find_process_spec
@@ -419,10 +418,3 @@ def test_more_virtual_devices_than_a_process_can_have_are_refused_at_once():
     said = "A mesh with 99999999 processors in one process .* t2tp_trainer has --explain_layout"
     with pytest.raises(ValueError, match=said):
         connect(99999999)
-
-
-def test_one_of_several_processes_does_not_take_their_devices_for_its_own(monkeypatch):
-    """With its own names of devices TensorFlow would end the process with a segmentation fault."""
-    monkeypatch.setattr(cluster_module, "_joined", ("CPU", 1, None))
-    with pytest.raises(ValueError, match=r"as in t2tp\.Program\(\.\.\., cluster=cluster\)"):
-        connect(1)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 MESH = "data:2;model:2"
 STEPS = 6
 # Of `t2tp.processes.coordination`, in seconds; shorter than what a machine may be frozen for.
-LIMITS = {"HEARTBEAT_SECONDS": 8, "ENDING_SECONDS": 4.0, "_SILENCE_SECONDS": 8.0}
+LIMITS = {"HEARTBEAT_SECONDS": 8, "ENDING_SECONDS": 4.0}
 
 
 def by_arguments(number: int) -> list[tuple[dict, dict]]:
@@ -113,6 +113,12 @@ def test_a_copy_that_differs_in_another_process_is_named_by_all(start):
         assert each["before"] == 0
         (said,) = each["found"]
         assert re.match(r"variable 'w' differs on processor 2 \(.*task:1.*\) from .* 0, 1, 3", said)
+
+
+def test_one_of_several_processes_does_not_take_their_devices_for_its_own(start):
+    """With its own names of devices TensorFlow would end the process with a segmentation fault."""
+    for said in results(start("connect_alone", by_arguments(2), processors=2)):
+        assert "as in t2tp.Program(..., cluster=cluster)" in said
 
 
 def test_on_one_host_only_this_host_can_connect(start):

@@ -23,9 +23,6 @@ from t2tp.trainer.errors import UsageError
 from t2tp.trainer.processes.multiprocess import ProcessMismatchError
 from t2tp.trainer.run_dir.lock_file import LOCK_FILE
 
-# Max time until a process sees another host's write to a file: network file systems cache a file's
-# contents, or its absence, for up to a minute.
-_SEEN_SECONDS = 60.0
 # How long a run on several hosts waits for the lock: a file server keeps a lost host's lock for a
 # while.
 _RELEASED_SECONDS = 120.0
@@ -55,10 +52,15 @@ class RunLock:
     which check that they see the same directory.
     """
 
-    def __init__(self, output_dir: str, cluster: Cluster) -> None:
-        """Acquires nothing yet; entering the context acquires the lock."""
+    def __init__(self, output_dir: str, cluster: Cluster, seen_seconds: float = 60.0) -> None:
+        """Acquires nothing yet; entering the context acquires the lock.
+
+        `seen_seconds` is the max time until a process sees another host's write to a file. Network
+        file systems cache a file's contents, or its absence, for up to a minute.
+        """
         self._path = Path(output_dir) / LOCK_FILE
         self._cluster = cluster
+        self._seen_seconds = seen_seconds
         self._mirror = mirror_of(self._path.parent)
         self._store_lock: StoreLock | None = None
         self._descriptor: int | None = None
@@ -141,7 +143,7 @@ class RunLock:
             return
         finds_it = self._cluster.is_main_process or self._await(word)
         directory = str(self._path.parent.absolute())
-        patience = self._cluster.time_limit + _SEEN_SECONDS
+        patience = self._cluster.time_limit + self._seen_seconds
         replies = self._cluster.process_allgather(
             "run directory", json.dumps([finds_it, directory]), patience
         )
@@ -156,7 +158,7 @@ class RunLock:
 
     def _await(self, word: str) -> bool:
         """Waits until the word appears in the lock file; returns False on timeout."""
-        deadline = time.monotonic() + _SEEN_SECONDS
+        deadline = time.monotonic() + self._seen_seconds
         while self._note().get("word") != word:
             if time.monotonic() > deadline:
                 return False

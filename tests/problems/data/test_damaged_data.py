@@ -1,5 +1,6 @@
 """Damaged data are detected before they are trained on, however large their files are."""
 
+import functools
 import json
 import shutil
 
@@ -9,7 +10,8 @@ import pytest
 from t2tp import problems
 from t2tp.problems.data import manifest, shards
 from t2tp.problems.data.columns import Column
-from t2tp.problems.data.manifest import DamagedDataError
+from t2tp.problems.data.manifest import DamagedDataError, FileState
+from t2tp.problems.prepare import shard_generation
 from tests.problems.streams import BATCH, LENGTH, STREAMS, open_stream, prepare_all
 
 
@@ -17,15 +19,14 @@ from tests.problems.streams import BATCH, LENGTH, STREAMS, open_stream, prepare_
 def made(tmp_path_factory):
     directory = tmp_path_factory.mktemp("data")
     with pytest.MonkeyPatch.context() as small:
-        small.setattr(shards, "_BLOCK_BYTES", 64)
+        writer = functools.partial(shards.ShardWriter, block_bytes=64)
+        small.setattr(shard_generation, "ShardWriter", writer)
         prepare_all(directory)
     return directory
 
 
 @pytest.fixture
-def data(made, tmp_path, monkeypatch):
-    """Prepares data whose files are all too large to be hashed at each start."""
-    monkeypatch.setattr(manifest, "_SMALL_BYTES", 0)
+def data(made, tmp_path):
     return shutil.copytree(made, tmp_path / "data")
 
 
@@ -40,8 +41,7 @@ def spoil(path, how, seed=0):
     path.write_bytes(contents)
 
 
-def read_all(data, kind, steps=40):
-    stream = open_stream(data, kind)
+def read_all(stream, steps=40):
     for step in range(steps):
         for feature in stream[step].values():
             np.asarray(feature)
@@ -55,25 +55,27 @@ def test_no_batch_has_what_was_not_written(data, kind, how):
     columns = sorted(part.directory(data).glob("train-*.inputs")) or sorted(
         part.directory(data).glob("train-*.targets")
     )
+    stream = open_stream(data, kind)  # Before the damage, as opening hashes small files.
     for path in columns:
         spoil(path, how)
     with pytest.raises(DamagedDataError, match=r"train-.* is damaged: its bytes [\d,]+ to [\d,]+ "):
-        read_all(data, kind)
+        read_all(stream)
 
 
 @pytest.mark.parametrize("how", ["zeros", "noise", "one bit"])
 def test_where_examples_begin_is_checked(data, how):
+    stream = open_stream(data, "windows")
     for path in problems.find("some_sources").directory(data).glob("train-*.begins"):
         spoil(path, how)
     with pytest.raises(DamagedDataError, match="begins is damaged"):
-        read_all(data, "windows")
+        read_all(stream)
 
 
 @pytest.mark.parametrize("value", [0, 1 << 40])
-def test_a_span_is_found_among_offsets_that_are_not_all_read(tmp_path, monkeypatch, value):
-    monkeypatch.setattr(shards, "_BLOCK_BYTES", 64)  # eight offsets per block
+def test_a_span_is_found_among_offsets_that_are_not_all_read(tmp_path, value):
     rng = np.random.default_rng(0)
-    with shards.ShardWriter(tmp_path, "a", {"x": np.dtype("<u2")}) as writer:
+    # Eight offsets per block.
+    with shards.ShardWriter(tmp_path, "a", {"x": np.dtype("<u2")}, block_bytes=64) as writer:
         for size in rng.integers(0, 5, 400):
             writer.add({"x": np.arange(size)})
     whole = Column([tmp_path / "a.x"], np.dtype("<u2"))
@@ -99,18 +101,25 @@ def test_a_span_is_found_among_offsets_that_are_not_all_read(tmp_path, monkeypat
 def test_only_what_is_read_is_checked(data):
     problem = problems.find("some_sources")
     path = sorted(problem.directory(data).glob("validation-*.targets"))[0]
+    train = open_stream(data, "windows")
+    validation = problem.stream(data, "validation", BATCH, LENGTH)
     spoil(path, "noise")
-    read_all(data, "windows")
+    read_all(train)
     with pytest.raises(DamagedDataError, match=r"validation-.* is damaged"):
-        np.asarray(problem.stream(data, "validation", BATCH, LENGTH)[0]["targets"])
+        np.asarray(validation[0]["targets"])
 
 
 def test_every_byte_is_checked_on_demand(data):
     problem = problems.find("some_sources")
+    large = problem.directory(data) / "large"  # Too large to be hashed at each start.
+    large.write_bytes(bytes(5 << 20))
+    stored = manifest.Manifest.read(large.parent)
+    stored.files[large.name] = FileState.from_file(large)
+    stored.write(large.parent)
     problem.check_contents(data, num_workers=2)
-    spoil(sorted(problem.directory(data).glob("train-*.targets"))[-1], "one bit")
+    spoil(large, "one bit")
     problem.check_prepared(data)
-    said = r"data of some_sources are damaged: .*\.targets is not the file(.|\n)*--overwrite"
+    said = r"data of some_sources are damaged: .*large is not the file(.|\n)*--overwrite"
     with pytest.raises(DamagedDataError, match=said):
         problem.check_contents(data, num_workers=2)
 

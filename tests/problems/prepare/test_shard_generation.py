@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -135,13 +136,26 @@ def test_no_more_workers_are_started_than_are_worth_it(tmp_path, num_workers, wa
     assert (encoders == [f"encoder-{os.getpid()}"]) == (num_workers == 1)
 
 
+@registry.register_problem
+class SlowDigits(WatchedDigits):
+    """A problem that takes long to encode, if this process does it."""
+
+    def encoder(self, directory):
+        encode = super().encoder(directory)
+
+        def encode_slowly(sample):
+            time.sleep(0.05 if multiprocessing.parent_process() is None else 0.0)
+            return encode(sample)
+
+        return encode_slowly
+
+
 @pytest.mark.slow
 def test_workers_are_started_after_the_samples_were_tried(tmp_path, monkeypatch):
     monkeypatch.setattr(shard_generation, "default_workers", lambda: 2)
-    monkeypatch.setattr(shard_generation, "_WORKER_SECONDS", 1e-9)
-    (tmp_path / "pairs.tsv").write_text("".join(f"{n}\t{n}\n" for n in range(1100)))
-    problem = problems.find("translate_tsv", f"files={tmp_path}/pairs.tsv,vocab_size=290")
-    assert problem.prepare(tmp_path, num_shards=2).splits["train"].examples > 1000
+    made = SlowDigits().prepare(tmp_path, num_shards=2, num_workers=None)
+    assert made.splits["train"].examples == 1000
+    assert {path.name for path in tmp_path.glob("encoder-*")} > {f"encoder-{os.getpid()}"}
 
 
 def test_there_is_a_worker_for_each_core(monkeypatch):

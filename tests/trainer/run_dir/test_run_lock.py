@@ -110,16 +110,10 @@ def test_a_directory_that_cannot_be_written_is_a_sentence(tmp_path):
         RunLock(str(tmp_path / "file/run"), ALONE).__enter__()
 
 
-@pytest.fixture
-def impatient(monkeypatch):
-    """What a network's files may take to be seen."""
-    monkeypatch.setattr("t2tp.trainer.run_dir.run_lock._SEEN_SECONDS", 0.5)
-
-
-def test_processes_that_share_a_directory_lock_it_together(tmp_path, impatient):
+def test_processes_that_share_a_directory_lock_it_together(tmp_path):
     def enter(cluster: Cluster) -> int:
         for _ in range(2):
-            with RunLock(str(tmp_path), cluster):
+            with RunLock(str(tmp_path), cluster, seen_seconds=0.5):
                 cluster.barrier("inside")
         return cluster.process_id
 
@@ -127,7 +121,7 @@ def test_processes_that_share_a_directory_lock_it_together(tmp_path, impatient):
 
 
 @pytest.mark.parametrize("other", ["missing", "empty", "of a run", "locked by others"])
-def test_processes_with_different_directories_are_refused_by_all(tmp_path, impatient, other):
+def test_processes_with_different_directories_are_refused_by_all(tmp_path, other):
     directories = [tmp_path / "run", tmp_path / "other"]
     if other != "missing":
         directories[1].mkdir()
@@ -139,7 +133,7 @@ def test_processes_with_different_directories_are_refused_by_all(tmp_path, impat
         (directories[1] / LOCK_FILE).write_text(json.dumps(holder))
 
     def enter(cluster: Cluster) -> None:
-        with RunLock(str(directories[cluster.process_id]), cluster):
+        with RunLock(str(directories[cluster.process_id]), cluster, seen_seconds=0.5):
             pass
 
     for error in run_two(enter):
