@@ -24,8 +24,8 @@ from t2tp.object_store.store_lock import StoreLock
 # Seconds from one search for changed files to the next.
 PERIOD_SECONDS = 5.0
 # A file that grows, such as events, is uploaded as a whole each time. Between two uploads it waits
-# for `_GROWING_SECONDS`, plus the file's size divided by `_GROWING_RATE` (bytes/s).
-_GROWING_SECONDS, _GROWING_RATE = 30.0, 1 << 18
+# for `_GROWING_PERIODS` periods, plus the file's size divided by `_GROWING_RATE` (bytes/s).
+_GROWING_PERIODS, _GROWING_RATE = 6, 1 << 18
 # Data files up to this size are downloaded as a whole.
 _SMALL_BYTES = 4 << 20
 # A directory is complete if it has its marker. The marker is uploaded last and deleted first.
@@ -64,9 +64,9 @@ class Mirror:
       is_watched: whether the session's thread uploads and downloads changes.
     """
 
-    def __init__(self, address: str) -> None:
-        """Sets the paths; sends no request."""
-        self.store = Store(address)
+    def __init__(self, address: str, **store_options: Any) -> None:
+        """Sets the paths; sends no request. The options are keyword arguments of `Store`."""
+        self.store = Store(address, **store_options)
         self.path = _local(address)
         self.lock: StoreLock | None = None
         self.is_watched = False
@@ -210,7 +210,7 @@ class Mirror:
             raise StoreError(f"another host has taken over the lock of {self.store.address}")
 
     def _is_recent(self, name: str, size: int) -> bool:
-        wait = _GROWING_SECONDS + size / _GROWING_RATE
+        wait = _GROWING_PERIODS * PERIOD_SECONDS + size / _GROWING_RATE
         return time.monotonic() < self._uploaded_at.get(name, -wait) + wait
 
     def _is_deleted(self, name: str) -> bool:
@@ -265,9 +265,10 @@ class Session:
         directory may upload.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, **store_options: Any) -> None:
         self.mirrors: list[Mirror] = []
         self.uploads = True
+        self._store_options = store_options
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="upload", daemon=True)
 
@@ -278,7 +279,8 @@ class Session:
         """
         if self.find(_local(address)) is not None:
             return
-        mirror = Mirror(_run_of(address.rstrip("/")))
+        run = _run_of(address.rstrip("/"), **self._store_options)
+        mirror = Mirror(run, **self._store_options)
         mirror.pull()
         mirror.is_watched = is_watched
         self.mirrors.append(mirror)
@@ -330,15 +332,17 @@ _filled: dict[int, set[tuple[int, int]]] = {}
 
 
 @contextlib.contextmanager
-def session() -> Iterator[Session]:
+def session(**store_options: Any) -> Iterator[Session]:
     """Opens addresses inside the context, and uploads the changes at its end.
+
+    `store_options` are the keyword arguments of each `Store`.
 
     Raises:
       StoreError: a file cannot be uploaded. If another error ends the context, the StoreError is
         only logged.
     """
     global _session
-    outer, _session = _session, Session()
+    outer, _session = _session, Session(**store_options)
     try:
         yield _session
     except BaseException:
@@ -442,14 +446,14 @@ def _local(address: str) -> Path:
     return _stores().joinpath(*split(address))
 
 
-def _run_of(address: str) -> str:
+def _run_of(address: str, **store_options: Any) -> str:
     """Returns the address of the run that contains an address, or the address itself."""
     if inside := _INSIDE_RUN.fullmatch(address):
         return inside[1]
     run = address.removesuffix("/checkpoints")
     if run != address and "/" in split(run)[1]:
         with contextlib.suppress(FileNotFoundError):
-            Store(run).read("run.yaml")
+            Store(run, **store_options).read("run.yaml")
             return run
     return address
 

@@ -22,9 +22,6 @@ _PACKAGES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gs": ("gcsfs", "gcs", {"requests_timeout": 30}),
     "az": ("adlfs", "azure", {"connection_timeout": 10, "read_timeout": 30}),
 }
-# Seconds to wait before each further attempt. They are multiplied by a random factor, because many
-# processes may retry. The packages for gs and az retry by themselves, except after a timeout.
-_WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)
 # Bytes of a range request, and number of simultaneous range requests.
 _PIECE, _PIECES = 8 << 20, 8
 # Messages about a missing bucket, in contrast to a missing object.
@@ -74,16 +71,25 @@ class Store:
     request or does not answer.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(
+        self, address: str, waits: Sequence[float] = (0.5, 1.0, 2.0, 4.0, 8.0), **options: Any
+    ) -> None:
         """Creates the client; sends no request.
+
+        Args:
+          address: `SCHEME://BUCKET/NAME`.
+          waits: seconds to wait before each further attempt. They are multiplied by a random
+            factor, because many processes may retry. The packages for gs and az retry by
+            themselves, except after a timeout.
+          options: options of fsspec's client; they replace our time limits.
 
         Raises:
           ValueError: the address is invalid, or fsspec's package for it is not installed.
         """
         scheme, self._root = split(address)
         self.address = f"{scheme}://{self._root}"
-        package, extra, options = _PACKAGES[scheme]
-        options = {**options, "use_listings_cache": False, "skip_instance_cache": True}
+        package, extra, limits = _PACKAGES[scheme]
+        options = {**limits, **options, "use_listings_cache": False, "skip_instance_cache": True}
         try:
             import fsspec  # Imported here, because most runs are local.
 
@@ -93,7 +99,7 @@ class Store:
         except ValueError as error:
             raise ValueError(f"{address}: {error}; {_ADVICE}") from error
         self._fs.retries = 1  # s3fs would retry inside each of our attempts.
-        self._client_repeats = scheme != "s3"
+        self._waits, self._client_repeats = waits, scheme != "s3"
         logging.getLogger(package).setLevel(logging.CRITICAL)  # gcsfs logs errors that it raises.
 
     def list(self) -> dict[str, tuple[int, str]]:
@@ -166,7 +172,7 @@ class Store:
         path = f"{self._root}/{name}".rstrip("/")
         verb = "written" if method in ("put_file", "pipe_file", "rm_file") else "read"
         begin = f"{self.address}/{name}".rstrip("/") + f" cannot be {verb}"
-        for wait in (*_WAITS, None):
+        for wait in (*self._waits, None):
             try:
                 return getattr(self._fs, method)(at or path, *arguments, **options)
             except Exception as error:  # The packages' own errors have no common base class.

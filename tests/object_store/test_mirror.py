@@ -1,6 +1,7 @@
 """Mirrors, locks and ranges with a store on loopback that has faults."""
 
 import contextlib
+import functools
 import json
 import random
 import shutil
@@ -15,7 +16,7 @@ import tensorflow as tf
 
 from t2tp import object_store
 from t2tp.checkpoint import Checkpoint, Retention, Slice, all_steps, apply_retention, save
-from t2tp.object_store import mirror, ranges, store, store_lock
+from t2tp.object_store import mirror, ranges, store_lock
 from t2tp.object_store.store import Store, StoreError
 from t2tp.object_store.store_lock import StoreLock
 from t2tp.problems.data.checked_file import CheckedFile
@@ -33,11 +34,12 @@ pytestmark = pytest.mark.slow  # all tests wait for an object store
 RUN = "s3://bucket/run"
 SHAPE, PART = (1024, 1024), (256, 512)
 
+IMPATIENT = {"read_timeout": 0.5, "retries": {"max_attempts": 0}}
+open_session = functools.partial(object_store.session, waits=(0.01,) * 8, config_kwargs=IMPATIENT)
+
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "_WAITS", (0.01,) * 8)
-    monkeypatch.setitem(store._TIMEOUTS, "read_timeout", 0.5)
     monkeypatch.setattr(store_lock, "BEAT_SECONDS", 0.05)
     monkeypatch.setattr(store_lock, "ABANDONED_SECONDS", 4.0)
 
@@ -73,7 +75,7 @@ def uploaded(server: StoreServer, name: str = "run") -> dict[str, bytes]:
 
 
 def test_a_checkpoint_appears_last_and_disappears_first(server, tmp_path, monkeypatch):
-    with object_store.session() as session:
+    with open_session() as session:
         for step in (1, 2):
             path = save_step(step)
         (found,) = session.mirrors
@@ -91,7 +93,7 @@ def test_a_checkpoint_appears_last_and_disappears_first(server, tmp_path, monkey
     server.files().pipe_file("bucket/run/checkpoints/step-00000003/metadata.json", b"{}")
     server.files().pipe_file("bucket/run/../outside", b"x")
     elsewhere(monkeypatch, tmp_path)
-    with object_store.session():
+    with open_session():
         directory = Path(object_store.local_path(f"{RUN}/checkpoints/step-00000002")).parent
         assert all_steps(directory) == [2]
         samples.assert_is_step(Checkpoint(directory / "step-00000002"), 2)
@@ -110,12 +112,12 @@ def test_a_process_downloads_the_slices_that_it_reads(server, tmp_path, monkeypa
         (row, column), (rows, columns) = part.begin, part.size
         return table[row : row + rows, column : column + columns]
 
-    with object_store.session():
+    with open_session():
         directory = Path(object_store.local_path(RUN), "checkpoints")
         save(directory, 7, [(each, tf.constant(value(each))) for each in slices], {})
     elsewhere(monkeypatch, tmp_path)
     server.sent.clear()
-    with object_store.session():
+    with open_session():
         for _ in range(2):
             path = Path(object_store.local_path(RUN), "checkpoints/step-00000007")
             for each, read in zip(slices[2:4], Checkpoint(path).read(slices[2:4]), strict=True):
@@ -136,9 +138,9 @@ def busy(method: str, path: str) -> tuple[str, str]:
         ("delete the bucket", "there is no such bucket"),
     ],
 )
-def test_what_a_store_does_not_take_stays_here(server, fault, sentence, monkeypatch):
-    monkeypatch.setattr(store, "_WAITS", (0.01,) * 2)
-    with pytest.raises(StoreError, match=sentence) as failure, object_store.session():
+def test_what_a_store_does_not_take_stays_here(server, fault, sentence):
+    session = open_session(waits=(0.01,) * 2)
+    with pytest.raises(StoreError, match=sentence) as failure, session:
         path = save_step(1)
         if callable(fault):
             server.fault = fault
@@ -150,7 +152,7 @@ def test_what_a_store_does_not_take_stays_here(server, fault, sentence, monkeypa
     server.fault = lambda method, path: None
     if not callable(fault):
         server.files().mkdir("bucket")
-    with object_store.session():
+    with open_session():
         object_store.local_path(RUN)
     assert uploaded(server).keys() == {
         f"checkpoints/step-00000001/{each.name}" for each in path.iterdir()
@@ -158,7 +160,6 @@ def test_what_a_store_does_not_take_stays_here(server, fault, sentence, monkeypa
 
 
 def test_a_busy_store_is_asked_again(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "_WAITS", (0.01,) * 5)
     asked: Counter[tuple[str, str]] = Counter()
 
     def fault(method, path):
@@ -166,22 +167,22 @@ def test_a_busy_store_is_asked_again(server, tmp_path, monkeypatch):
         return busy(method, path) if asked[method, path] == 1 else None
 
     server.fault = fault
-    with object_store.session():
+    with open_session():
         save_step(1)
     elsewhere(monkeypatch, tmp_path)
-    with object_store.session():
+    with open_session():
         path = Path(object_store.local_path(RUN), "checkpoints/step-00000001")
         samples.assert_is_step(Checkpoint(path), 1)
 
 
 @pytest.mark.parametrize("what", ["step-00000001/", "step-00000001/variables.data", "the record"])
 def test_a_hole_is_not_uploaded_when_its_object_is_gone(server, tmp_path, monkeypatch, what):
-    with object_store.session():
+    with open_session():
         save_step(1)
         save_step(2)
     before = uploaded(server)
     elsewhere(monkeypatch, tmp_path)
-    with object_store.session() as session:
+    with open_session() as session:
         object_store.local_path(RUN)
         (found,) = session.mirrors
         with locked(found):
@@ -201,18 +202,18 @@ def test_a_hole_is_not_uploaded_when_its_object_is_gone(server, tmp_path, monkey
 
 @pytest.mark.parametrize("is_locked", [False, True])
 def test_a_run_that_the_store_has_lost_is_kept_here(server, is_locked):
-    with object_store.session():
+    with open_session():
         path = save_step(1)
     server.files().rm("bucket/run", recursive=True)
     if is_locked:
         server.files().pipe_file("bucket/run/run.lock", b"{}")
-    with pytest.raises(StoreError, match="has lost what .* is a copy of"), object_store.session():
+    with pytest.raises(StoreError, match="has lost what .* is a copy of"), open_session():
         object_store.local_path(RUN)
     samples.assert_is_step(Checkpoint(path), 1)
 
 
 def test_a_checkpoint_is_deleted_here_if_it_is_as_uploaded_and_not_the_last(server):
-    with object_store.session():
+    with open_session():
         for step in (1, 2, 3):
             path = save_step(step)
     shutil.rmtree(path.parent / "step-00000002")
@@ -220,11 +221,11 @@ def test_a_checkpoint_is_deleted_here_if_it_is_as_uploaded_and_not_the_last(serv
     for name in uploaded(server):
         if name.endswith("FINISHED") and "3" not in name:
             server.files().rm(f"bucket/run/{name}")
-    with object_store.session():
+    with open_session():
         assert [path.parent] == [Path(object_store.local_path(RUN), "checkpoints")]
         assert all_steps(path.parent) == [2, 3]
         server.files().rm(f"bucket/run/checkpoints/{path.name}/FINISHED")
-    with object_store.session():
+    with open_session():
         object_store.local_path(RUN)
         assert all_steps(path.parent) == [2, 3]
         assert Checkpoint(path.parent / "step-00000002").metadata == {"again": True}
@@ -232,7 +233,7 @@ def test_a_checkpoint_is_deleted_here_if_it_is_as_uploaded_and_not_the_last(serv
 
 
 def test_a_process_that_has_lost_the_run_uploads_nothing_more_nor_does_a_later_one(server):
-    with pytest.raises(StoreError, match="has taken over"), object_store.session() as session:
+    with pytest.raises(StoreError, match="has taken over"), open_session() as session:
         path = save_step(1)
         (found,) = session.mirrors
         found.push()
@@ -241,7 +242,7 @@ def test_a_process_that_has_lost_the_run_uploads_nothing_more_nor_does_a_later_o
         before = uploaded(server)
         save_step(2)
     for _ in range(2):
-        with object_store.session():
+        with open_session():
             object_store.local_path(RUN)
             assert all_steps(path.parent) == [1]
         assert uploaded(server) == before
@@ -250,7 +251,7 @@ def test_a_process_that_has_lost_the_run_uploads_nothing_more_nor_does_a_later_o
 
 
 def test_a_record_that_a_crash_cut_keeps_its_other_lines(server):
-    with object_store.session() as session:
+    with open_session() as session:
         save_step(1)
         (found,) = session.mirrors
         found.push()
@@ -284,7 +285,7 @@ def test_decoded_files_in_a_store_are_refused(server, tmp_path, capfd, flags, ad
 
 
 def test_one_process_of_several_uploads(server):
-    with object_store.session() as session:
+    with open_session() as session:
         session.uploads = False
         save_step(1)
     assert not uploaded(server)
@@ -304,7 +305,7 @@ def test_addresses_have_no_credentials(address):
     ["s3://key:secret/x@bucket/run", "az://c/x?v=1&sig=secret", "a,s3://b/x:s3://k:secret@b"],
 )
 def test_credentials_are_refused_before_an_address_is_cut(server, address):
-    with object_store.session() as session:
+    with open_session() as session:
         for take in (
             object_store.local_path,
             lambda address: check_local("--x", f"s3://{address}"),
@@ -327,14 +328,14 @@ def test_credentials_are_refused_before_an_address_is_cut(server, address):
 )
 def test_the_run_of_an_address_is_opened(server, address, opened):
     server.files().pipe_file("bucket/made/run.yaml", b"{}")
-    with object_store.session() as session:
+    with open_session() as session:
         object_store.local_path(f"s3://{address}")
         assert [each.store.address for each in session.mirrors] == [f"s3://{opened}"]
 
 
 def test_a_saved_model_appears_after_its_weights(server):
     names = ["saved_model.pb", "variables/variables.index", "variables/variables.data"]
-    with object_store.session() as session:
+    with open_session() as session:
         directory = Path(object_store.local_path("s3://bucket/model"), "export/17")
         (directory / "variables").mkdir(parents=True)
         for name in names:
@@ -347,7 +348,7 @@ def test_a_saved_model_appears_after_its_weights(server):
 
 
 def test_a_file_that_was_changed_here_is_not_replaced(server, monkeypatch):
-    with object_store.session() as session:
+    with open_session() as session:
         directory = Path(object_store.local_path("s3://bucket/out"))
         directory.mkdir(parents=True)
         for name in ("a", "b"):
@@ -370,7 +371,7 @@ def test_a_file_that_was_changed_here_is_not_replaced(server, monkeypatch):
 
 def test_a_mirror_that_fails_does_not_keep_the_others_from_uploading(server, monkeypatch):
     monkeypatch.setattr(mirror, "PERIOD_SECONDS", 0.05)
-    with pytest.raises(StoreError, match="bucket/a"), object_store.session() as session:
+    with pytest.raises(StoreError, match="bucket/a"), open_session() as session:
         for name in ("a", "b"):
             directory = Path(object_store.local_path(f"s3://bucket/{name}"))
             directory.mkdir(parents=True)
@@ -449,7 +450,7 @@ def test_an_abandoned_lock_is_taken_over_and_its_owner_learns_it(server, monkeyp
 def write_shard(address: str) -> np.ndarray:
     """Uploads a shard of 8 MB; returns its values."""
     values = np.random.default_rng(1).integers(0, 60_000, 4_000_000).astype("<u2")
-    with object_store.session():
+    with open_session():
         directory = Path(object_store.local_path(address))
         directory.mkdir(parents=True)
         with ShardWriter(directory, "train-00000-of-00001", {"targets": np.dtype("<u2")}) as writer:
@@ -471,17 +472,17 @@ def shard(server, tmp_path, monkeypatch) -> np.ndarray:
 def test_a_large_vocabulary_is_downloaded(shard, server):
     content = random.Random(3).randbytes(5 << 20)
     server.files().pipe_file("bucket/data/vocab.subwords", content)
-    with object_store.session():
+    with open_session():
         directory = Path(object_store.local_path("s3://bucket/data"))
         assert (directory / "vocab.subwords").read_bytes() == content
         assert mirror.hole_of(directory / "train-00000-of-00001.targets")
 
 
 def test_a_replay_on_another_host_reads_the_reports_of_the_run(server, monkeypatch, tmp_path):
-    with object_store.session():
+    with open_session():
         SummaryWriter(object_store.local_path(RUN)).write(5, {"loss": 2.5, "x": 1.0})
     elsewhere(monkeypatch, tmp_path)
-    with object_store.session():
+    with open_session():
         directory = object_store.local_path(RUN)
         assert (_logged(directory, 5), _logged(directory, 6)) == ({"loss": 2.5}, {})
 
@@ -495,11 +496,11 @@ def open_shard(values: np.ndarray, address: str = "s3://bucket/data") -> Checked
 
 def test_shards_are_read_by_ranges_with_a_bounded_cache(shard, server, monkeypatch):
     monkeypatch.setenv("T2TP_DATA_CACHE_GB", "abc")
-    with object_store.session(), pytest.raises(ValueError, match="T2TP_DATA_CACHE_GB=abc: expect"):
+    with open_session(), pytest.raises(ValueError, match="T2TP_DATA_CACHE_GB=abc: expect"):
         open_shard(shard)[:5]
     monkeypatch.setenv("T2TP_DATA_CACHE_GB", str(2 / 1024))
     server.sent.clear()
-    with object_store.session():
+    with open_session():
         file, rng = open_shard(shard), np.random.default_rng(2)
         read = [file[5:900], file.read(3_999_000, 4_000_000)]
         assert sum(server.sent.values()) < 3 << 20
@@ -519,7 +520,7 @@ def test_a_changed_byte_of_a_shard_is_found(shard, server):
     content = bytearray(server.files().cat_file(name))
     content[5_000_000] ^= 1
     server.files().pipe_file(name, bytes(content))
-    with object_store.session():
+    with open_session():
         file = open_shard(shard)
         np.testing.assert_array_equal(file[:2_000_000], shard[:2_000_000])
         with pytest.raises(DamagedDataError, match="targets is damaged"):

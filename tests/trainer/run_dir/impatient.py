@@ -7,5 +7,5 @@ from t2tp.trainer.cli import programs
 def train() -> int:
     """Runs `t2tp_trainer`."""
     mirror.PERIOD_SECONDS = store_lock.BEAT_SECONDS = 0.05
-    mirror._GROWING_SECONDS, store_lock.ABANDONED_SECONDS = 0.0, 3.0
+    store_lock.ABANDONED_SECONDS = 3.0
     return programs.t2tp_trainer()
