@@ -46,6 +46,7 @@ def attention(
     sinks: upstream.Tensor | None = None,
     dropout_rate: float = 0.0,
     method: AttentionMethod | None = None,
+    block_size: int | None = None,
 ) -> upstream.Tensor:
     """Averages the values for each query, weighted by `softmax(q * k / sqrt(d_kv))`.
 
@@ -85,6 +86,8 @@ def attention(
         rounding, with the same dropout mask. Default: the faster of `dense` and `blockwise` for
         these lengths. On GPUs, `blockwise` attention of 16-bit floats runs on cuDNN's kernels, if
         it has only a mask and a softmax.
+      block_size: number of queries and of keys in a block of scores, even. cuDNN's kernels ignore
+        it. Default: sizes that are fast on CPUs.
 
     Returns:
       [batch..., heads, length, d_v].
@@ -96,7 +99,7 @@ def attention(
     """
     _check_shapes(q, k, v)
     length, memory = q.shape.dims[-2], k.shape.dims[-2]
-    _check_options(length, memory, causal, window, soft_cap, dropout_rate, method)
+    _check_options(length, memory, causal, window, soft_cap, dropout_rate, method, block_size)
     extras: dict[str, upstream.Tensor] = {}
     if segments is not None or memory_segments is not None:
         extras = _segments(q, k, segments, memory_segments)
@@ -115,6 +118,7 @@ def attention(
         extras=tuple(extras),
         soft_cap=soft_cap,
         has_other_values=v.shape != k.shape,
+        block_size=block_size,
     )
     if method is None and length.size * memory.size <= _LARGEST_DENSE:
         has_kernel = options.suits_cudnn and cudnn.takes(q.dtype, q.shape.dims[-1].size)
@@ -157,6 +161,7 @@ def _check_options(
     soft_cap: float,
     dropout_rate: float,
     method: str | None,
+    block_size: int | None,
 ) -> None:
     if (causal or window is not None) and length.size != memory.size:
         raise ValueError(
@@ -176,6 +181,8 @@ def _check_options(
         raise ValueError(
             f"attention: method must be 'dense', 'blockwise' or 'ring', not {method!r}."
         )
+    if block_size is not None and (block_size < 2 or block_size % 2):
+        raise ValueError(f"attention: block_size must be even and above 0, not {block_size}.")
 
 
 def check_sinks(sinks: upstream.Tensor, heads: upstream.Dimension) -> None:

@@ -36,22 +36,18 @@ _KEYS_OF_FEW_ROWS = 512
 _FEW_ROWS = 16
 
 
-def padded_sizes(length: int, memory_length: int, key_block: int) -> tuple[int, int]:
-    """Returns the number of queries and keys of a processor, padded to whole blocks."""
-    return length + -length % _query_block(length), memory_length + -memory_length % key_block
+def query_block_of(length: int, block_size: int | None) -> int:
+    """Returns the number of queries of a block."""
+    return min(block_size or _QUERIES, length + length % 2)
 
 
-def key_block_of(memory_length: int, rows: int) -> int:
+def key_block_of(memory_length: int, rows: int, block_size: int | None) -> int:
     """Returns the number of keys of a block; it is even, because dropout needs pairs of keys.
 
     `rows` is the batch size times the number of the queries' heads.
     """
     size = _KEYS_OF_FEW_ROWS if rows < _FEW_ROWS and threads_of_an_operation() > 1 else _KEYS
-    return min(size, memory_length + memory_length % 2)
-
-
-def _query_block(length: int) -> int:
-    return min(_QUERIES, length + length % 2)
+    return min(block_size or size, memory_length + memory_length % 2)
 
 
 def cut(x: tf.Tensor, size: int) -> tf.Tensor:
@@ -80,10 +76,9 @@ class Attended(NamedTuple):
     y: tf.Tensor
 
     @classmethod
-    def nothing(cls, q: tf.Tensor, d: int) -> Attended:
-        """Returns the state before the first key, for values of size `d`."""
+    def nothing(cls, q: tf.Tensor, d: int, size: int) -> Attended:
+        """Returns the state before the first key: values of size `d`, blocks of `size` queries."""
         batch, heads, length, _ = q.shape
-        size = _query_block(length)
         shape = [-(-length // size), batch, heads, size]
         return cls(tf.fill([*shape, 1], -math.inf), tf.zeros([*shape, d]))
 
@@ -118,7 +113,7 @@ def attended(
       terms: the other terms of the scores.
       so_far: the state after earlier keys. None: no keys yet.
     """
-    queries, memories = _query_block(q.shape[2]), k.shape[3]
+    queries, memories = terms.query_block, k.shape[3]
     in_q = cut(q, queries)
     first, first_key = terms.mask.queries.begin, terms.mask.keys.begin
     begin, end = _visible_blocks(terms.mask, queries, memories)
@@ -198,8 +193,7 @@ class BackwardQueries(NamedTuple):
         cls, q: tf.Tensor, mean: tf.Tensor, log: tf.Tensor, dy: tf.Tensor, terms: ScoreTerms
     ) -> BackwardQueries:
         """Prepares all tensors that do not depend on the keys; arguments as for `backward`."""
-        size = _query_block(q.shape[2])
-        dtype, dy = dy.dtype, tf.cast(dy, tf.float32)
+        size, dtype, dy = terms.query_block, dy.dtype, tf.cast(dy, tf.float32)
         if terms.dropout is not None:
             dy *= terms.dropout.scale
         in_q, in_dy = cut(q, size), cut(dy, size)

@@ -55,6 +55,7 @@ class Options:
     extras: tuple[str, ...]
     soft_cap: float = 0.0
     has_other_values: bool = False
+    block_size: int | None = None
 
     @property
     def is_blockwise(self) -> bool:
@@ -373,6 +374,7 @@ class _AttentionSlice:
                 self._shared.select(v_slice),
                 None if of_memory is None else self._segments_of_slice(lowering, of_memory),
                 rows=rows,
+                block_size=options.block_size,
                 is_head_tail=is_head_tail,
             )
             key_block = self.ring.key_block
@@ -383,7 +385,9 @@ class _AttentionSlice:
             if is_whole and options.suits_cudnn:
                 self.target = cudnn.usable(mesh_impl.target, q.dtype, d_kv.size)
             is_cut = options.is_blockwise and self.target is None
-            key_block = blockwise.key_block_of(memory.size, rows) if is_cut else 0
+            key_block = (
+                blockwise.key_block_of(memory.size, rows, options.block_size) if is_cut else 0
+            )
             self._gathered = GatheredMemory(
                 self._shared,
                 self._memory,
@@ -404,11 +408,12 @@ class _AttentionSlice:
                 lambda: self._masks(lowering, self._gathered.keys, options, extras, of_memory),
             )
         here = masks[0].keys
+        query_block = blockwise.query_block_of(masks[0].queries.size, options.block_size)
         bias = dropout = None
         if "bias_table" in extras:
             sizes = (masks[0].queries.size, here.size)
             if options.is_blockwise:
-                sizes = blockwise.padded_sizes(*sizes, key_block)
+                sizes = (sizes[0] + -sizes[0] % query_block, sizes[1] + -sizes[1] % key_block)
             bias = Bias(
                 lowering.slice(extras["bias_table"]),
                 masks[0].queries.offsets[-1] + sizes[0],
@@ -422,7 +427,9 @@ class _AttentionSlice:
         sinks = tf.cast(lowering.slice(extras["sinks"]), tf.float32) if "sinks" in extras else None
         exact, query_parts = bool(mesh_impl.layout.exact_sums), lowering.parts_of(length)[1]
         self.terms = [
-            ScoreTerms(mask, bias, dropout, options.soft_cap, sinks, exact, query_parts)
+            ScoreTerms(
+                mask, bias, dropout, query_block, options.soft_cap, sinks, exact, query_parts
+            )
             for mask in masks
         ]
 

@@ -71,18 +71,20 @@ class Ring:
         segments: tf.Tensor | None,
         *,
         rows: int,
+        block_size: int | None,
         is_head_tail: bool,
     ) -> None:
         """Begins with the processor's own slice: k and v [batch, kv_heads, keys, d].
 
-        `segments` are int32 [batch, keys]. `rows` is the queries' batch size times their heads.
+        `segments` are int32 [batch, keys]. `rows` is the queries' batch size times their heads. See
+        `attention` for `block_size`.
         """
         self._collectives = mesh_impl.collectives
         self._axis = axis
         self.count = mesh_impl.shape[axis].size
         self._size = k.shape[2]
         self._is_head_tail = is_head_tail
-        self.key_block = blockwise.key_block_of(self.part_sizes[0], rows)
+        self.key_block = blockwise.key_block_of(self.part_sizes[0], rows, block_size)
         self.begin = Visiting((k, v), () if segments is None else (segments,))
 
     @property
@@ -142,7 +144,7 @@ def forward(
         return t + 1, coming, states
 
     d_v = ring.begin.kv[1].shape[-1]
-    start = [blockwise.Attended.nothing(q, d_v) for q in qs]
+    start = [blockwise.Attended.nothing(q, d_v, terms[0].query_block) for q in qs]
     *_, states = _loop(ring, step, (ring.begin, start))
     return [
         blockwise.results(state, q, of_part)

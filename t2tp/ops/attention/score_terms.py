@@ -18,6 +18,7 @@ class ScoreTerms:
     """The terms of one processor's slice.
 
     Attributes:
+      query_block: number of queries of a block.
       soft_cap: scores `s` become `soft_cap * tanh(s / soft_cap)`; 0: no cap.
       sinks: float32 [heads], one more logit per head in the softmax, without a value.
       exact: whether results have the same bits for any number of queries and keys.
@@ -28,6 +29,7 @@ class ScoreTerms:
     mask: Mask
     bias: Bias | None
     dropout: AttentionDropout | None
+    query_block: int
     soft_cap: float = 0.0
     sinks: tf.Tensor | None = None
     exact: bool = False

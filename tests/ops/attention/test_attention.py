@@ -20,16 +20,8 @@ from tests.ops.attention.attention_cases import (
     make_composed,
     make_inputs,
     make_ours,
-    set_block_sizes,
 )
 from tests.ops.on_mesh import assert_close, in_float64, with_gradients
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
-    """So that lengths of a few blocks are short; 4 divides none of the tests' lengths."""
-    set_block_sizes(monkeypatch, queries=4, keys=4)
-
 
 BOTH, TENSOR = OPTIONS["causal_segments_bias"], ("data:2;model:2", "batch:data;heads:model")
 SHARED = {"causal": True, "bias": True, "heads": 8, "kv_heads": 2}
@@ -291,6 +283,7 @@ def test_options_that_mean_nothing_are_refused():
     refused("window must be at least 1", window=0)
     refused(r"must be in \[0, 1\)", dropout_rate=1.0)
     refused("must be 'dense', 'blockwise' or 'ring'", method="flash")
+    refused("block_size must be even", block_size=3)
     refused(r"must be \[.*, buckets\]", relative_bias=("g:2;n:8", 16))
     refused("must be at least 4", relative_bias=("heads:4;n:3", 16))
     refused("max_distance 2 must be above 2", relative_bias=("heads:4;n:8", 2))

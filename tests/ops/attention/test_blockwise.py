@@ -114,7 +114,7 @@ def test_long_ones_are_computed_block_by_block(length, options, method):
 )
 def test_only_threads_that_share_few_rows_have_large_blocks(monkeypatch, threads, rows, keys):
     monkeypatch.setattr(tf.config.threading, "get_intra_op_parallelism_threads", lambda: threads)
-    assert blockwise.key_block_of(4096, rows) == keys
+    assert blockwise.key_block_of(4096, rows, None) == keys
 
 
 @pytest.mark.ci_only

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from t2tp.layout_check.double_program import DoubleProgram
-from tests.ops.attention.attention_cases import make_inputs, make_ours, program_of, set_block_sizes
+from tests.ops.attention.attention_cases import make_inputs, make_ours, program_of
 from tests.ops.on_mesh import assert_close, with_gradients
 
 MASKED = {"causal": True, "segments": True, "bias": True}
@@ -46,12 +46,6 @@ CASES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
-    """So that slices of a few positions are longer than a block."""
-    set_block_sizes(monkeypatch, queries=2, keys=4)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_are_those_of_one_device(name):
@@ -60,9 +54,8 @@ def test_values_and_gradients_are_those_of_one_device(name):
     options = dict(options)
     if not options.pop("own_segments", True):
         del inputs["memory_segments"]
-    values = with_gradients(
-        make_ours("ring", **options), inputs, mesh_shape, layout, program_type=DoubleProgram
-    )
+    ours = make_ours("ring", block_size=2, **options)
+    values = with_gradients(ours, inputs, mesh_shape, layout, program_type=DoubleProgram)
     wanted = with_gradients(make_ours("dense", **options), inputs, program_type=DoubleProgram)
     assert_close(values, wanted, 1e-12)
 

@@ -1,11 +1,12 @@
 """Attention of 16 bits: the softmax and its gradient are computed in float32."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from t2tp.ops.attention.api import attention
-from tests.ops.attention.attention_cases import set_block_sizes
 from tests.ops.attention.composed_attention import composed_attention
 from tests.ops.on_mesh import _weights, in_float64, with_gradients
 
@@ -48,12 +49,10 @@ def relative_error(value, wanted):
 @pytest.mark.parametrize("method", ["dense", "blockwise"])
 @pytest.mark.parametrize(("mesh_shape", "layout"), [("", ""), ("x:2", "length:x;memory:x")])
 @pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
-def test_gradients_are_those_of_a_float32_softmax(monkeypatch, method, mesh_shape, layout, dtype):
-    set_block_sizes(monkeypatch, queries=32, keys=32)
+def test_gradients_are_those_of_a_float32_softmax(method, mesh_shape, layout, dtype):
     inputs = make_inputs()
-    ours = with_gradients(
-        lambda q, k, v: attention(q, k, v, method=method), inputs, mesh_shape, layout, dtype
-    )
+    call = functools.partial(attention, method=method, block_size=32)
+    ours = with_gradients(call, inputs, mesh_shape, layout, dtype)
     exact = in_float64(composed_attention(), inputs, dtype)
     for name, value in with_float32_softmax(inputs, dtype).items():
         error, least = relative_error(ours[name], exact[name]), relative_error(value, exact[name])

@@ -3,15 +3,8 @@
 import numpy as np
 import pytest
 
-from t2tp.ops.attention import blockwise
-from tests.ops.attention.attention_cases import make_ours, program_of, set_block_sizes
+from tests.ops.attention.attention_cases import make_ours, program_of
 from tests.ops.on_mesh import with_gradients
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
-    """So that slices of a few positions are longer than a block."""
-    set_block_sizes(monkeypatch, queries=4, keys=4)
 
 
 def collectives(layout, backward, memory="length:8", **options):
@@ -51,9 +44,8 @@ def test_segments_are_gathered_once_for_all_layers():
     [({"causal": True}, slice(8, None)), ({"window": 5}, slice(12, None))],
     ids=["causal", "window"],
 )
-def test_what_no_query_of_a_slice_sees_is_not_computed(monkeypatch, options, unseen):
+def test_what_no_query_of_a_slice_sees_is_not_computed(options, unseen):
     """The first of three slices does not come across a NaN there, which it would through zeros."""
-    monkeypatch.setattr(blockwise, "_QUERIES", 8)
     array = np.random.default_rng(0).normal(size=(1, 24, 4))
     inputs = {name: ("heads:1;length:24;d_kv:4", array.copy()) for name in "qkv"}
     for name in "kv":

@@ -5,7 +5,7 @@ import pytest
 
 from t2tp import mtf
 from tests.cases import in_turn
-from tests.ops.attention.attention_cases import METHODS, make_ours, set_block_sizes
+from tests.ops.attention.attention_cases import METHODS, make_ours
 from tests.ops.attention.composed_attention import composed_attention
 from tests.ops.on_mesh import _weights, assert_close, in_float64, with_gradients
 
@@ -19,11 +19,6 @@ MESHES = [
     ("seq:5", "length:seq"),
     ("seq:2;model:2", "length:seq;heads:model"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
-    set_block_sizes(monkeypatch, queries=4, keys=4)
 
 
 def make_inputs(length=LENGTH):
