@@ -127,7 +127,7 @@ _BY_NAME: dict[Any, ValueType] = {str(each): each for each in (*_BY_ANNOTATION.v
 
 
 def declared_type(name: str, annotation: Any) -> ValueType:
-    """Returns the type of a declaration: a scalar type, a list[...] of it, or one with `| None`.
+    """Returns the type of a declaration: a scalar type or a list of scalars, maybe with `| None`.
 
     The annotation is the type itself or its name, as `str(ValueType)` writes it.
     """

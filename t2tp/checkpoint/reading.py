@@ -173,7 +173,7 @@ def latest(directory: str | PathLike[str], before: int | None = None) -> Checkpo
     bound of the step.
 
     Raises:
-      NewerFormatError: the latest checkpoint has a newer format; older ones are not tried.
+      NewerFormatError: the latest checkpoint has a newer format; older checkpoints are not tried.
       UnusableCheckpointError: the directory or the latest checkpoint cannot be read. The checkpoint
         is not skipped, because it may be intact.
     """

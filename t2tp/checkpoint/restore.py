@@ -71,7 +71,7 @@ def restore_latest(
     Raises:
       CheckpointMismatchError: the checkpoint has other variables.
       NewerFormatError: the latest checkpoint has a newer format.
-      DifferentCheckpointsError: another process finds no checkpoint, or a different one than
+      DifferentCheckpointsError: another process finds no checkpoint, or another checkpoint than
         process 0.
       UnusableCheckpointError: all checkpoints are damaged, or the latest cannot be read.
     """

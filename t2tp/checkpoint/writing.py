@@ -143,7 +143,7 @@ class _Saving:
                     phase()
                 except Exception as error:
                     failure = error
-            # A failed process must reach the barriers too: the others wait there.
+            # A failed process must reach the barriers too: the other processes wait there.
             self.cluster.barrier(f"checkpoint-{self.step}-{name}")
         if failure is not None:
             if self.cluster.is_main_process:

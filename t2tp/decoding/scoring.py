@@ -53,7 +53,7 @@ def score(
 ) -> dict[str, mtf.Tensor]:
     """Builds the scores of a batch.
 
-    The model has a method `logits` like `TransformerLm.logits`. The features are those of the
+    The model has a method `logits` like `TransformerLm.logits`. `features` are the features of the
     model's `loss`, and `targets_weights`.
 
     Returns:

@@ -45,7 +45,7 @@ class ModelType:
       training: the conversions of other hparams.
       entries: maps canonical hparams to the table of tensors.
       without_effect: entries that do not change this type's logits in `transformers`, in addition
-        to such entries of all types. Unknown entries are rejected.
+        to the entries without effect on any type. Unknown entries are rejected.
       defaults: values of entries that configs may lack.
       required: entry -> the only value that t2tp supports.
       logits: name of the tensor of logits, if it is not tied to the embedding.
@@ -219,7 +219,7 @@ def _set(hparams: HParams, values: Mapping[str, Any]) -> None:
 
 
 def _image_sizes(values: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the sizes of an image model's patches and sequence, if it is one."""
+    """Returns the sizes of an image model's patches and sequence; {} for other models."""
     if not values.get("image_shape") or "patch_size" not in values:
         return {}
     height, width, channels = values["image_shape"]

@@ -129,8 +129,8 @@ class Reductions:
     ) -> DeferredSum:
         """Defers a sum; for the arguments see `DeferredSum`.
 
-        `is_needed` says whether some operation needs the value. Only then may the sum be reduced
-        before it is read: at once if it is large, otherwise together with other small sums.
+        `is_needed` says whether some operation needs the value. A needed sum may be reduced before
+        it is read: at once if it is large, otherwise together with other small sums.
         """
         axes = self.mesh_impl.layout.axes.separate(mesh_axes)
         deferred = DeferredSum(self, name, parts, axes, cut)

@@ -26,8 +26,8 @@ def einsum(
     Args:
       equation: an equation such as `abc,cd->abd`, without repeated letters in a term.
       *slices: floats, of static shapes, in a graph.
-      widen: converts 16-bit floats to float32. This is necessary on CPUs, where Einsum
-        accumulates 16-bit floats in 16 bits; MatMul does not. Default: no conversion.
+      widen: converts 16-bit floats to float32. Necessary on CPUs, where Einsum, unlike MatMul,
+        accumulates 16-bit floats in 16 bits. Default: no conversion.
     """
     dtype = slices[0].dtype
     if dtype not in (tf.bfloat16, tf.float16):
@@ -92,8 +92,8 @@ def _transposed(x: tf.Tensor, letters: str, wanted: str) -> tf.Tensor:
 def _product(x: tf.Tensor, y: tf.Tensor, of_x: str, of_y: str, product: str) -> tf.Tensor:
     """Multiplies two tensors as matrices.
 
-    The summed letters are the first or last ones of `of_x` and of `of_y`. `product` has the letters
-    that are not summed, first of one operand and then of the other.
+    The summed letters are the first or the last letters of `of_x` and of `of_y`. `product` has the
+    letters that are not summed, first of one operand and then of the other.
     """
     summed = "".join(letter for letter in of_x if letter in of_y)
     transpose_x, transpose_y = of_x.startswith(summed), of_y.endswith(summed)

@@ -260,8 +260,8 @@ class Collectives:
                 final_op="Id",
             )
             return tf.reshape(part, by_member.shape[1:])
-        # Only NCCL has a reduce-scatter kernel, and TensorFlow's binding of it does not accept
-        # bfloat16. In all other cases, members exchange parts and add them up.
+        # Only NCCL has a reduce-scatter kernel, and TensorFlow's operation for this kernel does not
+        # accept bfloat16. In all other cases, members exchange parts and add them up.
         if parts.dtype == tf.bfloat16:
             arrived = carried(lambda c: self._send_parts(c, axes), by_member)
             arrived = tf.cast(arrived, tf.float32)

@@ -58,7 +58,7 @@ def row_losses_and_norms(
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
     """Computes the loss of each row, and the norm of the row's gradient.
 
-    This takes memory for the gradients of all rows: `batch.size` times the trainable parameters.
+    The gradients of all rows are in memory at once: `batch.size` times the trainable parameters.
 
     Args:
       loss: the loss of the batch, a float32 scalar; the last operation of the graph.

@@ -47,7 +47,7 @@ class Ticks:
     def run(self) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Returns this processor's sums, and the idle share of each stage as a float32 vector.
 
-        A processor measures only the idle share of its own stage (NaN on GPUs); the others are 0.
+        A processor measures only the idle share of its own stage (NaN on GPUs); other shares are 0.
         """
         table = tf.constant(self._table())
         state = _State(tf.constant(0), self._branches.start(), tf.constant(0.0, tf.float64))

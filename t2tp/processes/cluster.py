@@ -147,8 +147,8 @@ def connect(
 ) -> Cluster:
     """Finds the devices for a mesh of `num_processors` processors; on CPUs, creates them.
 
-    In a run of several processes, waits for the others; all must have the same number of devices.
-    The index of this process comes from the arguments, TF_CONFIG or Slurm.
+    In a run of several processes, waits for the other processes. All must have the same number of
+    devices. The index of this process comes from the arguments, TF_CONFIG or Slurm.
 
     Args:
       num_processors: size of the mesh.

@@ -42,7 +42,7 @@ def rendezvous(spec: ProcessSpec, brings: str, seconds: float = RENDEZVOUS_SECON
       spec: which process this is.
       brings: a description of the settings that must be equal in all processes, such as `a mesh of
         8 processors`.
-      seconds: how long to wait for the others.
+      seconds: how long to wait for the other processes.
 
     Returns:
       The address `host:port` of each process, in order.
@@ -72,7 +72,7 @@ class _JoiningProcess:
       process_id: the process's index, as it reported it.
       num_processes: the number of processes in the run, as the process reported it.
       brings: its settings that must be equal in all processes.
-      address: `host:port` at which the process serves the others.
+      address: `host:port` at which the process serves other processes.
     """
 
     channel: Channel
