@@ -57,8 +57,8 @@ def attention(
     and `memory_length` may be split. If `kv_heads` is split like `heads` and the memory is not
     split, no collectives are needed. If the memory is split, the forward and the backward pass
     all-gather its keys and values. If `length` is split too, this is context parallelism (A.
-    Grattafiori et al., "The Llama 3 Herd of Models", arXiv:2407.21783, section 3.3.2). As in
-    Llama 3, causal blockwise attention gives all processors equal work. With the method `ring`, each
+    Grattafiori et al., "The Llama 3 Herd of Models", arXiv:2407.21783, section 3.3.2). As in Llama
+    3, causal blockwise attention gives all processors equal work. With the method `ring`, each
     processor sends its keys and values on to the next processor instead (H. Liu et al., "Ring
     Attention with Blockwise Transformers for Near-Infinite Context", arXiv:2310.01889).
 
@@ -82,12 +82,12 @@ def attention(
         The mask depends on the seed, the step and the index in the global tensor, not on the mesh.
       method: `dense` stores all scores. `blockwise` stores one block of scores at a time and
         recomputes the scores in the backward pass. `ring` is `blockwise` for a memory that is split
-        like `length`: a processor holds only two slices at a time. The three
-        methods have the same dropout mask, and their results are equal up to rounding. Default: the
-        faster of `dense` and `blockwise` for these lengths. On GPUs, `blockwise` attention of 16-bit
-        floats runs on cuDNN's kernels if it needs only a mask and a softmax.
-      block_size: number of queries, and of keys, in a block of scores: an even number. cuDNN's kernels
-        ignore it. Default: sizes that are fast on CPUs.
+        like `length`: a processor holds only two slices at a time. The three methods have the same
+        dropout mask, and their results are equal up to rounding. Default: the faster of `dense` and
+        `blockwise` for these lengths. On GPUs, `blockwise` attention of 16-bit floats runs on
+        cuDNN's kernels if it needs only a mask and a softmax.
+      block_size: number of queries, and of keys, in a block of scores: an even number. cuDNN's
+        kernels ignore it. Default: sizes that are fast on CPUs.
 
     Returns:
       [batch..., heads, length, d_v].
