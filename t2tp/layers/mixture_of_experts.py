@@ -183,8 +183,8 @@ class MixtureOfExperts:
     layout `length:expert;length_groups:expert;experts:expert`, each processor along `expert` has
     some of a row's groups, and the all-to-alls over `expert` exchange the tokens of these groups.
     If the length and the experts are split over different axes, as in `length:seq;experts:data`,
-    the rules `length_groups:seq;expert_length_groups:seq` split the groups over `seq`, too, so that
-    no token is sent along `seq`.
+    the rules `length_groups:seq;expert_length_groups:seq` split the groups over the length's axis,
+    too, so that no token is sent along it.
 
     With `dropless`, there are no slots: tokens are all-gathered over the axis of `experts` to
     [expert_groups, expert_length, d_model], and the results are reduce-scattered. Without a rule of
