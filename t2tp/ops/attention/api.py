@@ -11,7 +11,7 @@ from t2tp.ops.attention.operation import AttentionOperation, Options
 
 AttentionMethod: TypeAlias = Literal["dense", "blockwise", "ring"]
 
-# With more scores per head than this, blockwise is faster (measured on CPUs).
+# If a head has more scores than this, blockwise attention is faster (measured on CPUs).
 _LARGEST_DENSE = 1024 * 1024
 
 

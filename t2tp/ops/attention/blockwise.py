@@ -204,7 +204,7 @@ class BackwardQueries(NamedTuple):
 def mean_weight_gradient(y: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
     """Returns the mean of the gradients w.r.t. each query's weights, weighted by the weights.
 
-    This is the dot product of the unrounded result `y` [batch, heads, length, d_v] with its
+    The mean equals the dot product of the unrounded result `y` [batch, heads, length, d_v] with its
     gradient.
 
     Returns:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from t2tp.ops.attention.blocks import Block, Keys, Queries, positions
 
-# Added to masked scores, which makes them far lower than all other scores.
+# Masking adds this number to scores, which are then far lower than all other scores.
 MASKED = -1e9
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from t2tp.lowering.mesh_impl import SpmdMeshImpl
 
 
-# The inputs with a gradient, besides q, k and v.
+# Names of the inputs that have a gradient, besides q, k and v.
 _TRAINED = ("bias_table", "sinks")
 
 
@@ -94,7 +94,7 @@ class AttentionOperation(Operation):
     """
 
     cost_kind = "attention"
-    dropped_dims = "kept"  # Not `summed`: a query reads one kv head.
+    dropped_dims = "kept"  # A query reads one kv head, so there is no sum over kv heads.
 
     def __init__(self, inputs: Sequence[upstream.Tensor], options: Options) -> None:
         super().__init__(list(inputs), name="attention")
@@ -286,8 +286,8 @@ class AttentionGradOperation(Operation):
             else:
                 lowering.set_partial_sum(table, by_table, summed)
         if sinks is not None:
-            # A sink has the value 0, so its gradient is minus its weight times
-            # `mean_weight_gradient`.
+            # The gradient w.r.t. a logit is `weight * (dy * value - mean_weight_gradient)`. The
+            # value of a sink is 0.
             if self._options.is_blockwise:
                 weights, mean = tf.exp(sinks[:, None] - kept), of_y
             else:
@@ -316,9 +316,9 @@ class AttentionGradOperation(Operation):
 class _AttentionSlice:
     """The slices and score terms of one processor.
 
-    A split memory is all-gathered: context parallelism (A. Grattafiori et al., "The Llama 3 Herd of
-    Models", arXiv:2407.21783, section 3.3.2). With `ring`, processors pass slices of the memory on
-    instead. Positions are global.
+    If the memory (keys and values) is split, it is all-gathered: context parallelism (A.
+    Grattafiori et al., "The Llama 3 Herd of Models", arXiv:2407.21783, section 3.3.2). With `ring`,
+    processors pass slices of the memory on instead. Positions are global.
 
     Attributes:
       qs: the parts of the queries that the processor computes, scaled by 1 / sqrt(d_kv), with one
@@ -343,7 +343,7 @@ class _AttentionSlice:
         self._mesh_impl = mesh_impl
         self._shared = SharedHeads(mesh_impl, heads, kv_heads)
         self._memory = GatheredDimension(mesh_impl, memory_axis)
-        # These mesh axes split a key's queries. The gradient of the key is a sum over them.
+        # These mesh axes split a key's queries. The gradient of the key is a sum over these axes.
         self._summed = {*self._shared.axes, *own_axes(mesh_impl, length_axis)}
         # A vector, because TensorFlow would move a scalar factor behind the matmul with k and fuse
         # factor, matmul and mask. For this fused operation oneDNN has only a slow reference kernel.
@@ -399,7 +399,7 @@ class _AttentionSlice:
             self.k, self.v = (
                 self._gathered.of_slice(x) for x in self._memory_slices(lowering, k, v)
             )
-            # Layers with equal masks share them.
+            # Layers with equal masks share the mask tensors.
             masks = lowering.shared(
                 (
                     *("masks", options, length, memory, self.order, self.memory_order),
@@ -481,7 +481,8 @@ class _AttentionSlice:
         if self._mesh_impl.tensor_dimension_to_mesh_axis(segments.shape.dims[-1]) == axis:
             return _rows(lowering.slice_in_order(segments, self.memory_order))
         assert axis is not None  # It splits k and v.
-        # Consecutive order, because head-tail order needs one axis that splits queries and memory.
+        # The order is consecutive, because head-tail order needs one axis that splits queries and
+        # memory.
         rows = _whole_rows(lowering, segments)
         size = rows.shape[1] // self._mesh_impl.shape[axis].size
         begin = collectives.coordinate(axis) * size

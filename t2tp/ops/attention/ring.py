@@ -33,7 +33,7 @@ _POSITIONS = 2
 
 
 class Visiting(NamedTuple):
-    """The slice of the memory that a processor currently holds.
+    """The slice of the memory (keys and values) that a processor currently holds.
 
     Attributes:
       kv: keys [batch, kv_heads, keys, d_kv] and values [batch, kv_heads, keys, d_v].
@@ -60,7 +60,7 @@ class Part(NamedTuple):
 
 
 class Ring:
-    """A memory that is split over a mesh axis; its slices go around the `count` processors."""
+    """Keys and values split over a mesh axis; the slices go around its `count` processors."""
 
     def __init__(
         self,
@@ -169,8 +169,8 @@ def backward(
         t: tf.Tensor, here: Visiting, d_kv: list[tf.Tensor], sums: list[blockwise.Sums]
     ) -> tuple:
         coming = ring.next(here, t)
-        # A step adds to the gradients of its slice, so they are passed on after the step. The slice
-        # itself is passed on during the step.
+        # A step adds to the gradients of its slice, so these gradients are passed on after the
+        # step. The slice itself is passed on during the step.
         d_kv = [ring.passed_if(t > 0, x) for x in d_kv]
         d_parts = []
         for k, v, keys, segments in ring.parts(here, t):

@@ -15,7 +15,7 @@ from t2tp.ops.attention.weight_dropout import AttentionDropout
 
 @dataclass(frozen=True)
 class ScoreTerms:
-    """The terms of one processor's slice.
+    """The steps from scores to weights, for one processor's slice.
 
     Attributes:
       query_block: number of queries of a block.
