@@ -1,4 +1,4 @@
-"""Cases of attention: options, inputs, and ours beside the composed computation."""
+"""Cases of attention: options, inputs, our operation and the composed reference."""
 
 import numpy as np
 import tensorflow as tf
@@ -8,7 +8,7 @@ from t2tp import mtf
 from t2tp.ops.attention.api import RelativeBias, attention
 from tests.ops.attention.composed_attention import composed_attention
 
-# Every kind of mask, and each of them with what changes the numbers otherwise.
+# Each kind of mask, alone and with options that change the values.
 OPTIONS = {
     "full": {},
     "causal": {"causal": True},
@@ -28,7 +28,7 @@ OPTIONS = {
 METHODS = ["dense", "blockwise"]
 
 
-# One segment; several and padding; a segment a token; nothing but padding.
+# Rows of one segment; of several and padding; of one segment per token; of padding only.
 SEGMENTS = np.array([[1, 1, 1, 1, 1, 1], [1, 1, 2, 2, 2, 0], [1, 2, 3, 4, 5, 6], [0] * 6])
 
 
@@ -62,14 +62,14 @@ def make_inputs(
 
 
 def spread(rows, length):
-    """Rows of 6 over a length."""
+    """Stretches rows of 6 positions to `length`."""
     return rows[:, np.arange(length) * 6 // length]
 
 
 def make_ours(
     method=None, dropout_rate=0.0, causal=False, window=None, soft_cap=0.0, block_size=4, **_
 ):
-    """Blocks are small, so that short lengths have several; 4 divides none of most tests'."""
+    """Returns our attention, with blocks so small that most short lengths have a partial block."""
 
     def ours(q, k, v, segments=None, memory_segments=None, table=None, sinks=None):
         return attention(
@@ -100,7 +100,7 @@ def make_composed(causal=False, window=None, kept=None, soft_cap=0.0, **_):
 def program_of(
     length, memory, mesh_shape, layout, segments=False, layers=1, with_gradients=True, **options
 ):
-    """Layers of attention of float32 [2, 4, length, 4], and the gradients w.r.t. q, k and v."""
+    """Returns a program of attention on [2, 4, length, 4], with gradients w.r.t. q, k and v."""
     features = {"q": t2tp.Feature(f"batch:2;heads:4;{length};d_kv:4")}
     features |= dict.fromkeys("kv", t2tp.Feature(f"batch:2;heads:4;{memory};d_kv:4"))
     if segments:

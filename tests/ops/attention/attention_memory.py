@@ -1,6 +1,6 @@
-"""Prints how many bytes a pass of attention forward and back needs above what was there before.
+"""Prints how many bytes of memory a forward and backward pass of attention needs.
 
-It is run in a process of its own: memory's peak can be measured only once in a process.
+It runs in a process of its own, because a process can measure its peak only once.
 """
 
 import sys
@@ -28,7 +28,7 @@ def program_of(method: str, length: int) -> t2tp.Program:
 
 
 def run(method: str, length: int) -> int:
-    # What TensorFlow keeps from the first step on is not the attention's.
+    # TensorFlow's own allocations in the first step must not count.
     inputs = [np.ones([1, HEADS, size, D_KV], np.float32) for size in (1024, length)]
     float(program_of(method, 1024)(dict.fromkeys("qkv", inputs[0]))["sum"])
     program = program_of(method, length)

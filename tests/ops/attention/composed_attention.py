@@ -1,4 +1,4 @@
-"""Attention written out: plain TensorFlow in float64, with the whole score matrix."""
+"""Attention in plain TensorFlow, in float64, with the whole score matrix."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,15 +15,17 @@ def composed_attention(
     soft_cap: float = 0.0,
     kept: np.ndarray | None = None,
 ) -> Callable[..., tf.Tensor]:
-    """A function of q [b, h, t, d], k and v [b, g, m, d], and `segments`, `memory_segments`,
-    `table`, `sinks`.
+    """Returns attention as a function of named arrays.
+
+    The function's arguments are q [b, h, t, d], k and v [b, g, m, d], and `segments`,
+    `memory_segments`, `table`, `sinks`.
 
     Args:
       causal: see `attention`.
       window: see `attention`.
-      max_distance: of the buckets of `table`.
+      max_distance: maximum distance for the buckets of `table`.
       soft_cap: see `attention`.
-      kept: what to multiply the weights by, [b, h, t, m].
+      kept: factors of the weights, [b, h, t, m].
     """
 
     def attend(q, k, v, segments=None, memory_segments=None, table=None, sinks=None):
@@ -39,7 +41,7 @@ def composed_attention(
             ]
             scores += tf.gather(table, number, axis=1)
         is_seen = seen(scores.shape, segments, memory_segments, causal, window)
-        # The softmax of nothing would be NaN, and its gradient.
+        # The softmax of no keys, and its gradient, would be NaN.
         scores = tf.where(tf.cast(is_seen, bool), scores, -1e300)
         if sinks is not None:
             column = tf.broadcast_to(sinks[:, None, None], [*scores.shape[:-1], 1])
@@ -51,9 +53,9 @@ def composed_attention(
 
 
 def seen(shape, segments, memory_segments, causal, window) -> np.ndarray:
-    """Whether each query sees each key: [b, 1, t, m], 1.0 or 0.0."""
+    """Returns whether each query attends to each key: [b, 1, t, m], 1.0 or 0.0."""
     batch, _, length, memory_length = shape
-    # NumPy's: an element of a TensorFlow tensor costs half a millisecond.
+    # NumPy arrays, because reading an element of a TensorFlow tensor takes half a millisecond.
     ours = None if segments is None else np.asarray(segments)
     theirs = ours if memory_segments is None else np.asarray(memory_segments)
     result = np.zeros([batch, 1, length, memory_length])
@@ -70,7 +72,7 @@ def seen(shape, segments, memory_segments, causal, window) -> np.ndarray:
 
 
 def bucket(distance: int, buckets: int, max_distance: int, both_ways: bool) -> int:
-    """T5's bucket of one distance."""
+    """Returns T5's bucket of a distance."""
     first = 0
     if both_ways:
         buckets //= 2
@@ -86,7 +88,7 @@ def bucket(distance: int, buckets: int, max_distance: int, both_ways: bool) -> i
 
 
 def visible_blocks(space: Sequence[int], block: Sequence[int]) -> np.ndarray:
-    """[place, place]: whom each place of a sequence or an image sees by `local_attention`."""
+    """Returns which positions `local_attention` attends to: [position, position]."""
     place = np.arange(math.prod(space))
     (height, width), columns = [1, *block][-2:], space[-1]
     row, column = place // columns // height, place % columns // width

@@ -1,6 +1,6 @@
-"""Attention: the composed computation's numbers, in every layout it allows, by both methods.
+"""Attention matches the composed reference in each layout, with both methods.
 
-Layouts are compared in float64, so that nothing hides behind rounding.
+Layouts are compared in float64, so that rounding hides no error.
 """
 
 import functools
@@ -33,7 +33,7 @@ OF_A_MEMORY = [
     ("a:2;b:2", "length:a;memory:b"),
     ("a:2;b:2", "batch:b;length:a;memory:a"),
 ]
-# Sizes and options of a case, and the layouts and methods that it is tried with.
+# Sizes and options of a case, and the layouts and methods to test it with.
 CASES = {
     **{
         f"option {name}": (OPTIONS[name], [layout], [method])
@@ -63,7 +63,7 @@ CASES = {
         ],
         METHODS,
     ),
-    # For heads that share keys and values.
+    # Heads that share keys and values.
     "shared heads": (
         SHARED,
         [
@@ -88,7 +88,8 @@ CASES = {
         ],
         METHODS,
     ),
-    # Three heads on a processor, two to a kv head; six, four to one.
+    # With 6 heads, a processor has 3 heads, and 2 share a kv head; with 12, it has 6, and 4 share
+    # one.
     **{
         f"{heads} heads share {kv_heads}": (
             {"heads": heads, "kv_heads": kv_heads},
@@ -97,7 +98,7 @@ CASES = {
         )
         for heads, kv_heads, model in [(6, 3, 2), (12, 3, 2)]
     },
-    # Rows of segments 3 to 6 see nothing of the memory.
+    # Tokens in segments 3 to 6 attend to nothing in the memory.
     "a memory": (MEMORY, OF_A_MEMORY, METHODS),
     "segments of the queries serve for the memory": (
         {"memory": 10, "segments": True, "own_segments": False, "causal": True, "window": 4},
@@ -146,12 +147,12 @@ def test_any_layout_gives_the_composed_value_and_gradients(operation, mesh_shape
         del inputs["memory_segments"]
     ours = make_ours(method, **options)
     values = with_gradients(ours, inputs, mesh_shape, layout, program_type=DoubleProgram)
-    # Numbers that are written in the graph, such as the scale of the scores, are of float32.
+    # Constants of the graph, such as the scale of the scores, are float32.
     assert_close(values, in_float64(make_composed(**options), inputs), 5e-7)
 
 
 def one_after_another(make, all_options):
-    """The result of each is the next one's queries."""
+    """Applies attention several times; each result becomes the next queries."""
 
     def chain(q, k, v, segments):
         for options in all_options:
@@ -196,7 +197,7 @@ def test_extreme_scores_stay_finite_and_see_nothing_masked(mesh_shape, method):
     for name, value in values.items():
         assert np.isfinite(value).all(), name
     wanted = in_float64(make_composed(**options), inputs)
-    # Weights are 0 or 1: gradients w.r.t. q and k are a float32 rounding of nothing.
+    # Weights are 0 or 1, so gradients w.r.t. q and k are only rounding errors.
     assert_close(
         {name: values[name] for name in ("y", "d_v")},
         {name: wanted[name] for name in ("y", "d_v")},
@@ -211,7 +212,7 @@ def test_what_is_masked_has_no_influence_at_all(method):
     ours = make_ours(method, **options)
     reference = with_gradients(ours, inputs, "model:2", "heads:model")["y"]
     changed = {name: (shape, array.copy()) for name, (shape, array) in inputs.items()}
-    # Row 1 of the segments is 1 1 2 2 2 0: nobody before position 3 sees it, nor does the padding.
+    # Row 1 has the segments 1 1 2 2 2 0: positions before 3 and the padding do not attend to 3.
     for name in "kv":
         changed[name][1][1, :, 3] += 100.0
     y = with_gradients(ours, changed, "model:2", "heads:model")["y"]
@@ -247,7 +248,7 @@ def test_any_number_of_batch_dimensions(batch):
 
 
 def refused(said, *, q="b:2;heads:4;t:6;d:4", k="b:2;heads:4;t:6;d:4", v=None, **options):
-    """`attention` refuses these shapes and options; texts among the options are shapes."""
+    """Checks that `attention` refuses shapes and options; options that are texts are shapes."""
 
     def step(mesh, given):
         def zeros(shape, dtype=tf.float32):

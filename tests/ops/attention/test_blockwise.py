@@ -1,4 +1,4 @@
-"""Attention block by block: what it does not compute, and what it does not keep."""
+"""Blockwise attention computes only visible blocks and does not store all scores."""
 
 import functools
 
@@ -18,7 +18,7 @@ from tests.warm_processes import printed
 
 
 def computed(queries, keys, bounds=blockwise._visible_blocks, size=64, **options):
-    """How many blocks of scores are computed."""
+    """Returns the number of computed blocks of scores."""
     begin, end = bounds(Mask(queries, keys, **options), size, size)
     return int(np.maximum(end - begin, 0).sum())
 
@@ -36,7 +36,7 @@ def test_blocks_computed_are_half_of_all_for_causal_and_a_band_for_a_window():
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": 65}])
 def test_slices_of_the_length_compute_together_what_the_whole_does(options):
-    """Slices of the queries, and slices of these and of the keys."""
+    """Slices only the queries, or the queries and the keys."""
     length, slices = 1024, 4
     size = length // slices
     whole = Queries(length)
@@ -49,12 +49,12 @@ def test_slices_of_the_length_compute_together_what_the_whole_does(options):
 
 
 def halves_of(place, count, size=16):
-    """The two parts of the slice at a place, in head-tail order."""
+    """Returns the two parts of a slice in head-tail order."""
     return [Queries(size // 2, 2 * count, half) for half in head_and_tail(place, count)]
 
 
 def blocks_of(queries, keys):
-    """Of causal attention; those on the diagonal are whole ones."""
+    """Counts the blocks of causal attention; blocks on the diagonal count as whole."""
     return computed(queries, keys, size=4, causal=True)
 
 
@@ -71,7 +71,7 @@ def test_causal_attention_is_equal_work_for_all_processors(count):
 
 @pytest.mark.parametrize("count", [2, 3, 4, 8])
 def test_each_step_of_a_ring_is_equal_work_for_all_processors(count):
-    """And all steps together are what the gathered memory is."""
+    """The sum over all steps is the work with gathered keys and values."""
     steps = np.zeros([count, count], int)
     for place, step in np.ndindex(count, count):
         halves = head_and_tail((place - step) % count, count)
@@ -120,15 +120,15 @@ def test_only_threads_that_share_few_rows_have_large_blocks(monkeypatch, threads
 @pytest.mark.ci_only
 @pytest.mark.slow
 def test_memory_grows_with_the_length_and_not_with_its_square(tmp_path):
-    """All scores of 8192 positions are 512 MB; of 4096, 128 MB."""
+    """All scores of 8192 positions take 512 MB, and those of 4096 take 128 MB."""
     scores = HEADS * 4 * 8192**2
-    # What else the process allocates meanwhile adds to a peak: the lower of two counts.
+    # Other allocations of the process may add to a peak, so the lower of two measurements counts.
     runs = [("dense", "8192"), *[("blockwise", "4096"), ("blockwise", "8192")] * 2]
     target = "tests.ops.attention.attention_memory:main"
     dense, *peaks = map(int, printed(target, runs, [{}] * 5, tmp_path / "printed"))
     half, whole = min(peaks[::2]), min(peaks[1::2])
-    assert dense > 1.9 * scores  # It was once seen 0.1 % short of two.
-    # Twice q, k, v, their gradients and copies in blocks, and no more blocks than before. Of all
-    # scores it would be 768 times q.
+    assert dense > 1.9 * scores  # Once measured 0.1 % below 2.
+    # Twice q, k, v, their gradients and copies in blocks; the blocks do not grow. All scores would
+    # add 768 times q.
     assert whole - half < 50 * HEADS * D_KV * 4 * 4096
     assert whole < scores / 8

@@ -1,4 +1,4 @@
-"""cuDNN's attention: the calls that XLA gets; on a GPU (`T2TP_TEST_GPU=1`) also their results."""
+"""Attention by cuDNN: XLA's calls, and their results on a GPU (`T2TP_TEST_GPU=1`)."""
 
 import numpy as np
 import pytest
@@ -64,7 +64,7 @@ def test_a_mask_that_is_not_just_causal_is_a_bias(causal, window, has_segments, 
         mask = mask_of(causal, window, segments if has_segments else None)
         return attended(*tensors, mask)
 
-    tf.random.set_seed(0)  # TensorFlow draws a number to find the device
+    tf.random.set_seed(0)  # TensorFlow draws a number to choose the device
     compiled = tf.function(run, jit_compile=True, autograph=False)
     hlo = compiled.experimental_get_compiler_ir(*tensors)(stage="hlo")
     for call in calls:
@@ -83,7 +83,7 @@ def test_results(causal, window, has_segments, calls):
     got = tf.function(lambda *x: attended(*x, mask), jit_compile=True, autograph=False)(*tensors)
     for ours, expected in zip(got, composed(*tensors, mask), strict=True):
         error = tf.norm(tf.cast(ours, tf.float32) - expected) / tf.norm(expected)
-        assert error < 1e-2  # sums of bfloat16 products
+        assert error < 1e-2  # for sums of bfloat16 products
 
 
 def test_layers_share_a_mask_where_regions_are_compiled():

@@ -1,4 +1,4 @@
-"""A step of decoding attends as the whole sequence does."""
+"""Attention in a decode step matches attention over the whole sequence."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def make(kv_heads, beam=1):
 def program(
     kv_heads, mesh_shape="", layout="", batch="batch:4", max_distance=0, seen=False, **options
 ):
-    """Of the query at each row's position, or of what `is_seen` says."""
+    """Returns a program for one query per row, with keys up to its position or by `is_seen`."""
     shared = "heads:4" if kv_heads == 4 else f"kv_heads:{kv_heads}"
     features = {
         "q": t2tp.Feature(f"{batch};heads:4;d_kv:8"),

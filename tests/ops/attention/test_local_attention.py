@@ -1,4 +1,4 @@
-"""Attention in blocks: what the description says, however the sequence or image is split."""
+"""Local attention matches its reference, however the sequence or image is split."""
 
 import functools
 import math
@@ -42,7 +42,7 @@ def ours(case):
 
 
 def visible(case):
-    """[place, place], from the description."""
+    """Returns where each position attends to, [position, position]."""
     return visible_blocks([*case["space"].values()], case["block"])
 
 

@@ -1,4 +1,4 @@
-"""Relative position bias: T5's buckets, and blocks of it without the whole."""
+"""Relative position bias: T5's buckets, and blocks computed without the whole bias."""
 
 import numpy as np
 import pytest

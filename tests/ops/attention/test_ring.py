@@ -1,4 +1,4 @@
-"""Ring attention: what one device computes with all scores at once, to the last digits."""
+"""Ring attention matches one device, which computes all scores at once, up to float64 rounding."""
 
 import math
 from collections import Counter
@@ -12,7 +12,7 @@ from tests.ops.on_mesh import assert_close, with_gradients
 
 MASKED = {"causal": True, "segments": True, "bias": True}
 DROPPED = {**MASKED, "dropout_rate": 0.3}
-# Mesh, layout, options, and sizes of inputs. Slices and halves of 3 or 5 begin at odd positions.
+# Mesh, layout, options, and sizes of inputs. Slices or halves of 3 or 5 begin at odd positions.
 CASES = {
     "four devices": ("seq:4", "length:seq", DROPPED, {"length": 24}),
     "not causal": ("seq:3", "length:seq", {**DROPPED, "causal": False}, {"length": 15}),
@@ -71,18 +71,18 @@ def test_bfloat16_is_as_near_as_blockwise():
 
 
 def ring_program(count, method="ring"):
-    """A program of attention of slices of 8 positions, and its gradients."""
+    """Returns a program of attention with slices of 8 positions, and its gradients."""
     length, options = f"length:{8 * count}", {"causal": True, "method": method}
     return program_of(length, length, f"seq:{count}", "length:seq", segments=True, **options)
 
 
 @pytest.mark.slow
 def test_a_slice_goes_once_round_and_its_gradients_come_home():
-    """Forward n - 1 times k and v, backward these again and n times their gradients."""
+    """Sends k and v n - 1 times forward and backward, and their gradients n times."""
     n, kv = 4, 2 * 4 * (2 * 4 * 8 * 4)
     segments = 4 * 2 * 8
-    # The halves that are exchanged to compute in head-tail order: of the features, and of y and the
-    # gradients, which the caller reads in their own order.
+    # Halves are exchanged for head-tail order: the features, y, and the gradients, because the
+    # caller uses consecutive order.
     exchanged = 3 * kv // 4 + segments // 2 + 4 * kv // 4
     (kind, axes), (_, moved) = next(iter(ring_program(n).collectives().items()))
     assert (kind, axes) == ("permute", ("seq",))
@@ -92,7 +92,7 @@ def test_a_slice_goes_once_round_and_its_gradients_come_home():
 
 
 def tensor_sizes(graph):
-    """The bytes of the tensors of a graph and of the functions in it, but for constants."""
+    """Returns the sizes in bytes of all tensors but constants in a graph and its functions."""
     inner = [graph._get_function(name).graph for name in graph._functions]
     return [
         math.prod(x.shape.as_list()) * x.dtype.size
@@ -106,11 +106,11 @@ def tensor_sizes(graph):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["ring", "blockwise"])
 def test_a_ring_holds_as_much_on_any_number_of_devices(method):
-    """The same tensors, where gathered keys and values are four times as large."""
+    """A ring's tensors are the same; gathered keys and values are four times as large."""
     few, many = (
         Counter(tensor_sizes(ring_program(count, method=method).trace().graph)) for count in (2, 8)
     )
-    # The keys of a slice.
+    # The keys of a slice are among the tensors.
     assert few[2 * 4 * 8 * 4 * 4] > 0
     if method == "ring":
         assert many == few

@@ -1,4 +1,4 @@
-"""Attention of 16 bits: the softmax and its gradient are computed in float32."""
+"""Attention in 16 bits computes the softmax and its gradient in float32."""
 
 import functools
 
@@ -16,14 +16,14 @@ MEMORY = "batch:1;heads:2;memory:96;d_kv:32"
 
 
 def make_inputs():
-    """Keys and values have something in common: what a mean is rounded by does not average out."""
+    """Gives keys and values a mean of 3, so that the rounding of means does not average out."""
     random = np.random.default_rng(0)
     q, k, v = (random.normal(size=SIZES) for _ in range(3))
     return {"q": (LENGTH, q), "k": (MEMORY, k + 3.0), "v": (MEMORY, v + 3.0)}
 
 
 def with_float32_softmax(inputs, dtype):
-    """Gradients w.r.t. q, k and v of products of 16 bits, with a softmax in float32."""
+    """Returns gradients w.r.t. q, k and v: products in 16 bits, the softmax in float32."""
 
     def wide(x):
         return tf.cast(x, tf.float32)

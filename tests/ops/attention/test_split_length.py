@@ -1,4 +1,4 @@
-"""Attention with its length and its memory split: what one device computes, on any mesh."""
+"""Attention with split length and memory matches one device on any mesh."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from tests.ops.on_mesh import with_gradients
 
 
 def collectives(layout, backward, memory="length:8", **options):
-    """Kind and axes -> how many and how many bytes."""
+    """Returns (kind, axes) -> number and bytes of the collectives."""
     arguments = ("length:8", memory, "a:2;b:2", layout)
     return program_of(*arguments, with_gradients=backward, **options).collectives()
 
@@ -18,7 +18,7 @@ def test_keys_and_values_are_gathered_and_their_gradients_scattered():
     gather, scatter = ("allgather", ("a",)), ("reducescatter", ("a",))
     assert collectives("length:a", False) == {gather: (2, 2 * half)}
     assert collectives("length:a", True) == {gather: (4, 4 * half), scatter: (2, 4 * half)}
-    # The heads that b splits are not moved.
+    # The heads that b splits are not gathered.
     split = collectives("length:a;heads:b", True)
     assert split == {gather: (4, 2 * half), scatter: (2, 2 * half)}
 
@@ -45,7 +45,7 @@ def test_segments_are_gathered_once_for_all_layers():
     ids=["causal", "window"],
 )
 def test_what_no_query_of_a_slice_sees_is_not_computed(options, unseen):
-    """The first of three slices does not come across a NaN there, which it would through zeros."""
+    """The first of three slices skips unseen NaNs, which multiplying by 0 would not."""
     array = np.random.default_rng(0).normal(size=(1, 24, 4))
     inputs = {name: ("heads:1;length:24;d_kv:4", array.copy()) for name in "qkv"}
     for name in "kv":

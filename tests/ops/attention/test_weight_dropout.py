@@ -1,4 +1,4 @@
-"""Dropout within attention: which weights go depends on nothing but seed, step and place."""
+"""Dropout of attention weights depends only on seed, step and position."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def make_inputs(length=LENGTH):
 
 
 def kept_weights(method="dense", mesh_shape="", layout="", length=LENGTH, recompute=False, **call):
-    """Whether each weight is kept: of values that are the identity the result is the weights."""
+    """Returns which weights are kept: the values are identity matrices, so outputs are weights."""
     inputs = make_inputs(length)
     inputs["v"] = (inputs["v"][0], np.broadcast_to(np.eye(length), inputs["v"][1].shape))
     ours = make_ours(method, RATE)
