@@ -21,7 +21,7 @@ class Metric(NamedTuple):
       sums: names of the sums that the metric is computed from. A name that ends in "/" stands for
         all sums with this prefix.
       value: sums -> metric.
-      not_with: name of a sum; the metric would mislead for a model with this sum. "": none.
+      not_with: name of a sum; for a model with this sum, the metric would be misleading. "": none.
     """
 
     sums: tuple[str, ...]

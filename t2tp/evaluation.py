@@ -20,8 +20,9 @@ from t2tp.problems.vocab.chat_template import ChatTemplate, Messages
 from t2tp.problems.vocab.tokenizer import TokenizerVocabulary
 
 # A continuation is decoded in parts. Rows that contain a stop string are not decoded further. The
-# first part has this number of tokens, and each next part is twice as long. A remainder shorter
-# than two parts is decoded at once, because tracing a program for a shorter part takes longer.
+# first part has this number of tokens, and each next part is twice as long. If fewer tokens than
+# two parts remain, they are decoded at once, because tracing a program for a shorter part would
+# take longer.
 _FIRST_PART = 32
 _MAX_GENERATED = 256  # As in `--model hf`.
 

@@ -33,7 +33,7 @@ Order: TypeAlias = "frozenset[int]"
 
 
 class Relayout(NamedTuple):
-    """A processor's slice of a tensor, and the shape that it is to be converted to.
+    """A processor's slice of a tensor, and the shape to convert the tensor to.
 
     Attributes:
       x: the slice.
@@ -92,7 +92,7 @@ class Lowering(Protocol):
     ) -> AbstractContextManager[None]:
         """Masks the padding of `tensors` along `dims` inside the context.
 
-        The padding becomes 0. If `value` is `min` or `max`, it becomes the dtype's min or max.
+        The padding becomes 0 or, if `value` is `min` or `max`, the dtype's min or max.
         """
 
     def partial_sum(self, tensor: upstream.Tensor) -> tuple[tf.Tensor, list[int]]:

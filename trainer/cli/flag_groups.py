@@ -170,7 +170,7 @@ def parse(
         )
     with as_usage_error(ValueError, OSError):
         arguments = [each if takes_rest else local_path(each) for each in arguments]
-    # A run saves its flags, so the aliases of --help are removed.
+    # The aliases of --help are removed, because a run saves its flags.
     holder.help = holder.help or holder.helpfull
     for spelling in ("h", "helpfull"):
         delattr(holder, spelling)

@@ -56,9 +56,10 @@ class Table:
 
     @functools.cached_property
     def short(self) -> tuple[Schedule, Schedule, int]:
-        """Two short tables, and the number of groups that the first leaves out of the full table.
+        """Two short tables, and the number of groups that the first table lacks.
 
-        If the full table is short or from a file, both are the full table and the number is 0.
+        The full table has these additional groups. If the full table is short or from a file, both
+        tables are the full table and the number is 0.
         """
         left_out = (self.microbatches - 1) // self.stages - _GROUPS
         if left_out <= 0 or self.name.endswith(".csv"):
