@@ -1,4 +1,4 @@
-"""A run's bits per byte compared with compressors on the same text.
+"""Compares a run's bits per byte with compressors on the same text.
 
 python examples/compare_with_compressors.py DATA_DIR RUN_DIR
 """
@@ -29,7 +29,7 @@ def last_bits_per_byte(run_dir: Path) -> tuple[int, float]:
 
 
 def main(data_dir: str, run_dir: str) -> None:
-    """Prints a bar for each."""
+    """Prints a bar for each compressor, and one for the run."""
     problem = LanguagemodelPythonStdlib()
     text = problem.split_text(data_dir, "validation")
     step, model = last_bits_per_byte(Path(run_dir))

@@ -6,11 +6,11 @@ MODEL is a directory with `config.json`, `*.safetensors` and `tokenizer.json`, s
 `meta-llama/Llama-3.2-1B-Instruct`. A line of CHATS.jsonl is `{"messages": [{"role": "user",
 "content": "..."}, {"role": "assistant", "content": "..."}]}`, or `{"prompt": "...", "completion":
 "..."}`. OUTPUT gets `run` (the model as a run), `data`, `adapters` (the run that trains them),
-`peft` (the adapters, for PEFT and vLLM) and `merged` (the full model). Started again after an
-interruption, it goes on where it was.
+`peft` (the adapters, for PEFT and vLLM) and `merged` (the full model). If you start the script
+again after an interruption, it continues.
 
-The programs and flags are the command line's: `--mesh_shape` and `--layout`,
-say, to train on several devices.
+The script calls the programs of the command line with their flags. To train on several devices, for
+instance, add `--mesh_shape` and `--layout`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main(model: Path, chats: Path, output: Path, steps: int) -> None:
     base, data, adapters = output / "run", output / "data", output / "adapters"
     if not base.exists():
         run(t2tp_convert, "t2tp_convert", f"--from_hf={model}", f"--output_dir={base}")
-    # The tokenizer, and the chat template if there is one, are in the run.
+    # The run has the model's tokenizer, and its chat template if there is one.
     problem = [
         "--problem=instructions",
         f"--problem_options=files={chats},vocabulary_from={base / 'huggingface'}",

@@ -1,10 +1,10 @@
-"""From Hugging Face and back: convert a model, measure it, train it further, write it.
+"""Converts a Hugging Face model to a run, evaluates it, trains it further, and converts it back.
 
     python examples/huggingface.py --model=gpt2 --texts=texts.txt --directory=work --steps=100
 
 `--model` is a directory that `git clone` or `huggingface-cli download` made, with a tokenizer, and
 `--texts` a file with a document per line. Each command is printed before it runs, as it would be
-typed in a shell. In the end `work/written` is a directory that `transformers` and vLLM load.
+typed in a shell. At the end, `work/written` is a directory that `transformers` and vLLM can load.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ def main() -> None:
     prompts = args.directory / "prompts.txt"
     prompts.write_text(args.prompt + "\n", encoding="utf-8")
 
-    # A run of the model, at step 0. Its tokenizer is enough to decode with it.
+    # Convert the model to a run at step 0. To decode, the run needs only the model's tokenizer.
     run("t2tp_convert", f"--from_hf={args.model}", f"--output_dir={converted}")
     run("t2tp_decoder", f"--output_dir={converted}", f"--decode_from_file={prompts}")
 
-    # The texts in the model's own tokens, and how well it knows them.
+    # Tokenize the texts with the model's tokenizer, and evaluate the model on them.
     options = f"files={args.texts},documents=lines,vocabulary_from={converted}/huggingface"
     problem = ["--problem=languagemodel_textfiles", f"--data_dir={data}"]
     run("t2tp_datagen", *problem, f"--problem_options={options}")
     measured = [f"--data_dir={data}", "--eval_steps=8"]
     run("t2tp_eval", f"--output_dir={converted}", *measured)
 
-    # Training, from its weights, in a new run.
+    # Train a new run, which begins with the model's weights.
     model = run_files.read_run(str(converted)).flags["model"]
     run(
         "t2tp_trainer",
@@ -74,7 +74,7 @@ def main() -> None:
         f"--decode_from_file={prompts}",
     )
 
-    # Back, with the tokenizer that the run has kept.
+    # Convert the trained run to a Hugging Face checkpoint, with the run's copy of the tokenizer.
     run("t2tp_convert", f"--to_hf={written}", f"--output_dir={tuned}")
     for path in sorted(args.directory.glob("prompts.txt.*.decodes")):
         print(f"{path.name}: {args.prompt}{path.read_text(encoding='utf-8').rstrip()}")

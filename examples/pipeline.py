@@ -2,8 +2,8 @@
 
     python examples/pipeline.py
 
-It prints what each stage does at each tick, then learns to repeat the first half of a sequence, and
-says how long stages waited for each other.
+It prints what each stage does at each tick, learns to repeat the first half of a sequence, and
+prints how long stages waited for each other.
 """
 
 from __future__ import annotations

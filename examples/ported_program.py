@@ -45,7 +45,7 @@ def step_fn(mesh, features):
 
 
 def load(variables, checkpoint):
-    """Restores the variables of a mesh-tensorflow checkpoint; returns the names of the others."""
+    """Restores variables from a mesh-tensorflow checkpoint; returns the names that it lacks."""
     reader = tf.train.load_checkpoint(checkpoint)
     names = reader.get_variable_to_shape_map()
     for variable in variables:

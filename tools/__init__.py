@@ -1,1 +1,1 @@
-"""What builds the site: pages that are made of the code, and the hook that adds them."""
+"""Tools that build the site, with pages generated from the code, and tools that check prose."""

@@ -1,9 +1,9 @@
-"""What mkdocs calls while it builds the site: adds the pages that are not files of docs/.
+"""Hooks of mkdocs, which add pages to the site that are not files of docs/.
 
-They are the README as the front page, the other pages at the root of the repository, the reference
-that is generated from the code, and a page for each source file that a page links to. A link that
-is right in the repository is therefore right in the site, and one that is wrong in the repository
-stays as it is, so that the strict build fails.
+The added pages are the README as the front page, all other pages at the root of the repository, the
+reference that is generated from the code, and a page for each source file that a page links to.
+Links to these files are redirected to the added pages. A link that is broken in the repository is
+not changed, so that the strict build fails.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Redirects the links of a page of docs/ that leave it."""
+    """Redirects those links of a page that lead out of docs/."""
     if page.file.generated_by is not None:
         return markdown
     return with_links(f"docs/{page.file.src_uri}", markdown)
 
 
 def with_links(name: str, text: str) -> str:
-    """The text of a page with its links to files of the repository turned to pages of the site.
+    """Returns a page's text, with links to files of the repository redirected to the site's pages.
 
     Args:
       name: path of the page in the repository.
@@ -72,7 +72,7 @@ def with_links(name: str, text: str) -> str:
 
 
 def sources(name: str, text: str) -> set[str]:
-    """The source files that a page links to: those that are neither in docs/ nor pages."""
+    """Returns the source files that a page links to: files that are not pages themselves."""
     targets = {_in_repository(name, link) for link in _LINK.findall(text)}
     return {
         target
@@ -82,19 +82,19 @@ def sources(name: str, text: str) -> set[str]:
 
 
 def source_page(source: str) -> str:
-    """A page that shows a source file."""
+    """Returns a page that shows a source file."""
     language = LANGUAGES.get(posixpath.splitext(source)[1], "text")
     text = (REPOSITORY / source).read_text("utf-8")
     return f"# {source}\n\n`````{language}\n{text.rstrip()}\n`````\n"
 
 
 def _in_repository(name: str, link: str) -> str:
-    """The path in the repository of a link's target."""
+    """Returns the path of a link's target in the repository."""
     return posixpath.normpath(posixpath.join(posixpath.dirname(name), link))
 
 
 def _page_of(path: str) -> str:
-    """The path in the site of a file of the repository."""
+    """Returns the path in the site of a file of the repository."""
     if path in ROOT_PAGES:
         return ROOT_PAGES[path]
     if path.startswith("docs/"):

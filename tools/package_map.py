@@ -20,7 +20,7 @@ else:
 
 REPOSITORY = Path(__file__).parent.parent
 DIAGRAM = REPOSITORY / "docs" / "packages.svg"
-# Packages of t2tp that lie at the top of the repository.
+# Packages of t2tp that are directories at the top of the repository.
 AT_THE_TOP = ("hparams", "problems", "trainer")
 
 WIDTH, ROW, BOX, GAP, MARGIN = 860, 52, 44, 10, 16
@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def layers() -> list[list[str]]:
-    """The packages and modules of each layer, from the top."""
+    """Returns the packages and modules of each layer, from the top."""
     config = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))
     contracts = config["tool"]["importlinter"]["contracts"]
     (contract,) = (each for each in contracts if each["type"] == "layers")
@@ -96,7 +96,7 @@ def layers() -> list[list[str]]:
 
 
 def diagram(rows: Sequence[Sequence[str]]) -> str:
-    """The diagram of layers, from the top, as SVG."""
+    """Returns the diagram as SVG; `rows` are the layers from the top."""
     height = 2 * MARGIN + len(rows) * ROW + 16
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
@@ -138,7 +138,7 @@ def _text(text: str, x: float, y: float, kind: str = "") -> str:
 
 
 def _rooms(package: str) -> list[str]:
-    """The packages inside a package."""
+    """Returns the packages inside a package."""
     parent = REPOSITORY if package in AT_THE_TOP else REPOSITORY / "t2tp"
     return sorted(init.parent.name for init in (parent / package).glob("*/__init__.py"))
 

@@ -3,9 +3,9 @@
     python tools/prose.py
 
 Docstrings, comments and strings of the source may have each phrase below only rarely. The ceilings
-are per 10,000 lines; widely read code bases of the field are below them. A retired word may stand
-in no name, docstring, comment or page of the repository. Exit code 1 if a phrase is above its
-ceiling or a word is back; the places are then listed.
+are per 10,000 lines; widely read code bases of the field are below them. No name, docstring,
+comment or page of the repository may have a retired word. If a phrase is above its ceiling or a
+retired word occurs, the places are listed and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("t2tp", "trainer", "problems", "hparams")
 GLOSSARY = "docs/glossary.md"
-# Files in which a retired word is the right one. "Symbols" of libc_calls.py are a library's.
+# Files in which a retired word is correct. The "symbols" in libc_calls.py are those of a library.
 ALLOWED = {
     "symbol": {
         *("problems/algorithmic.py", "problems/codec.py", "tests/problems/test_algorithmic.py"),
@@ -31,7 +31,7 @@ ALLOWED = {
 }
 # Text that names things outside the repository or in stored files.
 QUOTED = re.compile(r"`[^`\n]*`|\"[^\"\n]*\"|'[^'\n]*'|--\w+|\bSymbolic\b")
-# Ruff checks the names of sections, and not how their lines are indented.
+# Ruff checks the names of sections, but not the indentation of their lines.
 WRONG_SECTION = re.compile(r"^(?:Args|Attributes|Raises|Returns|Yields):\n(?!  \S)", re.MULTILINE)
 
 

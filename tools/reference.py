@@ -1,4 +1,4 @@
-"""The reference pages that are generated from the code: programs, hparams and hparams sets."""
+"""Generates the reference pages from the code: Python API, programs, hparams and hparams sets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ USED_MODULES = {
 
 
 def pages() -> dict[str, str]:
-    """Markdown of each page, by its path in the site."""
+    """Returns the Markdown of each page, by its path in the site."""
     return {
         "reference/api.md": api_page(),
         "reference/programs.md": programs_page(),
@@ -38,7 +38,7 @@ def pages() -> dict[str, str]:
 
 
 def api_page() -> str:
-    """Every public name under the module that users import."""
+    """Lists every public name under the module that users import."""
     sections = ["# Python API", "The names below are imported as `from t2tp import ...`."]
     for name in t2tp.__all__:
         sections.append(f"::: t2tp.{name}\n    options:\n      heading_level: 2")
@@ -50,7 +50,7 @@ def api_page() -> str:
 
 
 def programs_page() -> str:
-    """Every program: how it is called, and its flags by subject."""
+    """Describes every program: how it is called, and its flags by subject."""
     sections = ["# Programs and their flags", "Every program has `--help` and `--version` as well."]
     for spec in PROGRAMS.values():
         sections += [f"## {spec.name}", f"```text\n{spec.intro.strip()}\n```"]
@@ -70,7 +70,7 @@ def _flag_row(flag: flags.Flag) -> list[str]:
 
 
 def hparams_page() -> str:
-    """Every hparam: its values, its default and its meaning; the shared ones first."""
+    """Describes every hparam: its values, default and meaning; the hparams of all models first."""
     by_model = {model: _declared(sets) for model, sets in _sets_by_model().items()}
     shared = set.intersection(*(set(declared) for declared in by_model.values()))
     anyone = next(iter(by_model.values()))
@@ -87,7 +87,7 @@ def hparams_page() -> str:
 
 
 def sets_page() -> str:
-    """Every hparams set: its purpose, and the values that are not the defaults."""
+    """Describes every hparams set: its purpose, and the values that are not the defaults."""
     sections = [
         "# Hparams sets",
         "Each set with its values that are not the [defaults](hparams.md). "
@@ -107,7 +107,7 @@ def sets_page() -> str:
 
 
 def _sets_by_model() -> dict[str, list[str]]:
-    """Names of the sets that come with t2tp, by the model they are for."""
+    """Returns the names of t2tp's own hparams sets, by the model they are for."""
     own_sets = [
         name
         for name in registry.list_hparams()
@@ -119,7 +119,7 @@ def _sets_by_model() -> dict[str, list[str]]:
 
 
 def _declared(sets: Iterable[str]) -> dict[str, tuple[str, HParams]]:
-    """The hparams that some of the sets have, each with a set in which it is declared."""
+    """Returns each hparam that any of the sets has, with one set that declares it."""
     declared: dict[str, tuple[str, HParams]] = {}
     for name in sets:
         hparams = registry.hparams(name)
@@ -128,7 +128,7 @@ def _declared(sets: Iterable[str]) -> dict[str, tuple[str, HParams]]:
 
 
 def _declarations(declared: Iterable[tuple[str, HParams]]) -> str:
-    """A table of declarations."""
+    """Returns a table of declarations."""
     rows = [
         [f"`{name}`", hparams.expected(name), _value(hparams.default(name)), hparams.help(name)]
         for name, hparams in declared
@@ -137,7 +137,7 @@ def _declarations(declared: Iterable[tuple[str, HParams]]) -> str:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown; what looks like markup in a cell is text."""
+    """Returns a Markdown table; markup characters in cells are escaped."""
     lines = [heads, ["--"] * len(heads), *([_as_text(cell) for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -148,7 +148,7 @@ def _as_text(cell: str) -> str:
 
 
 def _assignments(values: Mapping[str, object]) -> str:
-    """Values as `--hparams` takes them."""
+    """Returns values in the syntax of `--hparams`."""
     if not values:
         return "All values are the defaults."
     return "\n".join(["```text", *(f"{name}={value}" for name, value in values.items()), "```"])
@@ -159,5 +159,5 @@ def _value(value: object) -> str:
 
 
 def _description(name: str) -> str:
-    """The docstring of the function that makes a set."""
+    """Returns the docstring of the function that makes a set."""
     return inspect.cleandoc(registry.hparams_function(name).__doc__ or "")

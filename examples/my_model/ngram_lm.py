@@ -93,7 +93,7 @@ class NgramLm(AutoregressiveModel):
         return mtf.cast(self._logits(context, training=False), tf.float32), {"before": before}
 
     def _logits(self, context: list[mtf.Tensor], training: bool) -> mtf.Tensor:
-        """Returns logits [..., vocab] from the tokens before, nearest first, int32 [...] each."""
+        """Returns logits [..., vocab]; `context` has the preceding tokens, nearest first."""
         hidden = []
         for distance, tokens in enumerate(context, 1):
             x = self._embedding(tokens, self.activation_dtype)

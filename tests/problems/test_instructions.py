@@ -1,4 +1,4 @@
-"""Instruction data: what is learned of a conversation, how it is packed, and what is refused."""
+"""Instruction data: learned tokens of conversations, packing, and data that are refused."""
 
 import itertools
 import json
@@ -23,7 +23,7 @@ from tests.problems import tiny_tokenizers
 
 pytest.importorskip("jinja2", reason="pip install -e '.[text]'")
 
-# Begins with a token that the model reads anyway, and writes a line end after the end of a reply.
+# The template begins with BOS, which a model reads anyway, and writes a line end after a reply.
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}"
     "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\\n' }}{% endfor %}"
@@ -42,7 +42,7 @@ PAIRS = [{"prompt": f"the fox {n} jumps", "completion": f" over {n} dogs"} for n
 
 @pytest.fixture
 def tokenizer(tmp_path):
-    """A tokenizer without a template."""
+    """Writes a tokenizer without a chat template."""
     directory = tmp_path / "tokenizer"
     directory.mkdir()
     write_tokenizer(directory)
@@ -70,14 +70,14 @@ def prepared(tmp_path, records, tokenizer, **options):
 
 
 def stored_examples(problem, data_dir, split):
-    """(tokens, weights) of each stored example."""
+    """Yields the tokens and the weights of each stored example."""
     stored = problem.stored(data_dir, split)
     for number in range(len(stored["targets"])):
         yield [stored[name].example(number).tolist() for name in ("targets", "targets_weights")]
 
 
 def learned_texts(problem, data_dir):
-    """Of each stored example the full text, and what is learned of it, EOS as its token."""
+    """Returns the text of each stored example and its learned part, with EOS written as END."""
     vocabulary = load_vocabulary(problem.directory(data_dir))
     end = vocabulary.end_of_document
 
@@ -131,7 +131,7 @@ def test_training_reads_the_tokens_of_apply_chat_template(tmp_path, kind, templa
 
     found = set()
     for ids, weights in stored_examples(problem, data_dir, "train"):
-        # A model reads its first token before the targets, and learns nothing of it.
+        # A model reads BOS before the targets, and does not learn to predict it.
         if hparams.bos_token_id >= 0:
             ids, weights = [hparams.bos_token_id, *ids], [0, *weights]
         found.add((tuple(ids), tuple(weights)))
@@ -157,7 +157,7 @@ def test_a_training_that_makes_its_data_reads_their_first_token(tmp_path, tokeni
     command = ["t2tp_trainer", "--generate_data", "--problem=instructions"]
     command += ["--model=transformer_lm", "--hparams_set=transformer_lm_tiny", "--train_steps=1"]
     command += ["--hparams=max_length=64,batch_size=128,num_hidden_layers=1"]
-    with_template(tokenizer, TEMPLATE.removeprefix("{{ bos_token }}"))  # The default is 0, END.
+    with_template(tokenizer, TEMPLATE.removeprefix("{{ bos_token }}"))  # BOS is 0 (END) by default.
     command += [f"--problem_options=files={chats},vocabulary_from={tokenizer}"]
     command += [f"--data_dir={tmp_path / 'data'}", f"--output_dir={tmp_path / 'run'}"]
     assert t2tp_trainer([*command, "--schedule=train"]) == 0

@@ -36,7 +36,7 @@ def stream(data_dir, shares, batch_size=6, seed=0, split="train"):
 
 
 def rows(batches, begin, end):
-    """Returns the examples of steps, concatenated; those below 70 are the first problem's."""
+    """Returns the examples of steps, concatenated; numbers below 70 are from the first problem."""
     return np.concatenate([batches[step].examples for step in range(begin, end)])
 
 

@@ -1,4 +1,4 @@
-"""Mixed problems with text have a common vocabulary, and the mixture has separate data."""
+"""Text problems of a mixture share a vocabulary, and the mixture has its own data."""
 
 import shlex
 from itertools import repeat
@@ -60,7 +60,7 @@ def test_the_parts_share_a_vocabulary_of_the_texts_of_both(data_dir):
     ("share", "has", "lacks"), [(0.98, b"app", b"ban"), (0.02, b"ban", b"app")]
 )
 def test_a_problem_of_small_share_has_few_pieces(files, tmp_path, monkeypatch, share, has, lacks):
-    """A small vocabulary has only pieces of the texts that are fifty times as frequent."""
+    """A small vocabulary has only pieces of the problem whose texts are 49 times as frequent."""
     monkeypatch.setattr("t2tp.problems.shared_vocabulary.SAMPLE_BYTES", 50_000)
     mixture = problems.find(
         f"mixture:translate_tsv={share},translate_textfiles={1 - share:.2f}",
@@ -128,7 +128,7 @@ def test_an_interrupted_mixture_has_the_same_files(files, data_dir, tmp_path, mo
     monkeypatch.setattr(TextProblem, "train_vocabulary", None)
     mixture.prepare(tmp_path)
     made, whole = mixture.directory(tmp_path), mixture.directory(data_dir)
-    # Streams create the index.
+    # Only streams create the index.
     assert files_in(made, ".index") == files_in(whole, ".index")
 
 
@@ -144,7 +144,7 @@ def test_other_shares_use_the_same_data_and_that_is_said(data_dir, caplog):
 
 @pytest.mark.parametrize("name", [MIXTURE, "translate_textfiles"])
 def test_a_vocabulary_from_elsewhere_is_the_current_one(files, tmp_path, monkeypatch, caplog, name):
-    """The vocabulary was made again after an interrupted and after a finished attempt."""
+    """The other problem's vocabulary changes after an interrupted and a finished preparation."""
     other = problems.find("translate_tsv", f"files={files}/a.tsv")
     home = other.directory(tmp_path)
 

@@ -101,7 +101,7 @@ def test_python_s_path_stays_as_it_is(tmp_path):
 
 
 def test_a_file_that_is_edited_while_data_are_made_does_not_cost_them(tmp_path):
-    """The file belongs to a model next to the problem, not to the problem."""
+    """The edited file defines a model, and is next to the problem's file."""
     usr_dir = tmp_path / "edited_meanwhile"
     usr_dir.mkdir()
     model = usr_dir / "model.py"

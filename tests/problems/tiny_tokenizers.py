@@ -64,7 +64,7 @@ TEMPLATES = {
     + _REPLY
     + "{% else %}{{ m.content }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}" + TURN + "assistant: {% endif %}",
-    # Begins with a text, and the replies end with one token and the other.
+    # Begins with a text, and a reply ends with one of two tokens.
     "bare": "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %} {{ m.content }}"
     "{{ '" + LAST + "' if loop.index0 % 4 == 3 else '" + END + "' }}{% endgeneration %}{% else %}"
     "{{ m.role }} {{ m.content }}:{% endif %}{% endfor %}",

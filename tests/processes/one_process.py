@@ -1,6 +1,7 @@
-"""One of several processes of a test: its arguments are a scenario and, as JSON, its options.
+"""Runs a scenario as one of several processes of a test.
 
-Its last line is what the test looks at, as JSON.
+The arguments are the name of the scenario, and its options as JSON. The last line of the output is
+the result of the scenario as JSON.
 """
 
 import json
@@ -25,7 +26,7 @@ X = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
 
 
 class OnlyOurPart:
-    """A batch that notes which of its rows are read."""
+    """A batch that records which of its rows are read."""
 
     shape = X.shape
 
@@ -38,7 +39,7 @@ class OnlyOurPart:
 
 
 def training_step(mesh, features):
-    """A perceptron with a hidden layer learns to give back its input, with dropout."""
+    """Trains a perceptron with a hidden layer and dropout to reproduce its input."""
     x = features["x"]
     w = mtf.get_variable(mesh, "w", mtf.Shape([D_IN, D_FF]))
     v = mtf.get_variable(mesh, "v", mtf.Shape([D_FF, D_IN]))
@@ -64,7 +65,7 @@ def program(cluster: Cluster, mesh_shape: str) -> t2tp.Program:
 
 
 def train(cluster: Cluster, mesh_shape: str, steps: int, directory: str | None = None) -> dict:
-    """Losses of some steps; the rest is what the process had to do with them."""
+    """Trains for some steps; returns losses, outputs, and the rows and slices of this process."""
     trained = program(cluster, mesh_shape)
     batch = OnlyOurPart()
     outputs = [trained({"x": batch}, step=k) for k in range(steps)]
@@ -80,7 +81,7 @@ def train(cluster: Cluster, mesh_shape: str, steps: int, directory: str | None =
 
 
 def resume(cluster: Cluster, mesh_shape: str, steps: int, directory: str) -> dict:
-    """Losses of more steps after the checkpoint."""
+    """Restores a checkpoint, trains for more steps, and returns their losses."""
     trained = program(cluster, mesh_shape)
     first = t2tp.restore_checkpoint(directory, trained)
     done = range(first, first + steps)
@@ -88,9 +89,9 @@ def resume(cluster: Cluster, mesh_shape: str, steps: int, directory: str) -> dic
 
 
 def die(cluster: Cluster, mesh_shape: str, who: int, how: str, time_limit: float = 0) -> dict:
-    """Process `who` goes away at step 3; the others go on, and should hear of it.
+    """Ends or stops process `who` at step 3; all other processes continue until they notice it.
 
-    A time limit counts from step 3: the first step takes long on a busy machine.
+    A time limit applies only from step 3 on, because the first step is slow on a busy machine.
     """
     trained = program(cluster, mesh_shape)
     if cluster.coordination is not None:
@@ -107,7 +108,7 @@ def die(cluster: Cluster, mesh_shape: str, who: int, how: str, time_limit: float
         if how == "kill at a barrier":
             cluster.barrier("step")
         if how == "kill before a barrier" and step == 3:
-            time.sleep(0.5)  # Nobody has noticed yet.
+            time.sleep(0.5)  # The loss is not noticed before the barrier.
             cluster.barrier("late")
         if how == "kill beside a sleeper" and step == 3:
             time.sleep(1000)
@@ -116,7 +117,7 @@ def die(cluster: Cluster, mesh_shape: str, who: int, how: str, time_limit: float
 
 
 def talk(cluster: Cluster) -> dict:
-    """All processes say something three times; number 0 decides; number 2 announces something."""
+    """All processes exchange three texts; process 0 broadcasts one, and process 2 announces one."""
     me = cluster.process_id
     said = [cluster.process_allgather("greeting", f"{me}: {count}") for count in range(3)]
     agreed = cluster.process_broadcast("decision", f"by {me}")
@@ -129,7 +130,7 @@ def talk(cluster: Cluster) -> dict:
 
 
 def reach(cluster: Cluster) -> dict:
-    """Who can connect to the ports at which a process listens, once all have started up."""
+    """Returns which addresses can connect to the ports on which this process listens."""
     cluster.barrier("started")
     ports = sorted({listener.getsockname()[1] for listener in loopback.listeners()})
     found = {
@@ -144,9 +145,9 @@ def reach(cluster: Cluster) -> dict:
 
 
 def device(cluster: Cluster, mesh_shape: str, how: str, time_limit: float = 0) -> dict:
-    """In the second step the processors that hold the last row fail, or hang for some seconds.
+    """In the second step, the processors with the last row fail, or hang for some seconds.
 
-    A time limit counts from there.
+    A time limit applies from the second step on.
     """
 
     def fail(x):
@@ -183,7 +184,7 @@ def device(cluster: Cluster, mesh_shape: str, how: str, time_limit: float = 0) -
 
 
 def replicas(cluster: Cluster, mesh_shape: str) -> dict:
-    """Process 1 changes a slice after the first step; what all find before and after that."""
+    """Process 1 changes a slice after a step; returns the mismatches before and after it."""
     trained = program(cluster, mesh_shape)
     trained({"x": X})
     check = ReplicaCheck(trained.variables)
@@ -210,7 +211,7 @@ SCENARIOS = {
 
 
 def main() -> None:
-    """Runs a scenario; what it returns is printed."""
+    """Runs a scenario, and prints its result."""
     scenario, options = sys.argv[1], json.loads(sys.argv[2])
     for name, seconds in options.pop("limits", {}).items():
         setattr(coordination, name, seconds)

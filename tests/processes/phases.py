@@ -1,7 +1,7 @@
-"""A program in two processes that stays in a phase: `python -m tests.processes.phases PHASE`.
+"""Runs two processes up to a phase and stays in it: `python -m tests.processes.phases PHASE`.
 
 joining: process 1 does not come to the rendezvous.
-starting: TensorFlow's server of process 0 listens and waits for process 1's.
+starting: the TensorFlow server of process 0 listens, and waits for the server of process 1.
 connected: both processes have joined.
 stepping: both run steps.
 
@@ -26,7 +26,7 @@ def stay() -> None:
 
 
 def start_late(client: coordination.CoordinationClient, nccl: bool) -> None:
-    """Waits as soon as TensorFlow's server of process 0 listens: for a file, or forever."""
+    """Waits until TensorFlow's server of process 0 listens, and then for a file, or forever."""
     while not is_grpc(client.addresses[0]):
         time.sleep(0.02)
     if "START_WHEN" in os.environ:
@@ -38,7 +38,7 @@ def start_late(client: coordination.CoordinationClient, nccl: bool) -> None:
 
 
 def is_grpc(address: str) -> bool:
-    """Whether a gRPC server listens, which begins with a frame of settings."""
+    """Returns whether a gRPC server listens at an address; its first byte is 0."""
     try:
         with socket.create_connection(split_address(address, ""), timeout=5.0) as connection:
             return connection.recv(1) == b"\0"

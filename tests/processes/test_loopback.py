@@ -48,7 +48,7 @@ def test_a_listener_without_a_filter_is_noticed():
         check_filtered(port)
 
 
-# Counts its connections to ports of a host until a file exists; notes how often it has tried.
+# Connects to ports of a host again and again until a file exists; prints how often it was accepted.
 HAMMER = """
 import pathlib, socket, sys
 done, tries, address, *ports = sys.argv[1:]
@@ -70,9 +70,9 @@ print("accepted", accepted)
 @pytest.mark.slow
 @pytest.mark.skipif(bool(network.missing()), reason=network.missing())
 def test_no_connection_of_another_host_is_ever_accepted(tmp_path: Path):
-    """Another host tries all the time while the processes of a run start.
+    """Another host tries to connect again and again while the processes of a run start.
 
-    Process 0, whose server listens, waits for process 1 while the other host tries five times.
+    Process 0 listens and waits for process 1 until the other host has tried five more times.
     """
     go, done, tries = (tmp_path / name for name in ("go", "done", "tries"))
     ports = [free_port(), free_port()]

@@ -1,4 +1,4 @@
-"""Who the processes are, how they meet, and what their outputs lack; all in one process."""
+"""Process numbers, rendezvous, and the slices that a process lacks; tested in one process."""
 
 import contextlib
 import itertools
@@ -112,7 +112,11 @@ def test_slurm_without_srun_is_refused(monkeypatch):
 
 
 def meet_all(joining, number, seconds=5.0, brings="a mesh"):
-    """Lets process 0 meet others, `(process_id, num_processes, brings)`; what each gets."""
+    """Runs the rendezvous of process 0 with others, `(process_id, num_processes, brings)`.
+
+    Returns:
+      The address of process 0, and the result or error of each process.
+    """
     point = f"localhost:{free_port()}"
     places = [(0, number, brings), *joining]
 
@@ -189,7 +193,7 @@ def test_if_process_0_does_not_come_the_others_say_so():
 
 @pytest.fixture
 def process_0(request):
-    """Process 0 of two, which waits for the other one: its port and its future."""
+    """Starts process 0, which waits for process 1; yields its port and its future."""
     seconds = getattr(request, "param", PATIENCE)
     with ThreadPoolExecutor(1) as threads:
         port = free_port()
@@ -207,14 +211,14 @@ def wait_for_port(port):
 
 
 def test_a_restarted_process_waits_while_the_old_server_listens():
-    """Until it ends, TensorFlow's server of the run before is at process 0's address."""
+    """TensorFlow's server of the previous start listens at process 0's address until it ends."""
     port = free_port()
     specs = [ProcessSpec(process_id, 2, f"localhost:{port}") for process_id in range(2)]
     with ThreadPoolExecutor(2) as threads:
         with socket.create_server(("localhost", port)) as old:
             second = threads.submit(rendezvous, specs[1], "a mesh", 60.0)
             connection, _ = old.accept()
-            connection.sendall(b"\0\0\x12\4\n")  # gRPC begins like this, and not with a challenge.
+            connection.sendall(b"\0\0\x12\4\n")  # gRPC begins like this, process 0 otherwise.
         connection.close()
         first = threads.submit(rendezvous, specs[0], "a mesh", 60.0)
         assert first.result() == second.result()
@@ -308,7 +312,7 @@ def test_a_signed_message_is_worth_nothing_on_another_connection():
 
 
 def test_an_old_answer_is_worth_nothing_to_a_process_that_asks_again():
-    """A stranger in process 0's place knows its challenge and its answer of an earlier start."""
+    """A stranger replays the challenge and the answer that process 0 has sent before."""
 
     def hello(challenge):
         ours, theirs = socket.socketpair()
@@ -403,7 +407,7 @@ def test_after_gathering_every_process_has_every_slice_and_no_more_than_needed(m
 
 
 def has_all(layout, cluster, axes):
-    """Whether each process's processors differ in all ways along some axes."""
+    """Returns whether each process has processors at all coordinates along some axes."""
     wanted = 1
     for axis in layout.mesh_shape.dims:
         wanted *= axis.size if axis.name in axes else 1

@@ -1,4 +1,4 @@
-"""Several processes, real ones: the numbers of a single one, and what happens when one is lost."""
+"""Several real processes have the results of a single process, and end if one of them is lost."""
 
 import json
 import re
@@ -18,12 +18,13 @@ pytestmark = pytest.mark.slow
 
 MESH = "data:2;model:2"
 STEPS = 6
-# Of `t2tp.processes.coordination`, in seconds; shorter than what a machine may be frozen for.
+# Constants of `t2tp.processes.coordination`, in seconds. The defaults are longer, because a machine
+# may freeze for a while.
 LIMITS = {"HEARTBEAT_SECONDS": 8, "ENDING_SECONDS": 4.0}
 
 
 def by_arguments(number: int) -> list[tuple[dict, dict]]:
-    """For each process: what `connect` is given, and the environment."""
+    """Returns the arguments of `connect` and the environment of each process."""
     coordinator = f"localhost:{free_port()}"
     return [
         ({"num_processes": number, "process_id": i, "coordinator": coordinator}, {})
@@ -46,7 +47,7 @@ def by_slurm(number: int) -> list[tuple[dict, dict]]:
 
 @pytest.fixture
 def start(tmp_path: Path):
-    """Starts processes that run a scenario: its name, their places, its options."""
+    """Returns a function that starts processes with a scenario, their places and its options."""
 
     def run(scenario: str, places: list[tuple[dict, dict]], **options: object):
         connect = options.pop("connect", {})
@@ -62,7 +63,7 @@ def start(tmp_path: Path):
 
 
 def results(started) -> list[dict]:
-    """What each process printed."""
+    """Waits for processes, and returns the result that each has printed."""
     with started as processes:
         for process in processes:
             assert process.wait() == 0, process.err.read_text()
@@ -70,14 +71,14 @@ def results(started) -> list[dict]:
 
 
 def last_line(process: WarmProcess) -> str:
-    """The last line that a process says, which ends with an error."""
+    """Waits for a process that fails, and returns the last line on its stderr."""
     assert process.wait() not in (0, -signal.SIGKILL)
     return process.err.read_text().strip().splitlines()[-1]
 
 
 @pytest.fixture(scope="module")
 def alone() -> dict:
-    """What one process with all four devices does."""
+    """Returns the results of one process with all four devices."""
     return one_process.train(connect(4), MESH, 2 * STEPS)
 
 
@@ -116,13 +117,13 @@ def test_a_copy_that_differs_in_another_process_is_named_by_all(start):
 
 
 def test_one_of_several_processes_does_not_take_their_devices_for_its_own(start):
-    """With its own names of devices TensorFlow would end the process with a segmentation fault."""
+    """With the device names of a single process, TensorFlow would crash (segmentation fault)."""
     for said in results(start("connect_alone", by_arguments(2), processors=2)):
         assert "as in t2tp.Program(..., cluster=cluster)" in said
 
 
 def test_on_one_host_only_this_host_can_connect(start):
-    """Of what listens, TensorFlow's server is all that does not listen on loopback only."""
+    """Only TensorFlow's server listens on all interfaces, and accepts connections from loopback."""
     for each in results(start("reach", by_arguments(2), processors=2)):
         assert set(each["found"]) == {str(each["own"])}
         reached = each["found"][str(each["own"])]

@@ -14,13 +14,13 @@ import pytest
 from tests.patience import PATIENCE, wait_until
 
 LAUNCH = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_launch"]
-# Processes that are in the phase at the same time.
+# Phase -> number of processes that are in it at the same time.
 PHASES = {"joining": 2, "starting": 1, "connected": 2, "stepping": 2}
 
 
 @contextlib.contextmanager
 def launched(*command: str) -> Iterator[subprocess.Popen]:
-    """A launcher, whose processes have its environment variable MARK."""
+    """Runs a launcher whose processes have its environment variable MARK."""
     environment = {**os.environ, "MARK": f"test-{os.getpid()}-{time.monotonic_ns()}"}
     process = subprocess.Popen(
         [*LAUNCH, *command], env=environment, stdout=subprocess.PIPE, text=True
@@ -35,7 +35,7 @@ def launched(*command: str) -> Iterator[subprocess.Popen]:
 
 
 def marked(mark: str) -> list[int]:
-    """The processes whose environment has the mark."""
+    """Returns the ids of the processes whose environment has the mark."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
@@ -60,7 +60,7 @@ def test_sigterm_ends_a_program_in_each_phase(phase):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_a_launcher_that_is_ended_while_it_starts_processes_leaves_none(number, count):
-    """Signals it when its first `count` processes are there, of which none may have begun."""
+    """Signals the launcher when its first `count` processes exist, even if none runs Python yet."""
     with launched("-n", "6", sys.executable, "-c", "import time; time.sleep(10**6)") as launcher:
         while len(marked(launcher.mark)) < 1 + count:
             time.sleep(0.001)

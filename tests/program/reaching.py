@@ -1,4 +1,4 @@
-"""Who can connect to what listens on this host."""
+"""Finds out from which addresses a port of this host can be reached."""
 
 import contextlib
 import fcntl
@@ -9,7 +9,7 @@ _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 
 def own_address() -> str | None:
-    """This host's address on an interface other than loopback; None if it has none."""
+    """Returns this host's address on an interface other than loopback; None if it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode())
@@ -22,7 +22,7 @@ def own_address() -> str | None:
 
 
 def connects(host: str, port: int) -> bool:
-    """Whether a connection is accepted."""
+    """Returns whether a connection is accepted."""
     try:
         socket.create_connection((host, port), timeout=1.0).close()
     except OSError:

@@ -1,4 +1,4 @@
-"""Abstract programs: on meshes and with variables that no machine has."""
+"""Abstract programs, with meshes and variables that are too large for any machine."""
 
 import numpy as np
 import pytest

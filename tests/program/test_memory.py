@@ -1,4 +1,4 @@
-"""A process holds its part of a model, and nobody ever the whole."""
+"""A device holds only its slices of a model."""
 
 import pytest
 
@@ -16,5 +16,5 @@ def test_a_device_holds_what_the_shapes_of_weights_and_slots_say(optimizer):
         slices = [v.slice_of(pnum) for v in program.variables]
         assert {x.device.rpartition("/")[2] for x in slices} == {device.rpartition("/")[2]}
         assert sum(x.numpy().nbytes for x in slices) == sum(line.on_device for line in kept)
-    # All but positions and norms is split in two; the data axis splits no weights.
+    # `model` splits all weights in two, except positions and norms; `data` splits no weights.
     assert 0.5 < kept[0].on_device / kept[0].whole < 0.6

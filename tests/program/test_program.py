@@ -1,4 +1,4 @@
-"""Programs: any mesh gives the numbers of mesh-tensorflow's own engine, and of one device."""
+"""On any mesh, programs give the numbers of mesh-tensorflow's own engine, and of one device."""
 
 import gc
 
@@ -62,7 +62,7 @@ def test_random_tensors_and_initial_values_do_not_depend_on_the_mesh(mesh_shape)
     _, reference = run(step, "")
     program, values = run(step, mesh_shape)
     for name in reference:
-        # XLA, which compiles the step of one GPU, has other logarithms than TensorFlow.
+        # XLA, which compiles the step of one GPU, rounds logarithms differently than TensorFlow.
         rtol = 1e-6 if tf.config.list_logical_devices("GPU") else 0
         np.testing.assert_allclose(values[name], reference[name], rtol, err_msg=name)
     assert not np.array_equal(values["uniform"], program({"x": X}, step=1)["uniform"])
@@ -79,7 +79,7 @@ def test_each_slice_lives_on_its_own_device():
 def test_the_program_does_not_grow_with_the_mesh():
     def num_operations(mesh_shape):
         program, _ = run(training_step, mesh_shape)
-        # Two constants may be equal, and then one node, on one mesh only.
+        # Constants are not counted: on one of the meshes, two may be equal and are then one node.
         return sum(op.type != "Const" for op in program.trace().graph.get_operations())
 
     assert num_operations("data:4;model:2") == num_operations("data:2;model:2")

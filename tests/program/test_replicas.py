@@ -1,4 +1,4 @@
-"""A copy that differs from the others is found, whatever it is, and named with its processor."""
+"""A copy that differs from other copies is found, and reported with its processor."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ LAYOUT = Layout("data:2;model:4", "batch:data;d_ff:model")
 
 
 def make_variables(shape: str = "d_in:5;d_ff:8", dtype: tf.DType = tf.float32) -> Variables:
-    """One variable, whose slices `d_ff:8` splits over `model`: two copies of each."""
+    """Returns one variable; `d_ff` is split over `model`, and each slice has two copies."""
     variables = Variables(LAYOUT, connect(LAYOUT.size))
     initializer = tf.compat.v1.ones_initializer()
     variables.create(VariableSpec("w", t2tp.Feature(shape).shape, dtype, initializer, True))
@@ -22,7 +22,7 @@ def make_variables(shape: str = "d_in:5;d_ff:8", dtype: tf.DType = tf.float32) -
 
 
 def change(variables: Variables, pnum: int, value: object, index: tuple[int, ...] = (0, 0)) -> None:
-    """Gives an element of one processor's slice another value."""
+    """Changes an element of one processor's slice."""
     part = variables["w"].slice_of(pnum)
     values = part.numpy()
     values[index] = value

@@ -1,5 +1,7 @@
-"""Steps that cannot work are refused with a sentence that says why, and TensorFlow tensors in them
-are imported as a `model_fn` for Estimator imports its features."""
+"""Steps that cannot work are refused with a reason.
+
+TensorFlow tensors in a step are imported, like the features in a `model_fn` for Estimator.
+"""
 
 import itertools
 import re

@@ -1,4 +1,4 @@
-"""The order in which a mixture's rows are mixed, and the stability of the orders of old runs."""
+"""The order of a mixture's rows, which must never change for runs that have begun."""
 
 import hashlib
 
@@ -46,10 +46,7 @@ def test_problems_of_the_same_size_have_orders_of_their_own():
 
 
 def test_the_orders_of_runs_that_have_begun_stay():
-    """A change of a digest changes the data of runs that have begun.
-
-    A seed is the same number in any type.
-    """
+    """If a digest changes, runs that have begun read other data; a seed's type has no effect."""
     source = ConcatenatedSource([Numbers(70), Numbers(70), Numbers(30)])
     stages = [Stage(0, (3, 2, 2)), Stage(5, (1, 4, 0)), Stage(11, (1, 1, 1))]
     assert digest(MixtureStream(source, stages, 6, np.uint8(3)), 40) == "c49623e8a9746f82"

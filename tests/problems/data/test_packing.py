@@ -1,4 +1,4 @@
-"""Windows over three documents of 5, 2 and 4 tokens, 1 being EOS."""
+"""Windows over three documents of 5, 2 and 4 tokens; token 1 is EOS."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def windows(tmp_path, request) -> PackedWindows:
 
 
 class LossyVocabulary(CharacterVocabulary):
-    """Whose tokens do not stand for the bytes of texts, as those of a WordPiece tokenizer."""
+    """A vocabulary whose tokens do not spell the text, like a WordPiece tokenizer's."""
 
     is_lossless = False
 
@@ -36,7 +36,7 @@ class LossyVocabulary(CharacterVocabulary):
 def test_bytes_are_of_the_text_even_if_tokens_do_not_spell_it(tmp_path):
     windows = PackedWindows(column(tmp_path, (3,)), 4, LossyVocabulary(), text_bytes=24)
     of_windows = [windows.count_bytes(np.array([each])) for each in range(3)]
-    assert of_windows == [12, 6, 6]  # of 8 tokens that have bytes: 4, 2 and 2
+    assert of_windows == [12, 6, 6]  # the windows have 4, 2 and 2 tokens with bytes
     lossless = PackedWindows(column(tmp_path, (3,)), 4, CharacterVocabulary(), text_bytes=24)
     assert lossless.count_bytes(np.array([0, 1, 2])) == 8
 

@@ -1,4 +1,4 @@
-"""The arrangement of examples in rows, and that it is computed only once."""
+"""Examples are arranged in rows, and the arrangement is computed only once."""
 
 import contextlib
 import dataclasses
@@ -64,7 +64,7 @@ def test_rows_of_runs_that_have_begun_stay(tmp_path):
 
 @pytest.mark.parametrize(("seed", "at_once"), [(0, 1), (1, 100), (2, 999)])
 def test_packed_rows_have_each_example_once_and_room_for_all(tmp_path, seed, at_once):
-    """Rows do not depend on the pieces in which the examples are read."""
+    """Rows do not depend on how many examples are read at once."""
     found = texts(tmp_path, 5000, seed)
     whole = rows_of(packed(found, LENGTH))
     shutil.rmtree(tmp_path / ".index")
@@ -80,7 +80,7 @@ def test_packed_rows_have_each_example_once_and_room_for_all(tmp_path, seed, at_
 
 def test_little_of_packed_rows_is_padding(tmp_path):
     found = texts(tmp_path, 40_000)
-    # More than with one column, as the lengths differ.
+    # Pairs need more padding than single texts, because the lengths of a pair differ.
     assert padding_share(found, packed(found, LENGTH), LENGTH) < 0.06
     inputs = Texts({"inputs": found.columns["inputs"]}, "train", "inputs", found.directory)
     assert padding_share(inputs, packed(inputs, LENGTH), LENGTH) < 0.03

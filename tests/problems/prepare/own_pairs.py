@@ -1,4 +1,4 @@
-"""Problems that make pairs of random words, and the files of what they prepare."""
+"""Problems with pairs of random words, and functions that prepare their data."""
 
 import itertools
 import random
@@ -23,7 +23,7 @@ def some_samples(seed, count):
 
 
 class OwnPairs(Text2TextProblem):
-    """The samples are those of the instance."""
+    """Pairs; the constructor is given the training samples."""
 
     vocabulary_kind = "byte"
 
@@ -36,14 +36,14 @@ class OwnPairs(Text2TextProblem):
 
 
 class GeneratedPairs(OwnPairs):
-    """As tensor2tensor's problems give them, one after the other."""
+    """Pairs that are generated one after another, as in tensor2tensor's problems."""
 
     def samples(self, split, directory, tmp_dir):
         yield from super().samples(split, directory, tmp_dir)
 
 
 class SubwordPairs(OwnPairs):
-    """With a vocabulary that depends on the samples."""
+    """Pairs with a vocabulary that depends on the samples."""
 
     vocabulary_kind = "subword"
     vocabulary_size = 300
@@ -54,7 +54,7 @@ def files_of(problem, data_dir):
 
 
 def prepare_until(problem, data_dir, written, failure=KeyboardInterrupt, **settings):
-    """Makes the data, interrupted before so many examples are written."""
+    """Prepares the data, and fails after `written` examples."""
 
     class FailingWriter(ShardWriter):
         count = 0

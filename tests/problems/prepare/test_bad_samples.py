@@ -17,7 +17,7 @@ SENTENCE = (
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_finished_shards_stay_and_the_sample_is_named(tmp_path, num_workers):
-    bad = OwnPairs([*GOOD * 6, LONE, *GOOD])  # the limit of one in 1,000 allows one here
+    bad = OwnPairs([*GOOD * 6, LONE, *GOOD])  # the default limit allows one here
     with pytest.raises(BadSampleError) as raised:
         bad.prepare(tmp_path, num_shards=7, num_workers=num_workers, max_bad_samples=0)
     assert str(raised.value) == SENTENCE.replace("sample 200", "sample 1200")
@@ -71,7 +71,7 @@ def test_the_vocabulary_is_made_without_bad_samples(tmp_path):
 
 
 class PairsWith(OwnPairs):
-    """Pairs of which the constructor is given one."""
+    """Five good pairs, and a pair that the constructor is given."""
 
     def __init__(self, sample):
         super().__init__([*GOOD[:5], sample])

@@ -1,4 +1,4 @@
-"""Shards that Apache Beam makes are those that this process makes."""
+"""Apache Beam makes the same shards as this process."""
 
 import json
 import random
@@ -32,7 +32,7 @@ def beam():
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory) -> Path:
-    """A directory with some files of texts."""
+    """Writes a directory with some text files."""
     directory = tmp_path_factory.mktemp("texts")
     draw = random.Random(1)
     lines = [" ".join(draw.choices(WORDS, k=draw.randint(2, 9))) for _ in range(1200)]
@@ -68,7 +68,7 @@ def test_beam_makes_the_same_files(name, tmp_path, texts):
 
 @registry.register_problem
 class LanguagemodelPages(TfdsSource, LanguageModelProblem):
-    """Texts of a dataset that is a pipeline itself."""
+    """Texts of a dataset that TFDS itself makes by a Beam pipeline."""
 
     vocabulary_kind = "byte"
 
@@ -100,7 +100,7 @@ def test_a_dataset_that_is_a_pipeline_has_the_same_runner(tmp_path, monkeypatch)
 
 
 def test_more_bad_samples_than_may_be_are_refused(tmp_path):
-    """Each shard has fewer; only all together are too many."""
+    """No shard alone has too many bad samples, but all shards together have."""
     path = tmp_path / "a.tsv"
     path.write_text("".join(f"a {n}\tb {n}{chr(9) * (n % 50 == 0)}\n" for n in range(1000)))
     problem = problems.find("translate_tsv", f"files={path},vocab_size=280")

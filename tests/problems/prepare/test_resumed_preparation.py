@@ -1,4 +1,4 @@
-"""What an interrupted run has made is used, unless what it was made from has changed."""
+"""Files of an interrupted preparation are reused, unless their sources have changed."""
 
 import itertools
 import sys
@@ -78,7 +78,7 @@ def test_each_sample_comes_once_and_in_one_split(tmp_path):
 
 
 def test_other_code_of_the_problem_makes_the_data_again(tmp_path):
-    """Without a sample of its own: an encoder that was mended, perhaps."""
+    """Only the code of the encoder changes; the samples stay the same."""
     code = tmp_path / "code"
     code.mkdir()
     text = (

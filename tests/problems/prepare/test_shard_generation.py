@@ -1,4 +1,4 @@
-"""Shards are the same however they are made: by several processes, in several attempts."""
+"""Shards are the same if they are made by several processes, or in several attempts."""
 
 import multiprocessing
 import os
@@ -103,7 +103,7 @@ class DeadlyDigits(FewDigits):
 
 @pytest.mark.slow
 def test_killed_workers_change_no_file(tmp_path, caplog):
-    """The shards that they had not finished are made again; no bad sample is counted twice."""
+    """Unfinished shards of killed workers are made again; no bad sample is counted twice."""
     problem = DeadlyDigits()
     made = problem.prepare(tmp_path / "killed", num_shards=6, num_workers=2, max_bad_samples=10)
     assert "a worker process was killed" in caplog.text
@@ -114,7 +114,7 @@ def test_killed_workers_change_no_file(tmp_path, caplog):
 
 @registry.register_problem
 class FatalDigits(DeadlyDigits):
-    """A problem of which no worker finishes a shard, with --num_workers."""
+    """A problem whose workers are all killed at the first sample."""
 
     dies_at = 1
 
@@ -254,7 +254,7 @@ def test_killed_at_random_moments_it_makes_the_same_files(tmp_path):
         workers = children_of(maker.pid)
         maker.send_signal(signal.SIGKILL)
         maker.wait()
-        # Otherwise they would write into the directory of the next run.
+        # Otherwise the workers would write into the directory of the next run.
         wait_until(lambda started=workers: not any(map(is_running, started)))
     again = run(tmp_path / "killed", *arguments)
     assert again.returncode == 0, again.stderr

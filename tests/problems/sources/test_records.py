@@ -166,7 +166,7 @@ def test_the_page_s_training_runs(tmp_path, monkeypatch):
 
 
 def test_the_commands_of_the_page_do_what_it_says(tmp_path, monkeypatch):
-    """Commands for training only open the data."""
+    """Instead of running commands that train, the test only opens their data."""
     monkeypatch.chdir(tmp_path)
     for number, text in enumerate(TEXTS):
         (tmp_path / "texts").mkdir(exist_ok=True)

@@ -14,7 +14,7 @@ SPLITS = ("train", "validation", "test")
 
 
 def described(**sizes):
-    """Returns the description of a dataset's splits of these sizes."""
+    """Returns the description of a dataset that has splits of these sizes."""
     return {
         name: SimpleNamespace(name=name, num_examples=size, shard_lengths=[size])
         for name, size in sizes.items()

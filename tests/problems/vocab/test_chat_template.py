@@ -1,4 +1,4 @@
-"""Chat templates: the text of a conversation is that of `transformers`."""
+"""Chat templates make the same text of a conversation as `transformers`."""
 
 import concurrent.futures
 import gc
@@ -22,7 +22,7 @@ CHATML = """{%- for message in messages %}
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}
 """
-# What templates of today use: tokens, loops, namespaces, exceptions, JSON, the generation tag.
+# Current templates use tokens, loops, namespaces, exceptions, JSON and the generation tag.
 RICH = """{{ bos_token }}
 {%- set ns = namespace(system='') %}
 {% for message in messages %}
@@ -94,7 +94,7 @@ def test_a_template_runs_in_a_sandbox(tmp_path):
 
 
 def doubling(value):
-    """A template that doubles a value 40 times."""
+    """Returns a template that doubles a value 40 times."""
     loop = "{% for i in range(40) %}{% set n.s = n.s + n.s %}{% endfor %}"
     return "{% set n = namespace(s=" + value + ") %}" + loop
 
@@ -154,7 +154,7 @@ def test_a_rendering_that_is_stopped_leaves_the_next_ones_alone(recwarn):
 
 
 def test_modules_next_to_the_program_are_not_found(tmp_path):
-    """Python 3.10 has no option for this."""
+    """Python 3.10 has no option that leaves the program's directory out of sys.path."""
     program = shutil.copy(template_program.__file__, tmp_path)
     (tmp_path / "jinja2.py").write_text("raise SystemExit('this is another jinja2')")
     command = [sys.executable, program, "1"]

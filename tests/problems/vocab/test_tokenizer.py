@@ -75,14 +75,14 @@ def test_word_pieces_end_with_their_separator(tmp_path):
     assert ids == [4, 2, 3] and vocabulary.end_of_document == 1
     assert vocabulary.decode([*ids, 1]) == "the foxes"
     assert vocabulary.byte_lengths[ids].sum() == len(" the foxes")
-    # Bits per byte are of the text as it was, spaces and unknown words included.
+    # Bits per byte count the bytes of the original text, including spaces and unknown words.
     text = "The  foxes,\nund Füchse"
     stored = problems.find("languagemodel_textfiles").encoder(tmp_path)({"text": text})
     assert stored.text_bytes == len(text.encode()) != vocabulary.byte_lengths[ids].sum()
 
 
 def test_files_that_do_not_name_their_special_tokens(tmp_path):
-    """GPT-2's first files say what ends a text in `config.json` alone, and BERT's nowhere."""
+    """GPT-2's first files name the end of a text only in `config.json`, and BERT's not at all."""
     write_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 0}))

@@ -161,7 +161,7 @@ def test_a_large_text_is_looked_at_from_its_begin_to_its_end():
 
 
 def test_many_texts_are_sampled_by_the_first_of_them():
-    """Their order is shuffled, so that no more texts have to be read."""
+    """The texts are shuffled already, so later texts need not be read."""
     texts = (f"{number:09}\n" for number in itertools.count())
     assert subwords._sample(texts, 12_000) == [f"{number:09}\n" for number in range(1200)]
 
