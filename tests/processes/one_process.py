@@ -197,7 +197,7 @@ def replicas(cluster: Cluster, mesh_shape: str) -> dict:
 
 
 def connect_alone(cluster: Cluster) -> str:
-    """The process takes all devices for its own, which have other names if it is alone."""
+    """Connects again as a single process; returns the error."""
     try:
         connect(1)
     except ValueError as error:
