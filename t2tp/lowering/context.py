@@ -173,7 +173,7 @@ class Lowering(Protocol):
         """Returns `fn`, compiled by XLA if the program allows it and the inputs are large."""
 
     def isolated(self) -> AbstractContextManager[None]:
-        """Discards the tensors that are lowered inside the context, such as a branch."""
+        """Discards tensors that are lowered inside the context, such as a branch's tensors."""
 
     def inside_loop(self, iteration: tf.Tensor) -> AbstractContextManager[None]:
         """Lowers a loop's body inside the context."""
