@@ -294,7 +294,7 @@ def _connect(spec: ProcessSpec, deadline: float, seconds: float) -> tuple[socket
     """Connects to process 0 and receives its challenge.
 
     Repeats failed attempts: after a restart of the run, process 0 of the previous start may still
-      listen at the address.
+    listen at the address.
     """
     address = split_address(spec.coordinator, "coordinator")
     while True:
