@@ -1,4 +1,4 @@
-"""The data of the tiny problem, and what leaves no trace in other tests."""
+"""Fixtures: the data of the tiny problem, a trained run, databases and programs."""
 
 import shutil
 import uuid
@@ -29,7 +29,7 @@ def set_flags(run: Path, **flags: object) -> None:
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the tiny problem's data have been made."""
+    """Makes the data of the tiny problem, and returns their directory."""
     directory = tmp_path_factory.mktemp("data")
     registry.problem(PROBLEM)().prepare(directory)
     return directory
@@ -46,9 +46,9 @@ def _trained(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Path:
 
 @pytest.fixture
 def trained(tmp_path: Path, _trained: Path) -> Path:
-    """A run of two steps with a checkpoint of each, where `trainer` has its run: the test's own.
+    """Copies a run of two steps, with a checkpoint of each, to the `output_dir` of `trainer`.
 
-    Its seed is 5, and its d_ff 64, unlike that of its set.
+    The run's seed is 5, and its d_ff is 64, which is not the value of its hparams set.
     """
     return shutil.copytree(_trained, tmp_path / "run")
 
@@ -63,7 +63,7 @@ def _postgresql_server() -> Iterator[Path]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def study_address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Address of a new study in each kind of database."""
+    """Returns the address of a new study in each kind of database."""
     if request.param == "postgresql":
         directory = request.getfixturevalue("_postgresql_server")
         return postgresql.new_database(directory, uuid.uuid4().hex)
@@ -73,7 +73,10 @@ def study_address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def trainer(tmp_path: Path, data_dir: Path) -> Callable[..., int]:
-    """`t2tp_trainer` in this process: flags by name -> exit code. A flag of None is left out."""
+    """Returns a function that runs `t2tp_trainer` in this process.
+
+    It is given flags by name, and returns the exit code. A flag of None is omitted.
+    """
     defaults = {**NEW, "data_dir": data_dir, "output_dir": tmp_path / "run", "train_steps": 6}
 
     def run(**flags: object) -> int:
@@ -87,7 +90,10 @@ def trainer(tmp_path: Path, data_dir: Path) -> Callable[..., int]:
 
 @pytest.fixture
 def launch(capsys):
-    """`t2tp_launch` in this process: (exit code, lines on stdout, lines on stderr)."""
+    """Returns a function that runs `t2tp_launch` in this process.
+
+    It returns the exit code, the lines on stdout and the lines on stderr.
+    """
 
     def run(*arguments: str) -> tuple[int, list[str], list[str]]:
         code = t2tp_launch(["t2tp_launch", *arguments])

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the tests' own, where the machine has the program (apt's `postgresql`)."""
+"""Runs a PostgreSQL server for tests, if the machine has the program (apt's `postgresql`)."""
 
 import contextlib
 import importlib.util
@@ -23,12 +23,12 @@ def missing() -> str:
 
 @contextlib.contextmanager
 def server() -> Iterator[Path]:
-    """Runs a server without a network, which forgets everything at the end.
+    """Runs a server without network access, and deletes its data at the end.
 
     Yields:
       The directory of its socket.
     """
-    # Nobody but root may enter pytest's directories.
+    # Only root may enter pytest's directories if it runs the tests; the server has another user.
     directory = Path(tempfile.mkdtemp(prefix="t2tp-postgres-"))
     data, log = f"--pgdata={directory / 'data'}", f"--log={directory / 'log'}"
     options = f"--options=-k {directory} -c listen_addresses= -c fsync=off"

@@ -1,4 +1,4 @@
-"""The command line of a small training, and what its run must have in common with another."""
+"""The command line of a small training, and a check that two runs are the same."""
 
 from pathlib import Path
 
@@ -13,9 +13,9 @@ def flags(output_dir: Path, data_dir: Path, /, **changes: object) -> list[str]:
     """Returns the flags of `t2tp_trainer` for a language model with dropout on a mesh of 2x2.
 
     Args:
-      output_dir: of the run.
-      data_dir: of the data of the problem.
-      changes: of flags; None leaves one out.
+      output_dir: directory of the run.
+      data_dir: directory of the problem's data.
+      changes: changed flags; a flag of None is omitted.
     """
     given = {
         **NEW,

@@ -86,5 +86,5 @@ def test_models_with_other_hparams_are_searched_too():
     for size in (8, 64):
         arguments = ("mtf_resnet", hparams, 10, (size, size, 1), 2, ClusterFile.load("cpu"), None)
         chosen, times[size] = auto_layout._search(*arguments)
-    assert times[8] != times[64]  # The images are those of the problem.
+    assert times[8] != times[64]  # Images have the problem's size.
     assert chosen.mesh_shape in ("data:2", "model:2")

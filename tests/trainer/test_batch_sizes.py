@@ -6,7 +6,7 @@ from t2tp.problems.data.batch_stream import ShuffledStream
 from tests.trainer.tiny_experiment import experiment
 
 PER_REPLICA = "sequences_per_replica"
-# The changes of hparams and the last step of each training of one run.
+# For each run: the changes of hparams and the last step of each of its trainings.
 RUNS = [
     [("batch_size=8", 3), ("batch_size=4", 5), ("batch_size=4", 6), ("batch_size=12", 8)],
     [

@@ -92,7 +92,7 @@ def test_a_signal_saves_the_step_and_leaves(tmp_path, number):
         def before_step(self, training: Training) -> None:
             if training.steps_done == 5:
                 os.kill(os.getpid(), number)
-                if number == signal.SIGTERM:  # A launcher that is killed may cause it twice.
+                if number == signal.SIGTERM:  # A killed launcher may cause it twice.
                     os.kill(os.getpid(), number)
 
     before = signal.getsignal(number)
@@ -118,7 +118,7 @@ def test_a_second_signal_leaves_at_once_and_says_so(tmp_path):
 
 
 def train_and_get_stuck() -> None:
-    """A program: trains in the directory that is its argument, and sleeps after a signal."""
+    """Trains in the directory of the first argument, and sleeps after a signal."""
 
     def stuck():
         os.kill(os.getpid(), signal.SIGTERM)

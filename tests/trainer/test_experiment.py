@@ -25,7 +25,7 @@ def test_it_trains_and_evaluates_when_it_is_time(tmp_path, data_dir):
     assert set(metrics) > {"accuracy", "bits_per_byte", "neg_log_perplexity"}
     trained, evaluated = read_scalars(tmp_path), read_scalars(tmp_path / "eval")
     assert {"loss", "learning_rate", "gradient_norm", "tokens_per_second"} < set(trained)
-    assert trained["learning_rate"][1] == pytest.approx(3e-3)  # Six steps warm up over one.
+    assert trained["learning_rate"][1] == pytest.approx(3e-3)  # One of six steps is the warm-up.
     assert set(evaluated) == set(metrics)
     assert sorted(evaluated["loss"]) == [4, 6]
     assert evaluated["loss"][6] == pytest.approx(metrics["loss"])
@@ -57,7 +57,7 @@ def test_the_seed_decides_on_the_order_of_the_data_and_on_samples(tmp_path, data
 
 
 def test_the_hparams_alone_name_the_mesh(tmp_path, data_dir):
-    """No config, however it is made, trains on one device when the hparams name four."""
+    """If the hparams name four devices, any config trains on four."""
     run = experiment(tmp_path, data_dir, "mesh_shape=data:2;model:2", train_steps=1)
     run.train()
     assert len(run.estimator.connect().devices) == 4

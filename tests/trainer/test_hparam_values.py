@@ -1,4 +1,4 @@
-"""Each hyperparameter says which values it may have, and wrong ones are one sentence each."""
+"""Each hyperparameter declares its valid values, and a wrong value is refused with a sentence."""
 
 import pytest
 
@@ -9,8 +9,8 @@ from tests import test_hparams_sets
 
 STAGES = "num_hidden_layers=2,mesh_shape=stage:2,layout=layers:stage"
 PIECES = "learning_rate_schedule=piecewise,learning_rate_boundaries"
-# hparam -> changes with a text that its declaration cannot know to be wrong, and what is said when
-# the model is built
+# hparam -> changes to a wrong text that its declaration accepts, and the message when the model is
+# built
 CHECKED_LATER = {
     "transfer_from": ("transfer_from=no_such_set", "no_such_set"),
     "mesh_shape": ("mesh_shape=data", "data"),
@@ -24,7 +24,7 @@ CHECKED_LATER = {
     "pipeline_layers": (f"{STAGES},pipeline_layers=2;0", "2;0"),
     "pipeline_schedule": (f"{STAGES},pipeline_schedule=2f2b", "2f2b"),
 }
-# Values that are right each by itself, and do not go together.
+# Values that are each valid alone, but not together.
 TOGETHER = {
     "microbatches": ("microbatches=3", "microbatches=3 does not divide a batch of 8"),
     "batch": ("batch_size=1000000000", "32,000,000,000 tokens"),
@@ -41,12 +41,12 @@ TOGETHER = {
 
 
 SETS = {name: registry.hparams(name) for name in test_hparams_sets.SETS}
-# (name, its limits) -> a set that declares it so
+# (name of an hparam, its limits) -> a set that declares these limits
 DECLARED = {(name, str(h.limits(name))): s for s, h in SETS.items() for name in h.values()}
 
 
 def wrong_values(hparams: HParams, name: str) -> list[str]:
-    """Values of the right type that the declaration does not allow, as text."""
+    """Returns values of the right type that the declaration does not allow, as text."""
     limits, whole = hparams.limits(name), hparams.expected(name).startswith(("int", "list[int]"))
     wrong = ["nan", "inf", "-inf", *([str(10**23), str(2**63)] if whole else ["1e39"])]
     if limits.choices is not None:
@@ -109,7 +109,7 @@ def test_a_declared_choice_is_one_that_there_is_code_for():
 
 
 def test_the_limits_go_on_with_a_run(trainer, tmp_path, capfd):
-    """Also where no set says them: in a set that is another run's file."""
+    """The limits also apply if the run is resumed, or if its file is the set of another run."""
     assert trainer(schedule="train", train_steps=1) == 0
     other = {"hparams_set": tmp_path / "run/run.yaml", "output_dir": tmp_path / "other"}
     capfd.readouterr()

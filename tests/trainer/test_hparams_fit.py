@@ -1,4 +1,4 @@
-"""Every model with every hparams set: it can be built, or one sentence says why not."""
+"""Every model can be built with every hparams set, or one sentence says why not."""
 
 import pytest
 import tensorflow as tf
@@ -19,7 +19,7 @@ SMALL = {model: f"{model}_tiny" for model in MODELS}
 
 
 def outcome(model: str, set_name: str) -> str:
-    """`fits`, or the warning or the refusal."""
+    """Returns "fits", the warning, or the refusal."""
     try:
         return check_fits(model, set_name, SETS[set_name]) or "fits"
     except UsageError as error:
@@ -41,7 +41,7 @@ def test_a_model_takes_its_own_sets_and_says_something_about_any_other(model):
 
 
 def fitting_pairs() -> list[tuple[str, str]]:
-    """Of models with small sets of other models, which are not refused."""
+    """Returns pairs of a model and another model's small set that are not refused."""
     pairs = ((model, SMALL[other]) for model in MODELS for other in MODELS if model != other)
     return [pair for pair in pairs if not outcome(*pair).startswith("refused")]
 
@@ -99,7 +99,7 @@ def test_a_set_read_from_a_file_is_checked_too(trainer, tmp_path, capfd):
 def test_a_model_derived_from_another_takes_its_sets(own_registries):
     @registry.register_model
     class MyLm(registry.model("transformer_lm")):
-        """As somebody's own would be."""
+        """A user's own model."""
 
     assert outcome("my_lm", "transformer_lm_tiny") == "fits"
-    assert outcome("my_lm", "vit_tiny") == "fits"  # Nothing says what the model reads.
+    assert outcome("my_lm", "vit_tiny") == "fits"  # t2tp cannot know which sets it fits.

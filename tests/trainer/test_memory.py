@@ -1,4 +1,4 @@
-"""Training holds the same memory at each step, however many steps it has done."""
+"""The memory of a training does not grow with the number of steps."""
 
 import ctypes
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class Mallinfo(ctypes.Structure):
 
 
 class Watch(Hook):
-    """Notes the bytes that are allocated, and the bytes of glibc's heaps, free ones too."""
+    """Records the allocated bytes, and the bytes of glibc's heaps including free blocks."""
 
     def __init__(self) -> None:
         self.seen: dict[int, tuple[int, int]] = {}

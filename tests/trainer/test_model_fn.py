@@ -1,4 +1,4 @@
-"""Model functions of registered models: what hparams of training make of them."""
+"""Model functions of registered models, with different hparams of training."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ class Slope(Model):
 
 
 def programs(**values):
-    """A program that trains, and one that evaluates, on the same variables."""
+    """Returns a program that trains, and one that evaluates the same variables."""
     hparams = make_hparams(optimizer="sgd", learning_rate_constant=1.0, **values)
     model_fn = model_fn_of(Slope, {"targets": 2}, train_steps=10)
     made = {}

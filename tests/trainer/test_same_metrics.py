@@ -1,5 +1,4 @@
-"""What an evaluation finds does not depend on the mesh, the batch size or the step, whatever the
-problem and the model."""
+"""For all problems and models, metrics do not depend on the mesh, the batch size and the step."""
 
 from collections import Counter
 
@@ -19,8 +18,8 @@ CLASSES = "sentiment_upper_case"
 IMAGES = "image_digits"
 
 SMALL = "d_model=16,d_ff=32,d_kv=8,num_heads=2,num_hidden_layers=1,max_length=32"
-EXPERTS = f"{SMALL},num_experts=4,moe_every=1,moe_capacity_factor_eval=1.0"  # Some find no place.
-# Every kind of problem with every model that takes it: the model, the problem and hparams.
+EXPERTS = f"{SMALL},num_experts=4,moe_every=1,moe_capacity_factor_eval=1.0"  # Tokens are dropped.
+# Every kind of problem with every model that supports it: model, problem and hparams.
 KINDS = [
     ("transformer_lm", TEXT, SMALL),
     ("transformer_lm", PAIRS, SMALL),
@@ -39,19 +38,19 @@ KINDS = [
     ("mlp", IMAGES, ""),
 ]
 SETS = {"mtf_image_transformer": "mtf_image_transformer_digits", "mtf_resnet": "mtf_resnet_digits"}
-# Batch size, mesh and step. Of few splits 4 or 16 rows are whole batches.
+# Batch size, mesh and step. Most splits do not divide into batches of 4 or 16 rows.
 EVALUATIONS = [(16, "", 0), (4, "data:2;model:2", 100_000)]
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    """Where the problems keep their data."""
+    """Returns the directory for the data of all problems."""
     return tmp_path_factory.mktemp("data")
 
 
 @pytest.fixture
 def made(directory, kind, monkeypatch):
-    """Where the data of a kind's problem have been made."""
+    """Makes the data of a kind's problem, and returns their directory."""
     counts = {"train": 100, "validation": 200, "test": 100}
     monkeypatch.setattr(AlgorithmicProblem, "sample_counts", counts)
     problems.find(kind[1].removeprefix("mixture:").split("=")[0]).prepare(directory)
@@ -59,7 +58,7 @@ def made(directory, kind, monkeypatch):
 
 
 def evaluated(data_dir, kind, batch_size, mesh_shape, step):
-    """All sums of the untrained model, and all metrics that can be made of them."""
+    """Returns all sums of the untrained model, and all metrics that are computed from them."""
     model, name, changes = kind
     problem, hparams = problems.find(name), registry.hparams(SETS.get(model, f"{model}_tiny"))
     problem.change_hparams(hparams)
@@ -91,7 +90,7 @@ def test_any_batch_size_mesh_and_step_give_the_same_evaluation(made, kind):
 
 
 def test_a_masked_language_model_has_no_bits_per_byte():
-    """It is shown most of the text: what it predicts says nothing of the rest's bytes."""
+    """The model sees most of the text, so its loss on masked tokens does not measure the bytes."""
     sums = {"nll": 3.0, "tokens": 2.0, "bytes": 9.0, "correct": 1.0, "unmasked_tokens": 8.0}
     assert "bits_per_byte" not in possible(METRICS, sums)
     assert {"accuracy", "perplexity"} <= set(possible(METRICS, sums))

@@ -12,7 +12,7 @@ from t2tp.trainer.run_dir.evaluation_record import EvaluationRecord
 from tests.trainer.hooks.events import read_scalars
 from tests.trainer.tiny_experiment import experiment
 
-# A change of 9 nats never comes: training stops two evaluations after the first one.
+# No improvement reaches 9 nats, so training stops two evaluations after the first one.
 NEVER_BETTER = EarlyStopping(steps=4, delta=9.0)
 
 
@@ -30,7 +30,7 @@ def test_training_stops_on_a_plateau_and_stays_stopped(tmp_path, data_dir):
     again = experiment(tmp_path, data_dir, **settings).train_and_evaluate()
     assert again == pytest.approx(metrics)
     assert all_steps(tmp_path / "checkpoints") == [6]
-    experiment(tmp_path, data_dir, train_steps=7).train_and_evaluate()  # Not asked to stop.
+    experiment(tmp_path, data_dir, train_steps=7).train_and_evaluate()  # Without early stopping.
     assert evaluated(tmp_path) == [2, 4, 6, 7]
 
 
@@ -74,7 +74,7 @@ def test_another_runs_checkpoints_are_evaluated_once_each_as_they_come(tmp_path,
     assert list(found) == [2, 4]
     assert found[4] == pytest.approx(trained.evaluate())
     assert found[2]["loss"] != found[4]["loss"]
-    # Started again it has nothing to do, and waits for nothing.
+    # When it is started again, it has nothing to evaluate, and does not wait.
     assert experiment(run, data_dir, train_steps=4).continuous_eval() == found
     lines = (run / "eval/eval.jsonl").read_text().splitlines()
     assert len(lines) == 2

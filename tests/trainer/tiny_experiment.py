@@ -11,7 +11,7 @@ from tests.trainer.conftest import PROBLEM
 
 
 def experiment(directory: Path, data_dir: Path, changes: str = "", **settings) -> Experiment:
-    """Six steps of the tiny model."""
+    """Returns an experiment that trains the tiny model for six steps."""
     hparams = registry.hparams("transformer_lm_test")
     hparams.parse(changes)
     seed = settings.pop("random_seed", 0)

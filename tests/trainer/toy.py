@@ -17,7 +17,7 @@ BATCH, D_IN, D_OUT = 8, 6, 4
 def model_fn(
     mesh: Mesh, features: Mapping[str, mtf.Tensor], mode: ModeKeys, hparams: Mapping[str, float]
 ) -> EstimatorSpec:
-    """Mean squared error of x w, where w is [d_in, d_out]."""
+    """Computes the mean squared error of x w, where w is [d_in, d_out]."""
     x = features["x"]
     d_in, d_out = mtf.Dimension("d_in", D_IN), mtf.Dimension("d_out", hparams.get("d_out", D_OUT))
     w = mtf.get_variable(
@@ -42,7 +42,7 @@ def model_fn(
 
 
 class Stream:
-    """Batch `step` is drawn from a generator seeded with the step."""
+    """Batches of the regression; the step is the seed of its batch."""
 
     def __init__(self, length: int = 5) -> None:
         self._length = length
@@ -56,7 +56,7 @@ class Stream:
 
 
 def inputs(stream: Stream | None = None) -> Inputs:
-    """Batches of the regression."""
+    """Returns the batches as inputs of an estimator."""
     features = {
         "x": Feature(f"batch:{BATCH};d_in:{D_IN}"),
         "y": Feature(f"batch:{BATCH};d_out:{D_OUT}"),

@@ -29,7 +29,7 @@ def estimator(
     model_fn: ModelFn = toy.model_fn,
     **settings: Any,
 ) -> Estimator:
-    """An estimator that reports each step and saves every fourth."""
+    """Returns an estimator that reports each step, and saves every fourth step."""
     mesh_shape, layout = MESHES[mesh]
     settings = {"save_checkpoints_steps": 4, "log_step_count_steps": 1, **settings}
     values = {"learning_rate": 0.05, "mesh_shape": mesh_shape, "layout": layout}
@@ -37,12 +37,12 @@ def estimator(
 
 
 def step_directory(run: Path, step: int) -> Path:
-    """The checkpoint of a step."""
+    """Returns the directory of a step's checkpoint."""
     return checkpoint.step_directory(run / "checkpoints", step)
 
 
 def losses(directory: Path) -> list[float]:
-    """The loss of each step."""
+    """Returns the loss of each step."""
     by_step = read_scalars(directory)["loss"]
     assert sorted(by_step) == list(range(1, len(by_step) + 1))
     return [by_step[step] for step in sorted(by_step)]
@@ -60,7 +60,7 @@ class Crash(Hook):
 
 
 class At(Hook):
-    """Does something at a step."""
+    """Calls a function at a step."""
 
     def __init__(self, step: int, what: Callable[[], object]) -> None:
         self.step, self.what = step, what
@@ -71,7 +71,7 @@ class At(Hook):
 
 
 class Note(Hook):
-    """Notes when it is called."""
+    """Records when it is called."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int]] = []

@@ -1,4 +1,4 @@
-"""Small trained runs, for tests of what is done with a run."""
+"""Small trained runs, for tests of programs that read a run."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +15,9 @@ class Run:
     """A run that was trained for a few steps.
 
     Attributes:
-      output_dir: its directory.
-      data_dir: of its data.
-      problem: name of its problem.
+      output_dir: directory of the run.
+      data_dir: directory of the problem's data.
+      problem: name of the problem.
     """
 
     output_dir: Path
@@ -25,13 +25,13 @@ class Run:
     problem: str
 
     def decode(self, **flags: object) -> int:
-        """`t2tp_decoder` on it: flags by name -> exit code."""
+        """Runs `t2tp_decoder` on the run with flags by name, and returns the exit code."""
         return call("t2tp_decoder", *self.flags(**flags))
 
     def decoded(
         self, directory: Path, lines: list[str], options: str, **flags: object
     ) -> list[str]:
-        """The lines that `t2tp_decoder` makes of lines, with files in a directory."""
+        """Decodes lines by `t2tp_decoder`, whose files are in `directory`; returns the results."""
         source, result = directory / "sources.txt", directory / "decoded.txt"
         source.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         files = {"decode_from_file": source, "decode_to_file": result, "xla": "false"}
@@ -39,7 +39,7 @@ class Run:
         return result.read_text(encoding="utf-8").split("\n")[:-1]
 
     def flags(self, **flags: object) -> list[str]:
-        """A command line's flags for the run."""
+        """Returns the flags of a command line for the run."""
         return flags_of({"output_dir": self.output_dir, "data_dir": self.data_dir, **flags})
 
 
@@ -49,7 +49,7 @@ PAIRS = ("translate_upper_case", "transformer", "transformer_test")
 
 
 def train(directory: Path, names: tuple[str, str, str], **flags: object) -> Run:
-    """Makes data, trains a few steps."""
+    """Makes the data of a problem, and trains a model for a few steps."""
     problem, model, hparams_set = names
     registry.problem(problem)().prepare(directory / "data")
     run = Run(directory / "run", directory / "data", problem)

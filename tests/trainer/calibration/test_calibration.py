@@ -1,4 +1,4 @@
-"""What is measured of a machine becomes a cluster file that a plan reads."""
+"""Measurements of a machine become a cluster file, which the planner reads."""
 
 import dataclasses
 import math
@@ -88,14 +88,14 @@ def test_a_plan_of_a_measured_machine_has_the_interval_of_its_curves(monkeypatch
 
 
 def _by_group(plan):
-    """Errors of matmuls and of all else, whose constants are not the same."""
+    """Returns the error of matmuls, and of all other costs, which have separate constants."""
     compute = sum(c.error for c in plan.costs if c.kind in COMPUTE_BOUND)
     return compute, sum(c.error for c in plan.costs) - compute
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.kind)
 def test_a_sample_consists_of_its_kind_and_of_those_before_it(sample):
-    """So its own seconds are left when the seconds of the others are subtracted."""
+    """Without the seconds of earlier kinds, the seconds of the sample's own kind remain."""
     before = [each.kind for each in SAMPLES[: SAMPLES.index(sample) + 1]]
     size = sample.sizes[0]
 
@@ -118,12 +118,13 @@ def test_a_sample_is_timed():
     sample = SAMPLES[0]
     points = [worker._point(timed, sample, size, t2tp.Layout("", ""), {}) for size in (16, 4096)]
     (small, fast, _), (large, slow, _) = points
-    # The mean over a chain, whose last operation moves less, and whose length the seconds decide.
+    # The size is a mean over a chain of operations: its last operation moves less, and its length
+    # depends on the measured seconds.
     assert large == pytest.approx(256 * small, rel=0.01) and 0 < fast < slow < 1
 
 
 def test_of_disturbed_calls_the_shortest_counts_as_it_is(monkeypatch):
-    """Others that use idle cores at a lower priority do not make calls any faster."""
+    """Processes with a lower priority on idle cores do not make calls any faster."""
     seconds = iter([9.0, 9.0, 5.0, 6.0, 7.0, 8.0, 4.0, 4.5, 5.0, 5.5, 6.0, 6.0, 6.0, 6.0])
     monkeypatch.setattr(worker.Watch, "others", lambda self: 1.0)
     assert worker.best_block(lambda: next(seconds), True) == ([4.0, 4.5, 5.0, 5.5], 1.0)
@@ -149,7 +150,7 @@ def fake_measure(piece, progress):
 
 
 def test_what_is_measured_is_written_as_it_comes(tmp_path, monkeypatch, capfd):
-    """Of three pieces the last fails: --append need not measure the others again."""
+    """The last of three measurements fails; --append does not repeat the first two."""
     monkeypatch.setattr(machine, "cores", lambda: 2)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(machine, "measure", fake_measure)

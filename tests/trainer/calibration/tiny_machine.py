@@ -1,4 +1,4 @@
-"""What might have been measured of a machine of two cores, without measuring it."""
+"""Invented measurements of a machine with two cores."""
 
 from pathlib import Path
 from typing import Any
@@ -34,5 +34,5 @@ FOUND = {
 
 
 def write(path: Path) -> None:
-    """Writes it as `t2tp_calibrate` does."""
+    """Writes the machine's cluster file, as `t2tp_calibrate` does."""
     path.write_text(toml_text(machine.cluster_table(FOUND)))

@@ -1,8 +1,8 @@
-"""A program that leaves the files of a run as `t2tp_trainer` does, and trains nothing.
+"""A program that writes the files of a run like `t2tp_trainer`, but does not train.
 
-Its loss depends on the learning rate and the step only. With `--model=fails` it fails; with
-`--model=waits` it waits for a signal and saves; with `--model=slow` a step takes time. Each step is
-noted in the file `steps` of the run.
+Its loss depends only on the learning rate and the step. With `--model=fails`, it fails; with
+`--model=waits`, it waits for a signal and saves; with `--model=slow`, a step takes time. Each step
+is recorded in the file `steps` of the run.
 """
 
 import fcntl
@@ -25,7 +25,7 @@ _stopped: list[int] = []
 
 
 def loss(learning_rate: float, step: int) -> float:
-    """What the program evaluates to."""
+    """Returns the loss that the program reports."""
     return 1.0 + abs(math.log10(learning_rate) + 3.0) + 1.0 / step
 
 
@@ -35,7 +35,7 @@ def _save(number: int, frame: FrameType | None) -> None:
 
 
 def main() -> int:
-    """Returns the exit code."""
+    """Runs the program, and returns its exit code."""
     flags, _ = parse(PROGRAMS["t2tp_trainer"].groups, sys.argv)
     if flags.model == "fails":
         return 1

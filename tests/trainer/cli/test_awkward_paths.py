@@ -1,4 +1,4 @@
-"""Every program with directories of awkward names: it works, or refuses with one sentence."""
+"""Every program works with a directory of an awkward name, or refuses it with one sentence."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ NAMES = ["a,b[1]\\ *? {100%s} ~é\nc:d;e=>f", '-dash it\'s "$HOME" #1!']
 
 
 def run_on(run, data_dir):
-    """Program -> its command line for a run with checkpoints of steps 1 and 2."""
+    """Returns the command line of each program, for a run with checkpoints of steps 1 and 2."""
     given = [f"--output_dir={run}", f"--data_dir={data_dir}"]
     new = ["--problem=languagemodel_encodings", "--model=transformer_lm"]
     new += ["--hparams_set=transformer_lm_test", "--schedule=train"]
@@ -33,7 +33,7 @@ def run_on(run, data_dir):
 
 
 def check(commands):
-    """Runs commands by program, or by a name for `t2tp_trainer`; each has to succeed."""
+    """Runs a command of each program; keys that name no program run `t2tp_trainer`."""
     codes = {}
     for program, command in commands.items():
         main = getattr(programs, program.split()[0], programs.t2tp_trainer)
@@ -43,7 +43,7 @@ def check(commands):
 
 @pytest.fixture(params=NAMES)
 def directory(request, tmp_path, monkeypatch):
-    """A directory of an awkward name; the one that begins with a dash is relative."""
+    """Returns a directory with an awkward name; a path that begins with a dash is relative."""
     path = tmp_path / request.param
     path.mkdir()
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""`t2tp_trainer --check_layout`: the run's layout beside one device, with small dimensions."""
+"""`t2tp_trainer --check_layout` compares the run's layout with one device, in small dimensions."""
 
 import re
 
@@ -26,7 +26,7 @@ def test_a_right_layout_agrees_and_leaves_nothing(trainer, tmp_path, capfd):
 
 @pytest.fixture
 def _wrong_einsum(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second layer's feed-forward layer does not sum over the mesh."""
+    """Makes the feed-forward part of the second layer omit its sum over the mesh."""
     right = rules._RULES[mtf.EinsumOperation]
 
     def wrong(op: mtf.EinsumOperation, lowering: Lowering) -> None:

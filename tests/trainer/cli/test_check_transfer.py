@@ -1,4 +1,4 @@
-"""`t2tp_trainer --check_transfer`: activations over widths."""
+"""`t2tp_trainer --check_transfer` compares activations of several widths."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""`t2tp_trainer --explain_layout`: says how training would lie on a mesh, and does no more."""
+"""`t2tp_trainer --explain_layout` prints how a mesh splits the training, and does not train."""
 
 import pytest
 

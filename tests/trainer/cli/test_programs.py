@@ -40,7 +40,7 @@ def flags_of(spec: ProgramSpec) -> dict[str, flags.Flag]:
 
 
 def valid(spec: ProgramSpec, *without: str) -> list[str]:
-    """The shortest valid command line, without the program's name and some flags."""
+    """Returns the shortest valid command line, without the program's name and some flags."""
     arguments = ["x" for each in spec.positional if not each.is_optional]
     values = {
         name: "2" if flags_of(spec)[name].flag_type() == "int" else "x"
@@ -52,7 +52,10 @@ def valid(spec: ProgramSpec, *without: str) -> list[str]:
 
 @pytest.fixture
 def call(monkeypatch, capfd):
-    """Runs a program with another body: (exit code, stdout, lines on stderr)."""
+    """Returns a function that runs a program with another body.
+
+    It returns the exit code, stdout, and the lines on stderr.
+    """
 
     def run(spec, arguments, body=None):
         def import_body(name):
@@ -128,7 +131,7 @@ def test_any_number_is_within_the_flags_range_or_one_sentence(spec, call):
 
 
 def without_effect(spec: ProgramSpec) -> Iterator[tuple[str, list[str]]]:
-    """(sentence, command line to which it is the answer) for each flag with conditions."""
+    """Yields a sentence, and the command line that causes it, for each flag with conditions."""
     rows = {name: row for group in spec.groups for name, row in group.rows.items()}
     given = {
         name: f"--{name}={row.get('choices', ['1'])[0]}"
@@ -158,7 +161,7 @@ def test_a_flag_without_effect_is_refused(spec, call):
 
 @functools.cache
 def definitions(module: str) -> tuple[dict[str, ast.AST], dict[str, tuple[str, str]]]:
-    """The definitions of a module of trainer/cli, and (module, name) of what it imports."""
+    """Returns the definitions of a module of trainer/cli, and the (module, name) of each import."""
     tree = ast.parse(Path(importlib.util.find_spec(module).origin).read_text("utf-8"))
     own: dict[str, ast.AST] = {}
     for node in tree.body:
@@ -174,7 +177,7 @@ def definitions(module: str) -> tuple[dict[str, ast.AST], dict[str, tuple[str, s
 
 
 def names_read(spec: ProgramSpec) -> set[str]:
-    """Attributes of flags, and texts, in all functions that a program may call in trainer/cli."""
+    """Returns the attributes and texts in all functions of trainer/cli that a program may call."""
     texts = (spec.body, *spec.answers.values(), f"{CLI}.run_program:run_program")
     new, seen, read = {tuple(text.split(":")) for text in texts}, set(), set()
     while new:
@@ -192,7 +195,7 @@ def names_read(spec: ProgramSpec) -> set[str]:
             elif isinstance(node, ast.Name):
                 new |= {(module, node.id)} - seen if node.id in own else set()
                 new |= {imported[node.id]} - seen if node.id in imported else set()
-                # `spec_from_flags` takes these from the flags of their names.
+                # `spec_from_flags` reads the flags that have the names of these fields.
                 read |= {each.name for each in fields(RunConfig)} if node.id == "fields" else set()
         new = {each for each in new if each[0] != CLI}
     return read
@@ -301,7 +304,7 @@ def test_the_page_lists_the_programs():
     assert set(re.findall(r"^\| `(t2tp_\w+)` \|", page, re.MULTILINE)) == set(PROGRAMS)
 
 
-# Each program's help, and its answer to a mistake, in one process without TensorFlow.
+# Runs each program with --help and with a mistake, in one process without TensorFlow.
 _LIGHT = """
 import contextlib, io, sys, time
 from t2tp.trainer.cli.programs import PROGRAMS
@@ -319,7 +322,7 @@ def test_help_and_mistakes_need_no_tensorflow_and_no_second():
     assert float(run_code(_LIGHT).stdout) < 1.5
 
 
-# Imports what programs without TensorFlow run, and prints the first whose module imports it.
+# Imports the modules of programs that do not need TensorFlow; prints the first that imports it.
 _BODIES = """
 import importlib, sys
 from t2tp.trainer.cli.programs import PROGRAMS
@@ -388,5 +391,5 @@ def test_flags_come_from_a_file_and_hparams_add_up(tmp_path):
     command_line = [spec.name, "--hparams=a=1", f"--flagfile={tmp_path / 'flags.txt'}"]
     values, _ = flag_groups.parse(spec.groups, command_line)
     assert (values.hparams, values.xla, values.train_steps) == (["a=1", "b=2"], True, None)
-    # A run writes down its flags: their names are part of its format.
+    # A run stores its flags, so their names are part of its format.
     assert not {"h", "helpfull"} & set(values)

@@ -1,4 +1,4 @@
-"""What the flags, the saved run and the defaults make together; nothing is built."""
+"""The settings that flags, a saved run and defaults determine together; nothing is built."""
 
 import random
 from dataclasses import replace
@@ -21,7 +21,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 @pytest.fixture
 def resolve(tmp_path, data_dir):
-    """Flags by name -> `RunSpec`."""
+    """Returns a function that makes a `RunSpec` of flags by name."""
 
     def resolve(new=NEW, **flags):
         given = {**new, "data_dir": data_dir, "output_dir": tmp_path / "run", **flags}
@@ -60,7 +60,7 @@ def test_a_trial_is_drawn_into_the_set_of_another_run(resolve, trained, tmp_path
 
 
 def forget(run, *names):
-    """Makes the hparams of a run those of a time before there were some hyperparameters."""
+    """Removes hparams from a run, as if it were older than these hyperparameters."""
     settings = run_yaml.read(run / "run.yaml")
     for name in names:
         del settings.hparams[name]
@@ -94,7 +94,7 @@ def test_what_a_new_run_needs_is_asked_for(resolve):
         resolve(new={})
 
 
-# What a user may give at a start, and leave out at any resume.
+# Flags that a user may give when a run starts, and omit whenever it is resumed.
 KEPT = {
     **NEW,
     "problem_options": "vocab_size=512",

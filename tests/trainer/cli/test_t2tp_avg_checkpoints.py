@@ -28,7 +28,7 @@ def main(flags):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run with checkpoints of the steps 4, 8, 12 and 13."""
+    """Trains a run with checkpoints of the steps 4, 8, 12 and 13."""
     directory = tmp_path_factory.mktemp("averaged") / "run"
     estimator(directory).train(toy.inputs(), 13)
     (directory / "run.yaml").write_text("settings")
@@ -63,7 +63,7 @@ def test_the_average_of_the_last_ones_evaluates_in_place_of_a_run(run, tmp_path,
 
 
 def with_moving_averages(mesh, features, mode, hparams):
-    """The toy model with an average of w, and what a batch norm keeps."""
+    """Adds an average of w, and a moving mean like a batch norm's, to the toy model."""
     spec = toy.model_fn(mesh, features, mode, hparams)
     if mode == ModeKeys.TRAIN:
         average_weights(list(mesh.graph.trainable_variables), 0.5)
@@ -140,7 +140,7 @@ def test_what_cannot_be_averaged_is_a_sentence_and_writes_nothing(run, tmp_path,
     shutil.copytree(step(run, 8), tmp_path / "wrong")
     flip(tmp_path / "wrong/variables.data-00000-of-00001")
     out = f"--output_path={tmp_path / 'out'}"
-    capsys.readouterr()  # What training said does not matter.
+    capsys.readouterr()  # Discards what training printed.
     for flags, said in (
         ([f"--output_dir={run}"], "cannot average 8 checkpoints: .* holds 4: steps 4, 8"),
         ([f"--checkpoints={run},{tmp_path / 'plain'}"], "w_momentum_v is absent in .*plain"),

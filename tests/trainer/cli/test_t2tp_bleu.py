@@ -13,7 +13,7 @@ BAD = ["The cat lay on a mat.", "A dog was over there."]
 
 @pytest.fixture
 def files(tmp_path):
-    """The reference, and a directory of translations."""
+    """Writes a reference, and a directory of translations."""
     directory = tmp_path / "decoded"
     directory.mkdir()
     texts = {"news-100": BAD, "news-2000": GOOD, "notes.txt": BAD}

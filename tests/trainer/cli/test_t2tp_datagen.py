@@ -23,7 +23,7 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path, capsys):
 
 
 def test_little_is_made_without_tensorflow_and_in_one_process(tmp_path):
-    """Which is what takes long: 2,000 lines take the time of the program's start."""
+    """Starting TensorFlow or other processes would take longer than to encode 2,000 lines."""
     (tmp_path / "a.tsv").write_text("".join(f"a line {n}\tLinie {n}\n" for n in range(2000)))
     code = (
         "import sys\nfrom concurrent import futures\n"
@@ -35,7 +35,7 @@ def test_little_is_made_without_tensorflow_and_in_one_process(tmp_path):
     )
     options = f"--problem_options=files={tmp_path}/a.tsv,vocab_size=300"
     arguments = ["--problem=translate_tsv", f"--data_dir={tmp_path / 'data'}", options]
-    # No prefixes, and nothing of TensorFlow's.
+    # The first line has no prefix, and is not TensorFlow's.
     assert (
         run_code(code, *arguments)
         .stderr.splitlines()[0]

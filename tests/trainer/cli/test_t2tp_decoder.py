@@ -43,7 +43,7 @@ def test_beams_are_written_with_their_scores(pairs, tmp_path):
 
 @pytest.mark.slow
 def test_results_begin_as_they_are_told(pairs, tmp_path, capsys):
-    # An untrained model may write the same, but not with the same score.
+    # Without a beginning, an untrained model may decode the same text, but not with the same score.
     options = "beam_size=1,extra_length=5,write_beam_scores=true"
     beginnings = tmp_path / "beginnings.txt"
     beginnings.write_text("\nONE\n", encoding="utf-8")
@@ -97,7 +97,7 @@ def test_how_much_there_is_to_decode_decides_about_xla(pairs, tmp_path, monkeypa
     assert pairs.decode(decode_from_file=tmp_path / "lines", **options) == 2
     assert pairs.decode(score_file=tmp_path / "lines", **options) == 2
     saved = checkpoint.latest(pairs.output_dir / "checkpoints")
-    shapes = saved.shapes()  # with what the optimizer keeps
+    shapes = saved.shapes()  # with the optimizer's slots
     num_weights = sum(np.prod(shapes[name]) for name in saved.metadata["trainable"])
     assert 0 < num_weights < sum(np.prod(shape) for shape in shapes.values())
     assert [values[1:] for values in calls] == [(n, 2, num_weights) for n in (3, 2, 0)]
@@ -114,7 +114,7 @@ def test_scores_are_those_of_a_beam_search(pairs, tmp_path, capsys):
     assert pairs.decode(score_file=scored, decode_to_file="-", xla="false") == 0
     assert capsys.readouterr().out == result.read_text()
     found = [float(line) for line in result.read_text().split()]
-    if len(text) < 9:  # it has an end, which is scored too; and its tokens are its only spelling
+    if len(text) < 9:  # It ends with EOS, which is scored too.
         np.testing.assert_allclose(found[0], float(score), atol=2e-3)
     assert found[1] < 0
 

@@ -8,7 +8,7 @@ from tests.trainer.command import call
 
 
 def evaluate(capfd, **flags: object) -> tuple[int, list[dict], str]:
-    """(exit code, the lines of JSON, what it said)."""
+    """Returns the exit code, the lines of JSON, and stderr."""
     capfd.readouterr()
     code = call("t2tp_eval", **flags)
     said = capfd.readouterr()

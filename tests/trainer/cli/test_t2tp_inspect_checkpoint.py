@@ -18,7 +18,7 @@ def main(paths):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run with checkpoints of the steps 4 and 8."""
+    """Trains a run with checkpoints of the steps 4 and 8."""
     directory = tmp_path_factory.mktemp("inspected") / "run"
     estimator(directory).train(toy.inputs(), 8)
     return directory

@@ -17,7 +17,7 @@ COMMAND = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_launch"]
 
 
 def python(text: str) -> list[str]:
-    """A command that knows its number as `task`."""
+    """Returns a command that runs Python code, in which `task` is the number of the process."""
     prelude = "import json, os, sys, time; task = json.loads(os.environ['TF_CONFIG'])['task'];"
     return [sys.executable, "-c", f"{prelude} task = task['index']\n{text}"]
 

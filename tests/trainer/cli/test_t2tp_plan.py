@@ -92,7 +92,7 @@ def test_wrong_input_is_one_sentence(name, capfd):
     assert planned(**flags) == 2
     said = capfd.readouterr()
     assert said.out == "" and says in said.err
-    # The vocabulary's rounding is said before.
+    # An earlier line reports how the vocabulary is rounded.
     assert said.err.strip().splitlines()[-1].startswith("t2tp_plan: ")
 
 
@@ -118,7 +118,7 @@ FIXED = (
 
 
 def said(capfd, **flags):
-    """The JSON that t2tp_plan prints; None if nothing fits."""
+    """Returns the JSON that t2tp_plan prints; None if nothing fits."""
     capfd.readouterr()
     code = planned(**{**dict.fromkeys(FLAGS), "cluster": "cpu", "json": "true", **flags})
     printed = capfd.readouterr()
@@ -127,7 +127,7 @@ def said(capfd, **flags):
 
 
 def given(line):
-    """Flags by name of a line that is pasted into a shell."""
+    """Returns the flags by name of a printed command line."""
     return dict(word.removeprefix("--").split("=", 1) for word in shlex.split(line))
 
 
@@ -149,7 +149,7 @@ def test_every_line_of_a_search_gives_the_same_plan_when_it_is_pasted(model, see
         line = given(proposal["flags"])
         again = said(capfd, vocab_size=size, **images, **line)
         assert again == proposal["plan"], proposal["flags"]
-        # The program that runs has all layers and stages, and a plan lowers few of them.
+        # The real program has all layers and stages, whereas a plan lowers only a few of them.
         hparams = registry.hparams(line["hparams_set"])
         hparams.parse(line.get("hparams", ""))
         for name in ("mesh_shape", "layout"):

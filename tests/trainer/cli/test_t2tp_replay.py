@@ -16,7 +16,7 @@ from tests.trainer.tiny_problem import LanguagemodelEncodings
 from tests.warm_processes import tf_configs
 
 STEPS = 50
-# Step -> row and kind of a planted example: one in a thousand.
+# Step -> row and kind of its planted example.
 KINDS = ("wrong labels", "repeated", "single target")
 PLANTED = {41 + n: ((7 * n + 3) % 16, KINDS[n % 3]) for n in range(6)}
 STAGES = "layout=batch:data;layers:stage,num_hidden_layers=2,microbatches=2"
@@ -24,7 +24,7 @@ MESHES = {"data:2;model:2": "num_hidden_layers=1", "stage:2;data:2": STAGES}
 
 
 class PlantedStream:
-    """A stream with an example in some steps that is unlike the others."""
+    """A stream with an unusual example in some steps."""
 
     def __init__(self, stream):
         self._stream = stream
@@ -44,7 +44,7 @@ class PlantedStream:
             targets[:] = np.random.default_rng(step).integers(100, 512, targets.shape)
         elif kind == "repeated":
             targets[:] = 7
-        elif kind == "single target":  # Its gradient is no mean over many targets.
+        elif kind == "single target":  # Its gradient is not averaged over many targets.
             targets[0] = 400
             targets[1:] = batch["targets_segmentation"][row, 1:] = 0
         return batch
@@ -59,7 +59,7 @@ class LanguagemodelPlanted(LanguagemodelEncodings):
 
 
 def trained(directory, mesh):
-    """(flags of the run, its log): checkpoints of steps 20, 40 and 50."""
+    """Trains a run with checkpoints of steps 20, 40 and 50; returns its flags and its log."""
     where = {"output_dir": directory / "run", "data_dir": directory / "data"}
     hparams = f"batch_size=8,batch_size_unit=sequences_per_replica,{MESHES[mesh]}"
     more = {"problem": "languagemodel_planted", "generate_data": True, "mesh_shape": mesh}
@@ -82,7 +82,7 @@ def run_of_stages(tmp_path_factory):
 
 
 def replayed(where, capfd, **flags):
-    """(exit code, rows, summary)."""
+    """Runs `t2tp_replay`, and returns the exit code, the rows and the summary."""
     capfd.readouterr()
     code = call("t2tp_replay", **{**where, **flags})
     said = capfd.readouterr()
@@ -105,12 +105,12 @@ def test_a_replayed_step_is_the_runs(run, capfd, step, begun_from):
     assert np.mean([row["loss"] for row in rows]) == pytest.approx(loss, rel=1e-5)
     norms = [row["gradient_norm"] for row in rows]
     assert norms == sorted(norms, reverse=True)
-    assert norms[0] > norm  # Of different directions, their mean is shorter than the longest.
+    assert norms[0] > norm  # The longest gradient is longer than the mean.
     assert sorted(where["output_dir"].rglob("*")) == before
 
 
 def scalars_of(summary):
-    """The loss and the gradient norm in the line of the replay and in that of the run."""
+    """Returns loss and gradient norm in the line of the replay, and in the line of the run."""
     lines = [line for line in summary.splitlines() if "loss" in line and "gradient_norm" in line]
     return [
         {name: float(value) for name, value in re.findall(r"(loss|gradient_norm) ([\d.]+)", line)}
@@ -140,7 +140,7 @@ def test_a_damaged_checkpoint_is_skipped(run, capfd, tmp_path):
     for path in (copied / f"checkpoints/step-{STEPS:08d}").glob("*.data-*"):
         flip(path)
     code, rows, summary = replayed({**run[0], "output_dir": copied}, capfd, step=STEPS + 1)
-    assert (code, len(rows)) == (0, 16)  # As on the run's mesh, though nothing has saved its size.
+    assert (code, len(rows)) == (0, 16)  # The run's batch, whose size is not saved.
     assert f"step {STEPS + 1}, replayed from step 40: " in summary
 
 

@@ -56,7 +56,7 @@ def test_evaluations_stop_a_training(trainer, tmp_path):
 
 @pytest.mark.slow
 def test_a_warning_is_said_once(trainer, capfd):
-    """Although both programs, to train and to evaluate, find the rule's."""
+    """The programs for training and for evaluation both find the rule without effect."""
     assert trainer(train_steps=1, mesh_shape="data:2", layout="batch:data;heds:data") == 0
     said = capfd.readouterr().err
     for warning in (
@@ -125,7 +125,7 @@ def test_a_run_that_does_not_fit_is_refused_untouched(trainer, trained, capfd):
 
 
 def test_the_file_of_a_run_repeats_it(trained, tmp_path):
-    """On its own data, with its seed and hparams; flags override it."""
+    """The file has the run's data, seed and hparams; flags override it."""
     other = tmp_path / "again"
     assert main(["t2tp_trainer", f"--config={trained / 'run.yaml'}", f"--output_dir={other}"]) == 0
     losses = [read_scalars(run)["loss"] for run in (trained, other)]

@@ -1,4 +1,4 @@
-"""`t2tp_tune`, here of a program that does as if it trained."""
+"""`t2tp_tune` with a program that only pretends to train."""
 
 import os
 import random
@@ -164,7 +164,7 @@ def test_a_signal_reaches_the_trial_which_saves(tmp_path, number):
 @pytest.mark.ci_only
 @pytest.mark.slow
 def test_killed_processes_lose_no_trial_and_none_is_run_twice(tmp_path, study_address):
-    """Three processes on one study; two are killed, and nobody starts them again."""
+    """Three processes share a study; two of them are killed, and not started again."""
     flags = ("--trials=6", "--lost_after_seconds=2", "--sampler=random", f"--study={study_address}")
     trainer = ("--model=slow", "--train_steps=8")
     started = [_start(tmp_path, *flags, trainer=trainer) for _ in range(3)]

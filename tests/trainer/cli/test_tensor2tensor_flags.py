@@ -1,4 +1,4 @@
-"""What the table of tensor2tensor's flags says is so."""
+"""The table of tensor2tensor's flags is correct."""
 
 import re
 from pathlib import Path

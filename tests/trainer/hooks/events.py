@@ -11,14 +11,14 @@ import tensorflow as tf
 
 
 class Event(NamedTuple):
-    """A value that was written.
+    """A value in an event file.
 
     Attributes:
-      plugin: of TensorBoard that shows it: `scalars`, `text`, `images`, `histograms`, `hparams`.
-      name: its tag.
-      step: of the training.
-      value: as it was written.
-      data: what else the plugin is told.
+      plugin: TensorBoard's plugin for it: `scalars`, `text`, `images`, `histograms`, `hparams`.
+      name: tag of the value.
+      step: training step.
+      value: the stored value.
+      data: further data for the plugin.
     """
 
     plugin: str
@@ -29,7 +29,7 @@ class Event(NamedTuple):
 
 
 def read(directory: Path, *, was_killed: bool = False) -> Iterator[Event]:
-    """All values in the event files of a directory, the oldest file first.
+    """Yields all values in the event files of a directory, the oldest file first.
 
     A process that was killed may leave half a record at the end of its file.
     """
@@ -44,7 +44,7 @@ def read(directory: Path, *, was_killed: bool = False) -> Iterator[Event]:
 
 
 def read_scalars(directory: Path, *, was_killed: bool = False) -> dict[str, dict[int, float]]:
-    """name -> step -> value, from all event files of a directory; a later file wins."""
+    """Returns values by name and step, from all event files of a directory; a later file wins."""
     scalars: dict[str, dict[int, float]] = {}
     for event in read(directory, was_killed=was_killed):
         if event.plugin == "scalars":
@@ -53,13 +53,13 @@ def read_scalars(directory: Path, *, was_killed: bool = False) -> dict[str, dict
 
 
 def read_log(path: Path, event: str = "") -> list[dict]:
-    """The lines of a log of JSON, or those of an event."""
+    """Returns the lines of a JSON log, or only the lines of one event."""
     lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     return [line for line in lines if event in ("", line["event"])]
 
 
 def read_texts(directory: Path) -> dict[tuple[str, int], str]:
-    """(name, step) -> text, likewise."""
+    """Returns texts by (name, step), from all event files of a directory."""
     return {
         (event.name, event.step): event.value.item().decode()
         for event in read(directory)

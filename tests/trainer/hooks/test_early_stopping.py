@@ -1,4 +1,4 @@
-"""When a metric has reached its plateau, and the record that it is read from."""
+"""Early stopping finds the plateau of a metric in the record of evaluations."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from t2tp.trainer.evaluations import SplitEvaluation
 from t2tp.trainer.hooks.early_stopping import EarlyStopping
 from t2tp.trainer.run_dir.evaluation_record import EvaluationRecord
 
-# The evaluations' losses, every 10 steps; and whether that is a plateau of 20 steps and 0.1.
+# Losses of evaluations every 10 steps, and whether they have a plateau of 20 steps and 0.1.
 CURVES = {
     "nothing yet": ([], False),
     "too short": ([5.0, 5.0], False),

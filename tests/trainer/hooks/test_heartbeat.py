@@ -1,4 +1,4 @@
-"""By the heartbeat a supervisor sees whether the loop is at work."""
+"""A supervisor sees by the heartbeat whether the training loop is running."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def test_it_names_the_process_and_what_it_does(tmp_path):
 
 
 class Notes(Hook):
-    """Notes the heartbeat that is there before each step."""
+    """Records the heartbeat before each step."""
 
     def __init__(self, directory):
         self.directory, self.states = directory, []

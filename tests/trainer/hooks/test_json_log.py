@@ -52,7 +52,7 @@ def test_a_device_is_not_read_to_its_end(device):
 
 
 def test_an_open_file_that_is_cut_back_is_written_on(tmp_path):
-    """As of an evaluation before the training, in the same process."""
+    """This happens if a process first evaluates and then trains."""
     path = tmp_path / "log.jsonl"
     killed = JsonLog(str(path))
     killed.write("began", 0, {"run": "run"})

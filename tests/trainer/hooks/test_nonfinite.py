@@ -1,4 +1,4 @@
-"""A step that is not finite ends the training, and nothing that came of it is saved."""
+"""A non-finite step ends the training, and its results are not saved."""
 
 import math
 
@@ -16,7 +16,7 @@ from tests.trainer.toy_estimator import estimator, step_directory
 
 
 class Poisoned(toy.Stream):
-    """Has a NaN in the batch of a step (counted from 1); after `cures` reads it has none."""
+    """Batches with a NaN in one step (counted from 1), which is absent after `cures` reads."""
 
     def __init__(self, step: int, cures: int = 1000) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Poisoned(toy.Stream):
 
 
 def saved(directory, step):
-    """All values of a checkpoint."""
+    """Returns all values of a checkpoint."""
     return values_in(Checkpoint(step_directory(directory, step)))
 
 

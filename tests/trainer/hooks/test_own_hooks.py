@@ -1,4 +1,4 @@
-"""Hooks of one's own, from `--t2t_usr_dir`."""
+"""A user's own hooks, from `--t2t_usr_dir`."""
 
 import json
 

@@ -15,7 +15,7 @@ SCALARS = {"loss": 1.25, "step_time": 0.5, "tokens_per_second": 4096.0}
 
 @pytest.fixture
 def plain_lines():
-    """What the program does to the log."""
+    """Configures the log as a program does."""
     console.use_plain_lines()
 
 
@@ -74,7 +74,7 @@ def test_on_a_terminal_it_is_a_bar_and_log_lines_stand_above_it(plain_lines, mon
             logging.warning("twice")
     shown = b""
     with os.fdopen(reader, "rb", buffering=0) as screen, contextlib.suppress(OSError):
-        while chunk := screen.read(4096):  # An OSError: all is read, and the terminal closed.
+        while chunk := screen.read(4096):  # OSError: the terminal is closed.
             shown += chunk
     shown = shown.decode()
     assert "10/132 [00:00, compiling the first step]" in shown

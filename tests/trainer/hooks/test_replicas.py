@@ -49,7 +49,7 @@ def test_a_processor_that_computes_wrongly_is_named(tmp_path, mesh, feature, sai
 
 
 def corrupted(directory, step, **settings):
-    """An estimator, and a hook that makes processor 3 differ from its copy, 1, after a step."""
+    """Returns an estimator, and a hook that changes processor 3's copy of a slice after a step."""
     trained = estimator(directory, check_replicas_every=3, **settings)
 
     def corrupt():
@@ -88,7 +88,7 @@ def test_a_sound_training_goes_on(tmp_path):
     "number", [0, 1, 2, *(pytest.param(n, marks=pytest.mark.ci_only) for n in range(3, 16))]
 )
 def test_a_flipped_bit_is_found_and_its_device_named(tmp_path, number):
-    """One of four copies differs from the majority; one of two is wrong where a replay says so."""
+    """With four copies, the majority is right; with two copies, a replay shows which is wrong."""
     random = np.random.default_rng(number)
     pnum, bit, step = random.integers(4), random.integers(32), 5 + random.integers(3)
     trained = estimator(tmp_path, ["data", "both"][number % 2])

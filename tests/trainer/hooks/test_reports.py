@@ -1,4 +1,4 @@
-"""What a training shows of its steps, as the event files have it."""
+"""Reports of a training about its steps, as the event files contain them."""
 
 import time
 
@@ -17,7 +17,7 @@ from tests.trainer.toy_estimator import estimator
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The directory of a run on four devices that is evaluated after step 8."""
+    """Trains a run on four devices, which is evaluated after step 8; returns its directory."""
     directory = tmp_path_factory.mktemp("run")
     evaluate = EvaluationHook(8, lambda: time.sleep(0.1), str)
     settings = {"log_step_count_steps": 4, "save_checkpoints_steps": 8}

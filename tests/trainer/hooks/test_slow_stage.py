@@ -1,4 +1,4 @@
-"""The stage that the others wait for is named, once."""
+"""The stage that all other stages wait for is reported once."""
 
 from t2tp.trainer.hooks.json_log import JsonLog
 from t2tp.trainer.hooks.slow_stage import SlowStage

@@ -1,4 +1,4 @@
-"""What TensorBoard is given besides scalars."""
+"""Data for TensorBoard that are not scalars."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.trainer.trained_runs import PAIRS, train, train_images
 
 @pytest.fixture(scope="module")
 def run(data_dir, tmp_path_factory) -> Path:
-    """The directory of a run on four devices that writes everything."""
+    """Trains a run on four devices, which writes all kinds of data; returns its directory."""
     directory = tmp_path_factory.mktemp("tensorboard") / "run"
     watched = {"histogram_steps": 3, "profile_steps": "4:5", "eval_samples": 2}
     evaluated = {"schedule": "train_and_evaluate", "eval_steps": 2, "local_eval_frequency": 3}

@@ -1,4 +1,4 @@
-"""--tracker, with packages that only note what they are given."""
+"""--tracker, with stand-ins of the packages that only record their calls."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ from t2tp.trainer.hooks.trackers import check_tracker
 
 
 class Wandb(ModuleType):
-    """Looks like the package wandb."""
+    """A stand-in for the package wandb."""
 
     def __init__(self):
         super().__init__("wandb")
@@ -24,7 +24,7 @@ class Wandb(ModuleType):
 
 
 class Mlflow(ModuleType):
-    """Looks like the package mlflow."""
+    """A stand-in for the package mlflow."""
 
     def __init__(self):
         super().__init__("mlflow")

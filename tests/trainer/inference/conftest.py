@@ -1,4 +1,4 @@
-"""The tests of the harness have the tasks of `benchmarks/harness_tasks.py`."""
+"""Lets tests import the tasks of `benchmarks/harness_tasks.py`."""
 
 import sys
 from pathlib import Path

@@ -16,8 +16,8 @@ from tests.warm_processes import WarmProcess
 SOURCES = ["two one", "sechs sieben acht", "naïve five", "one", "\ttab"]
 OPTIONS = "beam_size=2,extra_length=6,return_beams=true,write_beam_scores=true"
 
-# Answers requests as TensorFlow Serving does over REST, with a SavedModel's own signatures, and
-# without t2tp, which it could not import. Of a line of JSON, [path, bodies], the answers are one.
+# Answers requests like TensorFlow Serving over REST, with the signatures of a SavedModel. It cannot
+# import t2tp. For each line of JSON, [path, bodies], it prints the answers as one line.
 _SERVER = """
 import json, os, sys
 sys.path[:] = [p for p in sys.path if p not in ("", os.getcwd())]
@@ -46,7 +46,7 @@ for line in sys.stdin:
 
 @pytest.fixture(scope="module")
 def ask():
-    """What a SavedModel answers to the JSON of REST requests, in a process without t2tp."""
+    """Returns a function that sends REST requests to a SavedModel, in a process without t2tp."""
     command = [sys.executable, "-c", _SERVER]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -63,7 +63,7 @@ def ask():
 
 
 def export(run: Run, output: Path, **flags: object) -> Path:
-    """Exports in a process, which says nothing but what is for its user."""
+    """Exports a model in another process, and checks that it prints no unexpected lines."""
     target = "tests.trainer.inference.test_exporter:exporter"
     with WarmProcess(target, run.flags(**flags), {}, output) as process:
         assert process.wait() == 0, process.err.read_text()
@@ -119,7 +119,7 @@ def test_a_language_model_of_a_mesh_answers_from_one_device(ask, tmp_path, capsy
 
 
 def requests_of_the_pages() -> list[tuple[dict, dict | None]]:
-    """The bodies that the pages send to TensorFlow Serving, and the response where it is shown."""
+    """Returns the bodies of the pages' requests to TensorFlow Serving, and the shown responses."""
     text = (DOCS / "decoding.md").read_text() + (DOCS / "coming_from_tensor2tensor.md").read_text()
     curls = re.findall(r"^curl -d '(.*?)' \S+:predict\n(.*)$", text, re.MULTILINE)
     bodies = re.findall(r'`(\{"inputs": .*?"signature_name".*?\})`', text)
@@ -129,7 +129,7 @@ def requests_of_the_pages() -> list[tuple[dict, dict | None]]:
 
 
 def assert_alike(answer: object, shown: object) -> None:
-    """The same names, types and numbers of rows."""
+    """Checks that two responses have the same names, types and numbers of rows."""
     assert type(answer) is type(shown)
     if isinstance(answer, dict):
         assert answer.keys() == shown.keys()

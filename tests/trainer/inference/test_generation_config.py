@@ -1,4 +1,4 @@
-"""The defaults of decoding, by `generation_config.json`."""
+"""`generation_config.json` sets the defaults of decoding."""
 
 import json
 import re

@@ -27,7 +27,7 @@ def _sequence(name: str) -> dict:
 
 @pytest.fixture(scope="module", params=_SIZES)
 def model(request, tmp_path_factory) -> Path:
-    """A directory with `tasks`, the model `hf`, and the same as a `run`."""
+    """Makes a directory with `tasks`, a model in `hf`, and a `run` of the same model."""
     directory = tmp_path_factory.mktemp("harness")
     write_tasks(directory / "tasks", 4)
     write = {"gpt2": tiny_files.write_tiny_gpt2, "llama": tiny_files.write_tiny_llama}
@@ -54,7 +54,7 @@ def model(request, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module", params=[False, True], ids=["plain", "chat"])
 def expected(request, model) -> tuple[bool, dict[str, list]]:
-    """Whether prompts are conversations, and the harness's own answers by task."""
+    """Returns whether prompts are conversations, and the harness's own answers by task."""
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
@@ -69,7 +69,7 @@ def expected(request, model) -> tuple[bool, dict[str, list]]:
 
 
 def _answers(rows: list[dict]) -> list:
-    """The answers of each document, in the harness's types or as text in its files."""
+    """Returns the answers of each document as text, from the harness's results or its files."""
     answers = []
     for row in sorted(rows, key=lambda row: row["doc_id"]):
         for (answer,) in row["resps"]:

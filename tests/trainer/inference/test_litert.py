@@ -82,7 +82,7 @@ def test_an_image_model_has_the_saved_models_classes(tmp_path, capsys, model, hp
 
 
 def test_an_operation_that_litert_lacks_is_named(tmp_path):
-    """Where a file cannot be written, and nothing is."""
+    """No file is written."""
 
     def step(mesh, features):
         return {"y": mtf.slicewise(tf.math.erfinv, [features["x"]])}

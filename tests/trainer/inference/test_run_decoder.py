@@ -1,4 +1,4 @@
-"""Between files and tokens."""
+"""Decoding from files to files."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The Estimator on a `tf.data.Dataset`, and on a model function that asks more."""
+"""The Estimator with a `tf.data.Dataset`, and with a model function that also has `config`."""
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ def test_another_batch_size_neither_repeats_nor_skips_rows(sizes):
 
 
 def test_a_generator_is_evaluated_for_a_number_of_batches(tmp_path):
-    """It has no length: the dataset of an iterator, as docs/trainer.md makes it."""
+    """The dataset of an iterator, as in docs/trainer.md, has no length."""
     batch = toy.Stream()[0]
     signature = {name: tf.TensorSpec(x.shape, x.dtype) for name, x in batch.items()}
     dataset = tf.data.Dataset.from_generator(lambda: iter([batch] * 3), output_signature=signature)

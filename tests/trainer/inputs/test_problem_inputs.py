@@ -1,4 +1,4 @@
-"""Problems that the trainer finds by more than a registered name."""
+"""Training on users' problems, buckets and mixtures; unsuitable models and data are refused."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ NUMERALS = {
 
 @pytest.mark.slow
 def test_a_users_own_problem_is_made_and_trained_on(trainer, tmp_path):
-    """Through a directory; its wishes for hparams count for less than the command line's."""
+    """The problem is in a user's directory; flags override its changes of hparams."""
     flags = {**NUMERALS, "data_dir": tmp_path / "data", "train_steps": 2}
     assert trainer(**flags) == 0
     assert run_files.read(tmp_path / "run").hparams.max_length == 16  # 32 in the set
@@ -35,7 +35,7 @@ def test_a_users_own_problem_is_made_and_trained_on(trainer, tmp_path):
 
 @pytest.mark.slow
 def test_pairs_in_buckets_of_length_train(trainer, tmp_path, monkeypatch):
-    """Batches of 4 x 32 and 8 x 16 tokens come in turn, each with a program of its own."""
+    """Batches have 4 x 32 or 8 x 16 tokens, and each of these shapes has its own program."""
     name, options = "algorithmic_reverse_binary40", "arrangement=bucketed"
     counts = {"train": 500, "validation": 50, "test": 50}
     monkeypatch.setattr(AlgorithmicProblem, "sample_counts", counts)
@@ -96,7 +96,7 @@ def test_a_run_does_not_go_on_with_other_data(trainer, tmp_path, capfd):
     assert trainer(**flags, train_steps=4) == 2
     assert OTHER_DATA in capfd.readouterr().err
     assert files_in(tmp_path / "run") == before
-    # What reads the run is refused as well: evaluated with another vocabulary it has some figure.
+    # Schedules that only read the run refuse, too: other vocabularies give meaningless figures.
     run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     for schedule in ("evaluate", "evaluate_on_train_data", "continuous_eval", "predict"):
         assert trainer(**flags | {"schedule": schedule}) == 2

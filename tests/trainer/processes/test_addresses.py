@@ -1,4 +1,4 @@
-"""Lists of hosts, and which of them this one is."""
+"""Lists of hosts, and the number of this host in them."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A run on hosts of their own loses one, and goes on with fewer and then with more of them."""
+"""A run on several hosts loses one of them, and continues with one host and then with two."""
 
 import os
 import sys
@@ -27,7 +27,7 @@ STEPS = 9
 @pytest.mark.ci_only  # test_one_curve.py has the same on one host.
 @pytest.mark.skipif(bool(network.missing()), reason=network.missing())
 def test_a_lost_host_and_other_numbers_of_hosts_change_no_bit(tmp_path: Path, data_dir: Path):
-    """Two hosts, of which one loses its power; then one host; then two."""
+    """The run has two hosts, of which one loses power, then one host, and then two."""
     hooks = stopping_hooks.make(tmp_path)
     saved = tmp_path / "run/checkpoints"
 

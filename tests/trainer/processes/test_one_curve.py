@@ -1,4 +1,4 @@
-"""One run, one curve: for a fixed mesh, processes and restarts change no bit of a run."""
+"""For a fixed mesh, the number of processes and restarts change no bit of a run."""
 
 import re
 
@@ -11,7 +11,7 @@ from tests.trainer.small_run import assert_same, flags
 from tests.warm_processes import started
 
 STEPS, SAVE, DIE_AT = 6, 2, 5
-# Each device has one thread: the order of sums may depend on the number.
+# Each device has one thread, because the order of sums may depend on the number of threads.
 ONE_THREAD = {"TF_NUM_INTRAOP_THREADS": "1"}
 
 _STAGES = "layout=batch:data;layers:stage,num_hidden_layers=2"
@@ -19,7 +19,7 @@ _EXPERTS = (
     "num_experts=4,moe_every=1,d_model=16,d_ff=32,d_kv=8,num_heads=2,num_hidden_layers=1"
     ",max_length=32,batch_size=8"
 )
-# Model, mesh and hparams of each run; on how many processes it is killed and resumed.
+# Model, mesh and hparams of each run, and its numbers of processes until the kill and afterwards.
 CASES = [
     ("transformer_lm", "data:2;model:2", "layout=batch:data;heads:model", 2, 4),
     ("transformer_lm", "data:4", "zero_stage=3", 4, 1),

@@ -27,13 +27,13 @@ print("round", number, "process", task, "of", size, flush=True)
 
 @pytest.fixture
 def python(tmp_path: Path):
-    """Makes a command of a text that may use the names of `_PRELUDE`."""
+    """Returns a function that makes a command of Python code, which may use names of `_PRELUDE`."""
     prelude = _PRELUDE.format(starts=str(tmp_path))
     return lambda text: [sys.executable, "-c", f"{prelude}{text}"]
 
 
 def test_all_processes_are_restarted_after_a_failure(launch, python):
-    # The survivor ends like a training that has lost a process, and is not to blame.
+    # The surviving process exits like a training that has lost another process.
     text = "if number == 1: os.kill(os.getpid(), 9) if task else sys.exit(3)"
     code, out, err = launch("-n", "2", "--max_restarts=1", *python(text))
     assert code == 0
@@ -69,7 +69,7 @@ def test_a_signal_reaches_all_processes_and_ends_the_run(python, number):
 
 
 def test_hosts_restart_together(python, tmp_path):
-    """Two launchers on one machine: a process of host 1 dies, and host 0's notices."""
+    """Two launchers on one machine: a process of host 1 dies, and host 0's process notices it."""
     dies = "if number == 1 and task == 2: os.kill(os.getpid(), 9)\n"
     notices = (
         f"while number == 1 and not Path({str(tmp_path)!r}, '2').exists(): time.sleep(0.02)\n"

@@ -1,6 +1,6 @@
-"""The trainer as several processes: the numbers of one, one voice, and what happens when one ends.
+"""The trainer in several processes: its numbers, its output, and the end of one process.
 
-Each process takes seconds to start, so a test says all that its processes have shown.
+Each process takes seconds to start, so a test checks everything that its processes print.
 """
 
 import itertools
@@ -28,13 +28,13 @@ from tests.warm_processes import started
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
-# What TensorFlow shows in tests, the program does not show.
+# The program sets TensorFlow's log level itself.
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
 STEPS = 40
 
 
 def flags(output_dir: Path, data_dir: Path, /, **changes: object) -> list[str]:
-    """The command line of all runs."""
+    """Returns the flags of all runs."""
     training = {
         "schedule": "train_and_evaluate",
         "eval_steps": 3,
@@ -47,7 +47,7 @@ def flags(output_dir: Path, data_dir: Path, /, **changes: object) -> list[str]:
 
 
 def launch(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Lets `t2tp_launch` run two processes, which must succeed; the lines of stdout and stderr."""
+    """Runs two processes by `t2tp_launch`, which must succeed; returns the lines they print."""
     launcher = [sys.executable, "-m", "t2tp.trainer.cli", "t2tp_launch", "-n", "2"]
     done = subprocess.run(
         [*launcher, sys.executable, "-m", "tests.trainer.run_dir.noting_reads", *arguments],
@@ -63,7 +63,7 @@ def launch(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 @pytest.fixture
 def start(tmp_path: Path):
-    """Starts a process for each command line, by default told by TF_CONFIG who they are."""
+    """Returns a function that starts a process for each command line, by default with TF_CONFIG."""
     numbers = itertools.count()
 
     def run(arguments: list[list[str]], environments: list[dict] | None = None):
@@ -76,7 +76,7 @@ def start(tmp_path: Path):
 
 
 def ended(processes, codes: list[int]) -> list[str]:
-    """What each says on stderr until it ends with its code."""
+    """Waits until each process ends with its code; returns what each has printed on stderr."""
     with processes as started:
         found = [process.wait() for process in started]
         said = [process.err.read_text() for process in started]
@@ -85,7 +85,7 @@ def ended(processes, codes: list[int]) -> list[str]:
 
 
 def losses(directory: Path) -> np.ndarray:
-    """The loss of each step."""
+    """Returns the loss of each step."""
     by_step = read_scalars(directory)["loss"]
     assert sorted(by_step) == list(range(1, STEPS + 1))
     return np.array([by_step[step] for step in sorted(by_step)], np.float32)
@@ -93,7 +93,7 @@ def losses(directory: Path) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Path:
-    """The run of one process with all four devices."""
+    """Trains a run of one process with all four devices, and returns its directory."""
     directory = tmp_path_factory.mktemp("alone")
     assert main(["t2tp_trainer", *flags(directory, data_dir)]) == 0
     return directory
@@ -101,14 +101,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[str], list[str]]:
-    """A run of two processes with two devices each: its directory, its data, stdout and stderr."""
+    """Trains a run of two processes with two devices each; returns its directories and output."""
     directory, made = tmp_path_factory.mktemp("two"), tmp_path_factory.mktemp("made")
     noted = {"problem": f"{PROBLEM}_noted", "generate_data": True}
     return directory, made, *launch(flags(directory, made, **noted))
 
 
 def assert_same_run(directory: Path, alone: Path) -> None:
-    """Losses and metrics; where they come from several processes, sums may be in another order."""
+    """Compares losses and metrics; sums over several processes may have another order."""
     np.testing.assert_allclose(losses(directory), losses(alone), rtol=1e-6)
     metrics, wanted = read_scalars(directory / "eval"), read_scalars(alone / "eval")
     assert set(wanted["bits_per_byte"]) == {STEPS // 2, STEPS}
@@ -176,7 +176,7 @@ def test_a_signal_to_all_stops_all(start, data_dir, tmp_path):
 
 
 def by_flags(own_flags: list[dict], output_dir: Path, data_dir: Path) -> list[list[str]]:
-    """Command lines that say who the processes are."""
+    """Returns command lines whose flags give each process its number."""
     place = {"num_processes": len(own_flags), "coordinator": f"localhost:{free_port()}"}
     own_flags = [{**place, "process_id": i, **own} for i, own in enumerate(own_flags)]
     return [flags(output_dir, data_dir, **own) for own in own_flags]

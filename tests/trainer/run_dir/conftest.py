@@ -1,4 +1,4 @@
-"""A run of the toy model that many tests look at, damage or resume."""
+"""A run of the toy model that many tests inspect, damage or resume."""
 
 import shutil
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.trainer.toy_estimator import estimator
 
 @pytest.fixture(scope="session")
 def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a run of ten steps, saved at 4, 8 and 10; not to be changed."""
+    """Trains ten steps, saved at 4, 8 and 10; tests must not change the returned directory."""
     directory = tmp_path_factory.mktemp("toy") / "run"
     estimator(directory).train(toy.inputs(), 10)
     return directory
@@ -20,5 +20,5 @@ def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(trained_run: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
+    """Copies `trained_run` to a directory that a test may change."""
     return Path(shutil.copytree(trained_run, tmp_path / "run"))

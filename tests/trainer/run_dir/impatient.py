@@ -1,4 +1,4 @@
-"""Programs that look after their object store every moment, so that tests need not wait."""
+"""Programs that synchronize with their object store very often, so that tests need not wait."""
 
 from t2tp.object_store import mirror, store_lock
 from t2tp.trainer.cli import programs

@@ -12,11 +12,11 @@ from t2tp.problems.data.batch_stream import ExampleSource
 from t2tp.trainer.cli.programs import t2tp_trainer as main
 from tests.trainer.tiny_problem import LanguagemodelEncodings
 
-read: list[list[int]] = []  # Of each read of the targets, the numbers of the examples.
+read: list[list[int]] = []  # The numbers of the examples in each read of the targets.
 
 
 class Noting:
-    """A source that notes what is read."""
+    """A source that records which examples are read."""
 
     def __init__(self, source: ExampleSource) -> None:
         self._source = source
@@ -35,7 +35,7 @@ class Noting:
 
 @registry.register_problem
 class LanguagemodelEncodingsNoted(LanguagemodelEncodings):
-    """The tiny problem, on its data."""
+    """The tiny problem, with the same data, whose reads are recorded."""
 
     def directory(self, data_dir: str | Path) -> Path:
         return LanguagemodelEncodings().directory(data_dir)

@@ -28,7 +28,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """A run that was trained for two steps."""
+    """Trains the base for two steps."""
     return trained_runs.train(tmp_path_factory.mktemp("base"), trained_runs.TEXTS, train_steps=2)
 
 
@@ -41,7 +41,7 @@ def train(base, output_dir, steps, **flags):
 
 @pytest.fixture(scope="module")
 def run(base, tmp_path_factory):
-    """A run of adapters, of four steps."""
+    """Trains adapters for four steps, and returns the directory of the run."""
     output_dir = tmp_path_factory.mktemp("tuned") / "run"
     assert train(base, output_dir, 4, save_checkpoints_steps=2) == 0
     return output_dir
@@ -67,7 +67,7 @@ def test_a_checkpoint_has_the_adapters_and_refers_to_the_base(run, base):
 
 @pytest.mark.slow
 def test_a_resumed_run_finds_its_base_and_goes_on_as_if_never_stopped(run, base, tmp_path):
-    """On another mesh, and without being told of the base again."""
+    """The run is resumed on another mesh, and without --warm_start_from."""
     resumed = tmp_path / "run"
     assert train(base, resumed, 2) == 0
     mesh = {"schedule": "train", "mesh_shape": "data:2;model:2"}
@@ -118,7 +118,7 @@ def test_base_and_run_may_move_together_and_a_base_alone_must_be_named(run, base
 
 @pytest.mark.slow
 def test_adapters_can_be_trained_further_in_another_run(run, base, tmp_path):
-    """It has the base of the first run, and no weight of its own."""
+    """The second run begins with the adapters of the first, and has the same base."""
     before = contents(run)
     unchanged = {"warm_start_from": run, "hparams": LORA.replace("0.01", "0")}
     assert train(base, tmp_path / "run", 1, **unchanged) == 0

@@ -1,6 +1,7 @@
-"""Whatever has become of a file that a run reads, each program works or says why it does not.
+"""If a file of a run is damaged in any way, each program works or says why it does not.
 
-Files x faults x programs, of which a sample runs: `T2TP_SPOILT_CASES=all` runs every case.
+The cases are files x faults x programs. A sample of them runs, or with `T2TP_SPOILT_CASES=all`
+every case.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ from tests.trainer import small_run
 from tests.trainer.command import call
 
 STEP = "checkpoints/step-00000002"
-# The parts of a checkpoint without which it is none.
+# The files without which a checkpoint is invalid.
 PARTS = [
     f"{STEP}/{name}"
     for name in ("FINISHED", "variables.data-00000-of-00001", "variables.index", "metadata.json")
@@ -47,7 +48,7 @@ WRITTEN = (
 
 
 def _seal_newer(path: Path, other: Path) -> None:
-    """What a later version of t2tp might write."""
+    """Writes a file of a newer format, as a later version of t2tp might."""
     fields = {"format": 2}
     if path.name == "FINISHED":
         fields = json.loads(path.read_bytes().rpartition(b"}")[0] + b"}") | fields
@@ -82,18 +83,18 @@ FAULTS: dict[str, Callable[[Path, Path], object]] = {
     "a list": _write(b"[1]\n"),
     "not UTF-8": _write(b'{"\xff": 1}\n'),
 }
-# Those that a directory can have.
+# The faults that also apply to directories.
 OF_DIRECTORIES = ("missing", "empty", "a link to itself", "a link to nowhere", "a list")
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a case happens.
+    """The directories of a case.
 
     Attributes:
-      run: the damaged run.
-      data_dir: of its data.
-      elsewhere: for what is written.
+      run: directory of the damaged run.
+      data_dir: directory of the problem's data.
+      elsewhere: directory for other files.
     """
 
     run: Path
@@ -105,7 +106,7 @@ class Place:
         return call(program, output_dir=self.run, data_dir=self.data_dir, **flags)
 
 
-# All that reads and writes the files of a run.
+# Flags of a training that reads and writes all files of a run.
 TRAINING = {
     "schedule": "train_and_evaluate",
     "eval_steps": 1,
@@ -136,7 +137,7 @@ CASES = [
     if fault in OF_DIRECTORIES or file not in (STEP, "checkpoints", "eval")
 ]
 
-# The programs that look at a file; all others would work as on a sound run.
+# The programs that read a file. For all other programs, the run is not damaged.
 _ALL = set(PROGRAMS)
 _TRAIN = {"train"}
 _EVALUATE = {"train", "evaluate"}
@@ -151,9 +152,9 @@ READERS = {
 
 
 def sampled(count: int, seed: int) -> list[tuple[str, str, str]]:
-    """Cases in which each file, fault and program occurs about as often as any other.
+    """Returns cases in which all files, faults and programs occur about equally often.
 
-    Only those in which the program reads the file, unless all cases are run.
+    The program of each case reads the file, unless all cases run.
     """
     if os.environ.get("T2TP_SPOILT_CASES") == "all":
         return CASES if seed else []
@@ -173,7 +174,7 @@ def sampled(count: int, seed: int) -> list[tuple[str, str, str]]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> list[Path]:
-    """Two runs of two steps that differ in their random numbers only."""
+    """Trains two runs of two steps, which differ only in their random numbers."""
     directories = [tmp_path_factory.mktemp("runs") / name for name in ("one", "other")]
     more = {"train_steps": 2, "save_checkpoints_steps": 1, "local_eval_frequency": 1}
     more |= {"schedule": None, "eval_steps": 1, "hparams": None, "mesh_shape": None}
@@ -188,13 +189,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> list[Path]
 
 
 def in_run(run: Path, name: str) -> Path:
-    """The path of a file of FILES."""
+    """Returns the path of a file of FILES."""
     path = run / name
     return path.with_name("events.out.tfevents.1.host.1.0.v2") if path.name == "events" else path
 
 
 def contents(directory: Path) -> dict[Path, bytes | Path]:
-    """What is there: bytes of files, targets of links."""
+    """Returns the bytes of all files and the targets of all links in a directory."""
     found: dict[Path, bytes | Path] = {}
     for path in directory.rglob("*"):
         if path.is_symlink():
@@ -205,7 +206,7 @@ def contents(directory: Path) -> dict[Path, bytes | Path]:
 
 
 def assert_nothing_is_lost(before: dict[Path, bytes | Path], run: Path) -> None:
-    """What was there is there, if need be under the name of what is damaged."""
+    """Checks that each file still exists, at least in the directory of the damaged checkpoint."""
     after = contents(run)
     for path, content in before.items():
         moved = [
@@ -222,11 +223,11 @@ SLOW_CASES = [pytest.param(case, marks=pytest.mark.slow) for case in sampled(40,
 
 @pytest.mark.parametrize("case", [*sampled(6, 0), *SLOW_CASES], ids=", ".join)
 def test_damaged_files(case, runs, data_dir, tmp_path, capfd):
-    """Spoils a file of a copy of a run, and lets a program read it."""
+    """Damages a file of a copy of a run, and lets a program read it."""
     file, fault, program = case
     run, other = tmp_path / "run", runs[1]
     shutil.copytree(runs[0], run)
-    for path in (run / "run.yaml", run / "log.jsonl"):  # What says where the run is.
+    for path in (run / "run.yaml", run / "log.jsonl"):  # They contain the run's path.
         path.write_text(path.read_text().replace(str(runs[0]), str(run)))
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/lines.txt").write_text("import codecs\n")

@@ -1,4 +1,4 @@
-"""A disk that fills up under a run: a sentence, and whatever is whole stays so."""
+"""If the disk of a run is full, it ends with one sentence, and complete files stay complete."""
 
 import pytest
 

@@ -54,7 +54,7 @@ def killer(process: WarmProcess, requests: int) -> Callable[[str, str], None]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> dict[str, bytes]:
-    """The variables of a run in a directory, after all steps."""
+    """Trains a run in a directory, and returns its variables after all steps."""
     run = tmp_path_factory.mktemp("undisturbed") / "run"
     with WarmProcess(MAIN, command(run, data_dir), {}, run.with_name("said")) as trainer:
         assert trainer.wait() == 0, trainer.err.read_text()
@@ -66,7 +66,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> dic
     "kills", [3, *[pytest.param(10, marks=pytest.mark.ci_only, id=f"ten-{n}") for n in range(4)]]
 )
 def test_kills_at_requests_change_no_byte(server, tmp_path, data_dir, undisturbed, kills):
-    """Kills the trainer when a request arrives; it goes on here or, from the store, elsewhere."""
+    """Kills the trainer at requests; the run resumes here or, from the store, on another host."""
     cache = tmp_path / "host"
     for number in range(kills + 1):
         if random.random() < 0.5:

@@ -1,4 +1,4 @@
-"""After a crash steps come again: whoever shows a run shows each of them once."""
+"""After a crash, steps are repeated; TensorBoard and logs have each step only once."""
 
 import contextlib
 import json
@@ -23,23 +23,24 @@ from tests.trainer.toy_estimator import Crash, estimator
 
 
 def shown_steps(directory: Path, tag: str) -> list[int]:
-    """The steps that TensorBoard shows of a scalar."""
+    """Returns the steps of a scalar that TensorBoard shows."""
     accumulator = plugin_event_accumulator.EventAccumulator(str(directory))
     accumulator.Reload()
     return [event.step for event in accumulator.Tensors(tag)]
 
 
 def wait_for_the_next_second() -> None:
-    """TensorBoard reads files by name, which has the second at which a run began.
+    """Waits, so that the next event file has a later second in its name.
 
-    Of files of one second it reads those first whose number sorts first as text: 10 before 9.
+    TensorBoard reads event files in the order of their names. After the second, a name has a number
+    that sorts as text: 10 comes before 9.
     """
     time.sleep(1 - time.time() % 1)
 
 
 @pytest.mark.slow
 def test_tensorboard_and_the_json_log_have_each_step_once(tmp_path):
-    """Also if the run is moved, once and again."""
+    """The run is also moved, twice."""
     run, log = tmp_path / "run", tmp_path / "log.jsonl"
     crashes = ((run, 7), (tmp_path / "moved", 10), (tmp_path / "again", 99))
     for directory, crash in crashes:
@@ -90,7 +91,7 @@ def test_what_a_killed_writer_has_left_is_gone_after_the_next_training(tmp_path)
         killed_before_renaming(write)
     left = [path for path in tmp_path.rglob("*") if is_unfinished(path)]
     assert len(left) == 4
-    for path in left:  # An evaluator's may be one that it still writes.
+    for path in left:  # An evaluator may still write a new file.
         if path.parent == saved:
             os.utime(path, (0, 0))
     estimator(tmp_path).train(toy.inputs(), 8)

@@ -1,4 +1,4 @@
-"""What a run resumes from."""
+"""The checkpoint from which a run resumes."""
 
 import shutil
 from pathlib import Path

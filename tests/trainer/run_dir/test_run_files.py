@@ -64,7 +64,7 @@ def test_going_on_takes_the_default_of_what_a_preset_sets_since_then():
     saved = registry.hparams("llama_3b")
     preset = saved.copy()
     values = saved.values()
-    del values["rotary_scaling_factor"]  # As before there was the hyperparameter.
+    del values["rotary_scaling_factor"]  # As in a run older than this hparam.
     saved = declared(values, "llama_3b", None)
     assert preset.rotary_scaling_factor == 32
     assert run_files.resumed_hparams(saved, preset).rotary_scaling_factor == 1
@@ -75,7 +75,7 @@ def test_going_on_takes_the_default_of_what_a_preset_sets_since_then():
 
 
 def check_as_nobody(directory):
-    """The superuser may write everywhere."""
+    """Checks as another user, because root may write everywhere."""
     if os.geteuid() == 0:
         os.setuid(65534)
     files.check_can_be_written(f"{directory}/pipe")  # Like /dev/null, a pipe is not replaced.
@@ -85,7 +85,7 @@ def check_as_nobody(directory):
 
 
 def test_a_read_only_directory_is_refused():
-    with tempfile.TemporaryDirectory() as directory:  # Nobody may enter `tmp_path`.
+    with tempfile.TemporaryDirectory() as directory:  # Others may not enter `tmp_path`.
         os.mkfifo(f"{directory}/pipe")
         os.chmod(directory, 0o555)
         context = multiprocessing.get_context("fork")

@@ -1,4 +1,4 @@
-"""One trainer a directory; whoever it is, and however the one before has ended."""
+"""Only one trainer at a time uses a directory, however the previous trainer has ended."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ from tests.two_in_threads import run_two
 
 ALONE = Cluster(("CPU:0",))
 
-# Holds the lock of a directory as the trainer does, without importing TensorFlow to do it.
+# Holds the lock of a directory as the trainer does, without importing TensorFlow.
 HOLDER = """
 import fcntl, json, os, socket, sys
 from pathlib import Path
@@ -38,7 +38,7 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def held(directory: Path) -> Iterator[subprocess.Popen]:
-    """Another process that holds the lock."""
+    """Runs another process that holds the lock."""
     directory.mkdir(exist_ok=True)
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(directory)],

@@ -40,12 +40,12 @@ def test_a_checkpoint_names_dimensions_what_is_trained_and_its_layout(trained_ru
     assert reader.get_variable_to_shape_map() == {"w": [6, 4], "w_momentum_v": [6, 4]}
 
 
-# In the background.
+# Saves in the background.
 
 
 @pytest.fixture
 def slow_saves(monkeypatch):
-    """Saves wait until the event is set."""
+    """Makes saves wait until the returned event is set."""
     save, may_save = checkpoint.save, threading.Event()
 
     def slow(*args: Any, **kwargs: Any) -> Path:
@@ -61,8 +61,8 @@ def soon(call: Callable[[], None]) -> None:
 
 
 def test_training_continues_while_a_checkpoint_is_written(tmp_path, trained_run, slow_saves):
-    # Step 6 is done before step 4 is written, and step 4 has its own values all the same: training
-    # resumed from it does what it did.
+    # The checkpoint of step 4 is written after step 6, but with the values of step 4: a training
+    # that resumes from it has the same losses.
     run, resumed = tmp_path / "slow", tmp_path / "resumed"
     estimator(run).train(toy.inputs(), 7, [At(6, slow_saves.set)])
     assert all_steps(run / "checkpoints") == [4, 7]
@@ -108,7 +108,7 @@ def test_what_cannot_be_written_ends_the_training_with_a_sentence(tmp_path):
         estimator(tmp_path).train(toy.inputs(), 2, [At(1, spoil)])
 
 
-# A file, a link to itself, to nowhere, and to a directory of the system's.
+# `checkpoints` is a link to a file, to itself, to nowhere, or to a directory of the system.
 @pytest.mark.parametrize("target", ["/etc/hostname", "checkpoints", "nowhere", "/proc/self"])
 def test_where_no_checkpoint_can_be_written_no_step_is_done(tmp_path, target):
     (tmp_path / "checkpoints").symlink_to(target)
@@ -125,11 +125,11 @@ def test_a_run_that_saves_by_the_clock(tmp_path):
     assert all_steps(tmp_path / "checkpoints") == [1, 2, 3]
 
 
-# Which ones are kept.
+# Kept checkpoints.
 
 
 def evaluated(run: Path, values: dict[int, float], **settings: Any) -> list[int]:
-    """Trains 12 steps, evaluated at some as something; returns the steps that are kept."""
+    """Trains 12 steps with the given losses of evaluations; returns the kept steps."""
     trained = estimator(run, keep_checkpoint_max=1, **settings)
     evaluations = [
         At(step, lambda loss=loss: trained.record_metrics({"loss": loss}))
@@ -140,7 +140,7 @@ def evaluated(run: Path, values: dict[int, float], **settings: Any) -> list[int]
 
 
 def test_what_was_evaluated_best_is_saved_and_kept(tmp_path):
-    # Step 3 and 5 are none of those that are saved anyway.
+    # Steps 3 and 5 are saved only because they are evaluated.
     values = {3: 5.0, 5: 1.0, 6: 2.0, 8: 3.0, 10: float("nan")}
     assert evaluated(tmp_path / "min", values, keep_best_metric="min:loss") == [5, 12]
     assert evaluated(tmp_path / "max", values, keep_best_metric="max:loss") == [3, 12]
@@ -160,5 +160,5 @@ def test_the_latest_checkpoint_gets_the_metrics_of_its_evaluation(run, tmp_path)
         evaluating = estimator(tmp_path / "other" if settings else run, **settings)
         evaluating.evaluate(toy.inputs(), 1)
         evaluating.record_metrics({"loss": loss})
-        # One that is named is left as it is.
+        # With `checkpoint_path`, the checkpoint is not changed.
         assert checkpoint.read_metrics(step_directory(run, 10)) == {"loss": 2.0}

@@ -39,7 +39,7 @@ def test_a_checkpoint_every_so_many_seconds(num_processes):
 
 def test_steps_that_become_slower_are_noticed_on_the_way():
     due, _ = due_steps(100.0, lambda step: 0.1 if step < 300 else 1.0, 4, 900)
-    assert due[0] < 600  # Of 10 s steps since the 300th, no more than twice what is left of 70.
+    assert due[0] < 600  # At step 300, 70 s are left; steps then take 1 s.
 
 
 def test_by_the_clock_or_by_steps_but_not_both():

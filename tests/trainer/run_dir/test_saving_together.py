@@ -17,7 +17,7 @@ MESH = "model:2;data:2"
 
 
 def train_together(run: Path, data_dir: Path, steps: int) -> list[str]:
-    """Lets both train to the end, by the clock; returns what each said."""
+    """Trains in two processes, which save by the clock; returns what each has printed."""
     saving = {"save_checkpoints_secs": 0.2, "keep_checkpoint_max": 50}
     arguments = flags(run, data_dir, mesh_shape=MESH, train_steps=steps, **saving)
     target, said_in = "t2tp.trainer.cli.programs:t2tp_trainer", run.with_name(f"said-{steps}")

@@ -35,14 +35,14 @@ MESHES = [
 
 
 class Texts(CharacterVocabulary):
-    """A vocabulary of any texts, some of them several times, as of bytes and pieces."""
+    """A vocabulary of given texts; some occur several times, for instance as byte and as piece."""
 
     def __init__(self, texts: list[bytes]) -> None:
         self.token_bytes = [b"", b"", b"", *texts]
 
 
 def tables(layout: Layout, seed: int, size: int) -> Variables:
-    """Embedding, its transpose and a bias, each with a slot of the optimizer."""
+    """Creates an embedding, its transpose and a bias, each with an optimizer slot."""
     vocab, d_model = mtf.Dimension("vocab", int(size)), mtf.Dimension("d_model", 6)
     made = Variables(layout, connect(layout.size), seed)
     for name, dims in {"table": [vocab, d_model], "head": [d_model, vocab], "b": [vocab]}.items():
@@ -128,7 +128,7 @@ TEXTS = ["the quick brown fox jumps over the lazy dog", "a brown dog jumps over 
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory):
-    """A run of a GPT-2 with its tokenizer."""
+    """Converts a GPT-2 with its tokenizer to a run."""
     directory = tmp_path_factory.mktemp("converted")
     write_tiny_gpt2(directory / "source")
     made = directory / "run"
@@ -183,8 +183,8 @@ def test_a_run_with_other_data_begins_with_the_rows_of_its_tokens(converted, tmp
         np.testing.assert_array_equal(now[token], was[of_bytes[text]])
     np.testing.assert_array_equal(now[vocabulary.end_of_document], was[of_bytes[END]])
 
-    # Back to the first vocabulary of other texts, in two processes, with the optimizer. Without
-    # gradients a step multiplies its slots by their decay.
+    # The next run begins with this run's weights and optimizer slots, with a vocabulary of other
+    # texts, in two processes. Its gradients are almost 0, so a step only decays the slots.
     mesh = ("--mesh_shape=model:2;data:2", "--layout=batch:data;vocab:model", "--train_steps=2")
     still, options = "vocab_size=0,clip_grad_norm=1e-30", "vocab_size=290"
     given = (tmp_path, "on", run, TEXTS[0], options, still, "--warm_start_optimizer", *mesh)

@@ -1,4 +1,4 @@
-"""A new run that begins with another one's values."""
+"""A new run that begins with the values of another run."""
 
 import re
 
@@ -20,7 +20,7 @@ from tests.trainer.toy_estimator import estimator, losses
 
 
 def model(seed: int, mesh_shape: str = "", dtype: tf.DType = tf.float32, **sizes: int) -> Variables:
-    """Trainable [d_in, 4] variables by name, each with something of the optimizer."""
+    """Creates trainable [d_in, 4] variables by name, each with an optimizer slot."""
     layout = Layout(mesh_shape, "d_in:model")
     made = Variables(layout, connect(layout.size), seed)
     for name, size in sizes.items():
@@ -32,7 +32,7 @@ def model(seed: int, mesh_shape: str = "", dtype: tf.DType = tf.float32, **sizes
 
 
 def saved_in(directory, variables):
-    """Saves the variables as a run's."""
+    """Saves the variables as the checkpoint of a run."""
     with RunSaver(
         directory / "checkpoints", variables, Retention(1), {"trainable": ["a"]}
     ) as saver:
@@ -140,11 +140,11 @@ def test_a_run_starts_warm_once(tmp_path):
     assert losses(tmp_path / "warm")[0] < losses(tmp_path / "cold")[0] / 2
     straight = estimator(tmp_path / "straight", warm_start_from=str(tmp_path / "old"))
     straight.train(toy.inputs(), 8)
-    # With a checkpoint of its own it goes on from that, wherever the other run is.
+    # If the run has a checkpoint, it resumes from that, even if the other run does not exist.
     gone = estimator(tmp_path / "warm", warm_start_from=str(tmp_path / "nowhere"))
     gone.train(toy.inputs(), 8)
     assert losses(tmp_path / "warm") == losses(tmp_path / "straight")
-    # With the optimizer it goes on as the other run would.
+    # With the optimizer's slots, it continues as the other run would.
     source = {"warm_start_from": str(tmp_path / "old"), "warm_start_optimizer": True}
     estimator(tmp_path / "on", **source).train(toy.inputs(), 24)
     estimator(tmp_path / "old").train(toy.inputs(), 24)

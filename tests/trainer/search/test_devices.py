@@ -1,4 +1,4 @@
-"""Trials at once share the devices of a host."""
+"""Parallel trials share the devices of a host."""
 
 import pytest
 

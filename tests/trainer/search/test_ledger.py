@@ -1,4 +1,4 @@
-"""Who trains which point: each exactly once, whatever happens to the processes."""
+"""Each point is trained exactly once, whatever happens to the processes."""
 
 import time
 
@@ -35,7 +35,7 @@ def address(study_address) -> str:
 
 
 def _ledger(address, points=3, clock=None, ranged=None, sampler="tpe", lost_after=10.0) -> Ledger:
-    """A ledger as a process of its own has it."""
+    """Returns a ledger like that of another process."""
     ranged = ranged or _ranged()
     study = open_study(address, "s", "mine", LOSS, lost_after)
     return Ledger(study, ranged, Sampling(sampler, ranged, 3), points, lost_after, clock or Clock())
@@ -67,7 +67,7 @@ def test_cmaes_draws_within_the_ranges(study_address):
 
 
 def test_processes_that_draw_at_the_same_moment_draw_no_point_too_many(address):
-    """The second one looks before the first one draws, and draws after it."""
+    """The second process reads the study before the first one draws, and draws afterwards."""
     first, ranged = _ledger(address, 1), _ranged()
     study = open_study(address, "s", "mine", LOSS, 10.0)
     ask, claims = study.ask, []
@@ -100,7 +100,7 @@ def test_a_lost_trial_goes_on_with_the_same_values(address):
 
 @pytest.mark.parametrize("state", [TrialState.RUNNING, TrialState.FAIL])
 def test_a_process_that_dies_where_no_heartbeat_is_missed_loses_nothing(address, state):
-    """After it has claimed a trial, or before it has enqueued a lost one again."""
+    """It dies after it has claimed a trial, or before it has enqueued a lost trial again."""
     clock = Clock()
     alive = _ledger(address, 1, clock)
     trial = open_study(address, "s", "mine", LOSS, 10.0).ask()

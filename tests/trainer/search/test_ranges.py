@@ -1,4 +1,4 @@
-"""Values that Optuna draws, and how a trial's process is given them."""
+"""Values that Optuna draws, and the flags that pass them to a trial."""
 
 import optuna
 from hypothesis import given
