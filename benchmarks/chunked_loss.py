@@ -1,4 +1,4 @@
-"""Memory and processor time of a training step whose loss is computed in chunks of tokens.
+"""Measures memory and processor time of a training step that computes its loss in chunks.
 
     python benchmarks/chunked_loss.py [--vocab=131072] [--tokens=4096] [--turns=3]
 

@@ -3,8 +3,8 @@
     python benchmarks/data_workers.py --workers=1,2 --turns=3 --megabytes=8 --out=/tmp/data_workers
 
 Each turn generates data from the standard library's `.py` files (a sample per line), once with each
-number of workers. All of them must write the same files. For each number of workers, the shortest
-times of all turns are printed, because other programs can only lengthen them. Encoding begins when
+number of workers; the files must always be the same. For each number of workers, the shortest times
+of all turns are printed, because other programs can only lengthen them. Encoding begins when
 the vocabulary is written, and ends with the last shard.
 """
 

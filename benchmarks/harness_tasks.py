@@ -1,4 +1,4 @@
-"""Time of `t2tp_eval --tasks` compared with lm-evaluation-harness's own `--model hf`.
+"""Compares the time of `t2tp_eval --tasks` with lm-evaluation-harness's own `--model hf`.
 
     python benchmarks/harness_tasks.py [--documents=200] [--layers=4] [--width=256] [--turns=3]
 

@@ -1,4 +1,4 @@
-"""Memory and traffic of a device in layouts of a model on 8 devices: the table of docs/layouts.md.
+"""Counts the memory and traffic of a device in layouts on 8 devices, for docs/layouts.md.
 
     python benchmarks/layouts.py [--hparams_set=gpt2_medium] [--batch_size=8]
 

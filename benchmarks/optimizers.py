@@ -2,8 +2,8 @@
 
     python benchmarks/optimizers.py --parameters 16000000 --repeats 15
 
-Both update matrices of 1024 x 1024 on one device, from given gradients. All updates run in turns.
-Prints the median and the quartiles of each.
+Each update changes matrices of 1024 x 1024 on one device, with given gradients. The updates of t2tp
+and of plain TensorFlow run in turns. Prints the median and the quartiles of each update.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python benchmarks/overlap.py [--size=wide] [--processes=2]
 
-TensorFlow's profiler records when each operation begins and ends. For each sum of gradients, the
-table shows when the sum ran in a step of the first process, and during which fraction of it the
-process also computed. The step waits during the remaining fraction.
+TensorFlow's profiler records when each operation begins and ends. The table shows when each sum of
+gradients ran in a step of the first process, and the fraction of this time in which the process
+also computed. In the remaining time, the step waits.
 """
 
 from __future__ import annotations

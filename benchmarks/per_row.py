@@ -1,9 +1,9 @@
-"""Compares the cost of the losses and gradient norms of all rows with a training step.
+"""Compares the cost of all rows' losses and gradient norms with the cost of a training step.
 
     python benchmarks/per_row.py [--rows=64] [--turns=5]
 
-`t2tp_replay` computes such losses and norms. Both run in turns; prints their processor seconds and
-the ratio.
+`t2tp_replay` computes such losses and norms. They and a training step are computed in turns; prints
+the processor seconds of each, and the ratio.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CLASSES, VOCABULARY = 10, 8192
 
 
 def batch_of(name: str, rows: int, length: int) -> dict[str, np.ndarray]:
-    """Returns random rows, of texts of `length` tokens or of images."""
+    """Returns random rows: texts of `length` tokens, or images."""
     random = np.random.default_rng(0)
     if name == "transformer_lm_tiny":
         positions = np.tile(np.arange(length, dtype=np.int32), (rows, 1))

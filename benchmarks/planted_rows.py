@@ -40,7 +40,7 @@ from t2tp.problems.data.sample import GeneratedSamples, Sample, Samples
 from tests.trainer.command import call
 
 ROWS, LENGTH, BATCH, FIRST_STEP = 100_000, 16, 500, 50
-PLANTED = 54_321  # Number of the planted sample. Storing shuffles the samples.
+PLANTED = 54_321  # Number of the planted sample, before samples are shuffled.
 HPARAMS = "exact_sums=8,num_hidden_layers=2,d_model=32,d_ff=32,num_heads=2,d_kv=16"
 HPARAMS += f",max_length={LENGTH},batch_size={BATCH},batch_size_unit=sequences_per_batch"
 HPARAMS += ",learning_rate_constant=0.01,learning_rate_warmup_steps=10"

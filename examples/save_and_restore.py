@@ -3,8 +3,9 @@
     python examples/save_and_restore.py run --steps=10
     python examples/save_and_restore.py run --steps=20 --mesh_shape="data:2;model:2"
 
-The second command resumes at step 10, on four devices instead of one; interrupt either at any time
-and start it again. With several processes (docs/many_processes.md) the code is the same.
+The second command resumes at step 10, on four devices instead of one. Each command can be
+interrupted at any time and started again. With several processes (docs/many_processes.md), the code
+is the same.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def _peers(mesh: str, size: str, dtype: str) -> list[Peer]:
             Peer("TF DTensor", "tf_dtensor", arguments),
             Peer(f"PyTorch, {count} processes", "torch_lm", processes, "torch"),
         ]
-        if count == 2:  # All processes compile at the same time, which is slow for more.
+        if count == 2:  # Not for more, because each process compiles its own program.
             compiled = [*processes, "--compile"]
             peers.append(Peer("PyTorch, 2 processes, compiled", "torch_lm", compiled, "torch"))
     if dtype == "float32":  # The program of mesh-tensorflow supports only float32.

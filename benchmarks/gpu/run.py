@@ -6,8 +6,8 @@
 The processes of a comparison compile in parallel and are then timed one after the other, so that
 each has the card for itself. A process that fails runs again, without other processes. The table is
 printed last; the full figures are in the JSON file, which is rewritten after each comparison and
-keeps the figures of earlier stages. Without a GPU, everything runs at toy sizes, which tests only
-the programs.
+keeps the figures of earlier stages. Without a GPU, everything runs at toy sizes, which only tests
+that the programs work.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def uniform(problem: Problem, data_dir: Path, split: str) -> str:
 
 
 def independent_pixels(problem: Problem, data_dir: Path, split: str) -> str:
-    """Returns the result of counting how often each pixel has each value, plus one."""
+    """Returns the result of a model that counts how often each pixel has each value, plus one."""
     train, held_out = _images(problem, "train"), _images(problem, split)
     counts = 1.0 + (train[:, :, None] == np.arange(problem.levels)).sum(0)
     probabilities = counts / counts.sum(-1, keepdims=True)

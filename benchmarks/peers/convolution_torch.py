@@ -1,4 +1,4 @@
-"""A convolution block in PyTorch, channels last in memory. With --compile by torch.compile."""
+"""A convolution block in PyTorch, channels last in memory. --compile compiles it."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     --engine=placement   mesh-tensorflow's engine: every operation once per device, in one TF1 graph
     --engine=t2tp        t2tp's engine, with the same mesh-tensorflow graph
 
-The update is Adam written in mesh-tensorflow's operations, as its optimizers are.
+The update is Adam, written in mesh-tensorflow's operations like mesh-tensorflow's own optimizers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A custom model: a neural n-gram language model.
 
-With it come hparams sets, a ranged set, a metric, and a small problem to try it on.
+The module also has hparams sets, a ranged set, a metric, and a small problem to try the model on.
 
 Y. Bengio et al., "A Neural Probabilistic Language Model" (JMLR 3, 2003): a token is predicted from
 the embeddings of the `context_size` tokens before it, through one hidden layer.

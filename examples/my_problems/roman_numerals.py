@@ -30,7 +30,7 @@ _REMAINDERS = {"train": (0, 1, 2, 3, 5, 6, 7, 8), "validation": (4,), "test": (9
 
 
 def roman(number: int) -> str:
-    """Returns for instance "MCMXCIV"."""
+    """Returns a Roman numeral, for instance "MCMXCIV"."""
     written = ""
     for letters, value in _LETTERS.items():
         written += letters * (number // value)

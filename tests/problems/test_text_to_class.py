@@ -1,4 +1,4 @@
-"""Texts with classes that are longer than a row."""
+"""Classification of texts that are longer than a row."""
 
 import numpy as np
 

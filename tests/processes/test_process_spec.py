@@ -218,7 +218,7 @@ def test_a_restarted_process_waits_while_the_old_server_listens():
         with socket.create_server(("localhost", port)) as old:
             second = threads.submit(rendezvous, specs[1], "a mesh", 60.0)
             connection, _ = old.accept()
-            connection.sendall(b"\0\0\x12\4\n")  # gRPC begins like this, process 0 otherwise.
+            connection.sendall(b"\0\0\x12\4\n")  # gRPC begins like this, a rendezvous does not.
         connection.close()
         first = threads.submit(rendezvous, specs[0], "a mesh", 60.0)
         assert first.result() == second.result()

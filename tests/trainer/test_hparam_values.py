@@ -109,7 +109,7 @@ def test_a_declared_choice_is_one_that_there_is_code_for():
 
 
 def test_the_limits_go_on_with_a_run(trainer, tmp_path, capfd):
-    """The limits also apply if the run is resumed, or if its file is the set of another run."""
+    """The limits also apply to a resumed run, and to a run whose set is the file of another run."""
     assert trainer(schedule="train", train_steps=1) == 0
     other = {"hparams_set": tmp_path / "run/run.yaml", "output_dir": tmp_path / "other"}
     capfd.readouterr()

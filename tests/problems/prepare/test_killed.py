@@ -25,7 +25,7 @@ def start(command):
 
 
 def kill_after(command, said, seconds):
-    """Kills a process at most some seconds after it has printed a text; returns its output."""
+    """Kills a process at a random time after it has printed a text; returns its output."""
     maker = start(command)
     lines = []
     for line in maker.stdout:

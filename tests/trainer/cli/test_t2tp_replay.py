@@ -71,13 +71,13 @@ def trained(directory, mesh):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run on 2x2."""
+    """Trains a run on 2x2."""
     return trained(tmp_path_factory.mktemp("replay"), "data:2;model:2")
 
 
 @pytest.fixture(scope="module")
 def run_of_stages(tmp_path_factory):
-    """A run of a pipeline."""
+    """Trains a run of a pipeline."""
     return trained(tmp_path_factory.mktemp("stages"), "stage:2;data:2")
 
 

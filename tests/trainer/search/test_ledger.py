@@ -157,7 +157,7 @@ def test_other_ranges_than_before_are_refused(address):
 
 
 def _run(address: str, pruner: str, parallel: int, points: int, steps: range) -> tuple[float, int]:
-    """Returns the best value of a search whose losses are computed, and the steps that it took."""
+    """Returns the best value of a search whose losses come from a formula, and its total steps."""
     ranged = RangedHParams("mine")
     ranged.set_float("rate", 1e-4, 1e-1, scale=ranged.LOG_SCALE)
     ranged.set_discrete("width", [1, 2])
