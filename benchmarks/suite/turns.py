@@ -204,7 +204,7 @@ def take_turns(peers: Sequence[Peer], turns: int, steps: int) -> tuple[list[Peer
 
 
 def _warm_up(peer: Peer) -> None:
-    """Starts a peer, and stops it if each turn starts it again: its files are then in memory."""
+    """Starts a peer, so that its files are in memory; stops it if each turn starts it again."""
     peer.start()
     if peer.measures != "step":
         peer.stop()

@@ -96,8 +96,8 @@ class BucketedStream:
         order, offset = self._bucket_order(epoch), step - epoch.step
         bucket = int(order[offset])
         source, rows = self._buckets[bucket][0], int(epoch.rows[bucket])
-        # A bucket's batches read its examples in order. So when the batch size changes, one
-        # position per bucket determines the remaining examples.
+        # A bucket's batches read its examples in the shuffled order of the epoch. So when the batch
+        # size changes, one position per bucket determines the remaining examples.
         before = int(epoch.read[bucket]) + rows * np.count_nonzero(order[:offset] == bucket)
         positions = before + np.arange(rows)
         examples = np.full(rows, EMPTY, np.int64)

@@ -163,7 +163,7 @@ def wrong_content(directory: Path, name: str) -> DamagedCheckpointError:
 
 
 def data_file(number: int, count: int) -> str:
-    """Returns the name of data file `number` of `count`, one for each part that has slices."""
+    """Returns the name of data file `number` of `count`."""
     return f"{VARIABLES}.data-{number:05d}-of-{count:05d}"
 
 

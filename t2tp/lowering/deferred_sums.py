@@ -59,8 +59,8 @@ class DeferredSum(upstream.LazyAllreduceSum):
         """Defers a sum over mesh axes.
 
         `parts` are this processor's parts of the sum, in order. Without `exact_sums` there is one
-        part. With `exact_sums`, `cut` is the name of the summed dimension and the number of its
-        parts on all processors.
+        part. With `exact_sums`, `cut` is the name of the summed dimension, and the number of parts
+        into which the whole dimension is cut.
         """
         self.mesh_impl = reductions.mesh_impl
         self.mesh_axes = mesh_axes

@@ -7,9 +7,10 @@ Each processor stores only a part of a weight and all-gathers the whole weight b
     prefetch=0    gather0  layer0  gather1  layer1  gather2  layer2
     prefetch=1    gather0  gather1  layer0  gather2  layer1  layer2
 
-The backward pass goes from the last layer to the first and gathers the weights again. TensorFlow
-runs a device's collectives in the order in which they were traced. So with `prefetch=1`, the
-backward pass gathers layer 0's weights before it reduce-scatters layer 1's gradients.
+The backward pass goes from the last layer to the first, gathers the weights again in the same way,
+and reduce-scatters the gradients of each layer:
+
+    prefetch=1    gather2  gather1  layer2  scatter2  gather0  layer1  scatter1  layer0  scatter0
 
 At stages 1 and 2 all weights are gathered once, at the start of the step. Gathers of the same layer
 (at stages 1 and 2: all gathers) are lowered together, so that small weights share a collective.

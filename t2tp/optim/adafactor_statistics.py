@@ -50,8 +50,8 @@ class Moments:
         """Returns this processor's partial sums of the means.
 
         The squared gradient is averaged over columns, over rows and over both, and the first slot
-        over rows. The last two means determine the mean of the first slot's next value, so one
-        all-reduce is enough.
+        over rows. The mean of the first slot's next value follows from the latter mean and the mean
+        over both, so it needs no second all-reduce.
         """
         if self.factored is None:
             return []

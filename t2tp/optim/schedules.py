@@ -53,7 +53,7 @@ def learning_rate(step: mtf.Tensor, hparams: HParams, train_steps: int) -> mtf.T
 
 
 def warmup_steps(hparams: HParams, train_steps: int) -> int:
-    """Returns `learning_rate_warmup_steps`, but a tenth of a short training.
+    """Returns `learning_rate_warmup_steps`, or for a short training a tenth of its steps.
 
     A training is short if it has less than twice `learning_rate_warmup_steps` steps, such as a
     fine-tuning with the hparams of a long training.
@@ -119,10 +119,11 @@ def linear_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tens
 
 @registry.register_learning_rate_schedule
 def sqrt_decay(step: tf.Tensor, hparams: HParams, train_steps: int) -> tf.Tensor:
-    """Falls over the same steps as `linear_decay`, as 1 - sqrt(progress): "warm-up, stable, decay".
+    """Falls as 1 - sqrt(progress), over the same steps as `linear_decay`.
 
-    A. Hägele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations"
-    (arXiv:2405.18392), equation 1.
+    With a warm-up, this is the schedule "warm-up, stable, decay" (WSD). A. Hägele et al., "Scaling
+    Laws and Compute-Optimal Training Beyond Fixed Training Durations" (arXiv:2405.18392), equation
+    1.
     """
     left = _left_at_the_end(step, hparams, train_steps)
     # Equals 1 - sqrt(1 - left) without cancellation at the end.

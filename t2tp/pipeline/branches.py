@@ -1,7 +1,8 @@
-"""The branches of a tick: the work of a stage in one entry of the schedule.
+"""The branches of a tick.
 
-A stage runs one entry in a tick, so a tick is one `tf.switch_case` with a branch for each action,
-chunk and number of layers. Branch 0 does nothing. A branch reads and replaces three things:
+In a tick, a stage runs one entry of the schedule. So a tick is one `tf.switch_case` with a branch
+for each action, chunk and number of layers. Branch 0 does nothing. A branch reads and replaces
+three things:
 
 * slots, which hold tensors between ticks: messages that arrived, and activations saved for the
   backward pass;
@@ -120,7 +121,7 @@ class Branches:
         self.numbers = {key: 1 + i for i, key in enumerate(keys)}
         self._rows = rows_of_microbatch(op.microbatch_dim, layout)
         self._per_row = elements_per_row(op.microbatch_dim, all_operations(op._body_ops))
-        # Slot 0 is never read: a tick without a message writes an empty tensor there.
+        # In a tick without a message, an empty tensor is written to slot 0, which is never read.
         self.tables = {
             name: SlotTable(1 + self.wires.num_slots[name], *zip(*kind.parts, strict=True))
             for name, kind in self.wires.kinds.items()
@@ -137,7 +138,7 @@ class Branches:
         self._add_table("exit", chunks[-1], partition.last_exit.outputs)
 
     def _add_table(self, name: str, chunk: int, *groups: Sequence[upstream.Tensor]) -> None:
-        """Adds a table for all tensors that a stage may save, for any number of layers."""
+        """Adds a table for the tensors that a stage saves; a stage saves those of one group."""
         tensors = list(dict.fromkeys(tensor for group in groups for tensor in group))
         kind = MessageKind.of_tensors(tensors, self.mesh_impl.layout)
         num_slots = self.wires.slots.num_saved[chunk] if tensors else 0
@@ -460,7 +461,8 @@ class _Branch:
                 continue
             slot = self._row.arrived
             if {first_wire, wire} - {None, name}:
-                # On the other wire, this slot may hold another message. Clearing slot 0 is safe.
+                # This slot of the wire that the stage does not read may hold another message.
+                # There, slot 0 is cleared, which is never read.
                 reads = self._is_first if name == first_wire else tf.logical_not(self._is_first)
                 slot = tf.where(reads, slot, 0)
             self._branches.tables[name].clear(self._slots[name], slot)

@@ -80,9 +80,10 @@ class SlotTable:
             )
 
     def _shape_if_unset(self, number: int) -> tf.Tensor:
-        """Returns -1, an unknown shape, with which TensorFlow refuses to read an unset tensor.
+        """Returns -1, an unknown shape.
 
-        With the real shape, TensorFlow reads an unset tensor as zeros.
+        With it, reading a tensor that was not set is an error. With the real shape, TensorFlow
+        would return zeros.
         """
         del number
         return tf.constant(-1)

@@ -90,7 +90,7 @@ class Chains:
             readers = {user for op in chain for y in op.outputs for user in self._users.get(y, ())}
             ends = {id(self._chain_of.get(user)): user for user in readers.difference(chain)}
             user, *others = ends.values() or (None,)
-            # A chain whose results only one other chain reads is computed in that chain's kernel.
+            # If only one other chain reads the chain's results, both are one kernel.
             is_inner = user in fusable and not others and self._is_one_pass(chain[0], user)
             if is_inner and self._needed.isdisjoint(y for op in chain for y in op.outputs):
                 self._merge(chain, self._chain_of[user])

@@ -4,7 +4,7 @@ If a process does not join, TensorFlow's own start-up waits forever and ignores 
 rendezvous, process 0 listens at the coordinator address for a limited time, and the other processes
 send it their configuration. Then either all processes receive the list of addresses, or all receive
 the same error. Messages are signed (`t2tp.processes.messages`), so that an outsider can neither
-join nor redirect a process.
+join the run nor redirect a process.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _serve(spec: ProcessSpec, brings: str, seconds: float) -> list[str]:
 
 
 def _register(spec: ProcessSpec, brings: str, seconds: float) -> list[str]:
-    """Sends a hello to process 0, as another process of the run; returns all addresses."""
+    """Sends this process's hello to process 0, and returns the addresses of all processes."""
     deadline = time.monotonic() + seconds
     connection, channel = _connect(spec, deadline, seconds)
     with connection:

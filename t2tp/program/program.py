@@ -59,9 +59,9 @@ class Mesh(upstream.Mesh):
 
     Attributes:
       adapters: adapters of the layers that are being built; see `t2tp.layers.adapters`.
-      scopes_by_stage: scope of a layer in the graph -> the layer's scope on each stage of a
-        pipeline, or None on a stage without this layer. The stages share one graph; see
-        `t2tp.mesh.stages.names_by_stage`.
+      scopes_by_stage: the stages of a pipeline share one graph, in which one scope stands for a
+        different layer on each stage. Maps this scope to the layer's own scope on each stage, or
+        None on a stage without such a layer; see `t2tp.mesh.stages.names_by_stage`.
       runs_schedule: whether operations that are built now will run in a pipeline's schedule.
     """
 
@@ -519,8 +519,8 @@ class Program:
             )
         if (threads := threads_of_an_operation()) != 1:
             raise LayoutError(
-                f"{number} needs one thread for each operation, and there are {threads}, among"
-                " which a matmul is divided by its size: set the environment variable"
+                f"{number} needs one thread for each operation, and there are {threads}; how they"
+                " divide a matmul depends on its size: set the environment variable"
                 f" {THREADS_VARIABLE}=1 before the start."
             )
 

@@ -1,9 +1,9 @@
 """A process that saves step after step in children that are killed.
 
-A request is a number and a directory. For each one, the process forks a child that saves the next
-step, keeps two, and kills itself with SIGKILL before its `number`-th file operation (to open,
-create, rename or delete something). The process answers `killed`, or `done` if the child made
-fewer file operations.
+A request is a number and a directory. For each request, the process forks a child that saves the
+next step, keeps the last two checkpoints, and kills itself with SIGKILL before its `number`-th file
+operation (to open, create, rename or delete something). The process answers `killed`, or `done` if
+the child made fewer file operations.
 """
 
 import os

@@ -132,7 +132,7 @@ class Ring:
 def forward(
     ring: Ring, qs: Sequence[tf.Tensor], terms: Sequence[ScoreTerms]
 ) -> list[tuple[tf.Tensor, ...]]:
-    """Computes `blockwise.forward` of each part of the queries (scaled), with the whole memory."""
+    """Computes `blockwise.forward` of each part of the scaled queries, with all keys and values."""
 
     def step(t: tf.Tensor, here: Visiting, states: list[blockwise.Attended]) -> tuple:
         coming = ring.next(here, t)

@@ -308,7 +308,7 @@ def _at_rest(grad: upstream.Tensor, shape: upstream.Shape) -> upstream.Tensor:
 def _move_to_inputs(graph: upstream.Graph, moved: Sequence[upstream.Operation]) -> None:
     """Moves operations, with one input each, right after the operation that computes their input.
 
-    If the input is a cast, the cast also moves right after the operation that computes its input.
+    Casts whose results these operations read move in the same way.
     """
     casts = [
         op.inputs[0].operation for op in moved if isinstance(op.inputs[0].operation, CastOperation)

@@ -114,7 +114,10 @@ class StagedStep:
         return counts
 
     def entries(self, chunk: Chunk, action: str) -> tuple[dict[Work, float], dict[Traffic, float]]:
-        """Returns a processor's work and traffic in one entry of a chunk: `F`, `B` or `W`."""
+        """Returns a processor's work and traffic in a pass of a chunk.
+
+        The action `F` is the forward pass, `B` the backward pass, and `W` the gradients of weights.
+        """
         layers = [max(1, chunk.layers)] * len(self.lowering.stacks)
         step = self.lowering.of(*layers).by_place[chunk.place]
         part = f"{action}{chunk.stack}"
@@ -169,7 +172,7 @@ class StagedStep:
         )
 
     def _kept_bytes(self, chunk: Chunk) -> float:
-        """Returns the bytes that a chunk saves per microbatch; the last chunk adds its results."""
+        """Returns the bytes that a chunk saves per microbatch; the last one also saves results."""
         layers = [max(1, chunk.layers)] * len(self.lowering.stacks)
         steps = self.lowering.of(*layers)
         results = steps.results[chunk.stack] if chunk.place == LAST else 0
@@ -279,7 +282,10 @@ def staged_plan(step: StagedStep, cluster: ClusterFile, *details: Any) -> Plan:
 
 
 def _of_each_kind(step: StagedStep, timing: Timing) -> list[int]:
-    """Returns the busiest stage, and the first of each kind, which saves the most activations."""
+    """Returns the busiest stage, and the first stage with each place and each list of chunks.
+
+    Among stages with the same place and chunks, the first one saves the most activations.
+    """
     found: dict[tuple, int] = {}
     for stage, chunks in enumerate(step.stages):
         found.setdefault((step.place(stage), tuple(chunks)), stage)
