@@ -83,7 +83,7 @@ def report(length: float, spans: Sequence[Span]) -> None:
         f"A step of {length:.0f} ms; products of the backward pass from {begin:.0f} to {end:.0f}."
     )
     print()
-    print("| sum, asked for by | from | to | meanwhile computing |")
+    print("| operation that needs the sum | from | to | meanwhile computing |")
     print("| -- | -- | -- | -- |")
     computing = [s for s in spans if _COMPUTES.match(s.name) and not _WAITS.search(s.name)]
     for each in (s for s in spans if _SUM.search(s.name)):

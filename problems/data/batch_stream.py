@@ -22,7 +22,7 @@ import numpy as np
 from t2tp.problems.data.batch_sizes import BatchSizes
 from t2tp.problems.data.permutation import permute
 
-# The example index of an empty row, whose other features are 0.
+# A batch may have empty rows. Their example index is `EMPTY`, and all their features are 0.
 EMPTY = -1
 
 
@@ -67,7 +67,7 @@ class Stream(Protocol):
         """Returns the batch of this step, counted from 0; nothing is read yet."""
 
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
-        """Returns the features' shapes for each bucket; one dictionary without buckets.
+        """Returns the features' shapes: a dictionary for each bucket, or one if there are none.
 
         If the batch size changes during the training, the shapes have the last batch size.
         """

@@ -98,9 +98,9 @@ class Mirror:
             objects = {name: listed[name] for name in listed if not _is_local(name)}
             if entries and not objects:
                 raise StoreError(
-                    f"{self.store.address} has lost what {self.path} is a copy of, perhaps without"
-                    " the data of checkpoints: restore it from a backup, or delete the copy to"
-                    " begin anew"
+                    f"{self.store.address} has lost its files. {self.path} has copies, maybe without"
+                    " the data of checkpoints: restore the address from a backup, or delete the"
+                    " copies to start again"
                 )
             if not again and self._lost.exists():
                 self._set_aside(entries, objects)
@@ -379,12 +379,12 @@ def local_path(text: str, *, is_lazy: bool = False) -> str:
         return str(_local(found[0]))
 
     for found in _WITH_SECRET.finditer(text):
-        split(found[0].strip())  # Rejects the whole address: `_IN_TEXT` would cut it at a colon.
+        split(found[0].strip())  # An error. (`_IN_TEXT` would find a part of such an address.)
     return _IN_TEXT.sub(local, text)
 
 
 def pulled(directory: Path) -> Path:
-    """Opens the mirror of a local path, if it is in one; returns the path."""
+    """Opens the mirror that contains a local path, if there is one; returns the path."""
     if _session is not None and (address := address_of(directory)) != str(directory):
         _session.open(address, is_watched=False)
     return directory

@@ -15,8 +15,8 @@ matrices:
     gather     8 x [3, 4]   all-gather over `data`: its own slice of all 8 matrices
 
 Matrices with the same shape and split are distributed together, padded with zero matrices to a
-multiple of the number of owners. They are also distributed along an axis whose processors have the
-same slices, if this reduces the largest number of matrices per owner. Each expert's matrix is a
+multiple of the number of owners. Processors with the same slices (along `data` above) own different
+matrices only if each owner then has fewer matrices, padding included. Each expert's matrix is a
 separate matrix.
 """
 
@@ -44,10 +44,10 @@ from t2tp.optim.optimizer import variable_slice
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _LEAST_NORM = 1e-7
 
-# TensorFlow's CPU kernel parallelizes a single product, but not several small products. A product
-# is small if it has at most 128 * 128 multiplications (`kMaxCostOuterParallelism`); its matrices
-# then have fewer than `_SMALL` rows. With `exact_sums`, a single matrix with up to `_SMALL` rows is
-# computed together with a copy of itself, so that it is never parallelized.
+# TensorFlow's CPU kernel parallelizes a single product, but not several small products: those with
+# at most 128 * 128 multiplications (`kMaxCostOuterParallelism`). Matrices with more than `_SMALL`
+# rows are never small. With `exact_sums`, a single matrix with up to `_SMALL` rows is computed
+# together with a copy of itself, so that it is not parallelized if it is small.
 _SMALL = 128
 
 
@@ -96,9 +96,9 @@ class Placement(NamedTuple):
     def assembly(self, layout: Layout) -> tuple[list[int], list[int]]:
         """Returns a permutation and a shape that assemble matrices from their slices.
 
-        The permutation transposes a tensor [coordinates on `split`..., matrices, slices...], so
-        that each dimension's coordinates are next to its slice. The shape has the numbers of rows
-        and columns, with padding.
+        The slices are a tensor [coordinates on the axes of `split`..., matrices, dimensions of a
+        slice...]. The permutation moves the coordinates on the axes that split a dimension right
+        before this dimension. The shape has the numbers of rows and columns, with padding.
         """
         order, shape, axis = [len(self.split)], [], 0
         slices = itertools.count(len(self.split) + 1)

@@ -97,7 +97,7 @@ class SlotTable:
 
 
 def numbers_by_dtype(dtypes: Sequence[tf.DType]) -> dict[tf.DType, list[int]]:
-    """Returns the indices of the tensors that have each dtype."""
+    """Returns a list for each dtype: the indices of the tensors of this dtype."""
     numbers: dict[tf.DType, list[int]] = {}
     for number, dtype in enumerate(dtypes):
         numbers.setdefault(dtype, []).append(number)

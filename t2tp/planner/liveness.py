@@ -82,8 +82,8 @@ class Liveness:
         if isinstance(op, upstream.WhileLoopOperation):
             self._pass_on(i, op)
         elif each.is_view and op.inputs:
-            # A `CustomGradientOperation` wraps a recomputed function. Its inputs are the
-            # function's inputs and results; its outputs are views of these results.
+            # A recomputed function has a `CustomGradientOperation`, whose outputs are views of the
+            # function's results.
             is_recomputed = isinstance(op, upstream.CustomGradientOperation)
             sources = op._fn_outputs if is_recomputed else op.inputs
             for y, x in zip(op.outputs, sources, strict=False):
@@ -124,7 +124,7 @@ class Liveness:
             held.last_use = max(held.last_use, i)
 
     def _pass_on(self, i: int, op: upstream.WhileLoopOperation) -> None:
-        """Gives each output of a loop (a sum) a buffer from the loop's first operation on."""
+        """Allocates the outputs of a loop, which are sums, at the first operation of the loop."""
         inside = set(op._body_ops)
         begin = next((n for n, p in enumerate(self._placed) if p.operation in inside), 0)
         for y in op.outputs:

@@ -108,7 +108,7 @@ def die(cluster: Cluster, mesh_shape: str, who: int, how: str, time_limit: float
         if how == "kill at a barrier":
             cluster.barrier("step")
         if how == "kill before a barrier" and step == 3:
-            time.sleep(0.5)  # The loss is not noticed before the barrier.
+            time.sleep(0.5)  # The others notice at the barrier that a process is gone.
             cluster.barrier("late")
         if how == "kill beside a sleeper" and step == 3:
             time.sleep(1000)
@@ -130,7 +130,7 @@ def talk(cluster: Cluster) -> dict:
 
 
 def reach(cluster: Cluster) -> dict:
-    """Returns which addresses can connect to the ports on which this process listens."""
+    """Returns at which of this host's addresses the ports of this process can be reached."""
     cluster.barrier("started")
     ports = sorted({listener.getsockname()[1] for listener in loopback.listeners()})
     found = {
@@ -184,7 +184,7 @@ def device(cluster: Cluster, mesh_shape: str, how: str, time_limit: float = 0) -
 
 
 def replicas(cluster: Cluster, mesh_shape: str) -> dict:
-    """Process 1 changes a slice after a step; returns the mismatches before and after it."""
+    """Lets process 1 change a slice; returns the mismatches before and after the change."""
     trained = program(cluster, mesh_shape)
     trained({"x": X})
     check = ReplicaCheck(trained.variables)

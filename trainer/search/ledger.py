@@ -51,7 +51,7 @@ class Ledger:
     """The points of a search and the trials of this and other processes.
 
     If another process has ended a trial, the methods that record something about the trial raise
-    LostClaimError; only `release` does nothing.
+    LostClaimError. `release` does nothing in this case.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Ledger:
             point = next((p for p, each in attempts.items() if each.number == trial.number), None)
             if point is not None:
                 return self._drawn(trial, point)
-            # Another process drew the last point at the same moment, or has finished this point.
+            # Another process took the point at the same moment, or has already finished it.
             trial.set_user_attr(_SURPLUS, True)
             self._study.tell(trial, state=TrialState.FAIL)
 

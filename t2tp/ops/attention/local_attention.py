@@ -73,11 +73,11 @@ def local_attention(
 def visible_positions(
     positions: tf.Tensor, places: tf.Tensor, block: Sequence[int], width: int
 ) -> tf.Tensor:
-    """Returns whether each position attends to each key's position: booleans [..., places].
+    """Returns whether each query attends to each key: booleans [..., keys].
 
-    `positions` [...] are the positions of queries, and `places` [places] the positions of keys.
-    Both are int32 indices in a sequence or, row by row, in an image. `width` is the width of the
-    image, or the length of the sequence.
+    `positions` [...] are the positions of the queries, and `places` [keys] those of the keys: int32
+    indices in a sequence or, row by row, in an image. `width` is the width of the image, or the
+    length of the sequence.
     """
     here = positions[..., None]
     rows, columns = (1, *block)[-2:]
@@ -128,7 +128,7 @@ class LocalAttentionOperation(_BlocksOperation):
 
     @property
     def matmul_flops(self) -> int:
-        """The FLOPs of scores and weighted values; masked positions of the visible blocks count."""
+        """The FLOPs of scores and weighted values, including masked positions in visible blocks."""
         visible = len(_neighbours(len(self._block))) * math.prod(self._block)
         return 4 * self.inputs[0].shape.size * visible
 

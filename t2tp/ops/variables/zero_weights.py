@@ -241,7 +241,8 @@ def _added_before_scatter(grad: upstream.Tensor) -> upstream.Tensor:
 
     The gradient of a gather is a reshape to the shape at rest, which is lowered to a
     reduce-scatter. If `grad` is a sum of such reshapes, whose inputs have the same shape, returns
-    one reshape of the sum of the inputs. Otherwise, and with `exact_sums`, returns `grad` itself.
+    one reshape of the sum of the inputs. In all other cases, and always with `exact_sums`, returns
+    `grad` itself.
     """
     addends = _addends(grad)
     if (
