@@ -98,9 +98,9 @@ class Mirror:
             objects = {name: listed[name] for name in listed if not _is_local(name)}
             if entries and not objects:
                 raise StoreError(
-                    f"{self.store.address} has lost its files. {self.path} has copies, maybe without"
-                    " the data of checkpoints: restore the address from a backup, or delete the"
-                    " copies to start again"
+                    f"{self.store.address} has lost its files. {self.path} has copies, maybe"
+                    " without the data of checkpoints: restore the address from a backup, or delete"
+                    " the copies to start again"
                 )
             if not again and self._lost.exists():
                 self._set_aside(entries, objects)
