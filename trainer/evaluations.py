@@ -59,7 +59,7 @@ class SplitEvaluation:
         self._latest: tuple[int, dict[str, float]] | None = None
 
     def resume(self) -> None:
-        """Prepares the summaries for a training that will evaluate later steps again."""
+        """Prepares the summaries for a resumed training, which may evaluate some steps again."""
         self.summaries.resume(self._estimator.steps_done)
 
     def run(self) -> dict[str, float]:

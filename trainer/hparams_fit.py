@@ -79,8 +79,8 @@ def read_set(name: str) -> HParams:
 def completed(hparams: HParams, model: str | None) -> HParams:
     """Adds the hparams that a model has gained since the run was started.
 
-    These hparams get their declared defaults, which keep the behavior of the code before the
-    hparams existed. Nothing is added for an unregistered model.
+    These hparams get their declared defaults. With these values the model behaves as it did before
+    the hparams existed. Nothing is added for an unregistered model.
     """
     found = hparams.copy()
     names = _common_names(model)

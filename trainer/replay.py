@@ -153,7 +153,10 @@ def _check(spec: RunSpec, step: int) -> None:
 
 
 def _with_batch_of_run(spec: RunSpec) -> RunSpec:
-    """Returns the spec with the run's global batch size in sequences, a unit that fits any mesh."""
+    """Returns the spec with the run's global batch size in sequences.
+
+    In this unit, the batch size does not depend on the mesh of the replay.
+    """
     hparams, in_run = spec.hparams.copy(), spec.hparams.copy()
     for name in ("mesh_shape", "layout"):
         in_run.set(name, (spec.saved or spec).hparams.get(name))

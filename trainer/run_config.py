@@ -42,9 +42,9 @@ class RunConfig:
       tracker: where to send scalars: `wandb` or `mlflow`, with an optional project as in
         `wandb:my_project`; empty: nowhere.
       histogram_steps: steps between histograms of the trainable variables; None: no histograms.
-      check_replicas_every: steps between two checks that compare the devices' replicas of variables
-        and the devices' results for the same rows. The replicas are also compared before each
-        checkpoint. 0: no checks.
+      check_replicas_every: steps between two checks; 0: no checks. A check compares the devices'
+        replicas of variables, and the results that devices compute from the same rows. The replicas
+        are also compared before each checkpoint.
       profile_steps: `FIRST:LAST`, the steps to profile, counted from 1; empty: none.
       on_nonfinite: what to do at a step with a non-finite loss or gradient: `stop` or `ignore`.
         Skipped steps never stop the training.

@@ -121,8 +121,9 @@ class RunSpec:
     def check_same_data(self, checkpoint_path: str | None = None) -> None:
         """Checks that the run, or a checkpoint of a run, was trained on these data.
 
-        Vocabularies of equal size may differ, and the metrics and texts of a wrong vocabulary look
-        plausible. A converted run that uses its tokenizer instead of data passes the check.
+        With a wrong vocabulary of the right size, metrics and texts look plausible, so the user
+        would not notice the error. A converted run that uses its tokenizer instead of data passes
+        the check.
 
         Args:
           checkpoint_path: by default the path in the config.

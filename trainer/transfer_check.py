@@ -51,8 +51,8 @@ class TransferCheck:
     """Mean absolute values ("sizes") of activations by width.
 
     Attributes:
-      widths: width of each model, relative to the small model. A model's width is the input size
-        of the matrix whose input size grows most.
+      widths: width of each model, relative to the small model. The width is the number of inputs
+        of one matrix: the matrix whose number of inputs grows most.
       sizes: mean absolute values [width, steps done], by name of the activation.
     """
 

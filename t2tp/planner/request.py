@@ -59,7 +59,7 @@ class Request:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step: the positions of the largest feature, or the number of images."""
+        """Tokens of a step: batch times length of the largest feature; for images, the batch."""
         shapes = [feature.shape for feature in self.features(self.hparams).values()]
         names = ("batch", "length")
         return max(
@@ -88,7 +88,8 @@ class Request:
         """Lowers a step with stages.
 
         Raises:
-          LayoutError: the layers cannot be divided among the stages, or there is no such schedule.
+          LayoutError: the layers cannot be divided among the stages, or the schedule is unknown or
+            invalid.
         """
         whole = self.features(self.hparams)
 
@@ -103,14 +104,21 @@ class Request:
         )
 
     def _for_software(self, cluster: ClusterFile) -> HParams:
-        """Returns the hparams, without loss chunks if the stack saves the whole logits."""
+        """Returns the hparams for a cluster's software stack.
+
+        Only t2tp's own stack computes logits chunk by chunk. With another stack, `loss_chunk` is
+        turned off.
+        """
         whole = {"loss_chunk": -1} if cluster.software.attention != "engine" else {}
         return with_values(self.hparams, whole)
 
     def program(
         self, hparams: HParams, features: Mapping[str, Feature] | None = None
     ) -> AbstractProgram:
-        """Builds the abstract program of a training step, by default of the global batch."""
+        """Builds the abstract program of a training step.
+
+        By default, the features are those of the global batch.
+        """
         layout = Layout.from_hparams(hparams)
         return AbstractProgram(
             self.step_fn(hparams), features or self.features(hparams), layout=layout

@@ -33,8 +33,9 @@ class Buffer:
     Attributes:
       first_def: index of the operation that computes it.
       last_use: index of the last operation that reads it.
-      purpose: one of `PURPOSES`, or `sums`.
-      counts: whether each further layer adds such a buffer.
+      purpose: one of `PURPOSES`; or `sums`, for sums over microbatches.
+      counts: whether the buffer counts as a buffer of a layer, so that a model with more layers has
+        more of these buffers.
     """
 
     num_bytes: int
@@ -134,7 +135,7 @@ class Retained:
         options = op._options
         if self._software.has_kernel:
             return _FLOAT32 * slice_elements(result, self._layout) // result.shape.dims[-1].size
-        if options.is_blockwise:  # Scores are recomputed, and softmax sums are not saved either.
+        if options.is_blockwise:  # The backward pass computes the weights and softmax sums again.
             return 0
         weights = op.outputs[1]
         size = slice_bytes(weights, self._layout)

@@ -113,7 +113,7 @@ class Search:
             ranked = self._rank(devices)
             if ranked:
                 seconds = self.estimate.seconds(ranked[0], self.rows)
-                # If the estimate is far too slow, the lowered program would be too.
+                # Lowering takes long, so nothing is lowered if the estimate is far above the limit.
                 if tokens / self.request.tokens * seconds / _DAY <= _SECONDS_ERROR * days:
                     proposals = self._plan(ranked)
                     if proposals and days_of(proposals[0].plan, tokens) <= days:
@@ -255,5 +255,8 @@ def days_of(plan: Plan, tokens: float) -> float:
 
 
 def price_of(plan: Plan, tokens: float) -> float:
-    """Returns the price of this training, in the currency of `price_per_hour`; 0: unknown."""
+    """Returns the price of training on these tokens, in the currency of `price_per_hour`.
+
+    Returns 0 if the price of a device is unknown.
+    """
     return 24 * days_of(plan, tokens) * plan.devices * plan.price_per_hour

@@ -55,7 +55,7 @@ class Placed:
 
     @property
     def is_computed(self) -> bool:
-        """Whether it moves bytes, as does reading a variable that is cast or gathered."""
+        """Whether it moves bytes. Reading a variable does so only with a cast or a gather."""
         op = self.operation
         if isinstance(op, upstream.Variable):
             return op.slice_dtype != op.value.dtype or op.shape != op.value.shape
@@ -199,8 +199,9 @@ def _entries(loop: PipelineLoop, times: int) -> Iterator[Placed]:
 
 
 def _set_phases(placed: Sequence[Placed]) -> None:
-    """Sets phases. The backward pass is from the first to the last gradient or recomputed copy.
+    """Sets phases.
 
+    The backward pass begins with the first gradient or recomputed copy, and ends with the last one.
     An operation with the name of an earlier operation is a recomputed copy.
     """
     seen: set[str] = set()
@@ -239,8 +240,8 @@ def _place(collectives: Sequence[Collective], placed: Sequence[Placed]) -> None:
         places.setdefault(each.operation.name, []).append(i)
         if hooks(each.operation).gathered_variable is not None:
             gathers.setdefault(each.operation.name, []).append(each)
-    # If a gather of several weights includes the weight of a layer, it is assigned to this weight:
-    # every stage has layers, but only some stages use the other weights.
+    # One gather may gather several weights. If one of them belongs to a layer, the gather is
+    # assigned to this weight, because every stage has layers. Only some stages have other weights.
     names = [
         next(filter(layer_of, c.sums if c.operation in gathers else ()), c.operation)
         for c in collectives

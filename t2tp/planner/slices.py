@@ -61,7 +61,8 @@ def work_of(placed: Placed, layout: Layout) -> Work:
     if isinstance(op, upstream.Variable):  # It casts a weight to the dtype of the activations.
         moved += math.prod(layout.slice_size(op.shape)) * op.slice_dtype.size
     if isinstance(op, BatchNormOperation) and placed.collectives:
-        # Normalized twice: TensorFlow's kernel that computes the statistics also normalizes.
+        # TensorFlow's kernel computes the statistics of a slice, and also normalizes the slice.
+        # After the collectives, the slice is normalized again by the batch's statistics.
         moved *= 2
     largest = max(tensors, key=lambda x: x.shape.size, default=None)
     sizes: tuple[int, ...] = ()

@@ -19,7 +19,8 @@ MEMORY_BOUND = (ELEMENTWISE, COPY, RANDOM, *_PASSES)
 # The kinds that a compiler fuses with each other.
 FUSED = (ELEMENTWISE, RANDOM)
 
-# Kinds without work: views of the inputs, constants and features, and loops.
+# Kinds without work: a `VIEW` shares its input's memory, constants and features are `FREE`, and the
+# work of a `LOOP` is the work of its operations.
 VIEW, FREE, LOOP = "view", "free", "loop"
 KINDS = (*COMPUTE_BOUND, *MEMORY_BOUND, VIEW, FREE, LOOP)
 
@@ -46,8 +47,8 @@ class Work:
       keeps_scores: whether attention saves its weights for the backward pass.
       operations: number of operations of the graph that are fused into this work.
       is_recomputed: whether it repeats a part of the forward pass.
-      part: the entries of a pipeline's schedule (see `stages`) that execute it, by action and
-        chunk: `F0`, `B0`.
+      part: action and chunk, such as `F0` or `B0`, of the entries of a pipeline's schedule that
+        execute it; empty outside of the schedule.
     """
 
     kind: str
@@ -70,7 +71,7 @@ class Traffic:
     """A collective of the program.
 
     Attributes:
-      kind: see `t2tp.mesh.collectives.Collective`.
+      kind: see `t2tp.mesh.collective_log.Collective`.
       times: number of executions in a step.
       num_bytes: bytes of a processor's input.
       of_state: whether it carries gradients or weights, and not activations.
@@ -108,8 +109,8 @@ class Memory:
 
     Attributes:
       point: the part of the step, such as `end of the forward pass`.
-      layers: purposes in `Liveness.layer_bytes` whose bytes at this point grow with the number of
-        layers.
+      layers: the purposes (keys of `Liveness.layer_bytes`) whose bytes are larger at this point if
+        the model has more layers.
     """
 
     point: str

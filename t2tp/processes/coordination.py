@@ -56,7 +56,7 @@ class CoordinationClient:
     def __init__(self, process_id: int, addresses: Sequence[str], nccl: bool) -> None:
         """Initializes TensorFlow as one of the processes; blocks until all processes do the same.
 
-        `nccl` tells whether collectives run on GPUs.
+        `nccl` tells whether collectives run on GPUs, with NCCL.
 
         Raises:
           ValueError: TensorFlow is initialized already, or cannot serve at this address.

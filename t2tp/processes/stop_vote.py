@@ -2,7 +2,7 @@
 
 A signal may reach only one process, at any moment of a step. If this process stopped alone, the
 others would wait in the collectives of the next step. So a background thread in each process votes
-as soon as any process asks for a stop. Its vote is the latest step that its process may have begun,
+as soon as any process asks for a stop. The vote is the latest step that the process may have begun,
 and all processes stop after the largest of these steps. A training loop that finishes its step
 during the vote waits for the outcome, and then trains up to the step on which the processes agreed.
 """
@@ -62,7 +62,8 @@ class StopVote:
 
     def stops_after(self, steps_done: int) -> bool:
         """Returns whether all processes stop after this step; call it when the step is done."""
-        # The lock ensures that a later vote of this process includes the step that begins now.
+        # The lock ensures that a later vote of this process is not for a step before the one that
+        # begins now.
         with self._lock:
             if not self._has_voted:
                 self._begun = steps_done + 1

@@ -5,8 +5,9 @@ variables on their devices. It lowers the graph to one `tf.function`, the progra
 A call cuts the features into slices and runs the function in one thread per device (`executor`);
 the threads meet in the collectives. The outputs stay on the devices as slices until they are read.
 
-`variables` holds the state between calls. Initial values are computed slice by slice. The random
-generator counts elements of the global tensor, so the values are the same on every mesh.
+`variables` holds the state between calls. Initial values are computed slice by slice. A random
+number depends only on a key and on the element's index in the global tensor, so the values are the
+same on every mesh.
 `replicas` compares the copies that several processors hold.
 `abstract_program` traces without devices, for shape and cost analysis on a mesh of any size.
 """

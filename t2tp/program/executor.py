@@ -35,8 +35,8 @@ class CollectiveTimeoutError(TimeoutError):
 def _keep_arithmetic() -> None:
     """Turns off the graph optimizer's reordering of sums and products, in this thread.
 
-    The optimizer's choice depends on other consumers of a product, so that the same formula would
-    be rounded differently in different graphs.
+    Whether the optimizer reorders a product depends on the other operations that use the product.
+    So the same formula would be rounded differently in different graphs.
     """
     options = eager_context.context().function_call_options
     config = tf.compat.v1.ConfigProto.FromString(options.config_proto_serialized)

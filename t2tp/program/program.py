@@ -357,7 +357,7 @@ class Program:
     def _call(self, pnum: int, step: int, slices: list[tf.Tensor]) -> dict[str, tf.Tensor]:
         """Runs processor `pnum`'s part, in its own thread."""
         with tf.device("CPU:0"):
-            # Not Python numbers: TensorFlow would cache their tensors on each device, forever.
+            # With Python numbers, TensorFlow would cache a tensor of each number on each device.
             begin, end = tf.constant(np.int64(step)), tf.constant(np.int64(step + 1))
             one = tf.constant(1, tf.int64)
         with tf.device(self.cluster.devices[pnum]):
@@ -395,7 +395,10 @@ class Program:
         return self._lower(self._build(step, feature_slices), pnum, step, variable_slices)
 
     def _placed_dtype(self, feature: Feature) -> tf.DType:
-        """Returns uint32 for int32 on GPUs: TensorFlow keeps int32 arguments on the host."""
+        """Returns the dtype in which a feature is passed to the devices.
+
+        On GPUs it is uint32 instead of int32, because TensorFlow keeps int32 arguments on the host.
+        """
         is_kept = feature.dtype == tf.int32 and not self.cluster.on_cpu
         return tf.uint32 if is_kept else feature.dtype
 

@@ -77,7 +77,8 @@ class VariableSpec:
       dtype: dtype in which its slices are stored and updated.
       initializer: see `initial_slice`.
       trainable: whether the optimizer changes it.
-      frozen: whether it is a weight that training does not change.
+      frozen: whether it is a weight, although it is not trainable. (Other variables that are not
+        trainable are state, such as counters.)
       names_by_stage: its name on each pipeline stage, None on a stage without its layer; empty if
         it belongs to no stage.
     """

@@ -24,7 +24,8 @@ STACK = "tensorflow"
 POINT = "point "
 # Fraction of the cores that other programs may use without disturbing a measurement.
 QUIET = 0.05
-# Min relative spread of a step's time, because the measured operations do not cover all of a step.
+# Min relative uncertainty of a predicted time. Measurements may spread less, but they do not cover
+# all of a step.
 _LEAST_SPREAD = 0.05
 
 
@@ -51,7 +52,11 @@ class Piece:
 
     @property
     def computes(self) -> bool:
-        """Whether operations are measured: one device uses all cores, or each core is a device."""
+        """Whether operations are measured, and not only collectives.
+
+        They are measured in one process, with one device that uses all cores and with one device
+        per core.
+        """
         return self.processes == 1 and self.devices in (1, cores())
 
     @property

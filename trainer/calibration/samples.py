@@ -27,7 +27,9 @@ _LENGTH = 128
 
 @dataclass(frozen=True)
 class Sample:
-    """Steps with one kind of work to measure, and maybe kinds that earlier samples measure.
+    """Steps that measure one kind of work.
+
+    They may also contain kinds of work that earlier samples measure.
 
     Attributes:
       kind: kind of work.

@@ -79,8 +79,8 @@ class Timed:
 
         The seconds are the time of the shortest call, without the time of an empty program. The
         spread is the relative distance from the shortest call to the lower quartile of the calls.
-        If other programs used half of the cores, a call may have taken twice as long, so the spread
-        is then at least 1.
+        It is larger if other programs disturbed the calls. For example, if they used half of the
+        cores, a call may have taken twice as long, so the spread is at least 1.
         """
         if layout.mesh_text not in self._empty:
             nothing, _ = self._times(lambda mesh, _: mtf.get_variable(mesh, "x", ""), 0, layout)
@@ -95,7 +95,8 @@ class Timed:
     def _times(self, build: Build, count: int, layout: Layout) -> tuple[list[float], float]:
         """Times calls in blocks; returns the results of `best_block`.
 
-        Several processes make the same number of calls, however busy the machine is.
+        Several processes must make the same number of calls, because calls may contain collectives.
+        So with several processes the number does not depend on how busy the machine is.
         """
         step = _step(lambda mesh: mtf.reduce_sum(build(mesh, count)))
         program = Program(step, _FEATURES, layout=layout, cluster=self._cluster)

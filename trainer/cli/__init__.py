@@ -10,7 +10,7 @@ import TensorFlow, which takes seconds.
 | --- | --- |
 | 0 | done |
 | 1 | the program failed, or `t2tp_inspect_checkpoint` found differences |
-| 2 | the request is not valid, and nothing was written; or the user must solve a problem |
+| 2 | the request is not valid, and nothing was written; or a problem such as a full disk |
 | 3 | another process of the run was lost |
 | 127 | `t2tp_launch`: the command cannot be started |
 | 129 | ended by SIGHUP (a closed terminal); a training saves its step first |

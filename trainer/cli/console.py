@@ -12,7 +12,7 @@ from tqdm import tqdm
 from t2tp.processes.process_spec import ProcessSpec
 
 # Source files of libraries that also log with `absl.logging`. Their info messages are omitted,
-# because they do not concern the user: exports log lines of 4 kB about renamed tensors.
+# because they do not concern the user: an export logs lines of 4 kB about renamed tensors.
 _LIBRARIES = re.compile(r"[/\\](site|dist)-packages[/\\]tensorflow(_datasets)?[/\\]")
 
 

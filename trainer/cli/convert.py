@@ -192,7 +192,8 @@ def _type_of(
 def _config(model_type: ModelType, before: dict[str, Any], hparams: HParams) -> dict[str, Any]:
     """Returns the contents of config.json.
 
-    If the source checkpoint has the same type, its config is updated, else a new one is created.
+    `before` is the config of the checkpoint that the run was converted from. If this checkpoint
+    has the same `model_type`, its config is updated, else a new config is created.
     """
     architectures = before.get("architectures") or [model_type.architecture]
     if before.get("model_type") != model_type.name or architectures != [model_type.architecture]:

@@ -332,7 +332,7 @@ class _Decoding:
 
     @property
     def _base(self) -> Path:
-        """The path of a split's files without extension."""
+        """The beginning of the paths of a split's files, to which extensions are appended."""
         if self._flags.decode_to_file:
             return Path(self._flags.decode_to_file)
         name = f"{self._flags.split}.{self._name}"

@@ -48,7 +48,7 @@ class Group(NamedTuple):
     rows: Mapping[str, Mapping[str, Any]]
 
     def without(self, *names: str) -> Group:
-        """Returns the group without these flags, which have no effect in a program."""
+        """Returns the group without the named flags, for a program in which they have no effect."""
         return self._replace(rows={k: row for k, row in self.rows.items() if k not in names})
 
     def define(self, holder: flags.FlagValues) -> None:
@@ -224,7 +224,7 @@ def _usage(positional: Sequence[Positional]) -> str:
 def _unknown_flag(
     error: flags.UnrecognizedFlagError, holder: flags.FlagValues, positional: Sequence[Positional]
 ) -> str:
-    """Returns the error about an unknown flag, with its replacement or the nearest names."""
+    """Returns the error about an unknown flag, and suggests what to write instead."""
     name, sentence = error.flagname, f"unknown flag {error.flagname!r}"
     value = error.flagvalue.partition("=")[2] or "VALUE"
     for inner in [define(each.groups) for each in positional if each.groups]:

@@ -99,9 +99,10 @@ def spec_from_flags(flags: absl_flags.FlagValues) -> RunSpec:
 
 
 def use_own_tokenizer(flags: absl_flags.FlagValues) -> None:
-    """Sets --data_dir to the tokenizer's directory of a converted run, which needs no other data.
+    """Sets --data_dir to the directory of a converted run's tokenizer.
 
-    Does nothing if the run was trained after its conversion, or has no tokenizer.
+    To decode, such a run needs only the tokenizer and no other data. Does nothing if the run was
+    trained after its conversion, or has no tokenizer.
     """
     found = huggingface_files.tokenizer_directory(flags.output_dir) if flags.output_dir else None
     if found is not None:
@@ -154,7 +155,7 @@ def _setting(flags: absl_flags.FlagValues, name: str, saved: SavedRun | None) ->
 
 
 def hparams_to_print(flags: absl_flags.FlagValues) -> HParams:
-    """Returns the hparams of a new or a saved run that result from the flags; writes no files."""
+    """Returns the hparams that the flags give a new run or a resumed run; writes no files."""
     saved = run_files.read(flags.output_dir) if flags.output_dir else None
     if saved is None and not flags.hparams_set:
         raise UsageError("--hparams_set is missing: name the set to print, or an --output_dir")

@@ -22,7 +22,7 @@ from t2tp.trainer.errors import UsageError, as_usage_error
 from t2tp.trainer.hparams_fit import read_set
 from t2tp.trainer.processes.local_processes import visible_gpus
 
-# The module and arguments that each trial runs.
+# Each trial runs this module with this first argument.
 PROGRAM = ("t2tp.trainer.cli", "t2tp_trainer")
 
 # Flags of t2tp_trainer: flags that t2tp_tune sets, and flags that the user must give after --.

@@ -33,7 +33,7 @@ class Training:
 
     Attributes:
       steps_done: steps done since the beginning of the run.
-      max_steps: total steps of the run at which the training ends.
+      max_steps: the value of `steps_done` at which the training ends.
       clock: measures the time spent training; a slow hook stops the clock while it works.
       stop_reason: set by a hook to end the training after this step. With several processes, the
         hook must set it in all processes after the same step.

@@ -51,9 +51,9 @@ class JsonLog:
         """Opens the file for a training and removes the events that will occur again.
 
         A process that was killed after its last checkpoint leaves such events, for example reports
-        of later steps. The file is not changed if its `began` lines name other runs, with one
-        exception: the run may have been moved. So a `began` line whose directory no longer exists
-        counts as this run's if the file has a checkpoint event of `step`.
+        of later steps. The file is not changed if one of its `began` lines names another run. But a
+        run may have been moved to another directory. So a `began` line whose directory no longer
+        exists is taken for a line of this run if the file has a checkpoint event of `step`.
 
         `run` is the run's absolute path, and `step` the number of steps done.
         """

@@ -53,7 +53,8 @@ class ReportHook(Hook):
             # TensorFlow traces and compiles in the first step, so its time says nothing about
             # later steps.
             speed = {} if self._is_first else self._speed(training, sums)
-            # The step's own scalars take precedence: a custom model function may define its loss.
+            # If a metric has the same name as a scalar of the step, the scalar is reported, because
+            # a custom model function may define its own loss.
             scalars = self._metric_values(sums) | step_scalars | speed
             scalars |= memory_in_use(self.cluster)
             for sink in self.sinks:

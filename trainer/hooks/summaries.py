@@ -25,7 +25,10 @@ class SummaryWriter:
         self._resumed_after: int | None = None  # Until the first write.
 
     def resume(self, step: int) -> None:
-        """Makes TensorBoard discard earlier values of steps after `step`: they will be repeated."""
+        """Makes TensorBoard discard the existing values of all steps after `step`.
+
+        A resumed training repeats these steps and writes their values again.
+        """
         self._resumed_after = step
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:

@@ -99,9 +99,9 @@ class RunExporter:
     def export_litert(self, directory: str | PathLike[str], int8: bool = False) -> Path:
         """Writes a model file for LiteRT, named after the Unix time, and returns its path.
 
-        The model computes `batch_size` rows at a time. A model that generates maps `ids`, int32
-        [rows, max_input_length], and `lengths`, int32 [rows], to `ids`, int32 [rows, tokens], and
-        `lengths`, by greedy decoding. A classifier maps its features to `classes`, int32 [rows],
+        The model computes `batch_size` rows at a time. An autoregressive model decodes greedily. It
+        maps `ids`, int32 [rows, max_input_length], and `lengths`, int32 [rows], to `ids`, int32
+        [rows, tokens], and `lengths`. A classifier maps its features to `classes`, int32 [rows],
         and `probabilities`, float32 [rows, classes].
 
         Raises:

@@ -20,8 +20,9 @@ _MOST_TOKENS = 64
 class DecodedSamples:
     """Shows the first examples of a split next to the outputs of the model.
 
-    For a problem with inputs, the columns are inputs, targets and output. For a language model they
-    are prompt, text and continuation. For image generation, images of the split and of the model
+    For a problem with inputs, the columns are inputs, targets and output. For a language model,
+    the columns are the prompt, the text that follows it in the split, and the model's continuation.
+    For image generation, images of the split and of the model
     are shown.
     """
 

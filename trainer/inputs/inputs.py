@@ -62,7 +62,7 @@ class Inputs:
       features: global shape in named dimensions, and dtype, of each feature.
       stream: the batches; for evaluation it has a length.
       counts: maps a batch to counts computed in Python, which are summed like metrics.
-      other_features: the features of each further shape that batches of the stream have.
+      other_features: the features of the batches with other shapes, if the shapes vary.
       metric_names: metrics to report while training; see `t2tp.problems.metrics`.
     """
 

@@ -172,7 +172,10 @@ class StagedStep:
         )
 
     def _kept_bytes(self, chunk: Chunk) -> float:
-        """Returns the bytes that a chunk saves per microbatch; the last one also saves results."""
+        """Returns the bytes of the activations that a chunk saves per microbatch.
+
+        The chunk before the loss also saves the output of its layers.
+        """
         layers = [max(1, chunk.layers)] * len(self.lowering.stacks)
         steps = self.lowering.of(*layers)
         results = steps.results[chunk.stack] if chunk.place == LAST else 0
@@ -282,9 +285,10 @@ def staged_plan(step: StagedStep, cluster: ClusterFile, *details: Any) -> Plan:
 
 
 def _of_each_kind(step: StagedStep, timing: Timing) -> list[int]:
-    """Returns the busiest stage, and the first stage with each place and each list of chunks.
+    """Returns the stages to plan: the busiest stage, and one stage of each kind.
 
-    Among stages with the same place and chunks, the first one saves the most activations.
+    Stages with the same place and the same chunks are of one kind. The first stage of a kind saves
+    the most activations, so this stage is returned.
     """
     found: dict[tuple, int] = {}
     for stage, chunks in enumerate(step.stages):

@@ -34,8 +34,8 @@ from t2tp.program.program import Feature
 
 MIDDLE = "middle"
 # Kind of stage -> the parts of the model that it has besides layers: the model's beginning or end.
-# A middle stage has neither. The whole step has layers, beginning and end, so first + last = whole
-# step + one middle stage.
+# A middle stage has only layers. So if each stage has all layers, first + last - middle is the whole
+# step: the beginning, the layers once, and the end.
 _HAVE = {FIRST: (FIRST,), MIDDLE: (), LAST: (LAST,)}
 
 # Stages and microbatches of the lowered program.
@@ -102,7 +102,7 @@ class StageSteps:
         pieces = [loop.partition.pieces(c, max(loop.partition.exits[c])) for c in numbers]
         sizes = [_bytes(each.saved_activations, layout) for each in pieces]
         crossing = [loop.partition.exit_of(c).outputs for c in numbers]
-        # Other stacks' kernels may save fewer activations than the engine's.
+        # The kernels of another software stack may save fewer activations than t2tp's own kernels.
         share = by_place[MIDDLE].layer_bytes["kept"] / max(1, sum(sizes))
         return cls(
             by_place,
