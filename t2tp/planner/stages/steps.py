@@ -34,8 +34,8 @@ from t2tp.program.program import Feature
 
 MIDDLE = "middle"
 # Kind of stage -> the parts of the model that it has besides layers: the model's beginning or end.
-# A middle stage has only layers. So if each stage has all layers, first + last - middle is the whole
-# step: the beginning, the layers once, and the end.
+# A middle stage has only layers. So if each stage has all layers, first + last - middle is the
+# whole step: the beginning, the layers once, and the end.
 _HAVE = {FIRST: (FIRST,), MIDDLE: (), LAST: (LAST,)}
 
 # Stages and microbatches of the lowered program.
