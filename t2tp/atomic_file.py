@@ -41,7 +41,7 @@ def is_written_into(path: str | os.PathLike[str]) -> bool:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if not stat.S_ISREG(os.stat(path).st_mode):
             return True
-    # /dev/stdout is a link to an open file.
+    # A link such as /dev/stdout leads to an open file in /proc.
     while os.path.islink(path) and not path.startswith("/proc/"):
         path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
     return path.startswith("/proc/")
@@ -85,7 +85,8 @@ def remove_unfinished(
 ) -> list[Path]:
     """Deletes the unfinished files of killed processes in a directory, and returns them.
 
-    Another process may be writing files younger than `min_age_seconds`. Subdirectories are ignored.
+    Files younger than `min_age_seconds` are kept, because another process may be writing them.
+    Subdirectories are ignored.
     """
     directory = Path(directory)
     removed = []

@@ -83,7 +83,10 @@ class HarnessModel(TemplateLM):
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
-        """Returns the tokens of a text; adds special tokens unless the text begins with BOS."""
+        """Returns the tokens of a text.
+
+        A `tokenizer.json` adds special tokens, unless the text begins with `prefix_token`.
+        """
         tokens = self._codec.encode(string)
         if self._own is None or add_special_tokens is False or tokens[:1] == [self._prefix_token]:
             return tokens

@@ -85,8 +85,8 @@ class HParams:
           default: a bool, int, float or str, a list of these, or None.
           help: a description, with the unit.
           type: bool, int, float, str, list[...] of one of these, or any of these with `| None`.
-            Default: the type of `default`. If `default` is None, None is allowed too; if `type` is
-            also omitted, any value is allowed.
+            Default: the type of `default`. If `default` is None, `type` need not include None, and
+            without `type` any value is allowed.
           min: the min value, or min element of a list.
           max: the max value, or max element of a list.
           above: an exclusive lower bound, in place of `min`.
@@ -215,7 +215,7 @@ class HParams:
     def diff(self, other: HParams) -> list[tuple[str, Any, Any]]:
         """Returns (name, own value, other's value) for each hyperparameter that differs.
 
-        A value is NOT_DECLARED if that HParams lacks the hyperparameter.
+        NOT_DECLARED stands for the value in an HParams that lacks the hyperparameter.
         """
         own_values, other_values = self.values(), other.values()
         return [

@@ -5,7 +5,8 @@ from typing import Any
 
 from t2tp.suggestions import nearest
 
-# Max magnitude of any number: on the devices, steps and sizes are int64, other numbers float32.
+# Max magnitudes. The devices compute with steps and sizes in int64, and with other numbers in
+# float32, and neither may overflow.
 _LARGEST = {int: 10**12, float: 1e38}
 
 

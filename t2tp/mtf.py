@@ -51,7 +51,7 @@ globals().update(
 
 
 def _on_our_operations(module: types.ModuleType) -> types.ModuleType:
-    """Returns a second instance of a mesh-tensorflow module that uses this module's operations."""
+    """Loads a mesh-tensorflow module once more; the new instance uses `t2tp.mtf`'s operations."""
     spec = importlib.util.spec_from_file_location(
         f"{__name__}.{module.__name__.rpartition('.')[2]}", module.__file__
     )

@@ -85,9 +85,9 @@ class RangedHParams:
     A value depends only on the names of the set and of the hyperparameter, and on the trial's
     index. So adding a range changes no other value.
 
-    A range with a condition, such as `when={"optimizer": ["sgd"]}`, is drawn only in some trials:
-    each hyperparameter in the condition must be drawn with one of its listed values. In other
-    trials the hyperparameter keeps its value in the hparams set.
+    A range may have a condition, such as `when={"optimizer": ["sgd"]}`. It is then drawn only in
+    trials in which `optimizer` was drawn and is "sgd". In other trials its hyperparameter keeps the
+    value of the hparams set.
     """
 
     LINEAR_SCALE: ClassVar[str] = LINEAR
@@ -128,8 +128,8 @@ class RangedHParams:
         """Adds a hyperparameter in [min_val, max_val].
 
         Raises:
-          ValueError: the bounds are in the wrong order, or not above 0 on a logarithmic scale; or
-            see `set_categorical`.
+          ValueError: the bounds are in the wrong order, or not above 0 on a logarithmic scale, or
+            the range or condition is wrong as in `set_categorical`.
         """
         self._add(Interval(name, min_val, max_val, scale, False, when or {}))
 
@@ -209,7 +209,7 @@ class RangedHParams:
         self._ranges[new.name] = new
 
     def _check_condition(self, name: str, parent: str, values: Sequence[Any]) -> None:
-        """Raises ValueError if no earlier choice can have the values."""
+        """Raises ValueError unless `parent` is an earlier choice with all of these `values`."""
         choices = {n: each for n, each in self._ranges.items() if isinstance(each, Choice)}
         sentence = f"{name} depends on {parent}, which is no choice before it"
         check_known(parent, choices, "choices before it", sentence)

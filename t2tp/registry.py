@@ -53,7 +53,7 @@ def snake_case(name: str) -> str:
 class _Entry(NamedTuple):
     value: Callable[..., Any]
     location: str  # "file:line" of the registration
-    model: str  # of an hparams set, if its name does not begin with it
+    model: str  # An hparams set's model, if the set's name does not begin with the model's.
 
 
 class _Register(Protocol):
@@ -222,7 +222,7 @@ def hparams(name: str) -> HParams:
 
 
 def ranged_hparams(name: str) -> RangedHParams:
-    """Fills an empty ranged set with the registered function of this name and returns it."""
+    """Calls the registered function of this name on an empty ranged set; returns the set."""
     ranged = RangedHParams(name)
     ranged_hparams_function(name)(ranged)
     return ranged

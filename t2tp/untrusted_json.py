@@ -60,7 +60,7 @@ def read_object(path: str | os.PathLike[str], types: Types | None = None) -> dic
 def parse_object(
     text: str | bytes, source: str | os.PathLike[str], types: Types | None = None
 ) -> dict[str, Any]:
-    """Parses a JSON object from the file `source`, and checks the types of its entries."""
+    """Parses the text of the file `source` as a JSON object, and checks its entries' types."""
     try:
         content = json.loads(text)
         _check_depth(content, MAX_DEPTH)

@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 
 class BackgroundWorker:
-    """A thread that runs one task at a time. The next call raises the error of a failed task.
+    """A thread that runs one task at a time.
+
+    If a task failed, the next call of `start`, `check` or `wait` raises its error.
 
     The thread is reused: glibc may give a new thread another arena, in which it cannot reuse the
     buffers that earlier tasks freed. The thread does not keep an exiting program alive.

@@ -1,4 +1,4 @@
-"""Finds the byte ranges of a checkpoint's data files that contain given slices.
+"""Finds given slices in a checkpoint's data files, as ranges of bytes.
 
 TensorFlow's index is a sorted table (LevelDB's format, uncompressed) from keys to descriptions. The
 key of a tensor is its name. The key of a saved slice is the name, a terminator, and the slice's
@@ -71,7 +71,10 @@ def _block(content: bytes, begin: int, size: int) -> Iterator[tuple[bytes, bytes
 
 
 def _varints(content: bytes, at: int, count: int) -> tuple[list[int], int]:
-    """Decodes numbers of seven bits per byte, lowest first; returns them and the end position."""
+    """Decodes `count` varints: each byte has seven bits of the number, the lowest bits first.
+
+    Returns the numbers, and the position after them.
+    """
     numbers = []
     for _ in range(count):
         number = shift = 0

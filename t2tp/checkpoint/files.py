@@ -1,4 +1,7 @@
-"""Names of checkpoint directories. A directory with a final name is complete."""
+"""Names of checkpoint directories.
+
+A directory with a final name, `step-00000300` without an ending, is complete.
+"""
 
 import contextlib
 import os
@@ -79,7 +82,10 @@ def tensorflow_path(directory: Path) -> Iterator[bytes]:
 
 
 def discard(step_dir: Path) -> None:
-    """Deletes a checkpoint; first renames it, so that no partly deleted one has a final name."""
+    """Deletes a checkpoint.
+
+    It is renamed first, so that a directory with a final name is complete even after a crash.
+    """
     rubbish = step_dir.with_name(step_dir.name + _DISCARDED)
     remove(rubbish)
     step_dir.rename(rubbish)
@@ -96,7 +102,7 @@ def remove(path: Path) -> None:
 
 
 def set_aside(step_dir: Path) -> Path:
-    """Renames a path that has a checkpoint's name but is none; returns the new path."""
+    """Renames a path with a checkpoint's name that is not a checkpoint; returns the new path."""
     aside = step_dir.with_name(step_dir.name + _DAMAGED)
     number = 1
     while os.path.lexists(aside):

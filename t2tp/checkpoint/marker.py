@@ -53,8 +53,8 @@ class Marker:
       step: the training step.
       files: the files that the marker lists, by name.
       float16: names of the float16 tensors; see `t2tp.checkpoint.writing`.
-      writers: ids of the processes that wrote the parts in this save, one per part. A part is a
-        group of slices that a process writes together (see `save_in_parts`).
+      writers: for each part, the id of the process that wrote it; a process has another id in each
+        save. A part is a group of slices that a process writes together (see `save_in_parts`).
       saved_at: time of the save, in seconds since 1970.
     """
 
@@ -123,8 +123,8 @@ class Marker:
     def check_files(self, directory: Path) -> None:
         """Checks the sizes of all files, and the content of the index and the metadata.
 
-        TensorFlow does not notice a flipped bit in an index, so these small files are always
-        hashed. The content of data files is checked when it is read.
+        TensorFlow does not notice a flipped bit in an index. The index and the metadata are small,
+        so they are always hashed. The content of data files is checked when it is read.
 
         Raises:
           DamagedCheckpointError: a file is missing or has changed.

@@ -151,7 +151,7 @@ class Checkpoint:
             self.read([Slice.full(name, shape, self._dtypes[name])])
 
     def _data_file(self, error: tf.errors.DataLossError) -> str:
-        """Returns the data file with the wrong checksum; the common prefix if it is unknown."""
+        """Names the data file with the wrong checksum; if unknown, the prefix of all data files."""
         shard = re.search(r"\bshard (\d+)", error.message)
         return data_file(int(shard[1]), self._num_data_files) if shard else VARIABLES
 

@@ -11,7 +11,7 @@ from t2tp.checkpoint.marker import Marker
 from t2tp.checkpoint.metrics import best_of
 from t2tp.checkpoint.reading import all_steps
 
-# An unfinished file of metrics that is older was left by a killed evaluation.
+# Max age of a metrics file that an evaluation is still writing. Older unfinished files are deleted.
 _EVALUATORS_SECONDS = 600.0
 
 
@@ -21,9 +21,9 @@ class Retention:
 
     Attributes:
       max_to_keep: number of latest checkpoints to keep, at least 1.
-      every_n_hours: hours between checkpoints to keep in addition, beginning with the oldest; None:
-        none in addition.
-      best: metric by which to keep the best checkpoint in addition; None: none in addition.
+      every_n_hours: hours between further checkpoints to keep, beginning with the oldest. None: no
+        further checkpoints.
+      best: metric whose best checkpoint is kept too; None: no metric.
     """
 
     max_to_keep: int
@@ -50,8 +50,8 @@ def apply_retention(directory: str | PathLike[str], retention: Retention) -> Non
     """Deletes old finished checkpoints of a directory, and leftovers of crashes.
 
     Damaged checkpoints and newer formats are not counted and not deleted. Temporary directories are
-    deleted up to the latest finished step; a later step's save may be in progress. With several
-    processes, one process calls this function.
+    deleted up to the latest finished step; later ones are kept, because a save may be in progress.
+    With several processes, one process calls this function.
     """
     directory = Path(directory)
     steps = all_steps(directory)

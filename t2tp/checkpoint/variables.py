@@ -225,7 +225,8 @@ def assign_slices(
 ) -> None:
     """Assigns this process's slices of a variable, converted to the variable's dtype.
 
-    `values` maps the begin of each slice to its value without padding.
+    `values` maps the begin of each slice to its value without padding. Slices that are missing in
+    `values` consist of padding, and become 0.
     """
     for pnum, part in zip(variable.local_pnums, variable.slices, strict=True):
         with tf.device(part.device):
@@ -237,7 +238,7 @@ def assign_slices(
 def _slice(
     variable: SlicedVariable, pnum: int, name: str = "", dtype: tf.DType | None = None
 ) -> Slice:
-    """Returns a processor's slice of a variable, by default under its own name and dtype."""
+    """Returns a processor's slice of a variable, by default with the variable's name and dtype."""
     spec = variable.spec
     return Slice(
         name or spec.name,

@@ -207,8 +207,9 @@ class _Ranking:
         ends = is_any(candidates.tokens, self._end_ids)
         log_probs, alive, parents = self._unfinished(step, candidates, now, ends)
         after = self._finish(step, candidates, now, ends)._replace(log_probs=log_probs, alive=alive)
-        # A log-probability only falls, and its divisor, the penalty, is largest at the limit (alpha
-        # is at least 0). So no unfinished sequence can end with a score above `best_possible`.
+        # A log-probability is at most 0 and only falls. It is divided by the penalty, which is
+        # largest at the limit, because alpha is at least 0. So no unfinished sequence can end with
+        # a score above `best_possible`.
         best_possible = log_probs[:, 0] / self._penalty(limits)
         is_settled = self._score_to_beat(after.scores, -1) >= best_possible
         # A row that is done must not change, because a row's result must not depend on other rows:

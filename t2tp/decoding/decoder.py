@@ -36,7 +36,7 @@ class Request:
     """A row to decode.
 
     Attributes:
-      prefix: the prompt: the first tokens of the targets.
+      prefix: the prompt, which is the beginning of the targets.
       inputs: tokens that an encoder reads; None for a model without inputs.
       limit: max number of tokens to generate, EOS included. Default: the number of inputs plus
         `DecodeOptions.extra_length`.
@@ -192,7 +192,7 @@ class Decoder:
             check_length("prompt", request.prefix, self._max_length)
 
     def smallest_features(self, reads_inputs: bool) -> dict[str, Feature]:
-        """Returns the features of the smallest program: one new token, and one input if any."""
+        """Returns the features of the smallest program: one new token, and one or no input."""
         request = Request(inputs=[0] if reads_inputs else None, limit=1)
         return self._batch([0], [request], [1], self._sizes(0, request)[1])[0]
 

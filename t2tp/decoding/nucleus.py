@@ -1,4 +1,4 @@
-"""Nucleus sampling: the smallest set of tokens with total probability p.
+"""Nucleus sampling: only the smallest set of tokens with total probability p is sampled from.
 
 No logits are gathered or sorted. Instead, four passes find the bits of the smallest logit in the
 nucleus, eight bits (a digit) at a time. Each pass selects the logits that begin with the digits

@@ -11,7 +11,7 @@ Lengths = tuple[int, ...]
 
 
 class ProgramShapes:
-    """Pads batches to few different lengths, because each needs a program.
+    """Pads batches to few different lengths, because each combination of lengths needs a program.
 
     A new program is traced only if tracing costs less than the padding that it saves. Costs are
     counted in tokens, not measured, so all processes make the same choice.
@@ -44,8 +44,8 @@ class ProgramShapes:
         """
         counts = Counter(batches)
         lengths = sorted(counts)
-        # best[n] is the best choice of programs for the n shortest lengths: the total cost, and the
-        # begin and the program of the last group of lengths that share a program.
+        # best[n] is the best choice of programs for the n shortest lengths. It has the total cost,
+        # and, of the last group of lengths that share a program, the begin and the program.
         best: list[tuple[int, int, Lengths]] = [(0, 0, ())]
         for end in range(1, len(lengths) + 1):
             longest, tokens, choices = lengths[end - 1], 0, []

@@ -68,7 +68,8 @@ def row_features(
 ) -> dict[str, Feature]:
     """Returns the features of a decoding program; `prompt_arrays` computes their values.
 
-    `length` includes the prefix. A length of 0 means that there are no prefixes or no inputs.
+    `length` includes the prefix. If `prefix_length` is 0, there are no prefixes; if `inputs_length`
+    is 0, there are no inputs.
     """
     rows = mtf.Shape([mtf.Dimension("batch", batch)])
     features = {
@@ -105,7 +106,7 @@ def prompt_arrays(
     features = {
         "room": xp.zeros([rows, length], np.int32),
         "previous": xp.sum(xp.where(is_last, prefix, xp.zeros_like(prefix)), 1, dtype=np.int32),
-        # A full row (limit 0) has no next position.
+        # A full row (limit 0) has no next position, and gets the last one.
         "positions": xp.minimum(sizes, np.int32(length - 1)),
         "limits": limits,
         "keys": keys,

@@ -22,8 +22,7 @@ class ScoredRow:
     """Targets to score.
 
     Attributes:
-      targets: tokens that are only read, then tokens to score. EOS is scored only if it is one of
-        the tokens to score.
+      targets: tokens that are only read, then tokens to score. No EOS is added to them.
       inputs: tokens that an encoder reads; None for a model without inputs.
       start: index of the first target to score.
       first_token: the input token at position 0; None: the model's `bos_token_id`.
@@ -129,7 +128,7 @@ class Scorer:
     def _sizes(self, row: ScoredRow) -> Lengths:
         """Returns the lengths of the targets and of the inputs, if any, rounded up."""
         read = [row.targets] if row.inputs is None else [row.targets, row.inputs]
-        # With several rows, `ProgramShapes` rounds the lengths further.
+        # Rounds less if batches have several rows, because `ProgramShapes` then rounds further.
         parts = 8 if self._count > 1 else 2
         return tuple(min(round_up(len(tokens), parts), self._max_length) for tokens in read)
 

@@ -115,7 +115,7 @@ def _product(tuned: Checkpoint, part: Slice) -> np.ndarray:
     down, up = (tuned.shapes()[f"{part.name}{end}"] for end in (DOWN, UP))
     rank = down[-1]
     experts = len(down) + len(up) - len(part.shape) - 2  # 1 if each expert has an adapter, else 0
-    reduced = len(down) - 1  # dimensions before the rank, with the experts
+    reduced = len(down) - 1  # number of A's dimensions before the rank, including the experts
     begin, size = part.begin, part.size
     a = _read(tuned, f"{part.name}{DOWN}", (*begin[:reduced], 0), (*size[:reduced], rank))
     of_experts, after = (begin[:experts], size[:experts]), (begin[reduced:], size[reduced:])

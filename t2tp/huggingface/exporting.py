@@ -77,7 +77,8 @@ def check_fits(saved: Checkpoint, variables: Sequence[Variable]) -> None:
     """Checks that a checkpoint has the variables, and no other trainable variables.
 
     Raises:
-      ConversionError: a variable is missing, has another shape, or has no tensor in such models.
+      ConversionError: one of `variables` is missing or has another shape, or the checkpoint has a
+        further trainable variable.
     """
     shapes = saved.shapes()
     for each in variables:
@@ -148,7 +149,7 @@ def _kind(saved: Checkpoint, variable: Variable) -> tf.DType:
 
 
 def _slices(saved: Checkpoint, variable: Variable) -> Iterator[Slice]:
-    """Yields slices to read: the saved slices, or boxes of an imported checkpoint."""
+    """Yields slices to read: the saved slices, or, of an imported checkpoint, boxes."""
     if MESH_SHAPE in saved.metadata:
         yield from slices_as_saved(saved, variable.name)
         return

@@ -89,7 +89,8 @@ def _snapshot(model: str, revision: str | None, files: list[str] | tuple[str, ..
             errors.HFValidationError: f"{model} is neither a directory nor a name on the Hub",
         }
         known = next((text for kind, text in kinds.items() if isinstance(error, kind)), None)
-        # Some answers of the server are only the cause of an error about a missing local file.
+        # The library may report a server's error as a missing local file. The server's answer is
+        # then the error's cause.
         status = next((s for s in map(_status, (error, error.__cause__)) if s), None)
         if known is None and status is not None:
             known = f"{where} cannot be downloaded: the server answers {status}"

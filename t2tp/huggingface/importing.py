@@ -20,7 +20,7 @@ Progress = Callable[[int], object]
 
 @dataclass(frozen=True)
 class _Box:
-    """A slice of a variable that is part of one tensor of the source directory."""
+    """A slice of a variable. All its values are in one tensor of the source directory."""
 
     variable: Variable
     piece: Piece

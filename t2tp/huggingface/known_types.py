@@ -2,8 +2,8 @@
 
 The table of a type is `model_types/NAME.toml`. Its keys are the attributes of `ModelType`, except:
 
-    parent      a table to start from. This table overrides its keys; tables in it are merged entry
-                by entry
+    parent      a table whose keys this table inherits, unless it has them itself. If both tables
+                have a subtable, such as [hparams], the subtables are merged entry by entry
     [hparams]   hparams of the architecture: a value that all models of the type have, or the entry
                 of config.json with the value:
                     norm_type = "rms"
@@ -131,8 +131,8 @@ def find_types(name: str) -> list[ModelType]:
 def find_type(name: str, architectures: Sequence[str] | None = None) -> ModelType:
     """Returns the architecture of a type, or raises ConversionError.
 
-    The arguments are the config's entries `model_type` and `architectures`. Without architectures,
-    the type's first one is returned.
+    The arguments are the config's entries `model_type` and `architectures`. If `architectures` is
+    missing, the type's first architecture is returned.
     """
     types = find_types(name)
     if not architectures:

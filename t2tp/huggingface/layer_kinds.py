@@ -8,8 +8,8 @@ from t2tp.huggingface.errors import ConversionError
 from t2tp.huggingface.part import Config, Part
 
 _KINDS = {"full_attention": "full", "sliding_attention": "local"}
-# The `sliding_window` of a configuration of which no layer has a window. For some model types,
-# transformers needs a number there, because it builds a mask with a window in any case.
+# The `sliding_window` that is written if no layer has a window. For some model types, transformers
+# builds a mask with a window even then, so the entry must be a number.
 _UNUSED_WINDOW = 4096
 
 

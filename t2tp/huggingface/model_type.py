@@ -23,7 +23,8 @@ _FOUND = (HAS_LOGITS, MASK_TOKEN, IMAGE_MEAN, IMAGE_STD)
 
 _ENTRIES = read_packaged("t2tp.huggingface", "config_entries.toml")
 _JSON_TYPES = {"int": int, "str": str, "bool": bool, "float": float, "dict": dict, "list": list}
-# The types of entries that code converts before an hparam could check the type.
+# The types of entries whose values code converts. These types are checked before the conversion,
+# because the hparams check only the converted values.
 _TYPES: Types = {
     name: tuple(_JSON_TYPES[kind] for kind in kinds.split(" or "))
     for kinds, names in _ENTRIES["types"].items()

@@ -65,7 +65,7 @@ def _read_gpt_oss(config: Config) -> dict[str, Any]:
 
 
 def _write_gpt_oss(hparams: HParams) -> dict[str, Any]:
-    # A gpt_oss config without rope_scaling has yarn.
+    # A gpt_oss config without rope_scaling means yarn, so unscaled positions need the entry too.
     return {"rope_scaling": {"rope_type": "default"}, **_write(hparams)}
 
 
@@ -90,8 +90,8 @@ def _write_partial(hparams: HParams) -> dict[str, Any]:
 def _by_kind(base: float, local_base: float | str) -> Part:
     """Returns the `Part` for models whose kinds of layers have different rotary positions.
 
-    `base` is the default base of layers without a window; `local_base` is the default base of
-    layers with a window, or the name of its entry.
+    `base` is the default base of layers without a window. `local_base` is the default base of
+    layers with a window, or the name of the config's entry with this base.
     """
 
     def read(config: Config) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class Entry:
       their_dims: its dimensions, as in "(heads d_kv) d_model"; "1" is a dimension of size 1.
       ours: our variable's name, or several if `part` splits the tensor.
       our_dims: the dimensions of each of our variables.
-      layers: the name of the number of layers in the argument `sizes` of `variables`.
+      layers: the key in `sizes` (see `variables`) that has the number of layers.
       is_copy: whether another entry has the same values, so that reading skips this one.
       term: index of our variable's term, if their first dimension is a sum.
     """

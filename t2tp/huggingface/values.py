@@ -10,7 +10,8 @@ from t2tp.suggestions import check_known
 
 _ONE_CLASS = "single_label_classification"
 
-# Activation in configs -> our name. Exports write the first of several with the same name.
+# Activation in configs -> our name. If several activations have one of our names, exports write the
+# first of them.
 ACTIVATIONS = {
     "gelu_new": "gelu",
     "gelu_pytorch_tanh": "gelu",

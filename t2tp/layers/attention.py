@@ -137,8 +137,8 @@ class CrossAttention:
         if segments is None:
             segments = mtf.ones_like(forward.sequence.positions)
         q = self.heads.queries(x, segments.shape.dims[-1])
-        # The gradient w.r.t. the memory is a sum over layers. The reshape makes each layer's addend
-        # a separate sum, as `exact_sums` requires.
+        # The gradient w.r.t. the memory is a sum over layers. The reshape gives each layer its own
+        # tensor, whose gradient is this layer's addend: `exact_sums` requires a separate sum.
         each = mtf.reshape(memory.x, memory.x.shape)
         k, v = self.heads.keys_and_values(each, memory.segments.shape.dims[-1])
         if isinstance(forward, Prefill):

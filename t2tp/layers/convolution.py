@@ -23,7 +23,7 @@ class Convolution:
     def __init__(
         self, filters: mtf.Dimension, kernel: int, stride: int = 1, *, use_bias: bool = False
     ) -> None:
-        """Sets the output channels, `filters`, and the kernel's height and width."""
+        """Sets `filters`, the output channels, and `kernel`, the kernel's height and width."""
         self._filters = filters
         self._kernel = kernel
         self._stride = stride
@@ -57,8 +57,9 @@ def batch_norm(x: mtf.Tensor, training: bool, momentum: float, epsilon: float) -
     """Normalizes by batch statistics in training, and by running averages otherwise.
 
     S. Ioffe and C. Szegedy (arXiv:1502.03167). Statistics are computed over the global batch in
-    every layout. Training steps, not the optimizer, update the running averages, the variables
-    `moving_mean` and `moving_variance`. The other variables are `norm_scale` and `norm_offset`.
+    every layout. The running averages are the variables `moving_mean` and `moving_variance`. The
+    training step itself assigns them, not the optimizer. The other variables are `norm_scale` and
+    `norm_offset`.
 
     The input is [..., channels]. `momentum` is the decay of the running averages per step;
     `epsilon` is added to the variance.

@@ -79,7 +79,8 @@ class Embedding:
         x = checked_gather(self._table(tokens.mesh, "embedding", dtype), tokens, self.vocab)
         factor = self.multiplier
         if self.is_scaled:
-            # With `transfer_from`, the small model's d_model; see `t2tp.ops.variables.transfer`.
+            # With `transfer_from`, the factor uses the small model's d_model; see
+            # `t2tp.ops.variables.transfer`.
             factor *= (self.d_model.size / ratio(x.mesh, "d_model")) ** 0.5
         return x if factor == 1.0 else x * factor
 

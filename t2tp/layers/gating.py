@@ -51,9 +51,10 @@ class Router:
         return mtf.softmax(self.logits, self.experts) * self.token_mask
 
     def z_sum(self) -> mtf.Tensor:
-        """Returns each row's sum of its tokens' z-losses log(Z)**2, with Z the sum of exponentials.
+        """Returns the sum of z-losses of each row's tokens.
 
-        B. Zoph et al., ST-MoE (arXiv:2202.08906), section 3.1.
+        A token's z-loss is log(Z)**2, where Z is the sum of the exponentials of its logits
+        (B. Zoph et al., ST-MoE, arXiv:2202.08906, section 3.1).
         """
         log_z = mtf.reduce_logsumexp(self.logits, self.experts)
         return self.row_sums(mtf.square(log_z) * self.token_mask)
@@ -82,7 +83,7 @@ class ExpertAssignment:
       slots: int32 [groups, group], index into [experts * capacity]; out of range if the token is
         dropped.
       gate: float32 [groups, group], the factor of the expert's output; 0 if dropped.
-      is_dropped: float32 [groups, group], 1 for a real token whose expert is full.
+      is_dropped: float32 [groups, group], 1 for a token, not padding, whose expert is full.
     """
 
     slots: mtf.Tensor

@@ -87,7 +87,7 @@ class Heads:
         q = self._normed("q_norm", self._project(x, "q", [self.heads, self.d_kv], length))
         # With `transfer_from`, scores fall as 1 / d_kv (arXiv:2203.03466, definition 4.1).
         wider = ratio(q.mesh, "d_kv")
-        # Attention divides scores by sqrt(d_kv).
+        # Attention divides scores by sqrt(d_kv). With `score_multiplier`, the factor undoes this.
         multiplier = self._score_multiplier
         factor = multiplier * self.d_kv.size**0.5 / wider if multiplier else wider**-0.5
         return q if factor == 1.0 else q * factor

@@ -83,7 +83,7 @@ class Prefill:
     """The forward pass of prompts. It fills the decoding state.
 
     Attributes:
-      sequence: positions; each row is one segment.
+      sequence: the prompts' positions, without `segments`: each row is one segment.
       length: the dimension of the stored positions: the max length of a row.
       state: the decoding state, filled in place.
     """

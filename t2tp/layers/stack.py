@@ -151,7 +151,10 @@ class Stack:
         return x, totals
 
     def _chunk(self, ranges: Sequence[range], chunk: int, received: _StageTensors) -> _LayerInput:
-        """Applies a chunk of layers between two stage boundaries; each stage has its own layers."""
+        """Applies a chunk of layers between two stage boundaries.
+
+        `ranges` has the numbers of each stage's layers in this chunk.
+        """
         sizes = [len(numbers) for numbers in ranges]
         x, forward, totals = received.with_tensors(enter_stage(received.tensors, chunk, sizes))
         for place in range(max(sizes)):
@@ -169,8 +172,8 @@ class Stack:
     ) -> _LayerInput:
         """Applies a chunk like `_chunk`, but stage after stage, for groups of rows."""
         x, forward = received.tensors[0], received.forward
-        # Expert statistics are sums over all rows, so all rows form one group. Decoding has no
-        # statistics.
+        # Expert statistics are sums over all rows, so a pass with statistics has all rows in one
+        # group. Decoding has no statistics.
         counts = len(received.tensors) > 1 and isinstance(forward, FullForward)
         groups = RowGroups(x.shape.dims[0], 1) if counts else RowGroups.from_activations(x, x.mesh)
         state: DecodeState = getattr(forward, "state", {})
@@ -197,7 +200,7 @@ class Stack:
 
     @staticmethod
     def _set_scopes(mesh: mtf.Mesh, number: int, by_stage: Sequence[range]) -> None:
-        """Records which layer of each stage the graph's layer `number` represents."""
+        """Records the layers that the graph's layer `number` stands for, one or none per stage."""
         outer = tf1.get_variable_scope().name
         prefix = f"{outer}/" if outer else ""
         mesh.scopes_by_stage[prefix + _name(number)] = tuple(

@@ -1,7 +1,7 @@
 """Variables of layers: stored in float32, read in the activation dtype.
 
-Variables that are frozen (`t2tp.layers.adapters`) are also stored in the activation dtype. Each
-function declares the role of its variable (`t2tp.ops.variables.role`).
+Frozen variables (`t2tp.layers.adapters`) are not only read but also stored in the activation dtype.
+Each function declares the role of its variable (`t2tp.ops.variables.role`).
 """
 
 from collections.abc import Sequence

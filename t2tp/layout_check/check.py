@@ -115,8 +115,8 @@ class _Pair:
         """Compares the variables' values after `run`."""
         after = {v.spec.name: self._one.value_of(v, 0) for v in self._one.variables}
         trained = [v.spec.name for v in self._one.variables if v.spec.trainable]
-        # All slots of a kind are compared at one scale, not each at its own. If a weight's gradient
-        # is zero except for rounding, its slot has only rounding errors.
+        # All slots of a kind are compared at one scale. If a weight's gradient is zero except for
+        # rounding, its slot has only rounding errors, and these are large relative to that slot.
         scales: dict[str, float] = defaultdict(float)
         for name, value in after.items():
             kind = _slot(name, trained)

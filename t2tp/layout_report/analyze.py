@@ -77,9 +77,9 @@ def _shapes(graph: upstream.Graph) -> list[upstream.Shape]:
 def _phases(operations: list[upstream.Operation]) -> dict[str, Phase]:
     """Returns the phase of each operation by name.
 
-    Operations in a loop have the loop's phase. Only if a loop contains a backward pass, such as a
-    loop over microbatches, its operations have separate phases. Then the loop's results belong to
-    the backward pass, and the operations after the loop to the update.
+    Operations in a loop have the loop's phase, unless the loop contains a backward pass, as a loop
+    over microbatches does. Each operation in such a loop has its own phase, the loop's results
+    belong to the backward pass, and the operations after the loop to the update.
     """
     phases: dict[str, Phase] = {}
     otherwise = Phase.FORWARD
@@ -143,7 +143,7 @@ def _variables(graph: upstream.Graph, layout: Layout) -> list[VariableLine]:
 
 
 def _gathered(graph: upstream.Graph, layout: Layout) -> Iterable[SlicedTensor]:
-    """Lists the weights that a step gathers once, as gathered values."""
+    """Lists the weights that a step gathers once, with the shape and dtype after the gather."""
     for variable in graph.all_variables:
         value = variable.value
         if value.shape != variable.shape:

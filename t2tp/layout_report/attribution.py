@@ -85,7 +85,8 @@ class Attribution:
     def _gradient_of(self, tensor: upstream.Tensor) -> str | None:
         """Returns the variable whose gradient the tensor is; None if it is unknown.
 
-        The variable is the only input of the differentiated operation with the tensor's shape.
+        The variable has the tensor's dimensions, and is an input of the differentiated operation.
+        If several variables fit, the result is None.
         """
         scope, separator, _ = tensor.operation.name.rpartition(GRADIENTS)
         differentiated = self._operations.get(scope)
@@ -120,7 +121,8 @@ def _sources(tensor: upstream.Tensor) -> Iterator[upstream.Tensor]:
     op = tensor.operation
     if isinstance(op, upstream.WhileLoopOperation):
         of_body = dict(zip(op.outputs, op._body_outputs, strict=False))
-        if tensor in of_body:  # The body has no tensor for a loop's measurements.
+        # Some outputs, such as a pipeline's `idle_share`, are not computed in the loop's body.
+        if tensor in of_body:
             yield from _sources(of_body[tensor])
         else:
             yield tensor
@@ -133,7 +135,10 @@ def _sources(tensor: upstream.Tensor) -> Iterator[upstream.Tensor]:
 
 
 def _variable_behind(tensor: upstream.Tensor) -> upstream.Variable | None:
-    """Returns the variable of which the tensor is a cast or transpose, if it is one."""
+    """Follows a tensor back to a variable, through operations with one input, such as casts.
+
+    Returns None if an operation has another number of inputs.
+    """
     operation = tensor.operation
     while not isinstance(operation, upstream.Variable):
         if len(operation.inputs) != 1:

@@ -22,12 +22,12 @@ class Phase(enum.Enum):
 
     FORWARD = "forward"
     BACKWARD = "backward"  # Added by mtf.gradients.
-    UPDATE = "update"  # After the first gradient, but not a gradient: mostly optimizers.
+    UPDATE = "update"  # Operations after the first gradient that compute no gradient.
 
 
 @dataclass(frozen=True)
 class SlicedTensor:
-    """A tensor and its slices, in the slices' dtype."""
+    """A tensor and its slices; `dtype` is the dtype of the slices."""
 
     name: str
     shape: upstream.Shape
@@ -196,7 +196,7 @@ class ReportData:
 
     @functools.cached_property
     def uses_by_tensor(self) -> dict[str, list[tuple[CollectiveLine, CollectiveUse]]]:
-        """The collectives that reduce each tensor or that its operation emits."""
+        """For each tensor, the collectives that reduce it or that its operation emits."""
         uses: dict[str, list[tuple[CollectiveLine, CollectiveUse]]] = {}
         for collective, use in self._uses():
             uses.setdefault(use.tensor.removesuffix(":0"), []).append((collective, use))

@@ -102,7 +102,10 @@ def _side(tensor: SlicedTensor, dims: Sequence[int]) -> _Side:
 
 
 def _dimension(tensor: SlicedTensor, dim: int) -> str:
-    """Formats a dimension, `heads=8/model`, or an axis of the mesh, `model=2`."""
+    """Formats a dimension and the axis that splits it: `heads=8/model`.
+
+    The axis is left out if it has the dimension's name: `model=2`.
+    """
     name, axis = name_in_use(tensor.shape.dims[dim].name), tensor.axes[dim]
     split = f"/{axis}" if axis not in (None, name) else ""
     return f"{name}={tensor.shape.dims[dim].size}{split}"

@@ -150,7 +150,7 @@ class Lowering(Protocol):
         """Whether an operation needs a tensor's value, so that a deferred sum will be reduced."""
 
     def latest_activation(self) -> tf.Tensor | None:
-        """Returns the most recently lowered activation, if this graph has one."""
+        """Returns the latest activation; None if it is not in TensorFlow's current graph."""
 
     def shared(self, key: Hashable, make: Callable[[], T]) -> T:
         """Returns a value that several operations need; the first operation computes it."""

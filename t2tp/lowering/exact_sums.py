@@ -168,7 +168,7 @@ class PartLowering:
 
     @contextlib.contextmanager
     def masking(self, *args: Any) -> Any:
-        """Does nothing: summed dimensions have no padding."""
+        """Does nothing: with `exact_sums`, summed dimensions have no padding."""
         del args
         yield
 

@@ -94,7 +94,7 @@ class Orders:
         op: upstream.Operation,
         read_by: Callable[[upstream.Operation], Sequence[upstream.Tensor]],
     ) -> Iterator[None]:
-        """While an operation is lowered, converts the tensors that it reads to the same order.
+        """Converts the tensors that an operation reads to the operation's order, in the context.
 
         `read_by` returns all tensors that an operation reads, also inside loop bodies.
         """
@@ -194,7 +194,7 @@ class Orders:
         return len(factors) == 2 and factors[0] == factors[1]
 
     def has_halves(self, axis: int, dim: upstream.Dimension) -> bool:
-        """Whether the slices of a dimension that an axis splits can be cut in halves."""
+        """Whether an axis splits a dimension into slices of even size, which can be halved."""
         return dim.size % (2 * self._mesh_impl.shape[axis].size) == 0
 
     def _split_dims(self, tensor: upstream.Tensor) -> list[tuple[int, upstream.Dimension]]:
