@@ -246,7 +246,7 @@ class Instructions(RecordProblem, TextProblem):
                 for number in reply:
                     weights[number] = int(number <= last)
             if not sample["adds_end"] and ids[:1] == [first]:
-                ids, weights = ids[1:], weights[1:]  # The model reads BOS before the first target.
+                ids, weights = ids[1:], weights[1:]  # Models put BOS before the first target.
             if not any(weights):
                 raise ValueError("the vocabulary has no tokens for the text to learn")
             size = max(number for number, weight in enumerate(weights) if weight) + 1

@@ -1,4 +1,7 @@
-"""Mixtures: `mixture:a=0.7,b=0.3` with exact proportions, `mixture:a,b` by size of the data.
+"""Mixtures of problems, with given proportions or with proportions from the sizes of the data.
+
+The name `mixture:a=0.7,b=0.3` gives the proportions. In `mixture:a,b`, the problems' numbers of
+training rows determine them.
 
 Problems that train a vocabulary need a common vocabulary. So their mixture has its own directory,
 with new data of each problem in a subdirectory. Other mixtures use the existing data of their
@@ -248,7 +251,7 @@ class Mixture(Problem):
         return self.check_prepared(data_dir)
 
     def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
-        """Returns the sizes, which all problems have in common."""
+        """Returns the number of ids of each feature, the same for all problems."""
         self.check_prepared(data_dir)
         return self.parts[0].vocab_sizes(self.parts_dir(data_dir))
 

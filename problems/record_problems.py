@@ -64,7 +64,7 @@ class RecordProblem(FileProblem):
     field_defaults: Mapping[str, str]
 
     def __init__(self, options: str = ""):
-        """Parses options, and finds the files of directories."""
+        """Parses options, and replaces directories with patterns of their files."""
         super().__init__(options)
         for option in _SPLIT_NAMES:
             directory = Path(self.options.get(option)).expanduser()

@@ -92,14 +92,14 @@ class TextProblem(Problem):
     def make_vocabulary_of(self, directory: Path, texts: Iterable[str], is_ceiling: bool) -> str:
         """Trains a vocabulary on texts and writes it, unless the directory has a vocabulary.
 
-        `is_ceiling` is set if the user has not given `vocab_size`: the vocabulary may then be
-        smaller.
+        `is_ceiling` is set if the user has not given `vocab_size`: a vocabulary with fewer tokens
+        than the default is then no error.
 
         Returns:
           The name of the vocabulary's file.
 
         Raises:
-          ChangedSourcesError: an interrupted run trained the vocabulary on other texts.
+          ChangedSourcesError: an interrupted attempt trained the vocabulary on other texts.
         """
         note, digested = directory / TEXTS_NOTE, DigestedTexts(texts)
         existing = find_vocabulary(directory)

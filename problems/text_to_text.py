@@ -94,7 +94,7 @@ class PairProblem(Problem):
         return BucketedStream(buckets, batch_size, seed)
 
     def _texts(self, data_dir: AnyPath, split: str) -> Texts:
-        """Returns the stored texts that are inputs and targets, given the suffixes."""
+        """Returns the inputs and targets: the stored texts, swapped or copied by the suffixes."""
         stored = self.stored(data_dir, split)
         inputs, targets = ("targets", "inputs") if self.is_reversed else ("inputs", "targets")
         names = (inputs, inputs if self.is_copy else targets)

@@ -11,7 +11,7 @@ from absl import logging
 
 from t2tp.atomic_file import remove_unfinished, sync, write_text
 
-# File with the plan of an unfinished directory, which describes everything that determines the
+# File of an unfinished directory with its plan. The plan describes everything that determines the
 # data.
 PLAN_FILE = ".plan"
 
@@ -50,12 +50,12 @@ def atomic_directory(
 ) -> Iterator[Path]:
     """Yields a temporary directory next to `directory`; replaces `directory` if the block succeeds.
 
-    If the process is interrupted or the disk is full, the temporary directory is kept, and the next
-    attempt with the same plan continues from it. So every file in it must be complete or have a
-    name that marks it as unfinished. Use this context inside `exclusive_build`.
+    If the process is interrupted or the disk is full, the temporary directory is kept. After any
+    other failure, it is kept only if `is_worth_keeping` returns True. The next attempt with the
+    same plan continues from it. So every file in it must be complete or have a name that marks it
+    as unfinished. Use this context inside `exclusive_build`.
 
-    `plan` describes the content; the output of an attempt with another plan is removed. After other
-    failures, the temporary directory is kept only if `is_worth_keeping` returns True.
+    `plan` describes the content; the output of an attempt with another plan is removed.
     """
     partial, replaced = _neighbours(directory)
     shutil.rmtree(replaced, ignore_errors=True)

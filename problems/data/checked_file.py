@@ -145,4 +145,4 @@ def mapped(path: Path, dtype: np.dtype) -> np.ndarray:
     """Maps a file as an array, read on access."""
     if not path.stat().st_size:  # an empty file cannot be mapped
         return np.empty(0, dtype)
-    return np.asarray(np.memmap(path, dtype, "r"))  # still mapped; the subclass slices slowly
+    return np.asarray(np.memmap(path, dtype, "r"))  # Still mapped; np.memmap slices slowly.

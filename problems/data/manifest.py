@@ -118,7 +118,7 @@ class Manifest:
       columns: the NumPy dtype of each stored feature.
       splits: sizes by split.
       vocabulary: SHA-256 of the vocabulary; "" without one.
-      files: the state of every other file of the directory, by relative path.
+      files: the state of every file of the directory except the manifest, by relative path.
       format: version of the layout of the files.
       overlaps: split -> earlier split -> number of examples that occur in both.
     """
@@ -234,7 +234,7 @@ def read_options(directory: Path) -> dict[str, Any]:
 def check_file(path: Path, expected: FileState, read_up_to: int) -> None:
     """Checks that a file has not changed since it was written.
 
-    Compares the contents of a file of at most `read_up_to` bytes; otherwise only the size.
+    Compares the size, and the contents too if the file has at most `read_up_to` bytes.
 
     Raises:
       DamagedDataError: the file is missing or changed.

@@ -35,8 +35,8 @@ class PackedWindows:
     targets_segmentation: the index of the document in the window, from 1.
     targets_position: position of the token in its document, from 0. A document that began in an
         earlier window counts from the window's start, so a position is always below `length`.
-    targets_previous: the token before the window, from which the window's first token is predicted;
-        0 if a document begins with the window.
+    targets_previous: the token before the window, from which the window's first token is predicted.
+        0 for the first window and, with `separate`, if a document begins with the window.
 
     Attributes:
       separate: whether each document of a window is a segment. Otherwise the window is a single

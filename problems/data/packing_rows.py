@@ -22,8 +22,8 @@ def first_fit_decreasing(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Packs windows of consecutive examples, each window separately.
 
-    The longest example of a window is placed first, and each example in the first row with room (D.
-    S. Johnson, Near-optimal bin packing algorithms, 1973). The steps within a window are
+    The examples of a window are placed from the longest to the shortest, each in the first row with
+    room for it (D. S. Johnson, Near-optimal bin packing algorithms, 1973). These steps are
     sequential, so the computation is vectorized over windows.
 
     The examples' `average` length determines the number of examples in a window. About `together`

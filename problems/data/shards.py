@@ -124,8 +124,9 @@ class ShardWriter:
     ):
         """Creates the files.
 
-        `block_bytes` is the number of bytes per checksum. Reading an example verifies whole blocks,
-        but the operating system reads about 64 KiB ahead anyway.
+        `block_bytes` is the number of bytes per checksum. Reading an example verifies, and so
+        reads, complete blocks. Blocks of 64 KiB add little to this, because the operating system
+        reads about as much ahead anyway.
         """
         self._directory = directory
         self._name = name
@@ -275,6 +276,6 @@ class _HashedFile:
             raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     def discard(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk: the buffer is discarded anyway
+        with contextlib.suppress(OSError):  # Such as a full disk; the file is deleted anyway.
             self._file.close()
         self._partial.unlink(missing_ok=True)

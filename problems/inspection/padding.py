@@ -49,7 +49,7 @@ def _of_rows(texts: Texts, arranged: bool) -> str:
 
 
 def _bucketed_share(texts: Texts, length: int) -> float:
-    """Returns the fraction of padding in bucketed rows, without empty rows."""
+    """Returns the fraction of padding in bucketed rows; the empty rows of batches do not count."""
     padding = positions = 0.0
     for size, plan in bucketed(texts, length):
         padding += padding_share(texts, plan, size) * len(plan) * size

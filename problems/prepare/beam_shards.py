@@ -108,7 +108,7 @@ class _MakeShard(beam.DoFn):
 
 
 class _Report:
-    """The report of one shard. Workers cannot share a counter while the pipeline runs."""
+    """The report of one shard, because workers share no counter while the pipeline runs."""
 
     def __init__(self) -> None:
         self._num_bad = 0

@@ -117,7 +117,7 @@ def _fill(problem: Preparable, directory: Path, samples: OpenSamples) -> _Conten
         problem.download(directory, samples.scratch)
     parts = problem.parts_in(directory)
     if not parts:
-        _ = samples.counts  # raises before a vocabulary is trained if a split is empty
+        _ = samples.counts  # An empty split raises now, before a vocabulary is trained.
     vocabulary = problem.make_vocabulary(directory, samples)
     if parts:
         return _fill_parts(problem, directory, parts, vocabulary, samples)

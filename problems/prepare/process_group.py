@@ -38,7 +38,7 @@ def run_apart(function: Callable[..., None], *arguments: Any) -> None:
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.kill()  # It may not have had a group yet.
+        process.kill()  # In case it has not made its group yet.
         process.join()
     if error is not None:
         raise error

@@ -14,7 +14,7 @@ _GOOD_FOR_A_BAD_ONE = 1000
 
 @dataclass(frozen=True)
 class BeamSettings:
-    """Settings for generating shards, and TFDS datasets that are Beam pipelines, with Apache Beam.
+    """Settings of Apache Beam, for generating shards and for TFDS datasets that are Beam pipelines.
 
     Attributes:
       runner: name of a runner, such as DirectRunner.
@@ -53,7 +53,8 @@ class GenerationSettings:
     """Settings of the generation of data. The examples do not depend on them.
 
     The settings are described in `Problem.prepare`. `num_shards` is also the max number of shards
-    of the other splits, and each process gets at least 500 samples.
+    of the other splits. Fewer than `num_workers` processes run if each would get fewer than 500
+    samples.
     """
 
     num_shards: int | None = None

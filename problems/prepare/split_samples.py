@@ -18,7 +18,7 @@ from t2tp.problems.data.sample import (
 
 _T = TypeVar("_T")
 
-# Indices of the shuffled order that are computed at a time.
+# Number of indices of the shuffled order to compute at a time.
 _POSITIONS_AT_ONCE = 1 << 16
 
 

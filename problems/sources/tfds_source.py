@@ -84,7 +84,7 @@ class TfdsSource:
             import tensorflow  # noqa: F401
 
             builder = self.dataset_builder(directory, tmp_dir)
-        # TFDS prints the sizes of a download; a problem's own builder may download nothing.
+        # TFDS prints the size of the download, which is useless if a builder downloads nothing.
         has_size = bool(builder.info.download_size)
         shown = nullcontext() if has_size else redirect_stdout(io.StringIO())
         with _one_sentence(builder.name, tmp_dir), _few_retries(), shown:
@@ -170,7 +170,7 @@ def _one_sentence(dataset: str, tmp_dir: Path) -> Iterator[None]:
     except RuntimeError as error:
         if type(error) is not RuntimeError:
             raise
-        # The writer's message has the cause and the file.
+        # TFDS's writer raised it; the message has the cause and the file.
         raise OSError(f"TFDS cannot write the dataset {dataset}: {error}") from error
     except OSError as error:
         if error.filename is not None or error.errno is None:
@@ -181,7 +181,7 @@ def _one_sentence(dataset: str, tmp_dir: Path) -> Iterator[None]:
 
 
 class _Example(Mapping[str, Any]):
-    """An example that decodes only the features that are read; other bytes may not be text."""
+    """An example that decodes only features that are read; bytes in others need not be UTF-8."""
 
     def __init__(self, example: Mapping[str, Any]):
         self._example = example

@@ -150,7 +150,7 @@ def train_subwords(
 
     Args:
       texts: the texts, in an order that makes the first texts representative.
-      size: target number of pieces, including the 259 special pieces and single bytes.
+      size: target number of pieces, including the 3 special pieces and the 256 single bytes.
       is_ceiling: what to do if the texts have too few distinct pieces. True: train a smaller
         vocabulary, with a warning. False: raise an error.
       model_type: "bpe" (byte-pair encoding) or "unigram" (T. Kudo, arXiv:1804.10959).

@@ -26,7 +26,8 @@ def run_rounds(
 ) -> int:
     """Runs a command in several processes until they succeed or fail for good.
 
-    A run that ends by a signal is not restarted, even if the signal reached another host.
+    A run that a signal stopped is not restarted. If only another host received the signal, the exit
+    code of this host's processes shows it.
 
     `environments` returns the environments of a round's processes. `first` is the index of this
     host's first process in the run.

@@ -47,8 +47,8 @@ class Outcome:
     """How the processes of a host ended.
 
     Attributes:
-      code: exit code of the process that `LocalProcesses.wait` chooses, as in shells; 0: none
-        failed.
+      code: exit code of the process that `LocalProcesses.wait` chooses; 128 + n if signal n ended
+        the process. 0: no process failed.
       process: index of the failed process in the run.
     """
 
@@ -144,8 +144,9 @@ def visible_gpus() -> list[str]:
 class LocalProcesses:
     """The processes of this host and their output.
 
-    Call all methods in one thread: the kernel sends the children SIGTERM when the thread that
-    started them ends, and a second SIGTERM would end them before they save.
+    Call all methods in one thread, and do not end it before the children end: the kernel sends
+    SIGTERM to the children of a thread that ends. For a child that saves because of an earlier
+    signal, this would be the second signal, which ends it before it has saved.
     """
 
     def __init__(self, ending_seconds: float = 40.0, kill_seconds: float = 10.0) -> None:

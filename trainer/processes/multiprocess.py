@@ -143,8 +143,8 @@ def prepare_data(
     Raises:
       ValueError, OSError: see `Problem.prepare`.
     """
-    # Process 0 goes first: processes that share its directory then find the data, and processes on
-    # other hosts prepare their own.
+    # Process 0 goes first. The processes that share its directory then find its data, and the
+    # processes with another directory, on other hosts, prepare the data there.
     if cluster.is_main_process:
         problem.prepare(data_dir, tmp_dir, num_workers=None)
     cluster.barrier("data of process 0", math.inf)

@@ -80,8 +80,8 @@ def average(
 
     def parts() -> Iterator[list[tuple[Slice, tf.Tensor]]]:
         yield from _parts(latest, checkpoints, trainable | moving, part_bytes)
-        # The settings are copied before the checkpoint is complete. If the program is killed before
-        # that, `output_dir` has no checkpoint, and the program can be run again.
+        # The checkpoint becomes complete only after the settings are copied. If the program is
+        # killed earlier, `output_dir` has no checkpoint, and the program can be run again.
         _copy_settings(latest, output_dir)
 
     directory = checkpoint.save_in_parts(

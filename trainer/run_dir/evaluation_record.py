@@ -53,8 +53,8 @@ class EvaluationRecord:
         """Returns the metrics of each step, in the order of steps.
 
         Args:
-          up_to: the last step to return. A run that resumed from an earlier checkpoint has not
-            reached the later steps again.
+          up_to: the last step to return. A run that resumed from an earlier checkpoint passes its
+            own step, because the later evaluations are of steps that it has yet to train again.
         """
         metrics = {}
         for number, line in enumerate(self._read().splitlines(), start=1):

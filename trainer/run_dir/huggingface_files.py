@@ -25,7 +25,8 @@ def directory_in(output_dir: str | PathLike[str]) -> Path:
 def tokenizer_directory(output_dir: str | PathLike[str]) -> Path | None:
     """Returns the directory of a converted run's tokenizer; None if the run has no tokenizer.
 
-    Also None if the run was trained after its conversion: its data may have another vocabulary.
+    Also None if the run was trained after its conversion, because the training data may have
+    another vocabulary.
     """
     kept = directory_in(output_dir)
     flags = run_files.read_flags(output_dir)

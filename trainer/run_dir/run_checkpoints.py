@@ -72,12 +72,12 @@ class RunCheckpoints:
         self.batch_sizes: BatchSizes | None = None
 
     def load(self, variables: Variables, *, to_train: bool, last_step: int | None = None) -> int:
-        """Restores variables from the latest readable checkpoint, or from `config.checkpoint_path`.
+        """Restores variables from `config.checkpoint_path`, or else the latest readable checkpoint.
 
         Without a checkpoint, training starts from the initial values, or from a warm start.
 
-        If `to_train` is set, the checkpoint must not have variables that `variables` lacks. Ignores
-        checkpoints of steps after `last_step`.
+        If `to_train` is set, the checkpoint must not have variables that `variables` lacks. In
+        the run's directory, checkpoints of steps after `last_step` are ignored.
 
         Returns:
           The training step of the restored variables; 0 for initial values.

@@ -1,4 +1,4 @@
-"""The settings of a run in its directory, `run.yaml`."""
+"""Reads and writes `run.yaml`, the file in a run's directory with the settings of the run."""
 
 import os
 import shlex

@@ -127,7 +127,7 @@ class RunLock:
             except OSError as error:
                 logging.error("%s", error)
             self._store_lock.release()
-            # A lost lock stays set: it keeps the mirror from uploading anything more.
+            # A lost lock stays in `_mirror.lock`, where it keeps the mirror from uploading more.
             if not self._store_lock.is_lost:
                 self._mirror.lock = None
             self._store_lock = None

@@ -43,8 +43,8 @@ class RunSaver:
     All processes save at the same steps. Their background threads meet at barriers, whose names
     contain the step to be distinct from the training's own barriers.
 
-    On exit, the context waits for the checkpoint being written, also after an error. It does not
-    wait after a KeyboardInterrupt or SystemExit, except `TrainingInterrupted`.
+    On exit, the context waits for the checkpoint being written, also after an error or a
+    `TrainingInterrupted`. After any other KeyboardInterrupt or SystemExit it does not wait.
 
     Attributes:
       directory: directory of the run's checkpoints.
@@ -147,7 +147,7 @@ class LockHook(Hook):
 
 
 class CheckpointHook(Hook):
-    """Saves when a checkpoint is due, after the best evaluation so far, and at the end."""
+    """Saves when a checkpoint is due, when an evaluation is the best so far, and at the end."""
 
     def __init__(self, policy: SavePolicy, saver: RunSaver, lock: RunLock) -> None:
         """Sets policy, saver and the run's lock."""
@@ -180,7 +180,8 @@ class CheckpointHook(Hook):
             self._saver.wait()
 
     def _save(self, training: Training) -> None:
-        # The hooks after `LockHook`, such as evaluations, may have taken long.
+        # `LockHook` has checked the lock too, but hooks after it, such as evaluations, may take so
+        # long that the lock is lost meanwhile.
         self._lock.check_held()
         training.confirm_saving()
         with training.clock.stopped("checkpoint"):

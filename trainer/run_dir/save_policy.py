@@ -10,7 +10,7 @@ from t2tp.processes.cluster import Cluster
 
 
 class SavePolicy(Protocol):
-    """Decides when a checkpoint is due, equally in all processes."""
+    """Decides when a checkpoint is due, at the same steps in all processes."""
 
     def is_due(self, step: int) -> bool:
         """Whether to save after this step; called after every step."""

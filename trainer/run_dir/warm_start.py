@@ -171,9 +171,9 @@ def warm_start(
     others = [v for v in variables if not v.spec.trainable and not v.spec.frozen]
     fresh = [v.spec.name for v in others]
     if with_optimizer:
-        # New rows of a table get the mean of the loaded rows, and so do their optimizer slots. With
-        # zero slots, Adam's first updates would be 3 times too large, because bias correction is
-        # almost 1 at the saved step.
+        # New rows of a table get the mean of the loaded rows, and so do their optimizer slots. Zero
+        # slots would need Adam's bias correction, which has ended at the saved step: the first
+        # updates would be 3 times too large.
         slots = _slot_sources(saved, fresh, sources)
         fresh = [v.spec.name for v in others if _load(saved, v, slots, rows)[0] not in _FITS]
         if fresh and len(fresh) == len(others):

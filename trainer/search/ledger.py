@@ -40,7 +40,7 @@ class LostClaimError(RuntimeError):
 
 
 class Claim(NamedTuple):
-    """A trial that this process runs; its point's index and hyperparameter values."""
+    """A trial that this process runs, with the index and the hyperparameter values of its point."""
 
     trial: optuna.trial.Trial
     point: int

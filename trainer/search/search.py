@@ -38,7 +38,7 @@ class Search:
         """Starts nothing yet.
 
         `command` returns the command that trains a claimed trial in a directory. With one
-        objective, trials are pruned before the step `prunes_before`.
+        objective, the pruner may stop a trial at an evaluation before the step `prunes_before`.
         """
         self._ledger = ledger
         self._command = command

@@ -82,7 +82,7 @@ def without_password(address: str) -> str:
 def _create_study(
     address: str, name: str, directions: Sequence[StudyDirection], lost_after_seconds: float
 ) -> optuna.Study:
-    """Opens or creates a study; several processes may create the database's tables at once."""
+    """Opens or creates a study; retries if another process creates the tables at that moment."""
     is_sqlite = address.startswith("sqlite")
     for seconds in _RETRY_SECONDS:
         try:
