@@ -1,10 +1,11 @@
 """Linear operations on partial sums.
 
 If the summed dimension of a matmul is split, each processor has a partial sum. The processor can
-scale, negate or transpose the partial sum before the all-reduce. This pays in two cases. Before a
-reshape, all-reduce and reshape may become one reduce-scatter. In a difference of two sums, one
-all-reduce is enough. Otherwise the sum is reduced before the linear operation, so that it can share
-a collective with other sums. For example, gradients are reduced together before they are scaled.
+scale, negate or transpose the partial sum before the all-reduce. This pays in two cases. If a
+reshape follows, all-reduce and reshape may become one reduce-scatter. If the result is subtracted
+from another sum, one all-reduce of the difference is enough. In all other cases the sum is reduced
+before the linear operation, so that it can share a collective with other sums. For example,
+gradients are reduced together before they are scaled.
 """
 
 from collections.abc import Callable, Sequence
@@ -66,8 +67,9 @@ def lower_add(op: upstream.AddOperation, lowering: Lowering) -> None:
     """Adds two tensors.
 
     If both are deferred sums whose values other operations need, the reduced sums are added: adding
-    the partial sums would cost a third all-reduce. If a reshape follows, a bias is added to the
-    partial sum, because all-reduce and reshape may become one reduce-scatter.
+    the partial sums would cost a third all-reduce. If one tensor is a deferred sum, the other is a
+    smaller tensor (a bias), and a reshape follows, the bias is added to the partial sum: all-reduce
+    and reshape may then become one reduce-scatter.
     """
     (y,) = op.outputs
     if lowering.mesh_impl(op).layout.exact_sums:
@@ -106,7 +108,7 @@ def _is_biased_sum(
 def _add_bias(
     x: upstream.Tensor, bias: upstream.Tensor, y: upstream.Tensor, lowering: Lowering
 ) -> None:
-    """Adds a bias to one of the partial sums of each all-reduce; y stays a deferred sum."""
+    """Adds a bias to the partial sum of one member of each all-reduce; y stays a deferred sum."""
     addend, axes = lowering.partial_sum(x)
     collectives = lowering.mesh_impl(y).collectives
     is_first = tf.reduce_all([tf.equal(collectives.coordinate(axis), 0) for axis in axes])

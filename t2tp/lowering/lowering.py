@@ -343,7 +343,8 @@ class GraphLowering(upstream.Lowering):
     ) -> Iterator[None]:
         """Masks the padding of tensors along `dims` while an operation reduces them.
 
-        `value` is `min` or `max`, the attribute of the dtype to mask with. Default: zero.
+        `value` is `min` or `max`: padding becomes the smallest or the largest number of the dtype.
+        By default it becomes 0.
         """
         padded = [dim for dim in dims if self._mesh_impl.layout.is_padded(dim)]
         before = {x: self.tensors[x] for x in tensors if padded and {*padded} & {*x.shape.dims}}
@@ -451,8 +452,9 @@ class GraphLowering(upstream.Lowering):
     def add_parts(self, tensor: upstream.Tensor, addends: Sequence[upstream.Tensor]) -> bool:
         """Adds two deferred sums part by part, unless their values are needed.
 
-        Sums over the batch, except scalars, are not added part by part. In a pipeline, the addends
-        of a weight's gradient are on different stages, so each sum must be completed first.
+        Sums over the batch are not added part by part, unless they are scalars. They may be
+        gradients of a weight that two stages of a pipeline use. Each stage must then complete its
+        own sum before the two sums are added.
 
         Returns:
           whether it added them. This depends only on the graph, so it is the same on all meshes.

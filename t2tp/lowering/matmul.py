@@ -20,8 +20,8 @@ def einsum(
 ) -> tf.Tensor:
     """Computes `tf.einsum`, as a matmul if the operands only have to be reshaped for it.
 
-    With 16-bit floats on CPUs, operands are also transposed for a matmul, because Einsum would have
-    to convert them to float32.
+    With 16-bit floats on CPUs, operands are also transposed for a matmul: for Einsum they would
+    have to be converted to float32 (see `widen`).
 
     Args:
       equation: an equation such as `abc,cd->abd`, without repeated letters in a term.
@@ -68,7 +68,10 @@ def einsum_of_any_slice(equation: str, *slices: tf.Tensor) -> tf.Tensor:
 
 
 def _matrix_terms(equation: str) -> tuple[str, str, str, str] | None:
-    """Returns the letters of both matrices, their product and the output; None if no matmul."""
+    """Returns the letters of the two matrices, of their product, and of the output.
+
+    The output may be a transposition of the product. Returns None if the equation is no matmul.
+    """
     terms, _, out = equation.partition("->")
     if terms.count(",") != 1:
         return None

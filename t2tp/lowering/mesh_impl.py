@@ -247,7 +247,11 @@ class SpmdMeshImpl(upstream.MeshImpl):
         return LaidOutTensor([self.collectives.coordinate(mesh_axis)])
 
     def of_part(self, name: str, number: int, count: int) -> SpmdMeshImpl:
-        """Returns a copy for part `number` of `count` equal parts of a slice, cut along `name`."""
+        """Returns a copy for one part of a slice that is cut into equal parts along a dimension.
+
+        `name` is the name of the dimension, `number` the index of the part, and `count` the number
+        of parts.
+        """
         part = self.with_layout(self.layout.of_part(name, count))
         part._part_of = {**self._part_of, name: (number, count)}
         return part

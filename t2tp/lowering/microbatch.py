@@ -66,15 +66,16 @@ class Microbatch:
                 " tensors: give one of the dimensions another name."
             )
         run = self.rows * ways[0]
-        # `run` is no integer if an index counts a group with rows of several processors. The groups
-        # of a microbatch are then consecutive.
+        # `run` is the number of consecutive indices of a microbatch along the dimension. It is no
+        # integer if an index counts a group with rows of several processors. All groups of a
+        # microbatch are then consecutive.
         size = int(run) if run.denominator == 1 else dim.size
         number = tf.cast(self.number, index.dtype)
         return (index // size * self.count + number) * size + index % size
 
 
 def rows_of_microbatch(part: upstream.Dimension, layout: Layout) -> int:
-    """Returns the length of a microbatch's ranges of consecutive rows in the batch.
+    """Returns the length of the ranges of consecutive rows that a microbatch takes from the batch.
 
     With `Layout.spreads_microbatches` there is one range. Otherwise there is one range for each
     slice of the batch. With `exact_sums`, the axes that split positions also count as axes that
@@ -130,7 +131,8 @@ def _add_reshaped(
     # The distance between rows in the row-major order, which reshapes keep.
     stride = _strides(old)[old.index(dim)] * per_row
     strides = dict(zip(new, _strides(new), strict=True))
-    # The strides of one index of `dim` (a row or a group of rows), and of all its rows.
+    # `first` is the distance between rows or, if `dim` counts groups of rows, between groups.
+    # `last` is the number of elements over which all rows together extend.
     first = stride / min(per_row, Fraction(1))
     last = stride * min(Fraction(rows), dim.size / per_row)
     fresh = [d for d in new if d not in old]

@@ -83,7 +83,7 @@ class Hooks:
       accepts_padding: whether dimensions may be padded (see `t2tp.mesh.storage`). True for
         elementwise operations, and for operations that mask padding before they reduce it (with
         `lowering.masked_slice`).
-      is_feature: whether the outputs are features, or rows of features.
+      is_feature: whether the outputs are features (inputs of the program), or rows of features.
       chooses_orders: whether `lower` chooses the orders of its inputs with
         `lowering.slice_in_order`, and sets the orders of its outputs with `lowering.orders.set`.
       matmul_flops: floating-point operations of the operation's matmuls on the whole mesh, counted
@@ -125,14 +125,14 @@ class Hooks:
     def unpadded_share(self, layout: Layout) -> float:
         """Returns the fraction of `product_sizes` that is not padding in the lowered program.
 
-        `t2tp_plan` lowers few layers and scales their work up, but not their padding: in the full
-        model, weights of other layers fill the padding.
+        `t2tp_plan` lowers few layers and scales their work up to all layers. It must not scale up
+        their padding, because in the full model weights of other layers take its place.
         """
         del layout
         return 1.0
 
     def slice_flops(self, layout: Layout) -> float:
-        """Returns a processor's floating-point operations; gradient operations define it too.
+        """Returns a processor's floating-point operations, in the forward or the backward pass.
 
         If it is 0, the planner multiplies `matmul_flops` by the fraction of the output in a slice.
         """

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-# A counter is step * 2**40 + element: tensors of up to 2**40 elements, 2**24 steps.
+# A counter is step * 2**40 + element, so a tensor may have 2**40 elements, and a run 2**24 steps.
 _STEP_SHIFT = 40
 # Up to this many elements, NumPy is faster than a device.
 _SMALL = 1 << 14

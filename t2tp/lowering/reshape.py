@@ -1,9 +1,9 @@
 """Reshapes between any two layouts.
 
 Write the row-major index of an element as a mixed-radix number. An axis splits a tensor by one
-digit of this number, which we call a *factor*. Let `n` be the size of the axis, `p` the product of
-the sizes of the dimensions before the split dimension, and `total` the number of elements of the
-tensor. Then element number `index` is in slice `index // (total / (p * n)) % n`.
+digit of this number. Such a digit is called a *factor*. Let `n` be the size of the axis, `p` the
+product of the sizes of the dimensions before the split dimension, and `total` the number of
+elements of the tensor. Then element number `index` is in slice `index // (total / (p * n)) % n`.
 
 If an axis splits two shapes of a tensor at the same factor, their slices are the same: [8] and [4,
 2], each split in two along its first dimension, have the same 4 elements on each processor. A
@@ -299,8 +299,9 @@ class _ReshapePlan:
 
         Each step is the cheapest possible one: a selection from the local slice moves nothing, an
         all-to-all moves a slice, and an all-gather multiplies the size of the slice. If two axes
-        swap their factors, an all-gather frees one of them. The loop ends because no step moves an
-        axis away from its new factor, and a gathered axis moves only to its new factor.
+        swap their factors, an all-gather over one axis frees its factor for the other axis. The
+        loop ends because no step moves an axis away from its new factor, and a gathered axis moves
+        only to its new factor.
         """
         split_by = dict(self._old)
         while True:
@@ -347,7 +348,7 @@ class _ReshapePlan:
 def _aligned(
     layout: Layout, old_shape: upstream.Shape, new_shape: upstream.Shape
 ) -> tuple[list[int], list[int]] | None:
-    """Returns the sizes of the old and of the new dimensions, both with the same padding.
+    """Returns the sizes of the old shape and of the new shape, with the same padding in both.
 
     A padded dimension can keep its padding if both shapes have the dimension, and one shape splits
     it over a prefix of the other shape's axes. If both shapes split it, its padded size must be the

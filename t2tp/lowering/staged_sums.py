@@ -1,4 +1,4 @@
-"""Sums over dimensions of a slice that are as accurate with XLA as with TensorFlow's kernels.
+"""Sums over dimensions of a slice, as accurate with XLA as with TensorFlow's kernels.
 
 On CPUs, XLA adds the elements of a sum over several dimensions one after the other. With two
 million elements, the last ones are added to a number so large that four digits are lost. XLA

@@ -71,7 +71,12 @@ def head_and_tail(place: int | tf.Tensor, count: int) -> tuple:
 
 @dataclass(frozen=True)
 class _Group:
-    """A collective's group key, an int32 scalar that depends on the processor, and group size."""
+    """The group of processors that run a collective together.
+
+    Attributes:
+      key: the group key, an int32 scalar that depends on the processor.
+      size: number of processors in the group.
+    """
 
     key: tf.Tensor
     size: int
@@ -214,8 +219,8 @@ class Collectives:
     def gather(self, x: tf.Tensor, axes: Sequence[int], names: Sequence[str] = ()) -> tf.Tensor:
         """Gathers `x` from the group: [coordinate on each axis..., *x.shape].
 
-        The result has one coordinate for each part of a joint axis. `names` are the names of the
-        tensors that are concatenated in `x`, for the log.
+        For a joint axis, the result has a dimension for each of the axes that it consists of.
+        `names` are the names of the tensors that are concatenated in `x`, for the log.
         """
         axes = self._real_axes(axes)
         if carrier_of(x.dtype) != x.dtype:
@@ -481,7 +486,7 @@ class Collectives:
         return [part for part in dict.fromkeys(parts) if self._axes.size(part) > 1]
 
     def _group(self, axes: Sequence[int]) -> _Group:
-        """Returns the group along axes of the mesh, in the order of the mesh."""
+        """Returns the group along axes of the mesh; `axes` are in the mesh's order."""
 
         def make() -> _Group:
             sizes = self._axes.mesh_shape.to_integer_list

@@ -170,7 +170,7 @@ class Layout:
         return layout
 
     def with_whole_rows(self) -> Layout:
-        """Returns a layout with whole rows: the axes of the positions split the batch instead."""
+        """Returns a layout that splits no row: the axes of the positions split the batch, too."""
         layout = copy.copy(self)
         rows = *self._parts_of(BATCH), *self._parts_of(POSITIONS)
         layout._parts = {**self._parts, BATCH: rows, POSITIONS: ()}

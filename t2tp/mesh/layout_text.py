@@ -68,7 +68,7 @@ def parse_rules(rules: str, what: str = "Layout") -> list[tuple[str, tuple[str, 
 
 
 def parse_axes(axes: str, what: str) -> list[str]:
-    """Reads names of axes such as `pod+data`; the empty string is none.
+    """Reads names of axes such as `pod+data`; the empty string contains no name.
 
     Raises:
       LayoutError: they are malformed.

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 def pairings(source: Sequence[int | None]) -> list[list[int]] | None:
     """Returns rounds of pairwise exchanges after which member k has exchanged with `source[k]`.
 
-    If each slice has at most one receiver, each member has at most two partners. Two rounds are
-    then enough for any number of members (three for a ring of odd length). So a member sends two or
-    three slices; in an all-to-all it would send a slice to every member.
+    If each slice has at most one receiver, each member has at most two partners, so two rounds are
+    enough (three for a ring of odd length). A member then sends only two or three slices. In an
+    all-to-all it would send a slice to every member.
 
     Args:
       source: for each member, the member whose slice it receives. None or the member itself: it

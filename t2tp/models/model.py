@@ -39,12 +39,14 @@ class Model(abc.ABC):
     """Base class of models; the hparams set the architecture.
 
     With the hparam `lora_rank`, the layers that `loss`, `logits`, `class_logits`, `prefill` and
-    `decode_step` build have adapters, and the model's other variables are frozen.
+    `decode_step` build have adapters. Variables that are neither adapters nor matched by the hparam
+    `lora_also_trained` are then frozen.
 
     Attributes:
       takes: names of the required features.
-      may_take: names of optional features. Only two features must be listed: `targets_weights`,
-        which changes the targets, and `first_token`, which decoders set.
+      may_take: names of optional features. A model that uses `targets_weights`, which changes the
+        targets, or `first_token`, which decoders set, must list them. Other optional features need
+        not be listed.
       hparams: the model's `HParams`.
       vocab_sizes: feature -> number of ids. It always has `targets`: the tokens, classes or pixel
         values to predict.

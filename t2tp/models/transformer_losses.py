@@ -55,8 +55,8 @@ def with_experts(
         `moe_balance_rate`.
       totals: statistics of each stack; None for a stack without experts.
       segments: an entry for each stack, in the order of `totals`. The key is the prefix of the
-        stack's loss terms, the value the segments of its tokens, integers [batch, length] (0:
-        padding).
+        stack's loss terms. The value has the segments of the stack's tokens, integers [batch,
+        length] (0: padding).
     """
     stacks = {prefix: t for prefix, t in zip(segments, totals, strict=True) if t is not None}
     if not stacks:

@@ -84,7 +84,7 @@ class Mirror:
             return path.read_text()
 
     def pull(self, *, again: bool = False) -> None:
-        """Downloads new objects; the data of checkpoints and large shards become holes.
+        """Downloads new objects; the data files of checkpoints, and large shards, become holes.
 
         Args:
           again: whether the mirror has been pulled before. If so, a missing local file was deleted
@@ -379,7 +379,7 @@ def local_path(text: str, *, is_lazy: bool = False) -> str:
         return str(_local(found[0]))
 
     for found in _WITH_SECRET.finditer(text):
-        split(found[0].strip())  # An error. (`_IN_TEXT` would find a part of such an address.)
+        split(found[0].strip())  # Raises an error. (`_IN_TEXT` would find only a part of it.)
     return _IN_TEXT.sub(local, text)
 
 

@@ -57,7 +57,10 @@ class CachedRanges:
         self.path = Path(f"/proc/self/fd/{self._file.fileno()}")
 
     def fetch(self, needed: Sequence[int]) -> list[int]:
-        """Fetches the missing chunks among `needed`, under the lock; returns their numbers."""
+        """Fetches the chunks in `needed` that are missing, and returns their numbers.
+
+        The caller must hold `lock`.
+        """
         missing = [chunk for chunk in needed if (self, chunk) not in _chunks]
         store, name = self._hole
         store.read_ranges(

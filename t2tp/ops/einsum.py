@@ -90,7 +90,7 @@ def _tensors(xs: Sequence[upstream.Tensor | float]) -> list[upstream.Tensor]:
 def _check_known_sizes(
     argument: str, dims: Sequence[upstream.Dimension], tensors: Sequence[upstream.Tensor]
 ) -> None:
-    """Checks that a dimension whose name occurs in `tensors` occurs there with its size."""
+    """Checks that a dimension whose name occurs in `tensors` has its size in one of them."""
     for dim in dims:
         owners = [x for x in tensors if dim.name in x.shape.dimension_names]
         if owners and not any(dim in x.shape.dims for x in owners):

@@ -109,8 +109,8 @@ class ExpertNetworkOperation(Operation):
     def forward(self, lowering: Lowering) -> _Forward:
         """Returns the forward pass, which is built once per TensorFlow graph.
 
-        The gradient reuses its intermediate results, unless the gradient is in another graph or the
-        layer is recomputed.
+        The gradient reuses the intermediate results of the forward pass, unless the gradient is in
+        another graph or the layer is recomputed.
         """
         return lowering.shared(("experts", id(self)), lambda: self._forward(lowering))
 

@@ -177,8 +177,9 @@ class GatherGradOperation(Operation):
 def _joint_shape(indices: upstream.Tensor, dim: upstream.Dimension) -> upstream.Shape:
     """Returns the dimensions that a layout must not split over the same axis.
 
-    No tensor has all these dimensions, but an all-reduce over the axis would add up rows of
-    different indices.
+    If one axis split both `dim` and a dimension of the indices, the all-reduce over this axis would
+    add up rows of different indices. The shapes of tensors do not show this conflict, because no
+    tensor has all these dimensions.
     """
     return indices.shape + dim
 

@@ -39,7 +39,7 @@ def import_fully_replicated(
     shape: upstream.Shape,
     name: str | None = None,
 ) -> upstream.Tensor:
-    """Imports a tensor like `import_tf_tensor`, first into dimensions that no layout splits."""
+    """Imports a tensor like `import_tf_tensor`: first in full on each processor, then as slices."""
     if not isinstance(tf_tensor, upstream.Tensor):
         return upstream.import_fully_replicated(mesh, tf_tensor, shape, name)
     return _in_dimensions(tf_tensor, upstream.convert_to_shape(shape), name)

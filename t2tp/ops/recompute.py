@@ -98,9 +98,10 @@ class ZeroAfterOperation(Operation):
 
         Args:
           x: the tensor to wait for.
-          others: more tensors to wait for: the gradients of weights that are computed along with
-            `x`. Otherwise TensorFlow's executor would compute these gradients last, and keep their
-            inputs in memory until then. Tensors of another TensorFlow graph are ignored.
+          others: more tensors to wait for. If `x` is a gradient of another recomputed function,
+            these are the function's other gradients, such as those w.r.t. weights. If nothing
+            waited for them, TensorFlow's executor would compute them last, and keep their inputs in
+            memory until then. Tensors of another TensorFlow graph are ignored.
         """
         super().__init__([x], name="zero_after")
         self._others = others

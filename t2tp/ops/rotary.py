@@ -65,7 +65,10 @@ class RotaryScaling:
         return self.attention_factor or 1.0 + 0.1 * math.log(max(self.factor, 1.0))
 
     def __call__(self, turns: np.ndarray, base: float = 10000.0) -> np.ndarray:
-        """Scales the pairs' angles per position, in radians, which were computed with `base`."""
+        """Returns scaled angles.
+
+        `turns` has the angle of each pair per position, in radians, computed with `base`.
+        """
         share = 0.0 if self.kind == "linear" else self._share(turns, base)
         return (1 - share) * turns / self.factor + share * turns
 

@@ -116,7 +116,10 @@ class ScatterUpdateOperation(Operation):
     def _rows(
         self, lowering: Lowering, positions: upstream.Tensor, leading: upstream.Shape
     ) -> Rows:
-        """Returns the rows to write. A position out of range: -1, or on CPUs an error."""
+        """Returns the rows to write.
+
+        For a position out of range, the row is -1; on CPUs the program raises an error instead.
+        """
         mesh_impl = lowering.mesh_impl(self)
         sizes = mesh_impl.slice_shape(leading)
         count, (length,) = math.prod(sizes), mesh_impl.slice_shape(upstream.Shape([self._dim]))
@@ -145,10 +148,10 @@ class ScatterUpdateOperation(Operation):
 
 
 class Rows(NamedTuple):
-    """The rows of a table [rows, ...] to write.
+    """The rows to write in a table [rows, ...].
 
     Attributes:
-      numbers: int32 [count], the rows.
+      numbers: int32 [count], the indices of the rows.
       first: int32 [1], the first of `numbers`.
       are_ours: booleans [count], false for rows that must not change. None: all rows are written.
     """

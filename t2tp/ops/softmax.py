@@ -151,7 +151,10 @@ def _zero_if_infinite(x: tf.Tensor) -> tf.Tensor:
 
 
 def _log_gradient(op: upstream.Operation, dy: upstream.Tensor) -> list[upstream.Tensor]:
-    """Computes `dy / total`, or `dy` if the total is 0: all exponentials are then 0."""
+    """Computes `dy / total`, or `dy` if the total is 0.
+
+    If the total is 0, all exponentials are 0, so the gradient w.r.t. the logits is 0 anyway.
+    """
     (total,) = op.inputs
     is_zero = cast(upstream.equal(total, 0.0), total.dtype)
     return [dy / (total + is_zero)]

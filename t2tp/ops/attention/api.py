@@ -82,10 +82,10 @@ def attention(
         The mask depends on the seed, the step and the index in the global tensor, not on the mesh.
       method: `dense` stores all scores. `blockwise` stores one block of scores at a time and
         recomputes the scores in the backward pass. `ring` is `blockwise` for a memory that is split
-        like `length`: a processor holds only two slices at a time. The three methods have the same
-        dropout mask, and their results are equal up to rounding. Default: the faster of `dense` and
-        `blockwise` for these lengths. On GPUs, `blockwise` attention of 16-bit floats runs on
-        cuDNN's kernels if it needs only a mask and a softmax.
+        like `length`: a processor holds only two slices of it at a time. The three methods have the
+        same dropout mask, and their results are equal up to rounding. Default: the faster of
+        `dense` and `blockwise` for these lengths. On GPUs, `blockwise` attention of 16-bit floats
+        runs on cuDNN's kernels if it needs only a mask and a softmax.
       block_size: number of queries, and of keys, in a block of scores: an even number. cuDNN's
         kernels ignore it. Default: sizes that are fast on CPUs.
 

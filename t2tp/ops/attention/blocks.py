@@ -14,8 +14,8 @@ from t2tp.mesh.collectives import tree_sum
 # that matmul kernels add it in the same order for any number of queries.
 _EXACT_KEYS = 64
 # TensorFlow multiplies small matrices, and matrices of a single row, with other kernels, which may
-# add in another order. To avoid these kernels, a matrix is padded with `_MORE_ROWS` more rows than
-# a small product can have.
+# add in another order. To avoid these kernels, rows of zeros are appended to a matrix until it has
+# `_MORE_ROWS` more rows than a small product can have.
 _MORE_ROWS = 8
 
 
