@@ -28,7 +28,7 @@ class ImageProblem(Problem):
 
     Attributes:
       image_shape: height, width and channels.
-      levels: number of possible values of a pixel's channel: 0 to `levels` - 1.
+      levels: number of possible values of a pixel's channel, which are 0 to `levels` - 1.
       stored_as_jpeg: whether to store images as JPEG files of quality 95: about ten times smaller,
         but slower to read, and lossy.
     """

@@ -67,7 +67,7 @@ class Stream(Protocol):
         """Returns the batch of this step, counted from 0; nothing is read yet."""
 
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
-        """Returns the features' shapes: a dictionary for each bucket, or one if there are none.
+        """Returns the features' shapes: one dictionary per bucket; without buckets, one in all.
 
         If the batch size changes during the training, the shapes have the last batch size.
         """

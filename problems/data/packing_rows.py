@@ -24,7 +24,7 @@ def first_fit_decreasing(
 
     The examples of a window are placed from the longest to the shortest, each in the first row with
     room for it (D. S. Johnson, Near-optimal bin packing algorithms, 1973). These steps are
-    sequential, so the computation is vectorized over windows.
+    sequential. But windows do not depend on each other, so the computation is vectorized over them.
 
     The examples' `average` length determines the number of examples in a window. About `together`
     examples, in several windows, are packed at a time.

@@ -35,7 +35,7 @@ _beam: ContextVar[BeamSettings | None] = ContextVar("beam", default=None)
 
 @contextlib.contextmanager
 def beam_for_downloads(beam: BeamSettings | None) -> Iterator[None]:
-    """Sets how `Problem.download` generates datasets that are Beam pipelines, in this context."""
+    """Inside the context, `Problem.download` generates TFDS's Beam datasets with these settings."""
     token = _beam.set(beam)
     try:
         yield
