@@ -398,7 +398,7 @@ class Estimator:
     def program(
         self, step_fn: StepFn, features: Mapping[str, Feature], exact: bool = False
     ) -> Program:
-        """Builds a program on the run's mesh and variables; `exact` keeps the run's exact sums."""
+        """Builds a program on the run's mesh and variables; only if `exact`, with `exact_sums`."""
         return Program(
             step_fn,
             features,

@@ -34,7 +34,8 @@ from t2tp.trainer.run_spec import RunSpec
 _EVENTS = "events.out.tfevents.*"
 _TEXT_FEATURES = ("inputs", "targets")
 
-# Max elements of the gradients of single rows that a device computes at once: 1 GiB in float32.
+# A device computes the gradients of several rows at once, if they have at most this number of
+# elements in total: 1 GiB in float32.
 _MOST_AT_ONCE = 1 << 28
 
 # A tensor is unusual if its largest magnitude is above `_UNUSUAL` times its largest magnitude in

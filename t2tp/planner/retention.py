@@ -1,10 +1,10 @@
 """The tensors that the kernels of a software stack save for the backward pass.
 
-The lowered program has the tensors that t2tp's own kernels save. Other stacks' kernels save other
-tensors of the same layer. V. Korthikanti et al., "Reducing Activation Recomputation in Large
-Transformer Models" (arXiv:2205.05198), section 4.1, list the tensors that Megatron saves.
-FlashAttention saves the result and the log of each query's sum of exponentials (T. Dao,
-"FlashAttention-2", arXiv:2307.08691, section 3.1).
+The lowered program has the tensors that t2tp's own kernels save. The kernels of other software
+stacks save other tensors of the same layer. V. Korthikanti et al., "Reducing Activation
+Recomputation in Large Transformer Models" (arXiv:2205.05198), section 4.1, list the tensors that
+Megatron saves. FlashAttention saves the result and the log of each query's sum of exponentials (T.
+Dao, "FlashAttention-2", arXiv:2307.08691, section 3.1).
 """
 
 import math

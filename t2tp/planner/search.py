@@ -90,7 +90,7 @@ class Search:
 
         Raises:
           NothingFitsError: no candidate fits; the error names a number of devices that may suffice.
-          ValueError: no candidate of this model has one of `rules`.
+          ValueError: one of `rules` is in no candidate of this model.
         """
         self._check_rules()
         proposals = self._plan(self._rank(self.devices))
@@ -105,7 +105,7 @@ class Search:
 
         Raises:
           NothingFitsError: no number of devices is fast enough with this batch.
-          ValueError: no candidate of this model can have one of `rules`.
+          ValueError: one of `rules` is in no candidate of this model.
         """
         self._check_rules()
         devices = self.devices
@@ -171,7 +171,7 @@ class Search:
         return sorted((min(c.permuted(), key=order) for c in best), key=order)
 
     def _candidates_that_fit(self, devices: int, share: float) -> Iterator[Candidate]:
-        """Yields the candidates whose estimated memory is at most a share of the usable memory."""
+        """Yields the candidates with an estimated memory up to `share` times the usable memory."""
         limit = share * self.cluster.usable_memory(devices)
         for candidate in self._candidates(devices):
             is_allowed = set(self.rules) <= set(candidate.layout.split(";"))
@@ -229,7 +229,10 @@ class Search:
         )
 
     def _smallest_number(self) -> int:
-        """Returns the smallest `devices` x 2^n on which the model may fit by the estimate; or 0."""
+        """Returns the smallest number of devices on which the model fits by the estimate; 0: none.
+
+        Tries `devices` times powers of two.
+        """
         numbers = [self.devices << i for i in range(1, 17) if self.devices << i <= _MOST_DEVICES]
         return next((n for n in numbers if any(self._candidates_that_fit(n, 1.0))), 0)
 

@@ -241,7 +241,8 @@ def _place(collectives: Sequence[Collective], placed: Sequence[Placed]) -> None:
         if hooks(each.operation).gathered_variable is not None:
             gathers.setdefault(each.operation.name, []).append(each)
     # One gather may gather several weights. If one of them belongs to a layer, the gather is
-    # assigned to this weight, because every stage has layers. Only some stages have other weights.
+    # assigned to this weight, because every stage has layers. A weight outside of layers may be
+    # missing on a stage.
     names = [
         next(filter(layer_of, c.sums if c.operation in gathers else ()), c.operation)
         for c in collectives
@@ -250,8 +251,8 @@ def _place(collectives: Sequence[Collective], placed: Sequence[Placed]) -> None:
     position = 0
     for name, collective in zip(names, collectives, strict=True):
         if name in gathers:
-            # Recomputed copies have the name of their original. They come later, and each has the
-            # same number of gathers.
+            # The operations with this name are an original and its recomputed copies, in program
+            # order. All of them have the same number of gathers.
             i = seen[name] * len(gathers[name]) // emitted[name]
             gathers[name][i].collectives += (collective,)
             seen[name] += 1

@@ -1,8 +1,8 @@
 """Replaces functions of libc that TensorFlow's libraries call.
 
-No option keeps TensorFlow's server from listening at all addresses, or TensorFlow from replacing
-the handler of SIGTERM. But a shared library calls libc through a table of addresses, so the calls
-can be redirected. The dynamic linker fills this table:
+TensorFlow's server listens at all addresses, and TensorFlow replaces the handler of SIGTERM. There
+are no options to change that. But a shared library calls libc through a table of addresses, so the
+calls can be redirected. The dynamic linker fills this table:
 
     libtensorflow_cc.so    call listen  ->  table entry of `listen`  ->  listen in libc
 

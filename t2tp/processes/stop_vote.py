@@ -62,8 +62,8 @@ class StopVote:
 
     def stops_after(self, steps_done: int) -> bool:
         """Returns whether all processes stop after this step; call it when the step is done."""
-        # The lock ensures that a later vote of this process is not for a step before the one that
-        # begins now.
+        # The lock ensures that if this process votes later, it votes for the step that begins now
+        # or for a later one.
         with self._lock:
             if not self._has_voted:
                 self._begun = steps_done + 1

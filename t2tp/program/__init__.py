@@ -7,7 +7,6 @@ the threads meet in the collectives. The outputs stay on the devices as slices u
 
 `variables` holds the state between calls. Initial values are computed slice by slice. A random
 number depends only on a key and on the element's index in the global tensor, so the values are the
-same on every mesh.
-`replicas` compares the copies that several processors hold.
-`abstract_program` traces without devices, for shape and cost analysis on a mesh of any size.
+same on every mesh. `replicas` compares the copies that several processors hold. `abstract_program`
+traces without devices, for shape and cost analysis on a mesh of any size.
 """

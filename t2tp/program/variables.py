@@ -164,7 +164,7 @@ class SlicedVariable:
         return self._first(self.pnums)
 
     def local_owners(self) -> dict[tuple[int, ...], int]:
-        """Like `owners`, with the first local processor."""
+        """Like `owners`, but considers only the processors of this process."""
         return self._first(self.local_pnums)
 
     def numpy(self) -> np.ndarray:

@@ -145,7 +145,7 @@ def _to_save(flags: absl_flags.FlagValues) -> dict[str, Any]:
 
 
 def _setting(flags: absl_flags.FlagValues, name: str, saved: SavedRun | None) -> Any:
-    """Returns the value of the flag if it is given, else of the saved run, else the default."""
+    """Returns the flag's value if it is given, else the saved run's value, else the default."""
     for value in (value_of(flags, name), saved and saved.flags.get(name), _DEFAULTS[name]):
         if value is not None:
             return value

@@ -51,9 +51,10 @@ class JsonLog:
         """Opens the file for a training and removes the events that will occur again.
 
         A process that was killed after its last checkpoint leaves such events, for example reports
-        of later steps. The file is not changed if one of its `began` lines names another run. But a
-        run may have been moved to another directory. So a `began` line whose directory no longer
-        exists is taken for a line of this run if the file has a checkpoint event of `step`.
+        of later steps. The file is not changed if it has no `began` line, or a `began` line of
+        another run. But a run may have been moved to another directory. So a `began` line whose
+        directory no longer exists is taken for a line of this run if the file has a checkpoint
+        event of `step`.
 
         `run` is the run's absolute path, and `step` the number of steps done.
         """

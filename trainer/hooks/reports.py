@@ -18,7 +18,9 @@ Sink = Callable[[int, Mapping[str, float]], None]
 
 @dataclass(eq=False)
 class ReportHook(Hook):
-    """Reports scalars every N steps and at the last step; step 1 is reported without a speed.
+    """Reports scalars every N steps and at the last step.
+
+    A report of the training's first step has no speed.
 
     Attributes:
       every: steps from one report to the next.

@@ -98,7 +98,7 @@ class SummaryWriter:
 
 
 def _write_start(writer: tf.summary.SummaryWriter, step: int) -> None:
-    """Writes an event that makes readers discard earlier values of `step` and later steps."""
+    """Writes an event that makes readers discard existing values of `step` and of later steps."""
     start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
     event = tf.compat.v1.Event(wall_time=time.time(), step=step, session_log=start)
     tf.raw_ops.ImportEvent(writer=writer._resource, event=event.SerializeToString())

@@ -242,7 +242,10 @@ def tokens_of(source: ExampleSource, feature: str, rows: np.ndarray) -> list[lis
 def with_eos(
     options: DecodeOptions, problem: Problem, data_dir: str | PathLike[str]
 ) -> DecodeOptions:
-    """Returns the options with the problem's EOS tokens, unless the options have EOS tokens."""
+    """Returns the options with the problem's EOS tokens, unless the options have EOS tokens.
+
+    For a problem without EOS, EOS tokens in the options are removed.
+    """
     if problem.eos_id == NO_EOS:
         return replace(options, eos_id=NO_EOS)
     codec = problem.codec(data_dir) if options.eos_id is None else None

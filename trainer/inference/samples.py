@@ -22,8 +22,7 @@ class DecodedSamples:
 
     For a problem with inputs, the columns are inputs, targets and output. For a language model,
     the columns are the prompt, the text that follows it in the split, and the model's continuation.
-    For image generation, images of the split and of the model
-    are shown.
+    For image generation, images of the split and of the model are shown.
     """
 
     def __init__(self, decoder: RunDecoder, spec: RunSpec, split: str, count: int) -> None:

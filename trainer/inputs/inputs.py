@@ -74,12 +74,12 @@ class Inputs:
 
     @property
     def kinds(self) -> list[Mapping[str, Feature]]:
-        """The features of each shape of batches."""
+        """The features of the batches: one mapping for each shape that batches have."""
         return [self.features, *self.other_features]
 
     @property
     def batch_size(self) -> int | None:
-        """Size of the dimension `batch`; None if it varies between the shapes of batches."""
+        """Size of the dimension `batch`; None if batches differ in it or do not have it."""
         dims = (d for kind in self.kinds for f in kind.values() for d in f.shape.dims)
         sizes = {dim.size for dim in dims if dim.name == "batch"}
         return sizes.pop() if len(sizes) == 1 else None

@@ -3,7 +3,7 @@
 `t2tp_launch` starts the processes of this host:
 
 - `addresses`: the addresses of all hosts, and the index of this host.
-- `local_processes`: environment, output and end of this host's processes.
+- `local_processes`: starts this host's processes, copies their output, and ends them.
 - `launcher`: restarts after a failure.
 - `children`: forwards signals to child processes, and ends the children when their parent ends.
 
