@@ -30,7 +30,7 @@ def is_linear(op: upstream.Operation) -> bool:
 
 
 def can_defer_past(op: upstream.Operation, users: Users) -> bool:
-    """Whether deferring a sum past an operation pays, and nothing else uses the sum."""
+    """Whether it pays to defer a sum past an operation, and no other operation uses the sum."""
     if not is_linear(op) or len(users(op.inputs[0])) != 1 or len(users(op.outputs[0])) != 1:
         return False
     (user,) = users(op.outputs[0])

@@ -413,7 +413,7 @@ class GraphLowering(upstream.Lowering):
         self.set_sum_over_axes(tensor, value, sorted(axes))
 
     def parts_of(self, dim: upstream.Dimension, layout: Layout | None = None) -> tuple[int, int]:
-        """Returns the number of parts in which a dimension is summed: (all, this processor's).
+        """Returns the number of parts in which a dimension is summed, in all and on this processor.
 
         Raises:
           LayoutError: the parts cannot be divided among processors and microbatches.
@@ -530,7 +530,7 @@ class GraphLowering(upstream.Lowering):
         self.orders.set(tensor, self.orders.current)
 
     def set_sum_over_axes(self, tensor: upstream.Tensor, value: tf.Tensor, axes: list[int]) -> None:
-        """Sets the processor's partial sum over mesh axes; without axes, its slice."""
+        """Sets the processor's partial sum over mesh axes, or its slice if `axes` is empty."""
         laid_out = LaidOutTensor([value])
         if axes:
             laid_out = upstream.LazyAllreduceSum(self.mesh_impl(tensor), laid_out, axes)

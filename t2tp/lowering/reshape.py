@@ -273,8 +273,8 @@ class _ReshapePlan:
         """Converts a slice, or a partial sum over `summed_axes`, to the new shape and layout.
 
         Returns:
-          the slice or partial sum, and the axes still to be summed over. Axes that split the result
-          have been summed over by a reduce-scatter.
+          the slice or partial sum, and the axes still to be summed over. A reduce-scatter has
+          already summed over the axes that split the result.
         """
         self._summed_axes = list(summed_axes)
         part = self._padded_slice(x)

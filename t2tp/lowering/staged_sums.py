@@ -1,10 +1,10 @@
 """Sums over dimensions of a slice, as accurate with XLA as with TensorFlow's kernels.
 
 On CPUs, XLA adds the elements of a sum over several dimensions one after the other. With two
-million elements, the last ones are added to a number so large that four digits are lost. XLA
-computes a sum over one dimension of more than 32 elements in stages, but stores the elements first.
-So this module divides sums that XLA compiles for CPUs into stages of at most 32 elements. XLA then
-fuses the first stage with the computation of the elements, which saves time and memory.
+million elements, the last ones are added to a number so large that four digits are lost. A sum
+over one dimension is computed in stages if it has more than 32 elements, but XLA first stores these
+elements. This module divides sums that XLA compiles for CPUs into stages of at most 32 elements.
+XLA then fuses the first stage with the computation of the elements, and does not store them.
 
 16-bit floats are summed in float32. A sum of ones would stop at 2048 in float16, and at 256 in
 bfloat16.

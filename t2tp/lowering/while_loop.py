@@ -19,7 +19,8 @@ class _LoopState(NamedTuple):
       iteration: index of the next iteration, an int64 scalar.
       variables: the slices of the loop variables.
       sums: this processor's partial sums of the accumulators, over the iterations so far.
-      goes_on: whether there is a next iteration: one boolean if the body decides, otherwise empty.
+      goes_on: one boolean, whether there is a next iteration, if the body decides this; otherwise
+        empty.
     """
 
     iteration: tf.Tensor

@@ -121,7 +121,7 @@ def classes_of(hparams: HParams, size: int) -> mtf.Dimension:
 
 @contextlib.contextmanager
 def layer_settings(mesh: Mesh, **settings: object) -> Iterator[None]:
-    """Sets attributes of a mesh while the context is active; layers read them when they are built.
+    """Sets attributes of a mesh inside the context, for the layers that are built there.
 
     The attributes are `adapters` (`Adapters`), `initial_values` (`InitialValues`) or `transfer`
     (`Transfer`).

@@ -129,9 +129,10 @@ class Copies:
     def __init__(
         self, inputs: dict[upstream.Tensor, upstream.Tensor], rng_dependency: upstream.Tensor | None
     ) -> None:
-        """Stores the replacements, from inputs of the forward pass to inputs of the recomputation.
+        """Stores the replacements of inputs.
 
-        `rng_dependency` is a zero that random operations wait for; None: they do not wait.
+        `inputs` maps inputs of the forward pass to inputs of the recomputation. `rng_dependency` is
+        a zero that random operations wait for; None: they do not wait.
         """
         self._tensors = dict(inputs)
         self._operations: dict[upstream.Operation, upstream.Operation] = {}

@@ -19,12 +19,12 @@ def while_loop(
     differentiable, but gradients may be computed inside it.
 
     Args:
-      cond_fn: maps the loop variables to a boolean scalar, or to booleans [rows...]. With booleans,
-        the loop continues while one of them is true, and the body must not change a row whose
-        boolean is false. A processor then exits the loop when its own rows are done, unless the
-        body has collectives between processors with different rows. Loop variables without the
-        dimensions of the rows, such as a number of iterations, may then differ between processors
-        at the end.
+      cond_fn: maps the loop variables to a boolean scalar, or to one boolean per row, [rows...].
+        With one boolean per row, the loop continues while any of them is true, and the body must
+        not change a row whose boolean is false. A processor exits the loop when its own rows are
+        done, unless the body has collectives between processors with different rows. After the
+        loop, variables without the dimensions of the rows, such as a number of iterations, may
+        therefore differ between processors.
       body_fn: maps the loop variables to their next values.
       inputs: the initial values.
       num_loop_vars: number of loop variables to return. (mesh-tensorflow would create model
