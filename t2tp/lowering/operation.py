@@ -119,7 +119,7 @@ class Hooks:
         return 0
 
     def product_sizes(self, layout: Layout) -> tuple[int, int, int, int]:
-        """Returns a matmul's batch, rows, columns and summed elements (for `cost_kind` `product`)."""
+        """Returns batch, rows, columns and summed elements of a matmul of `cost_kind` `product`."""
         raise NotImplementedError
 
     def unpadded_share(self, layout: Layout) -> float:
