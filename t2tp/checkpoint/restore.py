@@ -23,7 +23,7 @@ from t2tp.program.variables import Variables
 
 @dataclass(frozen=True)
 class Restored:
-    """The result of a restore; `damaged` are the directories of newer, damaged checkpoints."""
+    """The result of a restore; `damaged` are the damaged checkpoints after the restored step."""
 
     step: int
     damaged: tuple[Path, ...]

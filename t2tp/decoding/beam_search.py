@@ -2,8 +2,8 @@
 
 As in tensor2tensor (`beam_search.py`), each row keeps the `beam_size` most probable unfinished
 sequences and the `beam_size` best finished sequences. A row is done at its length limit, or when no
-unfinished sequence can become better than the best finished one. With `return_beams`, the worst
-finished sequence decides instead of the best.
+unfinished sequence can become better than the best finished one (with `return_beams`: than the
+worst finished one).
 """
 
 import math

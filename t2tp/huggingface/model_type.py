@@ -43,10 +43,11 @@ class ModelType:
       hparams_set: our hparams set, which provides a converted run's training hparams.
       problem: the default problem of a converted run.
       parts: the conversions of the architecture's hparams, in the order in which to set hparams.
-      training: the conversions of other hparams.
+      training: the conversions of the hparams that are not part of the architecture.
       entries: maps canonical hparams to the table of tensors.
-      without_effect: entries that do not change this type's logits in `transformers`, in addition
-        to the entries without effect on any type. Unknown entries are rejected.
+      without_effect: entries that may have any value, because they do not change this type's logits
+        in `transformers`. `config_entries.toml` lists such entries for all types. Unknown entries
+        are rejected.
       defaults: values of entries that configs may lack.
       required: entry -> the only value that t2tp supports.
       logits: name of the tensor of logits, if it is not tied to the embedding.
@@ -147,7 +148,7 @@ class ModelType:
         return {name: value for name, value in kept.items() if name not in read} | after
 
     def different(self, config: Config, hparams: HParams) -> dict[str, Any]:
-        """Returns the config's architecture hparams that differ from `hparams`, by name."""
+        """Returns the config's values of the architecture's hparams, if `hparams` has other values."""
         of_config, of_run = canonical(self.hparams(config)), canonical(hparams)
         names = set(_joined(part.read({**self.defaults, **config}) for part in self.parts))
         names |= {name for name in _ENTRIES["switches"] if name in of_config}

@@ -81,7 +81,7 @@ class Piece:
       theirs: the tensor's name.
       shape: the tensor's shape.
       rows: begin and end of our variable along the tensor's first dimension.
-      sizes: the sizes of these rows' dimensions, with merged dimensions split.
+      sizes: the sizes of these rows' dimensions, where merged dimensions are separate.
       order: the permutation of these dimensions to our order.
       part: the index along `part`, the first of the permuted dimensions; None: there are no parts.
       expert: the index along our variable's first dimension; None: the piece is the full variable.

@@ -85,8 +85,8 @@ TOKEN = Conversion(lambda config, entry: _first_token(config[entry]))
 FIRST_TOKEN = Part(
     ("bos_token_id",),
     lambda config: {"bos_token_id": _first_token(config["bos_token_id"])},
-    # A default pad token of `transformers` may be outside a small vocabulary, and then the model
-    # could not be created.
+    # Without this entry, `transformers` uses a default pad token. If it is outside a small
+    # vocabulary, the model cannot be created.
     lambda hparams: {"bos_token_id": hparams.bos_token_id, "pad_token_id": None},
 )
 
@@ -151,7 +151,7 @@ def classes(bias: str) -> Part:
 
 
 def _read_classes(config: Config) -> dict[str, int]:
-    """Returns the number of classes; `transformers` writes no labels if there are two classes."""
+    """Returns the number of classes, by default two: `transformers` then writes no labels."""
     count = len(config.get("id2label") or ()) or config.get("num_labels", 2)
     kind = config.get("problem_type") or _ONE_CLASS
     if kind != _ONE_CLASS or count < 2:

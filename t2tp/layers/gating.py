@@ -209,7 +209,7 @@ def _load_balance(router: Router, probabilities: mtf.Tensor, first: mtf.Tensor) 
 
 
 def expert_choices(router: Router, capacity: mtf.Dimension) -> tuple[mtf.Tensor, mtf.Tensor]:
-    """Chooses for each expert the tokens of a group with the highest scores for this expert.
+    """Lets each expert choose, in each group, the tokens with the highest scores for this expert.
 
     Y. Zhou et al., "Mixture-of-Experts with Expert Choice Routing" (arXiv:2202.09368), section 3.
     A token may have any number of experts, or none. The assignment depends on the whole group, so

@@ -18,8 +18,8 @@ class Heads:
 
     With fewer key-value heads than query heads, this is grouped-query attention (J. Ainslie et al.,
     arXiv:2305.13245), or with one key-value head multi-query attention (N. Shazeer,
-    arXiv:1911.02150). The dimension of the key-value heads is then named `kv_heads`; otherwise it
-    is `heads`, too.
+    arXiv:1911.02150). The dimension of the key-value heads is then named `kv_heads`. If the numbers
+    are equal, both dimensions are named `heads`.
 
     Attributes:
       heads: the dimension of the query heads.

@@ -31,12 +31,13 @@ from t2tp.suggestions import check_known
 class ExpertSums(NamedTuple):
     """Statistics of one layer, float32 [rows].
 
-    An element is the sum over the tokens of one row, or of one group if a group has several rows
-    (`MixtureOfExperts.rows_of`). The sum over rows is computed once, after the last layer, so that
+    An element is the sum over one row's tokens. If groups have several rows, it is the sum over one
+    group's tokens, and `rows` is the dimension of the groups (`MixtureOfExperts.rows_of`). The sum
+    over rows is computed once, after the last layer, so that
     all layouts, microbatches and stages add the same numbers in the same order.
 
     Attributes:
-      load_balance: sum over the row's tokens: each token adds the load-balancing loss of its group.
+      load_balance: each token of the row adds the load-balancing loss of the token's group.
       router_z: the tokens' z-loss; see `Router.z_sum`.
       choices: number of token-expert assignments before any is dropped. With expert choice, number
         of tokens.
@@ -171,7 +172,7 @@ class RoutingConfig:
 class MixtureOfExperts:
     """Feed-forward networks (experts); a router chooses some of them for each token.
 
-    A mesh axis that splits `experts` usually splits the batch too, such as the axis `expert` in the
+    A mesh axis that splits `experts` usually splits the batch too, as the axis `expert` does in the
     layout `batch:data+expert;experts:expert`. The reshape from [batch, expert_slots, d_model] to
     [expert_groups, experts, capacity, d_model] then sends tokens to their experts by an all-to-all
     over `expert`. A second all-to-all sends the results back (GShard, arXiv:2006.16668, section

@@ -188,7 +188,7 @@ class _Pair:
 
 
 def _gradients_and_masks(mesh: Mesh, outputs: _Tensors, gradients: _Tensors) -> _Tensors:
-    """Returns the outputs, the gradients of variables, and random tensors outside of loops."""
+    """Returns the outputs, the variables' gradients, and random tensors made outside of loops."""
     chosen = {f"output {name}": tensor for name, tensor in outputs.items()}
     chosen |= {f"gradient {name}": tensor for name, tensor in gradients.items()}
     for op in live_operations(mesh.graph.operations, outputs.values()):
@@ -222,7 +222,7 @@ def _gradients(mesh: Mesh) -> _Tensors:
 
 
 def _sum_of_loop(gradient: upstream.Tensor, mesh: Mesh) -> upstream.Tensor | None:
-    """Returns the output of the microbatch loop that sums a gradient of its body, or None."""
+    """Returns a microbatch loop's sum of a gradient in the loop's body; None if there is no sum."""
     for op in mesh.graph.operations:
         if isinstance(op, upstream.WhileLoopOperation):
             for total, part in zip(op.outputs, op._body_outputs, strict=False):
@@ -245,7 +245,7 @@ def _perturb(program: DoubleProgram) -> None:
 
 
 def _slot(name: str, trained: Sequence[str]) -> str:
-    """Returns the kind of a slot: its name without its weight's name; "" for weights."""
+    """Returns the kind of a slot: the slot's name without the weight's name; "" for weights."""
     of = [weight for weight in trained if name.startswith(weight)]
     return name[max(map(len, of)) :] if of else name
 

@@ -110,7 +110,7 @@ class Attribution:
 
 
 def _gathered_variable(op: upstream.Operation | None) -> upstream.Variable | None:
-    """Returns the variable, sharded at rest, that an operation gathers, if any."""
+    """Returns the variable that an operation gathers because it is sharded at rest; else None."""
     if isinstance(op, upstream.Variable) or op is None:
         return op
     return op.inputs[0].operation if hooks(op).gathered_variable is not None else None

@@ -119,7 +119,7 @@ def collectives_of_variable(data: ReportData, variable: str) -> list[str]:
 
 
 def _part_of(variable: str, collective: CollectiveLine, use: CollectiveUse) -> str:
-    """Describes a variable's role in a sum."""
+    """Describes a variable's role in a collective."""
     if use.gradient_of == variable:
         return "its gradient"
     if not use.is_sum:

@@ -165,8 +165,8 @@ class Reductions:
     def _allreduce(self, addend: tf.Tensor, required: DeferredSum, names: list[str]) -> tf.Tensor:
         """All-reduces over the axes of `required`.
 
-        Small 16-bit sums are sent and added in float32. The latency of a small message dominates,
-        so that twice the bytes cost almost nothing.
+        Small 16-bit sums are sent and added in float32. The bytes double, but the time of a small
+        message is almost only latency.
         """
         dtype = addend.dtype
         is_narrow = dtype in (tf.bfloat16, tf.float16)

@@ -1,10 +1,11 @@
 """Lowers einsums to matmuls, or to table look-ups if one operand is a one-hot tensor.
 
 mesh-tensorflow writes a gather and its gradient as einsums with a one-hot tensor. As matmuls, these
-einsums take a fifth of a small language model's step. Here an einsum over the one-hot
-dimension becomes a look-up. The gradient's einsum becomes a segment sum: for each id, the sum of
-the rows with this id. The one-hot tensor is materialized only if another operation needs its
-elements. Other einsums become matmuls in `SpmdMeshImpl.einsum` and `t2tp.lowering.matmul`.
+einsums take a fifth of a small language model's step. t2tp lowers the gather's einsum, which sums
+over the one-hot dimension, to a look-up. It lowers the gradient's einsum to a segment sum: for each
+id, the sum of the rows with this id. The one-hot tensor is materialized only if another operation
+needs its elements. Other einsums become matmuls in `SpmdMeshImpl.einsum` and
+`t2tp.lowering.matmul`.
 """
 
 from collections.abc import Callable, Sequence
