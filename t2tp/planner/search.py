@@ -29,7 +29,8 @@ from t2tp.suggestions import check_known
 # Max number of devices that a search tries.
 _MOST_DEVICES = 1 << 16
 _DAY = 86_400  # Seconds.
-# Assumed max ratios between an estimate and the plan of the lowered program, for seconds and bytes.
+# An estimate is assumed to be at most this factor above the plan of the lowered program: the first
+# factor is for seconds, the second for bytes.
 _SECONDS_ERROR, _BYTES_ERROR = 1.5, 1.05
 # Number of the best candidates to keep. Each is then tried with its mesh axes in other orders.
 _PERMUTED = 500

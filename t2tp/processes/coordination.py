@@ -184,8 +184,8 @@ class CoordinationClient:
             if not serves(self.addresses[process]):
                 lost.add(process)
 
-        # Plain threads, because an executor starts no threads at exit, when `_leave` may have to
-        # explain a loss.
+        # These are plain threads, because `_leave` may call this method when the process exits. An
+        # executor starts no threads then.
         threads = [threading.Thread(target=check, args=(each,)) for each in processes]
         for thread in threads:
             thread.start()

@@ -35,9 +35,9 @@ class _AbstractMeshImpl(SpmdMeshImpl):
 class AbstractProgram(Program):
     """A step's program on a mesh of any size, without devices and without memory for variables.
 
-    It is lowered like any program, so it has the real program's collectives and slices. Operations
-    that only compute locally (`Hooks.is_local`) become placeholders. The program cannot be called.
-    On one processor there are no collectives, and the program is not lowered.
+    It is lowered like any program, so it has the collectives and slices of a program that runs.
+    Operations that only compute locally (`Hooks.is_local`) become placeholders. The program cannot
+    be called. On one processor there are no collectives, and the program is not lowered.
     """
 
     _mesh_impl_class = _AbstractMeshImpl

@@ -114,8 +114,8 @@ def best_block(call: Callable[[], float], is_alone: bool) -> tuple[list[float], 
     """Repeats a call that returns its seconds, in blocks.
 
     Returns:
-      The seconds of the block with the shortest call, and the fraction of the cores that other
-      programs used meanwhile.
+      The seconds of each call in one block, and the fraction of the cores that other programs used
+      during this block. It is the block with the shortest call.
     """
     for _ in range(2):
         call()

@@ -25,7 +25,8 @@ _TYPES = {
     **{"do_sample": bool, "length_penalty": float},
 }
 
-# Entries of the file that do not change which tokens are generated, or that other code reads.
+# Entries of the file that cause no warning: they do not change which tokens are generated, or other
+# code reads them.
 _NEUTRAL_NAMES = (
     *("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id"),
     *("transformers_version", "_from_model_config", "use_cache", "cache_implementation"),
