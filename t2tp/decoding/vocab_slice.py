@@ -31,8 +31,8 @@ class VocabSlice:
         vocab = mtf.Shape(logits.shape.dims[-1:])
         (self._axis,) = mesh_impl.tensor_layout(vocab)
         self._collectives = mesh_impl.collectives
-        # Padding gets float32's lowest number, because a slice may be all padding: if all its logits
-        # were -infinity, its sums would be NaN.
+        # A slice may be all padding. If all its logits were -infinity, its sums would be NaN, so
+        # padding gets float32's lowest number.
         self.logits = mesh_impl.masked(
             tf.cast(lowering.slice(logits), tf.float32), logits.shape, vocab.dims, tf.float32.min
         )

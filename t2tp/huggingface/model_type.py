@@ -148,7 +148,10 @@ class ModelType:
         return {name: value for name, value in kept.items() if name not in read} | after
 
     def different(self, config: Config, hparams: HParams) -> dict[str, Any]:
-        """Returns the config's values of the architecture's hparams, if `hparams` has other values."""
+        """Compares the config's architecture with `hparams`.
+
+        Returns the config's values of the architecture hparams that differ, by name.
+        """
         of_config, of_run = canonical(self.hparams(config)), canonical(hparams)
         names = set(_joined(part.read({**self.defaults, **config}) for part in self.parts))
         names |= {name for name in _ENTRIES["switches"] if name in of_config}
