@@ -49,9 +49,9 @@ class Moments:
     ) -> list[tf.Tensor]:
         """Returns this processor's partial sums of the means.
 
-        The squared gradient is averaged over columns, over rows and over both, and the first slot
-        over rows. The mean of the first slot's next value follows from the latter mean and the mean
-        over both, so it needs no second all-reduce.
+        The first three means are of the squared gradient: over columns, over rows, and over both.
+        The fourth is the mean of the first slot over rows. `direction` needs the mean of the first
+        slot's next value, and computes it from the last two means without another all-reduce.
         """
         if self.factored is None:
             return []

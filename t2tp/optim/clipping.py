@@ -28,8 +28,8 @@ def clip(
       grads: float32.
       divisor: a float32 scalar to divide the gradients by; None: 1.
       hparams: `clip_grad_norm` and `clip_grad_value`; at most one of the two may be above 0.
-      of_stage: for each gradient, the number of pipeline stages that have different values of it.
-        0, the default: all stages have the same values.
+      of_stage: for each gradient, the number of pipeline stages that have their own variable, and
+        therefore their own gradient. 0, the default: all stages share one variable.
 
     Returns:
       The clipped gradients; and the norm before clipping, a float32 scalar.
@@ -132,8 +132,9 @@ def _exact_sum_of_squares(
 ) -> tf.Tensor:
     """Sums the squares of tensors in fixed point, so that the order of additions has no effect.
 
-    Each square is a fraction of the largest square, in two words that are summed as int64. A word
-    has 60 bits minus the bits of the number of elements. The relative error of the sum is below
+    Each square is divided by a power of two near the largest square. The quotient is stored as two
+    words, its high and its low bits, which are summed as int64. A word has 60 bits minus the bits
+    of the number of elements, so the sums do not overflow. The relative error of the sum is below
     2**-24 for up to 2**31 elements of any sizes. It grows eightfold with each further doubling of
     the number of elements.
     """

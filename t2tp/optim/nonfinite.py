@@ -16,8 +16,8 @@ from t2tp.program.program import Mesh
 def largest_magnitudes(loss: mtf.Tensor, mesh: Mesh) -> dict[str, mtf.Tensor]:
     """Returns the largest magnitude in each tensor of a step.
 
-    To find the cause of a bad step, return these magnitudes from a program on the variables and the
-    batch that the step began with:
+    To find the cause of a bad step, run a program that returns these magnitudes, with the batch of
+    the step and with the variables as they were before the step:
 
     ```python
     def look(mesh, features):

@@ -145,8 +145,8 @@ class UpdateOperation(mtf.Assign):
           name: operation name.
           variables: the variable and its slots.
           inputs: the gradient, and small tensors.
-          update: called with the processor's slices of the variables (`tf.Variable`), then of the
-            inputs (`tf.Tensor`); assigns.
+          update: assigns the variables. It is called with the processor's slices of the variables
+            (`tf.Variable`), followed by its slices of the inputs (`tf.Tensor`).
           is_local: whether `update` has no collectives. Abstract programs lower the operation only
             if it has collectives, which reports and plans count.
         """

@@ -44,10 +44,11 @@ from t2tp.optim.optimizer import variable_slice
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _LEAST_NORM = 1e-7
 
-# TensorFlow's CPU kernel parallelizes a single product, but not several small products: those with
-# at most 128 * 128 multiplications (`kMaxCostOuterParallelism`). Matrices with more than `_SMALL`
-# rows are never small. With `exact_sums`, a single matrix with up to `_SMALL` rows is computed
-# together with a copy of itself, so that it is not parallelized if it is small.
+# TensorFlow's CPU kernel parallelizes a single matmul, but computes each small matmul of a batch
+# with one thread. A matmul is small if it has at most 128 * 128 multiplications
+# (`kMaxCostOuterParallelism`), so a matrix with more than `_SMALL` rows has no small matmuls. With
+# `exact_sums`, a single matrix with up to `_SMALL` rows is computed together with a copy of itself.
+# Its small matmuls are then in a batch, and are not parallelized.
 _SMALL = 128
 
 
@@ -97,8 +98,8 @@ class Placement(NamedTuple):
         """Returns a permutation and a shape that assemble matrices from their slices.
 
         The slices are a tensor [coordinates on the axes of `split`..., matrices, dimensions of a
-        slice...]. The permutation moves the coordinates on the axes that split a dimension right
-        before this dimension. The shape has the numbers of rows and columns, with padding.
+        slice...]. If axes split a dimension, the permutation puts the coordinates on these axes
+        directly before the dimension. The shape has the numbers of rows and columns, with padding.
         """
         order, shape, axis = [len(self.split)], [], 0
         slices = itertools.count(len(self.split) + 1)

@@ -99,8 +99,8 @@ def _with_norm(grads: Sequence[mtf.Tensor], mesh: Mesh) -> list[mtf.Tensor]:
 def _in_use(grad: mtf.Tensor) -> mtf.Tensor:
     """Returns a gradient before its reshape to the shape at rest, which does not change the norm.
 
-    A gradient with the dimension `batch` cannot have the shape at rest, in which the axes of the
-    batch may split another dimension.
+    A gradient with the dimension `batch` cannot have the shape at rest. In this shape, the axes
+    that split `batch` may split another dimension, but an axis can split only one dimension.
     """
     while isinstance(grad.operation, upstream.ReshapeOperation | CastOperation):
         (grad,) = grad.operation.inputs

@@ -32,8 +32,8 @@ class SameRows:
     ) -> None:
         """Builds the step, with the mesh and the variables of the training program.
 
-        The step has the rows of one processor in one training microbatch, so it takes no more
-        memory.
+        The step has only as many rows as one processor has in a microbatch of the training program,
+        so it takes no more memory than that program.
         """
         self._layout = program.layout.with_same_rows()
         self._shapes: dict[str, mtf.Shape] = {}
@@ -60,7 +60,7 @@ class SameRows:
         )
 
     def mismatch(self, batch: Mapping[str, np.ndarray], step: int) -> ReplicaMismatch | None:
-        """Returns the first tensor that differs between processors, the same in all processes.
+        """Returns the first tensor that differs between processors. All processes return the same.
 
         The first rows of `batch` are computed. `step` keys random numbers.
         """

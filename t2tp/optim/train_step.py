@@ -50,8 +50,8 @@ def train_step(
       loss_fn: builds the loss of features.
       features: the batch, by name.
       mesh: the program's mesh.
-      hparams: `microbatches`, the number of microbatches (`accumulate` says when it changes the
-        result); and the hparams of `apply_gradients`.
+      hparams: `microbatches`, the number of microbatches (`accumulate` says when this number
+        changes the result); and the hparams of `apply_gradients`.
       train_steps: steps of the training.
 
     Raises:

@@ -138,7 +138,7 @@ class Branches:
         self._add_table("exit", chunks[-1], partition.last_exit.outputs)
 
     def _add_table(self, name: str, chunk: int, *groups: Sequence[upstream.Tensor]) -> None:
-        """Adds a table for the tensors that a stage saves; a stage saves those of one group."""
+        """Adds a table for the tensors of all groups; each stage saves the tensors of one group."""
         tensors = list(dict.fromkeys(tensor for group in groups for tensor in group))
         kind = MessageKind.of_tensors(tensors, self.mesh_impl.layout)
         num_slots = self.wires.slots.num_saved[chunk] if tensors else 0
@@ -461,8 +461,8 @@ class _Branch:
                 continue
             slot = self._row.arrived
             if {first_wire, wire} - {None, name}:
-                # This slot of the wire that the stage does not read may hold another message.
-                # There, slot 0 is cleared, which is never read.
+                # On the wire that the stage does not read, this slot may hold another message. On
+                # that wire, slot 0 is cleared instead, which is never read.
                 reads = self._is_first if name == first_wire else tf.logical_not(self._is_first)
                 slot = tf.where(reads, slot, 0)
             self._branches.tables[name].clear(self._slots[name], slot)

@@ -302,7 +302,8 @@ class Partition:
             # A one-hot tensor is not saved, but computed again from its ids, which are smaller.
             stops.difference_update(t for t in read if _is_one_hot(t))
             if isinstance(op, upstream.GenericGradOperation):
-                # TensorFlow differentiates the forward operation, which must be in the same graph.
+                # TensorFlow computes this gradient from the forward operation, which must be in the
+                # same TensorFlow graph. The piece therefore includes the forward operation.
                 stops.difference_update(op._forward_op.outputs)
                 wanted.update(op._forward_op.outputs)
         inputs = (stops & wanted).difference(*(op.outputs for op in live))

@@ -82,7 +82,7 @@ class Schedule:
     def requirement(self, stage: int, entry: Entry) -> tuple[int, Entry] | None:
         """Returns the (stage, entry) from which an entry receives its input; None if there is none.
 
-        Within a stage and chunk, the order F, B, W is a further requirement.
+        Within a stage and chunk, the order must also be F, B, W. `check` checks this order.
         """
         action, microbatch, chunk = entry
         if action is Action.FORWARD:

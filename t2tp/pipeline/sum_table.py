@@ -27,10 +27,11 @@ class SumTable(SlotTable):
     def add_leaf(
         self, handles: list[tf.Tensor], addends: dict[int, tf.Tensor], leaf: tf.Tensor, size: int
     ) -> None:
-        """Adds leaf number `leaf` of `size` to trees, whose levels are the sums (`add_to_tree`).
+        """Adds the next leaf, number `leaf`, to trees of `size` leaves; see `add_to_tree`.
 
-        `addends` has the leaf of some trees, by the number of the tree. The sums are the first
-        level of all trees, then the second level of all trees, and so on.
+        `addends` has the value of this leaf for each tree to which it is added, by the number of
+        the tree. The tensors of the table are the levels of the trees: the first level of all
+        trees, then the second level of all trees, and so on.
         """
         depth = tree_levels(size)
         places = [

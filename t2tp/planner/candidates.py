@@ -224,7 +224,7 @@ def _microbatches(rows: int) -> list[int]:
 def _schedules(
     hparams: HParams, stages: int, pick: Callable[[str, Sequence[Any]], Sequence[Any]]
 ) -> Iterator[tuple[str, int]]:
-    """Yields the schedules, with numbers of chunks, that give every stage its layers."""
+    """Yields each schedule with each number of chunks into which the layers can be divided."""
     if stages == 1:
         yield "1f1b", 1
         return

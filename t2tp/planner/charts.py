@@ -73,7 +73,10 @@ def scatter(
     x_words: Callable[[float], str],
     y_words: Callable[[float], str],
 ) -> str:
-    """Draws points on axes that span them, with titles and formats of the two axes."""
+    """Draws points, and two axes that cover all points.
+
+    `titles` are the titles of the axes. `x_words` and `y_words` format the numbers on the axes.
+    """
     x_axis, y_axis = _axis([dot.x for dot in dots]), _axis([dot.y for dot in dots])
     bottom = _HEIGHT - _BOTTOM
 

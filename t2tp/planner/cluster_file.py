@@ -83,8 +83,9 @@ class Link:
       shared_by_all: whether all devices of the level share the bandwidth, as the devices of a host
         share its memory.
       of_process: whether the level connects all devices of a process, however many there are.
-      cards: whether a collective with several members in a host (at the level between racks: in a
-        rack) uses the links of all these members (`host`) or the link of one of them (`rank`).
+      cards: the links that a collective uses if several of its members are in one host: the links
+        of all these members (`host`) or the link of one of them (`rank`). At the level between
+        racks, this applies to members in one rack.
     """
 
     name: str
@@ -158,7 +159,8 @@ class SoftwareStack:
         needs.
       unsharded_layers: number of layers whose weights ZeRO 3 holds gathered at the same time, in
         use or prefetched. Above 0, the unreduced gradients of one layer are in memory, too.
-      fragmentation: share of the bytes allocated in each step that the allocator cannot use.
+      fragmentation: bytes that the allocator cannot use because free memory is in small pieces, as
+        a share of the bytes that each step allocates.
       cached_layers: in ZeRO 3, the allocator retries if less memory is free than the weights of
         this number of layers occupy in 16 bits.
       reduces_in_16_bits: whether ZeRO 2 and 3 reduce gradients in the activations' dtype. t2tp
@@ -177,8 +179,9 @@ class SoftwareStack:
       collectives: measured seconds of collectives by size.
       spread: relative uncertainty of the constants.
       spread_links: relative uncertainty of the constants of links.
-      residual: relative error of the planner itself: it predicts nine of ten step times that others
-        have published with a smaller error. No constant was fitted to these times.
+      residual: relative error of the planner itself. It is chosen so that the plan's interval
+        includes nine of ten step times that others have published. No other constant was fitted to
+        these times.
       source: source of the constants.
     """
 
@@ -234,7 +237,7 @@ class ClusterFile:
       stack: name of the stack in use. Default: the first one.
       price_per_hour: price of one device; 0: unknown.
       max_devices: number of devices of the cluster; 0: any number.
-      processes: number of processes that share the devices of a host with `cores`.
+      processes: number of processes that share the devices of a host, if `device.cores` is above 0.
       headroom: share of the memory that a plan must leave free, for memory that it does not model.
       source: source of the numbers.
     """

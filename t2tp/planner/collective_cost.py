@@ -131,7 +131,11 @@ class CollectiveCost:
         return start + steps.get(kind, once)
 
     def _alltoall(self, group: Group, num_bytes: float) -> float:
-        """Returns seconds: each level carries the data that leaves the units below the level."""
+        """Returns the seconds of an all-to-all.
+
+        Each level carries a part of the data. For example, the level between hosts carries the data
+        that a member sends to other hosts.
+        """
         seconds = 0.0
         for level in group.spans():
             below = 1 if level == 0 else group.members[level - 1]

@@ -126,8 +126,9 @@ class Estimate:
         self, model: int, sequence_parallel: bool, recomputes: bool
     ) -> tuple[float, float]:
         """Returns the seconds of a row's forward and backward passes, in layers and outside."""
-        # How much tensor parallelism divides memory-bound work. Without sequence parallelism, each
-        # processor repeats norms and dropout, so this is a rough mean.
+        # The number by which tensor parallelism divides memory-bound work. Without sequence
+        # parallelism, it divides some of this work by `model`, and each processor repeats the rest
+        # (norms and dropout). The mean of `model` and 1 is a rough estimate.
         split = model if sequence_parallel else (1 + model) / 2
 
         def seconds(of: Mapping[tuple[str, bool], float], forward: int) -> float:

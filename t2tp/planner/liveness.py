@@ -184,7 +184,7 @@ class Liveness:
 
 
 def _in_place(each: Placed, new: Sequence[int], gone: Sequence[int]) -> float:
-    """Returns the bytes of an output that reuses the buffer of an input after its last use."""
+    """Returns the bytes of an output that reuses an input's buffer; 0: no buffer is reused."""
     if kind_of(each.operation) != ELEMENTWISE or len(new) != 1:
         return 0.0
     return float(new[0]) if new[0] in gone else 0.0

@@ -88,7 +88,9 @@ class LoweredStep:
         placed = [each for each in placed if each.operation not in unused]
         liveness = Liveness(placed, needed, layout, software)
         peaks = liveness.peaks()
-        for peak in peaks:  # The loop over microbatches sums the gradients of all variables.
+        # The loop over microbatches sums the gradients of all variables. The sums of variables that
+        # this processor does not have are subtracted.
+        for peak in peaks:
             peak.by_purpose["sums"] = peak.by_purpose.get("sums", 0) - sum(
                 _FLOAT32 * _gradient_elements(variable, layout) for variable in unused
             )

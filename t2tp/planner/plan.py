@@ -35,9 +35,9 @@ _BFLOAT16, _FLOAT32 = 2, 4  # Bytes.
 _BUFFER_PASSES = 3  # A buffer is read, written and written again.
 
 # Retries of PyTorch's allocator, measured on an H200 (docs/planning.md). A retry takes `_RETRY`
-# seconds. Each layer has a retry if the free memory is below `cached_layers` by the weights of at
-# least `_RETRY_LAYERS` layers. ZeRO 3 has three collectives in a layer: two gathers and a
-# reduction.
+# seconds. Retries begin if the free memory holds the weights of fewer than `cached_layers` layers.
+# If it holds at least `_RETRY_LAYERS` layers fewer, every layer has a retry. ZeRO 3 has three
+# collectives in a layer: two gathers and a reduction.
 _RETRY, _RETRY_LAYERS, _LAYER_COLLECTIVES = 6e-3, 5, 3
 
 
@@ -196,7 +196,10 @@ class Plan:
         return self.causal_flops / (self.seconds * self.devices * self.peak)
 
     def share(self, *, is_collective: bool) -> float:
-        """Returns the fraction of the step that is exposed communication, or else computation."""
+        """Returns the fraction of the step that is exposed communication, or that is computation.
+
+        `is_collective` selects communication.
+        """
         return sum(c.seconds for c in self.costs if c.is_collective == is_collective) / self.seconds
 
     @property

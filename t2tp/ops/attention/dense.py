@@ -53,9 +53,9 @@ def backward(
         # Equals the sum of weights * d_weights over the keys, at a lower cost.
         mean = tf.reduce_sum(tf.cast(dy * y, tf.float32), -1, keepdims=True)
     else:
-        # The gradients w.r.t. a query's scores must sum to 0. With 16-bit floats `y` is rounded,
-        # and the weights do not sum to 1. If all values share a large component, each of these
-        # errors could exceed the gradients.
+        # The gradients w.r.t. a query's scores must sum to 0. With 16-bit floats, the mean has an
+        # error if it is computed from `y`, which is rounded, or with weights that do not sum to 1.
+        # If all values share a large component, this error can exceed the gradients.
         mean = tf.reduce_sum(wide_weights * d_weights, -1, keepdims=True)
         if terms.sinks is None:
             mean = tf.math.divide_no_nan(mean, tf.reduce_sum(wide_weights, -1, keepdims=True))

@@ -88,7 +88,7 @@ def _inverted(permutation: Sequence[int]) -> list[int]:
 
 
 def _permuted(x: tf.Tensor, parts: Sequence[int]) -> tf.Tensor:
-    """Puts the parts of the positions into another order."""
+    """Divides a tensor along its positions into equal parts, and puts these into another order."""
     if list(parts) == sorted(parts):
         return x
     cut = tf.split(x, len(parts), _POSITIONS)

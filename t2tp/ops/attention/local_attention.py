@@ -19,7 +19,7 @@ from t2tp.mesh.layout import Layout
 from t2tp.ops.attention.mask import MASKED
 from t2tp.ops.conv.halo import Halo, check_window
 
-# Neighbours of a block, in rows and columns of blocks.
+# The blocks that a block attends to: their distances from it, in rows and columns of blocks.
 _OF_A_SEQUENCE = ((0, -1), (0, 0))
 _OF_A_IMAGE = ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 0))
 

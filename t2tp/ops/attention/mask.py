@@ -40,11 +40,11 @@ class Mask:
         return replace(self, keys=keys, memory_segments=segments)
 
     def visible_range(self, first: np.ndarray, count: np.ndarray) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns which keys each of n ranges of queries attends to, as a range of indices.
+        """Returns the range of keys that each range of queries attends to.
 
-        `first` and `count` are the first query and the size of each range. The result is begin and
-        end (one after the last key), int32 [n]. An empty range has end <= begin; end may be
-        negative.
+        `first` and `count`, both [n], are the first query and the size of each range of queries.
+        The result is the index of the first key and the index after the last key, int32 [n]. If
+        there are no keys, the second index is not above the first, and may be negative.
         """
         query = self.queries.begin + tf.constant(first, tf.int32)
         begin, end = tf.zeros_like(query), tf.fill(query.shape, self.keys.size)
@@ -62,7 +62,7 @@ class Mask:
 
     @functools.cached_property
     def has_one_segment(self) -> tf.Tensor | None:
-        """Whether each row is one segment, a boolean scalar; None: a window, or no segments."""
+        """A boolean scalar: whether each row is one segment. None with a window or no segments."""
         if self.window is not None or self.segments is None:
             return None
         first = self.segments[:, :1]

@@ -325,8 +325,8 @@ class _AttentionSlice:
         batch dimension: [batch, heads, queries, d_kv].
       k, v: keys and values of the full memory, see `GatheredMemory`; absent if there is a ring.
       target: how the program is compiled, if cuDNN's kernels compute the attention; otherwise None.
-      order: order of the queries, and of all other tensors with their length dimension. Head-tail
-        order has two parts.
+      order: order of the queries, and of all other tensors with their length dimension. A slice in
+        head-tail order consists of two parts.
       memory_order: order of k and v, and of their gradients.
     """
 
@@ -343,7 +343,8 @@ class _AttentionSlice:
         self._mesh_impl = mesh_impl
         self._shared = SharedHeads(mesh_impl, heads, kv_heads)
         self._memory = GatheredDimension(mesh_impl, memory_axis)
-        # These mesh axes split a key's queries. The gradient of the key is a sum over these axes.
+        # The queries that attend to a key are split over these mesh axes, so the gradient of the
+        # key is a sum over these axes.
         self._summed = {*self._shared.axes, *own_axes(mesh_impl, length_axis)}
         # A vector, because TensorFlow would move a scalar factor behind the matmul with k and fuse
         # factor, matmul and mask. For this fused operation oneDNN has only a slow reference kernel.

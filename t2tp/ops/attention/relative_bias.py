@@ -76,7 +76,7 @@ class Bias:
         span = queries + memories - 1
         diagonals = tf.slice(self._by_distance, [0, self._begin(block)], [heads, span])
         # Repeating `span + 1` elements and cutting the result into rows of `span` elements shifts
-        # each row by one. This turns distances into (query, memory) without a gather.
+        # each row by one. Row i then has the biases of query i, and no gather is needed.
         repeated = tf.tile(tf.pad(diagonals, [[0, 0], [0, 1]]), [1, queries])
         rows = tf.reshape(repeated[:, : queries * span], [heads, queries, span])
         return rows[:, :, queries - 1 :]

@@ -70,8 +70,8 @@ def softmax_with_sinks(
 ) -> tf.Tensor:
     """Computes the softmax of scores [batch, heads, queries, memories] and a sink for each head.
 
-    With `exact`, a weight has the same bits for any number of queries and of masked keys at the
-    end.
+    With `exact`, a weight has the same bits for any number of queries, and does not depend on how
+    many masked keys follow the last visible key.
     """
     if exact:
         blocks = in_key_blocks(scores, 3, MASKED)

@@ -55,10 +55,11 @@ class SharedHeads:
         return self.gathered.own_part(dx, heads, summed)
 
     def _chosen_heads(self, shared_by: int, size: int, axis: int) -> tf.Tensor:
-        """Returns which kv heads this processor's `size` query heads need, one index per group.
+        """Returns the indices of the kv heads that this processor's `size` query heads need.
 
-        Groups have equal size: the largest at which, on every processor, a group's query heads
-        share a kv head. Several groups may need the same kv head.
+        The query heads are divided into groups, and there is one index for each group. All groups
+        have the same size, the largest one at which the query heads of a group share a kv head on
+        every processor. Several groups may need the same kv head.
         """
         together = math.gcd(shared_by, size)
         first = self._collectives.coordinate(axis) * size

@@ -20,7 +20,7 @@ class PairIndex:
     def __init__(
         self, rows: tf.Tensor, length: int, memory_length: int, whole: Block, *, may_begin_odd: bool
     ) -> None:
-        """Prepares the index; `rows` is uint64 [batch, heads], the index of each row's heads.
+        """Prepares the index; `rows` is the index of each head of each row, uint64 [batch, heads].
 
         `whole` are the processor's queries and keys. Blocks begin at odd keys only if
         `may_begin_odd`.
@@ -64,7 +64,8 @@ class AttentionDropout:
     def dropped(self, block: Block | None, *tensors: tf.Tensor) -> list[tf.Tensor]:
         """Zeroes dropped elements of [batch, heads, queries, memories], without scaling the others.
 
-        The tensors are weights, or gradients w.r.t. weights, of a block; None: of the score matrix.
+        The tensors are weights, or gradients w.r.t. weights. They are for the queries and keys of a
+        block, or for all queries and keys if `block` is None.
         """
         if block is None:
             is_kept = self._kept_of_whole
@@ -88,5 +89,5 @@ class AttentionDropout:
         if sixteen_bits.shape[3] > memories:
             start = begin % 2 if self._index.may_begin_odd else 0
             sixteen_bits = tf.slice(sixteen_bits, [0, 0, 0, start], [*index.shape[:3], memories])
-        # An int16 in [-2**15, 2**15), so that GPUs can compare it.
+        # The bits are compared as int16, from -2**15 to 2**15 - 1, because GPUs can compare int16.
         return sixteen_bits < tf.constant(self._kept_levels - _LEVELS // 2, tf.int16)

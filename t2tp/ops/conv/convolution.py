@@ -233,7 +233,8 @@ def _steps(sliding: tuple[Window, Window]) -> list[int]:
 def _seen(x: tf.Tensor, sliding: tuple[Window, Window]) -> tf.Tensor:
     """Removes the rows and columns of [batch, height, width, channels] that no window reads.
 
-    TensorFlow's strided slices take five times as long as a reshape to blocks of the stride.
+    The tensor is reshaped to blocks of the stride's size, and the first element of each block is
+    kept. TensorFlow's strided slices take five times as long.
     """
     rows, columns = _steps(sliding)
     if rows == columns == 1:
@@ -269,6 +270,6 @@ def _padded(x: tf.Tensor, *after: int) -> tf.Tensor:
 
 
 def _slice_flops(layout: Layout, y: upstream.Tensor, filters: upstream.Tensor) -> float:
-    """Returns a processor's FLOPs: two for each element of the result and weight of a window."""
+    """Returns a processor's FLOPs: for each element of the result, two per weight of a window."""
     *window, _ = layout.slice_size(filters.shape)
     return 2.0 * math.prod(layout.slice_size(y.shape)) * math.prod(window)

@@ -132,7 +132,8 @@ def _flat(
 ) -> list[tf.Tensor]:
     """Returns logits [tokens, classes], targets (int32 [tokens]) and others [tokens].
 
-    With `exact_sums` all rows are padded to whole SIMD vectors.
+    With `exact_sums`, rows of zeros are appended, so that the total number of rows is a multiple of
+    a SIMD vector's size.
     """
     flat = [tf.reshape(logits, [-1, logits.shape[-1]])]
     flat += [tf.reshape(x, [-1]) for x in (tf.cast(targets, tf.int32), *others)]

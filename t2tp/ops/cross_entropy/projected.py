@@ -133,10 +133,10 @@ class ProjectedCrossEntropyOperation(Operation):
     def chunk_rows(self, layout: Layout) -> int:
         """Returns the number of tokens whose logits a processor computes at once.
 
-        The tokens are divided equally into chunks of limited size, by default the largest of these
-        limits: `_MIN_CHUNK` logits; logits of twice the table's size; and, if the tokens still fill
-        three chunks, logits of six times the table's size. Compared with computing such chunks,
-        reading the table and adding to its gradient take little time.
+        The tokens are divided equally into chunks of limited size. The default limit is the largest
+        of three: `_MIN_CHUNK` logits; logits of twice the table's size; and logits of six times the
+        table's size, or of a third of the tokens if these are fewer. Compared with the computation
+        of such a chunk, reading the table and adding to its gradient take little time.
         """
         _, tokens, vocab, d_model = self.product_sizes(layout)
         if layout.exact_sums:

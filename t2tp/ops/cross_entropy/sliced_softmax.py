@@ -140,7 +140,7 @@ class SlicedSoftmax:
 def subtracted_at(
     x: tf.Tensor, columns: tf.Tensor, values: tf.Tensor, *, scatters: bool
 ) -> tf.Tensor:
-    """Subtracts values [rows] from x [rows, columns], each at the row's index in `columns`.
+    """Subtracts `values` [rows] from `x` [rows, size], at the indices `columns` [rows].
 
     Rows whose index is out of range stay as they are. On CPUs a scatter is faster than comparing
     each column's index. On GPUs the comparison is faster: XLA fuses it with other operations, but

@@ -234,8 +234,8 @@ class _Composed:
 
 def _norm(lowering: Lowering, tensor: upstream.Tensor, epsilon: float) -> _Kernels | _Composed:
     """Returns the implementation to use for slices of a tensor in this program."""
-    # TensorFlow's kernels run between compiled regions. Their gradient for GPUs is not
-    # deterministic, and they do not support float64.
+    # TensorFlow's kernels can run outside of the regions that XLA compiles. Their gradient for GPUs
+    # is not deterministic, and they do not support float64.
     target = lowering.mesh_impl(tensor).target
     uses_kernels = target.compiles_regions and target.on_cpu and tensor.dtype != tf.float64
     return _Kernels(epsilon) if uses_kernels else _Composed(epsilon)
@@ -257,7 +257,7 @@ def _axes_of_places(lowering: Lowering, tensor: upstream.Tensor) -> list[int]:
 
 
 def _parts(lowering: Lowering, op: Operation, x: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the slice as one part; with `exact_sums`, its fixed parts of the batch."""
+    """Divides a slice into the parts of the batch that `exact_sums` fixes; without it, one part."""
     _, count = lowering.parts_of(op.inputs[0].shape.dims[0])
     return tf.split(x, count) if count > 1 else [x]
 
@@ -265,7 +265,7 @@ def _parts(lowering: Lowering, op: Operation, x: tf.Tensor) -> list[tf.Tensor]:
 def _mean_over(
     axes: list[int], lowering: Lowering, tensor: upstream.Tensor, parts: list[tf.Tensor]
 ) -> tf.Tensor:
-    """Averages over the parts, and over processors with the same channels and other positions."""
+    """Averages over the processor's `parts`, and over the mesh `axes`."""
     mesh_impl = lowering.mesh_impl(tensor)
     slices = len(parts) * math.prod(mesh_impl.shape[axis].size for axis in axes)
     if mesh_impl.layout.exact_sums:

@@ -77,7 +77,7 @@ class Transfer:
 
     def ratio(self, dim_name: str) -> float:
         """Returns a size, such as `d_model`, divided by the small model's size."""
-        # Models without an hparam for each size have one `hidden_size`, or no widths at all.
+        # Some models have the hparam `hidden_size` for all sizes, and some have no widths.
         name = dim_name if dim_name in self.small else "hidden_size"
         return self._hparams.get(name) / self.small.get(name) if name in self.small else 1.0
 
