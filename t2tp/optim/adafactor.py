@@ -12,7 +12,8 @@ from t2tp.optim.adafactor_statistics import DirectionSquaresOperation, Moments, 
 from t2tp.optim.optimizer import Optimizer, Target, UpdateOperation, slot, subtract
 from t2tp.program.program import Mesh
 
-# Smaller dimensions save little memory and give worse estimates (mesh-tensorflow's value).
+# To factor a smaller dimension would save little memory, and give a worse estimate. The number is
+# mesh-tensorflow's.
 _LEAST_SIZE_TO_FACTOR = 128
 
 

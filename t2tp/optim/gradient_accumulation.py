@@ -244,7 +244,8 @@ class WeightsLoop(MicrobatchLoop):
     """Sums the weights of the loss's terms, before the loop that computes the loss.
 
     Both loops have the same operations, but this loop lowers only the needed operations. Random
-    numbers are keyed by an operation's name, so both loops mask the same random tokens.
+    numbers are keyed by an operation's name, so both loops have the same random numbers, for
+    example for the choice of masked tokens.
     """
 
     repeats = True

@@ -70,9 +70,9 @@ def row_losses_and_norms(
 
     Raises:
       RowsMixedError: an operation combines several rows, such as experts that take tokens from
-        several rows; or sums over rows in an unsupported way; or multiplies the sum over rows by a
-        constant, as in a mean, or adds a constant to it. A batch of one row never raises this
-        error.
+        several rows; or an operation sums over rows in an unsupported way; or a sum over rows is
+        multiplied by a constant (as in a mean), or added to a constant. A batch of one row never
+        raises this error.
     """
     if batch.size == 1:
         grads = gradients_at_rest(variable_gradients(loss, mesh), variables_of(mesh))

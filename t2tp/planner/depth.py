@@ -28,8 +28,8 @@ class Extensible(Protocol):
 def lower_by_layers(lower: Callable[[HParams], _Step], hparams: HParams) -> _Step:
     """Lowers a step (with `lower`) with few layers of each kind, and extrapolates."""
     counts = depths(hparams)
-    # The smallest numbers of layers to extrapolate from: two periods, one of which is subtracted,
-    # and the layers that do not fill a period.
+    # The smallest numbers of layers to extrapolate from: two periods, and the layers that do not
+    # fill a period. The shorter step has one period less.
     each = period(hparams)
     few = {name: min(count, 2 * each + count % each) for name, count in counts.items()}
     if all(few[name] == count for name, count in counts.items()):

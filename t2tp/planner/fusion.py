@@ -140,7 +140,11 @@ class Chains:
     def _reads(
         self, chain: list[upstream.Operation], seen: frozenset = frozenset()
     ) -> set[upstream.Tensor]:
-        """Returns the tensors that a chain reads, also to recompute other chains."""
+        """Returns the tensors that a chain reads from memory.
+
+        If an input is the result of a chain in another pass, it is recomputed: the inputs of that
+        chain are read instead.
+        """
         read: set[upstream.Tensor] = set()
         for op in chain:
             for x in map(_source, op.inputs):

@@ -30,8 +30,8 @@ class LoweredStep:
     """A step on one processor.
 
     Attributes:
-      work: number of operations by their work; may be a fraction, see `Hooks.unpadded_share`.
-      traffic: number of collectives by their traffic; may be a fraction, too.
+      work: number of operations with each `Work`; may be a fraction, see `Hooks.unpadded_share`.
+      traffic: number of collectives with each `Traffic`; may be a fraction, too.
       variables: bytes of a processor's variables by purpose: `weights` and `optimizer`.
       shapes: number of the model's trainable variables by their dimensions.
       memory: the peaks of the parts of the step, without variables.

@@ -165,7 +165,8 @@ class NormGradOperation(Operation):
             (projection,) = _means(lowering, whole, dims, scaled * normed)
             dx = inverse * (scaled - normed * projection)
         lowering.set_slice(self.outputs[0], tf.cast(dx, self.outputs[0].dtype))
-        # `t2tp.optim.per_row` keeps the rows by adding their dimension to these outputs.
+        # `t2tp.optim.per_row` may have added the dimension of the rows to these outputs. The sum is
+        # then not over the rows.
         summed = [dim for dim in whole.shape.dims if dim not in self.outputs[1].shape.dims]
         products = [dy * normed, dy][: len(self.outputs) - 1]
         for output, product in zip(self.outputs[1:], products, strict=True):
