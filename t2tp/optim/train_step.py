@@ -176,8 +176,8 @@ def is_balance(variable: mtf.Variable) -> bool:
 def _rebalanced(variable: mtf.Variable, load: mtf.Tensor, rate: float) -> mtf.Operation:
     """Moves an expert's balance by `rate` against the sign of its excess load (arXiv:2408.15664).
 
-    The excess load is the expert's number of tokens minus the mean number, times any positive
-    factor.
+    `load` is the excess load: the expert's number of tokens minus the mean number. As only its sign
+    is used, it may be scaled by any positive factor.
     """
     zero = mtf.zeros_like(load)
     above, below = (

@@ -80,8 +80,8 @@ class Partition:
 
     Attributes:
       enters: the boundary before the layers of each chunk.
-      exits: for each chunk, the boundary after its layers, by the number of these layers. A chunk
-        has several such boundaries if stages have different numbers of layers.
+      exits: the boundary after the layers of each chunk, by the number of these layers. A chunk has
+        several such boundaries if stages have different numbers of layers.
       after: the loss, and its gradients w.r.t. the outputs of the layers; on the last stage.
     """
 

@@ -1,7 +1,7 @@
 """Plans changes of hparams, one by one, that may make a step faster or make it fit.
 
-Only changes that the model, mesh and layout allow, and that may relieve the plan's bottleneck, are
-tried.
+A change is tried only if the model, mesh and layout allow it, and if it may relieve the plan's
+bottleneck.
 """
 
 import dataclasses

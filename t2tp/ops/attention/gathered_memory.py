@@ -10,7 +10,7 @@ from t2tp.ops.attention.blocks import Keys
 from t2tp.ops.attention.shared_heads import SharedHeads
 from t2tp.ops.attention.split_kv import GatheredDimension
 
-# The dimension to gather: positions, or blocks of `blockwise.cut`'s result.
+# The index of the dimension to gather: positions, or the blocks that `blockwise.cut` returns.
 _POSITIONS, _BLOCKS = 2, 0
 
 
@@ -60,7 +60,7 @@ class GatheredMemory:
     def of_slice(self, x: tf.Tensor) -> tf.Tensor:
         """Gathers keys or values from a slice x [batch, kv_heads, keys, d_kv].
 
-        The result is [batch, needed kv_heads, memory, d_kv], or in blocks.
+        The result is [batch, needed kv_heads, memory, d_kv], or this tensor in blocks.
         """
         if self._travels_in_blocks:
             x = blockwise.cut(x, self._block)

@@ -482,8 +482,8 @@ class _AttentionSlice:
         if self._mesh_impl.tensor_dimension_to_mesh_axis(segments.shape.dims[-1]) == axis:
             return _rows(lowering.slice_in_order(segments, self.memory_order))
         assert axis is not None  # It splits k and v.
-        # The order is consecutive, because head-tail order needs one axis that splits queries and
-        # memory.
+        # The segments are split like the queries, and the memory is split differently. The order is
+        # therefore consecutive: head-tail order needs one axis that splits queries and memory.
         rows = _whole_rows(lowering, segments)
         size = rows.shape[1] // self._mesh_impl.shape[axis].size
         begin = collectives.coordinate(axis) * size

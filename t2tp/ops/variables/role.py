@@ -1,7 +1,8 @@
 """The role of a variable: what each of its dimensions is for.
 
-Optimizers treat a matrix and a bias differently, but their shapes do not tell them apart: with
-heads, biases have two dimensions too. The code that creates a variable therefore declares its role:
+Optimizers treat a matrix and a bias differently, but their shapes do not tell them apart: a bias of
+attention heads has two dimensions, like a matrix. The code that creates a variable therefore
+declares its role:
 
     query matrix    [d_model, heads, d_kv]      MATRIX, inputs d_model, outputs heads and d_kv
     query bias               [heads, d_kv]      BIAS, outputs heads and d_kv
