@@ -11,7 +11,7 @@ def pairings(source: Sequence[int | None]) -> list[list[int]] | None:
     all-to-all it would send a slice to every member.
 
     Args:
-      source: for each member, the member whose slice it receives. None or the member itself: it
+      source: the member from which each member receives a slice. None or the member itself: it
         receives nothing.
 
     Returns:

@@ -64,7 +64,7 @@ class Timed:
 
     Attributes:
       devices: number of devices of all processes.
-      disturbed: for each measured point, the fraction of the cores that other programs used.
+      disturbed: the fraction of the cores that other programs used, at each measured point.
     """
 
     def __init__(self, cluster: Cluster) -> None:
