@@ -39,7 +39,7 @@ class Sizes:
         return 12 * self.layers * self.d_model**2 + self.vocab * self.d_model
 
     def flops_per_token(self, length: int) -> int:
-        """Returns the FLOPs of a training step, as in "PaLM" (arXiv:2204.02311), appendix B.
+        """Returns a training step's FLOPs per token ("PaLM", arXiv:2204.02311, appendix B).
 
         The masked half of attention is included.
         """

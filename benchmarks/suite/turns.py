@@ -21,7 +21,7 @@ from suite.hardware import cores
 
 HERE = Path(__file__).parents[1]
 
-# Seconds in which a peer must answer, and in which it must end after the end of its input.
+# The max seconds until a peer answers, and until it ends after its input was closed.
 PATIENCE = 600.0
 TIDYING_UP = 10.0
 
@@ -46,7 +46,7 @@ class Peer:
       environment: directory in `environments/` whose Python runs the program; "": t2tp's own.
       measures: the result of a turn. "step": the seconds of each step. With any other value, each
         turn starts the program again and has one number: "start_up" is the seconds from the command
-        to the end of the first step; other values name a fact of the peer.
+        to the end of the first step, and other values are keys of `facts`.
       turns: seconds of each turn so far.
       facts: the peer's report after its warm-up.
     """
@@ -174,8 +174,8 @@ def take_turns(peers: Sequence[Peer], turns: int, steps: int) -> tuple[list[Peer
       steps: number of steps in a turn.
 
     Returns:
-      the peers that ran, and the reason of each absent peer. A peer whose first loss differs from
-      the first peer's computes something else, and is absent.
+      the peers that ran, and the reason of each absent peer. A peer is absent, too, if it computes
+      something else than t2tp: if the losses of their first steps differ.
     """
     running: list[Peer] = []
     absent: dict[str, str] = {}

@@ -74,7 +74,7 @@ def fingerprint(files: Sequence[Path]) -> str:
 
 
 def decode(contents: bytes, path: Path, first_line: int = 1) -> str:
-    """Decodes UTF-8, without a byte-order mark at the beginning of a file.
+    """Decodes UTF-8; removes a byte-order mark at the beginning of a file.
 
     Raises:
       BadSampleError: the bytes are not UTF-8.

@@ -243,7 +243,7 @@ def _sample(
 
 
 def _in_order(sampled: list[tuple[int, int, str]]) -> list[str]:
-    """Returns the pieces in the texts' order, split at SentencePiece's own sign."""
+    """Returns the pieces in the texts' order, split at the sign for unknown characters."""
     pieces = (piece for _, _, piece in sorted(sampled, key=lambda each: each[1]))
     return [part for piece in pieces for part in piece.split(_UNKNOWN_SIGN) if part]
 

@@ -31,13 +31,12 @@ from t2tp.suggestions import check_known
 class ExpertSums(NamedTuple):
     """Statistics of one layer, float32 [rows].
 
-    An element is the sum over one row's tokens. If groups have several rows, it is the sum over one
-    group's tokens, and `rows` is the dimension of the groups (`MixtureOfExperts.rows_of`). The sum
-    over rows is computed once, after the last layer, so that
-    all layouts, microbatches and stages add the same numbers in the same order.
+    An element is the sum over the tokens of a row or, if groups have several rows, of a group
+    (`MixtureOfExperts.rows_of`). The sum over all elements is computed once, after the last layer,
+    so that all layouts, microbatches and stages add the same numbers in the same order.
 
     Attributes:
-      load_balance: each token of the row adds the load-balancing loss of the token's group.
+      load_balance: the load-balancing loss of each group, times the number of its tokens.
       router_z: the tokens' z-loss; see `Router.z_sum`.
       choices: number of token-expert assignments before any is dropped. With expert choice, number
         of tokens.
@@ -179,13 +178,13 @@ class MixtureOfExperts:
     3.2). Between the all-to-alls, the dimension of the groups is `expert_groups`. Without a rule of
     its own, it inherits the batch's axes, minus the experts' axes: here `data`.
 
-    A row may have several groups of tokens, along `length_groups` (`expert_length_groups` between
-    the all-to-alls). Then the axis of `experts` may split the length instead of the batch: with the
-    layout `length:expert;length_groups:expert;experts:expert`, each processor along `expert` has
-    some of a row's groups, and the all-to-alls over `expert` exchange the tokens of these groups.
-    If the length and the experts are split over different axes, as in `length:seq;experts:data`,
-    the rules `length_groups:seq;expert_length_groups:seq` split the groups over the length's axis,
-    too, so that no token is sent along it.
+    A row may have several groups of tokens. The dimension of these groups is `length_groups`, and
+    between the all-to-alls `expert_length_groups`. Then one axis may split both the length and the
+    experts, as in the layout `length:expert;length_groups:expert;experts:expert`: each processor
+    along the axis has some groups of a row, and the all-to-alls exchange their tokens. If different
+    axes split the length and the experts, as in `length:seq;experts:data`, the rules
+    `length_groups:seq;expert_length_groups:seq` split the groups over the length's axis, too, so
+    that no token is sent along it.
 
     With `dropless`, there are no slots: tokens are all-gathered over the axis of `experts` to
     [expert_groups, expert_length, d_model], and the results are reduce-scattered. Without a rule of
@@ -313,8 +312,8 @@ class MixtureOfExperts:
         num_choices = router.row_sums(router.token_mask) * float(k)
         if router.balance is not None:
             # `imbalance` is 0, but its gradient w.r.t. `balance` is the experts' load minus the
-            # mean. `transformer_losses` passes this gradient on to the loss: it adds `choices`
-            # minus `stop_gradient(choices)`, which is 0 but has the gradient of `choices`.
+            # mean. `transformer_losses` adds `n - stop_gradient(n)` of this number n to the loss,
+            # which changes only the gradient.
             num_choices += imbalance(router, choices)
         if routing.is_dropless:
             y = self._dropless(tokens, router, choices)

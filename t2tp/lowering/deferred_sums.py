@@ -36,7 +36,7 @@ BUCKET = 1 << 22
 
 
 def required_values(operations: list[upstream.Operation], users: Users) -> set[upstream.Tensor]:
-    """Returns the tensors whose value some operation needs, so that their sums are reduced."""
+    """Returns the tensors whose sums cannot stay deferred, because an operation needs the value."""
     return {
         tensor
         for op in operations
@@ -58,9 +58,9 @@ class DeferredSum(upstream.LazyAllreduceSum):
     ) -> None:
         """Defers a sum over mesh axes.
 
-        `parts` are this processor's parts of the sum, in order. Without `exact_sums` there is one
-        part. With `exact_sums`, `cut` is the name of the summed dimension, and the number of parts
-        into which the whole dimension is cut.
+        `parts` are this processor's parts of the sum, in order. With `exact_sums`, `cut` is a pair:
+        the name of the summed dimension, and the number of parts of the sum on all processors
+        together. Without `exact_sums` there is one part, and `cut` is None.
         """
         self.mesh_impl = reductions.mesh_impl
         self.mesh_axes = mesh_axes

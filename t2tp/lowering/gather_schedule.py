@@ -57,8 +57,8 @@ def _prefetch_gathers(
 ) -> list[list[upstream.Operation]]:
     """Moves each weight gather `prefetch` layers earlier, to the start of a layer."""
     layer_starts: list[int] = []  # Index of the first gather of each layer.
-    # Variables and gathers to move, by the index of the operation before which they go. For each
-    # index, `moved_gathers` has a group of gathers per layer.
+    # The keys are indices of operations. The variables and gathers of a key move right before this
+    # operation. `moved_gathers` groups the gathers of a key by layer.
     moved_variables: dict[int, list[upstream.Operation]] = defaultdict(list)
     moved_gathers: dict[int, dict[int, list[upstream.Operation]]] = defaultdict(
         lambda: defaultdict(list)

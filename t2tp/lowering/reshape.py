@@ -350,9 +350,9 @@ def _aligned(
 ) -> tuple[list[int], list[int]] | None:
     """Returns the sizes of the old shape and of the new shape, with the same padding in both.
 
-    A padded dimension can keep its padding if both shapes have the dimension, and one shape splits
-    it over a prefix of the other shape's axes. If both shapes split it, its padded size must be the
-    same in both. If a padded dimension cannot keep its padding, returns None.
+    A padded dimension can keep its padding if both shapes have it, and the axes that split it in
+    one shape (maybe none) are the first of those that split it in the other. If both shapes split
+    it, its padded size must be the same in both. Otherwise returns None.
     """
     olds, news = (
         {(begin, dim.size): i for i, (begin, dim) in enumerate(begins(shape))}

@@ -142,7 +142,10 @@ class Collectives:
     def allreduce(
         self, x: tf.Tensor, axes: Sequence[int], merge_op: str, sums: Sequence[str] = ()
     ) -> tf.Tensor:
-        """Reduces `x` over the group (`Add`, `Max` or `Min`); `sums` names the tensors in `x`."""
+        """Reduces `x` over the group with `Add`, `Max` or `Min`.
+
+        `sums` are the names of the tensors that are concatenated in `x`, for the log.
+        """
         axes = sorted(self._real_axes(axes))
         if not axes:
             return x
@@ -470,7 +473,7 @@ class Collectives:
         return index
 
     def _numbers_along(self, axis: int) -> list[int]:
-        """Returns the numbers of the processors along an axis from processor 0, in order."""
+        """Returns the numbers of the processors in processor 0's group along an axis, in order."""
         places = itertools.product(
             *(range(self._axes.size(part)) for part in self._axes.parts(axis))
         )

@@ -123,7 +123,7 @@ class Mirror:
                 if version == entries.get(name, (None, None))[1] and (states[name] or again):
                     continue
                 if (_step_of(name) or name) in ours and (self.lock or not _step_of(name)):
-                    continue  # The local file was changed later.
+                    continue  # The local file was changed since it was downloaded or uploaded.
                 with contextlib.suppress(FileNotFoundError):  # Deleted after it was listed.
                     if _has_ranges(name, objects):
                         _make_hole(path, size)
@@ -379,7 +379,7 @@ def local_path(text: str, *, is_lazy: bool = False) -> str:
         return str(_local(found[0]))
 
     for found in _WITH_SECRET.finditer(text):
-        split(found[0].strip())  # Raises an error. (`_IN_TEXT` would find only a part of it.)
+        split(found[0].strip())  # Raises an error: an address must not contain a secret.
     return _IN_TEXT.sub(local, text)
 
 

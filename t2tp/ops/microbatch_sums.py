@@ -44,9 +44,9 @@ class MicrobatchSums(Operation, upstream.WhileLoopOperation):
     ) -> None:
         """Builds the graph of a microbatch.
 
-        `sums_of` maps the index of a microbatch (int32) to its addends. `following` is an earlier
-        loop over the same microbatches. This loop's graph begins with the earlier loop's
-        operations, so `sums_of` may read their tensors.
+        `sums_of` maps the index of a microbatch (int32) to its addends. `following` is the loop
+        that this loop follows, over the same microbatches. This loop repeats the operations of the
+        other loop, so `sums_of` may read their tensors.
         """
         self.count = count
         self.microbatch_dim = microbatch_dim

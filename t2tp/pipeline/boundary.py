@@ -52,19 +52,20 @@ class Boundary(Operation):
 
 
 class EnterStage(Boundary):
-    """The boundary before the layers of a stage's chunk.
+    """The boundary before the layers of a chunk. All stages share the chunk's graph.
 
     Attributes:
-      layers_by_stage: number of the chunk's layers on each stage.
+      layers_by_stage: number of layers that each stage has in its chunk of this index.
     """
 
     layers_by_stage: list[int]
 
 
 class ExitStage(Boundary):
-    """The boundary after the layers of a stage's chunk.
+    """A boundary after layers of a chunk.
 
-    If some stages have fewer layers, the graph has a boundary after their last layer, too.
+    All stages share the chunk's graph. For stages with fewer layers than others, it has a boundary
+    after their last layer, too.
 
     Attributes:
       num_layers: number of the chunk's layers before this boundary.

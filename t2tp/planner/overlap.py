@@ -61,7 +61,7 @@ def _share(traffic: Traffic, stack: SoftwareStack) -> float:
     if traffic.phase == FORWARD or traffic.is_recomputed:
         return stack.overlap_forward
     if stack.gathers_again and traffic.kind == "allgather":
-        # Half of these gathers repeat the forward pass's gathers. A matmul needs the results of the
-        # other half.
+        # Half of these gathers repeat gathers of the forward pass, and overlap as others do in the
+        # backward pass. A matmul waits for the other half, as in the forward pass.
         return (stack.overlap_activations + stack.overlap_forward) / 2
     return stack.overlap_activations

@@ -70,7 +70,7 @@ def test_scalar_summaries_come_back_from_the_program():
 
 
 def test_the_gradient_that_tensorflow_finds_is_by_the_input_alone():
-    """mesh-tensorflow counts a contribution through another input twice."""
+    """In mesh-tensorflow, `dy` would also contain the gradient through `doubled`, twice in all."""
 
     def step(mesh, features):
         del mesh

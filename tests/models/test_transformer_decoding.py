@@ -70,7 +70,7 @@ def whole_logits(case):
 
 
 def step_program(name, changes, mesh_shape, layout, beam, with_prefix=True):
-    """Returns a program that decodes from the given tokens on: [batch, (beam), steps, vocab]."""
+    """Returns a program with the logits of decode steps, [batch, (beam), steps, vocab]."""
     fed = {"targets": sequences()["targets"], "given": GIVEN, **inputs_of(name)}
     features = {n: feature_of(x, f"{n.partition('_')[0]}_length") for n, x in fed.items()}
 
@@ -157,10 +157,11 @@ def test_a_language_model_without_a_prefix_is_told_what_to_give():
 
 
 def test_the_cache_is_laid_out_as_the_heads_and_the_batch_are():
-    """A decode step costs as much as a forward pass of one position, and the cache nothing.
+    """A decode step has the all-reduces of the forward pass of one position; the cache adds none.
 
-    A step has one all-reduce for the embedding and one per block. `prefill` needs one for the
-    embedding, and one for each block before the last layer's keys and values: none with one layer.
+    A step has one all-reduce for the embedding and one for each of the two blocks. `prefill` skips
+    the blocks after the last layer's keys and values. So with one layer, it has only the embedding's
+    all-reduce.
     """
     program, _ = step_program("lm", {}, *LAYOUTS["both"], 0)
     assert {key: n for key, (n, _) in program.collectives().items()} == {

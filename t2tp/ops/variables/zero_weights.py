@@ -52,9 +52,9 @@ def get_variable(
       activation_dtype: instead of `dtype`: the dtype of the value that is returned.
       initializer: a TensorFlow initializer.
       trainable: whether the optimizer changes the variable.
-      frozen: whether the variable is a weight that the optimizer does not change. Stage 3 shards
-        frozen weights at rest like other weights. Stages 1 and 2 do not.
-      role: the purpose of the variable's dimensions; None: not declared.
+      frozen: whether the variable is a frozen weight, not a trainable weight or a statistic. Only
+        stage 3 shards frozen weights at rest.
+      role: what each dimension of the variable is for; None: not declared.
       **kwargs: arguments of `tf.get_variable`.
     """
     shape = upstream.convert_to_shape(shape)
@@ -309,7 +309,8 @@ def _at_rest(grad: upstream.Tensor, shape: upstream.Shape) -> upstream.Tensor:
 def _move_to_inputs(graph: upstream.Graph, moved: Sequence[upstream.Operation]) -> None:
     """Moves operations, with one input each, right after the operation that computes their input.
 
-    Casts whose results these operations read move in the same way.
+    If the input is the result of a cast, the cast moves, too: right after the operation that
+    computes its own input.
     """
     casts = [
         op.inputs[0].operation for op in moved if isinstance(op.inputs[0].operation, CastOperation)

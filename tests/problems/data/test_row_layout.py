@@ -26,7 +26,7 @@ LENGTH = 64
 
 
 def texts(home, count, seed=0, shards=3, data="digest", longest=LENGTH + 8):
-    """Writes pairs of similar lengths, most of them short, without values for their tokens."""
+    """Writes inputs and targets of similar lengths, most of them short; all tokens are 0."""
     draw = np.random.default_rng(seed)
     inputs = np.clip(draw.lognormal(2.5, 0.6, count), 2, longest).astype(np.int64)
     targets = np.clip(inputs * draw.lognormal(0, 0.2, count), 2, longest).astype(np.int64)
