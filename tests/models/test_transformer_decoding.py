@@ -160,8 +160,8 @@ def test_the_cache_is_laid_out_as_the_heads_and_the_batch_are():
     """A decode step has the all-reduces of the forward pass of one position; the cache adds none.
 
     A step has one all-reduce for the embedding and one for each of the two blocks. `prefill` skips
-    the blocks after the last layer's keys and values. So with one layer, it has only the embedding's
-    all-reduce.
+    the blocks after the last layer's keys and values, so with one layer it has only the all-reduce
+    of the embedding.
     """
     program, _ = step_program("lm", {}, *LAYOUTS["both"], 0)
     assert {key: n for key, (n, _) in program.collectives().items()} == {
