@@ -3,8 +3,8 @@
     python benchmarks/allreduce.py [--processes=4] [--megabytes=4] [--turns=40]
 
 Each process all-reduces float32 zeros. The first process prints the medians of its wall times and
-of its CPU times. On a host whose cores are always busy, a training step loses the CPU time.
-DistributedDataParallel uses gloo on CPUs.
+of its CPU times. On a host whose cores are always busy, the CPU time of the all-reduce adds to the
+time of a training step. DistributedDataParallel uses gloo on CPUs.
 """
 
 from __future__ import annotations

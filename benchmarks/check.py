@@ -3,9 +3,10 @@
     python benchmarks/check.py [DIRECTORY]           compares the results of `make bench`
     python benchmarks/check.py --store [DIRECTORY]   makes them the baseline
 
-Ratios of times on one machine, taken in turns, are stable from day to day, unlike the times. The
-check fails if a ratio has grown by more than 15 % plus the spreads of both measurements. It also
-fails if a peer of the baseline is absent from a measured group, because this could hide a loss.
+The times of t2tp and its peers change from day to day, but their ratios do not, because the
+programs are measured alternately on one machine. The check fails if a ratio has grown by more than
+15 % plus the spreads of both measurements. It also fails if a peer of the baseline is absent from a
+measured group, because this could hide a loss.
 """
 
 from __future__ import annotations

@@ -28,5 +28,5 @@ class GeneratedImages(NamedTuple):
         return np.array(tokens, np.uint8).reshape(len(tokens), *self.shape)
 
     def brightness(self, values: np.ndarray) -> np.ndarray:
-        """Scales values below `levels` to brightness from 0 to 255: uint8 of the same shape."""
+        """Scales values from 0 to `levels - 1` to uint8 from 0 to 255, of the same shape."""
         return (values.astype(np.float32) * 255 / (self.levels - 1)).round().astype(np.uint8)

@@ -182,7 +182,7 @@ def test_modules_exist():
 
 @functools.cache
 def words() -> set[str]:
-    """Returns all names in code and tables, and all words in strings that are not docstrings."""
+    """Returns all names in code and TOML files, and all words in strings except docstrings."""
     found = {*dir(builtins), *sys.stdlib_module_names, *registry.list_hparams()}
     for path in (REPOSITORY / "t2tp").rglob("*.toml"):
         found |= set(re.findall(r"\w+", path.read_text("utf-8")))

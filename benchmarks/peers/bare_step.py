@@ -1,8 +1,8 @@
 """Measures a lower bound of the time of a training step on TensorFlow.
 
-A step has only the matmuls of the model, the sums over devices, and one operation for each other
-part of the model: a multiplication for a norm (forward and backward), and a softmax for the whole
-loss. It has no clipping and no optimizer. A complete step with these kernels takes longer.
+A step has the matmuls of the model and the sums over devices. All else is replaced by less: a norm
+and its gradient by one multiplication each, and the loss by a softmax. There is no clipping and no
+optimizer. So a complete step with these kernels takes longer.
 
 All values are zeros, which take as long as other values.
 """

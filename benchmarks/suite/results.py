@@ -178,8 +178,12 @@ def load_all(directory: Path) -> dict[str, Results]:
 
 
 def load_processors(directory: Path) -> dict[str, list[Results]]:
-    """Loads the results of all processors, by case; the latest results of a case are first."""
-    loaded = [Results.load(path) for path in directory.glob("*/*.json")]
+    """Loads the results of all processors, by case; the latest results of a case are first.
+
+    The results of the short suite (`make bench`) are not of a processor.
+    """
+    paths = [path for path in directory.glob("*/*.json") if path.parent.name != "short"]
+    loaded = [Results.load(path) for path in paths]
     loaded = [each for each in loaded if each.machine["size"] == "design"]
     by_case: dict[str, list[Results]] = {case: [] for case in sorted({r.case for r in loaded})}
     for results in sorted(loaded, key=lambda each: each.machine["date"], reverse=True):

@@ -67,7 +67,7 @@ class Stream(Protocol):
         """Returns the batch of this step, counted from 0; nothing is read yet."""
 
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
-        """Returns the shapes of a batch's features; a list, because each bucket has other shapes.
+        """Returns the shapes of the features: a dictionary for each length that batches have.
 
         If the batch size changes during the training, the shapes have the last batch size.
         """
@@ -110,7 +110,7 @@ class Batch(Mapping[str, BatchFeature | np.ndarray]):
     """
 
     def __init__(self, source: ExampleSource, examples: np.ndarray, index_name: str = ""):
-        """Sets the indices; `index_name` names a feature that contains them, "": no feature."""
+        """Sets the indices. With `index_name`, the batch has a feature of this name with them."""
         self.source = source
         self.examples = examples
         self._index_name = index_name

@@ -31,9 +31,10 @@ from t2tp.suggestions import check_known
 class ExpertSums(NamedTuple):
     """Statistics of one layer, float32 [rows].
 
-    An element is the sum over the tokens of a row or, if groups have several rows, of a group
-    (`MixtureOfExperts.rows_of`). The sum over all elements is computed once, after the last layer,
-    so that all layouts, microbatches and stages add the same numbers in the same order.
+    An element is the sum over the tokens of one row. If groups have several rows, it is the sum
+    over the tokens of one group (`MixtureOfExperts.rows_of`). The sum over all elements is computed
+    once, after the last layer, so that all layouts, microbatches and stages add the same numbers in
+    the same order.
 
     Attributes:
       load_balance: the load-balancing loss of each group, times the number of its tokens.
@@ -312,8 +313,8 @@ class MixtureOfExperts:
         num_choices = router.row_sums(router.token_mask) * float(k)
         if router.balance is not None:
             # `imbalance` is 0, but its gradient w.r.t. `balance` is the experts' load minus the
-            # mean. `transformer_losses` adds `n - stop_gradient(n)` of this number n to the loss,
-            # which changes only the gradient.
+            # mean. It becomes a gradient of the loss, because `transformer_losses` adds
+            # `num_choices - stop_gradient(num_choices)` to the loss.
             num_choices += imbalance(router, choices)
         if routing.is_dropless:
             y = self._dropless(tokens, router, choices)

@@ -117,7 +117,7 @@ def _gathered_variable(op: upstream.Operation | None) -> upstream.Variable | Non
 
 
 def _sources(tensor: upstream.Tensor) -> Iterator[upstream.Tensor]:
-    """Yields the sums from which linear operations and loops compute a tensor."""
+    """Yields the tensors from which only linear operations and loops compute a tensor."""
     op = tensor.operation
     if isinstance(op, upstream.WhileLoopOperation):
         of_body = dict(zip(op.outputs, op._body_outputs, strict=False))

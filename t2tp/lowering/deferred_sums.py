@@ -58,9 +58,8 @@ class DeferredSum(upstream.LazyAllreduceSum):
     ) -> None:
         """Defers a sum over mesh axes.
 
-        `parts` are this processor's parts of the sum, in order. With `exact_sums`, `cut` is a pair:
-        the name of the summed dimension, and the number of parts of the sum on all processors
-        together. Without `exact_sums` there is one part, and `cut` is None.
+        `parts` are this processor's addends, in order. With `exact_sums`, a processor has several,
+        and `cut` has the name of the summed dimension and the number of addends of all processors.
         """
         self.mesh_impl = reductions.mesh_impl
         self.mesh_axes = mesh_axes

@@ -57,8 +57,7 @@ def _prefetch_gathers(
 ) -> list[list[upstream.Operation]]:
     """Moves each weight gather `prefetch` layers earlier, to the start of a layer."""
     layer_starts: list[int] = []  # Index of the first gather of each layer.
-    # The keys are indices of operations. The variables and gathers of a key move right before this
-    # operation. `moved_gathers` groups the gathers of a key by layer.
+    # Maps the index of an operation to what moves right before it: variables, and gathers by layer.
     moved_variables: dict[int, list[upstream.Operation]] = defaultdict(list)
     moved_gathers: dict[int, dict[int, list[upstream.Operation]]] = defaultdict(
         lambda: defaultdict(list)
@@ -136,5 +135,6 @@ class LatestActivation:
         return self._latest if self._latest is not None and self._latest.graph is graph else None
 
     def _is_activation(self, x: upstream.Tensor) -> bool:
-        # A loop's variables count as activations; they are outputs of the while-loop operation.
+        # In the body of a loop, the values of the previous iteration are outputs of the loop. They
+        # count as activations.
         return x in self._activations or isinstance(x.operation, upstream.WhileLoopOperation)

@@ -80,7 +80,7 @@ def listeners(ports: Iterable[int] | None = None) -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def loopback_listeners() -> Iterator[None]:
-    """Makes the listeners that TensorFlow opens inside the context accept only this host."""
+    """Restricts listeners: those that TensorFlow opens in this context accept only this host."""
 
     @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, use_errno=True)
     def listen(descriptor: int, backlog: int) -> int:

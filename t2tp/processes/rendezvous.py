@@ -115,7 +115,7 @@ def _serve(spec: ProcessSpec, brings: str, seconds: float) -> list[str]:
         missing = isinstance(error, MissingProcessError)
         answer = {"addresses": addresses, "error": str(error or ""), "missing": missing}
         for process in processes:
-            with contextlib.suppress(OSError):  # It may be lost; TensorFlow will detect it.
+            with contextlib.suppress(OSError):  # TensorFlow will detect a lost process.
                 process.channel.send(answer, time.monotonic() + _MESSAGE_SECONDS)
             process.channel.close()
     if error is not None:

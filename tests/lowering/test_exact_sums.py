@@ -156,7 +156,7 @@ def assert_same_bits(given, wanted):
             {"mesh_shape": "data:2;model:2", "layout": f"{TENSOR};experts:data", "zero_stage": 3},
             {"family": "moe", "optimizer": "muon"},
         ),
-        # TensorFlow multiplies a single small matrix and a batch of them by different kernels.
+        # TensorFlow has different kernels for a product of two small matrices and for several.
         (
             EXPERTS | {"microbatches": 2},
             {"family": "moe", "num_experts": 2, "d_model": 16, "d_ff": 16},
@@ -171,8 +171,8 @@ def assert_same_bits(given, wanted):
             {"mesh_shape": "data:2;seq:2;model:2", "zero_stage": 3},
             {"max_length": 32, "num_kv_heads": 2, "qk_norm": "head", "loss_chunk": 16},
         ),
-        # Eigen splits sums this long, at a place that depends on the matrix size if threads share
-        # it.
+        # Eigen splits a sum over 2048 elements. With several threads, the place of the split
+        # depends on the size of the matrix.
         ({"mesh_shape": "model:4"}, {"d_model": 2048}),
     ],
 )
@@ -277,7 +277,7 @@ def test_training_scoring_and_decoding_agree_to_the_bit(mesh_shape, options, cha
     assert scored("", last, 1) == log_probs
 
 
-def test_a_norm_has_the_share_of_elements_much_smaller_than_the_largest():
+def test_a_norm_contains_elements_that_are_much_smaller_than_the_largest():
     elements = np.full([2048, 2048], 3.8e-6, np.float32)
     elements[7, 9] = 1.0
     program = t2tp.Program(

@@ -222,10 +222,11 @@ def _options(sliding: tuple[Window, Window], windows: Windows) -> dict[str, Any]
 
 
 def _steps(sliding: tuple[Window, Window]) -> list[int]:
-    """Returns the strides that `_seen` applies: a window's stride if its size is 1, otherwise 1.
+    """Returns the strides at which `_seen` removes positions, before the kernels run.
 
-    Removing positions is faster than letting the kernels skip them. Also, oneDNN's gradient of
-    strided 1x1 convolutions has crashed programs with several CPU devices.
+    Only windows of size 1 skip positions. To remove these is faster than to let the kernels skip
+    them. Also, oneDNN's gradient of strided 1x1 convolutions has crashed programs with several CPU
+    devices.
     """
     return [window.stride if window.size == 1 else 1 for window in sliding]
 
@@ -270,6 +271,6 @@ def _padded(x: tf.Tensor, *after: int) -> tf.Tensor:
 
 
 def _slice_flops(layout: Layout, y: upstream.Tensor, filters: upstream.Tensor) -> float:
-    """Returns a processor's FLOPs: for each element of the result, two per weight of a window."""
+    """Returns a processor's FLOPs. An element of the result takes two per weight of its filter."""
     *window, _ = layout.slice_size(filters.shape)
     return 2.0 * math.prod(layout.slice_size(y.shape)) * math.prod(window)

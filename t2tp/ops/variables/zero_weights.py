@@ -52,8 +52,8 @@ def get_variable(
       activation_dtype: instead of `dtype`: the dtype of the value that is returned.
       initializer: a TensorFlow initializer.
       trainable: whether the optimizer changes the variable.
-      frozen: whether the variable is a frozen weight, not a trainable weight or a statistic. Only
-        stage 3 shards frozen weights at rest.
+      frozen: whether the variable is a weight that is not trained. Stage 3 shards such weights at
+        rest. Other variables that are not trained, such as running averages, are never sharded.
       role: what each dimension of the variable is for; None: not declared.
       **kwargs: arguments of `tf.get_variable`.
     """
@@ -309,8 +309,7 @@ def _at_rest(grad: upstream.Tensor, shape: upstream.Shape) -> upstream.Tensor:
 def _move_to_inputs(graph: upstream.Graph, moved: Sequence[upstream.Operation]) -> None:
     """Moves operations, with one input each, right after the operation that computes their input.
 
-    If the input is the result of a cast, the cast moves, too: right after the operation that
-    computes its own input.
+    If a cast computes this input, the cast is moved first, in the same way.
     """
     casts = [
         op.inputs[0].operation for op in moved if isinstance(op.inputs[0].operation, CastOperation)

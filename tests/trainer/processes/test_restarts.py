@@ -1,4 +1,4 @@
-"""Restarts of commands that take no time."""
+"""`t2tp_launch` restarts commands that end at once."""
 
 import os
 import signal
@@ -57,7 +57,8 @@ def test_wrong_requests_and_signals_are_not_restarted(launch, python, code):
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
 def test_a_signal_reaches_all_processes_and_ends_the_run(python, number):
     polite = f"signal.signal({int(number)}, lambda *_: sys.exit(13))\n"
-    # A signal just before a long sleep would be handled after it.
+    # Python calls a handler between two operations. If a signal arrived just before a long sleep,
+    # the handler would run after the sleep.
     command = python(f"{polite}print('ready', flush=True)\nfor _ in range(600): time.sleep(0.1)")
     with subprocess.Popen(
         [*LAUNCH, "-n", "2", "--max_restarts=9", *command], stdout=subprocess.PIPE, text=True
