@@ -58,7 +58,7 @@ class CenterOperation(t2tp.Operation):
 
 
 def step_fn(mesh, features):
-    """Fits a matrix whose centered matmul with x is y."""
+    """Fits a matrix w, so that center(x w) is y."""
     w = mtf.get_variable(mesh, "w", mtf.Shape([d_in, d_out]))
     y = center(mtf.einsum([features["x"], w], reduced_dims=[d_in]), d_out)
     loss = mtf.reduce_mean(mtf.square(y - features["y"]))

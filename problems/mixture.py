@@ -272,7 +272,7 @@ class Mixture(Problem):
         return MixtureStream(source, stages, batch_size, seed)
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        """Adds up the counts of all problems, each for its own rows."""
+        """Adds up the problems' counts. Each problem counts its own rows."""
         assert isinstance(batch.source, ConcatenatedSource)  # as `examples` made it
         sums: dict[str, float] = {}
         for part, rows in zip(self.parts, batch.source.parts(batch), strict=True):

@@ -25,7 +25,7 @@ HERE = Path(__file__).parents[1]
 PATIENCE = 600.0
 TIDYING_UP = 10.0
 
-# Relative difference of first losses that rounding explains.
+# The max relative difference between first losses that can be due to rounding.
 LOSS_TOLERANCE = {"float32": 1e-4, "bfloat16": 1e-2}
 
 _ERROR = re.compile(r"\w+(Error|Exception)\b.*")

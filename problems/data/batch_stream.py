@@ -67,7 +67,7 @@ class Stream(Protocol):
         """Returns the batch of this step, counted from 0; nothing is read yet."""
 
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
-        """Returns the shapes of the features: a dictionary for each length that batches have.
+        """Returns feature -> shape, once for each sequence length that batches may have.
 
         If the batch size changes during the training, the shapes have the last batch size.
         """
@@ -110,7 +110,7 @@ class Batch(Mapping[str, BatchFeature | np.ndarray]):
     """
 
     def __init__(self, source: ExampleSource, examples: np.ndarray, index_name: str = ""):
-        """Sets the indices. With `index_name`, the batch has a feature of this name with them."""
+        """Sets the indices. If `index_name` is not empty, they are the feature of this name."""
         self.source = source
         self.examples = examples
         self._index_name = index_name

@@ -58,8 +58,8 @@ class DeferredSum(upstream.LazyAllreduceSum):
     ) -> None:
         """Defers a sum over mesh axes.
 
-        `parts` are this processor's addends, in order. With `exact_sums`, a processor has several,
-        and `cut` has the name of the summed dimension and the number of addends of all processors.
+        `parts` are this processor's addends, in order. There are several only with `exact_sums`.
+        `cut` is then the name of the summed dimension, and the total number of addends.
         """
         self.mesh_impl = reductions.mesh_impl
         self.mesh_axes = mesh_axes

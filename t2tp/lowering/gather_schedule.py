@@ -57,8 +57,9 @@ def _prefetch_gathers(
 ) -> list[list[upstream.Operation]]:
     """Moves each weight gather `prefetch` layers earlier, to the start of a layer."""
     layer_starts: list[int] = []  # Index of the first gather of each layer.
-    # Maps the index of an operation to what moves right before it: variables, and gathers by layer.
+    # Index of an operation -> the variables to move right before it.
     moved_variables: dict[int, list[upstream.Operation]] = defaultdict(list)
+    # Index of an operation -> layer -> the layer's gathers to move right before the operation.
     moved_gathers: dict[int, dict[int, list[upstream.Operation]]] = defaultdict(
         lambda: defaultdict(list)
     )
@@ -135,6 +136,6 @@ class LatestActivation:
         return self._latest if self._latest is not None and self._latest.graph is graph else None
 
     def _is_activation(self, x: upstream.Tensor) -> bool:
-        # In the body of a loop, the values of the previous iteration are outputs of the loop. They
-        # count as activations.
+        # A value that a loop carries from iteration to iteration is an activation, too. In the
+        # body, the loop is the operation of this value.
         return x in self._activations or isinstance(x.operation, upstream.WhileLoopOperation)

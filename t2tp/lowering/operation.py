@@ -34,8 +34,8 @@ def sum_of_squares(x, dim):
 * `__init__` passes the inputs and a name to `super().__init__`, and sets `_outputs`. With several
   outputs, give each its `index`: `mtf.Tensor(self, shape, dtype, index=1)`. Every tensor that the
   operation reads must be an input: the engine follows inputs to find live operations, and
-  `recompute_grad` copies an operation with other inputs. The graph makes the name unique, and the
-  name determines the operation's random numbers.
+  `recompute_grad` makes copies of an operation that read other tensors. The graph makes the name
+  unique, and the name determines the operation's random numbers.
 * `gradient` gets the gradients w.r.t. the outputs, and returns a list with the gradient w.r.t. each
   input, or None. An entry of `grad_ys` is None if the loss does not depend on that output. If a
   gradient built from existing operations would be slow, write a second operation for it.
@@ -67,9 +67,9 @@ class Hooks:
     Attributes:
       accepts_deferred_sums: whether `lower` passes on a deferred sum without reducing it (see
         `lowering.partial_sum`), which is correct for linear operations.
-      rng_dependency: a zero that must be computed before the operation's random numbers.
-        `recompute_grad` sets it, so that the backward pass generates a mask again instead of
-        storing it. An operation that uses `lowering.random_bits` must set the same zero on its
+      rng_dependency: a scalar 0 that is added to the counter of the operation's random numbers, so
+        that they are generated after it. `recompute_grad` sets it, so that the backward pass
+        generates a mask again instead of storing it. An operation that uses `lowering.random_bits` must set the same zero on its
         gradient operation.
       predicate: a boolean scalar; if it is false, the operation is not executed. Only for
         operations without outputs: see `conditional_updates`.
@@ -89,8 +89,8 @@ class Hooks:
       matmul_flops: floating-point operations of the operation's matmuls on the whole mesh, counted
         for the forward pass only.
       dropped_dims: what happens to input dimensions that an output lacks. `summed`: the output is a
-        sum over them. `kept`: the operation does not add up floats over them. Empty: unknown, so
-        `exact_sums` rejects the operation.
+        sum over them. `kept`: their elements are only moved or chosen, not added up. Empty:
+        unknown, so `exact_sums` rejects the operation.
       own_sums: the names of dimensions that `lower` itself sums in parts.
       suits_any_slice: whether `exact_sums` allows slices that do not fill SIMD vectors. True is
         correct if each output element is a copy, a product or a sum of two elements, or if `lower`
@@ -234,9 +234,9 @@ def summed_in_parts(op: upstream.Operation, layout: Layout) -> list[upstream.Dim
     """Returns the dimensions that an operation sums over in parts with `exact_sums`, outer first.
 
     Raises:
-      LayoutError: it is unknown whether the operation sums over a split dimension, the layout
-        splits a third summed dimension, or the layout splits positions that are not summed with the
-        batch.
+      LayoutError: it is unknown whether the operation sums over a split dimension; or it sums over
+        three dimensions, and the layout splits the last of them; or it sums over positions that the
+        layout splits, but not over the batch.
     """
     if not layout.exact_sums or not op.outputs:
         return []
@@ -263,7 +263,7 @@ def summed_in_parts(op: upstream.Operation, layout: Layout) -> list[upstream.Dim
         positions = dropped.pop()
         is_split = layout.axis_index(positions.name) is not None
         if is_split and isinstance(op, upstream.ReduceOperation) and BATCH in outputs[0]:
-            dropped.insert(0, known[BATCH])  # The sum of each row.
+            dropped.insert(0, known[BATCH])  # Each row has a sum: the batch is cut, not summed.
         sums_rows = dropped and dropped[0].name == BATCH
         is_table = any(POSITIONS in names and BATCH not in names for names in outputs)
         if is_split and (is_table or not sums_rows):
@@ -318,7 +318,7 @@ def check_operation(op: upstream.Operation, layout: Layout) -> None:
 
     Raises:
       LayoutError: the rules split or pad a dimension that the operation needs whole or unpadded, or
-        they split two dimensions that the operation combines over one axis.
+        they split two dimensions of one tensor over the same axis.
     """
     declared = hooks(op)
     if isinstance(op, upstream.EinsumOperation):
@@ -353,7 +353,7 @@ def check_operation(op: upstream.Operation, layout: Layout) -> None:
 def check_rows(op: upstream.Operation, layout: Layout, rows: Sequence[upstream.Dimension]) -> None:
     """Rejects slices of one row with `exact_sums`.
 
-    TensorFlow multiplies a single row with another kernel, which may round differently.
+    For the product of a single row, TensorFlow has another kernel, which may round differently.
     """
     is_one = math.prod(layout.slice_size(upstream.Shape(rows))) == 1
     is_slice = any(dim.size > 1 or dim.name in ROWS for dim in rows)

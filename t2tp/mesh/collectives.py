@@ -176,8 +176,8 @@ class Collectives:
     ) -> tf.Tensor:
         """Sums floats over the group, in the order of its members, as a binary tree.
 
-        Every member gathers and sums a small tensor. A large tensor is cut into parts, and each
-        member sums one part.
+        If the tensor is small, every member gathers all tensors and sums them. If it is large, it
+        is cut into parts, and each member sums one part.
         """
         axes = sorted(self._real_axes(axes))
         if not axes:
@@ -349,7 +349,7 @@ class Collectives:
             return tf.ensure_shape(arrived, x.shape)
 
     def wire(self, axis: int, step: int) -> Wire:
-        """Returns a wire from each member of a group along an axis to the member `step` later."""
+        """Returns a wire along an axis: a group's member k sends to member k + step, cyclically."""
         size = self._axes.size(axis)
         return self._wire(axis, [(place + step) % size for place in range(size)])
 

@@ -63,7 +63,7 @@ class TransformerLm(AutoregressiveModel):
         - `targets_weights`: integers [batch, length], 0 for a token that is only read.
         - `first_token`: integers [batch], each row's own `bos_token_id`.
         - `targets_previous`: integers [batch], the token before a row that continues a text. If not
-          0, it is the input of the row's first target in place of `bos_token_id` and `first_token`.
+          0, the first target is predicted from it, not from `bos_token_id` or `first_token`.
 
         Raises:
           ValueError: positions are learned, and the length is above `max_length`.

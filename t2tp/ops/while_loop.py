@@ -27,8 +27,8 @@ def while_loop(
         therefore differ between processors.
       body_fn: maps the loop variables to their next values.
       inputs: the initial values.
-      num_loop_vars: number of loop variables to return; None: all. mesh-tensorflow's loop creates
-        model variables for loop variables that are not returned. Ours does not.
+      num_loop_vars: number of loop variables to return; None: all. In mesh-tensorflow, the other
+        loop variables become weights of the model. Here they do not.
       has_accumulators: whether `body_fn` returns further results after the loop variables. These
         are summed over the iterations, and all-reduced once, after the loop.
       **kwargs: arguments of `tf.while_loop`, such as `maximum_iterations`.

@@ -94,7 +94,7 @@ def rsqrt_normalized_decay(step: tf.Tensor, hparams: HParams, train_steps: int) 
 
 @registry.register_learning_rate_schedule
 def rsqrt_hidden_size(step: tf.Tensor, hparams: HParams, train_steps: int) -> float:
-    """Returns 1 / sqrt(`d_model`). `transfer_from` names the set whose `d_model` is used."""
+    """Returns 1 / sqrt(`d_model`). If `transfer_from` names an hparams set, uses its `d_model`."""
     del step, train_steps
     transfer = Transfer.from_hparams(hparams)
     return (hparams if transfer is None else transfer.small).d_model ** -0.5

@@ -34,8 +34,7 @@ class Buffer:
       first_def: index of the operation that computes it.
       last_use: index of the last operation that reads it.
       purpose: one of `PURPOSES`; or `sums`, for sums over microbatches.
-      counts: whether the buffer counts as a buffer of a layer, so that a model with more layers has
-        more of these buffers.
+      counts: whether the buffer belongs to a layer. A model with more layers has more of these.
     """
 
     num_bytes: int
@@ -126,7 +125,7 @@ class Retained:
                 yield Buffer((copies - 1) * size, i, i)
 
     def _attention_bytes(self, op: AttentionOperation, output: int) -> int:
-        """Returns the bytes of an output of another stack's attention."""
+        """Returns the bytes of an output of attention, as another software saves it."""
         result = op.outputs[0]
         if output == 0:
             return slice_bytes(result, self._layout)

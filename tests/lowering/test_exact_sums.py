@@ -156,7 +156,7 @@ def assert_same_bits(given, wanted):
             {"mesh_shape": "data:2;model:2", "layout": f"{TENSOR};experts:data", "zero_stage": 3},
             {"family": "moe", "optimizer": "muon"},
         ),
-        # TensorFlow has different kernels for a product of two small matrices and for several.
+        # TensorFlow has one kernel for a product of small matrices, and another for several.
         (
             EXPERTS | {"microbatches": 2},
             {"family": "moe", "num_experts": 2, "d_model": 16, "d_ff": 16},
@@ -171,8 +171,8 @@ def assert_same_bits(given, wanted):
             {"mesh_shape": "data:2;seq:2;model:2", "zero_stage": 3},
             {"max_length": 32, "num_kv_heads": 2, "qk_norm": "head", "loss_chunk": 16},
         ),
-        # Eigen splits a sum over 2048 elements. With several threads, the place of the split
-        # depends on the size of the matrix.
+        # Eigen splits a sum of 2048 addends. With several threads, the place of the split depends
+        # on the size of the matrix.
         ({"mesh_shape": "model:4"}, {"d_model": 2048}),
     ],
 )

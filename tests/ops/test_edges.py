@@ -1,4 +1,4 @@
-"""Edges without a reference: NaN, infinities, indices out of range, equal elements."""
+"""Operations on NaN, infinities, indices out of range, and equal elements."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from tests.ops.on_mesh import assert_close, normal, with_gradients
 
 
 def run(op, mesh_shape="", layout="", xla=None, **tensors):
-    """Returns the outputs of `op(**tensors)`; a tensor is its shape in words and an array."""
+    """Returns the outputs of `op(**tensors)`. Each tensor is given as (shape as text, array)."""
     features = {
         name: t2tp.Feature(words, tf.float32 if x.dtype == np.float64 else x.dtype)
         for name, (words, x) in tensors.items()
@@ -27,7 +27,7 @@ def run(op, mesh_shape="", layout="", xla=None, **tensors):
 
 @pytest.mark.parametrize("layout", ["", "b:x"])
 def test_infinite_logits(layout):
-    """A row of -inf has the logarithm of 0, and no gradient; an inf dominates its row."""
+    """The result of a row of -inf is log(0), without a gradient. With an inf, the result is inf."""
 
     def op(x):
         y = mtf.reduce_logsumexp(x, x.shape.dims[-1])
@@ -245,7 +245,7 @@ def test_batch_statistics_far_from_zero_keep_their_digits(mesh_shape, layout, xl
 
 
 def test_weights_may_have_a_dimension_twice_in_two_sizes():
-    """Multiplies from `channels` to `channels`, as many layers do."""
+    """Input and output of many layers have the same dimension, such as `channels`."""
     x, w = normal("batch:2;channels:4"), normal("channels:4;channels:3")
     output = mtf.convert_to_shape("batch:2;channels:3")
     y = run(lambda x, w: {"y": mtf.einsum([x, w], output_shape=output)}, x=x, w=w)["y"]

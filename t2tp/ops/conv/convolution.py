@@ -222,11 +222,11 @@ def _options(sliding: tuple[Window, Window], windows: Windows) -> dict[str, Any]
 
 
 def _steps(sliding: tuple[Window, Window]) -> list[int]:
-    """Returns the strides at which `_seen` removes positions, before the kernels run.
+    """Returns the strides at which `_seen` keeps positions, before the kernels run.
 
-    Only windows of size 1 skip positions. To remove these is faster than to let the kernels skip
-    them. Also, oneDNN's gradient of strided 1x1 convolutions has crashed programs with several CPU
-    devices.
+    These are the strides of windows of size 1, which read no other positions. Removing the others
+    is faster than letting the kernels skip them. Also, oneDNN's gradient of strided 1x1
+    convolutions has crashed programs with several CPU devices.
     """
     return [window.stride if window.size == 1 else 1 for window in sliding]
 
