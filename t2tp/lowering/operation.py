@@ -69,8 +69,8 @@ class Hooks:
         `lowering.partial_sum`), which is correct for linear operations.
       rng_dependency: a scalar 0 that is added to the counter of the operation's random numbers, so
         that they are generated after it. `recompute_grad` sets it, so that the backward pass
-        generates a mask again instead of storing it. An operation that uses `lowering.random_bits` must set the same zero on its
-        gradient operation.
+        generates a mask again instead of storing it. An operation that uses `lowering.random_bits`
+        must set the same zero on its gradient operation.
       predicate: a boolean scalar; if it is false, the operation is not executed. Only for
         operations without outputs: see `conditional_updates`.
       joint_shape: dimensions that must not be split over the same mesh axis, though no tensor has
