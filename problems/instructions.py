@@ -309,7 +309,7 @@ def _first_token(directory: Path) -> int | None:
 
 
 def _overlap(place: Sequence[int], span: Span) -> bool:
-    """Whether a token overlaps a span; a token without characters counts as the next character."""
+    """Whether a token overlaps a span; a token of no characters does if the next character does."""
     begin, end = place
     return begin < span[1] and max(end, begin + 1) > span[0]
 

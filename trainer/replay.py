@@ -208,7 +208,7 @@ def _magnitudes(
     stream: BatchStream,
     step: int,
 ) -> tuple[Mapping[str, Any], list[Mapping[str, Any]]]:
-    """Measures the tensors of a step, and of the next batches of the same shapes."""
+    """Measures the tensors of a step with its batch, and with later batches of equal shapes."""
     program = estimator.magnitude_program(features)
     count = len(next(iter(batch.values())))
     batches: list[Batch] = [_first_rows(stream[step + k], count) for k in range(_USUAL_BATCHES)]

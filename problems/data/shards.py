@@ -124,9 +124,9 @@ class ShardWriter:
     ):
         """Creates the files.
 
-        `block_bytes` is the number of bytes per checksum. Reading an example verifies, and so
-        reads, complete blocks. Blocks of 64 KiB add little to this, because the operating system
-        reads about as much ahead anyway.
+        `block_bytes` is the number of bytes per checksum. To verify a block, a reader must read
+        all of it, even if it needs only a part. With blocks of 64 KiB this costs little, because
+        the operating system reads ahead by about this size anyway.
         """
         self._directory = directory
         self._name = name

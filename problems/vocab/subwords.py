@@ -83,15 +83,15 @@ class SubwordVocabulary(Vocabulary):
 
     @cached_property
     def _boundary(self) -> re.Pattern[str] | None:
-        """Matches places before spaces, where a text may be cut; None if a piece may span one."""
+        """Matches where a text may be cut: before spaces; None if pieces may contain such cuts."""
         pieces = map(self._processor.id_to_piece, range(self._processor.vocab_size()))
         reach = re.compile(f"[^{_SPACE}]{_SPACE}")
         return None if any(map(reach.search, pieces)) else re.compile("(?<=[!-~])(?= [!-~])")
 
     def _encode_part(self, text: str) -> list[int]:
         # SentencePiece would decode its own space sign as a space, so a sign in the text becomes
-        # byte tokens. Encoding the parts as one list would start threads, which takes longer than
-        # encoding.
+        # byte tokens. The parts between signs are encoded in separate calls: for a list of parts,
+        # SentencePiece would start threads, which takes longer than the encoding.
         first, *others = map(self._processor.encode, text.split(_SPACE))
         return first + [token for ids in others for token in (*byte_fallback(_SPACE), *ids)]
 
@@ -145,8 +145,8 @@ def train_subwords(
     """Trains a vocabulary on a sample of at most 32 MiB of the texts.
 
     The same texts give the same vocabulary, on any number of cores. If the first 32 MiB contain a
-    thousand texts or more, they are the sample. Otherwise the sample consists of random pieces of
-    the first thousand texts, or of all texts if there are fewer.
+    thousand texts or more, the sample is these 32 MiB. Otherwise the sample consists of random
+    pieces of the first thousand texts, or of all texts if there are fewer.
 
     Args:
       texts: the texts, in an order that makes the first texts representative.
@@ -230,7 +230,7 @@ def _sample(
         for number, piece in zip(numbers, pieces, strict=True):
             length = len(piece.encode("utf-8"))
             if size + length > max_bytes and count >= min_texts and not is_full:
-                return _in_order(sampled)  # the first texts, whole
+                return _in_order(sampled)  # all pieces so far
             heapq.heappush(sampled, (-number, position, piece))
             size += length
             position += 1

@@ -29,7 +29,7 @@ class TokenizerVocabulary(Vocabulary):
 
     file_name = "vocabulary.tokenizer.json"
     works_in_graph = False
-    is_lossless = False  # It depends on the tokenizer.
+    is_lossless = False  # Some tokenizers are, but the file does not say so.
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class TokenizerVocabulary(Vocabulary):
         return cls(text, special.end, special.begin, special.end_ids)
 
     def contents(self) -> bytes:
-        """Returns the tokenizer and its EOS as JSON."""
+        """Returns the tokenizer and the tokens that begin and end texts as JSON."""
         begin = {"begin_token": self._begin_token} if self._begin_token else {}
         ends = {"end_ids": self.end_ids} if len(self.end_ids) > 1 else {}
         fields = {"eos_token": self._eos_token, **begin, **ends, "tokenizer": self._text}

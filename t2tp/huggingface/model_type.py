@@ -23,8 +23,8 @@ _FOUND = (HAS_LOGITS, MASK_TOKEN, IMAGE_MEAN, IMAGE_STD)
 
 _ENTRIES = read_packaged("t2tp.huggingface", "config_entries.toml")
 _JSON_TYPES = {"int": int, "str": str, "bool": bool, "float": float, "dict": dict, "list": list}
-# The types of entries whose values code converts. These types are checked before the conversion,
-# because the hparams check only the converted values.
+# The types of those entries whose values are converted by Python functions. These types are checked
+# before the conversion, because the hparams check only the converted values.
 _TYPES: Types = {
     name: tuple(_JSON_TYPES[kind] for kind in kinds.split(" or "))
     for kinds, names in _ENTRIES["types"].items()
@@ -39,7 +39,7 @@ class ModelType:
 
     Attributes:
       name: `model_type` in the config.
-      architecture: name of the class with the table's tensors, as in the config's `architectures`.
+      architecture: name of the class in transformers, as in the config's `architectures`.
       hparams_set: our hparams set, which provides a converted run's training hparams.
       problem: the default problem of a converted run.
       parts: the conversions of the architecture's hparams, in the order in which to set hparams.
@@ -100,7 +100,7 @@ class ModelType:
         return self.entries(canonical(hparams))
 
     def completed(self, hparams: HParams, shapes: Shapes) -> HParams:
-        """Sets hparams that depend on the problem, from the shapes of variables."""
+        """Returns a copy; sets unset hparams in it that the shapes of variables determine."""
         completed = hparams.copy()
         try:
             found = _joined(part.from_shapes(shapes) for part in self.parts)
@@ -150,7 +150,7 @@ class ModelType:
     def different(self, config: Config, hparams: HParams) -> dict[str, Any]:
         """Compares the config's architecture with `hparams`.
 
-        Returns the config's values of the architecture hparams that differ, by name.
+        Returns the hparams that differ and belong to the architecture, with the config's values.
         """
         of_config, of_run = canonical(self.hparams(config)), canonical(hparams)
         names = set(_joined(part.read({**self.defaults, **config}) for part in self.parts))
@@ -242,8 +242,8 @@ def canonical(hparams: HParams) -> HParams:
 
     `use_bias` is replaced by `attention_bias`, `mlp_bias` and `qkv_bias`. If `attention_bias` is
     set, `qkv_bias` is false. The pattern of layers is the shortest equivalent one. An
-    `attention_multiplier` of 0, the default, is replaced by its value. `d_v` is 0 if it equals
-    `d_kv`.
+    `attention_multiplier` of 0 means 1 / sqrt(d_kv), and is replaced by this number. `d_v` is 0 if
+    it equals `d_kv`.
     """
     result = hparams.copy()
     if "use_bias" in hparams:

@@ -17,9 +17,9 @@ class Heads:
     """The query, key, value and output projections of attention (arXiv:1706.03762, section 3.2.2).
 
     With fewer key-value heads than query heads, this is grouped-query attention (J. Ainslie et al.,
-    arXiv:2305.13245), or with one key-value head multi-query attention (N. Shazeer,
-    arXiv:1911.02150). The dimension of the key-value heads is then named `kv_heads`. If the numbers
-    are equal, both dimensions are named `heads`.
+    arXiv:2305.13245); with one key-value head it is multi-query attention (N. Shazeer,
+    arXiv:1911.02150). In both cases the dimension of the key-value heads is named `kv_heads`. If
+    the numbers of key-value heads and query heads are equal, both dimensions are named `heads`.
 
     Attributes:
       heads: the dimension of the query heads.
@@ -163,13 +163,14 @@ class Heads:
 
 
 def padded_to(x: mtf.Tensor, dim: mtf.Dimension, length: mtf.Dimension) -> mtf.Tensor:
-    """Zero-pads `x` along `dim`, which becomes `length`; raises ValueError if it is too long."""
+    """Zero-pads `x` along `dim` to `length`; raises ValueError if `dim` is longer than `length`."""
     beyond = length.size - dim.size
     if beyond < 0:
         raise ValueError(f"{dim.size} tokens do not fit into the {length.size} that are decoded.")
     name = dim.name
     if beyond:
-        # A padded dimension must not be split: no layout rule matches a name with a space.
+        # The dimension must not be split while it is padded: no layout rule matches a name with a
+        # space.
         name = f"whole {dim.name}"
         x = mtf.pad(mtf.rename_dimension(x, dim.name, name), [0, beyond], name)
     return mtf.rename_dimension(x, name, length.name) if name != length.name else x

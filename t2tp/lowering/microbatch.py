@@ -66,9 +66,9 @@ class Microbatch:
                 " tensors: give one of the dimensions another name."
             )
         run = self.rows * ways[0]
-        # `run` is the number of consecutive indices of a microbatch along the dimension. It is no
-        # integer if an index counts a group with rows of several processors. All groups of a
-        # microbatch are then consecutive.
+        # `run` is the number of consecutive indices of a microbatch along the dimension. If each
+        # index is a group of rows that are on several processors, `run` is a fraction. All groups
+        # of a microbatch are then consecutive.
         size = int(run) if run.denominator == 1 else dim.size
         number = tf.cast(self.number, index.dtype)
         return (index // size * self.count + number) * size + index % size

@@ -30,9 +30,9 @@ def make_key(*parts: object) -> int:
 def slice_index(
     shape: Sequence[int], begin: Sequence[int | tf.Tensor], size: Sequence[int]
 ) -> tf.Tensor:
-    """Returns the row-major index of each element of a slice in the global tensor, uint64.
+    """Returns, for each element of a slice, its row-major index in the global tensor: uint64.
 
-    `begin`, where the slice begins, has integers or int32 scalars.
+    `begin` is the index at which the slice begins: integers or int32 scalars.
     """
     along = [tf.range(n, dtype=tf.int32) + first for n, first in zip(size, begin, strict=True)]
     return sum_of_offsets([offsets(shape, axis, index) for axis, index in enumerate(along)])
@@ -61,7 +61,7 @@ def sum_of_offsets(each: Sequence[tf.Tensor]) -> tf.Tensor:
     """Adds the `offsets` of all dimensions; 0 for a scalar."""
     if not each:
         return tf.zeros([], tf.uint64)
-    # Starts with the last dimensions, so that intermediate sums are small.
+    # Starts with the last dimensions, so that intermediate sums have few elements.
     return functools.reduce(tf.add, reversed(each))
 
 
@@ -85,7 +85,7 @@ def slice_bits(
 
 
 def _numpy_bits(key: np.uint64, index: np.ndarray) -> np.ndarray:
-    """Computes `bits` of a vector with NumPy."""
+    """Computes with NumPy what `bits` computes, for a vector of counters."""
     half = np.uint64(32)
     x = y = index * key
     z = y + key

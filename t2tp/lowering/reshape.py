@@ -18,12 +18,12 @@ d_model=6/model]. `data` divides the 24 indices by `index // 12 % 2` (p=1, n=2) 
 it stays. `model` splits only the new shape, so each processor selects its half of d_model. No
 communication is necessary.
 
-If an axis does not divide its dimension, the factors are those of the padded tensor: [5] split over
-3 processors has slices [2] of [6]. If only one of the two shapes splits the dimension, the other
-shape has all 5 elements on each processor. An unsplit old shape is padded to 6 before the reshape,
-and an unsplit new shape is cut to 5 after it. If the reshape merges the dimension with other
-dimensions, or another axis splits it afterwards, its padding cannot stay in place, so the dimension
-is gathered first.
+If the size of an axis does not divide the size of its dimension, the factors are those of the
+padded tensor: [5] split over 3 processors is padded to [6] and has slices [2]. If only one of the
+two shapes splits the dimension, the other shape has all 5 elements on each processor. An unsplit
+old shape is padded to 6 before the reshape, and an unsplit new shape is cut to 5 after it. If the
+reshape merges the dimension with other dimensions, or another axis splits it afterwards, its
+padding cannot stay in place, so the dimension is gathered first.
 """
 
 from __future__ import annotations
@@ -295,7 +295,9 @@ class _ReshapePlan:
         return resized(tf.reshape(x, self._new_slice), self._slice_shape)
 
     def _bring_axes_to_new_factors(self, part: _FactoredSlice) -> Collection[int]:
-        """Makes each axis split its new factor, or nothing; returns the axes with a new factor.
+        """Moves axes to their new factors; returns the axes that then split their new factor.
+
+        All other axes then split nothing.
 
         Each step is the cheapest possible one: a selection from the local slice moves nothing, an
         all-to-all moves a slice, and an all-gather multiplies the size of the slice. If two axes
@@ -350,9 +352,10 @@ def _aligned(
 ) -> tuple[list[int], list[int]] | None:
     """Returns the sizes of the old shape and of the new shape, with the same padding in both.
 
-    A padded dimension can keep its padding if both shapes have it, and the axes that split it in
-    one shape (maybe none) are the first of those that split it in the other. If both shapes split
-    it, its padded size must be the same in both. Otherwise returns None.
+    A padded dimension can keep its padding if both shapes have the dimension, and the same axes
+    split it in both. One shape may have further axes after these, or may not split the dimension at
+    all. If both shapes split it, its padded size must be the same in both. If some dimension cannot
+    keep its padding, returns None.
     """
     olds, news = (
         {(begin, dim.size): i for i, (begin, dim) in enumerate(begins(shape))}
@@ -375,7 +378,7 @@ def _aligned(
             * layout.slice_size(upstream.Shape([d]))[0]
             for _, _, d in sides
         ]
-        if first and padded[0] != padded[1]:  # Slices begin at different rows.
+        if first and padded[0] != padded[1]:  # Slices begin at different indices.
             return None
         for side, i, _ in sides:
             sizes[side][i] = max(padded)
@@ -392,7 +395,7 @@ def begins(shape: upstream.Shape) -> Iterator[tuple[int, upstream.Dimension]]:
 
 def _unpadded(mesh_impl: SpmdMeshImpl, shape: upstream.Shape) -> upstream.Shape:
     """Returns a shape whose padded dimensions are not split."""
-    # Layout rules cannot name a dimension with a space.
+    # A dimension with a space in its name is not split, because no layout rule can name it.
     return upstream.Shape(
         [
             upstream.Dimension(f"all {dim.name}", dim.size)

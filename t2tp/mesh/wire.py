@@ -15,11 +15,12 @@ from t2tp.mesh.carriers import carrier_of
 
 @dataclass(frozen=True, eq=False)
 class Wire:
-    """Messages from each processor to another processor, one at a time. See `Collectives.wire`.
+    """A channel from each processor to one other processor, for one message at a time.
 
     Sender and receiver must both decide, in the same iteration of a loop, that there is a message.
     A send ends when the message has been received. A receive may begin long before the send. Sends
-    and receives wait only for the operations that compute their inputs.
+    and receives wait only for the operations that compute their inputs. `Collectives.wire` creates
+    wires.
 
     Attributes:
       pnum: the processor's number, an int32 scalar.

@@ -1,8 +1,8 @@
 """Computes the loss and the gradient norm of each row of a batch, in the graph of the batch.
 
 A batch's loss and its gradients are sums over the dimension `batch`. The operations that sum over
-`batch` are copied, and the copies keep `batch` in their outputs. The batch and its rows share all
-earlier operations. For a dense layer x w, where dy is the gradient w.r.t. its output,
+`batch` are copied, and the copies keep `batch` in their outputs. All operations before these sums
+are computed only once. For a dense layer x w, where dy is the gradient w.r.t. its output,
 
     gradient w.r.t. w            einsum([dy, x], [d_in, d_out])            [d_in, d_out]
     each row's gradient          einsum([dy, x], [batch, d_in, d_out])     [batch, d_in, d_out]
@@ -97,7 +97,7 @@ def _with_norm(grads: Sequence[mtf.Tensor], mesh: Mesh) -> list[mtf.Tensor]:
 
 
 def _in_use(grad: mtf.Tensor) -> mtf.Tensor:
-    """Returns a gradient before its reshape to the shape at rest, which does not change the norm.
+    """Returns a gradient before its reshape to the shape at rest; both have the same norm.
 
     A gradient with the dimension `batch` cannot have the shape at rest. In this shape, the axes
     that split `batch` may split another dimension, but an axis can split only one dimension.

@@ -138,7 +138,7 @@ class Branches:
         self._add_table("exit", chunks[-1], partition.last_exit.outputs)
 
     def _add_table(self, name: str, chunk: int, *groups: Sequence[upstream.Tensor]) -> None:
-        """Adds a table of the tensors that stages save; `groups` are those of different stages."""
+        """Adds a table for all tensors of `groups`, which different stages save."""
         tensors = list(dict.fromkeys(tensor for group in groups for tensor in group))
         kind = MessageKind.of_tensors(tensors, self.mesh_impl.layout)
         num_slots = self.wires.slots.num_saved[chunk] if tensors else 0
@@ -227,8 +227,8 @@ class _Branch:
                     self._bind(before.given, self._arrived(first_name, chunk - 1))
                 return self._lower(before)
 
-        # Without a piece before the layers, the previous chunk's output enters the first stage as
-        # on other stages: its message has the same kind and arrives on the same wire.
+        # Without a piece before the layers, the first stage reads the previous chunk's output just
+        # as other stages read their inputs: from the same wire, with the same shapes.
         if before is None:
             inputs = self._arrived(first_name, chunk - 1)
         else:

@@ -60,8 +60,9 @@ class Mesh(upstream.Mesh):
     Attributes:
       adapters: adapters of the layers that are being built; see `t2tp.layers.adapters`.
       scopes_by_stage: the stages of a pipeline share one graph, in which one scope stands for a
-        different layer on each stage. Maps this scope to the layer's own scope on each stage, or
-        None on a stage without such a layer; see `t2tp.mesh.stages.names_by_stage`.
+        different layer on each stage. The dictionary maps this scope to the layer's own scope on
+        each stage, or None on a stage without such a layer; see
+        `t2tp.mesh.stages.names_by_stage`.
       runs_schedule: whether operations that are built now will run in a pipeline's schedule.
     """
 
@@ -171,10 +172,10 @@ class Program:
           variables: variables to share with another program of the same layout and cluster.
           seed: seed of initial values and random operations.
           xla: True: compile the whole step with XLA; requires one device. False: do not use XLA.
-            None: compile the whole step on a single GPU, where the cost of kernel launches
-            dominates, unless the step prints. Otherwise compile only the regions that operations
-            mark: outside them, TensorFlow's kernels are as fast or faster (docs/benchmarks.md).
-            With `exact_sums` compile nothing.
+            None: on a single GPU, where the cost of kernel launches dominates, compile the whole
+            step, unless it prints. In all other cases compile only the regions that operations
+            mark, because outside these regions TensorFlow's kernels are as fast or faster
+            (docs/benchmarks.md). With `exact_sums`, None means False.
 
         Raises:
           LayoutError: the layout cannot work for the model, or `xla` is set on several devices.
@@ -246,7 +247,7 @@ class Program:
         slices = self._calls(lambda pnum: self._call(pnum, step, by_pnum[pnum]), self._log)
         # A read from a GPU waits for all steps started before the read. A training reads the loss
         # of a step after it has started the next step, and would wait for that step, too. So the
-        # reads of scalars begin here.
+        # reads of scalars begin here, before the next step starts.
         reads = {
             name: self._reader.submit(tensor.numpy)
             for name, tensor in slices[0].items()
@@ -258,7 +259,8 @@ class Program:
         """Returns this program for another runtime, such as LiteRT.
 
         The two programs share their variables. The returned program uses no kernel that only
-        TensorFlow has. For example, it copies a cache to change it, instead of writing in place.
+        TensorFlow has. For example, it does not update a cache in place, but makes a changed
+        copy.
         """
         program = copy.copy(self)
         program._target = self._target._replace(on_cpu=False, compiles_regions=False)
@@ -497,8 +499,8 @@ class Program:
             # Operators such as x + y create mesh-tensorflow's operations, which skip this check.
             if isinstance(op, (upstream.BinaryOpWithBroadcasting, upstream.EinsumOperation)):
                 check_consistent_sizes(op.name, op.inputs)
-            # mesh-tensorflow declares that no dimension of an imported tensor may be split. But
-            # imported tensors are already slices in this layout.
+            # mesh-tensorflow declares that no dimension of an imported tensor may be split. The
+            # check would reject them, although they are already slices in this layout.
             if not isinstance(op, upstream.ops.ImportLaidOutTensorOperation):
                 check_operation(op, self.layout)
         self._check_storage(built.graph.trainable_variables)

@@ -50,7 +50,7 @@ def handles_for_masters() -> Iterator[None]:
 
 @contextlib.contextmanager
 def fresh_variable_scopes() -> Iterator[None]:
-    """Resets the counters of variable scopes' names while the context is active.
+    """Starts the counters in variable scopes' names again; the context's end restores them.
 
     TensorFlow shares the counters (two graph collections) between all functions that a process
     traces. Without a reset, a model that is built a second time would get scopes named `dense_1`
@@ -77,8 +77,8 @@ class VariableSpec:
       dtype: dtype in which its slices are stored and updated.
       initializer: see `initial_slice`.
       trainable: whether the optimizer changes it.
-      frozen: whether it is a weight, although it is not trainable. (Other variables that are not
-        trainable are state, such as counters.)
+      frozen: whether it is a weight that the optimizer does not change. (A variable that is neither
+        trainable nor frozen is state, such as a counter.)
       names_by_stage: its name on each pipeline stage, None on a stage without its layer; empty if
         it belongs to no stage.
     """

@@ -41,8 +41,8 @@ def softmax_cross_entropy(
       float32 [...], in nats; NaN for a target that is not a class.
 
     Raises:
-      ValueError: the targets do not have the dimensions of the logits without `vocab_dim`, z_loss
-        is negative, or label_smoothing is not in [0, 1) or is above 0 with only one class.
+      ValueError: the dimensions of the targets are not those of the logits except `vocab_dim`;
+        z_loss is negative; label_smoothing is not in [0, 1), or is above 0 with only one class.
     """
     batch = logits.shape - vocab_dim
     if logits.shape.dims[-1] != vocab_dim:
@@ -130,7 +130,7 @@ def _softmax(logits: upstream.Tensor, lowering: Lowering, options: LossOptions) 
 def _flat(
     lowering: Lowering, op: Operation, logits: tf.Tensor, targets: tf.Tensor, *others: tf.Tensor
 ) -> list[tf.Tensor]:
-    """Returns logits [tokens, classes], targets (int32 [tokens]) and others [tokens].
+    """Reshapes to logits [tokens, classes], targets (int32 [tokens]) and `others` [tokens].
 
     With `exact_sums`, rows of zeros are appended, so that the total number of rows is a multiple of
     a SIMD vector's size.

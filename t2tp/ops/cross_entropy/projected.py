@@ -34,7 +34,7 @@ _WORTH = 4
 
 
 def is_worth_chunks(x: upstream.Tensor, vocab: upstream.Dimension) -> bool:
-    """Whether the logits of [..., d_model] are large, and large compared with other activations."""
+    """Whether the logits of x [..., d_model] are large, also relative to other activations."""
     d_model = x.shape.dims[-1].size
     logits = x.shape.size // d_model * vocab.size
     return logits >= _MIN_CHUNK and vocab.size >= _WORTH * d_model
@@ -134,9 +134,9 @@ class ProjectedCrossEntropyOperation(Operation):
         """Returns the number of tokens whose logits a processor computes at once.
 
         The tokens are divided equally into chunks of limited size. The default limit is the largest
-        of three: `_MIN_CHUNK` logits; logits of twice the table's size; and logits of six times the
-        table's size, or of a third of the tokens if these are fewer. Compared with the computation
-        of such a chunk, reading the table and adding to its gradient take little time.
+        of three numbers of tokens: `_MIN_CHUNK / vocab`; `2 * d_model`; and `6 * d_model`, but at
+        most a third of the tokens. Compared with the computation of such a chunk, reading the table
+        and adding to its gradient take little time.
         """
         _, tokens, vocab, d_model = self.product_sizes(layout)
         if layout.exact_sums:
@@ -280,7 +280,10 @@ class _ChunkKernel:
 
 
 class ScaledGradientOperation(Operation):
-    """Multiplies a sum's gradient by the gradient w.r.t. the sum, without reducing partial sums."""
+    """Multiplies a gradient of the loss sum by a scalar, the gradient w.r.t. the loss sum.
+
+    A gradient that is a partial sum is not reduced.
+    """
 
     cost_kind = "product"  # Accounts for the matmul that computed the input.
     accepts_padding = True

@@ -193,7 +193,7 @@ class _Composed:
     """Batch norm in elementary operations, where `_Kernels` cannot be used.
 
     XLA would expand TensorFlow's fused operation into operations that compute the variance as the
-    difference of two large numbers.
+    difference of two large numbers, which loses precision.
     """
 
     def __init__(self, epsilon: float) -> None:
@@ -257,7 +257,7 @@ def _axes_of_places(lowering: Lowering, tensor: upstream.Tensor) -> list[int]:
 
 
 def _parts(lowering: Lowering, op: Operation, x: tf.Tensor) -> list[tf.Tensor]:
-    """Divides a slice into the parts of the batch that `exact_sums` fixes; without it, one part."""
+    """Divides a slice into the parts that `exact_sums` prescribes; without it, into one part."""
     _, count = lowering.parts_of(op.inputs[0].shape.dims[0])
     return tf.split(x, count) if count > 1 else [x]
 

@@ -10,10 +10,10 @@ and with the small sizes, and each variable is compared with its counterpart:
 
 The variable's inputs have grown 8 times. Its initial values are therefore `8 ** -0.5` times the
 small model's, and with Adam its learning rate is an eighth
-(`t2tp.optim.optimizer.Optimizer.rate_factor`). A head's logits must be divided by the growth of the
-head's inputs. Dividing the head's initial values and its learning rate by this growth has the same
-effect. For logits that use the embedding table, `t2tp.layers.embedding` divides the activations.
-There are no rules for depth.
+(`t2tp.optim.optimizer.Optimizer.rate_factor`). The matrix that computes logits is called a *head*.
+The logits must be divided by the growth of the head's inputs. Dividing the head's initial values
+and its learning rate by this growth has the same effect. For logits that use the embedding table,
+`t2tp.layers.embedding` divides the activations. There are no rules for depth.
 """
 
 from __future__ import annotations
