@@ -315,7 +315,7 @@ class Mixture(Problem):
         return self.parts[0].decoder(directory)
 
     def decode_example(self, data_dir: AnyPath, split: str, number: int) -> dict[str, Any]:
-        """Returns a sample by its index over all problems; see `Problem.decode_example`."""
+        """Returns a sample; `number` counts through all problems. See `Problem.decode_example`."""
         self.check_split(split)
         parts_dir, before = self.parts_dir(data_dir), 0
         for part in self.parts:

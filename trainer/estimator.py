@@ -318,7 +318,7 @@ class Estimator:
         return write_saved_model(program, path, signatures or of_features(features))
 
     def restore(self, saved: checkpoint.Checkpoint) -> None:
-        """Restores the variables of all programs built so far from a checkpoint.
+        """Restores from a checkpoint the variables of all programs that have been built.
 
         Raises:
           CheckpointMismatchError: the checkpoint has other variables.
@@ -378,8 +378,8 @@ class Estimator:
     def record_metrics(self, metrics: Mapping[str, float]) -> None:
         """Records the metrics of the current variables in the checkpoint of `steps_done`.
 
-        This checkpoint may be saved already, or it is saved later. A checkpoint given as
-        `config.checkpoint_path` is not changed.
+        If this checkpoint is not saved yet, the metrics are written when it is saved. A checkpoint
+        given as `config.checkpoint_path` is not changed.
         """
         self._checkpoints.record_metrics(self.steps_done, metrics, self.connect())
 
@@ -398,7 +398,10 @@ class Estimator:
     def program(
         self, step_fn: StepFn, features: Mapping[str, Feature], exact: bool = False
     ) -> Program:
-        """Builds a program on the run's mesh and variables; only if `exact`, with `exact_sums`."""
+        """Builds a program on the run's mesh and variables.
+
+        The layout's `exact_sums` applies only if `exact` is true.
+        """
         return Program(
             step_fn,
             features,

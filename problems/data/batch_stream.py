@@ -110,7 +110,7 @@ class Batch(Mapping[str, BatchFeature | np.ndarray]):
     """
 
     def __init__(self, source: ExampleSource, examples: np.ndarray, index_name: str = ""):
-        """Sets the indices. If `index_name` is not empty, they are the feature of this name."""
+        """Sets the examples. A feature `index_name` has their indices, unless the name is empty."""
         self.source = source
         self.examples = examples
         self._index_name = index_name

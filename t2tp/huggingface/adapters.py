@@ -220,7 +220,7 @@ class _Part:
     def read(cls, tuned: Checkpoint, piece: Piece, name: str) -> _Part:
         """Reads the adapter of our weight `name` for one of its pieces."""
         down, up = (_of_piece(tuned, f"{name}{end}", piece) for end in (DOWN, UP))
-        # The position of each of our dimensions among theirs.
+        # The index of each of our dimensions among the dimensions of Hugging Face's tensor.
         places = piece.order if piece.part is None else piece.order[1:]
         reduced, made = places[: down.ndim - 1], places[down.ndim - 1 :]
         rank = down.shape[-1]

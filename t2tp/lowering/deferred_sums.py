@@ -1,4 +1,4 @@
-"""Deferred all-reduces: partial sums wait for each other, and small ones share a collective.
+"""Deferred all-reduces: a sum is reduced when its value is needed; small sums share a collective.
 
 A matmul whose summed dimension is split leaves each processor with a partial sum of the result. On
 `model:2` with `d_ff:model`,
@@ -31,7 +31,7 @@ from t2tp.mesh.collectives import tree_sum
 
 # Bytes. Larger sums share no collective: concatenating them takes as long as a collective.
 SMALL = 1 << 20
-# Bytes of small sums that fill a collective, which then runs while later tensors are computed.
+# Small sums with this many bytes together fill a collective. It starts when it is full.
 BUCKET = 1 << 22
 
 
@@ -46,7 +46,7 @@ def required_values(operations: list[upstream.Operation], users: Users) -> set[u
 
 
 class DeferredSum(upstream.LazyAllreduceSum):
-    """A processor's partial sum over mesh axes, reduced when its value is read."""
+    """A processor's partial sum over mesh axes, reduced at the latest when its value is read."""
 
     def __init__(
         self,
@@ -59,7 +59,8 @@ class DeferredSum(upstream.LazyAllreduceSum):
         """Defers a sum over mesh axes.
 
         `parts` are this processor's addends, in order. There are several only with `exact_sums`.
-        `cut` is then the name of the summed dimension, and the total number of addends.
+        `cut` is then the name of the summed dimension, and the number of addends on all processors
+        together.
         """
         self.mesh_impl = reductions.mesh_impl
         self.mesh_axes = mesh_axes

@@ -84,7 +84,7 @@ def _prefetch_gathers(
     for index, op in enumerate(operations):
         variables = [[variable] for variable in moved_variables[index] if variable in known]
         for group in (*variables, *moved_gathers[index].values(), [op]):
-            # Skips an operation that was moved away, and a variable that another gather moved.
+            # Skips an operation that an earlier group contains already.
             if group[0] not in done:
                 groups.append(group)
                 done.update(group)

@@ -1,15 +1,16 @@
 """Mixture of experts without a capacity: each expert computes all rows that chose it.
 
-Rows are sorted by expert, and each expert multiplies its own rows, however many they are (T. Gale
-et al., "MegaBlocks", arXiv:2211.15841, section 4). No row is dropped, and none is padding:
+Here a row is the vector [d_model] of one token. Rows are sorted by expert, and each expert
+multiplies its own rows, however many they are (T. Gale et al., "MegaBlocks", arXiv:2211.15841,
+section 4). No row is dropped, and none is padding:
 
     choices of 4 rows           2 0 2 1
     sorted by expert            row 1 | row 3 | rows 0 and 2
     products                    row 1 by matrix 0, row 3 by matrix 1, rows 0 and 2 by matrix 2
 
 Along the axis that splits the experts, all processors have the same rows, and each has some of the
-experts. A processor adds up the outputs of its own experts for each row. The result is the sum over
-these processors.
+experts. For each row, a processor adds up the outputs of its own experts. The result is the sum of
+these partial sums of all processors along the axis.
 """
 
 import functools

@@ -36,8 +36,8 @@ class Optimizer(mtf.optimize.Optimizer):
     """Base class of optimizers; subclasses define `updates`, and register themselves by name.
 
     Attributes:
-      update_number: the number of this update, from 1: a float32 scalar. None: every step is an
-        update.
+      update_number: a float32 scalar, the number of the current step's update, from 1. None: no
+        step is skipped, so the number follows from the step.
       is_exact: whether `exact_sums` gives the same update on any layout.
     """
 

@@ -15,9 +15,9 @@ matrices:
     gather     8 x [3, 4]   all-gather over `data`: its own slice of all 8 matrices
 
 Matrices with the same shape and split are distributed together, padded with zero matrices to a
-multiple of the number of owners. Processors with the same slices (along `data` above) own different
-matrices only if each owner then has fewer matrices, padding included. Each expert's matrix is a
-separate matrix.
+multiple of the number of owners. Processors with the same slices (along `data` above) share the
+matrices if this reduces the number of matrices per owner, including padding. Otherwise each of them
+does the same work. Each expert's matrix is a separate matrix.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ _LEAST_NORM = 1e-7
 # with one thread. A matmul is small if it has at most 128 * 128 multiplications
 # (`kMaxCostOuterParallelism`), so a matrix with more than `_SMALL` rows has no small matmuls. With
 # `exact_sums`, a single matrix with up to `_SMALL` rows is computed together with a copy of itself.
-# Its small matmuls are then in a batch, and are not parallelized.
+# Its small matmuls are then in a batch, so they are rounded as on a mesh whose owners have several
+# matrices each.
 _SMALL = 128
 
 

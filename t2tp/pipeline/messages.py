@@ -102,10 +102,13 @@ class MessageKind:
 
 
 class Wires:
-    """The wires of a schedule: one for each direction and kind of message.
+    """The wires of a schedule.
+
+    A wire carries all messages of one kind in one direction: from each stage to the next one, or to
+    the previous one.
 
     Attributes:
-      chunk_kinds: the kind of message that leaves the layers of each chunk.
+      chunk_kinds: for each chunk, the kind of the message that its layers send forward.
       kinds: the kind of message of each wire, by name.
       directions: the receiving stage minus the sending stage of each wire, by name: 1 or -1.
       num_slots: the number of slots for unread messages of each wire, by name.

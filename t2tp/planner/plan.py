@@ -36,8 +36,8 @@ _BUFFER_PASSES = 3  # A buffer is read, written and written again.
 
 # Retries of PyTorch's allocator, measured on an H200 (docs/planning.md). A retry takes `_RETRY`
 # seconds. Retries begin if the free memory holds the weights of fewer than `cached_layers` layers.
-# If it holds at least `_RETRY_LAYERS` layers fewer, every layer has a retry. ZeRO 3 has three
-# collectives in a layer: two gathers and a reduction.
+# If it holds at most `cached_layers - _RETRY_LAYERS` layers, every layer has a retry. ZeRO 3 has
+# three collectives in a layer: two gathers and a reduction.
 _RETRY, _RETRY_LAYERS, _LAYER_COLLECTIVES = 6e-3, 5, 3
 
 
@@ -99,7 +99,7 @@ class PipelinePlan:
     Attributes:
       schedule: name of the schedule, or path of its file.
       chunks: number of chunks of a stage: the pieces into which its layers are divided.
-      idle_share: idle fraction of all stages.
+      idle_share: idle fraction of the time of all stages together.
       busiest: index of the stage with the most work. The plan shows its costs.
       fullest: index of the stage with the most memory. The plan shows its memory.
       message_bytes: bytes that a processor sends to a neighbor after a microbatch.
@@ -124,18 +124,18 @@ class Plan:
       cluster: name of the cluster and the stack.
       devices: size of the mesh.
       tokens: tokens of a step on the whole mesh.
-      interval: low and high estimate of the seconds, from the uncertainty of the cluster's
-        constants, and the planner's error on step times that others have published.
+      interval: low and high estimate of the seconds. Their distance follows from the uncertainty
+        of the cluster's constants, and from the planner's error on published step times.
       costs: seconds by kind and phase.
-      memory: bytes of a device by purpose, at the peak.
-      memory_point: part of the step with the peak.
+      memory: bytes of a device by purpose, at the peak of the step.
+      memory_point: the part of the step in which this peak occurs.
       memory_by_point: bytes by purpose at the peak of each part of the step.
-      fragmentation: bytes to allow for the allocator's fragmentation at this peak.
+      fragmentation: bytes to allow for the allocator's fragmentation at the peak of the step.
       memory_limit: bytes of a device's memory.
       usable_memory: bytes of a device's memory without the headroom.
       model_flops: FLOPs of a step on the whole mesh, with all scores of attention.
       causal_flops: FLOPs without the scores that a causal mask hides.
-      recomputed_flops: FLOPs of a processor that repeat the forward pass.
+      recomputed_flops: FLOPs with which a processor recomputes activations.
       peak: FLOP/s of a device.
       peak_dtype: dtype at which the device reaches this peak.
       bubble: idle fraction of the busiest pipeline stage.
@@ -196,9 +196,9 @@ class Plan:
         return self.causal_flops / (self.seconds * self.devices * self.peak)
 
     def share(self, *, is_collective: bool) -> float:
-        """Returns the fraction of the step that is exposed communication, or that is computation.
+        """Returns a fraction of the step.
 
-        `is_collective` selects communication.
+        With `is_collective` it is the fraction of exposed communication, otherwise of computation.
         """
         return sum(c.seconds for c in self.costs if c.is_collective == is_collective) / self.seconds
 
@@ -343,7 +343,8 @@ def _memory(peak: Memory, step: LoweredStep, cluster: ClusterFile) -> dict[str, 
     memory = dict.fromkeys(PURPOSES, 0.0) | {name: float(n) for name, n in step.variables.items()}
     for purpose, size in peak.by_purpose.items():
         memory["gradients" if purpose == "sums" else purpose] += size
-    # The large all-reduces carry gradients, and run after the activations are freed.
+    # The large all-reduces carry gradients. They run after the activations are freed, so their
+    # buffers do not count at a peak with activations.
     if peak.point not in WITH_ACTIVATIONS:
         sizes = [t.num_bytes for t in step.traffic if t.kind == "allreduce"]
         memory["buffers"] = float(max(sizes, default=0))
@@ -363,7 +364,10 @@ def _memory(peak: Memory, step: LoweredStep, cluster: ClusterFile) -> dict[str, 
 
 
 def _fragmentation(memory: Mapping[str, float], stack: SoftwareStack) -> float:
-    """Returns the bytes lost to fragmentation: a fraction of the bytes allocated in each step."""
+    """Returns the bytes lost to fragmentation, a fraction of the bytes that a step allocates.
+
+    Tensors that outlast the step do not count.
+    """
     lasting = {"weights", "optimizer", "features", "reserved"}
     if stack.keeps_buffers:
         lasting |= {"gradients", "gathered"}

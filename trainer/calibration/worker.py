@@ -1,10 +1,11 @@
-r"""A process that times samples on several virtual devices, or together with other processes.
+r"""A process that measures operations and collectives, alone or with other processes.
 
     python -m t2tp.trainer.calibration.worker \
         '{"devices": 2, "groups": [2], "computes": true, "connect": {}}'
 
-Prints a line after each point, and then a line of JSON: `curves` and `collectives` as in cluster
-files, and `disturbed`.
+A point is the time of an operation or a collective of one size. The process prints a line after
+each point, and then a line of JSON: `curves` and `collectives` as in cluster files, and
+`disturbed`.
 """
 
 import json
@@ -114,8 +115,8 @@ def best_block(call: Callable[[], float], is_alone: bool) -> tuple[list[float], 
     """Repeats a call that returns its seconds, in blocks.
 
     Returns:
-      The seconds of each call in one block, and the fraction of the cores that other programs used
-      during this block. It is the block with the shortest call.
+      The seconds of each call in the block that has the shortest call, and the fraction of the
+      cores that other programs used during this block.
     """
     for _ in range(2):
         call()
@@ -208,7 +209,7 @@ def _chain(kind: str, numbers: int, mesh: Mesh, count: int) -> mtf.Tensor:
 
 
 def _growing(points: Points) -> Points:
-    """Removes noise: a smaller size takes at most the seconds of a larger size."""
+    """Removes noise: afterwards, no size takes longer than a larger size."""
     points = sorted(points)
     shortest = [min(seconds for _, seconds, _ in points[i:]) for i in range(len(points))]
     return [

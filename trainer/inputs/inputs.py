@@ -87,7 +87,8 @@ class Inputs:
     def resumed(self, before: BatchSizes | None, step: int) -> Inputs:
         """Returns the inputs of a run that resumes after `step` steps.
 
-        `before` has the batch sizes of the run's earlier steps; None: the current batch size.
+        `before` has the batch sizes of the run's earlier steps. None means that they all had the
+        current batch size.
         """
         if before is None or not isinstance(self.stream, ResumableStream):
             return self
@@ -105,7 +106,7 @@ InputFn = Callable[[], Inputs]
 
 
 def features_of_batch(batch: Batch, like: Mapping[str, Feature]) -> dict[str, Feature]:
-    """Returns the features `like` with the sizes of a batch's arrays."""
+    """Returns the features of a batch: names and dtypes from `like`, sizes from the arrays."""
 
     def resized(feature: Feature, sizes: Sequence[int]) -> Feature:
         names = [dim.name for dim in feature.shape.dims]

@@ -171,9 +171,9 @@ def warm_start(
     others = [v for v in variables if not v.spec.trainable and not v.spec.frozen]
     fresh = [v.spec.name for v in others]
     if with_optimizer:
-        # New rows of a table get the mean of the loaded rows, and so do their optimizer slots. Zero
-        # slots would need Adam's bias correction, which has ended at the saved step: the first
-        # updates would be 3 times too large.
+        # New rows of a table get the mean of the loaded rows. New rows of the table's optimizer
+        # slots get the mean of the slots' loaded rows. If they began at zero, the first updates
+        # would be 3 times too large, because Adam's bias correction has ended at the saved step.
         slots = _slot_sources(saved, fresh, sources)
         fresh = [v.spec.name for v in others if _load(saved, v, slots, rows)[0] not in _FITS]
         if fresh and len(fresh) == len(others):
@@ -194,7 +194,7 @@ def _summary(
     outcomes: Mapping[str, tuple[str, str]],
     matched: MatchedRows,
 ) -> list[str]:
-    """Returns lines about the loaded weights and the others."""
+    """Returns lines about the weights that were loaded and those that were not."""
     rows, reason = matched
     groups: dict[str, list[str]] = {}
     for outcome, text in outcomes.values():
@@ -223,9 +223,10 @@ def _summary(
 def _slot_sources(
     saved: Checkpoint, slots: Sequence[str], sources: Mapping[str, str]
 ) -> dict[str, str]:
-    """Returns the names of the optimizer's variables in the checkpoint, if it has them.
+    """Maps the names of the optimizer's variables to their names in the checkpoint.
 
-    A slot `<variable>/<slot>` is renamed with its variable.
+    Variables that the checkpoint lacks are omitted. If a rule renames a variable, the variable's
+    slots `<variable>/<slot>` are renamed, too.
     """
     found = {}
     for name in slots:

@@ -25,7 +25,7 @@ class RelativeBias:
 
     Attributes:
       table: [heads, buckets].
-      max_distance: the distance from which on all distances share the last bucket.
+      max_distance: all distances of at least this value share the last bucket.
     """
 
     table: upstream.Tensor

@@ -1,4 +1,4 @@
-"""Blockwise attention, in memory linear in the length.
+"""Blockwise attention, whose use of memory is linear in the length.
 
 The softmax is computed online, one block of keys at a time (M. Milakov and N. Gimelshein, "Online
 normalizer calculation for softmax", arXiv:1805.02867; M. Rabe and C. Staats, "Self-attention Does
@@ -77,7 +77,10 @@ class Attended(NamedTuple):
 
     @classmethod
     def nothing(cls, q: tf.Tensor, d: int, size: int) -> Attended:
-        """Returns the state before the first key: values of size `d`, blocks of `size` queries."""
+        """Returns the state before the first key, in blocks of `size` queries.
+
+        `d` is the size of a value.
+        """
         batch, heads, length, _ = q.shape
         shape = [-(-length // size), batch, heads, size]
         return cls(tf.fill([*shape, 1], -math.inf), tf.zeros([*shape, d]))
@@ -96,7 +99,7 @@ def forward(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, terms: ScoreTerms) -> tupl
 
     Returns:
       the result [batch, heads, length, d_v] in the dtype of q; the log, float32 [batch, heads,
-      length]; and, with 16-bit floats, the rounding error, like the result.
+      length]; and, with 16-bit floats, the rounding error, in the shape and dtype of the result.
     """
     return results(attended(q, k, v, terms), q, terms)
 
@@ -217,6 +220,9 @@ def backward(
     by_query: Sequence[Sequence[tf.Tensor]], k: tf.Tensor, v: tf.Tensor, terms: Sequence[ScoreTerms]
 ) -> tuple[list[Gradients], tuple[tf.Tensor, tf.Tensor]]:
     """Computes the gradients w.r.t. each part of the queries, and w.r.t. keys and values.
+
+    In head-tail order the queries have two parts, an early and a late one. Otherwise they are one
+    part.
 
     Args:
       by_query: one tuple per part: `q` (scaled), its `mean_weight_gradient`, `log` from `forward`,

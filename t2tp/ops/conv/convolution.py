@@ -195,7 +195,7 @@ class ConvolutionFiltersGradOperation(Operation):
             )
 
         images = tf.cast(visible, dtype), tf.cast(with_one_batch(lowering.slice(dy)), dtype)
-        if rows:  # The kernel would sum over images.
+        if rows:  # One call for all images would sum their gradients.
             images = tuple(each[:, None] for each in images)
             d_filters = tf.map_fn(of_images, images, fn_output_signature=dtype)
         else:
@@ -222,11 +222,11 @@ def _options(sliding: tuple[Window, Window], windows: Windows) -> dict[str, Any]
 
 
 def _steps(sliding: tuple[Window, Window]) -> list[int]:
-    """Returns the strides at which `_seen` keeps positions, before the kernels run.
+    """Returns the strides, along height and width, at which `_seen` keeps rows and columns.
 
-    These are the strides of windows of size 1, which read no other positions. Removing the others
-    is faster than letting the kernels skip them. Also, oneDNN's gradient of strided 1x1
-    convolutions has crashed programs with several CPU devices.
+    If windows have size 1, they read only one row or column per stride. `_seen` then removes the
+    rows or columns that no window reads. This is faster than letting the kernels skip them. Also,
+    oneDNN's gradient of strided 1x1 convolutions has crashed programs with several CPU devices.
     """
     return [window.stride if window.size == 1 else 1 for window in sliding]
 
@@ -271,6 +271,6 @@ def _padded(x: tf.Tensor, *after: int) -> tf.Tensor:
 
 
 def _slice_flops(layout: Layout, y: upstream.Tensor, filters: upstream.Tensor) -> float:
-    """Returns a processor's FLOPs. An element of the result takes two per weight of its filter."""
+    """Returns a processor's FLOPs: for each element of the result, two per weight of its filter."""
     *window, _ = layout.slice_size(filters.shape)
     return 2.0 * math.prod(layout.slice_size(y.shape)) * math.prod(window)

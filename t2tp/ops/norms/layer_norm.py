@@ -192,7 +192,7 @@ def _means(
     dims: Sequence[upstream.Dimension],
     *parts: tf.Tensor,
 ) -> list[tf.Tensor]:
-    """Computes means over `dims`, which become dimensions of size 1, with one collective.
+    """Computes means over `dims`, with at most one collective; `dims` remain, with size 1.
 
     `parts` are slices of tensors that have the shape of `tensor`.
     """
