@@ -100,7 +100,7 @@ class ModelType:
         return self.entries(canonical(hparams))
 
     def completed(self, hparams: HParams, shapes: Shapes) -> HParams:
-        """Returns a copy; sets unset hparams in it that the shapes of variables determine."""
+        """Returns a copy in which the shapes of variables determine hparams that are not set."""
         completed = hparams.copy()
         try:
             found = _joined(part.from_shapes(shapes) for part in self.parts)

@@ -138,7 +138,7 @@ class Branches:
         self._add_table("exit", chunks[-1], partition.last_exit.outputs)
 
     def _add_table(self, name: str, chunk: int, *groups: Sequence[upstream.Tensor]) -> None:
-        """Adds a table for all tensors of `groups`, which different stages save."""
+        """Adds a table for the tensors of all `groups`; different stages save different groups."""
         tensors = list(dict.fromkeys(tensor for group in groups for tensor in group))
         kind = MessageKind.of_tensors(tensors, self.mesh_impl.layout)
         num_slots = self.wires.slots.num_saved[chunk] if tensors else 0

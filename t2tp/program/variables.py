@@ -50,7 +50,7 @@ def handles_for_masters() -> Iterator[None]:
 
 @contextlib.contextmanager
 def fresh_variable_scopes() -> Iterator[None]:
-    """Starts the counters in variable scopes' names again; the context's end restores them.
+    """Restarts the counters of variable scopes' names in this context, and restores them after it.
 
     TensorFlow shares the counters (two graph collections) between all functions that a process
     traces. Without a reset, a model that is built a second time would get scopes named `dense_1`
