@@ -25,7 +25,7 @@ _HELD_OUT = {"validation": 0.03, "test": 0.03}
 
 
 class FileProblem(Problem):
-    """Samples from files; a mixin that precedes the problem's family among the bases.
+    """Samples from files; a mixin that precedes the problem's family in the list of base classes.
 
     Attributes:
       file_options: the options that name the files, such as `files`. Options with the prefix
@@ -35,8 +35,8 @@ class FileProblem(Problem):
       dataset: a suffix of the problem's name, as in "translate_tsv:news", which distinguishes data
         of the same problem in one `data_dir`; "" for none.
 
-    If the patterns of several splits match a file, it belongs only to the last of them, in the
-    order train, validation, test.
+    A file that matches the patterns of several splits belongs only to the last of these splits, in
+    the order train, validation, test.
     """
 
     dataset = ""
@@ -226,7 +226,7 @@ class LanguagemodelTextfiles(FileProblem, LanguageModelProblem):
 
     Options, with the options of `LanguageModelProblem`:
         files, validation_files, test_files: a path or pattern; see `FileProblem`.
-        documents: unit of a document, "files" or "lines".
+        documents: whether each file ("files") or each line ("lines") is a document.
     """
 
     making_options = ("documents",)

@@ -43,8 +43,9 @@ class TfdsProblem(TfdsSource, Problem):
 
     Options:
         inputs, targets: the feature to read and the feature to predict. Default: the dataset's
-            supervised keys. Without inputs ("-"), only the targets are modelled. A nested feature
-            is named by its path: "question/stem".
+            supervised keys. With `inputs=-`, or if only `targets` is given, there are no inputs,
+            and only the targets are modelled. A nested feature is named by its path:
+            "question/stem".
         train, validation, test: splits of the dataset, or slices of them ("train[:95%]"). Default:
             the split of the same name, or 5 % of train if there is none. Default splits exclude
             the examples that other options name, so that no example is in two splits.
@@ -89,7 +90,7 @@ class TfdsProblem(TfdsSource, Problem):
         return options
 
     def dataset_split(self, split: str, info: tfds.core.DatasetInfo) -> str:
-        """Returns the split that the option names, or its default."""
+        """Returns the dataset's split for a problem's split: the option's value, or a default."""
         given = {name: self.options.get(name) for name in self.splits if self.options.get(name)}
         return given.get(split) or default_splits(self.splits, given, info.splits)[split]
 
@@ -232,7 +233,8 @@ def _given(options: str, name: str) -> str:
 def chosen_features(info: tfds.core.DatasetInfo, inputs: str, targets: str) -> tuple[str, str]:
     """Returns the names of the inputs feature ("" for none) and of the targets feature.
 
-    An empty option means the dataset's supervised key; inputs "-" mean none.
+    If `targets` is empty, the dataset's supervised keys replace empty values. If `targets` is not
+    empty, empty `inputs` mean that there are no inputs. `inputs` of "-" always mean no inputs.
 
     Raises:
       ValueError: the dataset lacks such a feature, or has no supervised keys.

@@ -38,7 +38,7 @@ class Choice:
     when: Condition = field(default_factory=dict)
 
     def at(self, fraction: float) -> Any:
-        """Returns the value at a fraction of the way through the values."""
+        """Returns the value at the index `fraction * len(values)`, rounded down."""
         return self.values[int(fraction * len(self.values))]
 
     def grid(self, points: int) -> Sequence[Any]:
@@ -114,7 +114,7 @@ class RangedHParams:
         """
         self._add(Choice(name, list(categories), when or {}))
 
-    # tensor2tensor's name of the method for numbers.
+    # In tensor2tensor, `set_discrete` is the method for values that are numbers.
     set_discrete = set_categorical
 
     def set_float(

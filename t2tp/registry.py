@@ -74,7 +74,7 @@ class Registry:
         self._entries: dict[str, _Entry] = {}
 
     def register(self, target: Any = None, *, model: str = "") -> Any:
-        """Registers a class or function; a decorator with or without parentheses.
+        """Registers a class or function; can be a decorator, with or without parentheses.
 
         Args:
           target: the class or function itself (bare decorator), or the name under which to register

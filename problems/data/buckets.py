@@ -3,7 +3,7 @@
 There are buckets of lengths L, L/2, L/4, ...; an example is in the shortest bucket that holds it.
 All examples of a batch are from one bucket. A batch of half the length has twice the rows, so every
 batch has the same number of tokens, padding included. A mesh that divides the batch size also
-divides the rows of each bucket.
+divides the number of rows of every batch.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class BucketedStream:
         self.batches_per_epoch = int(self._batches(0, self._changes[-1].rows).sum())
 
     def with_batch_sizes(self, batch_sizes: BatchSizes) -> BucketedStream:
-        """Returns the same rows of each bucket in batches of these sizes."""
+        """Returns a stream of the same buckets with other batch sizes."""
         return BucketedStream(self._buckets, batch_sizes, self._seed)
 
     def __getitem__(self, step: int) -> Batch:
@@ -107,7 +107,7 @@ class BucketedStream:
         return Batch(source, examples)
 
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
-        """Returns the shapes of each bucket's batches, the longest first."""
+        """Returns the shapes of a batch of each bucket, the longest bucket first."""
         size = self.batch_sizes.last
         return [batch_shapes(source, size * multiple) for source, multiple in self._buckets]
 

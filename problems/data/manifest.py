@@ -1,7 +1,8 @@
 """The manifest of a problem's directory: counts, versions, and the size and SHA-256 of every file.
 
-The manifest is written last, so a directory with a manifest is complete. Checking the manifest
-finds files that are truncated, missing, or from another version of the data.
+The manifest is written last, so a directory with a manifest is complete. A comparison of the
+files with the manifest finds files that are truncated, missing, or from another version of the
+data.
 """
 
 from __future__ import annotations

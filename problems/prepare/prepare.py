@@ -36,7 +36,7 @@ class _Contents(NamedTuple):
     Attributes:
       vocabulary: name of the vocabulary's file; "" without a vocabulary.
       provenance: see `Manifest.origin`.
-      stored: the columns of each split, in one or several parts.
+      stored: split -> its columns as stored, separately for each problem of a mixture.
       files: files whose state is known; other files are read to compute the digest.
     """
 

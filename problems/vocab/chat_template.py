@@ -31,7 +31,8 @@ MAX_SECONDS = 10.0
 # A message has a `role`, such as "user" or "assistant", and mostly `content`, a text.
 Messages = Sequence[Mapping[str, Any]]
 
-# These conversations share only the text that a template writes before any content.
+# Written as text, these conversations have only the beginning in common: what the template writes
+# before any content.
 _USER = {"role": "user", "content": "a"}
 _ANY = ([_USER], [{**_USER, "content": "b"}], [{"role": "system", "content": "c"}, _USER])
 

@@ -38,8 +38,8 @@ class Vocabulary(abc.ABC):
       file_name: name of the vocabulary's file.
       end_of_document: the token that training puts after a text.
       end_ids: the tokens at which generation stops.
-      prefix_tokens: tokens to put before a text for models that do not generate text, such as
-        BERT's `[CLS]`; may be empty.
+      prefix_tokens: the tokens before a text, such as BERT's `[CLS]`; may be empty. A decoder's BOS
+        is an hparam of the model and is not among them.
       works_in_graph: whether `encode_in_graph` and `decode_in_graph` can be called.
       is_lossless: whether a text's tokens have exactly the bytes of the text.
     """
@@ -140,7 +140,7 @@ class Vocabulary(abc.ABC):
         return b"".join(map(self.token_bytes.__getitem__, ids.tolist()))
 
     def decode_in_graph(self, ids: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
-        """Returns the bytes, string [texts], of token ids with TensorFlow's operations.
+        """Decodes token ids with TensorFlow's operations; returns their bytes: string [texts].
 
         `ids` are integers [texts, tokens], padded or ragged.
         """

@@ -199,10 +199,10 @@ class CheckpointPath(NamedTuple):
 
 
 def last_finished(directory: str | PathLike[str]) -> CheckpointPath | None:
-    """Finds the checkpoint that `latest` would try to open; None if there is none.
+    """Finds the latest finished and undamaged checkpoint without opening it; None if there is none.
 
-    Unlike `latest`, it returns a checkpoint of a newer format or with an unreadable file, does not
-    use TensorFlow, and logs no warnings.
+    If this checkpoint has a newer format or an unreadable file, `latest` raises an error, but this
+    function returns the path. It does not use TensorFlow, and logs no warnings.
     """
     for step, path in reversed(files.step_directories(Path(directory)).items()):
         try:

@@ -125,8 +125,9 @@ class _Sampler:
     def _gumbel(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns a Gumbel variable for each token: float32 [rows, tokens]."""
         bits = random.bits(self._keys[:, None], tf.cast(ids, tf.uint64))
-        # A Gumbel variable is minus the logarithm of an exponential variable. For sampled tokens,
-        # the exponential variable is near 0, where float32 is most precise.
+        # A Gumbel variable is minus the logarithm of an exponential variable. A sampled token
+        # mostly has a large Gumbel variable, so its exponential variable is near 0, where float32
+        # is most precise.
         share = (tf.cast(bits, tf.float32) + 0.5) * 2.0**-32
         exponential = -tf.math.log1p(-tf.minimum(share, 1 - 2.0**-24))
         return -tf.math.log(exponential)

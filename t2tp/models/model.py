@@ -165,7 +165,10 @@ def _as_in_hparams(method: Callable) -> Callable:
 def _small_variables(
     model: Model, small: HParams, arguments: Mapping[str, Any]
 ) -> list[mtf.Variable]:
-    """Returns the variables of the model with the hparams `small`, for the same features."""
+    """Returns the variables of a model with the hparams `small`.
+
+    `arguments` are the arguments of `Model.loss`.
+    """
     features = {name: Feature(x.shape, x.dtype) for name, x in arguments["features"].items()}
 
     def step_fn(mesh: Mesh, features: Mapping[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:

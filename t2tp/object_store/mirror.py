@@ -23,8 +23,9 @@ from t2tp.object_store.store_lock import StoreLock
 
 # Seconds from one search for changed files to the next.
 PERIOD_SECONDS = 5.0
-# A file that grows, such as events, is uploaded as a whole each time. Between two uploads it waits
-# for `_GROWING_PERIODS` periods, plus the file's size divided by `_GROWING_RATE` (bytes/s).
+# A file that grows, such as events, is uploaded as a whole each time. The time between two uploads
+# of the file is `_GROWING_PERIODS` times `PERIOD_SECONDS`, plus the file's size divided by
+# `_GROWING_RATE` (bytes/s).
 _GROWING_PERIODS, _GROWING_RATE = 6, 1 << 18
 # Data files up to this size are downloaded as a whole.
 _SMALL_BYTES = 4 << 20
@@ -76,7 +77,7 @@ class Mirror:
         self._uploaded_at: dict[str, float] = {}
 
     def place(self) -> str:
-        """Returns a random id that all trainers of this mirror share."""
+        """Returns a random id of the mirror: the same for all trainers that use this mirror."""
         path = self._record.with_suffix(".place")
         with self._locked():
             if not path.exists():
@@ -248,7 +249,7 @@ class Mirror:
             yield entries
 
     def _note(self, entries: dict[str, Any], name: str, *entry: object) -> None:
-        """Sets or deletes an entry; adds a line to the record at once, in case of a kill."""
+        """Sets or deletes an entry; adds its line to the record at once, in case a kill follows."""
         entries[name] = entry
         with self._record.open("a") as file:
             file.write(_line((name, entry)))
@@ -512,6 +513,10 @@ def _has_ranges(name: str, objects: dict[str, tuple[int, str]]) -> bool:
 
 
 def _order(name: str) -> tuple[Any, ...]:
-    """Returns the sort key of an upload: checkpoints after other files, markers last."""
+    """Returns the sort key of an upload.
+
+    Files outside checkpoints come first, then one checkpoint after another. In each of these
+    groups of files, the markers are last.
+    """
     path = PurePosixPath(name)
     return _step_of(name), path.name in _LAST, -len(path.parts), name

@@ -1,4 +1,4 @@
-"""Writes at one index per row of a tensor, as a decode step does to extend a cache."""
+"""Writes at one index of each row of a tensor, as a decode step does to extend a cache."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ class ScatterUpdateOperation(Operation):
         mesh_impl = lowering.mesh_impl(self)
         sizes = mesh_impl.slice_shape(shape)
         leading = upstream.Shape(shape.dims[:axis])
-        # A decode step writes keys and values of every layer at the same positions.
+        # A decode step writes the keys and values of every layer at the same positions, so all
+        # these writes share one computation of the rows.
         rows = lowering.shared(
             ("write_at", positions, leading.to_string, self._dim),
             lambda: self._rows(lowering, positions, leading),
@@ -172,13 +173,14 @@ def with_rows(table: tf.Tensor, rows: Rows, new: tf.Tensor, target: Target) -> t
     On CPUs, the rows must be in range; on other devices, rows out of range are ignored.
 
     On CPUs, `tensor_scatter_nd_update` would always copy the table. Instead, a first operation
-    writes one number, and copies the table if anything else needs it. A second operation writes the
-    remaining numbers and never copies, which is safe because nothing else reads the first
-    operation's result.
+    writes one element, and copies the table if anything else needs it. A second operation writes
+    all of the rows and never copies, which is safe because nothing else reads the first operation's
+    result.
     """
     if not target.scatters_copy:
         return tf.tensor_scatter_nd_update(table, rows.numbers[:, None], new)
-    # Writing one number of the first row is enough to cause the copy. A wide row would take longer.
+    # One element of the first row is enough to cause the copy. Writing a whole row would take
+    # longer.
     width = math.prod(new.shape[1:])
     updated = tf.raw_ops.TensorStridedSliceUpdate(
         input=tf.reshape(table, [-1]),

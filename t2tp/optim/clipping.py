@@ -28,8 +28,8 @@ def clip(
       grads: float32.
       divisor: a float32 scalar to divide the gradients by; None: 1.
       hparams: `clip_grad_norm` and `clip_grad_value`; at most one of the two may be above 0.
-      of_stage: the number of pipeline stages that have their own variable, and therefore their own
-        gradient, for each gradient. 0, the default: all stages share one variable.
+      of_stage: a number for each gradient. 0, the default: all pipeline stages share the variable.
+        n > 0: each of n stages has its own variable, and therefore its own gradient.
 
     Returns:
       The clipped gradients; and the norm before clipping, a float32 scalar.

@@ -94,8 +94,8 @@ class Partition:
     ) -> None:
         """Finds the boundaries among the operations of the loop's body.
 
-        `outputs` are summed over microbatches. With `splits_backward`, the gradients of weights
-        have separate entries.
+        `outputs` are summed over microbatches. With `splits_backward`, the schedule has separate
+        entries for the gradients of weights.
 
         Raises:
           LayoutError: there are no boundaries, or an operation assigns a variable.
@@ -148,8 +148,8 @@ class Partition:
     def places(self, number: int) -> list[tuple[int, int]]:
         """Returns the (chunk, stage) that computes each addend of a sum over microbatches.
 
-        A sum to which a chunk's layers add has an addend for each stage. The list is empty if
-        several pieces add to the sum.
+        `number` is the index of the sum. If the layers of a chunk add to the sum, the sum has an
+        addend for each stage. The list is empty if several pieces add to the sum.
         """
         last = len(self.enters) - 1, len(self.enters[-1].layers_by_stage) - 1
         found = [[last] if number in self.after.contributions else []]
@@ -283,7 +283,7 @@ class Partition:
         the addend that depends on the boundary `root` is kept (None: all addends are kept).
 
         Raises:
-          LayoutError: a needed tensor is before `boundaries`, and so comes from another stage.
+          LayoutError: a needed tensor is computed before one of `boundaries`, by another stage.
         """
         stops = set(given)
         wanted = set(needed)

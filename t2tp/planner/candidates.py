@@ -27,8 +27,8 @@ from t2tp.mesh.stages import LAYERS
 from t2tp.planner.depth import depths, period, with_values
 
 # The dimensions of weights that tensor parallelism must split, and the dimensions that it splits if
-# possible. `vocab` can always be split, because embeddings are padded. Key-value heads whose number
-# the axis does not divide are not split.
+# possible. `vocab` can always be split, because embeddings are padded. Key-value heads are split
+# only if the axis's size divides their number.
 _MUST_SPLIT, _MAY_SPLIT = ("heads", "d_ff"), ("kv_heads", "vocab")
 _EXPERTS, _VOCAB = "experts", "vocab"
 _MOST_MICROBATCHES = 1024
@@ -83,7 +83,7 @@ class Candidate:
     schedule: str = "1f1b"
     chunks: int = 1
     split: tuple[str, ...] = (*_MUST_SPLIT, _VOCAB)
-    # Tensor parallelism communicates most, so its axis is nearest.
+    # Tensor parallelism communicates most, so its axis has the nearest members.
     order: tuple[str, ...] = _AXES
 
     @functools.cached_property
@@ -242,7 +242,7 @@ def _schedules(
 
 
 def _can_be_dealt(layers: int, places: int, period: int) -> bool:
-    """Whether each chunk of a stage gets layers of the same kinds, and nearly the same number."""
+    """Whether `places` chunks can have layers of the same kinds, and nearly equally many layers."""
     if layers % (places * period) == 0:
         return True
     full = -(-layers // places) * places

@@ -54,7 +54,7 @@ class Estimate:
         # Bytes of optimizer state for each weight, and of one element of an activation.
         self._slots = row.variables["optimizer"] / row.parameters
         self._activation = 4 if hparams.activation_dtype == "float32" else 2
-        # Number of the variables of each shape that belong to layers.
+        # Shape -> number of the layers' variables of this shape.
         self._in_layers = {
             dims: more * (number - one_layer.shapes[dims]) for dims, number in row.shapes.items()
         }
@@ -118,7 +118,7 @@ class Estimate:
         return c.microbatches * busiest + waiting * stage + update + exposed
 
     def _share_of_stage(self, c: Candidate) -> float:
-        """Returns the fraction of the layers in the stage with the most layers."""
+        """Returns the largest stage's number of layers, as a fraction of all layers."""
         each, left = divmod(self._layers, c.stages * c.chunks)
         return (each * c.chunks + math.ceil(left / c.stages)) / self._layers
 
@@ -216,8 +216,8 @@ class Estimate:
         weights = self._local_weights(c)
         at_rest = self._local_weights(c, at_rest=True)
         state = (self._slots + _WEIGHT) * at_rest
-        # In a pipeline, the whole gradients of a stage exist until the backward pass of the
-        # microbatch ends, even if only shards of their sums are stored.
+        # In a pipeline, a stage keeps the unsharded gradients of a microbatch until the end of the
+        # microbatch's backward pass, even if ZeRO shards the sums of the gradients.
         is_sharded = c.zero_stage >= 2
         are_whole = not is_sharded or c.stages > 1
         gradients = _GRADIENT * (is_sharded * at_rest + are_whole * weights)
@@ -253,6 +253,6 @@ class Estimate:
         """Returns the number of microbatches whose activations the first stage saves at once."""
         if c.chunks == 1:
             return min(c.microbatches, c.stages)
-        # Chunks whose activations the first stage has saved when its first backward pass begins.
+        # Number of forward passes, each of one chunk, before the first stage's first backward pass.
         ahead = 2 * (c.stages - 1) + (c.chunks - 1) * c.stages + 1
         return min(c.microbatches, ahead / c.chunks)

@@ -124,8 +124,9 @@ class CoordinationClient:
         """Reports that this process cannot continue; the others' collectives then fail at once.
 
         Args:
-          kind: `failed` for an error in this process, `waited` if other processes did not arrive.
-          what: a sentence for `failed`; the collective of each processor for `waited`.
+          kind: `failed` for an error in this process; `waited` if this process waited in vain for
+            other processes.
+          what: for `failed`, a sentence; for `waited`, processor -> collective in which it waited.
         """
         if self._reported or self._leaving.is_set():
             return
@@ -311,7 +312,7 @@ class CoordinationClient:
         self._leaving.set()
 
     def _wait(self, key: str, deadline: float, where: str, process: int = 0) -> str:
-        """Waits for a key that another process sets and returns its value."""
+        """Waits until another process sets a key, and returns the key's value."""
         while True:
             left = deadline - time.monotonic()
             try:

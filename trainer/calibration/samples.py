@@ -203,11 +203,13 @@ COLLECTIVE_SIZES = (1 << 10, 1 << 16, 1 << 20)
 
 # The mesh axis over which the measured collectives run.
 GROUP = "group"
-_BETWEEN = 384  # Rows of the matmul before each collective: about 1 ms.
+_BETWEEN = 384  # Size of the matmul before each collective; this matmul takes about 1 ms.
 
 
 class CollectiveSample(Operation):
-    """Runs collectives over the axis `group`, with a matmul before each; kind "": only matmuls.
+    """Runs collectives over the axis `group`, with a matmul before each collective.
+
+    If `kind` is "", it runs only the matmuls.
 
     Without matmuls, all devices' threads would be awake and would reach each collective at the same
     time. Small collectives would then take only a third of the time that they take in a training

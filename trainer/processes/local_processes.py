@@ -161,7 +161,7 @@ class LocalProcesses:
         self._kill_seconds = kill_seconds
         self._first = 0
         self._outputs = selectors.DefaultSelector()
-        self._failures: list[int] = []  # Positions of failed processes, in the order of failing.
+        self._failures: list[int] = []  # Indices into `processes`, the first failure first.
 
     def start(
         self, command: Sequence[str], environments: Sequence[dict[str, str]], first: int = 0

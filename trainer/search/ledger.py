@@ -1,4 +1,4 @@
-"""`Ledger`: which process trains which point of a search, so that no point is lost.
+"""`Ledger` records which process trains which point of a search, so that no point is lost.
 
 Any number of `t2tp_tune` processes share a study, and each may be killed at any moment. A point is
 a set of hyperparameter values; each attempt at a point is a trial in Optuna's study. One process
@@ -98,7 +98,7 @@ class Ledger:
         return any(trial.state in _RESULT for trial in self.attempts().values())
 
     def is_done(self) -> bool:
-        """Whether every point is done."""
+        """Whether every point has a result or failed with an error of its own."""
         attempts = self.attempts()
         return len(attempts) == self._points and all(map(_is_done, attempts.values()))
 
