@@ -367,7 +367,7 @@ class Estimator:
         )
 
     def parameter_counts(self) -> tuple[int, int, int]:
-        """Counts trainable parameters, frozen parameters and values of all other variables."""
+        """Returns the numbers of trainable parameters, frozen parameters and all other values."""
         sizes: Counter[str] = Counter()
         for variable in self._variables or ():
             spec = variable.spec

@@ -95,7 +95,8 @@ class Scorer:
         self._max_length = max_length
         self._rows = padded_rows(batch_size, layout)
         self._count = min(batch_size, self._rows)
-        # A row scored alone keeps its own length, because the experts' capacity depends on it.
+        # The experts' capacity depends on the padded length. So for a row scored alone, this length
+        # does not depend on other rows.
         self._shapes = ProgramShapes(self._rows, TRACING_TOKENS if self._count > 1 else 0)
 
     def __call__(self, rows: Sequence[ScoredRow]) -> list[Score]:
@@ -128,7 +129,8 @@ class Scorer:
     def _sizes(self, row: ScoredRow) -> Lengths:
         """Returns the lengths of the targets and of the inputs, if any, rounded up."""
         read = [row.targets] if row.inputs is None else [row.targets, row.inputs]
-        # Rounds less if batches have several rows, because `ProgramShapes` then rounds further.
+        # If batches have several rows, the lengths need less rounding here, because `ProgramShapes`
+        # also pads them.
         parts = 8 if self._count > 1 else 2
         return tuple(min(round_up(len(tokens), parts), self._max_length) for tokens in read)
 

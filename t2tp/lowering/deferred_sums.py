@@ -12,8 +12,8 @@ the all-reduce becomes a reduce-scatter.
 
 If an operation needs the value of `y` itself, neither saving is possible. A large sum (above
 `SMALL`) is then reduced at once, and its all-reduce overlaps with later operations. The cost of a
-small collective is its latency, not its bytes. So a small sum waits for other small sums over the
-same axes, such as the gradients of all norms, until one of them is read or they fill a collective.
+small collective is its latency, not its bytes. So small sums over the same axes, such as the
+gradients of all norms, are collected until one of them is read or they fill a collective.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Makes schedules: by name, or from a file.
 
 Each stage runs its entries (`schedule.Entry`) in a given order. At each tick a stage runs its next
-entry if the messages for it have arrived. Otherwise the stage waits, or with `zero_bubble` computes
-gradients of weights if some are left.
+entry if the messages for it have arrived. Otherwise the stage waits. With `zero_bubble` it computes
+gradients of weights instead of waiting, if it has deferred any.
 
 References: Y. Huang et al., "GPipe" (arXiv:1811.06965); D. Narayanan et al., "PipeDream-Flush" or
 1F1B and its interleaved form (arXiv:2104.04473, section 2.2); P. Qi et al., "Zero Bubble Pipeline
@@ -93,7 +93,10 @@ def _cell(text: str, where: str) -> Entry | None:
 
 
 def _forward_order(stages: int, microbatches: int, chunks: int) -> list[Entry]:
-    """Sends groups of `stages` microbatches through all chunks, one group after the other."""
+    """Returns the order in which one group of microbatches after another runs all chunks.
+
+    A group has as many microbatches as there are stages.
+    """
     order = []
     for begin in range(0, microbatches, stages):
         group = range(begin, min(begin + stages, microbatches))

@@ -19,7 +19,7 @@ from t2tp.trainer.run_yaml import RunSettings
 # Flags that cannot change in a run.
 _FIXED_FLAGS = ("model", "problem")
 
-# Types of the flags in `run.yaml` that programs read; a flag may also be null or missing.
+# Programs read these flags from `run.yaml`, with these types. A flag may also be null or missing.
 _TYPES = {"train_steps": int, "random_seed": int, "t2t_usr_dir": str}
 
 
