@@ -83,7 +83,7 @@ class SubwordVocabulary(Vocabulary):
 
     @cached_property
     def _boundary(self) -> re.Pattern[str] | None:
-        """Matches where a text may be cut: before spaces. None: a piece may extend over such a cut."""
+        """Matches where a text may be cut: before spaces. None: a piece may cross such a cut."""
         pieces = map(self._processor.id_to_piece, range(self._processor.vocab_size()))
         reach = re.compile(f"[^{_SPACE}]{_SPACE}")
         return None if any(map(reach.search, pieces)) else re.compile("(?<=[!-~])(?= [!-~])")
