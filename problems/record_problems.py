@@ -40,8 +40,9 @@ _SPLIT_NAMES = {
 }
 
 
-# Patterns of data files in a directory. They exclude other files of `datasets`: JSON metadata, and
-# Arrow files of cached results.
+# Patterns of data files in a directory. The first pattern that matches a file is used. The first in
+# the list is `data-*.arrow`, because a directory that Hugging Face's `datasets` saved also has JSON
+# metadata, and Arrow files of cached results.
 _IN_DIRECTORIES = (
     "data-*.arrow",
     *(f"*{ending}" for ending in (".parquet", ".arrow", ".jsonl", ".ndjson")),
@@ -50,7 +51,7 @@ _IN_DIRECTORIES = (
 
 
 class RecordProblem(FileProblem):
-    """Samples from records: a mixin that must come before the family's class among the bases.
+    """Samples from records: a mixin. It must be the first base, before the class of the problem.
 
     Options:
         files: a path, a pattern, or a directory that `datasets` saved (`save_to_disk`) or that

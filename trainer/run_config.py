@@ -34,8 +34,8 @@ class RunConfig:
         and save each step whose evaluation is the best so far.
       checkpoint_path: the checkpoint to evaluate or predict with instead of the latest; see
         `find_checkpoint.find`. If this checkpoint is damaged, no other checkpoint is used.
-      warm_start_from: checkpoint with the initial values, used if `output_dir` has no checkpoint:
-        PATH or PATH:from=>to;from=>to; see `WarmStart`.
+      warm_start_from: PATH or PATH:from=>to;from=>to, a checkpoint with the initial values. It
+        is used if `output_dir` has no checkpoint; see `WarmStart`.
       warm_start_optimizer: whether the warm start also restores the optimizer's state and the step.
       log_step_count_steps: steps between reports in the log and in TensorBoard.
       log_json: file to append lines of JSON to, see `JsonLog`; `-`: stdout; empty: none.
@@ -95,7 +95,7 @@ class RunConfig:
         }
 
     def __post_init__(self) -> None:
-        """Raises ValueError if a field is missing, out of range, unknown or contradicts another."""
+        """Raises ValueError if a value is missing or invalid, or if two fields contradict."""
         if not self.output_dir:
             raise ValueError("output_dir is empty: name the directory of the run")
         check_local("output_dir", self.output_dir)

@@ -67,8 +67,8 @@ def default_workers() -> int:
 class _Job:
     """A shard to generate or to check.
 
-    `made_from` is the digest of the samples of an existing shard, to compare with; "" for a new
-    shard.
+    `made_from` is the digest of the samples from which an existing shard was made. The check
+    compares it with the digest of the present samples. For a new shard it is "".
     """
 
     split: str
@@ -285,7 +285,7 @@ class _ShardBuilder:
 
 
 class _LocalReport:
-    """The report if this process encodes the samples itself."""
+    """Counts the samples if this process encodes them itself, without workers."""
 
     def __init__(self, progress: ProgressBar, num_bad: int):
         self._progress = progress

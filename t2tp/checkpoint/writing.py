@@ -2,8 +2,8 @@
 
 The files are written into `step-00000300.tmp`. Once all of them are on the disk, the `FINISHED`
 marker is written, and then the directory is renamed to `step-00000300`. A crash before the rename
-leaves a `.tmp` directory. Readers ignore it, and the next save of the step or `retention` deletes
-it.
+leaves a `.tmp` directory. Readers ignore it. The next save of the same step deletes it, unless
+`retention` has deleted it before.
 
 TensorFlow saves slices of float16 tensors but cannot restore them ("Dtype half not supported"), so
 float16 tensors are stored as float32, which has every value of float16. The marker lists the names

@@ -207,13 +207,14 @@ class _Ranking:
         ends = is_any(candidates.tokens, self._end_ids)
         log_probs, alive, parents = self._unfinished(step, candidates, now, ends)
         after = self._finish(step, candidates, now, ends)._replace(log_probs=log_probs, alive=alive)
-        # A log-probability is at most 0 and only falls. It is divided by the penalty, which is
-        # largest at the limit, because alpha is at least 0. So no unfinished sequence can end with
-        # a score above `best_possible`.
+        # A score is a log-probability divided by the penalty. A sequence's log-probability is at
+        # most 0, and never rises. The penalty is largest at the limit, because alpha is at least 0,
+        # and a larger penalty moves the score towards 0. So no unfinished sequence can end with a
+        # score above `best_possible`.
         best_possible = log_probs[:, 0] / self._penalty(limits)
         is_settled = self._score_to_beat(after.scores, -1) >= best_possible
-        # A row that is done must not change, because a row's result must not depend on other rows:
-        # the loop goes on until the processor's other rows are done too.
+        # The loop goes on until all rows of the processor are done. Meanwhile, a row that is done
+        # must not change: otherwise its result would depend on the other rows.
         is_done = tf.not_equal(now.done, 0)
         beams = [
             tf.where(tf.reshape(is_done, [-1] + [1] * (new.shape.rank - 1)), old, new)
@@ -225,7 +226,7 @@ class _Ranking:
     def _finish(
         self, step: tf.Tensor, candidates: Candidates, now: _Beams, ends: tf.Tensor
     ) -> _Beams:
-        """Keeps the best of the finished sequences and the candidates that end now."""
+        """Keeps the best sequences: the finished ones compete with candidates that end now."""
         ended = tf.where(ends, candidates.log_probs, _NONE)
         all_scores = tf.concat([now.scores, ended / self._penalty(step + 1)], -1)
         scores, chosen = tf.math.top_k(all_scores, self._beam_size)

@@ -83,7 +83,7 @@ class ExpertAssignment:
       slots: int32 [groups, group], index into [experts * capacity]; out of range if the token is
         dropped.
       gate: float32 [groups, group], the factor of the expert's output; 0 if dropped.
-      is_dropped: float32 [groups, group], 1 for a token, not padding, whose expert is full.
+      is_dropped: float32 [groups, group], 1 for a token whose expert is full; 0 for padding.
     """
 
     slots: mtf.Tensor
@@ -112,10 +112,10 @@ def token_choices(
       scale: factor of the gates.
 
     Returns:
-      the k choices, and each row's load-balancing loss. It adds up, over the row's tokens, the loss
-      of the token's group: experts * sum_e f_e * P_e (Switch, equation 4). f_e is the fraction of
-      the group's tokens whose first choice is expert e, and P_e is the mean score of the group's
-      tokens for e. Sigmoid scores are normalized over the experts first.
+      the k choices, and each row's load-balancing loss: the sum, over the row's tokens, of the loss
+      of the token's group. A group's loss is experts * sum_e f_e * P_e (Switch, equation 4). f_e is
+      the fraction of the group's tokens whose first choice is expert e, and P_e is the mean score
+      of the group's tokens for e. Sigmoid scores are normalized over the experts first.
     """
     experts = router.experts
     probabilities = router.probabilities()

@@ -67,7 +67,7 @@ class ExpertTotals(NamedTuple):
 
     @classmethod
     def zero(cls, mesh: mtf.Mesh, rows: mtf.Dimension, layers: int) -> ExpertTotals:
-        """Returns the statistics before the first layer; see `MixtureOfExperts.rows_of`."""
+        """Returns the statistics before the first layer; `rows` is the result of `rows_of`."""
         zero = mtf.zeros(mesh, mtf.Shape([rows]), tf.float32)
         return cls(zero, zero, zero, zero, layers)
 

@@ -84,7 +84,8 @@ class Prefill:
 
     Attributes:
       sequence: the prompts' positions, without `segments`: each row is one segment.
-      length: the dimension of the stored positions: the max length of a row.
+      length: the length dimension of the stored keys and values; its size is the max length of a
+        row.
       state: the decoding state, filled in place.
     """
 

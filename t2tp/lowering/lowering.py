@@ -1,4 +1,4 @@
-"""Lowers an mtf graph to TensorFlow: chooses the live operations and the rule for each."""
+"""Lowers the operations of an mtf graph that have an effect, each with its lowering function."""
 
 import contextlib
 import functools
@@ -49,7 +49,7 @@ _EFFECTS = (upstream.Assign, upstream.PrintOperation)
 
 
 def all_operations(operations: Iterable[upstream.Operation]) -> Iterator[upstream.Operation]:
-    """Yields the operations, and after each loop those inside it."""
+    """Yields the operations; after each loop come the operations inside this loop."""
     for op in operations:
         yield op
         if isinstance(op, upstream.WhileLoopOperation):
@@ -361,7 +361,7 @@ class GraphLowering(upstream.Lowering):
         return self.orders.converted(tensor, order).slice
 
     def needs_value(self, tensor: upstream.Tensor) -> bool:
-        """Whether an operation needs a tensor's value. Its deferred sum will then be reduced."""
+        """Whether an operation needs a tensor's value, so that a deferred sum is reduced."""
         return tensor in self._needed
 
     def latest_activation(self) -> tf.Tensor | None:
@@ -413,7 +413,9 @@ class GraphLowering(upstream.Lowering):
         self.set_sum_over_axes(tensor, value, sorted(axes))
 
     def parts_of(self, dim: upstream.Dimension, layout: Layout | None = None) -> tuple[int, int]:
-        """Returns the number of parts in which a dimension is summed, in all and on this processor.
+        """Returns the number of parts of a sum over a dimension, and the number on this processor.
+
+        Inside a microbatch, the first number is for the full batch, the second for the microbatch.
 
         Raises:
           LayoutError: the parts cannot be divided among processors and microbatches.
@@ -444,7 +446,7 @@ class GraphLowering(upstream.Lowering):
         Args:
           tensor: the sum.
           parts: the parts, in order.
-          axis: the mesh axis of the sum; None: this processor has all parts.
+          axis: the mesh axis that splits the dimension; None: this processor has all parts.
           cut: the dimension's name, and the number of its parts on all processors together.
         """
         self._defer_parts(tensor, parts, [] if axis is None else [axis], cut)

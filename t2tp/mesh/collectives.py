@@ -44,9 +44,10 @@ class _Keys:
 # numbers without communicating. Each process counts, and all processes trace the same programs in
 # the same order.
 #   The group key names a set of devices for the life of the process. The runtime fails if the same
-#   key comes with other devices, so each mesh has its own keys. A collective over `model` on
-#   `data:2;model:4` has 2 groups. It reserves 8 keys, one for each device, since there are never
-#   more groups than devices. Each processor adds its group's number, `pnum // 4`, to the first key.
+#   key comes with other devices, so each mesh has its own keys. For each set of axes, a mesh
+#   reserves one key per device, because there are never more groups than devices. For `model` on
+#   `data:2;model:4`, it reserves 8 keys and uses 2 of them, because there are 2 groups. The key of
+#   a processor's group is the first of the 8 keys plus the group's number, here `pnum // 4`.
 #   The instance key names a collective. TensorFlow would mix up two collectives that run at the
 #   same time under one key.
 _group_keys, _instance_keys = _Keys(), _Keys()
@@ -87,7 +88,8 @@ class Collectives:
 
     Attributes:
       log: the collectives emitted so far.
-      exact: whether floats are added only in a fixed order; `allreduce` then refuses to add floats.
+      exact: whether floats must be added in a fixed order. The order of `allreduce` is not fixed,
+        so it then refuses to add floats.
       on_gpus: whether the devices are GPUs, on which TensorFlow reduces fewer dtypes.
     """
 
@@ -127,7 +129,7 @@ class Collectives:
 
     @contextlib.contextmanager
     def repeated(self, times: int) -> Iterator[None]:
-        """Counts the collectives inside the context `times` times, as in a loop's body."""
+        """Logs each collective inside the context as executed `times` times, as in a loop."""
         before = self._times
         self._times *= times
         try:
@@ -176,8 +178,8 @@ class Collectives:
     ) -> tf.Tensor:
         """Sums floats over the group, in the order of its members, as a binary tree.
 
-        If the tensor is small, every member gathers all tensors and sums them. If it is large, it
-        is cut into parts, and each member sums one part.
+        If `x` is small, each member gathers the `x` of all members and sums them. If `x` is large,
+        it is cut into parts, and each member sums one part of all members' `x`.
         """
         axes = sorted(self._real_axes(axes))
         if not axes:
@@ -214,7 +216,7 @@ class Collectives:
     def gather_members(self, x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
         """Gathers `x` from the group along some axes: [member, ...].
 
-        All members get the same order.
+        All members get the gathered tensors in the same order.
         """
         axes = sorted(self._real_axes(axes))
         return tf.reshape(self.gather(x, axes), [-1, *x.shape]) if axes else x[None]
@@ -222,7 +224,7 @@ class Collectives:
     def gather(self, x: tf.Tensor, axes: Sequence[int], names: Sequence[str] = ()) -> tf.Tensor:
         """Gathers `x` from the group: [coordinate on each axis..., *x.shape].
 
-        For a joint axis, the result has a dimension for each of the axes that it consists of.
+        If one of `axes` is a joint axis, the result has a dimension for each mesh axis in it.
         `names` are the names of the tensors that are concatenated in `x`, for the log.
         """
         axes = self._real_axes(axes)
@@ -394,8 +396,8 @@ class Collectives:
         return tf.reshape(tf.reshape(self.gather(own, axes), [-1])[:size], x.shape)
 
     def _reduce(self, x: tf.Tensor, axes: Sequence[int], merge_op: str) -> tf.Tensor:
-        # On GPUs TensorFlow refuses to reduce int32 and bfloat16, even with NCCL (its
-        # `CreateCollective`).
+        # On GPUs, TensorFlow's `CreateCollective` refuses to reduce int32 and bfloat16, even with
+        # NCCL.
         wide = {tf.int32: tf.int64, tf.bfloat16: tf.float32}.get(x.dtype) if self.on_gpus else None
         if wide is None:
             kind = {"merge_op": merge_op, "final_op": "Id"}
@@ -460,7 +462,7 @@ class Collectives:
         )
 
     def _pair_key(self) -> int:
-        """Returns the first key of device pairs: (a, b) has key `first + a * count + b`."""
+        """Returns the first key of the pairs of the n devices; pair (a, b) adds a * n + b to it."""
         return _first_key((self._devices, "pairs"), len(self._devices) ** 2)
 
     def _coordinate_of(self, pnum: int | tf.Tensor, axis: int) -> int | tf.Tensor:

@@ -283,7 +283,7 @@ def shifted_right(
     Args:
       targets: integers [batch, length].
       segments: integers [batch, length]; None: each row is one segment.
-      bos_token_id: the input of a segment's first target: one id for all rows, or integers [batch].
+      bos_token_id: one id for all rows, or integers [batch]; the input of a segment's first target.
       previous: integers [batch]. If not 0, it is the input of the row's first target in place of
         `bos_token_id`.
     """

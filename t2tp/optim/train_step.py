@@ -48,7 +48,7 @@ def train_step(
 
     Args:
       loss_fn: builds the loss of features.
-      features: the batch, by name.
+      features: the features of the batch, by name.
       mesh: the program's mesh.
       hparams: `microbatches`, the number of microbatches (`accumulate` says when this number
         changes the result); and the hparams of `apply_gradients`.

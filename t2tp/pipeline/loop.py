@@ -106,7 +106,7 @@ class PipelineLoop(MicrobatchSums):
         return [*zip(places, [output, *self._outputs[begin:]], strict=True)]
 
     def in_order(self, sums: Sequence[upstream.Tensor]) -> list[upstream.Tensor]:
-        """Returns a gradient's addends in the order in which a single-device run adds them up.
+        """Returns the addends of a weight's gradient in the order in which one device adds them.
 
         A single device adds them in the order of its backward pass. `sums` has a sum over
         microbatches for each use of the weight in the graph, in the order of a stage's backward
@@ -118,7 +118,7 @@ class PipelineLoop(MicrobatchSums):
         return [x for _, x in sorted(addends, key=lambda addend: addend[0], reverse=True)]
 
     def _check_order(self) -> None:
-        """Checks that each stage adds the microbatches in the order of the tree of additions."""
+        """Checks that each stage runs the microbatches in their order, as `exact_sums` requires."""
         if self.schedule.splits_backward:
             raise LayoutError(
                 "exact_sums needs the gradients of weights in the backward pass, and"
@@ -140,7 +140,7 @@ class PipelineLoop(MicrobatchSums):
         reduce_what_comes_from_outside(self, lowering)
         mesh_impl = lowering.mesh_impl(self)
         axis = mesh_impl.layout.stage_axis
-        assert axis is not None  # It splits the layers.
+        assert axis is not None  # Without an axis for stages, there is no pipeline.
         stage = mesh_impl.collectives.coordinate(axis)
         branches = Branches(self, self.partition, self.schedule, lowering, stage)
         sums, idle_share = Ticks(branches, axis, self.count).run()

@@ -1,6 +1,6 @@
 """Measured seconds of operations and collectives by size, as in cluster files."""
 
-# cluster_file.py reads the types of fields as text.
+# This import makes the types of fields text, as cluster_file.py expects.
 from __future__ import annotations
 
 import math
@@ -44,11 +44,11 @@ class CollectiveCurve:
     """Seconds of one collective that runs in all groups of a host at once.
 
     Attributes:
-      kind: see `t2tp.mesh.collectives.Collective`.
+      kind: see `t2tp.mesh.collective_log.Collective`.
       group: number of members of each group.
       devices: number of devices in all groups.
-      processes: number of processes of these devices.
-      points: points by the bytes that a member puts in.
+      processes: number of processes that run these devices.
+      points: see `Point`; the size is the bytes of a member's input.
     """
 
     kind: str = key(choices=COLLECTIVE_KINDS)

@@ -55,7 +55,7 @@ class Placed:
 
     @property
     def is_computed(self) -> bool:
-        """Whether it moves bytes. Reading a variable does so only with a cast or a gather."""
+        """Whether it moves bytes. A variable's read moves bytes only if it casts or gathers."""
         op = self.operation
         if isinstance(op, upstream.Variable):
             return op.slice_dtype != op.value.dtype or op.shape != op.value.shape
@@ -97,8 +97,8 @@ def program_order(
 def as_soon_as_possible(placed: Sequence[Placed]) -> list[Placed]:
     """Moves the casts and reduce-scatters of each gradient to where the gradient is computed.
 
-    The graph has both after the whole backward pass, but a processor executes an operation as soon
-    as its inputs are ready.
+    In the graph, these operations come after the whole backward pass, but a processor executes an
+    operation as soon as its inputs are ready.
     """
     followers: dict[upstream.Tensor, list[Placed]] = {}
     rest = []
@@ -202,7 +202,8 @@ def _set_phases(placed: Sequence[Placed]) -> None:
     """Sets phases.
 
     The backward pass begins with the first gradient or recomputed copy, and ends with the last one.
-    An operation with the name of an earlier operation is a recomputed copy.
+    An operation that has the name of an earlier operation, and does not belong to a gradient, is a
+    recomputed copy.
     """
     seen: set[str] = set()
     backward = []

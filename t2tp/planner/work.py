@@ -20,7 +20,7 @@ MEMORY_BOUND = (ELEMENTWISE, COPY, RANDOM, *_PASSES)
 FUSED = (ELEMENTWISE, RANDOM)
 
 # Kinds without work: a `VIEW` shares its input's memory, constants and features are `FREE`, and the
-# work of a `LOOP` is the work of its operations.
+# work of a `LOOP` is counted for the operations inside it.
 VIEW, FREE, LOOP = "view", "free", "loop"
 KINDS = (*COMPUTE_BOUND, *MEMORY_BOUND, VIEW, FREE, LOOP)
 

@@ -1,7 +1,7 @@
 """Binds the processors of a mesh to devices, in one process or several.
 
-Without GPUs the processors are virtual CPU devices, one per processor of the mesh. TensorFlow can
-only create them before it is initialized, so call `connect` before any TensorFlow operation runs.
+Without GPUs, each processor is bound to its own virtual CPU device. TensorFlow can create virtual
+devices only before it is initialized, so call `connect` before any TensorFlow operation runs.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ class Cluster:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the processors are CPUs."""
+        """Whether the devices are CPUs."""
         return "GPU" not in self.devices[0]
 
     @property
@@ -259,7 +259,7 @@ def _check_share(each: int) -> None:
 
 
 def has_gpu() -> bool:
-    """Whether this process has a GPU, so that processors are not virtual CPUs."""
+    """Whether this process has a GPU. If not, it uses virtual CPU devices."""
     return bool(tf.config.list_physical_devices("GPU"))
 
 

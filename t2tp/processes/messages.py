@@ -52,7 +52,7 @@ class Channel:
         self._send_line(self._before, deadline)
 
     def accept_challenge(self, deadline: float) -> None:
-        """Receives the challenge. Other processes call this before any message.
+        """Receives the challenge. Processes other than 0 call this before any message.
 
         Raises:
           ValueError: the other side is not process 0 of a run.
@@ -94,7 +94,7 @@ class Channel:
         self._send_line(_REFUSED, deadline)
 
     def is_open(self) -> bool:
-        """Whether the connection is open; call it only while the other side sends nothing."""
+        """Whether the connection is open. Call this only while the other side sends nothing."""
         self._connection.settimeout(0.0)
         try:
             return self._connection.recv(1) != b""

@@ -71,7 +71,7 @@ class _JoiningProcess:
       channel: the connection that awaits the answer.
       process_id: the process's index, as it reported it.
       num_processes: the number of processes in the run, as the process reported it.
-      brings: its settings that must be equal in all processes.
+      brings: the process's description of the settings that must be equal in all processes.
       address: `host:port` at which the process serves other processes.
     """
 

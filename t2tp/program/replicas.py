@@ -40,7 +40,7 @@ class ReplicaMismatch:
 
     @property
     def has_majority(self) -> bool:
-        """Whether most copies agree, so that the others are wrong."""
+        """Whether one group is larger than each other group; the other copies are then wrong."""
         first, second = map(len, self.groups[:2])
         return first > second
 

@@ -121,8 +121,8 @@ class RunLock:
     def _release(self) -> None:
         if self._mirror and self._store_lock:
             try:
-                # Before the release, because a push deletes the objects of deleted checkpoints
-                # only while the lock is held.
+                # The push comes before the release, because it deletes the objects of deleted
+                # checkpoints only while the lock is held.
                 self._mirror.push(is_last=True)
             except OSError as error:
                 logging.error("%s", error)
@@ -138,7 +138,7 @@ class RunLock:
             self._descriptor = None
 
     def _check_shared(self, word: str) -> None:
-        """Raises ProcessMismatchError if a process does not see process 0's random word."""
+        """Raises ProcessMismatchError if a process does not find `word` in its lock file."""
         if self._cluster.coordination is None:
             return
         finds_it = self._cluster.is_main_process or self._await(word)

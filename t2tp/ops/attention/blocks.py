@@ -52,13 +52,13 @@ class Queries:
 
 
 class Keys(NamedTuple):
-    """Consecutive keys that a processor holds: all of the memory, or a part of it.
+    """Consecutive keys that a processor has: all keys of the sequence, or a part of them.
 
     Attributes:
       size: number of keys.
       begin: position of the first key, an integer or an int32 scalar.
-      places: the index at which each block of keys is stored, in the order of the blocks'
-        positions. None: blocks are stored in order.
+      places: `places[i]` is the index at which block number i of the keys is stored. None: each
+        block is stored at the index that is its number.
     """
 
     size: int
@@ -86,7 +86,7 @@ def query_key_scores(
       q: [batch, heads, queries, d].
       k: [batch, kv_heads, memories, d]; query head h has kv head h // (heads / kv_heads).
       exact: whether a score has the same bits for any number of queries and keys.
-      all_keys: with `exact`: only the number of queries may vary, because all keys are given.
+      all_keys: whether `k` has all keys, so that `exact` need not hold for other numbers of keys.
 
     Returns:
       [batch, heads, queries, memories].
@@ -113,7 +113,7 @@ def weighted_values(
       v: [batch, kv_heads, memories, d].
       exact: whether a sum has the same bits for any number of queries, and for any number of keys
         of weight 0 at the end.
-      all_keys: with `exact`: only the number of queries may vary, because all keys are given.
+      all_keys: whether `v` has all values, so that `exact` need not hold for other numbers of keys.
 
     Returns:
       [batch, heads, queries, d].
