@@ -123,7 +123,7 @@ class Problem(Preparable):
 
     @abc.abstractmethod
     def decoder(self, directory: Path) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
-        """Returns a function that decodes stored columns into the sample."""
+        """Returns a function that decodes an example, given by its columns, into its sample."""
 
     @abc.abstractmethod
     def vocab_sizes(self, data_dir: AnyPath) -> dict[str, int]:
@@ -148,7 +148,7 @@ class Problem(Preparable):
         return ShuffledStream(self.train_examples(data_dir, length), batch_size, seed)
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        """Returns a batch's counts that `metrics` needs and the model does not count."""
+        """Returns the counts of a batch that `metrics` needs in addition to the model's counts."""
         return {}
 
     # Inputs and outputs of the problem's models. The defaults follow from `features`.
@@ -207,8 +207,8 @@ class Problem(Preparable):
         """Returns the evaluation metrics by the names in `metric_names`.
 
         Args:
-          sums: totals over all batches, of the model's counts and of `counts`; see
-            `metrics.METRICS`.
+          sums: the totals over all batches of the model's counts and of the results of `counts`;
+            see `metrics.METRICS`.
 
         Raises:
           ValueError: a sum that a metric needs is missing, or no token was predicted.
@@ -328,8 +328,8 @@ class Problem(Preparable):
         Args:
           data_dir: directory of the prepared data.
           split: one of `splits`.
-          batch_size: examples of the global batch.
-          length: tokens of an example.
+          batch_size: number of rows of the global batch.
+          length: max number of tokens in a row.
           seed: seed of the shuffled order.
 
         Returns:
@@ -360,7 +360,9 @@ class Problem(Preparable):
         return IndexDirectory(directory / ".index", Manifest.read(directory).digest())
 
     def decode_example(self, data_dir: AnyPath, split: str, number: int) -> dict[str, Any]:
-        """Returns the sample of the stored example `number`, in the order of the files.
+        """Returns the sample of a stored example.
+
+        `number` is the example's index, from 0, in the order of the files.
 
         Raises:
           IndexError: the split has fewer examples.

@@ -66,7 +66,7 @@ class TransferCheck:
 
     @property
     def agrees(self) -> bool:
-        """Whether no size grows with the width, measured after the last step."""
+        """Whether after the last step no size grows with the width by `_LARGEST_GROWTH` or more."""
         return all(self.growth(name, STEPS) < _LARGEST_GROWTH for name in self.sizes)
 
     def __str__(self) -> str:

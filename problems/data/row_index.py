@@ -1,8 +1,9 @@
-"""Indexes: row plans on disk, computed in one pass over the examples and mapped by every process.
+"""Indexes: files that tell which examples each row of a batch has.
 
-Without an index, each process would recompute the rows of all examples at each start, and hold them
-in memory. Indexes are in the subdirectory `.index/` of the data. The name of an index contains the
-digest of its data.
+An index is computed in one pass over the examples, and every process maps it to memory. Without an
+index, each process would recompute the rows of all examples at each start, and hold them in its own
+memory. Indexes are in the subdirectory `.index/` of the data. The name of an index depends on the
+data's digest, so other data never use it.
 """
 
 import contextlib
@@ -46,7 +47,7 @@ class IndexWriter:
     """A writer of an index's arrays, piece by piece.
 
     Attributes:
-      facts: other fields of the index: names to JSON values.
+      facts: maps the names of the index's other fields to JSON values.
     """
 
     def __init__(self, path: Path, stack: contextlib.ExitStack, dtype: np.dtype):
@@ -106,9 +107,9 @@ def _keep(path: Path, examples: int, make: Callable[[IndexWriter], None]) -> Non
     """Computes an index and stores it under its name, inside `exclusive_build`.
 
     Hosts that share a file system may not see each other's locks. So each host writes a separate
-    directory, and the first complete directory is kept. It is never replaced, because other
-    processes may have mapped its files: on a network file system, a deleted file can no longer be
-    read through a mapping.
+    directory, and the first complete directory is kept. A complete directory is never replaced,
+    because other processes may have mapped its files: on a network file system, a deleted file can
+    no longer be read through a mapping.
     """
     logging.info("making the index %s", path)
     own_path = path.with_name(f".{path.name}.{platform.node()}")

@@ -38,8 +38,8 @@ class Request:
     Attributes:
       prefix: the prompt, which is the beginning of the targets.
       inputs: tokens that an encoder reads; None for a model without inputs.
-      limit: max number of tokens to generate, EOS included. Default: the number of inputs plus
-        `DecodeOptions.extra_length`.
+      limit: max number of tokens to generate, EOS included. Default: the number of input tokens
+        plus `DecodeOptions.extra_length`.
       first_token: the input token at position 0; None: the model's `bos_token_id`.
     """
 
@@ -96,7 +96,8 @@ class Decoder:
           layout: the mesh's layout, which rounds the batch size up; see `padded_rows`.
           options: how to decode.
           seed: seed of the samples.
-          max_length: the model's max number of inputs, and of targets; None: unlimited.
+          max_length: the model's max number of input tokens, which is also its max number of
+            target tokens; None: unlimited.
         """
         self.options = options
         self._predict = predict
@@ -125,8 +126,8 @@ class Decoder:
           options: how to decode; by default beam search of width 4.
           mesh_shape: mesh axes and their sizes, such as `data:2;model:4`.
           layout: rules such as `batch:data;heads:model`, or a `Layout` with its own mesh shape.
-          variables: variables of another program of the model on the same mesh, to share. Default:
-            new variables.
+          variables: the variables of another program of the same model on the same mesh; the
+            decoder uses them instead of new variables.
           cluster: see `Program`.
           seed: seed of the samples and of new variables.
           xla: see `Program`.
@@ -192,14 +193,15 @@ class Decoder:
             check_length("prompt", request.prefix, self._max_length)
 
     def smallest_features(self, reads_inputs: bool) -> dict[str, Feature]:
-        """Returns the features of the smallest program: one new token, and one or no input."""
+        """Returns the features of the smallest program: one new token, at most one input token."""
         request = Request(inputs=[0] if reads_inputs else None, limit=1)
         return self._batch([0], [request], [1], self._sizes(0, request)[1])[0]
 
     def _sizes(self, number: int, request: Request) -> tuple[int, Lengths]:
         """Returns a row's max number of new tokens, and its rounded lengths.
 
-        The lengths are the numbers of inputs, of prefix tokens and of positions.
+        These are the number of input tokens, the number of prefix tokens, and the number of
+        positions of the prefix and the new tokens.
         """
         inputs, prefix = len(request.inputs or ()), len(request.prefix)
         limit = request.limit

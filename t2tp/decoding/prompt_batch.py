@@ -106,7 +106,7 @@ def prompt_arrays(
     features = {
         "room": xp.zeros([rows, length], np.int32),
         "previous": xp.sum(xp.where(is_last, prefix, xp.zeros_like(prefix)), 1, dtype=np.int32),
-        # A full row (limit 0) has no next position, and gets the last one.
+        # A full row (limit 0) has no position for a new token, and gets the row's last position.
         "positions": xp.minimum(sizes, np.int32(length - 1)),
         "limits": limits,
         "keys": keys,

@@ -75,14 +75,14 @@ def layer_norm(theirs: str, ours: str, dim: str = "d_model") -> list[Entry]:
 
 @dataclass(frozen=True)
 class Piece:
-    """The place of one of their tensors, or of a part of it, in our variable.
+    """Maps one of their tensors, or a part of it, to a part of our variable.
 
     Attributes:
       theirs: the tensor's name.
       shape: the tensor's shape.
       rows: begin and end of our variable along the tensor's first dimension.
-      sizes: the sizes of these rows' dimensions, where merged dimensions are separate.
-      order: the permutation of these dimensions to our order.
+      sizes: the sizes of the dimensions of these rows, after merged dimensions have been separated.
+      order: the permutation that puts the separated dimensions in our order.
       part: the index along `part`, the first of the permuted dimensions; None: there are no parts.
       expert: the index along our variable's first dimension; None: the piece is the full variable.
       is_copy: whether another piece has the same values, so that reading skips this one.
@@ -168,7 +168,7 @@ def _numbers(entry: Entry, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]
 def _pieces(
     entry: Entry, numbers: Mapping[str, int], sizes: Mapping[str, int]
 ) -> Iterator[tuple[str, tuple[str, ...], Piece]]:
-    """Yields our variables of an entry: name, dimensions, and piece of the tensor."""
+    """Yields name, dimensions and piece of each of our variables in an entry."""
     ours = (entry.ours,) if isinstance(entry.ours, str) else entry.ours
     has_parts = re.search(rf"\b{_PART}\b", entry.their_dims) is not None
     known = {**sizes, _PART: len(ours), "1": 1}

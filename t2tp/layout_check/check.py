@@ -115,8 +115,9 @@ class _Pair:
         """Compares the variables' values after `run`."""
         after = {v.spec.name: self._one.value_of(v, 0) for v in self._one.variables}
         trained = [v.spec.name for v in self._one.variables if v.spec.trainable]
-        # All slots of a kind are compared at one scale. If a weight's gradient is zero except for
-        # rounding, its slot has only rounding errors, and these are large relative to that slot.
+        # All slots of a kind, such as Adam's means of all weights, are compared at one scale. If a
+        # weight's gradient is zero except for rounding, the weight's slot has only rounding errors,
+        # and these are large relative to that slot.
         scales: dict[str, float] = defaultdict(float)
         for name, value in after.items():
             kind = _slot(name, trained)
@@ -222,7 +223,7 @@ def _gradients(mesh: Mesh) -> _Tensors:
 
 
 def _sum_of_loop(gradient: upstream.Tensor, mesh: Mesh) -> upstream.Tensor | None:
-    """Returns a microbatch loop's sum of a gradient in the loop's body; None if there is no sum."""
+    """Returns the output of a loop that sums `gradient`, a tensor of its body; None if none."""
     for op in mesh.graph.operations:
         if isinstance(op, upstream.WhileLoopOperation):
             for total, part in zip(op.outputs, op._body_outputs, strict=False):

@@ -107,7 +107,7 @@ class Lowering(Protocol):
         """Sets a partial sum over split dimensions; the all-reduce is deferred."""
 
     def parts_of(self, dim: upstream.Dimension, layout: Layout | None = None) -> tuple[int, int]:
-        """Returns the number of parts of a sum over `dim`: on all processors, and on this one."""
+        """Returns how many parts a sum over `dim` has in total, and how many this processor has."""
 
     def set_parts(
         self,
@@ -119,7 +119,7 @@ class Lowering(Protocol):
         """With `exact_sums`: sets this processor's parts of a sum over a dimension, in order.
 
         `axis` is the mesh axis to sum over; None if this processor has all parts. `cut` is the
-        dimension's name and the number of its parts on all processors.
+        dimension's name and the total number of parts of all processors.
         """
 
     def add_parts(self, tensor: upstream.Tensor, addends: Sequence[upstream.Tensor]) -> bool:
@@ -147,7 +147,7 @@ class Lowering(Protocol):
         """Returns the operations that use a tensor; None stands for an output of the program."""
 
     def needs_value(self, tensor: upstream.Tensor) -> bool:
-        """Whether an operation needs a tensor's value, so that a deferred sum will be reduced."""
+        """Whether an operation needs a tensor's value. A deferred sum will then be reduced."""
 
     def latest_activation(self) -> tf.Tensor | None:
         """Returns the latest activation; None if it is not in TensorFlow's current graph."""

@@ -94,7 +94,7 @@ class Orders:
         op: upstream.Operation,
         read_by: Callable[[upstream.Operation], Sequence[upstream.Tensor]],
     ) -> Iterator[None]:
-        """Converts the tensors that an operation reads to the operation's order, in the context.
+        """Inside the context, tensors that an operation reads are in the operation's order.
 
         `read_by` returns all tensors that an operation reads, also inside loop bodies.
         """

@@ -49,7 +49,7 @@ class LaidOutTensor:
         return self.slice.shape.as_list()
 
     def to_laid_out_tensor(self) -> LaidOutTensor:
-        """Returns the tensor itself: it is not deferred."""
+        """Returns this object, because it is no deferred sum."""
         return self
 
 
@@ -90,9 +90,9 @@ class Target(NamedTuple):
 
     @property
     def sums_in_stages(self) -> bool:
-        """Whether sums over several dimensions are computed in stages.
+        """Whether long sums are computed in stages (`t2tp.lowering.staged_sums`).
 
-        On CPUs XLA adds all elements one after the other, with large rounding errors.
+        On CPUs XLA would add all elements one after the other, with large rounding errors.
         """
         return self.on_cpu and self.compiles_step
 
@@ -150,7 +150,8 @@ class SpmdMeshImpl(upstream.MeshImpl):
     def tensor_dimension_to_mesh_axis(self, tensor_dimension: upstream.Dimension) -> int | None:
         """Returns the index of the axis (single or joint) that splits a dimension, or None.
 
-        An axis of size 1 counts as no axis, so operations that cannot be split still work.
+        The result is None also for an axis of size 1. Such an axis may therefore split dimensions
+        that an operation needs whole.
         """
         return self.layout.axis_index(tensor_dimension.name)
 
@@ -203,7 +204,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
     def alltoall(
         self, x: LaidOutTensor, mesh_axis: int, split_axis: int, concat_axis: int
     ) -> LaidOutTensor:
-        """Splits dimension `split_axis` instead of `concat_axis`; both may count from the end."""
+        """Gathers dimension `concat_axis` and splits `split_axis`; both may count from the end."""
         part = x.to_laid_out_tensor().slice
         split_axis, concat_axis = (axis % part.shape.rank for axis in (split_axis, concat_axis))
         return LaidOutTensor([self.collectives.alltoall(part, mesh_axis, split_axis, concat_axis)])
@@ -247,10 +248,10 @@ class SpmdMeshImpl(upstream.MeshImpl):
         return LaidOutTensor([self.collectives.coordinate(mesh_axis)])
 
     def of_part(self, name: str, number: int, count: int) -> SpmdMeshImpl:
-        """Returns a copy for one part of a slice that is cut into equal parts along a dimension.
+        """Returns a copy that lowers operations for one part of the processor's slice.
 
-        `name` is the name of the dimension, `number` the index of the part, and `count` the number
-        of parts.
+        The slice is cut into `count` equal parts along the dimension called `name`. `number` is the
+        index of the part.
         """
         part = self.with_layout(self.layout.of_part(name, count))
         part._part_of = {**self._part_of, name: (number, count)}
@@ -264,7 +265,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
         return other
 
     def _place(self, dim: upstream.Dimension) -> tf.Tensor | int:
-        """Returns the number of this processor's slice, or part (`of_part`), along a dimension."""
+        """Returns the index of this processor's slice, or part (`of_part`), along a dimension."""
         axis = self.tensor_dimension_to_mesh_axis(dim)
         place = 0 if axis is None else self.collectives.coordinate(axis)
         if dim.name not in self._part_of:
@@ -282,7 +283,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
     def element_index(
         self, shape: upstream.Shape, microbatch: Microbatch | None = None
     ) -> tf.Tensor:
-        """Returns each slice element's row-major index in the tensor of the full batch, uint64."""
+        """Returns, for each element of a slice, its row-major index in the full batch (uint64)."""
         return random.sum_of_offsets(self._offsets(shape, microbatch, frozenset()))
 
     def _offsets(
@@ -352,7 +353,7 @@ class SpmdMeshImpl(upstream.MeshImpl):
         return random.bits(key, counter)
 
     def _counter(self, offsets: Sequence[tf.Tensor], rng_dependency: tf.Tensor | None) -> tf.Tensor:
-        """Returns the counter of each element for the random generator, from `_offsets`."""
+        """Returns each element's counter for the random generator, from results of `_offsets`."""
         outer, inner = offsets[:1], offsets[1:]
 
         def first() -> tf.Tensor:

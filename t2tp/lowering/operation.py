@@ -19,7 +19,7 @@ class SumOfSquaresOperation(t2tp.Operation):
         self._dim = dim
         self._outputs = [mtf.Tensor(self, x.shape - dim, x.dtype)]
 
-    def gradient(self, grad_ys):  # in named dimensions, from dy
+    def gradient(self, grad_ys):  # from dy, in mtf operations
         return [2.0 * self.inputs[0] * grad_ys[0]]
 
     def lower(self, lowering):  # on one processor, in TensorFlow
@@ -34,7 +34,7 @@ def sum_of_squares(x, dim):
 * `__init__` passes the inputs and a name to `super().__init__`, and sets `_outputs`. With several
   outputs, give each its `index`: `mtf.Tensor(self, shape, dtype, index=1)`. Every tensor that the
   operation reads must be an input: the engine follows inputs to find live operations, and
-  `recompute_grad` makes copies of an operation that read other tensors. The graph makes the name
+  `recompute_grad` copies operations and replaces the inputs of the copies. The graph makes the name
   unique, and the name determines the operation's random numbers.
 * `gradient` gets the gradients w.r.t. the outputs, and returns a list with the gradient w.r.t. each
   input, or None. An entry of `grad_ys` is None if the loss does not depend on that output. If a
@@ -44,8 +44,9 @@ def sum_of_squares(x, dim):
   sum over a dimension that may be split, use `set_partial_sum`, which defers the all-reduce until
   the value is needed. For other communication see `lowering.mesh_impl(self).collectives`.
   `lowering.random_bits` returns random numbers that do not depend on the mesh.
-* By default each dimension may be split. If not, set `_splittable_dims` and `_unsplittable_dims`.
-  For finer conditions, and for other properties that the engine reads, see `Hooks`.
+* By default each dimension may be split. If a layout must not split some dimensions, set
+  `_splittable_dims` and `_unsplittable_dims`. For finer conditions, and for other properties that
+  the engine reads, see `Hooks`.
 """
 
 import math
@@ -67,10 +68,11 @@ class Hooks:
     Attributes:
       accepts_deferred_sums: whether `lower` passes on a deferred sum without reducing it (see
         `lowering.partial_sum`), which is correct for linear operations.
-      rng_dependency: a scalar 0 that is added to the counter of the operation's random numbers, so
-        that they are generated after it. `recompute_grad` sets it, so that the backward pass
-        generates a mask again instead of storing it. An operation that uses `lowering.random_bits`
-        must set the same zero on its gradient operation.
+      rng_dependency: a scalar 0 that is added to the counter of the operation's random numbers.
+        TensorFlow then computes the scalar before the random numbers. `recompute_grad` sets such a
+        scalar, so that the backward pass generates a mask again instead of storing the mask. An
+        operation that uses `lowering.random_bits` must set the same scalar on its gradient
+        operation.
       predicate: a boolean scalar; if it is false, the operation is not executed. Only for
         operations without outputs: see `conditional_updates`.
       joint_shape: dimensions that must not be split over the same mesh axis, though no tensor has
@@ -80,10 +82,11 @@ class Hooks:
       ordered_dims: the dimensions along which the order of the positions matters; None: all. Along
         any other dimension, permuted inputs give equally permuted outputs, so inputs and outputs
         may be in head-tail order (`t2tp.lowering.head_tail`).
-      accepts_padding: whether dimensions may be padded (see `t2tp.mesh.storage`). True for
-        elementwise operations, and for operations that mask padding before they reduce it (with
-        `lowering.masked_slice`).
-      is_feature: whether the outputs are features (inputs of the program), or rows of features.
+      accepts_padding: whether dimensions may be padded (see `t2tp.mesh.storage`). True is correct
+        for elementwise operations, and for operations that mask padding (with
+        `lowering.masked_slice`) before they reduce a padded dimension.
+      is_feature: whether the outputs are features (inputs of the program), or a microbatch's rows
+        of features.
       chooses_orders: whether `lower` chooses the orders of its inputs with
         `lowering.slice_in_order`, and sets the orders of its outputs with `lowering.orders.set`.
       matmul_flops: floating-point operations of the operation's matmuls on the whole mesh, counted
@@ -91,7 +94,8 @@ class Hooks:
       dropped_dims: what happens to input dimensions that an output lacks. `summed`: the output is a
         sum over them. `kept`: their elements are only moved or chosen, not added up. Empty:
         unknown, so `exact_sums` rejects the operation.
-      own_sums: the names of dimensions that `lower` itself sums in parts.
+      own_sums: with `exact_sums`: the names of dimensions that `lower` itself sums in parts. The
+        engine does this for all other dimensions that are summed over.
       suits_any_slice: whether `exact_sums` allows slices that do not fill SIMD vectors. True is
         correct if each output element is a copy, a product or a sum of two elements, or if `lower`
         pads the slices.
@@ -119,22 +123,26 @@ class Hooks:
         return 0
 
     def product_sizes(self, layout: Layout) -> tuple[int, int, int, int]:
-        """Returns batch, rows, columns and summed elements of a matmul of `cost_kind` `product`."""
+        """Returns the sizes of the matmul of an operation whose `cost_kind` is `product`.
+
+        The sizes are: number of products in the batch, rows, columns, and elements of a sum.
+        """
         raise NotImplementedError
 
     def unpadded_share(self, layout: Layout) -> float:
         """Returns the fraction of `product_sizes` that is not padding in the lowered program.
 
-        `t2tp_plan` lowers few layers and scales their work up to all layers. It must not scale up
-        their padding, because in the full model weights of other layers take its place.
+        `t2tp_plan` lowers few layers, and scales their work up to all layers. It must not scale the
+        padding up, because in the full model weights of other layers replace the padding.
         """
         del layout
         return 1.0
 
     def slice_flops(self, layout: Layout) -> float:
-        """Returns a processor's floating-point operations, in the forward or the backward pass.
+        """Returns the floating-point operations that `lower` executes on one processor.
 
-        If it is 0, the planner multiplies `matmul_flops` by the fraction of the output in a slice.
+        If the result is 0, the planner multiplies `matmul_flops` by the fraction of the output in a
+        slice.
         """
         del layout
         return 0.0
@@ -211,7 +219,7 @@ _UPSTREAM_HOOKS: dict[type[upstream.Operation], Hooks] = {
     upstream.EinsumOperation: _declared(dropped_dims="summed"),
     upstream.GenericGradOperation: _declared(),
     upstream.SlicewiseOperation: _declared(),
-    # These declare the dimension that they slice or join as unsplittable.
+    # These operations slice or join a dimension, and declare that it cannot be split.
     upstream.ops.ConcatOperation: _declared(),
     upstream.ops.PadOperation: _declared(),
     upstream.ops.SliceOperation: _declared(),
@@ -223,7 +231,7 @@ _DEFAULT_HOOKS = Hooks()
 
 
 def hooks(op: upstream.Operation) -> Hooks:
-    """Returns the hooks of an operation; for mesh-tensorflow's own, from `_UPSTREAM_HOOKS`."""
+    """Returns an operation's hooks; for mesh-tensorflow's operations, from `_UPSTREAM_HOOKS`."""
     if isinstance(op, Hooks):
         return op
     known = (_UPSTREAM_HOOKS[base] for base in type(op).__mro__ if base in _UPSTREAM_HOOKS)
@@ -231,12 +239,14 @@ def hooks(op: upstream.Operation) -> Hooks:
 
 
 def summed_in_parts(op: upstream.Operation, layout: Layout) -> list[upstream.Dimension]:
-    """Returns the dimensions that an operation sums over in parts with `exact_sums`, outer first.
+    """Returns the dimensions that an operation sums over in parts with `exact_sums`.
+
+    They are in the order of `Layout.exactly_split`. Without `exact_sums` there are none.
 
     Raises:
-      LayoutError: it is unknown whether the operation sums over a split dimension; or it sums over
-        three dimensions, and the layout splits the last of them; or it sums over positions that the
-        layout splits, but not over the batch.
+      LayoutError: it is unknown whether the operation sums over a split dimension; or the operation
+        sums over more than two dimensions, and the layout splits the third or a later one; or the
+        operation sums over positions that the layout splits, but not over the batch.
     """
     if not layout.exact_sums or not op.outputs:
         return []
@@ -263,7 +273,7 @@ def summed_in_parts(op: upstream.Operation, layout: Layout) -> list[upstream.Dim
         positions = dropped.pop()
         is_split = layout.axis_index(positions.name) is not None
         if is_split and isinstance(op, upstream.ReduceOperation) and BATCH in outputs[0]:
-            dropped.insert(0, known[BATCH])  # Each row has a sum: the batch is cut, not summed.
+            dropped.insert(0, known[BATCH])  # Each row has its own sum; the batch is only cut.
         sums_rows = dropped and dropped[0].name == BATCH
         is_table = any(POSITIONS in names and BATCH not in names for names in outputs)
         if is_split and (is_table or not sums_rows):
@@ -283,14 +293,14 @@ def summed_in_parts(op: upstream.Operation, layout: Layout) -> list[upstream.Dim
 
 
 def is_elementwise(op: upstream.Operation) -> bool:
-    """Whether an operation is a function of the elements of one tensor."""
+    """Whether an operation applies a function to each element of one tensor."""
     if not isinstance(op, upstream.SlicewiseOperation) or len(op.inputs) + len(op.outputs) > 2:
         return False
     return op.inputs[0].shape == op.outputs[0].shape and not op.unsplittable_dims
 
 
 def suits_any_slice(op: upstream.Operation) -> bool:
-    """Whether `exact_sums` allows slices of an operation that do not fill vectors."""
+    """Whether an operation's slices need not fill SIMD vectors with `exact_sums`."""
     if isinstance(op, upstream.ReduceOperation):
         return op._reduction_fn_string != "SUM" or sums_along_rows(op)
     if isinstance(op, upstream.EinsumOperation):
@@ -299,11 +309,12 @@ def suits_any_slice(op: upstream.Operation) -> bool:
 
 
 def sums_along_rows(op: upstream.ReduceOperation) -> bool:
-    """Whether `exact_sums` transposes the input, so that a sum is along the rows of a matrix.
+    """Whether `exact_sums` transposes the input, so that each sum is along a row of a matrix.
 
-    Without the transposition, TensorFlow adds several columns at a time. The order of the additions
-    would depend on the size of the slice in two cases: a kept dimension is between summed
-    dimensions, or the columns do not fill vectors.
+    Without the transposition, TensorFlow would sum several columns of the matrix at a time. The
+    order of the additions would then depend on the size of the slice in two cases: a kept dimension
+    is between summed dimensions, or the columns do not fill SIMD vectors. Only in these cases is
+    the input transposed.
     """
     (x,), (y,) = op.inputs, op.outputs
     summed = [axis for axis, dim in enumerate(x.shape.dims) if dim not in y.shape.dims]
@@ -351,7 +362,7 @@ def check_operation(op: upstream.Operation, layout: Layout) -> None:
 
 
 def check_rows(op: upstream.Operation, layout: Layout, rows: Sequence[upstream.Dimension]) -> None:
-    """Rejects slices of one row with `exact_sums`.
+    """With `exact_sums`, rejects a matrix of one row per slice. `rows` are its rows' dimensions.
 
     For the product of a single row, TensorFlow has another kernel, which may round differently.
     """

@@ -19,8 +19,8 @@ class _LoopState(NamedTuple):
       iteration: index of the next iteration, an int64 scalar.
       variables: the slices of the loop variables.
       sums: this processor's partial sums of the accumulators, over the iterations so far.
-      goes_on: one boolean, whether there is a next iteration, if the body decides this; otherwise
-        empty.
+      goes_on: if the body decides whether there is a next iteration, a tuple with its decision (a
+        boolean); otherwise an empty tuple.
     """
 
     iteration: tf.Tensor
@@ -82,8 +82,8 @@ def lower_while_loop(
         summed_axes[:] = [axes for _, axes in addends]
         decided: tuple[tf.Tensor, ...] = ()
         if condition.has_rows:
-            # If a processor left the loop before the processors that share collectives with it, the
-            # others would wait forever. The collectives' axes are known only after the body.
+            # If a processor left the loop early, other processors that share collectives with it
+            # would wait forever. The collectives' axes are known only after the body.
             with inside(state.iteration + 1):
                 here = condition.of(variables)
             met = {axis for c in collectives.log[collectives_before:] for axis in c.axes}
@@ -126,7 +126,8 @@ def add_to_tree(
 
     Args:
       iteration: index of the leaf.
-      levels: each tensor's sum over the last complete left half, for each level below the root.
+      levels: for each level below the root, the sum of each tensor over the last complete left
+        half.
       addends: the value of each tensor at this leaf.
       size: number of leaves.
     """
@@ -140,7 +141,7 @@ def add_to_tree(
         begin = level % depth * count
         return [*levels[:begin], *totals, *levels[begin + count :]]
 
-    # The number of trailing ones of the leaf's binary index: 0, 1, 0, 2, 0, 1, 0, 3.
+    # The number of trailing ones of the leaf's binary index. For 8 leaves: 0, 1, 0, 2, 0, 1, 0, 3.
     level = tf.gather([(~n & (n + 1)).bit_length() - 1 for n in range(size)], iteration)
     return tf.switch_case(level, [lambda i=i: carried_to(i) for i in range(depth + 1)])
 

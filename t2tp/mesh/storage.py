@@ -56,7 +56,7 @@ class Storage:
 
 
 def sharded_at_rest(dim: upstream.Dimension, axes: Sequence[str]) -> upstream.Dimension:
-    """Returns the dimension at rest that is sharded over some mesh axes."""
+    """Returns the dimension that replaces `dim` at rest if mesh axes shard it."""
     return upstream.Dimension(f"{dim.name}{_AT_REST}{JOIN.join(axes)}", dim.size)
 
 

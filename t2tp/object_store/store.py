@@ -79,8 +79,8 @@ class Store:
         Args:
           address: `SCHEME://BUCKET/NAME`.
           waits: seconds to wait before each further attempt. They are multiplied by a random
-            factor, because many processes may retry. The packages for gs and az retry by
-            themselves, except after a timeout.
+            factor, because many processes may retry. With gs and az there are further attempts
+            only after a timeout, because their packages retry after other errors by themselves.
           options: options of fsspec's client; they replace our time limits.
 
         Raises:
@@ -105,7 +105,7 @@ class Store:
     def list(self) -> dict[str, tuple[int, str]]:
         """Returns each object's size and an id of its content, by name."""
         found = self._attempt("find", "", detail=True)
-        if not found:  # Raises an error if there is no bucket.
+        if not found:  # Listing the bucket raises an error if it is missing.
             self._attempt("ls", "", at=self._root.partition("/")[0])
         elif isinstance(found, list):  # adlfs returns only names.
             found = {key: self._attempt("info", "", at=key) for key in found}

@@ -138,7 +138,10 @@ class Schedule:
                             raise ScheduleError(f"stage {stage} never has {entry}")
 
     def alive(self) -> list[int]:
-        """Returns each stage's max number of forward passes whose activations are in memory."""
+        """Returns the max number of microbatches, per stage, whose activations are in memory.
+
+        A microbatch is counted once for each chunk.
+        """
         ones = [[1] * self.chunks] * self.stages
         return [int(count) for count in self.max_kept(ones)]
 

@@ -163,7 +163,7 @@ def import_user_dir_of(flags: absl_flags.FlagValues) -> None:
     """
     if "t2t_usr_dir" not in flags or not flags.t2t_usr_dir:
         return
-    # Imported here, because this module imports all problems, which takes 0.2 s.
+    # Imported here, because the module imports all problems, which takes 0.2 s.
     from t2tp.problems.user_dir import import_user_dir
 
     is_loaded = "tensorflow" in sys.modules

@@ -12,7 +12,7 @@ from t2tp.program.variables import Variables
 from t2tp.trainer.errors import FailedError
 from t2tp.trainer.hooks.hook import Hook, Training, wait_for
 
-_SHOWN = 3  # Variables that the error names.
+_SHOWN = 3  # Max number of mismatches that the error describes.
 
 
 class ReplicaMismatchError(FailedError):
@@ -65,7 +65,7 @@ class ReplicaHook(Hook):
             self._look_at_compute(training)
 
     def _look_at_compute(self, training: Training) -> None:
-        """Computes rows of the last batch on all processors and compares the results."""
+        """Compares the results that processors compute from the same rows of the last batch."""
         step = training.steps_done
         with training.clock.stopped("replicas"):
             found = self._compute(max(step - 1, 0))
@@ -100,7 +100,7 @@ class ReplicaHook(Hook):
 def name_wrong_device(
     error: ReplicaMismatchError, variables: Variables, replay_to: Callable[[int], int]
 ) -> ReplicaMismatchError:
-    """Replays the steps to find the wrong copy if no majority of copies agrees.
+    """If no majority of copies agrees, replays the steps to find the wrong copies.
 
     The copies closest to the replayed values are right, and all others are wrong. Even a right copy
     may differ from the replayed values, because the wrong copy has changed the gradients of later

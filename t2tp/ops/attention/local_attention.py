@@ -19,7 +19,7 @@ from t2tp.mesh.layout import Layout
 from t2tp.ops.attention.mask import MASKED
 from t2tp.ops.conv.halo import Halo, check_window
 
-# The blocks that a block attends to: their distances from it, in rows and columns of blocks.
+# The distances from a block to the blocks that it attends to, in rows and columns of blocks.
 _OF_A_SEQUENCE = ((0, -1), (0, 0))
 _OF_A_IMAGE = ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 0))
 
@@ -95,7 +95,7 @@ def _neighbours(num_dims: int) -> tuple[tuple[int, int], ...]:
 
 
 class _BlocksOperation(Operation):
-    """Inputs: q, k and v of local attention, and possibly others."""
+    """Base class of local attention and its gradient. The first inputs are q, k and v."""
 
     def __init__(
         self,
@@ -153,7 +153,8 @@ class LocalAttentionOperation(_BlocksOperation):
 class LocalAttentionGradOperation(_BlocksOperation):
     """Inputs: q, k, v and the gradient w.r.t. the result. Outputs: the gradients w.r.t. q, k and v.
 
-    The weights are recomputed, because they would take most of the memory.
+    The attention weights are recomputed instead of stored, because they would take most of the
+    memory.
     """
 
     def lower(self, lowering: Lowering) -> None:
@@ -177,7 +178,10 @@ class _Grid:
 
 
 class _BlockSlice:
-    """A slice as [batch, height, width, d_kv], and its attention. A sequence has height 1."""
+    """Computes attention on a processor's slice [batch, height, width, d_kv].
+
+    In a sequence, `height` is 1.
+    """
 
     def __init__(
         self,
@@ -238,7 +242,10 @@ class _BlockSlice:
         return tf.reshape(tf.transpose(y, [0, 1, 3, 2, 4, 5]), q.shape)
 
     def _memory(self, x: tf.Tensor) -> tf.Tensor:
-        """Gathers all neighbours: x with halo -> [batch, rows, columns, positions, d_kv]."""
+        """Returns the positions that each block of `x` (with halo) attends to, before masking.
+
+        The result is [batch, rows, columns, positions, d_kv].
+        """
         grid = self._grid
         above, left, _ = self._edges
         height, width = grid.rows * grid.height, grid.columns * grid.width
@@ -257,7 +264,10 @@ class _BlockSlice:
         return tf.reshape(x, [-1, grid.rows, grid.columns, grid.height * grid.width, d])
 
     def _is_seen(self) -> tf.Tensor:
-        """Returns booleans [rows, columns, queries, positions of all neighbours]."""
+        """Returns whether each block's queries attend to each position of `_memory`.
+
+        The booleans are [rows, columns, queries, positions].
+        """
         grid = self._grid
         row, column = (x.ravel() for x in np.indices([grid.height, grid.width]))
         before, exists = [], []

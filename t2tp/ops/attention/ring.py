@@ -60,7 +60,7 @@ class Part(NamedTuple):
 
 
 class Ring:
-    """Keys and values split over a mesh axis; the slices go around its `count` processors."""
+    """The slices of keys and values that go around the `count` processors along a mesh axis."""
 
     def __init__(
         self,

@@ -177,7 +177,7 @@ class WeightGatherOperation(Operation):
         lower_gathers([self], lowering)
 
     def to_gather(self, lowering: Lowering) -> Relayout:
-        """Converts the slice at rest, once the latest activation has been computed."""
+        """Converts the slice at rest after the latest activation has been computed."""
         (x,), (y,) = self.inputs, self.outputs
         before = lowering.latest_activation()
         part = lowering.slice(x)
@@ -283,7 +283,7 @@ def _are_summed_first(grad: upstream.Tensor) -> bool:
 def gradients_at_rest(
     grads: Sequence[upstream.Tensor], variables: Sequence[upstream.Variable]
 ) -> list[upstream.Tensor]:
-    """Reduce-scatters gradients of whole variables to the variables' shapes at rest.
+    """Reduce-scatters gradients from the shapes of variables in use to the shapes at rest.
 
     A reduce-scatter starts as soon as its gradient is computed. With `exact_sums`, a gradient may
     be the sum of several reduce-scatters, which run at the end of the backward pass.

@@ -37,7 +37,8 @@ class Chunk:
     Attributes:
       place: `first` if the model's beginning comes before the layers, `last` if the loss comes
         after them, otherwise `middle`.
-      stack: index of its stack.
+      stack: index of the stack of its layers.
+      layers: number of layers.
     """
 
     place: str
@@ -139,7 +140,7 @@ class StagedStep:
         )
 
     def of_stage(self, stage: int, sends: Sequence[tuple[Traffic, int]] = ()) -> LoweredStep:
-        """Returns a stage's step; `sends` has its messages to its neighbors, with their counts."""
+        """Returns a stage's step; `sends` has the messages it sends, with the number of each."""
         outside = self.lowering.of(*self.layers(stage)).by_place[self.place(stage)]
         work = defaultdict(float, {w: n for w, n in outside.work.items() if not w.part})
         outer = {t: n for t, n in outside.traffic.items() if not t.part and t.kind != "permute"}
@@ -182,7 +183,7 @@ class StagedStep:
         return steps.kept[chunk.stack] + results
 
     def _peak(self, peak: Memory, stage: int) -> Memory:
-        """Adds the activations that are saved for the other microbatches to a peak of memory."""
+        """Returns `peak` with the activations that the stage saves for other microbatches."""
         if peak.point == UPDATE:
             return peak
         by_purpose = dict(peak.by_purpose)
@@ -206,7 +207,8 @@ class StagedStep:
 def staged_plan(step: StagedStep, cluster: ClusterFile, *details: Any) -> Plan:
     """Predicts the cost of a step with stages; arguments and `details` as for `Plan.from_step`.
 
-    The plan has the costs of the busiest stage and the memory of the fullest stage.
+    The plan's time is the time of the whole pipeline. Its other costs are the busiest stage's, and
+    its memory is the fullest stage's.
     """
     layout, table = step.layout, step.table
     compute = ComputeCost(cluster, layout.size)
@@ -298,7 +300,7 @@ def _of_each_kind(step: StagedStep, timing: Timing) -> list[int]:
 
 
 def _memory_of(plans: dict[int, Plan], step: StagedStep, stage: int) -> float:
-    """Returns the bytes of a stage at its peak."""
+    """Returns the peak memory of a stage in bytes."""
     alike = next(
         other
         for other in plans
