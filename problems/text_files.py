@@ -210,7 +210,7 @@ class FileProblem(Problem):
 
 def _without(files: list[list[Path]], taken: set[Path]) -> list[list[Path]]:
     """Removes files; parallel files, such as inputs and targets, are removed together."""
-    if len({len(paths) for paths in files}) > 1:  # `read` will raise the error.
+    if len({len(paths) for paths in files}) > 1:  # `read` raises an error for unequal numbers.
         return files
     rows = [row for row in zip(*files, strict=True) if not any(p.resolve() in taken for p in row)]
     return [[row[index] for row in rows] for index in range(len(files))]

@@ -64,8 +64,8 @@ class BucketedStream:
         """Sets the buckets and the order.
 
         `buckets` has (examples, multiple) for each bucket that is not empty. A batch of the bucket
-        has `multiple` times the rows of a batch of the longest bucket: 2 at half the length.
-        `batch_size` is the number of rows of the longest bucket's batches.
+        has `multiple` times the rows of a batch of the longest bucket, for example twice the
+        rows at half the length. `batch_size` is the number of rows of the longest bucket's batches.
         """
         self._buckets = buckets
         self._seed = seed

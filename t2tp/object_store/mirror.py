@@ -92,7 +92,7 @@ class Mirror:
             locally, and is not downloaded again.
 
         Raises:
-          StoreError: the store rejects a request or does not answer, or it has lost the run.
+          StoreError: the store rejects a request, does not answer, or has lost the run's files.
         """
         with self._locked() as entries:
             listed = self.store.list()

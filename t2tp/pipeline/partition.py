@@ -236,7 +236,7 @@ class Partition:
 
     def _after(self) -> Piece:
         last = self.last_exit
-        # A sum that depends on no boundary, such as the number of tokens, is added by this piece.
+        # This piece also adds to the sums that depend on no boundary, such as the number of tokens.
         claimed = set().union(*(of for root, of in self._of.items() if root is not last))
         contributions = {
             i: t for i, t in enumerate(self._outputs) if t in self._of[last] or t not in claimed

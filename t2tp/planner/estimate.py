@@ -86,7 +86,7 @@ class Estimate:
         cost = ComputeCost(self._cluster, 1)
         seconds = dict.fromkeys(itertools.product(PHASES, _BOUND), 0.0)
         for work, number in works.items():
-            # Weights are cast once a step, for any number of rows, and therefore count as updates.
+            # Copies count as updates: weights are cast once a step, for any number of rows.
             phase = UPDATE if work.kind == COPY else work.phase
             key = phase, work.kind in COMPUTE_BOUND
             seconds[key] += number * work.times * cost.seconds(work)

@@ -302,7 +302,7 @@ class CoordinationClient:
         return serves(neighbour, otherwise=True)
 
     def _leave(self) -> None:
-        """Waits at exit until all processes are about to exit: until then they need process 0."""
+        """Waits at exit until all processes are about to exit, because they need process 0."""
         error = getattr(sys, "last_value", None)
         if error is not None:  # An uncaught exception ends the process.
             self.report("failed", one_line(error))

@@ -144,9 +144,9 @@ def visible_gpus() -> list[str]:
 class LocalProcesses:
     """The processes of this host and their output.
 
-    Call all methods in one thread, and do not end it before the children end: the kernel sends
-    SIGTERM to the children of a thread that ends. For a child that saves because of an earlier
-    signal, this would be the second signal, which ends it before it has saved.
+    Call all methods in one thread, and do not end this thread before the children end: the kernel
+    sends SIGTERM to the children of a thread that ends. A child that is saving because of an
+    earlier signal would end at this second signal without finishing the save.
     """
 
     def __init__(self, ending_seconds: float = 40.0, kill_seconds: float = 10.0) -> None:
