@@ -1,4 +1,4 @@
-"""Lowers the operations of an mtf graph that have an effect, each with its lowering function."""
+"""Lowers an mtf graph: the operations on which its outputs and side effects depend."""
 
 import contextlib
 import functools

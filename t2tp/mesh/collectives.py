@@ -41,8 +41,8 @@ class _Keys:
 
 
 # TensorFlow matches the members of a collective by two numbers. All processes must choose the same
-# numbers without communicating. Each process counts, and all processes trace the same programs in
-# the same order.
+# numbers without communicating. They do, because each process takes consecutive numbers, and all
+# processes trace the same programs in the same order.
 #   The group key names a set of devices for the life of the process. The runtime fails if the same
 #   key comes with other devices, so each mesh has its own keys. For each set of axes, a mesh
 #   reserves one key per device, because there are never more groups than devices. For `model` on

@@ -109,9 +109,9 @@ class PipelineLoop(MicrobatchSums):
         """Returns the addends of a weight's gradient in the order in which one device adds them.
 
         A single device adds them in the order of its backward pass. `sums` has a sum over
-        microbatches for each use of the weight in the graph, in the order of a stage's backward
-        pass. If several stages run the part of the graph with a use, the sum of this use has one
-        addend for each of these stages.
+        microbatches for each operation that uses the weight, in the order of a stage's backward
+        pass. If several stages run such an operation, its sum has one addend for each of these
+        stages.
         """
         addends = [addend for x in sums for addend in self._addends[x]]
         # Addends of the same chunk and stage keep their order.

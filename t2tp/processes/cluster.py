@@ -114,7 +114,7 @@ class Cluster:
         return self.process_allgather(name, value)[0]
 
     def fail(self, error: BaseException) -> None:
-        """Reports the error that ends this process; the other processes name it in their errors."""
+        """Reports the error that ends this process; the other processes quote this error."""
         if self.coordination is not None:
             self.coordination.report("failed", one_line(error))
 
