@@ -119,7 +119,10 @@ class Variable:
         return tuple(each for each in self.pieces if not each.is_copy)
 
     def boxes(self, piece: Piece, most_elements: int) -> Iterator[tuple[Index, Index]]:
-        """Divides a piece into boxes; yields begin and size of each, in row-major order."""
+        """Divides a piece into boxes of at most `most_elements`, in row-major order.
+
+        Yields the begin and the size of each box along all dimensions of the variable.
+        """
         of_piece = self.shape if piece.expert is None else (1, *self.shape[1:])
         for begin, size in _boxes(of_piece, most_elements):
             yield (begin if piece.expert is None else (piece.expert, *begin[1:])), size

@@ -190,7 +190,7 @@ def _declared(**attributes: Any) -> Hooks:
 
 _LINEAR = {"accepts_deferred_sums": True, "ordered_dims": (), "suits_any_slice": True}
 
-# The hooks of mesh-tensorflow's own operations that differ from the defaults.
+# The hooks of mesh-tensorflow's own operations, where these hooks differ from the defaults.
 _UPSTREAM_HOOKS: dict[type[upstream.Operation], Hooks] = {
     upstream.AddOperation: _declared(**_LINEAR),
     upstream.Assign: _declared(cost_kind="update"),

@@ -138,7 +138,7 @@ class Schedule:
                             raise ScheduleError(f"stage {stage} never has {entry}")
 
     def alive(self) -> list[int]:
-        """Returns the max number of microbatches, per stage, whose activations are in memory.
+        """Returns, per stage, the max number of microbatches whose activations are in memory.
 
         A microbatch is counted once for each chunk.
         """
